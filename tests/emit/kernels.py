@@ -219,12 +219,12 @@ EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGU
 THREADS = {
     "softmax": Kernel(READY_MADE["Softmax"], {}, {"m": 7, "n": 1000}),
     "softmax of rows that begin anywhere": Kernel(
-        READY_MADE["Softmax, rows that begin anywhere"], {}, {"a": 2, "b": 8, "w": 8 * 3001, "n": 3001}
+        READY_MADE["Softmax, rows that begin anywhere"], {}, {"a": 1, "b": 8, "w": 8 * 3001, "n": 3001}
     ),
     "softmax over CTAs": Kernel(
-        READY_MADE["Softmax, rows over CTAs"], {}, {"a": 2, "b": 8, "w": 8 * 60001, "n": 60001}
+        READY_MADE["Softmax, rows over CTAs"], {}, {"a": 1, "b": 8, "w": 8 * 60001, "n": 60001}
     ),
-    "rmsnorm": Kernel(READY_MADE["RmsNorm"], {}, {"a": 7, "b": 8, "w": 8 * 1001, "n": 1001}),
+    "rmsnorm": Kernel(READY_MADE["RmsNorm"], {}, {"a": 1, "b": 8, "w": 8 * 1001, "n": 1001}),
     "rmsnorm over CTAs": Kernel(READY_MADE["RmsNorm, rows over CTAs"], {}, {"m": 7, "n": 65536}),
     "add parts": Kernel(READY_MADE["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"l": 2, "s": 3}),
     "add parts of vectors": Kernel(

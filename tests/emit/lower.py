@@ -244,7 +244,8 @@ def _values(store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, .
     for row, column in zip(rows[::wide], columns[::wide], strict=True):
         *outer, _ = np.unravel_index(row * store.tile[-1], store.tile)
         place = [int(first + i) for first, i in zip(at, (*outer, column), strict=True)]
-        if wide == width or (place[-1] + wide <= extents[-1] and offset_of(place) % (wide * size) == 0):
+        whole = place[-1] >= 0 and place[-1] + wide <= extents[-1]
+        if wide == width or (whole and offset_of(place) % (wide * size) == 0):
             put(place, place[-1], wide)
         else:
             left.append(place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import json
 import platform
 import subprocess
 from collections import Counter
@@ -14,7 +15,6 @@ from typing import Any
 import attrs
 
 import tmapipe
-from benchmarks.results import read, text_of
 from tests.oracle.mutant_changes import rule_of
 from tests.oracle.mutant_sites import Change
 from tmapipe.check.findings import Kind
@@ -39,7 +39,7 @@ from tmapipe.isa.effects import (
     declared,
 )
 
-__all__ = ["Outcome", "Row", "show", "table", "why_equivalent", "write"]
+__all__ = ["Outcome", "Row", "read", "show", "table", "text_of", "why_equivalent", "write"]
 
 
 @attrs.frozen
@@ -144,6 +144,21 @@ def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool 
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(data))
+
+
+def text_of(data: dict[str, Any]) -> str:
+    """As JSON: a row a line, as a list of what "fields" names."""
+    fields = [field.name for field in attrs.fields(Row)]
+    head = json.dumps({**{name: data[name] for name in data if name != "rows"}, "fields": fields}, indent=1)
+    rows = (json.dumps([row[name] for name in fields], separators=(",", ":")) for row in data["rows"])
+    return head.removesuffix("\n}") + ',\n "rows": [\n' + ",\n".join(rows) + "\n ]\n}\n"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `text_of` has written, each row as a dictionary."""
+    data: dict[str, Any] = json.loads(path.read_text())
+    fields = data.pop("fields")
+    return {**data, "rows": [dict(zip(fields, row, strict=True)) for row in data["rows"]]}
 
 
 @functools.cache

@@ -196,8 +196,8 @@ class Execution:
             self.registers.update(dict.fromkeys(registers_in(i.operands[0])))
 
     def _move_halves(self, i: Instruction) -> None:
-        """``mov.b64 wide, {low, high}`` and ``mov.b64 {low, high}, wide``."""
-        to, source = (registers_in(operand) for operand in i.operands)
+        """``mov.b64 wide, {low, high}`` and ``mov.b64 {low, high}, wide``, of which one half may be dropped (``_``)."""
+        to, source = (re.findall(r"%\w+|\b_\b", operand) for operand in i.operands)
         if len(to) == 1:
             low, high = (self.value(half) for half in source)
             self.registers[to[0]] = (

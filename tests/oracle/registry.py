@@ -19,14 +19,13 @@ from tmapipe.schedules import (
     GroupedGemm,
     PingPong,
     RmsNormRows,
-    RowForm,
     SoftmaxRows,
     SplitK,
     StreamK,
-    row_form,
 )
 from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.schedules.operand import Operand
+from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.gpc import GpcTiles
 from tmapipe.tiles.persistent import PersistentTiles
@@ -145,13 +144,13 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "Softmax",
         lambda: SoftmaxRows(row_form(1000)),
-        lambda: SoftmaxRows(RowForm(60, 4, 64, 1, vector=8), 8),
-        ((1, 1, {"b": 2, "w": 120}),),
+        lambda: SoftmaxRows(RowForm(64, 4, 64, 1, each=2)),
+        ((1, 1, {}), (2, 1, {})),
     ),
     Registered(
         "Softmax, rows that begin anywhere",
         lambda: SoftmaxRows(row_form(3001, vector=2), 2),
-        lambda: SoftmaxRows(RowForm(200, 1, 256, 1, vector=2), 2),
+        lambda: SoftmaxRows(RowForm(200, 1, 512, 2, vector=2), 2),
         ((1, 1, {"b": 2, "w": 400}),),
     ),
     Registered(
@@ -163,7 +162,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "RmsNorm",
         lambda: RmsNormRows(row_form(1001, vector=2, loads=2, vectors=2, hold=64), residual=True, stored=2),
-        lambda: RmsNormRows(RowForm(60, 4, 64, 1, vector=8), residual=True, stored=8),
+        lambda: RmsNormRows(RowForm(60, 4, 64, 1, vector=8, each=2), residual=True, stored=8),
         ((1, 1, {"b": 2, "w": 120}),),
     ),
     Registered(

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import read
 from tests.oracle import mutants
 from tests.oracle.mutant_changes import CHANGES, THINGS, changed, changes_at, rule_of
 from tests.oracle.mutant_sites import Change, Program, Site
-from tests.oracle.mutant_table import Outcome, show, table, why_equivalent, write
+from tests.oracle.mutant_table import Outcome, read, show, table, why_equivalent, write
 from tests.oracle.mutants import VARIANTS, Mutant, Target, judge, judged, mutants_of
 from tests.oracle.one_run import check_program
 from tests.oracle.registry import REGISTRY

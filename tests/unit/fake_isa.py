@@ -366,7 +366,7 @@ class RecordingIsa:
 
     # ---- reductions, of which the exchanges over warps and CTAs are noted -----------------------------------------
 
-    _exchange_for = Fragments._exchange_for
+    exchange_for = Fragments.exchange_for
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
         return Fragments.reduce(self, values, op, along)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import time
 import attrs
 import pytest
 
-from benchmarks import random_epilogues, random_problems
+from benchmarks import random_epilogues, random_problems, random_rows
 from benchmarks import tuning as fitting
 from benchmarks.results import Results
 from tests.sweeps import sample
@@ -218,3 +218,28 @@ def test_problems_of_a_file_come_first(tmp_path):
     assert found[2:] == random_problems.draw(2, 3)
     found = random_problems.problems_of(random_problems.options([*options, "--majors", "kk"]))
     assert list(map(random_problems.name_of, found[:1])) == ["8x16x64:kk"] and len(found) == 4
+
+
+# ---- rows of random lengths ---------------------------------------------------------------------------------------------
+
+
+def test_lengths_of_rows_are_drawn():
+    cases = random_rows.draw(7)
+    assert cases == random_rows.draw(7) != random_rows.draw(8) and len(cases) == 80
+    lengths = [case.length for case in cases if case.kernel == "softmax"]
+    assert all(64 <= n <= 262144 for n in lengths) and sum(n % 8 == 0 for n in lengths) == 20
+    assert {case.dtype for case in cases} == {"bf16", "fp32"}
+    for case in cases[::7]:
+        few = random_rows.forms_of(case, 2)
+        assert (few[0].each > 1) != (few[-1].each > 1) and random_rows.forms_of(case, 1) == few[:1]
+        schedule, dtypes, ranks = random_rows.job_of(case, few[0])
+        assert set(dtypes) == set(ranks) and schedule.plan(dtypes).smem_bytes < 228 << 10
+        assert len(set(map(random_rows.text_of, random_rows.forms_of(case, 5)))) == 5
+
+
+def test_a_report_of_rows(capsys):
+    row = {"problem": "softmax 100", "dtype": "bf16", "variant": "x", "gbps": 1.0}
+    rows = [{**row, "peer": "tmapipe", "us": 8.0, "chosen": True}, {**row, "peer": "quack", "us": 6.0}]
+    random_rows.report([*rows, {**row, "problem": "softmax 96", "peer": "torch", "us": 1.0}])
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "softmax 1 0.750 0.750 1" in said and any("no result of ours" in line for line in said)

@@ -7,8 +7,8 @@ import torch
 
 import tmapipe as tp
 from tests.unit.errors import refused
-from tmapipe.schedules import RmsNorm, RmsNormRows, RowForm, Softmax, SoftmaxRows, row_form
-from tmapipe.schedules.rowform import row_forms
+from tmapipe.schedules import RmsNorm, RmsNormRows, Softmax, SoftmaxRows
+from tmapipe.schedules.rowform import RowForm, row_form, row_forms
 from tmapipe.testing import assert_safe
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

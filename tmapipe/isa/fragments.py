@@ -285,7 +285,7 @@ class Fragments(Carried):
         exchange = self.exchanges.get(layout.first_warp)
         far = exchange is not None and exchange.peers > 1 and along == "rows"
         if far or len(layout.sharing_warps(0, along)) > 1:
-            exchange = self._exchange_for(layout, kind, along)
+            exchange = self.exchange_for(layout, kind, along)
             slot = exchange.take()
             if isinstance(exchange, ClusterExchange):
                 self.send_partial(layout, found, slot, exchange)
@@ -304,7 +304,8 @@ class Fragments(Carried):
         holds = place < end if first is None else (place >= first) & (place < end)
         return combine("where", holds, tile, other)
 
-    def _exchange_for(self, layout: ThreadLayout, kind: str, along: str) -> Exchange:
+    def exchange_for(self, layout: ThreadLayout, kind: str, along: str) -> Exchange:
+        """The role's `ReductionScratch`. Raises `InputError` if it has none that these numbers go through."""
         found = self.exchanges.get(layout.first_warp)
         width = layout.row_slots if along == "rows" else layout.columns
         if found is not None and found.peers > 1 and (along == "columns" or layout.row_lanes < 32):

@@ -11,7 +11,6 @@ from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.grouped import GroupedGemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.rmsnorm import RmsNorm, RmsNormRows
-from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.schedules.softmax import Softmax, SoftmaxRows
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
@@ -29,10 +28,8 @@ __all__ = [
     "PingPong",
     "RmsNorm",
     "RmsNormRows",
-    "RowForm",
     "Softmax",
     "SoftmaxRows",
     "SplitK",
     "StreamK",
-    "row_form",
 ]

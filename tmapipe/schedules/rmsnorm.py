@@ -42,6 +42,7 @@ class RmsNormRows(Rows):
 
     @Rows.load.before.jit
     def fill_weights(self, k: KernelContext) -> None:
+        """Loads the weights once for all tiles of a CTA. *k* is as in bodies."""
         if self.form.each > 1:
             with k.weights.produce() as slot:
                 self.load_per_column(slot.weight, k.rank("n"))

@@ -193,7 +193,9 @@ def _resident(form: RowForm, loads: int, vectors: int) -> int:
     threads = WARP * (form.warps + 1)
     registers = 30 + (0 if form.apart == 1 else 14)
     registers += form.values * 9 // 8 if form.held or form.rows > 1 else form.values * 3 // 8
-    registers += max(0, form.values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
+    registers += (
+        max(0, form.values - 32) if form.apart > 1 and form.ctas > 1 else 0
+    )  # which say where the row's edges are
     if registers > 168:
         return 0
     smem = (2 if form.each > 1 else 1) * loads * form.rows * form.columns * form.size + vectors * form.columns + 1024

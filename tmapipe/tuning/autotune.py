@@ -91,6 +91,12 @@ class AutoTuned:
     each must be those of the first one up to rounding. What was found is remembered on disk, by the function's source, the
     key, the element types, the GPU and versions (`tmapipe.tuning.cache`). Elsewhere the first candidate that can be planned
     is taken.
+
+    Args:
+        make, space, key, most, jobs, progress: As of `autotune`, of the function `make`.
+
+    Raises:
+        InputError: *make* cannot be called.
     """
 
     def __init__(
@@ -112,6 +118,9 @@ class AutoTuned:
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """As `Schedule.__call__` of the fastest schedule for these tensors.
 
+        Args:
+            tensors, out, named: As of a call of the schedule.
+
         Raises:
             InputError: No candidate takes these tensors.
             PipelineError: No candidate works.
@@ -119,7 +128,11 @@ class AutoTuned:
         return self.choice(*tensors, out=out, **named).schedule(*tensors, out=out, **named)
 
     def choice(self, *tensors: Any, out: Any = None, **named: Any) -> Choice:
-        """What is taken for these tensors, measured if it has not been."""
+        """What is taken for these tensors, measured if it has not been.
+
+        Args:
+            tensors, out, named: As of a call of the schedule.
+        """
         given = [*tensors, *named.values(), *(() if out is None else (out,))]
         fixed = {} if self.key is None else dict(self.key(*tensors, **named))
         kinds = tuple((str(x.dtype), x.ndim) for x in given)
@@ -130,7 +143,11 @@ class AutoTuned:
         return self.choices[found]
 
     def candidates(self, *tensors: Any, out: Any = None, **named: Any) -> tuple[list[Parameters], dict[int, str]]:
-        """(the parameters that are tried for these tensors, what is wrong with others by number), without a GPU."""
+        """(the parameters that are tried for these tensors, what is wrong with others by number), without a GPU.
+
+        Args:
+            tensors, out, named: As of a call of the schedule.
+        """
         fixed = {} if self.key is None else dict(self.key(*tensors, **named))
         good: list[Parameters] = []
         bad: dict[int, str] = {}
@@ -195,7 +212,7 @@ class AutoTuned:
         """The candidates that are safe, compile and spill nothing, by number, and what is wrong with others."""
         from tqdm import tqdm
 
-        jobs = [functools.partial(_job, self.make, {**fixed, **each}, self._kinds(fixed, each, tensors, named, out))
+        jobs = [functools.partial(job_of, self.make, {**fixed, **each}, self._kinds(fixed, each, tensors, named, out))
                 for each in few]  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
             with tqdm(total=len(few), desc=f"compiling {self.make.__name__}", disable=not self.progress) as bar:
@@ -220,7 +237,7 @@ class AutoTuned:
         return f"{self.make.__name__}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
-def _job(
+def job_of(
     make: Callable[..., Schedule], parameters: Parameters, kinds: tuple[dict[str, str], dict[str, int]]
 ) -> tuple[Schedule, dict[str, str], dict[str, int]]:
     """As `tmapipe.tuning.compiling.Job`."""
