@@ -181,8 +181,8 @@ def test_parts_are_of_no_elements(wrong, said):
 
 def test_operands_take_no_arithmetic():
     class Wrong(Attention):
-        def _block(self, k, tile, out, own, state, at, mask, late):
-            return super()._block(k, tile, out, own, (state[0] * 2, *state[1:]), at, mask, late)
+        def _block(self, k, tile, out, own, state, at, mask):
+            return super()._block(k, tile, out, own, (state[0] * 2, *state[1:]), at, mask)
 
     with pytest.raises(tp.ScopeError, match="packed"):
         Wrong(64)(*problem(1, 1, 10, 300, 64))

@@ -107,8 +107,7 @@ class Attention(Schedule):
             self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         load, work = self.load, self.work
         wide = n > 128 and d > 64  # tiles that leave no room for two slots of queries, or two buffers of results
-        few = causal is not None or wide  # of queries: with two, the check does not close over causal tiles
-        slots = (1 if few else 2, 4, 4) if d <= 64 else (1, 3, 2) if few and not wide else (1 if few else 2, 2, 2)
+        slots = (2, 4, 4) if d <= 64 else (1 if wide else 2, 2, 2)
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
         dims, extents = ("b g m p d", (queries, packed, d)) if packed > 1 else ("b h m d", (rows, d))
         self.over = "b g m" if packed > 1 else "b h m"
@@ -309,20 +308,16 @@ class Attention(Schedule):
         state: tuple[Any, ...],
         at: Any,
         mask: bool,
-        late: bool,
     ) -> tuple[Any, ...]:
         """One block of keys, and the product of the weights of the block before with its values.
 
-        state: those weights, the sums so far, the maximum, and the factor of what is in *out*; returned as this block leaves
-        it.
-        mask: whether some query sees not all keys. late: whether that factor is left for the next block, under whose first
-        product the multiplications take no time.
+        state: those weights, the sums so far, the maximum, and the factor of what is in *out*, which is multiplied under the
+        first product, where it takes no time; returned as this block leaves it. mask: whether some query sees not all keys.
         """
         weights, total, top, fewer = state
         with k.keys.consume() as slot, self._turn(k):
             block = k.qk.start(own.q, slot.k)
-            if late:
-                out.scale(fewer)
+            out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
         scores = self._scores(k, tile, block.wait(), at, mask)
@@ -331,9 +326,6 @@ class Attention(Schedule):
         total = total * fewer + values_.row_sum_parts(weights)
         product.wait()
         weights = k.pv.operand(weights)
-        if not late:
-            out.scale(fewer)
-            fewer = k.full("qk", 1.0, "rows")
         return weights, total, top, fewer
 
     @work.jit
@@ -352,18 +344,16 @@ class Attention(Schedule):
                     for i in range(before):
                         at = first - 1 - i
                         weights, total, top, fewer = self._block(
-                            k, tile, out, own, (weights, total, top, fewer), at, True, False
+                            k, tile, out, own, (weights, total, top, fewer), at, True
                         )
                 for i in range(whole):
                     at = first - 1 - before - i
-                    weights, total, top, fewer = self._block(
-                        k, tile, out, own, (weights, total, top, fewer), at, False, True
-                    )
+                    weights, total, top, fewer = self._block(k, tile, out, own, (weights, total, top, fewer), at, False)
                 if self.window is not None:
                     for i in range(after):
                         at = first - 1 - before - whole - i
                         weights, total, top, fewer = self._block(
-                            k, tile, out, own, (weights, total, top, fewer), at, True, True
+                            k, tile, out, own, (weights, total, top, fewer), at, True
                         )
             out.scale(fewer)
             with k.values.consume() as slot:
