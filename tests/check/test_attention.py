@@ -10,8 +10,8 @@ FORMS = {
     "full": {},
     "causal": {"d": 64, "causal": "start", "lse": True},
     "causal, of other lengths": {"causal": "end"},
-    "wide blocks": {"tile": (128, 176)},
-    "packed": {"causal": "end", "packed": 8, "tile": (64, 128)},
+    "wide blocks": {"tile": (128, 1, 176)},
+    "packed": {"causal": "end", "tile": (8, 8, 128)},
     "window": {"d": 64, "causal": "end", "window": 500},
 }
 SOME = ("full", "causal, of other lengths")
@@ -25,8 +25,8 @@ def test_is_proved_for_every_shape(form):
 
 def test_roles_that_see_different_keys_are_rejected():
     class Uneven(Attention):
-        def blocks(self, k, tile):
-            first, before, whole, after = super().blocks(k, tile)
+        def _blocks(self, k, tile):
+            first, before, whole, after = super()._blocks(k, tile)
             return first, before, whole + (k.role.name == "load" and 1), after
 
     report = Uneven().check()

@@ -68,7 +68,7 @@ def test_windows(causal, window, shape):
 
 @pytest.mark.parametrize("shape", [(4, 1, 100, 300), (8, 2, 40, 100)])
 def test_packed_heads(shape):
-    check(Attention(128, causal="end", packed=4), shape, causal="end")
+    check(Attention(128, causal="end", tile=(32, 4, 128)), shape, causal="end")
 
 
 def test_scores():
@@ -94,9 +94,9 @@ def test_fp16_and_a_scale():
         ({"causal": True}, "Attention(causal) = True"),
         ({"window": 5}, "Attention(window) = 5"),
         ({"causal": "end", "window": 0}, "Attention(window) = 0"),
-        ({"tile": (100, 128)}, "Attention(tile, packed)"),
-        ({"packed": 3}, "Attention(tile, packed)"),
-        ({"packed": 4, "lse": True}, "Attention(lse)"),
+        ({"tile": (100, 1, 128)}, "Attention(tile)"),
+        ({"tile": (128, 128)}, "Attention(tile)"),
+        ({"tile": (32, 4, 128), "lse": True}, "Attention(lse)"),
         ({"window": 2.5, "causal": "end"}, "Attention(window)"),
     ],
 )
@@ -181,8 +181,8 @@ def test_parts_are_of_no_elements(wrong, said):
 
 def test_operands_take_no_arithmetic():
     class Wrong(Attention):
-        def block(self, k, tile, out, own, state, at, mask, late):
-            return super().block(k, tile, out, own, (state[0] * 2, *state[1:]), at, mask, late)
+        def _block(self, k, tile, out, own, state, at, mask):
+            return super()._block(k, tile, out, own, (state[0] * 2, *state[1:]), at, mask)
 
     with pytest.raises(tp.ScopeError, match="packed"):
         Wrong(64)(*problem(1, 1, 10, 300, 64))

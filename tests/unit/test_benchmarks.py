@@ -487,6 +487,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 PROGRAMS = [name for name in MODULES if "__main__" in (ROOT / "benchmarks" / f"{name}.py").read_text()]
 ON_A_GPU = [
+    "attention",
     "ceiling",
     "conv2d",
     "copy",

@@ -7,7 +7,7 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.fake_isa import RecordingIsa, record
-from tmapipe.protocol.turns import BoundTurnstile
+from tmapipe.protocol.turns import TeamsInTurn
 
 S = tp.schedules
 EXTENTS = {"a": (1, 300, 100), "b": (1, 520, 100), "d": (1, 300, 520)}
@@ -212,7 +212,7 @@ def turnstile(warp, teams=2):
     schedule = Teams()
     plan = schedule.plan()
     k = SimpleNamespace(isa=RecordingIsa(plan, warp), plan=plan, role=plan.role("work"))
-    return BoundTurnstile(k, "order", schedule.order), k.isa
+    return TeamsInTurn(k, "order"), k.isa
 
 
 @pytest.mark.parametrize("teams", [2, 3, 4])

@@ -60,9 +60,8 @@ class Attention(Schedule):
             softmax is of: ``lambda x, i, j: 30 * tp.math.tanh(x / 30)``.
         lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the
             powers of e; minus infinity of a query that sees no key, of which o is 0.
-        packed: How many heads of a group a tile has, the queries of each next to each other: where there are few queries.
-        tile: (rows, keys) of a tile: rows are queries times `packed` heads, 64 for each warpgroup.
-        stages: Slots of (queries, keys, values).
+        tile: (queries, heads, keys) of a tile, the first two together 64 for each warpgroup. The heads are of one group, the
+            queries of each next to each other: for few queries. None: 192 or 128 queries of one head, 128 keys.
         tiles: The order of tiles.
 
     Raises:
@@ -81,9 +80,7 @@ class Attention(Schedule):
         scale: float | None = None,
         score: Callable[..., Any] | None = None,
         lse: bool = False,
-        packed: int = 1,
-        tile: tuple[int, int] | None = None,
-        stages: tuple[int, int, int] | None = None,
+        tile: tuple[int, int, int] | None = None,
         tiles: TileOrder | None = None,
     ):
         if not is_count(d) or d % 16 or d > 128:
@@ -94,31 +91,32 @@ class Attention(Schedule):
         if window is not None and not (is_count(window) and causal):
             rule = "is a positive number of keys, of causal attention"
             raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
-        self.d, self.causal, self.window, self.score, self.packed = d, causal, window, score, packed
-        self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
+        tile = tile or (192 if d <= 64 else 128, 1, 128)
+        if len(tile) != 3 or not all(map(is_count, tile)) or tile[0] * tile[1] % 64:
+            rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
+            raise InputError("Attention(tile)", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
+        queries, packed, n = tile
         if packed > 1 and lse:
-            raise InputError("Attention(lse)", lse, "does not go with packed heads", "leave out packed=")
-        rows, n = tile or ((192, 128) if d <= 64 else (128, 128))
-        if rows % 64 or not is_count(packed) or rows % packed:
-            rule = "has rows of whole warpgroups of 64, a multiple of `packed`"
-            raise InputError("Attention(tile, packed)", ((rows, n), packed), rule, "e.g. (128, 128)")
-        self.queries_a_tile, self.keys_a_block = rows // packed, n
+            raise InputError("Attention(lse)", lse, "is of tiles of one head", "leave it out, or pass such a tile")
+        self.d, self.causal, self.window, self.score = d, causal, window, score
+        self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
+        self.queries_a_tile, self.packed, self.keys_a_block, rows = queries, packed, n, queries * packed
         self.relations = (Dim("d", size=d),)
         groups = rows // 64
         if groups != 2:
             self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         load, work = self.load, self.work
         wide = n > 128 and d > 64  # tiles that leave no room for two slots of queries, or two buffers of results
-        slots = stages or ((2, 4, 4) if d <= 64 else (1 if wide else 2, 2, 2))
+        slots = (2, 4, 4) if d <= 64 else (1 if wide else 2, 2, 2)
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
-        queries, extents = ("b g m p d", (rows // packed, packed, d)) if packed > 1 else ("b h m d", (rows, d))
+        dims, extents = ("b g m p d", (queries, packed, d)) if packed > 1 else ("b h m d", (rows, d))
         self.over = "b g m" if packed > 1 else "b h m"
-        self.q = TmaLoadStage(queries, tile=extents, ring=self.queries)
+        self.q = TmaLoadStage(dims, tile=extents, ring=self.queries)
         self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
         self.v = TmaLoadStage("b g s d", tile=(n, d), ring=self.values)
         self.qk = Wgmma(self.q, self.k, in_flight=0)
         self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
-        self.o = TmaStoreStage(queries, source=self.pv, tile=extents, stages=1 if wide else 2)
+        self.o = TmaStoreStage(dims, source=self.pv, tile=extents, stages=1 if wide else 2)
         self.with_lse = lse
         if lse:
             self.lse = ThreadStoreStage(dims="b h m", tile=(rows,), role=work, vector=4, dtype="fp32")
@@ -138,11 +136,11 @@ class Attention(Schedule):
         d, m, s = q.shape[3], q.shape[2], k.shape[2]
         together = q.shape[1] // max(1, k.shape[1])
         if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse"):
-            options.setdefault("packed", together)
-        if m * options.get("packed", 1) <= 64:
-            options.setdefault("tile", (64, 128))
+            options.setdefault("tile", (64 // together, together, 128))
+        elif m <= 64:
+            options.setdefault("tile", (64, 1, 128))
         elif d > 64 and options.get("causal") is None and s >= 8192:
-            options.setdefault("tile", (128, 176))
+            options.setdefault("tile", (128, 1, 176))
         elif options.get("causal") and s <= 2048:
             options.setdefault("tiles", DynamicTiles(Backwards(16)))
         return cls(d, **options)
@@ -177,12 +175,12 @@ class Attention(Schedule):
 
     # ---- which keys a tile of queries sees --------------------------------------------------------------------------
 
-    def diagonal(self, k: KernelContext, tile: Tile) -> Any:
+    def _diagonal(self, k: KernelContext, tile: Tile) -> Any:
         """The last key that the tile's first query sees, where attention is causal."""
         first = tile.m * self.queries_a_tile
         return first + k.extent("s") - k.extent("m") if self.causal == "end" else first
 
-    def blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
+    def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
         """Which block of keys comes first, and how many come after it: such as some query of the tile sees in part, such as
         all see as a whole, and again such as some sees in part.
         """
@@ -190,7 +188,7 @@ class Attention(Schedule):
         last = k.steps("k", "s") - 1
         if self.causal is None:
             return last, 0, last, 0
-        seen = self.diagonal(k, tile)
+        seen = self._diagonal(k, tile)
 
         def most(a: Any, b: Any) -> Any:
             return k.isa.select(a > b, a, b)
@@ -212,60 +210,60 @@ class Attention(Schedule):
         begin = least(begin, free)
         return last, last - free, free - begin, begin - first
 
-    def visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, last: bool) -> Any:
+    def _visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, last: bool) -> Any:
         """The scores of a block of which some query does not see all keys. last: whether keys may be missing."""
         start = self.keys_a_block * block
         seen = scores.columns < k.extent("s") - start if last or self.causal is None else None
         if self.causal is not None:
-            ends = self.query(scores) + (self.diagonal(k, tile) - start)
+            ends = self._query(scores) + (self._diagonal(k, tile) - start)
             before = scores.columns <= ends
             seen = before if seen is None else seen & before
             if self.window is not None:
                 seen = seen & (scores.columns > ends - self.window)
         return values_.where(seen, scores, NEVER)
 
-    def query(self, scores: Any) -> Any:
+    def _query(self, scores: Any) -> Any:
         """The query of each row in its tile."""
         return scores.rows // self.packed if self.packed > 1 else scores.rows
 
     # ---- softmax ----------------------------------------------------------------------------------------------------
 
-    def scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, mask: bool, last: bool = False) -> Any:
+    def _scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, mask: bool, last: bool = False) -> Any:
         """What the softmax of a block is of."""
         scores = sums.values()
         if self.score is not None:
-            at = self.query(scores) + tile.m * self.queries_a_tile, scores.columns + block * self.keys_a_block
+            at = self._query(scores) + tile.m * self.queries_a_tile, scores.columns + block * self.keys_a_block
             scores = self.score(scores * self.scale, *at)
-        return self.visible(k, tile, scores, block, last) if mask else scores
+        return self._visible(k, tile, scores, block, last) if mask else scores
 
     @property
-    def factor(self) -> float:
+    def _factor(self) -> float:
         """Of scores, for powers of 2."""
         return LOG2_E if self.score is not None else self.scale * LOG2_E
 
-    def less(self, top: Any, mask: bool) -> Any:
+    def _less(self, top: Any, mask: bool) -> Any:
         """What is subtracted before the powers. mask: whether a row may have seen no key so far."""
         if (mask and self.causal is not None) or self.score is not None:
             top = values_.maximum(top, LEAST)
-        return top * self.factor
+        return top * self._factor
 
-    def higher(self, top: Any, scores: Any, mask: bool) -> tuple[Any, Any, Any]:
+    def _higher(self, top: Any, scores: Any, mask: bool) -> tuple[Any, Any, Any]:
         """The maximum so far with that of a block, what the sums so far count for then, and what is subtracted."""
         higher = values_.maximum(top, values_.row_max(scores))
-        less = self.less(higher, mask)
-        return higher, values_.exp2(top * self.factor - less), less
+        less = self._less(higher, mask)
+        return higher, values_.exp2(top * self._factor - less), less
 
-    def powers(self, scores: Any, less: Any) -> Any:
+    def _powers(self, scores: Any, less: Any) -> Any:
         """The weights, before they are divided by their sum."""
-        return values_.exp2(scores * self.factor - less)
+        return values_.exp2(scores * self._factor - less)
 
-    def group(self, k: KernelContext, tile: Tile) -> Any:
+    def _group(self, k: KernelContext, tile: Tile) -> Any:
         """Whose keys and values the tile's queries see."""
         if self.packed > 1:
             return tile.g
         return tile.h * k.extent("g") // k.extent("h")
 
-    def whole(self, tile: Tile) -> Tile:
+    def _whole(self, tile: Tile) -> Tile:
         """The tile with the dimensions that one tile has all of."""
         return tile.also(p=0, d=0) if self.packed > 1 else tile.also(d=0)
 
@@ -273,35 +271,35 @@ class Attention(Schedule):
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
-        first, before, whole, after = self.blocks(k, tile)
-        group = self.group(k, tile)
+        first, before, whole, after = self._blocks(k, tile)
+        group = self._group(k, tile)
         with k.keys.produce() as slot:
-            slot.k.load(self.whole(tile), g=group, s=first)
+            slot.k.load(self._whole(tile), g=group, s=first)
         with k.queries.produce() as slot:
-            slot.q.load(self.whole(tile))
+            slot.q.load(self._whole(tile))
         if self.causal is not None:
             for i in range(before):
-                self.fill_next(k, tile, group, first, i)
+                self._fill_next(k, tile, group, first, i)
         for i in range(whole):
-            self.fill_next(k, tile, group, first, before + i)
+            self._fill_next(k, tile, group, first, before + i)
         if self.window is not None:
             for i in range(after):
-                self.fill_next(k, tile, group, first, before + whole + i)
+                self._fill_next(k, tile, group, first, before + whole + i)
         with k.values.produce() as slot:
-            slot.v.load(self.whole(tile), g=group, s=first - before - whole - after)
+            slot.v.load(self._whole(tile), g=group, s=first - before - whole - after)
 
-    def fill_next(self, k: KernelContext, tile: Tile, group: Any, first: Any, i: Any) -> None:
+    def _fill_next(self, k: KernelContext, tile: Tile, group: Any, first: Any, i: Any) -> None:
         """Keys of the block after the i-th, and the values of that."""
         with k.keys.produce() as slot:
-            slot.k.load(self.whole(tile), g=group, s=first - 1 - i)
+            slot.k.load(self._whole(tile), g=group, s=first - 1 - i)
         with k.values.produce() as slot:
-            slot.v.load(self.whole(tile), g=group, s=first - i)
+            slot.v.load(self._whole(tile), g=group, s=first - i)
 
-    def turn(self, k: KernelContext) -> AbstractContextManager[object]:
+    def _turn(self, k: KernelContext) -> AbstractContextManager[object]:
         """The scope in which a warpgroup starts its matmuls."""
         return nullcontext() if self.work.warps == 4 else k.order.turn()
 
-    def block(
+    def _block(
         self,
         k: KernelContext,
         tile: Tile,
@@ -310,69 +308,61 @@ class Attention(Schedule):
         state: tuple[Any, ...],
         at: Any,
         mask: bool,
-        late: bool,
     ) -> tuple[Any, ...]:
         """One block of keys, and the product of the weights of the block before with its values.
 
-        state: those weights, the sums so far, the maximum, and the factor of what is in *out*; returned as this block leaves it.
-        mask: whether some query sees not all keys. late: whether that factor is left for the next block, under whose first
-        product the multiplications take no time.
+        state: those weights, the sums so far, the maximum, and the factor of what is in *out*, which is multiplied under the
+        first product, where it takes no time; returned as this block leaves it. mask: whether some query sees not all keys.
         """
         weights, total, top, fewer = state
-        with k.keys.consume() as slot, self.turn(k):
+        with k.keys.consume() as slot, self._turn(k):
             block = k.qk.start(own.q, slot.k)
-            if late:
-                out.scale(fewer)
+            out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
-        scores = self.scores(k, tile, block.wait(), at, mask)
-        top, fewer, less = self.higher(top, scores, mask)
-        weights = self.powers(scores, less)
+        scores = self._scores(k, tile, block.wait(), at, mask)
+        top, fewer, less = self._higher(top, scores, mask)
+        weights = self._powers(scores, less)
         total = total * fewer + values_.row_sum_parts(weights)
         product.wait()
         weights = k.pv.operand(weights)
-        if not late:
-            out.scale(fewer)
-            fewer = k.full("qk", 1.0, "rows")
         return weights, total, top, fewer
 
     @work.jit
     def attend(self, k: KernelContext, tile: Tile) -> None:
-        first, before, whole, after = self.blocks(k, tile)
+        first, before, whole, after = self._blocks(k, tile)
         with k.pv.accumulate(empty=False) as out:
             with k.queries.consume() as own:
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
-                scores = self.scores(k, tile, block, first, True, last=True)
+                scores = self._scores(k, tile, block, first, True, last=True)
                 top: Any = values_.row_max(scores)
-                weights = self.powers(scores, self.less(top, True))
+                weights = self._powers(scores, self._less(top, True))
                 total, fewer = values_.row_sum_parts(weights), k.full("qk", 1.0, "rows")
                 weights = k.pv.operand(weights)
                 if self.causal is not None:
                     for i in range(before):
                         at = first - 1 - i
-                        weights, total, top, fewer = self.block(
-                            k, tile, out, own, (weights, total, top, fewer), at, True, False
+                        weights, total, top, fewer = self._block(
+                            k, tile, out, own, (weights, total, top, fewer), at, True
                         )
                 for i in range(whole):
                     at = first - 1 - before - i
-                    weights, total, top, fewer = self.block(
-                        k, tile, out, own, (weights, total, top, fewer), at, False, True
-                    )
+                    weights, total, top, fewer = self._block(k, tile, out, own, (weights, total, top, fewer), at, False)
                 if self.window is not None:
                     for i in range(after):
                         at = first - 1 - before - whole - i
-                        weights, total, top, fewer = self.block(
-                            k, tile, out, own, (weights, total, top, fewer), at, True, True
+                        weights, total, top, fewer = self._block(
+                            k, tile, out, own, (weights, total, top, fewer), at, True
                         )
             out.scale(fewer)
             with k.values.consume() as slot:
                 out.start(weights, slot.v).wait()
             sums: Any = values_.row_sum(total)
             out.scale(1 / values_.where(sums == 0, 1.0, sums))
-        k.o.store(self.whole(tile), out)
+        k.o.store(self._whole(tile), out)
         if self.with_lse:
-            k.lse.store(tile, (top * self.factor + values_.log2(sums)) * (1 / LOG2_E))
+            k.lse.store(tile, (top * self._factor + values_.log2(sums)) * (1 / LOG2_E))
 
 
 def _split(x: Any, groups: int) -> Any:
