@@ -205,6 +205,18 @@ class Schedule:
         needs = fragments_need(self, plan)
         return explain(plan, over, {r: n.most for r, n in needs.items() if n.most.registers}, touched_by(plan, needs))
 
+    def program(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
+        """The traced program as text: role by role, its loops and operations, with the lines of the bodies. The model, the
+        proof and the GPU read this program. Arguments as of `plan`.
+
+        Raises:
+            ScopeError: A body does what is not traced; names its line.
+        """
+        from tmapipe.program.listing import listing
+        from tmapipe.program.trace import trace
+
+        return listing(trace(self, self.plan(dtypes, arch=arch)))
+
     def check(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.
 

@@ -222,6 +222,10 @@ def show(value: Any, outer: int = 0) -> str:
     if value.op == "divisor":
         return show(value.args[1], outer)
     a = value.args
+    if value.op == "next":
+        return f"next({show(a[0])}, {show(a[1])})"
+    if value.op == "turned":
+        return f"{show(a[0], 7)} ^ lap({show(a[1])})"
     if value.op == "add" and type(a[1]) is int and a[1] < 0:
         text, level = f"{show(a[0], 6)} - {-a[1]}", 6
     elif value.op == "select":

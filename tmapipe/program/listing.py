@@ -1,189 +1,215 @@
-"""The program as text. `python listing.py NAME` for one of `cases.CASES`."""
+"""`listing`: a traced program as text, role by role, with the user's lines.
+
+It is meant to be laid beside the PTX. Positions in a ring stand by name (`ring.slot`, `ring.parity`), and each loop ends with how
+they go on. Where the tiles lie is computed at length, and left out.
+"""
+
+from __future__ import annotations
 
 import os
 import re
-import sys
-
+from typing import Any
 
 from tmapipe.isa.effects import declared
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.operands import Kind
 from tmapipe.isa.values import SlotRef
+from tmapipe.plan.model import Plan
 from tmapipe.program.expressions import Expr, Var, resolve, show
-from tmapipe.program.nodes import For, Function, If, While
+from tmapipe.program.nodes import Call, For, Function, If, Let, While
+from tmapipe.program.trace import Traced
 
-WIDTH = 150
+__all__ = ["listing"]
+
+LINES_AT = 116  # the column at which source lines begin
+LONG = 110  # characters of an expression that is shown whole
+_HIDDEN = ("tile.", "fetchedtiles", "tilesofgroups", "piecesofrole")  # carried coordinates and words
 
 
-class Listing:
-    def __init__(self, program, lines=True, tiles=False):
-        self.program, self.lines, self.tiles, self.out, self.level = program, lines, tiles, [], 0
-        self.last = None
+def listing(program: Traced) -> str:
+    """The program as text: what is given, rings, then each role's loops and operations."""
+    return _Listing(program).text()
 
-    def say(self, text, where=None):
-        pad = "    " * self.level
-        first = f"{pad}{text}"
-        if self.lines and where and where != self.last:
-            file, _, line = where.rpartition(":")
-            first = f"{first:<{WIDTH - 34}}  # {os.path.basename(file)}:{line}"
-            self.last = where
-        self.out.append(first.rstrip())
 
-    def text(self):
-        plan, isa = self.program.plan, self.program.isa
+class _Listing:
+    def __init__(self, program: Traced):
+        self.program, self.plan = program, program.plan
+        self.out: list[str] = []
+        self.level = 0
+        self.last: str | None = None  # the source line that stands last
+
+    def text(self) -> str:
+        plan = self.plan
         cluster = " x ".join(f"{n} {axis}" for axis, n in plan.cluster.items()) or "1"
-        self.say(f"kernel {plan.name}: {plan.warps} warps, cluster {cluster}")
-        given = ", ".join(["cluster", "clusters", *(["rank"] if plan.cluster_size > 1 else []), *map(show, isa.symbols["extents"])])
-        self.say(f"given  {given}")
+        self._say(f"kernel {plan.name}: {plan.warps} warps, cluster {cluster}")
+        rank = ["rank"] if plan.cluster_size > 1 else []
+        given = ["cluster", "clusters", *rank, *map(show, self.program.isa.symbols["extents"])]
+        self._say(f"given  {', '.join(given)}")
         for ring in plan.rings:
-            self.say(f"ring   {ring.name}: {ring.stages} slots, {' -> '.join('+'.join(p) for p in ring.phases)}, barriers {', '.join(b.name for b in ring.barriers)}")
-        self.say("")
-        self.nodes(self.program.nodes)
+            phases = " -> ".join(" + ".join(phase) for phase in ring.phases)
+            barriers = ", ".join(barrier.name for barrier in ring.barriers)
+            self._say(f"ring   {ring.name}: {ring.stages} slots, {phases}, barriers {barriers}")
+        self._say("")
+        self._nodes(self.program.nodes)
         return "\n".join(self.out)
 
-    def nodes(self, nodes):
-        for node in nodes:
-            getattr(self, type(node).__name__)(node)
+    def _say(self, text: str, where: str | None = None) -> None:
+        line = f"{'    ' * self.level}{text}"
+        if where and where != self.last:
+            file, _, number = where.rpartition(":")
+            line = f"{line:<{LINES_AT}}  # {os.path.basename(file)}:{number}"
+            self.last = where
+        self.out.append(line.rstrip())
 
-    def Let(self, node):
-        pass
+    def _nodes(self, nodes: list[Any]) -> None:
+        for node in nodes:
+            if type(node) is not Let:
+                getattr(self, f"_{type(node).__name__.lower()}")(node)
+
+    def _inside(self, nodes: list[Any]) -> None:
+        self.level += 1
+        self._nodes(nodes)
+        self.level -= 1
 
     # ---- structure ------------------------------------------------------------------------------------------------
 
-    def For(self, node):
-        self.say(f"for {show(node.index)} in 0 .. {show(node.count)}:{self._entry(node.carried)}", node.where)
+    def _for(self, node: For) -> None:
+        self._say(f"for {show(node.index)} in 0 .. {_short(show(node.count))}:{_entry(node.carried)}", node.where)
         self._body(node)
 
-    def While(self, node):
-        self.say(f"while {show(node.condition)}:{self._entry(node.carried)}", node.where)
+    def _while(self, node: While) -> None:
+        self._say(f"while {show(node.condition)}:{_entry(node.carried)}", node.where)
         self._body(node)
 
-    def _entry(self, carried):
-        shown = [f"{show(phi)} = {show(initial)}" for phi, initial, _, _ in carried if not self._same(phi, initial) and not self._hidden(phi)]
-        return f"   with {', '.join(shown)}" if shown else ""
-
-    def _same(self, phi, initial):
-        return base(phi) == base(resolve(initial)) if isinstance(resolve(initial), Var) else False
-
-    def _hidden(self, phi):
-        return not self.tiles and phi.name.startswith("tile.")
-
-    def _body(self, node):
-        self.level += 1
-        self.nodes(node.body)
-        said, tile = [], []
-        steps = {id(resolve(last)): phi for phi, _, last, _ in node.carried}
+    def _body(self, node: Any) -> None:
+        self._inside(node.body)
+        said, hidden = [], []
         for phi, _, last, _ in node.carried:
-            if self._hidden(phi):
-                tile.append(show(phi))
-            elif not (isinstance(resolve(last), Var) and base(resolve(last)) == base(phi)):
-                said.append(f"{show(phi)} = {self._next(phi, resolve(last))}")
-        if tile:
-            said.append(f"{', '.join(tile)} = of tile number {show(node.index)} + 1" if isinstance(node, For) else ", ".join(tile))
+            last = resolve(last)
+            if _is_hidden(phi):
+                hidden.append(show(phi))
+            elif _base(last) != _base(phi):
+                said.append(f"{show(phi)} = {_short(show(last))}")
+        if hidden:
+            said.append(f"{', '.join(dict.fromkeys(hidden))} of the next tile")
         if said:
-            self.say("next   " + "; ".join(said))
-        self.level -= 1
-
-    def _next(self, phi, last):
-        if isinstance(last, Expr) and last.op == "select" and isinstance(resolve(last.args[0]), Expr) and resolve(last.args[0]).op == "eq" \
-                and isinstance(resolve(last.args[1]), Expr) and resolve(last.args[1]).op == "xor":
-            return f"{show(last.args[2])} ^ ({show(last.args[0])})"
-        return show(last)
-
-    def If(self, node):
-        where = role_of(self.program.plan, node.condition) if any(isinstance(n, (For, While)) for n in node.then) else None
-        head = f"role {where}:" if where else f"if {show(node.condition)}:" + ("   # lane 0 alone" if node.lane_0 else "")
-        if where:
-            self.say("")
-        self.say(head, None if where else node.where)
-        self.level += 1
-        self.nodes(node.then)
-        for phi, then, _ in node.phis:
-            self.say(f"{show(phi)} = {show(then)}")
-        self.level -= 1
-        if node.other or node.phis:
-            self.say("else:")
             self.level += 1
-            self.nodes(node.other)
-            for phi, _, other in node.phis:
-                self.say(f"{show(phi)} = {show(other)}")
+            self._say("next   " + "; ".join(said))
             self.level -= 1
+
+    def _if(self, node: If) -> None:
+        loops = any(isinstance(each, (For, While)) for each in node.then)
+        role = _role_of(self.plan, node.condition) if loops else None
+        if role:
+            self._say("")
+        self._say(f"role {role}:" if role else f"if {show(node.condition)}:", None if role else node.where)
+        self._inside(node.then)
+        self._chosen([(phi, then) for phi, then, _ in node.phis])
+        if node.other or node.phis:
+            self._say("else:")
+            self._inside(node.other)
+            self._chosen([(phi, other) for phi, _, other in node.phis])
+
+    def _chosen(self, values: list[tuple[Any, Any]]) -> None:
+        self.level += 1
+        for phi, value in values:
+            self._say(f"{show(phi)} = {_short(show(value))}")
+        self.level -= 1
 
     # ---- instructions ---------------------------------------------------------------------------------------------
 
-    def Call(self, node):
+    def _call(self, node: Call) -> None:
         when = node.named.get("when", True)
         tail = "" if when is True else f"   if {show(when)}"
         if node.method == "here":
-            self.say(f"{show(node.results[0])} = {short(show(node.args[0]))}" if node.results[0].name == "tiles" or self.tiles else f"{show(node.results[0])} = ...", node.where)
+            self._say(f"{show(node.results[0])} = {_short(show(node.args[0]))}", node.where)
         elif node.ops:
-            runs = list(node.ops)
-            if len(runs) > 2 and len({type(o) for o in runs}) == 1:
-                a, b = sentence(runs[0]), sentence(runs[-1])
-                self.say(f"{a}  ...  {b.split(' ', 1)[1]}", node.where)
-            else:
-                for i, op in enumerate(runs):
-                    if type(op).__name__ == "BarWait" and i:
-                        continue
-                    self.say(sentence(op) + tail, node.where)
-        elif node.method.startswith("fragments.") or node.results:
-            name = node.method.removeprefix("fragments.")
-            given = list(node.args)
+            self._operations(node, tail)
+        else:
+            name, given = node.method.removeprefix("fragments."), list(node.args)
             if name == "elementwise":
                 name, given = given[0], given[1]
-            left = ", ".join(show(r) for r in node.results)
-            right = f"{name}({', '.join(filter(None, map(argument, given)))})"
-            self.say((f"{left} = " if left else "") + right + tail, node.where)
-        else:
-            self.say(f"{node.method}({', '.join(filter(None, map(argument, node.args)))})" if node.args else node.method, node.where)
+            left = ", ".join(map(show, node.results))
+            right = f"{name}({', '.join(filter(None, map(_argument, given)))})"
+            self._say((f"{left} = " if left else "") + right + tail, node.where)
+
+    def _operations(self, node: Call, tail: str) -> None:
+        ops = [op for i, op in enumerate(node.ops) if not (i and type(op).__name__ == "BarWait")]
+        if len(ops) > 2 and len(set(map(type, ops))) == 1:
+            first, last = _sentence(ops[0]), _sentence(ops[-1])
+            self._say(f"{first}  ...  {last.split(' ', 1)[1]}", node.where)
+            return
+        for op in ops:
+            self._say(_sentence(op) + tail, node.where)
 
 
-def base(var):
-    return var.name.split("'")[0] if isinstance(var, Var) else None
+# ---- words --------------------------------------------------------------------------------------------------------------
 
 
-def short(text):
-    return text if len(text) < 110 else text[:107] + "..."
+def _base(value: Any) -> str | None:
+    """The name of a variable, the same for all that hold one register's values."""
+    return value.name.split("'")[0] if isinstance(value, Var) else None
 
 
-def argument(x):
+def _is_hidden(phi: Var) -> bool:
+    return phi.name.startswith(_HIDDEN)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONG else text[: LONG - 3] + "..."
+
+
+def _entry(carried: list[Any]) -> str:
+    """What is carried from the start on, where that is not the variable itself."""
+    shown = [
+        f"{show(phi)} = {_short(show(initial))}"
+        for phi, initial, _, _ in carried
+        if not _is_hidden(phi) and _base(resolve(initial)) != _base(phi)
+    ]
+    return f"   with {', '.join(shown)}" if shown else ""
+
+
+def _argument(x: Any) -> str:
     x = resolve(x)
     if isinstance(x, Expr):
-        return short(show(x))
+        return _short(show(x))
     if isinstance(x, SlotRef):
         return f"{x.buffer.name}[{show(x.stage)}]"
     if isinstance(x, Fragment):
-        return show(x._data)
-    if isinstance(x, (list, tuple)):
-        return ", ".join(filter(None, map(argument, x)))
-    if isinstance(x, dict):
-        return ", ".join(f"{n}={argument(v)}" for n, v in x.items())
+        return show(x.data)
     if isinstance(x, Function):
         return x.name
-    if callable(x):
-        return getattr(x, "__name__", type(x).__name__)
+    if isinstance(x, (list, tuple)):
+        return ", ".join(filter(None, map(_argument, x)))
+    if isinstance(x, dict):
+        return ", ".join(f"{name}={_argument(value)}" for name, value in x.items())
     if isinstance(x, (int, float, str)):
         return str(x)
-    return getattr(x, "name", "") if isinstance(getattr(x, "name", ""), str) else ""
+    name = getattr(x, "name", getattr(x, "__name__", ""))
+    return name if isinstance(name, str) else ""
 
 
-def role_of(plan, condition):
+def _role_of(plan: Plan, condition: Any) -> str | None:
+    """The role whose warps a branch is for, with their numbers."""
     text = show(condition)
     for role in plan.roles:
-        last = role.first_warp + role.warps
-        forms = {f"warp == {role.first_warp}"} if role.warps == 1 else {f"warp < {last}"} if role.first_warp == 0 else {
-            f"warp >= {role.first_warp} & warp < {last}", f"(warp >= {role.first_warp}) & (warp < {last})", f"warp >= {role.first_warp}"}
+        first, last = role.first_warp, role.first_warp + role.warps
+        forms = {f"warp >= {first} & warp < {last}", f"(warp >= {first}) & (warp < {last})"}
+        forms |= {f"warp == {first}"} if role.warps == 1 else set()
+        forms |= {f"warp < {last}"} if first == 0 else set()
+        forms |= {f"warp >= {first}"} if last == plan.warps else set()
         if text in forms:
-            return f"{role.name}, warp{'s' * (role.warps > 1)} {role.first_warp}" + (f" to {last - 1}" if role.warps > 1 else "")
+            return f"{role.name}, warp {first}" if role.warps == 1 else f"{role.name}, warps {first} to {last - 1}"
     return None
 
 
-def sentence(op):
-    says = declared(type(op))
-    if not isinstance(says.says, str):
+def _sentence(op: Any) -> str:
+    """What an operation does, as reports say it."""
+    of = declared(type(op))
+    if not isinstance(of.says, str):
         return f"{type(op).__name__} {op}"
-    shown = {}
-    for name, kind in says.operands.items():
+    shown: dict[str, Any] = {}
+    for name, kind in of.operands.items():
         value = getattr(op, name)
         if kind is Kind.BAR:
             shown[name] = f"{value[0].name}[{show(value[1])}]"
@@ -196,15 +222,14 @@ def sentence(op):
         elif kind is Kind.LANES:
             shown[name] = value.bit_count()
         else:
-            shown[name] = None if value is None else show(value) if isinstance(value, Expr) else value
+            shown[name] = show(value) if isinstance(value, Expr) else value
 
-    def optional(m):
-        values = [(n, shown[n]) for n in re.findall(r"{(\w+)}", m[1])]
-        return "" if any(v is None or (v == 1 and type(v) is int and n in ("lanes", "shares", "parts")) for n, v in values) else m[1]
+    def optional(match: re.Match[str]) -> str:
+        values = [(name, shown[name]) for name in re.findall(r"{(\w+)}", match[1])]
+        usual = ("lanes", "shares", "parts")
+        left_out = any(v is None or (name in usual and type(v) is int and v == 1) for name, v in values)
+        return "" if left_out else match[1]
 
-    text = re.sub(r"\[(.*?)\](?![^{]*})", optional, says.says) if "[" in says.says else says.says
-    text = text.format(**shown)
+    text = re.sub(r"\[(.*?)\](?![^{]*})", optional, of.says) if "[" in of.says else of.says
     at = getattr(op, "at", ())
-    return text + (f", from ({', '.join(show(x, 0) for x in at)})" if at else "")
-
-
+    return text.format(**shown) + (f", from ({', '.join(map(show, at))})" if at else "")
