@@ -40,6 +40,9 @@ class TracingFragments(Fragments):
     def accumulator_scale(self, matmul: Any, acc: Any, by: Fragment) -> None:
         self._record("accumulator_scale", matmul, acc, by, result=None)
 
+    def packed(self, matmul: Any, values: Fragment) -> Any:
+        return self._record("packed", matmul, values, result="a")
+
     def operand(self, matmul: Any, values: Fragment) -> Any:
         return self._record("operand", matmul, values, result="a")
 
@@ -98,6 +101,14 @@ class TracingFragments(Fragments):
 
     def read_part(self, slot: Any, layout: Any, at: Any) -> Fragment:
         return Fragment(self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at))
+
+    def read_columns_from(self, slot: Any, layout: Any, first: Any) -> Fragment:
+        found = self._record("read_columns_from", slot, layout, first)
+        return Fragment(self, layout, "columns", slot.buffer.dtype.kind, found)
+
+    def read_columns_from(self, slot: Any, layout: Any, first: Any) -> Fragment:
+        found = self._record("read_columns_from", slot, layout, first, result=slot.buffer.name)
+        return Fragment(self, layout, "columns", slot.buffer.dtype.kind, found)
 
     def read_number(self, slot: Any, index: Any) -> Fragment:
         return Fragment(self, None, "one", slot.buffer.dtype.kind, self._record("read_number", slot, index))

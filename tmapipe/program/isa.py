@@ -69,7 +69,7 @@ class TracingIsa(Isa):
 
     def advance(self, state: Any, stages: int, parity: bool = True) -> None:
         if parity:
-            state[1] = Expr.of("turned", state[1], state[0], stages)
+            state[1] = Expr.of("flipped", state[1], state[0], stages)
         state[0] = Expr.of("next", state[0], stages)
 
     def skip(self, state: Any, slots: Any, ring: Any) -> None:
@@ -84,20 +84,21 @@ class TracingIsa(Isa):
         return found
 
     def when(self, condition: Any, body: Any) -> None:
+        body = self.tracer.user(body)
         if symbolic(condition):
             self.tracer.when(condition, body)
         elif condition:
             body()
 
     def lane_0(self, body: Any, when: Any = True) -> None:
-        self.tracer.when(when, body, lane_0=True)
+        self.tracer.when(when, self.tracer.user(body), lane_0=True)
 
     def loop(self, trips: Any, body: Any) -> None:
-        self.tracer.loop(trips, body)
+        self.tracer.loop(trips, self.tracer.user(body))
 
     def loop_while(self, state: Any, body: Any, iterations: Any = None) -> None:
         often = None if iterations is None else self._of_model(iterations)
-        self.tracer.loop_while(state, body, often)
+        self.tracer.loop_while(state, self.tracer.user(body), often)
 
     def _of_model(self, values: Callable[[], Any]) -> OfModel:
         found: list[Any] = []
