@@ -1,7 +1,7 @@
 """Which numbers of a program decide what its warps do: conditions, counts, and operands that synchronize.
 
-Where a tile lies is computed at length and decides nothing, unless a body looks at it. So a proof follows only numbers on which
-something depends that it looks at.
+Where a tile lies is computed at length and decides nothing, unless a body looks at it. So a proof follows only numbers on
+which something depends that it looks at.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ LOCAL = frozenset({"atomic_add", "store_counter", "ballot", "smid", "shuffle", "
 #: Parameters of instructions that only data depends on.
 _DATA = {"at", "offsets", "words", "values", "data", "index", "inside", "sums", "before"}
 #: More of these, by instruction: rows that are stored or gathered, what a descriptor shows.
-_DATA_OF = {"tma_store": {"rows"}, "tma_gather": {"rows"}, "tma_scatter": {"rows"}, "descriptor_write": {"first", "rows"}}
+_DATA_OF = {
+    "tma_store": {"rows"},
+    "tma_gather": {"rows"},
+    "tma_scatter": {"rows"},
+    "descriptor_write": {"first", "rows"},
+}
 _PURE = ("here", "shuffle")
 
 

@@ -1,0 +1,21 @@
+"""The tracing instruction set has every instruction."""
+
+import inspect
+
+import pytest
+
+from tmapipe.isa.fragments import Fragments
+from tmapipe.program.fragments import TracingFragments
+
+#: What runs through loops of CuTe DSL's own, which a trace has not.
+OF_THE_GPU = {"to_registers", "from_registers"}
+ABSTRACT = [
+    name
+    for name, method in vars(Fragments).items()
+    if inspect.isfunction(method) and "NotImplementedError" in method.__code__.co_names and name not in OF_THE_GPU
+]
+
+
+@pytest.mark.parametrize("name", ABSTRACT)
+def test_each_instruction_on_fragments_is_recorded(name):
+    assert getattr(TracingFragments, name) is not getattr(Fragments, name)
