@@ -23,7 +23,7 @@ __all__ = ["WITHOUT_OPERATIONS", "Slice", "variables"]
 WITHOUT_OPERATIONS = frozenset(
     f"fragments.{name}"
     for name in ("number", "convert", "expand", "indices", "elementwise", "columns_of", "row_sums", "column_sums",
-                 "reduce_in_warp", "apply", "only_inside", "sum_parts", "join_parts")
+                 "reduce_in_warp", "apply", "only_inside", "sum_parts", "join_parts", "packed")
 )  # fmt: skip
 #: Instructions that synchronize nothing: on counters, tables, and among lanes.
 LOCAL = frozenset({"atomic_add", "store_counter", "ballot", "smid", "shuffle", "load_entry", "here"})
@@ -35,6 +35,7 @@ _DATA_OF = {
     "tma_gather": {"rows"},
     "tma_scatter": {"rows"},
     "descriptor_write": {"first", "rows"},
+    "fragments.read_columns_from": {"first"},
 }
 _PURE = ("here", "shuffle")
 
