@@ -223,7 +223,7 @@ class Schedule:
         The proof is for every trip count, interleaving and CTA; a report says where, and what to change. See
         docs/internals/checker.md. Arguments as of `plan`.
         """
-        from tmapipe.check import check_schedule
+        from tmapipe.prove.trips import check_schedule
 
         return check_schedule(self, dtypes, arch)
 
@@ -382,7 +382,7 @@ class Schedule:
 
     def _gate(self, dtypes: Mapping[str, DType]) -> None:
         """Before compiling: raises `UnsafeError` for what is not safe, and keeps which outputs are stored in part."""
-        from tmapipe.check.trips import require_safe
+        from tmapipe.prove.trips import require_safe
 
         report = require_safe(self, dtypes)
         object.__setattr__(self, "_partly", () if report is None else report.partly)

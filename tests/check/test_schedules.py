@@ -10,8 +10,8 @@ from tests.oracle.one_run import check_program
 from tests.oracle.registry import REGISTRY
 from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
-from tmapipe.check.trips import require_safe
 from tmapipe.kernel import kernel_main
+from tmapipe.prove.trips import require_safe
 from tmapipe.testing import assert_safe
 
 S = tp.schedules

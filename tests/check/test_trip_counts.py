@@ -280,7 +280,7 @@ def test_state_that_grows_is_never_every():
 
 def test_what_no_events_are_left_for_is_not_claimed(monkeypatch):
     everything = Grows().check()
-    monkeypatch.setattr("tmapipe.check.trips.MAX_EVENTS", 4 * everything.events // 5)
+    monkeypatch.setattr("tmapipe.prove.trips.MAX_EVENTS", 4 * everything.events // 5)
     report = Grows().check()
     assert report.ok and report.trips == f"up to {report.runs[-1]}" != everything.trips
 

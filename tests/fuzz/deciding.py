@@ -30,9 +30,9 @@ import attrs
 import tmapipe as tp
 from tmapipe.check.program import check_operations
 from tmapipe.check.search import Problem
-from tmapipe.check.trips import EVERY
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout, MachineIsa, record
+from tmapipe.prove.trips import EVERY
 
 __all__ = ["draw", "judge"]
 

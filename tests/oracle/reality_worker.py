@@ -18,9 +18,9 @@ import torch
 from tests.oracle.mutations import Mutation
 from tests.oracle.one_run import check_program
 from tests.oracle.random_pipelines import Pipeline, draw
-from tmapipe.check import check_schedule
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.kernel import kernel_main
+from tmapipe.prove.trips import check_schedule
 
 __all__ = ["check", "run_compiled", "run_model"]
 

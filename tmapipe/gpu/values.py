@@ -103,7 +103,7 @@ _OF_COUNTS = {
     "max",
     "select",
     "next",
-    "turned",
+    "flipped",
     "divisor",
     "or",
     "xor",
@@ -139,7 +139,7 @@ def _next(slot: Any, stages: int) -> Any:
     return _select(following == stages, 0, following)
 
 
-def _turned(parity: Any, slot: Any, stages: int) -> Any:
+def _flipped(parity: Any, slot: Any, stages: int) -> Any:
     return _select(slot + 1 == stages, parity ^ 1, parity)
 
 
@@ -169,5 +169,5 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "max": lambda a, b: _select(a > b, a, b),
     "select": _select,
     "next": _next,
-    "turned": _turned,
+    "flipped": _flipped,
 }

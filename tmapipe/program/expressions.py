@@ -169,7 +169,7 @@ def select(condition: Any, then: Any, other: Any) -> Any:
 class Var(Expr):
     """What a node gives: a loop's index or carried value, a merge of branches, an answer, data of fragments.
 
-    alias: what it turned out to be, of a carried value that the loop does not change.
+    alias: what it is after all, of a carried value that the loop does not change.
     """
 
     __slots__ = ("alias", "is_bool", "name")
@@ -224,7 +224,7 @@ def show(value: Any, outer: int = 0) -> str:
     a = value.args
     if value.op == "next":
         return f"next({show(a[0])}, {show(a[1])})"
-    if value.op == "turned":
+    if value.op == "flipped":
         return f"{show(a[0], 7)} ^ lap({show(a[1])})"
     if value.op == "add" and type(a[1]) is int and a[1] < 0:
         text, level = f"{show(a[0], 6)} - {-a[1]}", 6

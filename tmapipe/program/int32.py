@@ -62,5 +62,5 @@ FOLD: dict[str, Callable[..., Any]] = {
     "max": max,
     "select": lambda c, a, b: a if c else b,
     "next": lambda slot, stages: 0 if slot + 1 == stages else slot + 1,
-    "turned": lambda parity, slot, stages: parity ^ (slot + 1 == stages),
+    "flipped": lambda parity, slot, stages: parity ^ (slot + 1 == stages),
 }

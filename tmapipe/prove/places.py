@@ -1,8 +1,9 @@
 """Places: which variables of a program are positions in rings, and of which arrays of barriers and slots.
 
-States of a run that differ only in how far all warps are around a ring are one. That is so where the program uses a position in a
-few ways only: as the number of a barrier or slot, to go on to the next (`next`, `turned`), as a parity, to be kept for later, or
-to ask whether there is one (-1: none). An array for which something else is done is *pinned*: its positions are told apart.
+States of a run that differ only in how far all warps are around a ring are one. That is so where the program uses a position
+in a few ways only: as the number of a barrier or slot, to go on to the next (`next`, `flipped`), as a parity, to be kept for
+later, or to ask whether there is one (-1: none). An array for which something else is done is *pinned*: its positions are
+told apart.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from tmapipe.isa.values import SlotRef
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.model import Barrier
 from tmapipe.program.expressions import Expr, Var, resolve
-from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.program.nodes import Call, For, If, Let
 
 __all__ = ["Places"]
 
-_FINITE = {"next", "turned", "xor", "or", "and", "not", "eq", "ne", "lt", "le", "gt", "ge", "select", "mod", "lshift"}
+_FINITE = {"next", "flipped", "xor", "or", "and", "not", "eq", "ne", "lt", "le", "gt", "ge", "select", "mod", "lshift"}
 
 
 class Places:
     """The positions in a program.
 
-    finite: variables with few values, which need not be followed as formulas; offset: by slot variable, [(kind, array, number of
-    position 0)] with kind "bar" or "slot"; partner: parity variable -> slot variable; pinned: arrays told apart by position.
+    finite: variables with few values, which need not be followed as formulas; offset: by slot variable, [(kind, array, number
+    of position 0)] with kind "bar" or "slot"; partner: parity variable -> slot variable; pinned: arrays told apart by
+    position.
     """
 
     def __init__(self, layout: Layout, nodes: list[Any]):
@@ -208,9 +210,7 @@ class Places:
     def _parity(self, array: str, stage: Any, parity: Any) -> None:
         parity, slot = resolve(parity), self._position(stage)[0]
         while isinstance(parity, Expr) and not isinstance(parity, Var):
-            if parity.op == "xor" and _one(parity.args[1]):
-                parity = resolve(parity.args[0])
-            elif parity.op == "turned":
+            if (parity.op == "xor" and _one(parity.args[1])) or parity.op == "flipped":
                 parity = resolve(parity.args[0])
             else:
                 break
@@ -231,7 +231,7 @@ class Places:
             self._join(to, x)
             return
         if isinstance(x, Expr):
-            if x.op in ("next", "turned"):
+            if x.op in ("next", "flipped"):
                 base = resolve(x.args[0])
                 while isinstance(base, Expr) and not isinstance(base, Var) and base.op == x.op:
                     base = resolve(base.args[0])
@@ -301,7 +301,7 @@ class Places:
 def _bare(x: Any) -> Any:
     """The variable that is this, or from which this goes on around a ring."""
     x = resolve(x)
-    while isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("next", "turned"):
+    while isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("next", "flipped"):
         x = resolve(x.args[0])
     return x if isinstance(x, Var) else None
 

@@ -1,7 +1,7 @@
 """Whether conditions can hold together: Fourier and Motzkin's elimination over the integers' relaxation, in exact arithmetic.
 
-The answer "no" is exact. "Yes" may be wrong: what cannot be decided counts as possible, which a proof may always assume. Besides
-the conditions, the definitions of quotients by numbers, minima, maxima and choices are used, and the bounds of leaves.
+The answer "no" is exact. "Yes" may be wrong: what cannot be decided counts as possible, which a proof may always assume.
+Besides the conditions, the definitions of quotients by numbers, minima, maxima and choices are used, and the bounds of leaves.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ _OF: dict[str, Callable[..., Any]] = {
     "abs": lambda a: abs(a) if not isinstance(a, Sym) else _intern("abs", a),
     "select": _select,
     "next": lambda slot, stages: _select(is_0(add(add(slot, 1), stages, -1)), 0, add(slot, 1)),
-    "turned": lambda parity, slot, stages: parity ^ int(slot + 1 == stages),
+    "flipped": lambda parity, slot, stages: parity ^ int(slot + 1 == stages),
 }
 
 

@@ -39,6 +39,7 @@ from tmapipe.machine import Layout
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
 from tmapipe.program.trace import trace
+from tmapipe.prove.joint import prove
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -191,8 +192,6 @@ class _Search:
     def _every_count(self) -> bool:
         """Whether a closed set of states shows every trip count."""
         problems = self.problems
-        from tmapipe.prove.joint import prove  # which uses the rules of this package
-
         proof = prove(trace(problems.schedule, problems.plan))
         self.events += proof.events
         if proof.closed:

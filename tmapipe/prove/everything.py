@@ -1,0 +1,75 @@
+"""All operations of a program that may still come, which says what a state has to remember."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+from tmapipe.check.positions import Positions
+from tmapipe.isa.effects import Init, declared
+from tmapipe.program.nodes import Call, For, If, While
+from tmapipe.prove.shared import Shared
+from tmapipe.prove.symbols import Sym, leaf, truth
+from tmapipe.prove.walker import Walker
+
+__all__ = ["everything"]
+
+
+def everything(shared: Shared, pinned: Container[Any]) -> Positions:
+    """All operations that may come, at all places of their arrays but those that are *pinned*."""
+    found = Positions(shared.layout)
+    found.origin = {}
+    for agent in range(shared.layout.agents):
+        _Everything(pinned, Walker(shared, agent), found).nodes(shared.program.nodes)
+    return found
+
+
+class _Everything:
+    """Walks a program once, both arms and one iteration of each loop, and notes the operations of one warp."""
+
+    def __init__(self, pinned: Container[Any], walker: Walker, found: Positions):
+        self.pinned, self.walker, self.found = pinned, walker, found
+
+    def nodes(self, nodes: list[Any]) -> None:
+        for node in nodes:
+            self._node(node)
+
+    def _node(self, node: Any) -> None:
+        walker, kind = self.walker, type(node)
+        if kind is If:
+            condition = truth(walker.number(node.condition))
+            for arm, body, which in ((True, node.then, 1), (False, node.other, 2)):
+                if isinstance(condition, Sym) or bool(condition) == arm:
+                    self.nodes(body)
+                    for phi in node.phis:
+                        if phi[0] in walker.shared.decides:
+                            walker.env[phi[0]] = walker.number(phi[which])
+        elif kind in (For, While):
+            count = walker.number(node.count) if kind is For else None
+            walker._start(node)
+            if kind is For:
+                walker.env[node.index] = 0 if not isinstance(count, Sym) else leaf("turn", "some")
+            if kind is While or isinstance(count, Sym) or count > 0:
+                times = count if isinstance(count, int) and count <= 16 else 1
+                for i in range(times):
+                    if kind is For and isinstance(count, int):
+                        walker.env[node.index] = i
+                    self.nodes(node.body)
+                    walker._next(node)
+            walker.leave_loop(node)
+        elif kind is Call:
+            walker.queue.clear()
+            walker.frames = [("block", [node], 0)]
+            walker._call(node, lambda condition: True)
+            for op in walker.queue:
+                self._note(op)
+
+    def _note(self, op: Any) -> None:
+        agent, found = self.walker.agent, self.found
+        if declared(type(op)).effect(Init) is not None:
+            return  # never again
+        found._relative(agent, op)
+        for key, position, around in found.moves(agent, op):
+            if key[2] not in self.pinned:
+                found.touched[key] = set(range(around))
+                found.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others

@@ -1,0 +1,243 @@
+"""Loops of open count: how warps enter them, go on to the next iteration, and leave them.
+
+What holds is said as formulas of the number of the iteration, so that one iteration stands for all but the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.check.recurrence import RunState
+from tmapipe.program.nodes import Call, For, While
+from tmapipe.prove.liveness import live
+from tmapipe.prove.places import Places
+from tmapipe.prove.points import Loop, Point, with_facts
+from tmapipe.prove.relevant import Relevant
+from tmapipe.prove.shared import Shared
+from tmapipe.prove.solver import Solver
+from tmapipe.prove.symbols import (
+    Sym,
+    add,
+    at_least_0,
+    divide,
+    is_0,
+    leaf,
+    leaves,
+    multiply,
+    negated,
+    replaced,
+    truth,
+)
+from tmapipe.prove.together import Together
+from tmapipe.prove.walker import Open, Walker
+
+__all__ = ["Loops"]
+
+
+class Loops:
+    """The loops of one program.
+
+    mixed: whether each tile may take other decisions on what is the same in a whole run; free: values that were taken to be
+    anything.
+    """
+
+    def __init__(self, shared: Shared, places: Places, solver: Solver, mixed: bool):
+        self.shared, self.places, self.solver, self.mixed = shared, places, solver, mixed
+        self.together = Together(shared, solver)
+        self.relevant = Relevant(shared)
+        self.sites: dict[Any, int] = {}
+        self.free: set[str] = set()
+
+    def take_one(self, now: Point, group: list[tuple[Walker, Any]], choose: Any) -> None:
+        """One iteration of each of these loops by itself, if there is one left."""
+        for walker, node in group:
+            _, _, base = walker.frames[-1]
+            if type(node) is For:
+                condition = at_least_0(add(self._left(walker, node), -1))
+            else:
+                condition = truth(walker.number(node.condition))
+            taken = self.solver.decided(condition, now.facts)
+            if taken is None:
+                taken = choose([True, False])
+                now.facts = with_facts(now.facts, [condition if taken else negated(condition)])
+            walker.frames.pop()
+            if not taken:
+                walker.leave_loop(node)
+                continue
+            if type(node) is For:
+                walker.env[node.index] = base
+            walker.frames += [("one", node, base), ("block", node.body, 0)]
+
+    def enter(self, now: Point, group: list[tuple[Walker, Any]]) -> Loop:
+        """Enters the loops of those that go together."""
+        kinds = {type(node) for _, node in group}
+        if len(kinds) > 1:
+            raise Open("loops over tiles of different orders")
+        members = []
+        if kinds == {While}:
+            tests = {truth(walker.number(node.condition)) for walker, node in group}
+            if len(tests) > 1:
+                raise Open("loops whose ends are not known to be one")
+            members = [(walker.agent, node, 0, 0, 1) for walker, node in group]
+        else:
+            counts = [self._left(walker, node) for walker, node in group]
+            paces = self.together.paces(now, [node for _, node in group], counts)
+            for (walker, node), left, pace in zip(group, counts, paces, strict=True):
+                members.append((walker.agent, node, walker.frames[-1][2], left, pace))
+        site_key = tuple((agent, id(node), pace, base) for agent, node, base, _, pace in members), len(now.loops)
+        site = self.sites.setdefault(site_key, len(self.sites))
+        loop = Loop(site, leaf("turn", f"turn {site}"), 0, tuple(members), now.facts, {})
+        now.loops = (*now.loops, loop)
+        now.facts = now.facts | {is_0(loop.index)}
+        for walker, node in group:
+            reads = sum(type(each) is Call and each.method == "read_words" for each in node.body)
+            walker.reads = add(walker.reads, multiply(loop.index, reads))
+        self._finish_boundary(now, loop)
+        return loop
+
+    def _left(self, walker: Walker, node: Any) -> Any:
+        base = walker.frames[-1][2]
+        return add(walker.number(node.count), base, -1)
+
+    def _options(self, now: Point, loop: Loop) -> list[Any]:
+        """What may come at the boundary: "on", or ("out", the member whose loop ends)."""
+        found: list[Any] = []
+        if type(loop.members[0][1]) is While:
+            walker = now.walkers[loop.members[0][0]]
+            condition = truth(walker.number(loop.members[0][1].condition))
+            decided = self.solver.decided(condition, now.facts)
+            return [] + (["on"] if decided is not False else []) + ([("out", 0)] if decided is not True else [])
+        if self.solver.possible((*self._on(loop), *now.facts)):
+            found.append("on")
+        seen: list[Any] = []
+        for i, (_, _, _, left, _) in enumerate(loop.members):
+            if any(each is left or each == left for each in seen if not isinstance(left, Sym) or each is left):
+                continue
+            seen.append(left)
+            if self.solver.possible((*self._out(loop, i), *now.facts)):
+                found.append(("out", i))
+        return found
+
+    def _on(self, loop: Loop) -> list[Any]:
+        """That each member has iterations left."""
+        turn = add(loop.index, 1)
+        return [at_least_0(add(left, multiply(turn, pace), -1)) for _, _, _, left, pace in loop.members]
+
+    def _out(self, loop: Loop, which: int) -> list[Any]:
+        """That this member has too few left, after as many turns as there have been."""
+        _, _, _, left, pace = loop.members[which]
+        short = at_least_0(add(add(multiply(add(loop.index, 1), pace), left, -1), -1))
+        enough = [at_least_0(add(each, multiply(loop.index, p), -1)) for _, _, _, each, p in loop.members]
+        if loop.turn == 0:
+            return [short]  # a loop may have a count below 0
+        return [short, *enough]
+
+    def leave_boundary(self, now: Point, option: Any) -> None:
+        loop = next(each for each in now.loops if each.site == now.loops[-1].site)
+        if option == "on":
+            if type(loop.members[0][1]) is While:
+                condition = truth(now.walkers[loop.members[0][0]].number(loop.members[0][1].condition))
+                now.facts = with_facts(now.facts, [condition])
+            else:
+                now.facts = with_facts(now.facts, self._on(loop))
+            old = {}
+            for agent, node, base, _, pace in loop.members:
+                walker = now.walkers[agent]
+                walker.frames.pop()
+                for phi, *_ in self.shared.carried(node):
+                    old[agent, phi] = walker.env.get(phi)
+                old[agent, "reads"] = walker.reads
+                walker._begin(node, add(base, multiply(loop.index, pace)), pace, 0)
+            now.loops = tuple(each._replace(old=old) if each is loop else each for each in now.loops)
+            return
+        now.loops = tuple(each for each in now.loops if each is not loop)
+        if type(loop.members[0][1]) is While:
+            condition = truth(now.walkers[loop.members[0][0]].number(loop.members[0][1].condition))
+            now.facts = with_facts(now.facts, [negated(condition)])
+            last: Any = leaf("turn", f"turns of {loop.site}")
+            lasting: list[Any] = []
+        else:
+            _, _, _, left, pace = loop.members[option[1]]
+            if loop.turn == 0:
+                last, lasting = 0, self._out(loop, option[1])
+            else:
+                last, lasting = divide(left, pace), self._out(loop, option[1])
+        changes = {loop.index: last}
+        facts = [replaced(each, changes) for each in (*now.facts, *lasting)]
+        now.facts = with_facts(frozenset(), facts)
+        for agent, node, base, own, pace in loop.members:
+            walker = now.walkers[agent]
+            walker.frames.pop()
+            walker.env = {var: replaced(value, changes) for var, value in walker.env.items()}
+            walker.reads = replaced(walker.reads, changes)
+            rest = 0
+            if type(node) is For:
+                rest = add(own, multiply(last, pace), -1)
+                none = loop.turn == 0 and not self.solver.possible((at_least_0(add(rest, -1)), *now.facts))
+                if none or (isinstance(rest, Sym) and self.together.equal(now, rest, 0)):
+                    rest = 0
+            if isinstance(rest, Sym) or rest > 0:
+                walker.frames.append(("head", node, add(base, multiply(last, pace))))
+            else:
+                walker.leave_loop(node)
+
+    def next_turn(self, now: Point, state: RunState, loop: Loop) -> None:
+        """An iteration is over: everything is said from the next one."""
+        back = {loop.index: add(loop.index, -1)}
+        now.loops = now.loops[: now.loops.index(loop) + 1]
+        for agent, node, base, _, _ in loop.members:
+            walker = now.walkers[agent]
+            walker.frames.pop()
+            walker.frames[-1] = ("head", node, base)
+            for phi, *_ in self.shared.carried(node):
+                walker.env[phi] = self._carried(loop, agent, phi, walker.env.get(phi), back)
+            walker.reads = self._carried(loop, agent, "reads", walker.reads, back)
+        facts = [replaced(each, back) for each in now.facts]
+        outermost = now.loops[0] is loop
+        if outermost:
+            state.check.results.next_tile()
+        turn = 1  # the first iteration is told apart from all others
+        after = loop._replace(turn=turn, old={})
+        now.loops = (*now.loops[:-1], after)
+        kept = loop.before if outermost and self.mixed else None
+        index = at_least_0(add(loop.index, -1))
+        given = frozenset(each for each in facts if isinstance(each, Sym)) | {index}
+        now.facts = given
+        options = self._options(now, after)
+        if kept is None:
+            kept = frozenset(each for each in given if loop.index not in each.leaves)
+        else:
+            kept = frozenset(each for each in kept)
+        now.facts = kept | {index}
+        self._finish_boundary(now, after, options)
+
+    def _carried(self, loop: Loop, agent: int, phi: Any, value: Any, back: Any) -> Any:
+        """What a carried value is at the next iteration, as a formula of its number."""
+        old = loop.old.get((agent, phi))
+        if value is None or (phi != "reads" and phi in self.places.finite and not isinstance(value, Sym)):
+            return value
+        new = replaced(value, back)
+        if isinstance(value, bool) or isinstance(old, bool) or (isinstance(value, Sym) and value.condition):
+            pass
+        elif loop.turn == 0 and old is not None and loop.index not in leaves(old):
+            step = add(value, old, -1)
+            if loop.index not in leaves(step) and not (not isinstance(step, Sym) and step == 0):
+                return add(old, multiply(step, loop.index))
+        if loop.turn > 0 and not (new is old or (not isinstance(new, Sym) and new == old)):
+            name = getattr(phi, "name", phi)
+            self.free.add(f"{name} in {self.shared.layout.role(agent)}")
+            return leaf("free", f"{name} in {self.shared.layout.agent_name(agent)}", loop.site)
+        return new
+
+    def _finish_boundary(self, now: Point, loop: Loop, options: Any = None) -> None:
+        """Leaves out what no longer matters."""
+        for walker in now.walkers:
+            kept = live(walker.frames)
+            walker.env = {var: value for var, value in walker.env.items() if var in kept}
+        now.options = self._options(now, loop) if options is None else options
+        relevant = self.relevant.of(now)
+        now.facts = frozenset(
+            each
+            for each in now.facts
+            if not each.leaves.isdisjoint(relevant) and self.solver.decided(each, now.facts - {each}) is not True
+        )

@@ -1,0 +1,105 @@
+"""What all walkers of one proof share: the program, its layout, symbols, and where operations go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmapipe.isa.effects import declared
+from tmapipe.isa.operands import Kind
+from tmapipe.machine import Layout
+from tmapipe.program.nodes import Call, If, Let
+from tmapipe.prove.slicing import LOCAL, WITHOUT_OPERATIONS, Slice
+from tmapipe.prove.symbols import Sym, add, arithmetic, divide, leaf, text
+from tmapipe.prove.walker import Open, ProofIsa, Walker
+
+__all__ = ["Shared", "bounds"]
+
+
+class Shared:
+    """What all walkers of one proof share: the program, its layout, symbols, and where operations go."""
+
+    def __init__(self, program: Any):
+        self.program, self.layout = program, Layout(program.plan)
+        self.emitting: Any = None
+        self.isas = [ProofIsa(self.layout, agent, self.emit) for agent in range(self.layout.agents)]
+        self.stored = {store.argument for store in program.plan.stores}
+        self.decides = Slice(program.nodes).decides
+        self._carried: dict[int, list[Any]] = {}
+        self._inert: dict[int, bool] = {}
+        self._symbols: dict[Any, Any] = {}
+        self._local: dict[type, bool] = {}
+
+    def emit(self, op: Any) -> None:
+        queue, node = self.emitting
+        kind = type(op)
+        if kind not in self._local:
+            self._local[kind] = declared(kind).local
+        if self._local[kind]:
+            return
+        for name, of in declared(kind).operands.items():
+            if of is not Kind.AT and isinstance(getattr(op, name), Sym):
+                raise Open(f"{text(getattr(op, name))}, an operand of {kind.__name__} at {node.where}")
+        queue.append(op)
+
+    def inert(self, node: Any) -> bool:
+        """Whether a loop or branch executes nothing that synchronizes, and gives nothing on which something depends."""
+        if id(node) not in self._inert:
+            self._inert[id(node)] = self._is_inert(node)
+        return self._inert[id(node)]
+
+    def _is_inert(self, node: Any) -> bool:
+        kind = type(node)
+        if kind is Let:
+            return True
+        if kind is Call:
+            given = not self.decides.isdisjoint(node.results)
+            return not given and (node.method in WITHOUT_OPERATIONS or node.method in LOCAL)
+        if kind is If:
+            given = any(phi in self.decides for phi, _, _ in node.phis)
+            return not given and all(map(self.inert, (*node.then, *node.other)))
+        given = any(each in self.decides for phi, _, _, after in node.carried for each in (phi, after))
+        return not given and all(map(self.inert, node.body))
+
+    def carried(self, node: Any) -> list[Any]:
+        """What a loop carries that decides something."""
+        if id(node) not in self._carried:
+            self._carried[id(node)] = [each for each in node.carried if each[0] in self.decides]
+        return self._carried[id(node)]
+
+    def symbol(self, x: Any) -> Any:
+        """What a symbol of the program is."""
+        if x not in self._symbols:
+            extents = self.program.isa.symbols["extents"]
+            if x in extents:
+                argument, dim = extents[x]
+                self._symbols[x] = self._extent(self.program.plan.dims[argument][dim])
+            else:
+                self._symbols[x] = leaf("of the launch", x.args[0])
+        return self._symbols[x]
+
+    def _extent(self, name: str) -> Any:
+        relation = next((each for each in self.program.plan.relations if each.name == name), None)
+        if relation is None or (relation.size is None and relation.of is None):
+            return leaf("extent", name)
+        if relation.size is not None:
+            return relation.size
+        found = add(divide(add(self._extent(str(relation.of)), relation.per - 1), relation.per), relation.plus)
+        if relation.plus >= 0:
+            return found
+        return arithmetic("max", found, 0)
+
+    def entry(self, table: str, i: Any, walker: Walker, node: Any) -> Any:
+        """An entry of a table. One that the kernel stores to may be another one at each look."""
+        if table in self.stored:
+            return leaf("answer", f"an entry of {table} in {self.layout.agent_name(walker.agent)}", id(node))
+        return leaf("entry", table, i)
+
+
+def bounds(x: Sym) -> tuple[int | None, int | None]:
+    """The least and the most that a leaf may be."""
+    kind = x.args[0]
+    if kind == "extent" or (kind == "of the launch" and x.args[1] == "clusters"):
+        return 1, 2**31 - 1
+    if kind in ("turn", "of the launch"):
+        return 0, 2**31 - 1
+    return None, None

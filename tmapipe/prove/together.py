@@ -1,0 +1,106 @@
+"""Which loops warps go through together, and how many iterations of each make one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tmapipe.isa.effects import declared
+from tmapipe.isa.operands import Kind
+from tmapipe.plan.model import Barrier
+from tmapipe.program.nodes import Call, For, If, While
+from tmapipe.prove.points import Point
+from tmapipe.prove.shared import Shared
+from tmapipe.prove.solver import Solver
+from tmapipe.prove.symbols import Sym, add, at_least_0
+from tmapipe.prove.walker import Walker
+
+__all__ = ["Together"]
+
+
+class Together:
+    """Compares the loops before which warps stand."""
+
+    def __init__(self, shared: Shared, solver: Solver):
+        self.shared, self.solver = shared, solver
+        self._names: dict[int, frozenset[str]] = {}
+
+    def is_behind(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> bool:
+        """Whether somebody waits for what an iteration of these loops does, and comes to its own loop only then."""
+        names = set().union(*(self._arrays(node) for _, node in group))
+        return any(
+            stop is None and bool(self._waited_for(walker) & names)
+            for walker, stop in zip(now.walkers, stops, strict=True)
+        )
+
+    def _waited_for(self, walker: Walker) -> set[str]:
+        """The array of the barrier that a warp waits for."""
+        op = walker.queue[0]
+        return {self.shared.layout.bar_places[getattr(op, name)][0] for name in declared(type(op)).named(Kind.BAR)}
+
+    def group(self, now: Point, heads: list[tuple[Walker, Any]]) -> list[tuple[Walker, Any]]:
+        """Those that go over the same rings; of several such groups, the one of which nobody is missing."""
+        groups: list[tuple[set[str], list[tuple[Walker, Any]]]] = []
+        for walker, node in heads:
+            names = set(self._arrays(node)) or {f"{id(node)}"}
+            mine = [group for group in groups if group[0] & names]
+            groups = [group for group in groups if group not in mine]
+            groups.append((names.union(*(g[0] for g in mine)), [(walker, node), *(x for g in mine for x in g[1])]))
+
+        def missing(group: tuple[set[str], Any]) -> int:
+            inside = {walker.agent for walker, _ in group[1]}
+            return sum(
+                walker.agent not in inside and bool(group[0] & self._remaining(walker)) for walker in now.walkers
+            )
+
+        found = min(groups, key=missing)[1]
+        return sorted(found, key=lambda each: each[0].agent)
+
+    def _remaining(self, walker: Walker) -> set[str]:
+        """Arrays of barriers that a warp still comes to, in the iteration that it is in."""
+        found: set[str] = set()
+        for frame in reversed(walker.frames):
+            if frame[0] == "block":
+                for node in frame[1][frame[2] :]:
+                    found |= self._arrays(node)
+            elif frame[0] == "joint":
+                break
+        return found
+
+    def _arrays(self, node: Any) -> frozenset[str]:
+        """Arrays of barriers that a node uses."""
+        if id(node) not in self._names:
+            found: set[str] = set()
+            if type(node) is Call:
+                found = {x.name for x in node.args if isinstance(x, Barrier)}
+            elif type(node) is If:
+                found = set().union(*(self._arrays(each) for each in (*node.then, *node.other)))
+            elif type(node) in (For, While):
+                found = set().union(*(self._arrays(each) for each in node.body))
+            self._names[id(node)] = frozenset(found)
+        return self._names[id(node)]
+
+    def paces(self, now: Point, nodes: list[Any], counts: list[Any]) -> list[int]:
+        """How many iterations of each loop go with those of the others."""
+        if all(self.equal(now, counts[0], each) for each in counts[1:]):
+            return [1] * len(nodes)
+        slots = [self._waits(node) for node in nodes]
+        common = math.lcm(*(n for n in slots if n)) if any(slots) else 1
+        return [common // n if n else 1 for n in slots]
+
+    def _waits(self, node: Any) -> int:
+        """How many slots an iteration takes; 0 if that is not a number."""
+        found: dict[str, int] = {}
+        for each in node.body:
+            if type(each) is Call and each.method == "mbarrier_wait":
+                found[each.args[0].name] = found.get(each.args[0].name, 0) + 1
+        return max(found.values(), default=0)
+
+    def equal(self, now: Point, a: Any, b: Any) -> bool:
+        if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
+            return True
+        apart = add(a, b, -1)
+        if not isinstance(apart, Sym):
+            return apart == 0
+        more, less = at_least_0(add(apart, -1)), at_least_0(add(-1, apart, -1))
+        return not (self.solver.possible((more, *now.facts)) or self.solver.possible((less, *now.facts)))
