@@ -98,7 +98,7 @@ def kind_of(value: Any) -> str:
 def _form(value: Any) -> Any:
     """What is equal of values that are joined part by part; None of a value without parts."""
     kind = type(value)
-    if isinstance(value, tuple) and "__eq__" not in vars(kind) and (kind is tuple or hasattr(kind, "_make")):
+    if kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_make") and "__eq__" not in vars(kind)):
         return kind, len(value)
     if kind is list:
         return kind, len(value)
