@@ -170,7 +170,7 @@ def test_simulating_nothing():
 @pytest.mark.parametrize("clusters", [0, -1, 1.0, "2", True])
 def test_clusters(clusters):
     x = np.zeros((16, 24), np.float32)
-    rule = "positive number of clusters"
+    rule = "number of clusters from 1 to 1024"
     refused(S.Gemm().simulate, x, x, clusters=clusters, argument="clusters", value=clusters, rule=rule)
 
 
