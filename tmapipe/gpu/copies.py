@@ -197,9 +197,20 @@ def copy_tile(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: An
     target = isa.slot_address(buffer, stage)
     thread = share * WARP + isa.lane
 
-    def copy(i: Any) -> None:
-        """Vector *i* of the slot."""
-        row, column = i // per_row, i % per_row
+    def place(j: Any) -> tuple[Any, Any, Any]:
+        """Row and vector of the row that the thread copies in turn *j*, and the byte in the slot."""
+        if threads % per_row:
+            i = thread + j * threads
+            row, column = i // per_row, i % per_row
+            return row, column, buffer.byte_in_slot(row, column * vector)
+        # Always the same column, and rows a known number apart; the swizzle is the same again after 8 rows.
+        first, column, step = thread // per_row, thread % per_row, j * (threads // per_row)
+        rest = step % 8
+        same = (step - rest) * (buffer.swizzle or buffer.tile[-1] * size)
+        return first + step, column, buffer.byte_in_slot(first + rest, column * vector) + same
+
+    def copy(j: Any) -> None:
+        row, column, byte = place(j)
         start, inside = tile.row(row)
         first = at[-1] + column * width
         start = start + Int64(first) * size
@@ -210,14 +221,13 @@ def copy_tile(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: An
         text = (
             f"cp.async.{'cg' if vector == 16 else 'ca'}.shared.global [$0], [$1], {vector}, $2;"  # fills up with zeros
         )
-        emit_ptx(text, "rlr", target + buffer.byte_in_slot(row, column * vector), start, nbytes)
+        emit_ptx(text, "rlr", target + byte, start, nbytes)
 
     def turn(j: Any) -> None:
-        i = thread + j * threads
         if vectors % threads:
-            control.when(i < vectors, lambda: copy(i))
+            control.when(thread + j * threads < vectors, lambda: copy(j))
         else:
-            copy(i)
+            copy(j)
 
     turns = ceil_div(vectors, threads)
     if turns > UNROLLED:
