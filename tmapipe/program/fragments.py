@@ -103,10 +103,6 @@ class TracingFragments(Fragments):
         return Fragment(self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at))
 
     def read_columns_from(self, slot: Any, layout: Any, first: Any) -> Fragment:
-        found = self._record("read_columns_from", slot, layout, first)
-        return Fragment(self, layout, "columns", slot.buffer.dtype.kind, found)
-
-    def read_columns_from(self, slot: Any, layout: Any, first: Any) -> Fragment:
         found = self._record("read_columns_from", slot, layout, first, result=slot.buffer.name)
         return Fragment(self, layout, "columns", slot.buffer.dtype.kind, found)
 
