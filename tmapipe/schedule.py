@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from tmapipe.bind import tensors as tensors_
 from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import check_held, check_kind, note_written
@@ -22,7 +20,7 @@ from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, needed
 from tmapipe.fields import check_bool, is_count
 from tmapipe.plan.arch import arch_named
-from tmapipe.plan.declarations import PARTS, Declarations, check_names, check_roles, declare
+from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare
 from tmapipe.plan.equality import key_of, same
 from tmapipe.plan.explain import explain
 from tmapipe.plan.model import Plan
@@ -30,9 +28,9 @@ from tmapipe.plan.planner import make_plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.tiles.axes import Axis, axes_of, check_axes, check_relations, check_rows
+from tmapipe.tiles.declared import with_order
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
-from tmapipe.tiles.queue import SCHEDULER
 
 if TYPE_CHECKING:
     from tmapipe.check import Report
@@ -135,28 +133,9 @@ class Schedule:
         if found is None:
             check_roles("Schedule.optional_roles", self.optional_roles)
             earlier = (*self.optional_roles.items(), *self.__dict__.get("_earlier", ()))
-            found = declare(self, self.cluster, earlier)
-            found = self._with_order(found)
+            found = with_order(self, declare(self, self.cluster, earlier))
             object.__setattr__(self, "_declared", found)
         return found
-
-    def _with_order(self, declared: Declarations) -> Declarations:
-        """With what the order of tiles has of its own: bounds, a role, a queue."""
-        if not isinstance(self.tiles, TileOrder):
-            fix = "e.g. PersistentTiles()"
-            raise InputError("Schedule.tiles", self.tiles, "is an order of output tiles", fix)
-        if not isinstance(self.relations, tuple) or not all(isinstance(dim, Dim) for dim in self.relations):
-            raise InputError("Schedule.relations", self.relations, "is a tuple of Dim", 'e.g. (Dim("r", size=3),)')
-        check_names("Schedule.transposed", self.transposed, declared.arguments)
-        if not isinstance(self.checked, bool):
-            raise InputError("Schedule.checked", self.checked, "is True or False", "use True, to be safe")
-        declared = attrs.evolve(declared, bounded=self.tiles.bounded, relations=self.relations)
-        queue = self.tiles.queue(len(axes_of(declared, self.over)) if declared.stages or declared.stores else 0)
-        if queue is None:
-            return declared
-        if SCHEDULER in declared.roles:
-            raise InputError("Schedule.tiles", self.tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
-        return attrs.evolve(declared, parts={**declared.parts, SCHEDULER: Role(warps=1)}, queue=queue)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
         """Every derived number.

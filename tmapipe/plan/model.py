@@ -139,8 +139,7 @@ class Load(Transfer):
 
 @attrs.frozen
 class Store(Transfer):
-    """A store, or reduction, of a slot into global memory; with `vector`, of what threads have in registers: then the buffer
-    has no slots.
+    """A store, or reduction, of a slot into global memory; with `vector`, of registers of threads: no slots.
 
     Args:
         reduce: What is done to the tensor's elements, as of `TmaStoreStage`; None to overwrite them.
