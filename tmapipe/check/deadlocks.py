@@ -19,7 +19,7 @@ from tmapipe.check.log import Step, events_of
 from tmapipe.check.trip_counts import RingUse
 from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
 from tmapipe.isa.operands import Kind as OperandKind
-from tmapipe.isa.ops import MbarWait, TmaGather, TmaLoad
+from tmapipe.isa.ops import BarWait, MbarWait, TmaGather, TmaLoad
 from tmapipe.machine.describe import bar_name, describe, lines, who
 from tmapipe.machine.layout import Layout
 from tmapipe.plan.rings import Ring
@@ -123,24 +123,47 @@ class Deadlock:
     def _turn(self, wait: Blocked) -> str | None:
         """A turnstile that not all pass equally often, or whose first turn waits."""
         layout = self.layout
+        if wait.id is not None:
+            return self._turn_of_warpgroups(wait)
         if wait.bar is None or wait.ring or not layout.barrier(wait.bar).name.endswith(".turn"):
             return None
         barrier = layout.barrier(wait.bar)
         role = layout.plan.role(wait.role)
-        what = "team" if role.teams > 1 else "warpgroup"
         first = layout.cta_warps(layout.cta_of(wait.agent))[role.first_warp]
-        turns: list[list[Any]] = []  # by team or warpgroup: its waits
+        turns: list[list[Any]] = []  # by team: its waits
         for i in range(barrier.stages):
             program, own = self.programs[first + i * role.warps // barrier.stages], layout.bar_base[barrier.name] + i
             turns.append([op for op in program if type(op) is MbarWait and op.bar == own])
             if turns[i] and turns[i][0].parity != (i == 0):
                 self.blame.append(Step(0, wait.agent, turns[i][0]))
-                return f"{what} 0 goes first and waits for nobody: its waits begin with parity 1, the others' with parity 0"
+                return (
+                    "team 0 goes first and waits for nobody: its waits begin with parity 1, the others' with parity 0"
+                )
+        return self._equally_often(wait, "team", barrier.name, turns)
+
+    def _turn_of_warpgroups(self, wait: Blocked) -> str | None:
+        """As `_turn`, of warpgroups, which meet at named barriers."""
+        layout = self.layout
+        barrier = next((b for b in layout.plan.named_barriers if 0 <= wait.id - b.id < b.instances), None)
+        if barrier is None or not barrier.name.endswith(".turn"):
+            return None
+        first = layout.cta_warps(layout.cta_of(wait.agent))[layout.plan.role(wait.role).first_warp]
+        turns: list[list[Any]] = []  # by warpgroup: where it waits for the one before it
+        for i in range(barrier.instances):
+            program = self.programs[first + 4 * i]
+            turns.append([op for op in program if type(op) is BarWait and op.id == barrier.id + i])
+        del turns[0][-1:]  # the first one meets the last one once more, after the last tile
+        if len(set(map(len, turns))) == 1:
+            return None
+        return self._equally_often(wait, "warpgroup", barrier.name, turns)
+
+    def _equally_often(self, wait: Blocked, what: str, name: str, turns: list[list[Any]]) -> str | None:
+        """What to change where some take more turns than others."""
         often = ", ".join(f"{what} {i} {len(ops)} times" for i, ops in enumerate(turns))
         ordered = sorted(turns, key=len)
         known = {op.where for op in ordered[0]}
         self.blame += [Step(0, wait.agent, op) for op in ordered[-1] if op.where not in known][:1]
-        order = barrier.name.removesuffix(".turn")
+        order = name.removesuffix(".turn")
         return f"let every {what} of {wait.role} take a turn of {order} equally often: here {often}"
 
     def _meet(self, wait: Blocked) -> str | None:

@@ -34,8 +34,7 @@ NEUTRAL = {
 class Fragments(Carried):
     """What one warp does with fragments.
 
-    exchanges: for reductions over several warps, by the first warp of the role. numbers: (kind, types of such numbers), of
-    which the first that fits counts.
+    exchanges: for reductions over several warps, by the first warp of the role. numbers: (kind, types), tried in order.
     """
 
     exchanges: dict[int, Exchange]
@@ -268,6 +267,8 @@ class Fragments(Carried):
                 )
             return self._over_warps(layout, op, values.kind, along, self.join_parts(layout, values.data))
         many = layout.columns if along == "rows" else layout.rows
+        for place in inside if isinstance(inside, tuple) else (inside,):
+            in_range("lt", place, "int32")
         if isinstance(inside, int) and inside >= many:  # of a fixed extent: all count
             inside = None
         kind = "int32" if values.kind == "bool" else values.kind
