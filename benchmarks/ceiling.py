@@ -27,17 +27,29 @@ SHAPES = ("8192x8192x8192", "4096x4096x4096", "16384x4096x4096", "4096x14336x409
 TYPES = {"a": "bf16", "b": "bf16", "d": "bf16"}
 
 
+def registers(*initial: int) -> Any:
+    """Integers of a thread that the kernel changes, as registers."""
+    import cutlass.cute as cute
+    from cutlass import Int32
+
+    made = cute.make_rmem_tensor((len(initial),), Int32)
+    for i, value in enumerate(initial):
+        made[i] = Int32(value)
+    return made
+
+
 def without_loads() -> type:
     """An instruction set that arms and fills as many slots as the ring has, and hands the later ones on as they are."""
     import cutlass
     from cutlass import Boolean, Int32
 
+    from tmapipe.gpu import control
     from tmapipe.gpu.isa import GpuIsa
 
     class WithoutLoads(GpuIsa):
         def __init__(self, *arguments: Any):
             super().__init__(*arguments)
-            self.filled = self.cells(0)
+            self.filled = registers(0)
 
         def mbarrier_arrive_expect_tx(self, barrier: Any, stage: Any, nbytes: int) -> None:
             self.filled[0] = self.filled[0] + 1
@@ -46,7 +58,7 @@ def without_loads() -> type:
 
         def tma_load(self, load: Any, stage: Any, at: Any, barrier: Any, *operands: Any, **options: Any) -> None:
             copy = functools.partial(super().tma_load, load, stage, at, barrier, *operands, **options)
-            self.when(self._loads(barrier.stages), copy)
+            control.when(self._loads(barrier.stages), copy)
 
         def _loads(self, stages: int) -> Boolean:
             return self.filled[0] <= stages

@@ -207,9 +207,7 @@ def measure(case: Case, made: Callable[[], Any], other: Callable[[], Any], clock
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--other", type=Path, required=True, help="folder of the other version, with its tests and examples"
-    )
+    parser.add_argument("--other", type=Path, help="folder of the other version, with its tests and examples")
     parser.add_argument("--only", nargs="+", default=[], help="parts of names")
     parser.add_argument("--seconds", type=float, default=1e9, help="no case is begun later")
     parser.add_argument("--begin", type=int, default=0, help="the first case, by number")
@@ -218,6 +216,8 @@ def main(argv: list[str] | None = None) -> int:
     began, gpu = time.perf_counter(), gpu_of("kernels")
     if not gpu:
         return 2
+    if args.other is None:
+        parser.error("--other FOLDER names the other version")
     from tmapipe.gpu.clock import CudaClock
 
     copied(args.other)

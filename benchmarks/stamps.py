@@ -15,7 +15,7 @@ import statistics
 import sys
 from typing import Any
 
-from benchmarks.ceiling import TYPES
+from benchmarks.ceiling import TYPES, registers
 from benchmarks.cli import gpu_of
 from benchmarks.gemm import make_operands, shape
 from benchmarks.results import print_table
@@ -36,12 +36,13 @@ def stamped(address: int, consumer: int) -> type:
     import cutlass.cute as cute
     from cutlass import Int64
 
+    from tmapipe.gpu import control
     from tmapipe.gpu.isa import GpuIsa
 
     class Stamped(GpuIsa):
         def __init__(self, *arguments: Any):
             super().__init__(*arguments)
-            self.seen = self.cells(0, 0)
+            self.seen = registers(0, 0)
             self.number, _, _ = cute.arch.block_idx()
             self._note("start", self.warp == 0)
 
@@ -71,7 +72,7 @@ def stamped(address: int, consumer: int) -> type:
                 words[at] = Int64(cute.arch.globaltimer())
                 words[at + CLOCKS] = Int64(cute.arch.clock64())
 
-            self.when((self.lane == 0) & condition, write)
+            control.when((self.lane == 0) & condition, write)
 
     return Stamped
 

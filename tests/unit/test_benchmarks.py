@@ -495,6 +495,7 @@ ON_A_GPU = [
     "gather",
     "gemm",
     "grouped",
+    "kernels",
     "l2_requests",
     "programs",
     "random_epilogues",
