@@ -117,7 +117,14 @@ def test_what_spills_falls_out(tmp_path, monkeypatch):
 
 
 def crowded_of(rows):
-    """Reads a tile whose numbers do not fit into the registers of as many CTAs."""
-    made = scaled_of(rows)
-    made.tiles = tp.GridTiles(ctas=24)
-    return made
+    """Reads a tile whose numbers do not fit into the registers of as many warps."""
+
+    class Crowded(type(scaled_of(rows, stages=1))):
+        idle = tp.Role(warps=6)
+        tiles = tp.GridTiles(ctas=4)
+
+        @idle.jit
+        def nothing(self, k, tile):
+            pass
+
+    return Crowded()
