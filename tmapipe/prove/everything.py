@@ -36,6 +36,8 @@ class _Everything:
 
     def _node(self, node: Any) -> None:
         walker, kind = self.walker, type(node)
+        if kind is not Call and walker.shared.inert(node):
+            return
         if kind is If:
             condition = truth(walker.number(node.condition))
             for arm, body, which in ((True, node.then, 1), (False, node.other, 2)):

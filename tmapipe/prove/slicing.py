@@ -77,17 +77,24 @@ class Slice:
             if kind is Call:
                 self._call(node)
             elif kind is If:
-                self.decides |= variables(node.condition)
+                test = self._test(node, node.condition)
                 for phi, *values in node.phis:
-                    self._from.setdefault(phi, []).extend(values)
+                    self._from.setdefault(phi, []).extend((*values, *test))
                 self._walk(node.then)
                 self._walk(node.other)
             elif kind in (For, While):
-                self.decides |= variables(node.count if kind is For else node.condition)
+                test = self._test(node, node.count if kind is For else node.condition)
                 for phi, initial, last, after in node.carried:
-                    self._from.setdefault(phi, []).extend((initial, last))
+                    self._from.setdefault(phi, []).extend((initial, last, *test))
                     self._from.setdefault(after, []).append(phi)
                 self._walk(node.body)
+
+    def _test(self, node: Any, test: Any) -> tuple[Any, ...]:
+        """The condition or count of *node*, if it decides only what the node gives; empty if it decides what is executed."""
+        if is_silent(node):
+            return (test,)
+        self.decides |= variables(test)
+        return ()
 
     def _call(self, node: Call) -> None:
         if node.method in WITHOUT_OPERATIONS:
@@ -108,6 +115,16 @@ class Slice:
             for _, x, data in operands(node):
                 if not data:
                     self.decides |= variables(x)
+
+
+def is_silent(node: Any) -> bool:
+    """Whether nothing in a node synchronizes, or can be waited for."""
+    kind = type(node)
+    if kind is Call:
+        return node.method in WITHOUT_OPERATIONS or node.method in LOCAL
+    if kind is If:
+        return all(map(is_silent, (*node.then, *node.other)))
+    return kind is Let or all(map(is_silent, node.body))
 
 
 def variables(x: Any) -> set[Any]:
