@@ -33,6 +33,7 @@ THREADS, CTAS = 2048, 32  # of a multiprocessor
 MOST_WARPS, MOST_CLUSTER = 16, 16
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
+MARGIN = 256  # elements more than columns of a vector beside rows that begin anywhere: BEFORE twice, and boxes stay large
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
 MOST_TILE = 72 << 10  # bytes
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
@@ -198,7 +199,10 @@ def _resident(form: RowForm, loads: int, vectors: int) -> int:
     )  # which say where the row's edges are
     if registers > 168:
         return 0
-    smem = (2 if form.each > 1 else 1) * loads * form.rows * form.columns * form.size + vectors * form.columns + 1024
+    smem = (2 if form.each > 1 else 1) * loads * form.rows * form.columns * form.size
+    smem += vectors * (form.columns + (MARGIN if form.apart > 1 else 0))
+    smem += 32 * ceil_div(form.rows, 4) * form.warps * form.ctas if form.ctas > 1 else 0  # what is reduced over CTAs
+    smem += 512  # barriers, and room between
     by_smem = (target.smem + SM_RESERVED) // (smem + SM_RESERVED)
     return min(CTAS, THREADS // threads, target.registers // (ceil_div(registers, 8) * 8 * threads), by_smem)
 

@@ -28,7 +28,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import RowForm, row_form
+from tmapipe.schedules.rowform import MARGIN, RowForm, row_form
 from tmapipe.stage import TmaLoadStage
 from tmapipe.thread_store import ThreadStoreStage
 from tmapipe.tiles.grid import GridTiles
@@ -39,7 +39,6 @@ __all__ = ["RowKernel", "Rows", "alignment_of", "as_matrix"]
 
 KINDS = ("bf16", "fp16", "fp32")
 BEFORE = 8  # elements before the first one of a column: a multiple of 16 bytes of any type, and as many as a row has
-MARGIN = 256  # elements more than columns: no fewer than twice as many, so that boxes stay as large
 
 
 class Rows(Schedule):
