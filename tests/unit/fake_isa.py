@@ -366,7 +366,7 @@ class RecordingIsa:
 
     # ---- reductions, of which the exchanges over warps and CTAs are noted -----------------------------------------
 
-    exchange_for, _over_warps = Fragments.exchange_for, Fragments._over_warps
+    exchange_for, over_warps = Fragments.exchange_for, Fragments.over_warps
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
         return Fragments.reduce(self, values, op, along)  # type: ignore[arg-type]

@@ -256,16 +256,14 @@ class Fragments(Carried):
         """
         layout = values.layout
         if layout is None:
-            raise ScopeError(
-                f"{op} of the {along} of a piece in an epilogue, which works element by element. Use acc.values()."
-            )
+            what = f"{op} of the {along} of a piece in an epilogue"
+            raise ScopeError(f"{what}, which works element by element. Use acc.values().")
         layout.check_rows()
         if values.along == "parts":
             if (op, along, inside) != ("sum", "rows", None):
-                raise ScopeError(
-                    f"{op} of the {along} of a row's sum in parts. tp.math.row_sum(parts) gives the whole sum."
-                )
-            return self._over_warps(layout, op, values.kind, along, self.join_parts(layout, values.data))
+                what = f"{op} of the {along} of a row's sum in parts"
+                raise ScopeError(f"{what}. tp.math.row_sum(parts) gives the whole sum.")
+            return self.over_warps(layout, op, values.kind, along, self.join_parts(layout, values.data))
         many = layout.columns if along == "rows" else layout.rows
         for place in inside if isinstance(inside, tuple) else (inside,):
             in_range("lt", place, "int32")
@@ -279,9 +277,9 @@ class Fragments(Carried):
         if inside is not None:
             first, end = inside if isinstance(inside, tuple) else (None, inside)
             tile = self.only_inside(tile, along, first, end, surely or (0, 0), NEUTRAL[op, kind])
-        return self._over_warps(layout, op, kind, along, self.reduce_in_warp(layout, op, kind, along, tile.data))
+        return self.over_warps(layout, op, kind, along, self.reduce_in_warp(layout, op, kind, along, tile.data))
 
-    def _over_warps(self, layout: ThreadLayout, op: str, kind: str, along: str, found: Any) -> Fragment:
+    def over_warps(self, layout: ThreadLayout, op: str, kind: str, along: str, found: Any) -> Fragment:
         """What a warp has *found*, with that of the other warps and CTAs that share the rows or columns."""
         exchange = self.exchanges.get(layout.first_warp)
         far = exchange is not None and exchange.peers > 1 and along == "rows"
