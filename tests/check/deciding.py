@@ -204,7 +204,7 @@ class HeldOver(ByTurn):
                 held = slot
             elif self.forgets:
                 held = None
-        if held is not None:
+        if held is not None:  # <- here
             k.ring.release(held)
         k.y.store(tile, values)
 

@@ -4,6 +4,7 @@ What the roles decide on is the same in the right twins, so they are proved for 
 problem that is run.
 """
 
+import linecache
 import re
 import threading
 
@@ -14,7 +15,7 @@ from examples.attention import attention_of
 from examples.ragged import RaggedSums
 from examples.stencil import Stencil
 from tests.check.deciding import CASES, STARTS, Placed
-from tests.check.unseen import REFUSED, UNSEEN, Refused, RowsOfATable
+from tests.check.unseen import NOT_TRACED, REFUSED, UNSEEN, FailsAtAnEntry, RowsOfATable
 from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
 
@@ -47,6 +48,14 @@ def test_what_is_not_seen_through_is_said(make):
     assert not report.ok or "; not varied: " in report.trips, f"{report.trips}\n{report.runs}"
 
 
+@pytest.mark.parametrize(("make", "words"), NOT_TRACED, ids=lambda each: getattr(each, "__name__", ""))
+def test_what_no_trace_has_is_refused_at_its_line(make, words):
+    with pytest.raises(tp.ScopeError, match=words) as caught:
+        make().check()
+    file, line = re.search(r" At (.*):(\d+)\.$", str(caught.value)).groups()
+    assert "# <- here" in linecache.getline(file, int(line)) or file.endswith("<string>"), caught.value
+
+
 @pytest.mark.parametrize(
     "start", [lambda m: m * 2**31 // 2**29, lambda m: m + 2**40 - 2**40, lambda m: m * 65536 * 65536 % 7]
 )
@@ -59,15 +68,15 @@ def test_numbers_that_no_kernel_has_are_refused(start):
 def test_rows_that_a_table_names_may_lie_anywhere():
     """Entries of the problems that are tried are no mistake of the program."""
     report = RowsOfATable().check()
-    assert report.ok and "; not varied: tile.m, which is used as a value" in report.trips, str(report)
+    assert report.ok and "; not varied: n, which is changed by the iterations of a loop" in report.trips, str(report)
 
 
 def test_a_body_that_fails_somewhere_is_said():
     """There may be no such tables, so it is no finding."""
-    report = Refused().check()
-    assert report.ok and re.search(
-        r"; a body fails with .*rows = .* Use k.rows.entry\(i\)\. At .*unseen.py", report.trips
-    )
+    report = FailsAtAnEntry().check()
+    assert report.ok and re.search(r"; a body fails with .*rows = .* by zero\. At (.*unseen.py:\d+)\.", report.trips)
+    file, line = re.search(r"by zero\. At (.*unseen.py):(\d+)\.", report.trips).groups()
+    assert "8 // (entry - 3)" in linecache.getline(file, int(line))
     assert report.trips in str(report)
 
 

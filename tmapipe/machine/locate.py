@@ -13,7 +13,7 @@ from types import FrameType
 
 from tmapipe.errors import InputError, ScopeError
 
-__all__ = ["line_of_errors", "locate"]
+__all__ = ["line_of", "line_of_errors", "locate"]
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
@@ -47,11 +47,11 @@ def line_of_errors() -> Iterator[None]:
     try:
         yield
     except (InputError, ScopeError) as error:
-        error.args = (f"{error} At {_line_of(error)}.",)
+        error.args = (f"{error} At {line_of(error)}.",)
         raise
 
 
-def _line_of(error: Exception) -> str | None:
+def line_of(error: Exception) -> str | None:
     """As `locate`, of where *error* was raised: lines of frames that were left since have gone on."""
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, line in reversed(frames):

@@ -36,6 +36,7 @@ from tmapipe.check.segments import NotRegular, segments_of
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.machine import Layout
+from tmapipe.machine.locate import line_of
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
 from tmapipe.program.trace import trace
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["EVERY", "check_schedule", "require_safe"]
 
 EVERY = "every trip count"
-MAX_EVENTS = 500_000  # of all runs together; then the answer is "up to"
+MAX_EVENTS = 500_000  # of all runs together, without those of a proof; then the answer is "up to"
 NAMED = 4  # numbers that vary, in a report
 FIRST = 12  # sizes that are looked at before problems that differ in what bodies decide on
 
@@ -125,15 +126,16 @@ def _collector_at_rest() -> Iterator[None]:
 class _Search:
     """The search for what is wrong with one schedule.
 
-    found: findings of all runs; wrong: the problem of which they are; events: transitions executed; runs: in words, what was
-    shown and how; failed: a problem in which a body fails, and how; size: (tiles, steps) of the last problem of growing size.
+    found: findings of all runs; wrong: the problem of which they are; events: transitions executed; proofs: those of them
+    that were in proofs; runs: in words, what was shown and how; failed: a problem in which a body fails, and how; size:
+    (tiles, steps) of the last problem of growing size.
     """
 
     def __init__(self, problems: Problems):
         self.problems = problems
         self.found: list[Finding] = []
         self.wrong: Problem | None = None
-        self.events = 0
+        self.events = self.proofs = 0
         self.runs: list[str] = []
         self.failed = ""
         self.size = 0, 0
@@ -194,6 +196,7 @@ class _Search:
         problems = self.problems
         proof = prove(trace(problems.schedule, problems.plan))
         self.events += proof.events
+        self.proofs += proof.events
         if proof.closed:
             self.proved = True
             self.runs.append(f"closed: {proof.states} states between iterations")
@@ -222,7 +225,7 @@ class _Search:
 
     @property
     def _stopped(self) -> bool:
-        return any(not finding.kind.note for finding in self.found) or self.events > MAX_EVENTS
+        return any(not finding.kind.note for finding in self.found) or self.events - self.proofs > MAX_EVENTS
 
     def _uneven(self) -> list[Problem]:
         """Problems with several tiles along dimensions before the tile's, such as the parts of a split k.
@@ -259,8 +262,10 @@ class _Search:
         except Exception as error:
             if given:
                 raise
-            self.failed = self.failed or f"a body fails with {problem.text}: {error}"  # maybe no problem is like this
-            self.runs.append(f"a body fails with {problem.text}: {error}")
+            said = error if isinstance(error, PipelineError) else f"{error}. At {line_of(error)}."
+            said = f"a body fails with {problem.text}: {said}"
+            self.failed = self.failed or said  # maybe no problem is like this
+            self.runs.append(said)
             return
         self.found += found
         self.events += events
