@@ -33,7 +33,7 @@ from tmapipe.prove.walker import Open, Walker
 __all__ = ["Proof", "prove"]
 
 MOST_STATES = 1500
-MOST_EVENTS = 400_000  # transitions of all runs together
+MOST_EVENTS = 32_000  # transitions of all runs together
 
 
 @attrs.frozen
