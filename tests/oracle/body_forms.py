@@ -1,4 +1,4 @@
-"""Forms of the bodies of `tests.oracle.bodies`: the module around a body, what keeps state, what is seldom, what asks Python."""
+"""Forms of the bodies of `tests.oracle.bodies`: the module around them, what keeps state, is seldom, or asks Python."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ STATES: dict[str, tuple[str, str]] = {
     "list of the module": ("", "ledger[0] += 1; {c} = {c} + ledger[0] % 5"),
     "dictionary of the module": ("", "table_of[0] = table_of[0] + 1; {c} = {c} + table_of[0] % 5"),
     "global": ("", "{c} = {c} + counted_up() % 5"),
-    "nonlocal": ("steps_done = 0\ndef done():\n    nonlocal steps_done\n    steps_done += 1\n    return steps_done", "{c} = {c} + done()"),
+    "nonlocal": (
+        "steps_done = 0\ndef done():\n    nonlocal steps_done\n    steps_done += 1\n    return steps_done",
+        "{c} = {c} + done()",
+    ),
     "self": ("", "self.seen = getattr(self, 'seen', 0) + 1; {c} = {c} + self.seen % 5"),
     "setattr of self": ("", "setattr(self, 'seen', getattr(self, 'seen', 0) + 1); {c} = {c} + self.seen % 5"),
     "__dict__ of self": ("", "self.__dict__['seen'] = self.__dict__.get('seen', 0) + 1; {c} = {c} + self.seen % 5"),
@@ -94,7 +97,8 @@ RARE: dict[str, str] = {
     "in": "if {v} % 7 in (1, 2, 5):\n    {d} = {d} + 1",
     "not in": "{d} = {d} + 2 if {v} % 5 not in (1, 3) else {d}",
     "in range": "if {v} in range(2, 9):\n    {d} = {d} + 1",
-    "match": "match {v} % 4:\n    case 0:\n        {d} = {d} + 1\n    case 1 | 2:\n        {d} = {d} + {c}\n    case _:\n        {d} = 3",
+    "match": "match {v} % 4:\n    case 0:\n        {d} = {d} + 1\n    case 1 | 2:\n        {d} = {d} + {c}\n"
+    "    case _:\n        {d} = 3",
     "finally": "try:\n    {d} = {v} % 9\nfinally:\n    {c} = {c} % 11",
     "del": "gone = {v}\n{d} = {d} + gone\ndel gone",
     "assert": "assert {c} == {c}\n{d} = {d} + 1",

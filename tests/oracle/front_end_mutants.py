@@ -3,6 +3,7 @@
 A mutant is a change of the text of one file of `tmapipe/program`. It takes the place of the right code in a process of its own,
 which traces and replays drawn bodies until one differs from the judge.
 """
+# ruff: noqa: E501 - the texts are those of the files, line by line
 
 from __future__ import annotations
 

@@ -109,7 +109,10 @@ def _without_finds(op: Any) -> Any:
 def operations(
     plan: Plan, entry: Entry, shapes: dict[str, Sequence[int]], cluster: int = 0, clusters: int = 1
 ) -> list[list[Any]]:
-    """The operations of each warp of one cluster, which runs without data. What a queue says behind its last tile is left out."""
+    """The operations of each warp of one cluster, which runs without data.
+
+    What a queue says behind its last tile is left out.
+    """
     layout = Layout(plan)
     made: list[list[Any]] = []
     for agent in range(layout.agents):

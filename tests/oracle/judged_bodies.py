@@ -145,7 +145,10 @@ def fenced(want: Any, found: Any) -> bool:
 def difference(want: Any, found: Any) -> str:
     if isinstance(want, dict) and isinstance(next(iter(want.values())), bytes):
         return "other numbers"
-    pairs = [(key, want[key], found.get(key, [])) for key in want] if isinstance(want, dict) else list(zip(range(99), want, found))  # fmt: skip
+    if isinstance(want, dict):
+        pairs = [(key, want[key], found.get(key, [])) for key in want]
+    else:
+        pairs = list(zip(range(99), want, found, strict=False))
     for warp, wants, finds in pairs:
         if wants != finds:
             at = next(

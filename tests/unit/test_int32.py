@@ -70,7 +70,7 @@ def test_sums_of_constants_wrap_as_sums_of_numbers():
 
 def test_longer_constants_are_refused():
     x = Var("x")
-    for way in (lambda: x + 2**31, lambda: 2**31 > x, lambda: x * -(2**31 + 1)):
+    for way in (lambda: x + 2**31, lambda: 2**31 > x, lambda: x * -(2**31 + 1)):  # noqa: SIM300
         with pytest.raises(tp.ScopeError, match="32 bits"):
             way()
     assert FOLD["add"](2**31 - 1, 1) == -(2**31)

@@ -10,7 +10,11 @@ def test_a_copy_role_by_role():
     text = Copy().program()
     assert "ring   ring: 4 slots, load -> store, barriers ring.full, ring.free" in text
     load, store = text.split("role load, warp 0:")[1].split("role store, warp 1:")
-    assert load.index("waits for ring.free[ring.slot]") < load.index("arms 16384 bytes") < load.index("starts the TMA load")
+    assert (
+        load.index("waits for ring.free[ring.slot]")
+        < load.index("arms 16384 bytes")
+        < load.index("starts the TMA load")
+    )
     assert "for i in 0 .. tiles:   with ring.slot = 0, ring.parity = 1" in load
     assert "next   ring.slot = next(ring.slot, 4); ring.parity = ring.parity ^ lap(ring.slot)" in load
     assert "waits for ring.full[ring.slot] (parity ring.parity)" in store

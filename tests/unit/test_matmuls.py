@@ -177,7 +177,9 @@ def test_refused_on_the_model(kind):
 
 
 #: Where the traced loop is refused before the wait behind it.
-TRACED = {AwaitedAfterTheLoop: r"`product` is Started before the loop at .*test_matmuls.py:38 and Started after an iter"}
+TRACED = {
+    AwaitedAfterTheLoop: r"`product` is Started before the loop at .*test_matmuls.py:38 and Started after an iter"
+}
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)

@@ -143,8 +143,8 @@ class Deadlock:
 
     def _turn_of_warpgroups(self, wait: Blocked) -> str | None:
         """As `_turn`, of warpgroups, which meet at named barriers."""
-        layout = self.layout
-        barrier = next((b for b in layout.plan.named_barriers if 0 <= wait.id - b.id < b.instances), None)
+        layout, id = self.layout, wait.id or 0
+        barrier = next((b for b in layout.plan.named_barriers if 0 <= id - b.id < b.instances), None)
         if barrier is None or not barrier.name.endswith(".turn"):
             return None
         first = layout.cta_warps(layout.cta_of(wait.agent))[layout.plan.role(wait.role).first_warp]

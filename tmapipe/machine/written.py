@@ -112,7 +112,9 @@ class Written:
             if left.any():
                 first = tuple(int(i) for i in np.argwhere(left)[0])
                 where = next((issue.where for issue in self.issues if issue.op.store == name), None)
-                text = f"{np.count_nonzero(left)} of {left.size} elements of {name} are written by nobody, the first one"
+                text = (
+                    f"{np.count_nonzero(left)} of {left.size} elements of {name} are written by nobody, the first one"
+                )
                 text = f"{text} at {first}"
                 raise set_location(hazard(self.layout, "output-unwritten", None, None, text), where)
 

@@ -67,10 +67,14 @@ class Expr:
         return self.op in BOOLEAN or (self.op == "select" and all(isinstance(a, bool) for a in self.args[1:]))
 
     def __invert__(self) -> Any:
-        return Expr.of("sub", -1, self) if self.boolean else Expr.of("invert", self)  # of a condition, as of Python's bool
+        return (
+            Expr.of("sub", -1, self) if self.boolean else Expr.of("invert", self)
+        )  # of a condition, as of Python's bool
 
     def _no_fraction(self, other: Any) -> Any:
-        raise ScopeError(f"a division with / of `{show(self)}`, which only the kernel knows. Numbers are whole: use //.")
+        raise ScopeError(
+            f"a division with / of `{show(self)}`, which only the kernel knows. Numbers are whole: use //."
+        )
 
     __truediv__ = __rtruediv__ = _no_fraction
 
@@ -80,7 +84,9 @@ class Expr:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise ScopeError(f"`.{name}` of `{show(self)}`, which only the kernel knows: a number that takes arithmetic alone")
+        raise ScopeError(
+            f"`.{name}` of `{show(self)}`, which only the kernel knows: a number that takes arithmetic alone"
+        )
 
     def __bool__(self) -> bool:
         return self._unknown("a decision by Python (in code that is not rewritten)")
@@ -100,7 +106,9 @@ class Expr:
 def _operator(name: str, swapped: bool = False) -> Any:
     def operate(self: Expr, other: Any) -> Any:
         if isinstance(other, float):
-            raise ScopeError(f"arithmetic of `{show(self)}`, which only the kernel knows, with {other}. Numbers are whole.")
+            raise ScopeError(
+                f"arithmetic of `{show(self)}`, which only the kernel knows, with {other}. Numbers are whole."
+            )
         if not isinstance(other, (int, Expr)):
             return NotImplemented
         if not isinstance(other, Expr):
@@ -115,8 +123,8 @@ for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshif
     setattr(Expr, f"__r{_name}__", _operator(_name, swapped=True))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Expr, f"__{_name}__", _operator(_name))
-Expr.__neg__ = lambda self: Expr.of("sub", 0, self)  # type: ignore[attr-defined]
-Expr.__pos__ = lambda self: Expr.of("add", self, 0)  # type: ignore[attr-defined]
+Expr.__neg__ = lambda self: Expr.of("sub", 0, self)  # type: ignore[operator]
+Expr.__pos__ = lambda self: Expr.of("add", self, 0)  # type: ignore[operator]
 Expr.__abs__ = lambda self: Expr.of("abs", self)  # type: ignore[attr-defined]
 
 

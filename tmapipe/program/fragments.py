@@ -47,10 +47,12 @@ class TracingFragments(Fragments):
         return self._record("operand", matmul, values, result="a")
 
     def accumulator_columns(self, matmul: Any, acc: Any, block: int, first: int, columns: int) -> Fragment:
-        return Fragment(self, None, "tile", matmul.b.dtype.kind, self._record("accumulator_columns", matmul, acc, block, first, columns))
+        data = self._record("accumulator_columns", matmul, acc, block, first, columns)
+        return Fragment(self, None, "tile", matmul.b.dtype.kind, data)
 
     def accumulator_values(self, matmul: Any, acc: Any) -> Fragment:
-        return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, self._record("accumulator_values", matmul, acc))
+        data = self._record("accumulator_values", matmul, acc)
+        return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
 
     # pieces
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
@@ -91,7 +93,8 @@ class TracingFragments(Fragments):
 
     # slots
     def read(self, slot: Any, layout: Any, along: str = "tile") -> Fragment:
-        return Fragment(self, layout, along, slot.buffer.dtype.kind, self._record("read", slot, layout, along, result=slot.buffer.name))
+        data = self._record("read", slot, layout, along, result=slot.buffer.name)
+        return Fragment(self, layout, along, slot.buffer.dtype.kind, data)
 
     def read_transposed(self, slot: Any, layout: Any) -> Fragment:
         return Fragment(self, layout, "tile", slot.buffer.dtype.kind, self._record("read_transposed", slot, layout))
@@ -114,7 +117,9 @@ class TracingFragments(Fragments):
         self._record("raw", captured(gpu), captured(cpu), accesses, role, proxy, result=None)
 
     # registers
-    def only_inside(self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any) -> Fragment:
+    def only_inside(
+        self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any
+    ) -> Fragment:
         found = self._record("only_inside", tile, along, first, end, surely, other)
         return Fragment(self, tile.layout, "tile", tile.kind, found)
 
@@ -136,9 +141,17 @@ def _fragment_method(name: str, result: str | None) -> Any:
     return method
 
 
-for _name in ("number", "indices", "reduce_in_warp", "read_partials", "row_sums", "column_sums", "sum_parts", "join_parts"):
+for _name in (
+    "number",
+    "indices",
+    "reduce_in_warp",
+    "read_partials",
+    "row_sums",
+    "column_sums",
+    "sum_parts",
+    "join_parts",
+):
     setattr(TracingFragments, _name, _fragment_method(_name, "v"))
-for _name in ("write", "write_columns", "write_row_sums", "write_column_sums", "send", "send_tile", "write_partial", "send_partial"):
+_WRITES = ("write", "write_columns", "write_row_sums", "write_column_sums", "write_partial")
+for _name in (*_WRITES, "send", "send_tile", "send_partial"):
     setattr(TracingFragments, _name, _fragment_method(_name, None))
-
-

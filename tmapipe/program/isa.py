@@ -153,7 +153,8 @@ class TracingIsa(Isa):
         return barrier.id + instance
 
     def record(self, method: str, arguments: Any, named: Any, results: Any = (), lower: Any = None) -> Any:
-        self._ops = ops = []
+        ops: list[Any] = []
+        self._ops = ops
         if lower is not None:
             lower(self, *arguments, **named)
         self._ops = None
@@ -228,16 +229,22 @@ def _cell_names(frame: Any, count: int) -> list[str]:
     own, local = frame.f_locals.get("self"), frame.f_code.co_name
     ring, plan = getattr(own, "__dict__", {}).get("ring"), getattr(own, "__dict__", {}).get("plan")
     if ring is not None:
-        return [f"{ring.name}.slot", f"{ring.name}.parity"] if "held" not in vars(own) and not hasattr_(own, "state") else [f"{ring.name}.held"] * count
+        of_slots = "held" not in vars(own) and not hasattr_(own, "state")
+        return [f"{ring.name}.slot", f"{ring.name}.parity"] if of_slots else [f"{ring.name}.held"] * count
     if local == "each" and count == len(getattr(own, "dims", ())):
         return [f"tile.{d}" for d in own.dims]
     base = getattr(plan, "name", None) or type(own).__name__.lower() if own is not None else local
-    if hasattr_(own, "barrier") and hasattr(own.barrier, "name") and local == "__init__" and "Turnstile" in type(own).__name__:
+    if (
+        hasattr_(own, "barrier")
+        and hasattr(own.barrier, "name")
+        and local == "__init__"
+        and "Turnstile" in type(own).__name__
+    ):
         return [own.barrier.name + ".parity"]
     if type(own).__name__ == "QueueEnd":
         return ["queue.slot", "queue.parity"]
     if type(own).__name__ == "BoundStore":
-        return [f"{plan.name}.buffer"]
+        return [f"{getattr(plan, 'name', local)}.buffer"]
     return [f"{base}.{i}" for i in range(count)] if count > 1 else [base]
 
 
@@ -250,5 +257,3 @@ def _here_name(frame: Any) -> str:
     if value is not None and hasattr(own, "first") is False and hasattr(own, "count"):
         return "first"
     return "tiles" if type(own).__name__ in ("NumberedTiles",) else "here"
-
-

@@ -1,7 +1,7 @@
 """`listing`: a traced program as text, role by role, with the user's lines.
 
-It is meant to be laid beside the PTX. Positions in a ring stand by name (`ring.slot`, `ring.parity`), and each loop ends with how
-they go on. Where the tiles lie is computed at length, and left out.
+It is meant to be laid beside the PTX. Positions in a ring stand by name (`ring.slot`, `ring.parity`), and each loop ends with
+how they go on. Where the tiles lie is computed at length, and left out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The nodes of a traced program.
 
-    Call(method, arguments, results, ops)      one instruction of the table; `ops` are its operations, with symbolic operands
-    For(index, count, carried, results, body)  runs body for index = 0 .. count - 1
-    While(carried, results, condition, body, iterations)
-    If(condition, then, other, phis, lane_0)
-    Let(value)                                 here the trace computed a value: where the GPU computes it, too
+Call(method, arguments, results, ops)      one instruction of the table; `ops` are its operations, with symbolic operands
+For(index, count, carried, results, body)  runs body for index = 0 .. count - 1
+While(carried, results, condition, body, iterations)
+If(condition, then, other, phis, lane_0)
+Let(value)                                 here the trace computed a value: where the GPU computes it, too
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.program.expressions import Var
+
 
 class Node:
     """where: "file:line" of the body that it comes from."""
@@ -23,7 +24,14 @@ class Call(Node):
     __slots__ = ("args", "method", "named", "ops", "results")
 
     def __init__(self, method: str, args: Any, named: Any, results: list[Var], ops: list[Any], where: str | None):
-        self.method, self.args, self.named, self.results, self.ops, self.where = method, args, named, results, ops, where
+        self.method, self.args, self.named, self.results, self.ops, self.where = (
+            method,
+            args,
+            named,
+            results,
+            ops,
+            where,
+        )
 
 
 class Let(Node):
@@ -36,7 +44,7 @@ class Let(Node):
 
 
 class OfModel:
-    """What something is in the model, of no matter to others: values, and the nodes that compute them, which have no operations.
+    """What something is in the model, of no matter to others: values, and the nodes without operations that compute them.
 
     Clusters take turns there, and it may run without data.
     """
@@ -62,7 +70,13 @@ class While(Node):
     __slots__ = ("body", "carried", "condition", "iterations")
 
     def __init__(self, condition: Any, carried: list[Any], body: list[Node], iterations: Any, where: str | None):
-        self.condition, self.carried, self.body, self.iterations, self.where = condition, carried, body, iterations, where
+        self.condition, self.carried, self.body, self.iterations, self.where = (
+            condition,
+            carried,
+            body,
+            iterations,
+            where,
+        )
 
 
 class If(Node):

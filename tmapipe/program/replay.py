@@ -1,4 +1,4 @@
-"""What reads a traced program: `replay` carries it out on any instruction set whose values are numbers, such as the model's."""
+"""`replay` carries a traced program out on any instruction set whose values are numbers, such as the model's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
-
-
-from tmapipe.isa.exchange import ClusterExchange, Exchange
+from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.program.captured import Captured
 from tmapipe.program.expressions import Expr, evaluate
 from tmapipe.program.nodes import Call, For, Function, If, Let, OfModel, While
+
+Operation = Call  # as a type, where a method is called as the class
 
 
 def replay(program: Any, isa: Any) -> None:
@@ -93,21 +93,21 @@ class _Replay:
         elif len(node.results) == 1:
             self.env[node.results[0]] = found.data if isinstance(found, Fragment) else found
 
-    def _here(self, node: Call) -> None:
+    def _here(self, node: Operation) -> None:
         self.env[node.results[0]] = self.value(node.args[0])
 
-    def _skip(self, node: Call) -> None:
+    def _skip(self, node: Operation) -> None:
         slot, parity, slots, ring = node.args
         state = [self.value(slot), self.value(parity)]
         self.isa.skip(state, self.value(slots), ring)
         self.env.update(zip(node.results, state, strict=True))
 
-    def _read_words(self, node: Call) -> None:
+    def _read_words(self, node: Operation) -> None:
         slot, count, known = node.args
         found = self.isa.read_words(self.value(slot), count, lambda: [int(word) for word in self._of_model(known)])
         self.env.update(zip(node.results, found, strict=True))
 
-    def _atomic_add(self, node: Call) -> None:
+    def _atomic_add(self, node: Operation) -> None:
         counter, in_turn = node.args
         self.env[node.results[0]] = self.isa.atomic_add(self.value(counter), lambda: self._of_model(in_turn))
 
@@ -115,7 +115,7 @@ class _Replay:
         self.nodes(of.nodes)
         return self.value(of.values)
 
-    def _ballot(self, node: Call) -> None:
+    def _ballot(self, node: Operation) -> None:
         table, first, count, (i, entry, holds), without = node.args
 
         def test(at: Any, value: Any) -> Any:

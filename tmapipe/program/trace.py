@@ -23,10 +23,12 @@ def trace(schedule: Any, plan: Any = None, *, all_clusters: bool = False) -> Tra
     plan = plan or schedule.plan()
     tracer = Tracing()
     isa = TracingIsa(plan, tracer, all_clusters)
-    before = {name: value for name, value in vars(schedule).items()}
+    before = dict(vars(schedule))
     with tracing(tracer):
         kernel_main(isa, schedule)
-    changed = [n for n, v in vars(schedule).items() if not n.startswith("_") and (n not in before or before[n] is not v)]
+    changed = [
+        n for n, v in vars(schedule).items() if not n.startswith("_") and (n not in before or before[n] is not v)
+    ]
     if changed:
         raise ScopeError(f"self.{changed[0]} is set by a body, which is traced once and keeps no state")
     return Traced(schedule, plan, tracer.nodes, isa)

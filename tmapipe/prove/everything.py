@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from tmapipe.check.positions import Positions
+from tmapipe.check.positions import Key, Positions
 from tmapipe.isa.effects import Init, declared
 from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.prove.shared import Shared
@@ -15,20 +15,20 @@ from tmapipe.prove.walker import Walker
 __all__ = ["everything"]
 
 
-def everything(shared: Shared, pinned: Container[Any]) -> Positions:
-    """All operations that may come, at all places of their arrays but those that are *pinned*."""
+def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[Key, int]]:
+    """All operations that may come, at all places of their arrays but those that are *pinned*; and positions before them."""
     found = Positions(shared.layout)
-    found.origin = {}
+    origin: dict[Key, int] = {}
     for agent in range(shared.layout.agents):
-        _Everything(pinned, Walker(shared, agent), found).nodes(shared.program.nodes)
-    return found
+        _Everything(pinned, Walker(shared, agent), found, origin).nodes(shared.program.nodes)
+    return found, origin
 
 
 class _Everything:
     """Walks a program once, both arms and one iteration of each loop, and notes the operations of one warp."""
 
-    def __init__(self, pinned: Container[Any], walker: Walker, found: Positions):
-        self.pinned, self.walker, self.found = pinned, walker, found
+    def __init__(self, pinned: Container[Any], walker: Walker, found: Positions, origin: dict[Key, int]):
+        self.pinned, self.walker, self.found, self.origin = pinned, walker, found, origin
 
     def nodes(self, nodes: list[Any]) -> None:
         for node in nodes:
@@ -47,7 +47,7 @@ class _Everything:
                         if phi[0] in walker.shared.decides:
                             walker.env[phi[0]] = walker.number(phi[which])
         elif kind in (For, While):
-            count = walker.number(node.count) if kind is For else None
+            count: Any = walker.number(node.count) if kind is For else None
             walker._start(node)
             if kind is For:
                 walker.env[node.index] = 0 if not isinstance(count, Sym) else leaf("turn", "some")
@@ -74,4 +74,4 @@ class _Everything:
         for key, position, around in found.moves(agent, op):
             if key[2] not in self.pinned:
                 found.touched[key] = set(range(around))
-                found.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others
+                self.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others

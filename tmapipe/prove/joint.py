@@ -87,8 +87,8 @@ class _Search:
         start = Point([Walker(self.shared, agent) for agent in range(layout.agents)], frozenset(), (), None)
         positions = Positions(layout)
         self.touched, self.arrivals = positions.touched, positions.arrivals
-        every = everything(self.shared, self.places.pinned)
-        positions.at.update(every.origin)
+        every, origin = everything(self.shared, self.places.pinned)
+        positions.at.update(origin)
         self.future = Future(layout, [every], set(range(layout.agents)))
         first = RunState(State(layout), LinearCheck(layout, {}, self.log), positions, self.future)
         todo: list[tuple[Point, RunState, tuple[Any, ...]]] = [(start, first, ())]

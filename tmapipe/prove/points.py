@@ -20,7 +20,7 @@ class Loop(NamedTuple):
     """
 
     site: int
-    index: Sym
+    index: Sym  # type: ignore[assignment]
     turn: int
     members: tuple[tuple[int, Any, Any, Any, int], ...]
     before: frozenset[Sym]

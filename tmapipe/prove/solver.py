@@ -142,12 +142,12 @@ class Solver:
     def _rows_possible(self, sums: list[Any]) -> bool:
         rows: set[Row] = set()
         for each in sums:
-            constant, terms = parts(each)
-            if not terms:
+            constant, factors = parts(each)
+            if not factors:
                 if constant < 0:
                     return False
                 continue
-            rows.add(_tight(terms, constant))
+            rows.add(_tight(factors, constant))
         while rows:
             counts: dict[Sym, list[int]] = {}
             for terms, _ in rows:
