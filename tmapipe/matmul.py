@@ -72,7 +72,7 @@ class Wgmma:
         if len(common) > 1 and self.k is None:
             rule = f"have both {' and '.join(common)} in common, and a matmul sums over one dimension"
             raise InputError("Wgmma(a, b)", [" ".join(common)] * 2, rule, f'name it: k="{common[-1]}"')
-        if self.k is not None and self.k not in common:
+        if self.k is not None and not (isinstance(self.k, str) and self.k in common):
             rule = f"names a dimension that the last two of both stages have in common ({', '.join(common) or 'none'})"
             raise InputError("Wgmma(k)", self.k, rule, "name that, or leave it out")
         if self.in_flight is None:

@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant("an early return does not end its loop", "exits.py", "stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))", "stops = (*([broken] if breaks else []),)", "return in a loop"),
     Mutant("`break` does not end its loop", "exits.py", "stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))", "stops = (*([RETURNED] if returns else []),)", "early exit of a loop"),
     Mutant("`continue` is `break`", "exits.py", "            s.body = [_set(continued, False, s), *s.body]", "            pass", "early exit of a loop"),
-    Mutant("what follows a return is done", "exits.py", "                return [*made, s, *self._guarded(found, rest)]", "                return [*made, s, *self.block(rest)]", "early return"),
+    Mutant("what follows a return is forgotten", "exits.py", "s.orelse, rest = [*s.orelse, *rest], []", "s.orelse, rest = [*s.orelse], []", "early return"),
     Mutant("a returned value is forgotten", "exits.py", "return [*begin, *made, located(ast.Return(ast.Name(VALUE, ast.Load())), last)]", "return [*begin, *made, located(ast.Return(ast.Constant(1)), last)]", "early return"),
     Mutant("`max` is `min`", "python.py", "            found = Expr.of(name, found, each)", '            found = Expr.of("min", found, each)', "min and max"),
     Mutant("`divmod` truncates", "python.py", "return (a // b, a % b) if symbolic(a)", "return (a // b, a - a // b) if symbolic(a)", "divmod"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
+from tests.check import unseen
 from tests.fuzz.schedules import SCHEDULES
 from tests.oracle.bodies import ASKED, RARE, STATES, body
 from tests.oracle.judge import entry_of, operations, ran
@@ -19,12 +20,9 @@ from tmapipe.errors import PipelineError
 
 SEED = 27_000_000
 JUDGED = schedules()
-#: Schedules of tests/check/unseen.py, by why they are no programs: they keep state, ask Python, or raise at some numbers.
-REFUSES = (
-    "ByAFloat", "ByAList", "ByAHelperElsewhere", "Counter", "CountsInAList", "FailsInTheTenthRow", "FlagOnSchedule", "Refused",
-    "RowsOfATable", "InTheHundredthRow",
-)  # fmt: skip
 RANDOM = "AtRandom"  # differs from call to call
+#: Schedules of tests/check/unseen.py that are no programs: they keep state, ask Python, or have a name that is None or a slot.
+REFUSES = {make.__name__ for make, _ in (*unseen.NOT_TRACED, *unseen.REFUSED)} - {RANDOM}
 
 
 @pytest.mark.parametrize("name", sample(JUDGED, 7))

@@ -19,7 +19,7 @@ def captured(function: Any) -> Any:
 
 
 class Captured:
-    """A function whose closure, or whose arguments of a `functools.partial`, have expressions."""
+    """A function whose closure, defaults, or arguments of a `functools.partial` have expressions."""
 
     __slots__ = ("function",)
 
@@ -32,6 +32,8 @@ class Captured:
         def given(x: Any) -> Any:
             if isinstance(x, Tile):
                 return tile_with(x, value)
+            if type(x) in (tuple, list):
+                return type(x)(map(given, x))
             return _bound(x, given) if callable(x) and _open(x, ()) else value(x)
 
         return _bound(self.function, given)
@@ -46,18 +48,22 @@ def _bound(function: Any, value: Callable[[Any], Any]) -> Any:
     if isinstance(function, functools.partial):
         named = {name: value(x) for name, x in function.keywords.items()}
         return functools.partial(_bound(function.func, value), *map(value, function.args), **named)
-    if not isinstance(function, types.FunctionType) or not function.__closure__:
+    if not isinstance(function, types.FunctionType):
         return function
-    cells = tuple(types.CellType(value(x)) for x in _values(function))
-    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
-    made.__kwdefaults__ = function.__kwdefaults__
+    cells = tuple(types.CellType(value(cell.cell_contents)) for cell in function.__closure__ or ())
+    defaults = tuple(map(value, function.__defaults__ or ()))
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+    made.__kwdefaults__ = {name: value(x) for name, x in (function.__kwdefaults__ or {}).items()}
     return made
 
 
 def _values(function: Any) -> list[Any]:
     if isinstance(function, functools.partial):
         return [*function.args, *function.keywords.values(), *_values(function.func)]
-    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    if not isinstance(function, types.FunctionType):
+        return []
+    cells, named = function.__closure__ or (), function.__kwdefaults__ or {}
+    return [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named.values()]
 
 
 def _open(value: Any, around: tuple[Any, ...]) -> bool:

@@ -32,7 +32,7 @@ from tmapipe.prove.walker import Open, Walker
 
 __all__ = ["Proof", "prove"]
 
-MOST_STATES = 1500
+MOST_STATES = 400
 MOST_EVENTS = 32_000  # transitions of all runs together
 
 
