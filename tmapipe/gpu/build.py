@@ -159,7 +159,7 @@ def build(
         entry: What a warp does; by default the program of the schedule.
 
     Raises:
-        InputError: For a body without source, which CuTe DSL reads, or if ptxas notes that it serializes matmuls.
+        InputError: For a body without source, or if ptxas notes that it serializes matmuls.
     """
     _check_sources(schedule)
     fakes = [_fake_tensor(plan, name, ranks or {}) for name in plan.arguments]
@@ -210,7 +210,7 @@ def _check_sources(schedule: Schedule) -> None:
         try:
             inspect.getsource(body)
         except (OSError, TypeError):
-            rule = "has source in a file or in a notebook's cell, since CuTe DSL reads it (the model does not)"
+            rule = "has source in a file or in a notebook's cell, where its loops and branches are read"
             fix = "write the schedule to a file, and import or run that"
             raise InputError(f"body {body.__qualname__}", body.__code__.co_filename, rule, fix) from None
 
