@@ -25,6 +25,7 @@ from tmapipe.errors import PipelineError
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.moves import Visit, visits_of
+from tmapipe.plan.model import Plan, Store
 from tmapipe.tiles.axes import rows_of
 
 __all__ = ["Outputs", "look_at_outputs"]
@@ -60,7 +61,7 @@ def look_at_outputs(problems: Problems) -> Outputs:
         loads = tuple(load for load in plan.loads if load.argument == store.argument)
         output = Output(store, loads, declared.stores[store.name].sums is not None)
         shown = show(output, grid, visits)
-        if schedule.tiles.in_parts:  # parts that no tile has are of no account
+        if schedule.tiles.in_parts or _has_own(plan, grid, store):  # as many elements as are stored: their extent follows
             shown = shown._replace(whole="")
         if shown.apart or shown.whole:
             left.append((output, shown))
@@ -69,6 +70,13 @@ def look_at_outputs(problems: Problems) -> Outputs:
         return Outputs(extents)
     found = _looked_at(problems, grid, left, visits)
     return attrs.evolve(found, findings=(*found.findings, *extents))
+
+
+def _has_own(plan: Plan, grid: Grid, store: Store) -> bool:
+    """Whether an output has a dimension of its own, which neither a load nor the grid nor a `Dim` has, as parts of sums do: its
+    extent is what the schedule makes it, so that it is stored as a whole."""
+    known = {*grid.tile, *(dim for load in plan.loads for dim in load.dims), *(dim.name for dim in plan.relations)}
+    return not known.issuperset(store.dims)
 
 
 def _looked_at(problems: Problems, grid: Grid, left: list[tuple[Output, Shown]], visits: list[Visit]) -> Outputs:
