@@ -61,7 +61,7 @@ def test_examples_with_data(name):
 
 
 @pytest.mark.parametrize(
-    "which", [each for each in SCHEDULES if each.name not in ("Copy", "SplitK", "StreamK")], ids=str
+    "which", [each for each in SCHEDULES if each.name not in ("Copy", "SplitK", "StreamK")], ids=lambda each: each.name
 )
 def test_schedules_with_data(which):
     for seed in range(3 if ALL else 1):
