@@ -138,8 +138,9 @@ def _problems(problems: Problems, grid: Grid) -> Iterator[tuple[Problem, list[Vi
         if dim not in grid.tile
     }
     for tiles, steps, more in SIZES:
-        extents = {dim: tiles * extent + more for dim, extent in grid.tile.items()}
-        extents |= {dim: steps * extent + more for dim, extent in others.items()}
+        # along tiles of one element, all tiles are whole, and more of them show nothing
+        extents = {dim: tiles * extent + (more if extent > 1 else 0) for dim, extent in grid.tile.items()}
+        extents |= {dim: steps * extent + (more if extent > 1 else 0) for dim, extent in others.items()}
         problem = Problem(problems.plan.shapes(extents))
         if any(math.prod(problem.shapes[store.argument]) > MOST for store in problems.plan.stores):
             continue
