@@ -72,6 +72,8 @@ def test_the_model_says_so_too(slip: Slip, tmp_path):
 
 def test_parts_of_sums_are_stored_as_a_whole():
     """Their dimension is the schedule's own: it has as many elements as there are tiles, which no problem says."""
-    epilogue = tp.epilogue.Epilogue(lambda acc: {"d": acc, "rows": acc}, outputs={"rows": tp.epilogue.RowSum()}, stages=1)
+    epilogue = tp.epilogue.Epilogue(
+        lambda acc: {"d": acc, "rows": acc}, outputs={"rows": tp.epilogue.RowSum()}, stages=1
+    )
     report = tp.schedules.Gemm((64, 64, 16), (1, 1), 2, epilogue=epilogue).check()
     assert report.ok and report.partly == ()

@@ -6,7 +6,6 @@ from pathlib import Path
 import tmapipe as tp
 from tests.oracle.registry import REGISTRY
 
-
 #: Proved and compiled by tests of its own; its mutants are still to be made.
 OF_ITS_OWN_TESTS = {tp.schedules.Attention: ("tests/check/test_attention.py", "tests/emit/test_attention.py")}
 

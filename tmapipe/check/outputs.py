@@ -61,7 +61,9 @@ def look_at_outputs(problems: Problems) -> Outputs:
         loads = tuple(load for load in plan.loads if load.argument == store.argument)
         output = Output(store, loads, declared.stores[store.name].sums is not None)
         shown = show(output, grid, visits)
-        if schedule.tiles.in_parts or _has_own(plan, grid, store):  # as many elements as are stored: their extent follows
+        if schedule.tiles.in_parts or _has_own(
+            plan, grid, store
+        ):  # as many elements as are stored: their extent follows
             shown = shown._replace(whole="")
         if shown.apart or shown.whole:
             left.append((output, shown))
@@ -73,8 +75,10 @@ def look_at_outputs(problems: Problems) -> Outputs:
 
 
 def _has_own(plan: Plan, grid: Grid, store: Store) -> bool:
-    """Whether an output has a dimension of its own, which neither a load nor the grid nor a `Dim` has, as parts of sums do: its
-    extent is what the schedule makes it, so that it is stored as a whole."""
+    """Whether an output has a dimension of its own, which neither a load nor the grid nor a `Dim` has, as parts of sums do.
+
+    The schedule makes it as long as what is stored, so that it is stored as a whole.
+    """
     known = {*grid.tile, *(dim for load in plan.loads for dim in load.dims), *(dim.name for dim in plan.relations)}
     return not known.issuperset(store.dims)
 
