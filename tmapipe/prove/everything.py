@@ -16,7 +16,7 @@ __all__ = ["everything"]
 
 
 def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[Key, int]]:
-    """All operations that may come, at all places of their arrays but those that are *pinned*; and positions before them."""
+    """All operations that may come, at all places of their arrays; and positions before them, but for *pinned* arrays."""
     found = Positions(shared.layout)
     origin: dict[Key, int] = {}
     for agent in range(shared.layout.agents):
@@ -72,6 +72,6 @@ class _Everything:
             return  # never again
         found._relative(agent, op)
         for key, position, around in found.moves(agent, op):
+            found.touched[key] = set(range(around))
             if key[2] not in self.pinned:
-                found.touched[key] = set(range(around))
                 self.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others

@@ -86,7 +86,6 @@ class _Search:
         layout = self.layout
         start = Point([Walker(self.shared, agent) for agent in range(layout.agents)], frozenset(), (), None)
         positions = Positions(layout)
-        self.touched, self.arrivals = positions.touched, positions.arrivals
         every, origin = everything(self.shared, self.places.pinned)
         positions.at.update(origin)
         self.future = Future(layout, [every], set(range(layout.agents)))
