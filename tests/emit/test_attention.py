@@ -1,5 +1,6 @@
 """The schedule `Attention` as PTX: nothing in local memory, and turns of its warpgroups by named barriers."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -31,3 +32,23 @@ def test_nothing_in_local_memory_and_turns_by_named_barriers(form, loops):
         assert waits == {(turns.id + own, turns.threads): loops + (own == 0)}
         following = turns.id + (own + 1) % count, turns.threads
         assert facts.named_arrivals == Counter({following: loops + (own == count - 1)})
+    stores = guards(compiled.ptx, "st.global.b32", "mul.f32")
+    assert schedule.with_lse == bool(stores)
+    for conditions in stores:  # of each dimension: from 0 on, and before its end
+        assert len(conditions) == 6, conditions
+
+
+def guards(ptx, name, before):
+    """Of each instruction *name* that follows one *before*, the comparisons in the condition of the branch around it."""
+    lines = [line.strip() for line in ptx.splitlines()]
+    made = {found[1]: line for line in lines if (found := re.match(r"[\w.]+\s+(%p\d+),", line))}
+
+    def comparisons(predicate):
+        line = made[predicate]
+        if line.startswith("setp"):
+            return {line.split(None, 1)[1].split(",", 1)[1]}
+        return set().union(*map(comparisons, re.findall(r"%p\d+", line)[1:]))
+
+    at = [i for i, line in enumerate(lines) if line.startswith(name) and lines[i - 1].startswith(before)]
+    branches = (next(line for line in reversed(lines[:i]) if line.startswith("@%p")) for i in at)
+    return [comparisons(re.match(r"@(%p\d+) bra", branch)[1]) for branch in branches]

@@ -136,3 +136,30 @@ def test_ping_pong(tile, cluster):
         first = out.clone()
         ping(a, b, out=out)
         assert torch.equal(out, first)
+
+
+class RowTops(tp.Schedule):
+    """The largest number of each row, a number for each row, from threads."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(stages=2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("l m n", tile=(64, 64), ring=ring)
+    relations = (tp.Dim("n", size=64),)
+    top = tp.ThreadStoreStage(dims="l m", tile=(64,), role=work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, n=0)
+
+    @work.jit
+    def find(self, k, tile):
+        with k.ring.consume() as slot:
+            k.top.store(tile, tp.math.row_max(slot.x.read()))
+
+
+def test_numbers_of_rows_stay_inside():
+    x = torch.randn(3, 1001, 64, device="cuda")
+    whole = torch.full((5, 1001), 7.0, device="cuda")
+    RowTops()(x, top=whole[1:4])
+    assert torch.equal(whole[1:4], x.amax(2)) and (whole[::4] == 7).all()

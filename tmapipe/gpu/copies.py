@@ -64,14 +64,17 @@ class CopyEmitters(GpuWarp):
             first, end = column >= 0, column + count <= tile.shape[-1]
             return functools.reduce(operator.and_, inside, first & end)
 
+        def within(columns: tuple[int, int]) -> bool:
+            """Whether the elements that begin in these columns are inside the tensor in any case."""
+            return surely[0] <= columns[0] and columns[1] + wide - 1 <= surely[1]
+
         def store_all() -> None:
             """Wide ones where they can be, then in one branch, which few warps take, the others."""
             left, apart = [], None
             for first, row, column in fragments.runs(layout, wide, values.along):
                 (start, inside), column = tile.row(row), at[-1] + column
                 address = start + Int64(column) * size
-                low, high = layout.column_range(layout.column_slot(first)) if values.along == "tile" else (0, 0)
-                if surely[0] <= low and high + wide - 1 <= surely[1]:
+                if values.along == "tile" and within(layout.column_range(layout.column_slot(first))):
                     put_if(functools.reduce(operator.and_, inside, True), first, address, wide)
                     continue
                 if wide == width:

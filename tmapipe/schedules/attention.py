@@ -107,7 +107,7 @@ class Attention(Schedule):
             self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         load, work = self.load, self.work
         wide = n > 128 and d > 64  # tiles that leave no room for two slots of queries, or two buffers of results
-        slots = (2, 4, 4) if d <= 64 else (1 if wide else 2, 2, 2)
+        slots = (2, 4 if n <= 128 else 3, 4 if n <= 128 else 3) if d <= 64 else (1 if wide else 2, 2, 2)
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
         dims, extents = ("b g m p d", (queries, packed, d)) if packed > 1 else ("b h m d", (rows, d))
         self.over = "b g m" if packed > 1 else "b h m"
