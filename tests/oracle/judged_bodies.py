@@ -24,7 +24,6 @@ import tmapipe as tp
 from tests.oracle.bodies import Body, body
 from tests.oracle.judge import Entry, entry_of, operations, ran
 from tmapipe.errors import PipelineError
-from tmapipe.isa.ops import FenceProxyAsync, WarpSync
 
 __all__ = ["AGREES", "DIFFERS", "FAILS", "REFUSED", "WRONG", "Outcome", "outcome", "program_of", "table"]
 
@@ -117,29 +116,11 @@ def outcome(drawn: Body, folder: Path) -> Outcome:
             return Outcome(drawn, REFUSED if refused else FAILS, _text(error))
         try:
             for (where, want), (_, found) in zip(wanted, _evidence(lambda: (schedule, program)), strict=True):
-                if want != found and not fenced(want, found):
+                if want != found:
                     return Outcome(drawn, DIFFERS, f"{where}: {difference(want, found)}")
         except Exception as error:
             return Outcome(drawn, DIFFERS, f"the program raises {_text(error)}")
     return Outcome(drawn, AGREES)
-
-
-def fenced(want: Any, found: Any) -> bool:
-    """Whether *found* is *want*, but for fences and syncs of threads besides: where threads touched a slot in one branch, the
-    trace fences on all paths."""
-    if isinstance(want, dict):
-        return want.keys() == found.keys() and all(fenced(ops, found[warp]) for warp, ops in want.items())
-    if not isinstance(want, list):
-        return False
-    if want and isinstance(want[0], list):
-        return len(want) == len(found) and all(map(fenced, want, found))
-    at = 0
-    for op in found:
-        if at < len(want) and op == want[at]:
-            at += 1
-        elif type(op) not in (FenceProxyAsync, WarpSync):
-            return False
-    return at == len(want)
 
 
 def difference(want: Any, found: Any) -> str:
