@@ -124,6 +124,10 @@ RARE: dict[str, str] = {
 #: Forms that mutants of the front end are shown by, and that are not drawn.
 SHOWN: dict[str, str] = {
     "guarded division in a condition": "if {c} % 3 and {v} % ({c} % 3) == 0:\n    {d} = {d} + 1",
+    "break alone": "{d} = {d} + stopped({v} % 5 + 2, {c} % 3)",
+    "continue alone": "{d} = {d} + skipped({v} % 5 + 3)",
+    "return alone": "{d} = {d} + at_least({v} % 5 + 4, {c} % 3)",
+    "a name that stays": "for e in range({v} % 3 + 2):\n    {c} = {c}\n    {d} = {d} + {c} + 1",
 }
 
 #: Questions to Python about a number, that only the kernel knows. They are refused, or by luck right.
@@ -159,6 +163,33 @@ def counted_up():
 
 def grow(seen, v):
     seen.append(v)
+
+
+def at_least(n, c):
+    for i in range(n):
+        if i >= c:
+            return i
+    return n
+
+
+def stopped(n, c):
+    total = 0
+    for i in range(n):
+        if i == c:
+            break
+        total = total + i + 1
+    return total
+
+
+def skipped(n):
+    total = 0
+    for i in range(n):
+        if i % 2 == 1:
+            if i % 3 == 1:
+                continue
+            total = total + 5
+        total = total + i + 1
+    return total
 
 
 def with_default(seen=[0]):
