@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.globals import TableLoad
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.blocks import block
@@ -30,7 +31,10 @@ __all__ = ["MachineIsa"]
 
 
 class MachineIsa(Isa):
-    """Methods as documented in `tmapipe.isa`. memory: None when the protocol runs without data."""
+    """Methods as documented in `tmapipe.isa`.
+
+    memory: None when the protocol runs without data. tables: entries of tables, known without data; 1 behind the last one.
+    """
 
     fragments: MachineFragments
 
@@ -43,7 +47,9 @@ class MachineIsa(Isa):
         shapes: Shapes,
         emit: Callable[[Any], None],
         memory: Memory | None = None,
+        tables: Mapping[str, Sequence[int]] | None = None,
     ):
+        self.tables = tables or {}
         self.layout, self.plan, self.agent, self.memory = layout, layout.plan, agent, memory
         self.syncs = layout.syncs
         self.emit = emit  # type: ignore[method-assign, assignment]
@@ -116,7 +122,12 @@ class MachineIsa(Isa):
 
     def ask(self, op: Any, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
         self.emit(op)
-        return without_data() if self.memory is None else self.memory.results[self.agent]
+        if self.memory is not None:
+            return self.memory.results[self.agent]
+        entries = self.tables.get(op.table) if type(op) is TableLoad else None
+        if entries is None:
+            return without_data()
+        return [int(entries[i]) if 0 <= i < len(entries) else 1 for i in op.entries]
 
     def store_values(self, store: Store, at: Sequence[int], values: Fragment, surely: tuple[int, int] = (0, 0)) -> None:
         if self.memory is not None and surely[0] < surely[1]:

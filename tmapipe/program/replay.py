@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.ops import Exit
 from tmapipe.isa.values import SlotRef
+from tmapipe.machine.layout import Layout, Shapes
+from tmapipe.machine.warp import MachineIsa
 from tmapipe.program.captured import Captured
 from tmapipe.program.expressions import Expr, evaluate
 from tmapipe.program.nodes import Call, For, Function, If, Let, OfModel, While
+
+
+def operations(
+    program: Any,
+    layout: Layout,
+    agent: int,
+    shapes: Shapes,
+    cluster: int = 0,
+    clusters: int = 1,
+    tables: Mapping[str, Sequence[int]] | None = None,
+    emit: Callable[[Any], None] | None = None,
+) -> list[Any]:
+    """The operations of one warp, `Exit` last, in a run without data.
+
+    Args:
+        program: As `trace` makes it.
+        layout: Of its plan.
+        agent: The warp, of all of the cluster.
+        shapes: Of tensors by argument.
+        cluster: In the grid.
+        clusters: In the grid.
+        tables: Entries of tables, 1 behind the last one; without those of a table, it has what `Isa.load_entry` says.
+        emit: Takes each operation, while its source line can still be asked for; then the list has `Exit` alone.
+    """
+    found: list[Any] = []
+    replay(program, MachineIsa(layout, agent, cluster, clusters, shapes, emit or found.append, tables=tables))
+    found.append(Exit())
+    return found
+
 
 Operation = Call  # as a type, where a method is called as the class
 
