@@ -22,7 +22,12 @@ __all__ = [
 
 
 class PipelineError(Exception):
-    """Base of every error that tmapipe raises on purpose."""
+    """Base of every error that tmapipe raises on purpose.
+
+    where: "file:line" of a body, if one is known.
+    """
+
+    where: str | None = None
 
 
 class InputError(PipelineError, ValueError):

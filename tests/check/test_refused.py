@@ -384,7 +384,8 @@ def test_a_body_that_never_ends(monkeypatch):
 
     report = ended(Endless().check)
     (finding,) = report.findings
-    assert not report.ok and finding.kind is Kind.LIMIT and f"{__file__}:" in finding.message
+    assert not report.ok and finding.kind is Kind.LIMIT and finding.where[0] in finding.message
+    assert finding.where[0].startswith(f"{__file__}:")
 
 
 # ---- types that parts are added in ------------------------------------------------------------------------------------

@@ -91,7 +91,10 @@ class Deadlock:
     # ---- what to change: the first of these that has an answer for some of the causes ------------------------------
 
     def fixes(self, roots: list[Blocked]) -> list[str]:
-        for explain in (self._known, self._bytes, self._turn, self._meet, self._registers, self._holds, self._never):
+        explanations = (
+            self._known, self._fills, self._bytes, self._turn, self._meet, self._registers, self._holds, self._never,
+        )  # fmt: skip
+        for explain in explanations:
             found = [fix for fix in map(explain, roots) if fix]
             if found:
                 return found
@@ -103,6 +106,23 @@ class Deadlock:
         names = [wait.ring.name, *(b.name for b in wait.ring.barriers)] if wait.ring else []
         return next((c.fix for c in self.causes if c.slot in names or c.barrier in names), None)
 
+    def _fills(self, wait: Blocked) -> str | None:
+        """Slots of a ring that a role has begun to fill while it waits for one more."""
+        ring, layout = wait.ring, self.layout
+        if not ring or ring.phase_of(wait.role) != 0 or wait.bar is None:
+            return None
+        full, cta = ring.barriers[0], layout.cta_of(wait.agent)
+        first = cta * layout.nbars + layout.bar_base[full.name]
+        begun = [bar for bar in range(first, first + full.stages) if self.state.tx[bar] > 0]
+        if len(begun) < ring.stages or any(self.check.phases.now[bar].steps[-1].agent != wait.agent for bar in begun):
+            return None
+        self.blame.append(Step(0, wait.agent, wait.op))
+        one = "the slot" if ring.stages == 1 else f"all {ring.stages} slots"
+        return (
+            f"{wait.role} has acquired {one} of {ring.name} and waits for one more before it has loaded into them: load "
+            f"each slot before the next one is acquired, or give {ring.name} stages={ring.stages + 1}"
+        )
+
     def _bytes(self, wait: Blocked) -> str | None:
         """Bytes that were armed and do not come, or that came and were not armed."""
         tx = 0 if wait.bar is None else self.state.tx[wait.bar]
@@ -113,8 +133,12 @@ class Deadlock:
         phase = f"phase {self.state.phase[wait.bar]} of {wait.name}"
         if tx < 0:
             return f"{phase} got {-tx} bytes that nobody armed: arm them before the loads start"
-        loads = [name for names in wait.ring.loads.values() for name in names] if wait.ring else []
+        roles = wait.ring.phases[wait.ring.barriers.index(self.layout.barrier(wait.bar))] if wait.ring else ()
+        loads = [name for role in roles for name in wait.ring.loads.get(role, ())] if wait.ring else []
         started = {s.op.load for s in counted if isinstance(s.op, (TmaLoad, TmaGather))}
+        if loads and {peer.name for peer in self.layout.plan.sends} >= set(loads):
+            send = f"let {' and '.join(roles)} of every CTA send {' and '.join(loads)} once for each slot"
+            return f"{phase} has {tx} bytes armed that no CTA of the cluster sends: {send}, to all that wait for it"
         missing = [name for name in loads if name not in started]
         every = "load all parts of each tile" if loads else "start the loads"
         what = f"start the load of {' and '.join(missing)} in each slot" if missing else every
@@ -153,12 +177,12 @@ class Deadlock:
             program = self.programs[first + 4 * i]
             turns.append([op for op in program if type(op) is BarWait and op.id == barrier.id + i])
         del turns[0][-1:]  # the first one meets the last one once more, after the last tile
-        if len(set(map(len, turns))) == 1:
-            return None
         return self._equally_often(wait, "warpgroup", barrier.name, turns)
 
     def _equally_often(self, wait: Blocked, what: str, name: str, turns: list[list[Any]]) -> str | None:
-        """What to change where some take more turns than others."""
+        """What to change where some take more turns than others; None if all take as many."""
+        if len(set(map(len, turns))) == 1:
+            return None
         often = ", ".join(f"{what} {i} {len(ops)} times" for i, ops in enumerate(turns))
         ordered = sorted(turns, key=len)
         known = {op.where for op in ordered[0]}

@@ -160,8 +160,20 @@ class Phases(Rules):
             f"that phase {phase - 1} is complete, so it can take phase {phase - 2}, of the same parity, for it"
         )
         role = self.layout.role(step.agent)
-        fix = f"let {role} wait for every phase of {barrier} in turn, and check its first parity"
+        turns = self._turnstiles() if self.layout.plan.role(role).teams > 1 else []
+        if turns:
+            fix = (
+                f"let each team of {role} take its turn before it waits, as `with k.{turns[0]}.turn():` around the loop that "
+                f"takes slots: so it knows what the other team has waited for"
+            )
+        else:
+            fix = f"let {role} wait for every phase of {barrier} in turn, and check its first parity"
         self.log.add(Kind.LAPPED_WAIT, text, fix, step, *self.before[bar].steps, bar=bar, phase=phase)
+
+    def _turnstiles(self) -> list[str]:
+        """Names of turnstiles."""
+        barriers = (*self.layout.plan.barriers, *self.layout.plan.named_barriers)
+        return [each.name.removesuffix(".turn") for each in barriers if each.name.endswith(".turn")]
 
     def _overtaken(self, bar: int, phase: int, seen: Step) -> None:
         barrier = self.layout.barrier(bar)

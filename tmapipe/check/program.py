@@ -12,6 +12,7 @@ from tmapipe.check.linear import LinearCheck
 from tmapipe.check.trip_counts import cause_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
 from tmapipe.machine import Layout, State, record
+from tmapipe.machine.describe import lines
 from tmapipe.machine.layout import Shapes
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.plan.model import Plan
@@ -89,4 +90,5 @@ def refused(error: PipelineError, check: LinearCheck, programs: Sequence[Sequenc
         return hazard_findings(error, check, programs)
     if type(error) is not PipelineError:
         raise error  # not a limit: a mistake in the schedule, which says so itself
-    return [Finding(Kind.LIMIT, str(error), "let each loop of a body end, or check a smaller problem")]
+    fix = "let each loop of a body end, or check a smaller problem"
+    return [Finding(Kind.LIMIT, str(error), fix, where=lines([error.where]))]

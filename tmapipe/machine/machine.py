@@ -179,7 +179,10 @@ def at_most(max_steps: int, program: list[Any], before: int = 0) -> Callable[[An
         program.append(op)
         if len(program) > most:
             program.clear()
-            raise PipelineError(f"stopped after recording {max_steps} operations (max_steps), at {find_location()}")
+            place = find_location()
+            error = PipelineError(f"stopped after recording {max_steps} operations (max_steps), at {place}")
+            error.where = place
+            raise error
 
     return add
 

@@ -12,6 +12,7 @@ import attrs
 import tmapipe as tp
 from examples.ragged import RaggedSums
 from tests.matmul_schedules import Written
+from tests.oracle.peer_forms import Rotated
 from tests.unit.test_held import Multicast, Scaled
 from tmapipe.check import Kind
 
@@ -28,6 +29,7 @@ def _text(*classes: type) -> str:
 PROGRAMS = {path.stem: path.read_text() for path in (pathlib.Path(__file__).parent / "programs").glob("*.py")} | {
     "groups": _text(RaggedSums),
     "held": _text(Scaled, Multicast),
+    "rotated": _text(Rotated).replace("import tmapipe", "from typing import ClassVar\n\nimport tmapipe", 1),
     "written": _text(Written),
 }
 HERE = "# <- here"

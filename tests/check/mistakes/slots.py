@@ -290,4 +290,52 @@ MISTAKES = (
         None,
         "holds back 4 slots while it reads the next, so 5 or more are needed.*use more stages",
     ),
+    Mistake(
+        "acquires four slots of three before it loads",
+        "copy",
+        {
+            """        with k.ring.produce() as slot:
+            slot.x.load(tile)
+""": """        slots = [k.ring.acquire() for _ in range(4)]  # <- here
+        for slot in slots:
+            slot.x.load(tile)
+        for slot in slots:
+            k.ring.commit(slot)
+""",
+            """        with k.ring.consume() as slot:
+            slot.y.store(tile)
+""": """        for _ in range(4):
+            with k.ring.consume() as slot:
+                slot.y.store(tile)
+""",
+        },
+        Kind.DEADLOCK,
+        "load has acquired all 3 slots of ring and waits for one more .* stages=4",
+    ),
+    Mistake(
+        "a CTA that sends nothing",
+        "rotated",
+        {
+            "            slot.z.send(": "            if slot.z.rank == 0:\n                slot.z.send(",
+            "with k.ring.consume() as slot:\n            if": "with k.ring.consume() as slot:  # <- here\n            if",
+        },
+        Kind.DEADLOCK,
+        "no CTA of the cluster sends: let send of every CTA send z once for each slot",
+    ),
+    Mistake(
+        "a team that takes no turn",
+        "teams",
+        {
+            """            with k.order.turn():
+                for _ in range(k.steps("a", "k")):
+                    with k.ring.consume() as slot:
+                        acc.add(slot.a, slot.b)
+""": """            for _ in range(k.steps("a", "k")):
+                with k.ring.consume() as slot:  # <- here
+                    acc.add(slot.a, slot.b)
+""",
+        },
+        Kind.LAPPED_WAIT,
+        r"let each team of math take its turn before it waits, as `with k\.order\.turn",
+    ),
 )
