@@ -699,6 +699,8 @@ def test_lambdas_of_one_line():
     some = [lambda k, n: 1 if n > 2 else 2, lambda k, n: 3 if n > 4 else n, lambda k, n: some[0](k, n) or n]
     for each in some:
         agree(each, ONE)
+    signs = (lambda k, n: 0.0, lambda k, n: -0.0, lambda k, n: (0.0,), lambda k, n: (-0.0,))
+    assert [repr(Program(each, 1).result) for each in signs] == ["0.0", "-0.0", "(0.0,)", "(-0.0,)"]
 
 
 def test_two_threads_trace_at_once():

@@ -25,7 +25,7 @@ from tmapipe.program.expressions import at_work
 from tmapipe.program.rewrite import HOME, Rewriter
 from tmapipe.program.source import syntax_of
 
-__all__ = ["converted", "current", "is_users", "tracing"]
+__all__ = ["converted", "current", "is_users", "is_users_file", "tracing"]
 
 _LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
@@ -80,7 +80,8 @@ _HELPER = types.CellType(_Helper())
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_users_file(file: str) -> bool:
+def is_users_file(file: str) -> bool:
+    """Whether functions of a file of this name are rewritten."""
     path = os.path.abspath(file)
     if path.startswith(_LIBRARY):
         return path.startswith(_SCHEDULES)
@@ -89,7 +90,7 @@ def _is_users_file(file: str) -> bool:
 
 def is_users(function: Any) -> bool:
     """Whether *function* is one that is rewritten, if it has source."""
-    return isinstance(function, types.FunctionType) and _is_users_file(function.__code__.co_filename)
+    return isinstance(function, types.FunctionType) and is_users_file(function.__code__.co_filename)
 
 
 def converted(function: types.FunctionType, top: bool = False, home: Any = None) -> types.FunctionType:

@@ -91,6 +91,14 @@ def _is_code_of(node: Any, code: types.CodeType) -> bool:
 
 
 def _key(code: types.CodeType) -> Any:
-    constants = tuple(_key(each) if isinstance(each, types.CodeType) else (type(each), each) for each in code.co_consts)
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-    return code.co_code, constants, names, code.co_argcount, code.co_kwonlyargcount, code.co_flags & 0xF
+    return code.co_code, _constant(code.co_consts), names, code.co_argcount, code.co_kwonlyargcount, code.co_flags & 0xF
+
+
+def _constant(value: Any) -> Any:
+    """Equal for constants that are the same: -0.0 is another one than 0.0, and True than 1."""
+    if isinstance(value, types.CodeType):
+        return _key(value)
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value
