@@ -172,8 +172,9 @@ class Phases(Rules):
 
     def _turnstiles(self) -> list[str]:
         """Names of turnstiles."""
-        barriers = (*self.layout.plan.barriers, *self.layout.plan.named_barriers)
-        return [each.name.removesuffix(".turn") for each in barriers if each.name.endswith(".turn")]
+        plan = self.layout.plan
+        names = [*(each.name for each in plan.barriers), *(each.name for each in plan.named_barriers)]
+        return [name.removesuffix(".turn") for name in names if name.endswith(".turn")]
 
     def _overtaken(self, bar: int, phase: int, seen: Step) -> None:
         barrier = self.layout.barrier(bar)
