@@ -5,6 +5,7 @@ python -m benchmarks.random_problems --seed 7 --look 3                     and a
 python -m benchmarks.random_problems --seed 7 --candidates 8               eight candidates that differ, to fit the estimate
 python -m benchmarks.random_problems --problems FILE --add "SplitK 64x64 1x2 parts 4"
 python -m benchmarks.random_problems --peers cublas quack cutlass --majors kk
+python -m benchmarks.random_problems --views --majors kk                   half of them views of wider tensors, any M from 1
 python -m benchmarks.random_problems --report --runs 14 16                 prints the stored results; needs no GPU
 
 A problem's kernels are compiled in other processes while earlier problems are measured. All variants of a problem run in one
@@ -76,6 +77,30 @@ def draw(seed: int, count: int, dtypes: Sequence[str] = ("bf16",), majors: str =
 
 
 ROWS = (("k", "n"), ("m", "k"), ("m", "n"))
+
+
+def draw_views(seed: int, count: int, majors: str = "kk") -> list[Problem]:
+    """*count* bf16 problems without batch: m log-uniform from 1 to 65536, n and k from 64 to 65536, multiples of 8, of 2e9 to
+    4e12 FLOP. A tenth has less than 16 rows. *majors*: "kk", or "any": none of them "kk". What is contiguous along m has a
+    multiple of 8 rows."""
+    rng = random.Random(f"views {seed}")
+    found: list[Problem] = []
+    while len(found) < count:
+        sides = ("k", "k") if majors == "kk" else rng.choice(ROWS)
+        few = len(found) % 10 == 9
+        m = _log_uniform(rng, 1, 15 if few else 65536, 8 if sides[0] == "m" else 1)
+        n, k = (_log_uniform(rng, 64, 65536, 8) for _ in range(2))
+        problem = Problem(m, n, k, DTYPES["bf16"], OUT["bf16"], 1, sides)
+        least = 2e8 if few else 2e9  # of so few rows, more would be gigabytes
+        if least <= problem.flops <= MOST_FLOPS and problem.bytes <= MOST_BYTES:
+            found.append(problem)
+    return found
+
+
+def further_of(problem: Problem, seed: int) -> int:
+    """By how many elements rows of the problem's tensors lie further apart than they are long: 0 for half of the problems,
+    or 8 or 64. The output then begins 8 elements to the right."""
+    return random.Random(f"{seed} {problem}").choice((0, 0, 8, 64))
 
 
 def _log_uniform(rng: random.Random, least: int, most: int, multiple: int) -> int:
@@ -204,8 +229,8 @@ def _group(problem: Problem) -> tuple[Any, ...]:
 # ---- measuring ----------------------------------------------------------------------------------------------------------
 
 
-def data_of(problem: Problem, seed: int, device: str = "cuda") -> tuple[Any, Any, Any]:
-    """a [m, k] and b [n, k], random normal, and an output; with a batch, in three dimensions."""
+def data_of(problem: Problem, seed: int, device: str = "cuda", further: int = 0) -> tuple[Any, Any, Any]:
+    """a [m, k] and b [n, k], random normal, and an output; with a batch, in three dimensions. further: as `further_of`."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -213,13 +238,15 @@ def data_of(problem: Problem, seed: int, device: str = "cuda") -> tuple[Any, Any
     kind = getattr(torch, problem.dtype.torch)
 
     def normal(rows: int, major: str) -> Any:
-        shape = (rows, problem.k) if major == "k" else (problem.k, rows)
+        height, width = (rows, problem.k) if major == "k" else (problem.k, rows)
         first = kind if kind.itemsize > 1 else torch.bfloat16
-        made = torch.randn(*lead, *shape, generator=generator, device=device, dtype=first).to(kind)
-        return made if major == "k" else made.mT
+        made = torch.randn(*lead, height, width + further, generator=generator, device=device, dtype=first).to(kind)
+        return made[..., :width] if major == "k" else made[..., :width].mT
 
     a, b = normal(problem.m, problem.majors[0]), normal(problem.n, problem.majors[1])
-    return a, b, torch.empty(*lead, problem.m, problem.n, device=device, dtype=getattr(torch, problem.out.torch))
+    out = torch.empty(*lead, problem.m, problem.n + further, device=device, dtype=getattr(torch, problem.out.torch))
+    start = min(8, further)
+    return a, b, out[..., start : start + problem.n]
 
 
 def checker(a: Any, b: Any, out: Any, samples: int = 16) -> Callable[[Callable[[], object]], float]:
@@ -257,7 +284,8 @@ def measure(
     place: str = "cuda",
 ) -> None:  # fmt: skip
     """Adds a row for each variant that is right: cuBLAS, other peers, and *few*, of which the first is what was chosen."""
-    a, b, out = data_of(problem, args.seed, place)
+    further = further_of(problem, args.seed) if args.views else 0
+    a, b, out = data_of(problem, args.seed, place, further)
     check = checker(a, b, out)
     runs: dict[tuple[str, str], Callable[[], object]] = {("cublas", "torch"): blas(a, b, out)}
     said: list[str] = []
@@ -291,10 +319,14 @@ def measure(
             problem=name_of(problem), dtype=dtype_name(problem), peer=peer, variant=variant, us=timing.us,
             tflops=problem.flops / timing.us / 1e6, spread=timing.spread, rel_err=errors[peer, variant],
             estimated_us=estimated.get(variant), chosen=True if variant == str(few[0]) else None,
-            looked=args.look if variant == looked else None,
+            looked=args.look if variant == looked else None, further=further or None,
         )  # fmt: skip
     line = _ratios(results.rows, name_of(problem), dtype_name(problem))
-    print(f"{problem}: {line}" + "".join(f"\n    left out: {text}" for text in said), flush=True)
+    print(
+        f"{problem}{f', {further} further' * bool(further)}: {line}"
+        + "".join(f"\n    left out: {text}" for text in said),
+        flush=True,
+    )
 
 
 def _looked(problem: Problem, runs: dict[Any, Any], args: Any, clock: Any, device: Device) -> str:
@@ -386,6 +418,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100, help="problems to draw (default %(default)s)")
     parser.add_argument("--problems", type=Path, metavar="FILE", help="problems of a file, before those that are drawn")
+    parser.add_argument("--views", action="store_true", help="draw views of wider tensors, with any number of rows")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bf16"])
     parser.add_argument("--majors", choices=("any", "kk"), default="any")
     parser.add_argument("--candidates", type=int, default=1, metavar="N", help="of ours (default: what `choose` takes)")
@@ -408,13 +441,16 @@ def problems_of(args: argparse.Namespace) -> list[Problem]:
         rows = [json.loads(line) for line in args.problems.read_text().splitlines() if line.strip()]
         found = [problem_of(row["problem"], row.get("dtype", "bf16")) for row in rows]
         found = [each for each in found if args.majors == "any" or each.majors == ("k", "k")]
+    if args.views:
+        return list(dict.fromkeys([*found, *draw_views(args.seed, args.count, args.majors)]))
     return list(dict.fromkeys([*found, *draw(args.seed, args.count, args.dtype, args.majors)]))
 
 
-def suite_of(gpu: str) -> str:
+def suite_of(gpu: str, views: bool = False) -> str:
     """The suite, and the stem of the file, of problems measured on *gpu*."""
     model = next((word.lower() for word in gpu.split() if any(map(str.isdigit, word))), "other")
-    return "random" if model == "h200" else f"random_{model}"
+    stem = "random_views" if views else "random"
+    return stem if model == "h200" else f"{stem}_{model}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -422,7 +458,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.report:
         for path in sorted((Path(args.out) if args.out else Path(__file__).parent / "results").glob("random*.json")):
             kept = read(path)
-            if kept["suite"] == suite_of(kept["gpu"]):
+            if kept["suite"] == suite_of(kept["gpu"], args.views):
                 print(kept["gpu"])
                 report(row for row in kept["rows"] if not args.runs or row.get("run", 1) in args.runs)
         return 0
@@ -436,7 +472,7 @@ def main(argv: list[str] | None = None) -> int:
     from tmapipe.tuning.tuner import device_of
 
     device = device_of()
-    results = Results(suite_of(device.name), device.name, settings(args))
+    results = Results(suite_of(device.name, args.views), device.name, settings(args))
     if args.append:
         results.resume(args.out)
     known = {(row["problem"], row["dtype"]) for row in results.rows}

@@ -243,3 +243,20 @@ def test_a_report_of_rows(capsys):
     random_rows.report([*rows, {**row, "problem": "softmax 96", "peer": "torch", "us": 1.0}])
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "softmax 1 0.750 0.750 1" in said and any("no result of ours" in line for line in said)
+
+
+def test_views_are_those_of_the_seed():
+    drawn = random_problems.draw_views(3, 60)
+    assert drawn == random_problems.draw_views(3, 60) and drawn[:20] == random_problems.draw_views(3, 20)
+    assert sum(each.m < 16 for each in drawn) >= 6 and all(each.n % 8 == each.k % 8 == 0 for each in drawn)
+    assert {random_problems.further_of(each, 3) for each in drawn} == {0, 8, 64}
+    others = random_problems.draw_views(3, 40, "any")
+    assert {each.majors for each in others} == {("k", "n"), ("m", "k"), ("m", "n")}
+
+
+def test_views_lie_in_wider_tensors():
+    problem = random_problems.problem_of("37x24x40:kn")
+    a, b, out = random_problems.data_of(problem, 1, "cpu", 8)
+    assert a.shape == (37, 40) and a.stride() == (48, 1)
+    assert b.shape == (24, 40) and b.stride() == (1, 32)
+    assert out.shape == (37, 24) and out.stride() == (32, 1) and out.storage_offset() == 8
