@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import sys
+import types
 from concurrent.futures import ProcessPoolExecutor
 
 import attrs
@@ -324,6 +325,50 @@ def test_choosing_may_look_at_candidates_of_like_estimates(monkeypatch):
     assert isinstance(choose(problem, look=3), schedules.Gemm) and len(asked) == 1, "sure: nothing is measured"
     for wrong in (0, -1, True, 2.0, "2"):
         refused(choose, problem, look=wrong, argument="choose(look)", value=wrong, rule="a number of candidates")
+
+
+@pytest.mark.parametrize("name, looks", [(H200.name, 1), ("NVIDIA H100", 0), (None, 0)])
+def test_on_its_own_gpu_choosing_looks_at_four(monkeypatch, name, looks):
+    asked = []
+    gpu = types.SimpleNamespace(is_available=lambda: name is not None, get_device_name=lambda: name)
+
+    def measured(problem, few, **options):
+        asked.append(few)
+        return tuner.Tuned(schedules.Gemm(), few[-1], 1.0)
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=gpu))
+    monkeypatch.setattr(tuner, "compared", measured)
+    choose(Problem(4096, 4096, 4096))
+    assert [len(few) for few in asked] == [4] * looks
+    choose(Problem(4096, 4096, 4096), look=1)
+    assert len(asked) == looks
+
+
+def test_a_problem_knows_how_far_apart_rows_lie():
+    wide = np.zeros((24, 72), np.float16)
+    a, b, d = wide[:, :64], np.zeros((40, 64), np.float16), np.zeros((24, 48), np.float16)[:, 8:]
+    problem = Problem.of(a, b, d)
+    assert problem.aligned == (16, 128, 32) and problem.n == 40 and problem.out.name == "fp16"
+    assert Problem.of(a[:, :], b).aligned == (16, 128, 16) and "16, 128 and 32 bytes" in str(problem)
+    assert Problem.of(wide.T[:64], np.zeros((40, 24), np.float16)).majors == ("m", "k")
+    refused(Problem.of, a, b, d[:, 1:], argument="out", rule="shape of the result")
+    refused(Problem, 8, 8, 8, aligned=(3, 8, 8), argument="Problem(aligned)", rule="powers of 2")
+    gemm = Candidate("Gemm", (128, 128), (1, 1))
+    flat, apart = (Problem(4096, 4096, 4096, aligned=aligned) for aligned in (None, (16, 16, 16)))
+    assert estimate(apart, gemm, H200) > estimate(flat, gemm, H200)
+    assert estimate(flat, gemm, H200) == estimate(attrs.evolve(flat, aligned=flat.rows_at), gemm, H200)
+
+
+@pytest.mark.parametrize("aligned", [None, (16, 32, 64), (128, 16, 16)])
+def test_candidates_are_measured_on_rows_that_lie_as_far_apart(aligned):
+    pytest.importorskip("torch")
+    problem = Problem(24, 40, 72, majors=("k", "n"), aligned=aligned)
+    a, b, d = tuner.data_of(problem, "cpu")
+    assert Problem.of(a, b, d).rows_at == problem.rows_at and (a.shape, b.shape, d.shape) == (
+        (24, 72),
+        (40, 72),
+        (24, 40),
+    )
 
 
 def test_parts_of_k_for_few_rows_and_for_few_columns():

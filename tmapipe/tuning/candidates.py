@@ -257,13 +257,10 @@ def hinted(problem: Problem, hints: tuple[str | None, str | None]) -> tuple[str 
     32544 x 15672 takes 274 us, 317 with hints. And none if an operand is much larger than L2: 128 x 31360 x 20352 takes 322,
     340 with hints (128 x 8192 x 8192: 47.5, with hints 42.6).
     """
-    rows = max(problem.m, problem.n)
-    if problem.batch * rows * problem.k * problem.dtype.bytes >= MUCH:
+    longer = max(problem.m, problem.n)
+    if problem.batch * longer * problem.k * problem.dtype.bytes >= MUCH:
         return (None, None)
-    sizes = (
-        (problem.k if major == "k" else n) for n, major in zip((problem.m, problem.n), problem.majors, strict=True)
-    )
-    return tuple(hint if n * problem.dtype.bytes % ALIGNED == 0 else None for n, hint in zip(sizes, hints, strict=True))
+    return tuple(hint if rows % ALIGNED == 0 else None for rows, hint in zip(problem.rows_at, hints, strict=False))
 
 
 def _outside(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from tmapipe.tuning.problem import H200, Device, Problem
 
 __all__ = ["choose", "likely", "ranked", "unsure"]
 
+LOOKS = 4  # candidates that `choose` looks at where it can
 UNSURE = 1.1  # estimates that are closer do not tell which is faster
 AMONG = 24  # candidates of the least estimates, of which those that differ are looked at
 
@@ -63,24 +65,27 @@ def choose(
     device: Device = H200,
     *,
     epilogue: Epilogue | Callable[..., Any] | None = None,
-    look: int = 1,
+    look: int | None = None,
 ) -> Gemm:
-    """The schedule that should be the fastest for *problem*, by estimate. Needs no GPU and runs nothing.
+    """The schedule that should be the fastest for *problem*, by estimate, and by a look at a few where that is unsure.
 
     Args:
-        problem: E.g. ``Problem.of(a, b)``.
+        problem: E.g. ``Problem.of(a, b, d)``, which knows how far apart rows of the three lie.
         device: The GPU to choose for.
         epilogue: As of `tmapipe.schedules.Gemm`.
-        look: Up to so many candidates that differ, whose estimates are within 10 %, are measured on this machine's GPU, once:
-            what was found is remembered on disk, as by `tune`.
+        look: Up to so many candidates that differ, whose estimates are within 10 %, are compiled and measured on this
+            machine's GPU, once: what was found is remembered on disk, as by `tune`. None: 4 where *device* is this machine's
+            GPU; else 1, which runs nothing and needs no GPU.
 
     Raises:
         InputError: No candidate can be built for the problem's types or with that epilogue.
         MissingGpuError: There is something to measure, and no GPU.
     """
-    if isinstance(look, bool) or not isinstance(look, int) or look < 1:
+    if look is not None and not is_count(look):
         raise InputError("choose(look)", look, "is a number of candidates, at least 1", "leave it out")
     fused = Epilogue.of(epilogue)
+    _check(problem, device)
+    look = look or (LOOKS if _is_here(device) else 1)
     if look > 1:
         few = unsure(problem, device, look, fused)
         if len(few) > 1:
@@ -88,6 +93,12 @@ def choose(
 
             return compared(problem, few, progress=False, epilogue=fused).schedule
     return likely(problem, device, 1, fused)[0].build(problem, fused)
+
+
+def _is_here(device: Device) -> bool:
+    """Whether the program uses this GPU: the present one of torch, which is not imported for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available() and torch.cuda.get_device_name() == device.name
 
 
 def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:

@@ -23,12 +23,12 @@ import numpy as np
 from tmapipe.integers import ceil_div
 from tmapipe.tuning.candidate import SWIZZLE_SPAN, Candidate
 from tmapipe.tuning.candidates import MACS, asked, edge_boxes
-from tmapipe.tuning.problem import Device, Problem
+from tmapipe.tuning.problem import LINE, Device, Problem
 
 __all__ = ["Constants", "FITTED", "Work", "estimate", "estimates", "times", "work"]
 
 BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
-LINE, PIECE = 128, 64  # bytes of a line of L2; columns that are stored together
+PIECE = 64  # columns that are stored together
 ROWS = 128
 WIDE = SWIZZLE_SPAN // 2  # 16-bit elements of a span of k; twice as many 8-bit elements take as many clocks
 
@@ -181,10 +181,7 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
     pingpong = candidate.schedule == "PingPong"
     slots = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN * candidate.spans)
     elements = problem.batch * problem.m * problem.n
-    of_a, of_b = (
-        math.gcd((problem.k if major == "k" else extent) * problem.dtype.bytes, SWIZZLE_SPAN)
-        for extent, major in zip((problem.m, problem.n), problem.majors, strict=True)
-    )
+    of_a, of_b, _ = problem.rows_at
     down, right, resident = (
         ceil_div(problem.m, m * along_m),
         ceil_div(problem.n, n * along_n),
@@ -210,16 +207,20 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
 
 def _lines(problem: Problem, candidate: Candidate) -> float:
     """Bytes of the 128-byte lines that the rows of a tile touch in memory, over those of the rows."""
-    size = 4 if candidate.in_parts else problem.out.bytes
-    width, pitch = min(candidate.tile[1], problem.n) * size, problem.n * size
-    return (width + LINE - math.gcd(width, pitch, LINE)) / width
+    width, rows_at = _rows_of(problem, candidate)
+    return (width + LINE - math.gcd(width, rows_at)) / width
 
 
 def _ragged(problem: Problem, candidate: Candidate) -> float:
     """Whether the rows of a tile begin or end within sectors of 32 bytes."""
+    return float(math.gcd(*_rows_of(problem, candidate), 32) < 32)
+
+
+def _rows_of(problem: Problem, candidate: Candidate) -> tuple[int, int]:
+    """Bytes of a row of a tile that is stored, and what the bytes at which rows begin are multiples of, up to 128."""
     size = 4 if candidate.in_parts else problem.out.bytes
-    width, pitch = min(candidate.tile[1], problem.n) * size, problem.n * size
-    return float(math.gcd(width, pitch, 32) < 32)
+    rows_at = math.gcd(LINE, problem.n * size) if candidate.in_parts else problem.rows_at[2]
+    return min(candidate.tile[1], problem.n) * size, rows_at
 
 
 def _edges(problem: Problem, candidate: Candidate, clusters: float) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
@@ -12,7 +13,9 @@ from tmapipe.dtypes import DType, as_dtype, bf16, dtype_of, fp8_e4m3, fp8_e5m2, 
 from tmapipe.errors import InputError
 from tmapipe.fields import is_count, must
 
-__all__ = ["H200", "Device", "Problem"]
+__all__ = ["H200", "LINE", "Device", "Problem"]
+
+LINE = 128  # bytes of a line of L2
 
 
 def _positive(instance: Any, attribute: Any, value: Any) -> None:
@@ -36,6 +39,13 @@ def _of_a_and_b(problem: Any, attribute: Any, value: Any) -> None:
         raise InputError("Problem(majors)", value, 'is "k" or "m" of a, and "k" or "n" of b', 'e.g. ("k", "n")')
 
 
+def _of_rows(problem: Any, attribute: Any, value: Any) -> None:
+    powers = (1, 2, 4, 8, 16, 32, 64, 128)
+    if value is not None and not (isinstance(value, tuple) and len(value) == 3 and all(n in powers for n in value)):
+        rule = "is what the bytes at which rows of a, b and d begin are multiples of: powers of 2 up to 128"
+        raise InputError("Problem(aligned)", value, rule, "leave it out, or use Problem.of(a, b, out)")
+
+
 @attrs.frozen
 class Problem:
     """``d[l, m, n] = sum over k of a[l, m, k] * b[l, n, k]``.
@@ -45,9 +55,11 @@ class Problem:
         dtype: Element type of a and b.
         out: Element type of d.
         majors: The dimensions along which a and b are contiguous, as in `tmapipe.schedules.Gemm`.
+        aligned: What the bytes at which rows of a, b and d begin are multiples of: powers of 2, at most 128. None: their
+            rows lie next to each other. Rows that begin within lines of 128 bytes are read more slowly.
 
     Raises:
-        InputError: An extent is no positive integer, or `out` or `majors` do not go with the rest.
+        InputError: An extent is no positive integer, or `out`, `majors` or `aligned` do not go with the rest.
     """
 
     m: int = attrs.field(validator=_positive)
@@ -57,15 +69,16 @@ class Problem:
     out: DType = attrs.field(default=bf16, converter=as_dtype, validator=_of_sums)
     batch: int = attrs.field(default=1, validator=_positive)
     majors: tuple[str, str] = attrs.field(default=("k", "k"), validator=_of_a_and_b)
+    aligned: tuple[int, int, int] | None = attrs.field(default=None, validator=_of_rows)
 
     @classmethod
-    def of(cls, a: Any, b: Any, out: DType | str | None = None, *, tf32: bool = False) -> Problem:
-        """The problem of multiplying *a* by *b*; `majors` follow from their strides.
+    def of(cls, a: Any, b: Any, out: Any = None, *, tf32: bool = False) -> Problem:
+        """The problem of multiplying *a* by *b*; `majors` and `aligned` follow from their strides and addresses.
 
         Args:
             a: Torch tensor or NumPy array [m, k], or [l, m, k].
             b: The same [n, k], or [l, n, k].
-            out: Element type of the result; by default that of a, or int32 for int8.
+            out: The result's tensor, or its element type; by default that of a, or int32 for int8.
             tf32: Whether fp32 operands are multiplied as tf32.
 
         Raises:
@@ -80,14 +93,35 @@ class Problem:
             raise InputError("b", tuple(b.shape), rule, "transpose b if it is (k, n)")
         batch = int(a.shape[0]) if a.ndim == 3 else 1
         dtype = dtype_of(a, "a")
-        if out is None:
+        d = out if hasattr(out, "strides") or hasattr(out, "data_ptr") else None
+        if d is not None:
+            check_kind("out", d)
+            if tuple(d.shape) != (*a.shape[:-1], b.shape[-2]):
+                rule = f"has the shape of the result, {(*a.shape[:-1], b.shape[-2])}"
+                raise InputError("out", tuple(d.shape), rule, "pass the result's tensor, or its element type")
+            out = dtype_of(d, "out")
+        elif out is None:
             out = int32 if dtype.integer else dtype
         if tf32:
             if dtype != fp32:
                 raise InputError("tf32", True, f"is for operands of fp32, these are {dtype}", "leave it out")
             dtype = as_dtype("tf32")
         majors = ("m" if last_but_one(a) else "k", "n" if last_but_one(b) else "k")
-        return cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out, batch, majors)
+        found = cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out, batch, majors)
+        rows = found.rows_at
+        aligned = _rows_of(a, majors[0] == "m"), _rows_of(b, majors[1] == "n"), rows[2] if d is None else _rows_of(d)
+        return found if aligned == rows else attrs.evolve(found, aligned=aligned)
+
+    @property
+    def rows_at(self) -> tuple[int, int, int]:
+        """What the bytes at which rows of a, b and d begin are multiples of, up to 128."""
+        if self.aligned is not None:
+            return self.aligned
+        of_a, of_b = (
+            self.k if major == "k" else rows for rows, major in zip((self.m, self.n), self.majors, strict=True)
+        )
+        size = self.dtype.bytes
+        return math.gcd(LINE, of_a * size), math.gcd(LINE, of_b * size), math.gcd(LINE, self.n * self.out.bytes)
 
     @property
     def flops(self) -> float:
@@ -102,7 +136,19 @@ class Problem:
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
         majors = "" if self.majors == ("k", "k") else f", {self.majors[0]}- and {self.majors[1]}-major"
-        return f"{batch}{self.m}x{self.n}x{self.k} {self.dtype} to {self.out}{majors}"
+        rows = "" if self.aligned is None else ", rows at multiples of {}, {} and {} bytes".format(*self.aligned)
+        return f"{batch}{self.m}x{self.n}x{self.k} {self.dtype} to {self.out}{majors}{rows}"
+
+
+def _rows_of(tensor: Any, transposed: bool = False) -> int:
+    """As `Problem.rows_at`, of a tensor. transposed: whether its last dimension but one is contiguous."""
+    torch = hasattr(tensor, "data_ptr")
+    size = tensor.element_size() if torch else tensor.itemsize
+    start = tensor.data_ptr() if torch and tensor.is_cuda else 0  # no kernel reads it elsewhere
+    strides = [s * size for s in tensor.stride()] if torch else list(tensor.strides)
+    along = len(strides) - (2 if transposed else 1)
+    pitches = (s for i, s in enumerate(strides) if i != along and tensor.shape[i] > 1)
+    return math.gcd(LINE, start, *pitches)
 
 
 def _of_clusters(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from tmapipe.tuning import cache, epilogues
 from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.choose import likely
 from tmapipe.tuning.compiling import build_all
-from tmapipe.tuning.problem import Device, Problem
+from tmapipe.tuning.problem import LINE, Device, Problem
 from tmapipe.tuning.timing import Clock, Method, Run, Timing, rested, screen
 
 __all__ = ["Tuned", "compare", "data_of", "pick", "product", "tune"]
@@ -213,19 +214,28 @@ def _launch(schedule: Gemm, a: Any, b: Any, out: Any, given: dict[str, Any]) -> 
 
 
 def data_of(problem: Problem, device: str) -> tuple[Any, Any, Any]:
-    """a, b and an output, for a problem."""
+    """a, b and an output, for a problem: their rows begin where it says."""
     import torch
 
     generator = torch.Generator(device).manual_seed(0)
     lead = (problem.batch,) if problem.batch > 1 else ()
+    of_a, of_b, of_d = problem.rows_at
+    kind, out = (getattr(torch, dtype.torch) for dtype in (problem.dtype, problem.out))
 
-    def normal(rows: int, major: str) -> Any:
-        wide = torch.randn(*lead, rows, problem.k, generator=generator, device=device, dtype=torch.bfloat16)
-        made = wide.to(getattr(torch, problem.dtype.torch))
-        return made if major == "k" else made.mT.contiguous().mT
+    def normal(rows: int, major: str, rows_at: int) -> Any:
+        height, width = (rows, problem.k) if major == "k" else (problem.k, rows)
+        shape = *lead, height, _pitch(width, problem.dtype.bytes, rows_at)
+        made = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16).to(kind)[..., :width]
+        return made if major == "k" else made.mT
 
-    a, b = normal(problem.m, problem.majors[0]), normal(problem.n, problem.majors[1])
-    return a, b, torch.empty(*lead, problem.m, problem.n, device=device, dtype=getattr(torch, problem.out.torch))
+    a, b = normal(problem.m, problem.majors[0], of_a), normal(problem.n, problem.majors[1], of_b)
+    d = torch.empty(*lead, problem.m, _pitch(problem.n, problem.out.bytes, of_d), device=device, dtype=out)
+    return a, b, d[..., : problem.n]
+
+
+def _pitch(width: int, size: int, rows_at: int) -> int:
+    """Elements from one row of so many to the next, where rows begin at multiples of so many bytes, and of no more."""
+    return next(pitch for pitch in range(width, width + 2 * LINE) if math.gcd(LINE, pitch * size) == rows_at)
 
 
 def product(a: Any, b: Any, epilogue: Epilogue) -> Any:
