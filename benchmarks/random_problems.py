@@ -41,6 +41,7 @@ from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
 from tmapipe.tuning.choose import unsure
 from tmapipe.tuning.compiling import compile_all, load
 from tmapipe.tuning.cost import estimates
+from tmapipe.tuning.problem import LINE
 from tmapipe.tuning.timing import rested, screen
 from tmapipe.tuning.tuner import METHOD, pick
 
@@ -100,7 +101,20 @@ def draw_views(seed: int, count: int, majors: str = "kk") -> list[Problem]:
 def further_of(problem: Problem, seed: int) -> int:
     """By how many elements rows of the problem's tensors lie further apart than they are long: 0 for half of the problems,
     or 8 or 64. The output then begins 8 elements to the right."""
-    return random.Random(f"{seed} {problem}").choice((0, 0, 8, 64))
+    return random.Random(f"{seed} {name_of(problem)}").choice((0, 0, 8, 64))
+
+
+def with_views(problem: Problem, seed: int) -> Problem:
+    """The problem, with the alignment of the rows of its tensors."""
+    further = further_of(problem, seed)
+    if not further:
+        return problem
+    size = problem.dtype.bytes
+    of_a, of_b = (
+        problem.k if major == "k" else n for n, major in zip((problem.m, problem.n), problem.majors, strict=True)
+    )
+    rows = [math.gcd(LINE, (width + further) * size) for width in (of_a, of_b)]
+    return attrs.evolve(problem, aligned=(*rows, math.gcd(LINE, (problem.n + further) * problem.out.bytes, 8 * size)))
 
 
 def _log_uniform(rng: random.Random, least: int, most: int, multiple: int) -> int:
@@ -442,7 +456,8 @@ def problems_of(args: argparse.Namespace) -> list[Problem]:
         found = [problem_of(row["problem"], row.get("dtype", "bf16")) for row in rows]
         found = [each for each in found if args.majors == "any" or each.majors == ("k", "k")]
     if args.views:
-        return list(dict.fromkeys([*found, *draw_views(args.seed, args.count, args.majors)]))
+        every = dict.fromkeys([*found, *draw_views(args.seed, args.count, args.majors)])
+        return [with_views(each, args.seed) for each in every]
     return list(dict.fromkeys([*found, *draw(args.seed, args.count, args.dtype, args.majors)]))
 
 

@@ -260,3 +260,13 @@ def test_views_lie_in_wider_tensors():
     assert a.shape == (37, 40) and a.stride() == (48, 1)
     assert b.shape == (24, 40) and b.stride() == (1, 32)
     assert out.shape == (37, 24) and out.stride() == (32, 1) and out.storage_offset() == 8
+
+
+@pytest.mark.parametrize("majors", ["kk", "any"])
+def test_views_are_what_users_pass(majors):
+    for problem in random_problems.draw_views(4, 400, majors)[:40]:
+        if problem.bytes < 1e7:
+            seen = random_problems.with_views(problem, 4)
+            tensors = random_problems.data_of(problem, 1, "cpu", random_problems.further_of(problem, 4))
+            assert seen.rows_at[:2] == tuning.Problem.of(*tensors).rows_at[:2]
+            assert seen.rows_at[2] == (tuning.Problem.of(*tensors).rows_at[2] if seen == problem else 16)
