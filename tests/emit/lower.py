@@ -17,6 +17,7 @@ from tmapipe.machine.elements import indices_of
 from tmapipe.plan.boxes import cut_by_hand
 from tmapipe.plan.model import Load, Matmul, Peer, Plan, Store
 from tmapipe.plan.syncs import Syncs
+from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.tma_rules import MAX_BOX
 
 __all__ = ["lower"]
@@ -62,7 +63,7 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         return [("arrive_at", *rest[:2], lane)] if rest[2] >> lane & 1 else []
     if kind == "wait_group":
         return [event, ("warp_sync",)] if leader else [("warp_sync",)]
-    if kind == "named_sync":
+    if kind in ("named_sync", "named_arrive"):
         roles = rest[0].removesuffix(".threads").split("+")
         own = rest[0] in {barrier.name for barrier in plan.named_barriers}
         barrier = (
@@ -225,9 +226,23 @@ def _copies(
     return [*found, ("arrive_noinc", barrier, stage)]
 
 
-def _values(store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, ...], layout: Any) -> list[Event]:
-    """The lane's stores of its values of a tile, those that lie inside the tensor, some side by side at once."""
+def _values(
+    store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, ...], layout: Any, along: str
+) -> list[Event]:
+    """The lane's stores of its values of a tile, those that lie inside the tensor, some side by side at once; of numbers of
+    rows, each by the first lane that has the row."""
     extents, size, found = launch.extents[store.argument], store.buffer.dtype.bytes, []
+    if along == "rows":
+        assert store.vector == size and isinstance(layout, AccumulatorLayout)
+        of_warp = indices_of(layout, warp)[0][
+            :, :, 0
+        ]  # of wgmma's sums, four lanes have each row, and each has two of 16
+        mine = of_warp[:, [lane // 4, lane // 4 + 8]].ravel().tolist() if lane % 4 == 0 else []
+        for place in ([*at[:-1], at[-1] + row] for row in mine):
+            if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):
+                number = functools.reduce(lambda n, x: n * extents[x[0]] + x[1], enumerate(place), 0)
+                found.append(("store_values", store.argument, number * size, size))
+        return found
     width = min(layout.width, store.vector // size)
     wide = min(layout.width, 16 // size) if store.wide else width
     rows, columns = (array[lane::32].ravel() for array in indices_of(layout, warp))

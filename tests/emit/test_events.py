@@ -26,6 +26,14 @@ def events_of(kernel: Built, launch: Launch, warp: int) -> list[Event]:
     return record(kernel.schedule, kernel.plan, warp, launch.extents, **place)
 
 
+def said(event: Event) -> Event:
+    """An event without the words that a scheduler stores after the one which says that there is no tile: their numbers are
+    those of no tile, and nobody reads them."""
+    if event[0] == "store_words" and event[2] and event[2][0] == 0:
+        return (*event[:2], event[2][:1], *event[3:])
+    return event
+
+
 def check_threads(kernel: Built, launch: Launch, warp: int, lanes: Sequence[int]) -> int:
     """Compares threads of one warp; returns their number of events."""
     events = events_of(kernel, launch, warp)
@@ -36,7 +44,7 @@ def check_threads(kernel: Built, launch: Launch, warp: int, lanes: Sequence[int]
     for lane in lanes:
         expected = lower(events, kernel.plan, launch, warp, lane)
         for n, (on_cpu, in_ptx) in enumerate(zip(expected, found[lane], strict=False)):
-            assert in_ptx == on_cpu, f"event {n} of warp {warp}, lane {lane}, {launch}"
+            assert said(in_ptx) == said(on_cpu), f"event {n} of warp {warp}, lane {lane}, {launch}"
         rest = found[lane][len(expected) :], expected[len(found[lane]) :]
         assert len(found[lane]) == len(expected), (warp, lane, launch, *rest)
         total += len(expected)

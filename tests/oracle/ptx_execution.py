@@ -245,7 +245,8 @@ class Execution:
 
     def _meet(self, i: Instruction) -> None:
         numbers = tuple(self.value(operand) for operand in i.operands)
-        self.events.append(("cta_sync",) if numbers == (0,) else ("named_sync", *numbers))
+        how = "named_arrive" if i.is_a("bar.arrive", "barrier.arrive", "barrier.cta.arrive") else "named_sync"
+        self.events.append(("cta_sync",) if numbers == (0,) else (how, *numbers))
 
     def _arrive_for_copies(self, i: Instruction) -> None:
         assert i.has("noinc")

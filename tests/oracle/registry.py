@@ -10,6 +10,7 @@ from tmapipe.math import relu
 from tmapipe.schedule import Schedule
 from tmapipe.schedules import (
     AddParts,
+    Attention,
     ClusterSplitK,
     Conv,
     Copy,
@@ -170,6 +171,12 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: RmsNormRows(row_form(65536, vectors=2)),
         lambda: RmsNormRows(RowForm(512, 1, 256, 1, 2, each=2)),
         ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Attention",
+        lambda: Attention(128, causal="end", window=300, lse=True),
+        lambda: Attention(16, causal="end", tile=(128, 1, 32)),
+        ((1, 1, {"b": 1, "h": 1, "g": 1, "s": 32}), (1, 1, {"b": 1, "h": 1, "g": 1, "s": 64})),
     ),
     Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2), ((2, 3, {"s": 4}),)),
 )

@@ -196,7 +196,7 @@ class RecordingIsa:
         return words
 
     def store_values(self, store: Store, at: Sequence[int], values: Any, surely: Any = None) -> None:
-        self._note("store_values", store.name, tuple(at), values.layout)
+        self._note("store_values", store.name, tuple(at), values.layout, values.along)
 
     # ---- tables ---------------------------------------------------------------------------------------------------
 
@@ -297,6 +297,9 @@ class RecordingIsa:
 
     def accumulator_scale(self, matmul: Matmul, acc: str, by: Any) -> None:
         self._note("scale", matmul.name)
+
+    def packed(self, matmul: Matmul, values: Any) -> tuple[Any, ...]:
+        return ()
 
     def operand(self, matmul: Matmul, values: Any) -> None:
         return None
@@ -404,6 +407,12 @@ class RecordingIsa:
 
     def accumulator_values(self, matmul: Matmul, acc: str) -> Fragment:
         return Fragment(self, AccumulatorLayout.of(matmul), "tile", "fp32", (acc,))  # type: ignore[arg-type]
+
+    def row_parts(self, values: Fragment) -> Fragment:
+        return Fragment(self, values.layout, "rows", "fp32", ())  # type: ignore[arg-type]
+
+    def indices(self, layout: Any, along: str) -> Any:
+        return ()
 
     def convert(self, data: Any, kind: str, to: str) -> Any:
         return data
