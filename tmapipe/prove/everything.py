@@ -12,7 +12,7 @@ from tmapipe.prove.shared import Shared
 from tmapipe.prove.symbols import Sym, leaf, truth
 from tmapipe.prove.walker import Walker
 
-__all__ = ["everything"]
+__all__ = ["everything", "foreseen"]
 
 
 def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[Key, int]]:
@@ -22,6 +22,16 @@ def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[
     for agent in range(shared.layout.agents):
         _Everything(pinned, Walker(shared, agent), found, origin).nodes(shared.program.nodes)
     return found, origin
+
+
+def foreseen(come: Positions, every: Positions) -> bool:
+    """Whether what has come in a run (copies of its positions note that together) is among *every* operation."""
+    sorts = ((agent, sort, array) for agent, sort, array in come.touched if not (type(sort) is type and _is_init(sort)))
+    return every.touched.keys() >= set(sorts) and come.arrivals <= every.arrivals
+
+
+def _is_init(op: type) -> bool:
+    return declared(op).effect(Init) is not None
 
 
 class _Everything:
@@ -68,7 +78,7 @@ class _Everything:
 
     def _note(self, op: Any) -> None:
         agent, found = self.walker.agent, self.found
-        if declared(type(op)).effect(Init) is not None:
+        if _is_init(type(op)):
             return  # never again
         found._relative(agent, op)
         for key, position, around in found.moves(agent, op):
