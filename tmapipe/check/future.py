@@ -25,8 +25,8 @@ class Future:
     """What may still come.
 
     live: the sorts of operations that come again; busy: the warps that do more than return; sets: sets of warps, by number;
-    checked: by that number, who they are; as_one: whether it is enough that one of them knows; waiters: the warps that wait for
-    each mbarrier of the cluster.
+    checked: by that number, who they are; as_one: whether one of them is enough; waiters: the warps that wait for each
+    mbarrier of the cluster.
     """
 
     def __init__(self, layout: Layout, ends: Iterable[Positions], busy: set[int]):
@@ -45,10 +45,10 @@ class Future:
         self.live = Live(layout, self.touched)
         self.waiters = self._waiters()
         sets: dict[Key, Iterable[int]] = {("all",): self.busy, ("nobody",): ()}
-        exits = {cta: layout.cta_warps(cta) for cta in range(layout.ctas)}
-        by_kind = {"slot": self._users(), "barrier": arrivers, "bar": self.waiters, "use": self._bar_users()}
-        for kind, by_place in (by_kind | {"exit": exits}).items():
+        for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("use", self._bar_users())):
             sets.update({(kind, place): agents for place, agents in by_place.items()})
+        sets.update({("bar", bar): agents for bar, agents in self.waiters.items()})
+        sets.update({("exit", cta): layout.cta_warps(cta) for cta in range(layout.ctas)})
         self.sets = {key: number for number, key in enumerate(sets)}
         self.checked = np.zeros((len(sets), layout.agents), bool)
         for row, agents in zip(self.checked, sets.values(), strict=True):

@@ -126,7 +126,7 @@ class RunState:
 
     @cached_property
     def known(self) -> tuple[Any, Any, Any]:
-        """The numbers of open facts, who knows each, and who knows it or is of no matter, as bits of who can know. Open: someone
+        """The numbers of open facts; who knows each, and who knows it or is of no matter: bits, one a knower. Open: someone
         who can be checked against it does not know it.
 
         Numbers of facts and knowers are the same at all states that differ only in how far the warps are.

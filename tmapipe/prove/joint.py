@@ -34,7 +34,7 @@ from tmapipe.prove.walker import Open, Walker
 __all__ = ["Proof", "prove"]
 
 MOST_STATES = 400
-MOST_EVENTS = 100_000  # transitions of all runs together
+MOST_EVENTS = 32_000  # transitions of all runs together
 
 
 @attrs.frozen

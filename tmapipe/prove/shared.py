@@ -30,7 +30,9 @@ class Shared:
     def __init__(self, program: Any):
         self.program, self.layout = program, Layout(program.plan)
         self.emitting: Any = None
-        self.foresee: Callable[[Any, Any], None] = lambda node, op: None  # told of each operation, and of the node it is of
+        self.foresee: Callable[[Any, Any], None] = lambda node, op: (
+            None
+        )  # told of each operation, and of the node it is of
         self.isas = [ProofIsa(self.layout, agent, self.emit) for agent in range(self.layout.agents)]
         self.stored = {store.argument for store in program.plan.stores}
         self.decides = Slice(program.nodes).decides
@@ -41,6 +43,12 @@ class Shared:
         self.values: dict[Any, Any] = {}  # of expressions, by warp and values of their variables
         self.emitted: dict[Any, list[Any]] = {}  # operations of instructions, likewise
         self._operands: dict[int, Operands] = {}
+        self._alive: list[Call] = []
+
+    def alive(self, node: Call) -> Call:
+        """The node, which stays alive as long as what is remembered of it, by its id."""
+        self._alive.append(node)
+        return node
 
     def operands_of(self, node: Call) -> Operands:
         """The operands of an instruction, and the variables on which its operations depend."""
