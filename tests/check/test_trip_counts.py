@@ -337,13 +337,15 @@ def test_a_fresh_ring_is_covered_by_a_used_one_and_not_the_other_way_round(make)
 
 
 def test_knowing_less_is_not_covered():
-    """Whatever a warp does not know any more, of what it knew and someone else does not: no cover."""
+    """Whatever a warp does not know any more, of what it knew and can be checked against: no cover."""
     _, segments, _, node = warm(Steps())
-    run_state = node.run_state
-    warps = run_state.layout.agents
-    knows = zip(run_state.facts.values(), run_state.knows[:warps].T, strict=True)
-    contested = [(q, known) for known, by in knows for q in np.flatnonzero(by)]
-    assert contested
+    run_state, future = node.run_state, segments.future
+    contested = []
+    for (key, known), by in zip(run_state.facts.items(), run_state.knows, strict=True):
+        _, who = run_state._here.facts[key]
+        needed = np.flatnonzero(by[: run_state.layout.agents] & future.checked[who])
+        contested += [(q, known) for q in needed if not future.as_one[who] or len(needed) == 1]
+    assert len({q for q, _ in contested}) > 1
     for q, known in contested:
         forgets = type(run_state)(
             run_state.state.copy(), run_state.check.copy(), run_state.positions.copy(), segments.future

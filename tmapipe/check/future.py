@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.check.accesses import COUNTED
-from tmapipe.check.positions import CLUSTER, Live, Positions, Shifts, tells_parity
+from tmapipe.check.accesses import COPY, COUNTED
+from tmapipe.check.positions import CLUSTER, Live, Positions, Shifts, at_peers, tells_parity
 from tmapipe.check.positions import Key as WarpKey
 from tmapipe.check.relative import Renaming
-from tmapipe.isa.effects import Access, Start, declared
 from tmapipe.machine.layout import Layout
 
 __all__ = ["Future", "Here", "Key"]
@@ -26,7 +25,8 @@ class Future:
     """What may still come.
 
     live: the sorts of operations that come again; busy: the warps that do more than return; sets: sets of warps, by number;
-    checked: by that number, who they are; waiters: the warps that wait for each mbarrier of the cluster.
+    checked: by that number, who they are; as_one: whether one of them is enough; waiters: the warps that wait for each
+    mbarrier of the cluster.
     """
 
     def __init__(self, layout: Layout, ends: Iterable[Positions], busy: set[int]):
@@ -45,12 +45,15 @@ class Future:
         self.live = Live(layout, self.touched)
         self.waiters = self._waiters()
         sets: dict[Key, Iterable[int]] = {("all",): self.busy, ("nobody",): ()}
-        for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("bar", self.waiters)):
+        for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("use", self._bar_users())):
             sets.update({(kind, place): agents for place, agents in by_place.items()})
+        sets.update({("bar", bar): agents for bar, agents in self.waiters.items()})
+        sets.update({("exit", cta): layout.cta_warps(cta) for cta in range(layout.ctas)})
         self.sets = {key: number for number, key in enumerate(sets)}
         self.checked = np.zeros((len(sets), layout.agents), bool)
         for row, agents in zip(self.checked, sets.values(), strict=True):
             row[list(agents)] = True
+        self.as_one = np.array([key[0] == "exit" for key in sets])
         self.facts: dict[Key, int] = {}  # numbers of all that can be known, the same in all states
         self.knowers: dict[Key, int] = {}  # and of all who can know it
         self.forms: dict[tuple[Any, ...], int] = {}  # and of what must be equal in two states
@@ -81,6 +84,18 @@ class Future:
                     found[first + stage] = (*found.get(first + stage, ()), agent)
         return found
 
+    def _bar_users(self) -> dict[int, list[int]]:
+        """By mbarrier, who waits for it, arrives at it, or starts what counts there."""
+        layout = self.layout
+        found: dict[int, list[int]] = {}
+        for agent, sort, array in self.touched:
+            if array in layout.bar_base:
+                first, stages = layout.bar_base[array], layout.plan.barrier(array).stages
+                for cta in range(layout.ctas) if at_peers(sort) else (agent // layout.warps,):
+                    for bar in range(cta * layout.nbars + first, cta * layout.nbars + first + stages):
+                        found.setdefault(bar, []).append(agent)
+        return found
+
     def _users(self) -> dict[int, list[int]]:
         """Whoever accesses one slot of a buffer accesses all slots that others who access this one do."""
         layout = self.layout
@@ -93,7 +108,7 @@ class Future:
                 continue
             for others in [s for (_, _, other), s in self.touched.items() if other == array for _ in range(2)]:
                 stages = stages | others if stages & others else stages
-            for cta in range(layout.ctas) if _reaches_peers(sort[0]) else (agent // layout.warps,):
+            for cta in range(layout.ctas) if at_peers(sort) else (agent // layout.warps,):
                 for stage in stages:
                     for alias in layout.aliases[first_slots[array] + stage]:
                         found.setdefault(cta * layout.nslots + alias, []).append(agent)
@@ -113,9 +128,19 @@ class Here:
 
 def _checked_against(fact: Key, sets: Mapping[Key, int]) -> Key:
     """The set of warps that can be checked against a fact."""
-    if fact[0] in ("slot", "barrier") or (fact[0] == "bar" and fact[2] in ("before", "last but one")):
-        return fact[:2] if fact[:2] in sets else ("nobody",)
-    return ("all",)
+    kind: str = fact[0]
+    which: Key = ("all",)
+    if kind in ("arrival", "far read"):
+        which = "exit", fact[1]
+    elif kind == "slot" and fact[2] == COPY and fact[-1] != "fenced":
+        pass  # a proxy fence by any warp that knows its end counts
+    elif kind in ("slot", "barrier"):
+        which = fact[:2]
+    elif kind == "bar" and fact[2] in ("landing", "sent"):
+        which = "exit", fact[3]
+    elif kind == "bar" and fact[2] != "loads of":
+        which = fact[:2] if fact[2] in ("before", "last but one") else ("use", fact[1])
+    return which if which in sets else ("nobody",)
 
 
 class _Numbers(dict[Key, Any]):
@@ -138,8 +163,3 @@ def _number(numbers: dict[Key, int], rename: Renaming, key: Key) -> int:
     elif kind in ("bar", "present", "complete"):
         key = (kind, rename.bars[key[1]][0], *key[2:])
     return numbers.setdefault(key, len(numbers))
-
-
-def _reaches_peers(op: type) -> bool:
-    """Whether operations of this class start work on slots of other CTAs, or read them."""
-    return any(start.mask for start in declared(op).all(Start)) or any(a.mask for a in declared(op).all(Access))

@@ -155,7 +155,7 @@ class Live:
         self.around = np.array([stages[array] * n for (_, _, array), n in zip(self.keys, laps, strict=True)], np.int64)
         self.first = np.zeros(len(self.keys), np.int64)
         self.arrays = []
-        shared = {array for _, sort, array in self.keys if _at_peers(sort)}
+        shared = {array for _, sort, array in self.keys if at_peers(sort)}
         every = tuple(range(layout.ctas))
         for ctas, array in dict.fromkeys(
             (every if array in shared else (agent // layout.warps,), array) for agent, _, array in self.keys
@@ -195,7 +195,7 @@ def _data_operands(kind: Any) -> dict[str, Any]:
     return dict.fromkeys(declared(kind).named(OperandKind.AT), ())
 
 
-def _at_peers(sort: Any) -> bool:
+def at_peers(sort: Any) -> bool:
     """Whether operations of this sort reach other CTAs."""
     return isinstance(sort, tuple) and sort[-1] is PEERS
 

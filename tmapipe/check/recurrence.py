@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.check.clocks import Known, knows
+from tmapipe.check.clocks import Known
 from tmapipe.check.future import Future, Here, Key
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.positions import CLUSTER, Positions
@@ -34,6 +34,7 @@ class RunState:
 
     def __init__(self, state: State, check: LinearCheck, positions: Positions, future: Future):
         self.state, self.check, self.positions, self.future = state, check, positions, future
+        self.telling: Any = None
 
     def copy(self) -> RunState:
         """The same state, to go on independently."""
@@ -47,9 +48,14 @@ class RunState:
 
     def covered_by(self, other: RunState) -> bool:
         """Whether everything that goes well from *other* goes well from here."""
-        if self.form != other.form or not self.known.keys() <= other.known.keys():
+        if self.form != other.form:
             return False
-        return not any(other.known[fact] & ~known for fact, known in self.known.items())
+        (mine, _, enough), (theirs, known, _) = self.known, other.known
+        at = np.minimum(np.searchsorted(theirs, mine), len(theirs) - 1)
+        if not (theirs[at] == mine).all():
+            return False
+        both = min(known.shape[1], enough.shape[1])
+        return not ((known[at, :both] & ~enough[:, :both]).any() or known[at, both:].any())
 
     # ---- the machine's state --------------------------------------------------------------------------------------
 
@@ -108,29 +114,39 @@ class RunState:
 
     @cached_property
     def knows(self) -> Any:
-        """Who knows which fact."""
+        """By fact, who knows it."""
         known = list(self.facts.values())
-        clocks = np.stack(list(self.knowers.values()))
-        found = np.zeros((len(clocks), len(known)), bool)
+        clocks = np.stack(list(self.knowers.values()), axis=1)
+        found = np.zeros((len(known), clocks.shape[1]), bool)
         for way in range(max(map(len, known))):
             some = [i for i, ways in enumerate(known) if len(ways) > way]
             entries, least = np.array([known[i][way] for i in some], np.int64).T
-            found[:, some] |= clocks[:, entries] >= least
+            found[some] |= clocks[entries] >= least[:, None]
         return found
 
     @cached_property
-    def known(self) -> dict[int, int]:
-        """By open fact, who knows it: bits, one a knower. Open: someone who can be checked against it does not know it.
+    def known(self) -> tuple[Any, Any, Any]:
+        """The numbers of open facts; who knows each, and who knows it or is of no matter: bits, one a knower. Open: someone
+        who can be checked against it does not know it.
 
         Numbers of facts and knowers are the same at all states that differ only in how far the warps are.
         """
-        facts, checked = zip(*(self._here.facts[key] for key in self.facts), strict=True)
-        is_open = (~self.knows[: self.layout.agents].T & self.future.checked[list(checked)]).any(1)
-        rows = [self._here.knowers[key] for key in self.knowers]
-        bits = np.zeros((len(facts), 1 + max(rows)), bool)
-        bits[:, rows] = self.knows.T
-        packed = np.packbits(bits, axis=1, bitorder="little")
-        return {facts[i]: int.from_bytes(packed[i].tobytes(), "little") for i in np.flatnonzero(is_open)}
+        future, here, keys = self.future, self._here, list(self.facts)
+        numbers, sets = np.array([here.facts[key] for key in keys]).T
+        checked, knowing = future.checked[sets], self.knows[:, : self.layout.agents]
+        lacking = checked & ~knowing
+        lacking[future.as_one[sets] & (checked & knowing).any(1)] = False
+        is_open = np.flatnonzero(lacking.any(1))
+        is_open = is_open[np.argsort(numbers[is_open])]
+        rows = [here.knowers[key] for key in self.knowers]
+        known = np.zeros((len(is_open), 1 + max(rows)), bool)
+        known[:, rows] = self.knows[is_open]
+        enough = known
+        if self.telling is not None:
+            bars = [keys[i][1] if keys[i][0] == "bar" else -1 for i in is_open]
+            enough = known.copy()
+            enough[:, rows] |= ~self.telling.matter(bars, lacking[is_open], knowing[is_open], list(self.knowers))
+        return numbers[is_open], np.packbits(known, axis=1), np.packbits(enough, axis=1)
 
 
 # ---- facts, and who can know them ----------------------------------------------------------------------------------------
@@ -138,9 +154,8 @@ class RunState:
 
 def _facts(state: State, check: LinearCheck, future: Future) -> dict[Key, Known]:
     facts: dict[Key, Known] = {("there is a fact",): ()}
-    everybody = np.min([check.clocks.of[agent] for agent in future.busy], axis=0).tolist()
     for rules in check.holding:
-        facts.update((key, known) for key, known in rules.facts(state) if not knows(everybody, known))
+        facts.update(rules.facts(state))
     for thread, groups in state.groups.items():
         for i, (flights, known_read) in enumerate(reversed(groups)):
             facts["group", thread, i, len(flights), known_read] = ()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Container
 from typing import Any
 
 from tmapipe.check.positions import Key, Positions
+from tmapipe.errors import PipelineError
 from tmapipe.isa.effects import Init, declared
 from tmapipe.program.nodes import Call, For, If, While
+from tmapipe.prove.places import is_role
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.symbols import Sym, leaf, truth
-from tmapipe.prove.walker import Walker
+from tmapipe.prove.walker import Open, Walker
 
-__all__ = ["everything"]
+__all__ = ["everything", "foreseen"]
 
 
 def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[Key, int]]:
@@ -24,11 +27,22 @@ def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[
     return found, origin
 
 
+def foreseen(come: Positions, every: Positions) -> bool:
+    """Whether what has come in a run (copies of its positions note that together) is among *every* operation."""
+    sorts = ((agent, sort, array) for agent, sort, array in come.touched if not (type(sort) is type and _is_init(sort)))
+    return every.touched.keys() >= set(sorts) and come.arrivals <= every.arrivals
+
+
+def _is_init(op: type) -> bool:
+    return declared(op).effect(Init) is not None
+
+
 class _Everything:
     """Walks a program once, both arms and one iteration of each loop, and notes the operations of one warp."""
 
     def __init__(self, pinned: Container[Any], walker: Walker, found: Positions, origin: dict[Key, int]):
         self.pinned, self.walker, self.found, self.origin = pinned, walker, found, origin
+        self.sure = True  # whether what is walked through comes in a first iteration
 
     def nodes(self, nodes: list[Any]) -> None:
         for node in nodes:
@@ -40,12 +54,16 @@ class _Everything:
             return
         if kind is If:
             condition = truth(walker.number(node.condition))
-            for arm, body, which in ((True, node.then, 1), (False, node.other, 2)):
-                if isinstance(condition, Sym) or bool(condition) == arm:
-                    self.nodes(body)
-                    for phi in node.phis:
-                        if phi[0] in walker.shared.decides:
-                            walker.env[phi[0]] = walker.number(phi[which])
+            arms = [(node.then, 1), (node.other, 2)]
+            if not isinstance(condition, Sym):
+                (other, _), arms = arms[condition], [arms[not condition]]
+                if not is_role(node):
+                    self._maybe(other)
+            for body, which in arms:
+                self.nodes(body)
+                for phi in node.phis:
+                    if phi[0] in walker.shared.decides:
+                        walker.env[phi[0]] = walker.number(phi[which])
         elif kind in (For, While):
             count: Any = walker.number(node.count) if kind is For else None
             walker._start(node)
@@ -60,18 +78,37 @@ class _Everything:
                     walker._next(node)
             walker.leave_loop(node)
         elif kind is Call:
-            walker.queue.clear()
-            walker.frames = [("block", [node], 0)]
-            walker._call(node, lambda condition: True)
-            for op in walker.queue:
-                self._note(op)
+            self._call(node)
+            if "when" in node.named and not walker.queue:
+                self._maybe([self._always(node)])
+
+    def _call(self, node: Call) -> None:
+        walker = self.walker
+        walker.queue.clear()
+        walker.frames = [("block", [node], 0)]
+        walker._call(node, lambda condition: True)
+        for op in walker.queue:
+            self._note(op)
+
+    def _always(self, node: Call) -> Call:
+        """An instruction without its condition."""
+        found = Call(node.method, node.args, {**node.named, "when": True}, node.results, node.ops, node.where or "")
+        return self.walker.shared.alive(found)
+
+    def _maybe(self, nodes: list[Any]) -> None:
+        """What the first iteration leaves out may come in a later one, from other places."""
+        env, sure = dict(self.walker.env), self.sure
+        self.sure = False
+        with contextlib.suppress(PipelineError, Open):
+            self.nodes(nodes)
+        self.walker.env, self.sure = env, sure
 
     def _note(self, op: Any) -> None:
         agent, found = self.walker.agent, self.found
-        if declared(type(op)).effect(Init) is not None:
+        if _is_init(type(op)):
             return  # never again
         found._relative(agent, op)
         for key, position, around in found.moves(agent, op):
             found.touched[key] = set(range(around))
-            if key[2] not in self.pinned:
+            if self.sure and key[2] not in self.pinned:
                 self.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others

@@ -21,12 +21,13 @@ from tmapipe.check.recurrence import RunState
 from tmapipe.errors import HazardError, PipelineError
 from tmapipe.machine import Layout, State
 from tmapipe.machine.scheduler import Scheduler
-from tmapipe.prove.everything import everything
+from tmapipe.prove.everything import everything, foreseen
 from tmapipe.prove.loops import Loops
 from tmapipe.prove.places import Places
 from tmapipe.prove.points import Impossible, Loop, Point, Stopped
 from tmapipe.prove.shared import Shared, bounds
 from tmapipe.prove.solver import Solver
+from tmapipe.prove.spread import Spread
 from tmapipe.prove.symbols import Sym, negated, text
 from tmapipe.prove.walker import Open, Walker
 
@@ -79,6 +80,8 @@ class _Search:
         self.future: Any = None
         self.known: dict[Any, list[RunState]] = {}
         self.stages = stages_of(self.layout)
+        self.spread = Spread(self.shared)
+        self.shared.foresee = self.spread.foresee
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
@@ -95,6 +98,8 @@ class _Search:
             point, state, choices = todo.pop()
             if point.key is None or any(each is state for each in self.known[point.key]):  # else a later one covers it
                 self._segment(point, state, choices, todo)
+        if not foreseen(positions, every):
+            raise Stopped("an operation on an array of barriers or slots was not foreseen")
 
     def _segment(self, point: Point, before: RunState, choices: tuple[Any, ...], todo: list[Any]) -> None:
         """Runs from a boundary to the next one, by these decisions; adds to *todo* what is still to be taken, and that one."""
@@ -220,6 +225,7 @@ class _Search:
     def _is_known(self, now: Point, state: RunState) -> bool:
         """Whether a state covers this one that was looked at; else this one is added."""
         key = now.key = self._location(now, state)
+        state.telling = self.spread.from_here(now.walkers)
         others = self.known.setdefault(key, [])
         if any(state.covered_by(each) for each in reversed(others)):
             return True

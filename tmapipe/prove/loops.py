@@ -47,6 +47,7 @@ class Loops:
         self.relevant = Relevant(shared)
         self.sites: dict[Any, int] = {}
         self.free: set[str] = set()
+        self._plain: dict[int, bool] = {}
 
     def take_one(self, now: Point, group: list[tuple[Walker, Any]], choose: Any) -> None:
         """One iteration of each of these loops by itself, if there is one left."""
@@ -133,8 +134,12 @@ class Loops:
         return [short, *enough]
 
     def leave_boundary(self, now: Point, option: Any) -> None:
-        loop = next(each for each in now.loops if each.site == now.loops[-1].site)
+        loop = now.loops[-1]
         if option == "on":
+            if self._is_plain(loop):
+                now.facts -= {is_0(loop.index), at_least_0(add(loop.index, -1))}
+                loop = loop._replace(turn=1)
+                now.loops = (*now.loops[:-1], loop)
             if type(loop.members[0][1]) is While:
                 condition = truth(now.walkers[loop.members[0][0]].number(loop.members[0][1].condition))
                 now.facts = with_facts(now.facts, [condition])
@@ -180,6 +185,17 @@ class Loops:
                 walker.frames.append(("head", node, add(base, multiply(last, pace))))
             else:
                 walker.leave_loop(node)
+
+    def _is_plain(self, loop: Loop) -> bool:
+        """Whether the first iteration is as all others: no decision looks at its number, or at what follows it."""
+        return all(map(self._has_no_number, (node for _, node, *_ in loop.members)))
+
+    def _has_no_number(self, node: Any) -> bool:
+        if id(node) not in self._plain:
+            followed = {phi for phi, *_ in self.shared.carried(node)}
+            numbered = type(node) is not For or node.index in self.shared.decides or _reads_words(node)
+            self._plain[id(node)] = not numbered and followed <= self.places.finite
+        return self._plain[id(node)]
 
     def next_turn(self, now: Point, state: RunState, loop: Loop) -> None:
         """An iteration is over: everything is said from the next one."""
@@ -241,3 +257,10 @@ class Loops:
             for each in now.facts
             if not each.leaves.isdisjoint(relevant) and self.solver.decided(each, now.facts - {each}) is not True
         )
+
+
+def _reads_words(node: Any) -> bool:
+    """Whether words of a queue are read in it."""
+    if type(node) is Call:
+        return bool(node.method == "read_words")
+    return any(map(_reads_words, (*getattr(node, "body", ()), *getattr(node, "then", ()), *getattr(node, "other", ()))))

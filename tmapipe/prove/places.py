@@ -19,7 +19,7 @@ from tmapipe.plan.model import Barrier
 from tmapipe.program.expressions import Expr, Var, resolve
 from tmapipe.program.nodes import Call, For, If, Let
 
-__all__ = ["Places"]
+__all__ = ["Places", "is_role"]
 
 _FINITE = {"next", "flipped", "xor", "or", "and", "not", "eq", "ne", "lt", "le", "gt", "ge", "select", "mod", "lshift"}
 
@@ -103,7 +103,7 @@ class Places:
                 self._walk(node.then)
                 after, self._before = self._before, before
                 self._walk(node.other)
-                self._before = before if _is_role(node) else self._before and after
+                self._before = before if is_role(node) else self._before and after
             else:
                 if kind is For:
                     self._condition(node.count)
@@ -310,7 +310,7 @@ def _one(x: Any) -> bool:
     return type(x) is int and x == 1
 
 
-def _is_role(node: Any) -> bool:
+def is_role(node: Any) -> bool:
     """Whether a branch is that of some warps."""
     return not _variables(node.condition) and _of_warp(node.condition)
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from tmapipe.isa.effects import declared
 from tmapipe.isa.operands import Kind
 from tmapipe.machine import Layout
 from tmapipe.program.nodes import Call, If, Let
-from tmapipe.prove.slicing import LOCAL, WITHOUT_OPERATIONS, Slice
+from tmapipe.prove.slicing import LOCAL, WITHOUT_OPERATIONS, Slice, operands, variables
 from tmapipe.prove.symbols import Sym, add, arithmetic, divide, leaf, text
 from tmapipe.prove.walker import Open, ProofIsa, Walker
 
 __all__ = ["Shared", "bounds"]
+
+
+class Operands(NamedTuple):
+    """found: (place, argument, whether only data depends on it); variables: in those on which more depends."""
+
+    found: list[tuple[int | str, Any, bool]]
+    variables: tuple[Any, ...]
 
 
 class Shared:
@@ -21,6 +30,9 @@ class Shared:
     def __init__(self, program: Any):
         self.program, self.layout = program, Layout(program.plan)
         self.emitting: Any = None
+        self.foresee: Callable[[Any, Any], None] = lambda node, op: (
+            None
+        )  # told of each operation, and of the node it is of
         self.isas = [ProofIsa(self.layout, agent, self.emit) for agent in range(self.layout.agents)]
         self.stored = {store.argument for store in program.plan.stores}
         self.decides = Slice(program.nodes).decides
@@ -28,6 +40,29 @@ class Shared:
         self._inert: dict[int, bool] = {}
         self._symbols: dict[Any, Any] = {}
         self._local: dict[type, bool] = {}
+        self.values: dict[Any, Any] = {}  # of expressions, by warp and values of their variables
+        self.emitted: dict[Any, list[Any]] = {}  # operations of instructions, likewise
+        self._operands: dict[int, Operands] = {}
+        self._alive: list[Call] = []
+
+    def alive(self, node: Call) -> Call:
+        """The node, which stays alive as long as what is remembered of it, by its id."""
+        self._alive.append(node)
+        return node
+
+    def operands_of(self, node: Call) -> Operands:
+        """The operands of an instruction, and the variables on which its operations depend."""
+        found = self._operands.get(id(node))
+        if found is None:
+            given = operands(node)
+            on = variables([x for _, x, data in given if not data])
+            found = self._operands[id(node)] = Operands(given, tuple(on))
+        return found
+
+    @functools.cached_property
+    def variables_in(self) -> Callable[[Any], tuple[Any, ...]]:
+        """The variables in an expression, in some order."""
+        return functools.cache(lambda x: tuple(variables(x)))
 
     def emit(self, op: Any) -> None:
         queue, node = self.emitting
@@ -36,6 +71,7 @@ class Shared:
             self._local[kind] = declared(kind).local
         if self._local[kind]:
             return
+        self.foresee(node, op)
         for name, of in declared(kind).operands.items():
             if of is not Kind.AT and isinstance(getattr(op, name), Sym):
                 raise Open(f"{text(getattr(op, name))}, an operand of {kind.__name__} at {node.where}")

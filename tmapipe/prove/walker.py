@@ -19,7 +19,7 @@ from tmapipe.machine.layout import Layout
 from tmapipe.machine.warp import MachineIsa
 from tmapipe.program.expressions import Expr, Var, resolve
 from tmapipe.program.nodes import Call, For, If, Let, While
-from tmapipe.prove.slicing import WITHOUT_OPERATIONS, operands
+from tmapipe.prove.slicing import WITHOUT_OPERATIONS
 from tmapipe.prove.symbols import Sym, arithmetic, leaf, truth
 
 __all__ = ["Open", "ProofIsa", "Walker"]
@@ -99,10 +99,20 @@ class Walker:
             return x
         if isinstance(x, Var):
             return self.env.get(x)
-        memo = {} if memo is None else memo
+        if memo is None:
+            return self._remembered(x)
         if x not in memo:
             memo[x] = self._computed(x, memo)
         return memo[x]
+
+    def _remembered(self, x: Expr) -> Any:
+        """The value of an expression, which is computed once for each that its variables have in this warp."""
+        on = self.shared.variables_in(x)
+        key = x, self.agent, *[_exactly(self.env.get(var)) for var in on]
+        values = self.shared.values
+        if key not in values:
+            values[key] = self._computed(x, {})
+        return values[key]
 
     def _computed(self, x: Expr, memo: dict[Any, Any]) -> Any:
         if x.op == "symbol":
@@ -268,26 +278,38 @@ class Walker:
             special(node)
             self._pass()
             return None
+        on = self.shared.operands_of(node)
+        key = id(node), self.agent, *[_exactly(self.env.get(var)) for var in on.variables]
+        ops = self.shared.emitted.get(key)
+        if ops is None:
+            given, named = self._operands(on.found)
+            if "when" in named:
+                condition = truth(named["when"])
+                named["when"] = decide(condition) if isinstance(condition, Sym) else condition
+                if named["when"] is None:
+                    return ("decide", condition)
+            isa, name = self.isa, node.method
+            if name.startswith("fragments."):
+                isa, name = self.isa.fragments, name[10:]
+            ops = []
+            self.shared.emitting = ops, node
+            getattr(isa, name)(*given, **named)
+            if "when" not in named or not isinstance(condition, Sym):
+                self.shared.emitted[key] = ops
+        self.queue.extend(ops)
+        self._pass()
+        return None
+
+    def _operands(self, found: list[tuple[int | str, Any, bool]]) -> tuple[list[Any], dict[str, Any]]:
         given: list[Any] = []
         named: dict[str, Any] = {}
-        for place, x, data in operands(node):
+        for place, x, data in found:
             value = _nothing(x) if data else self.value(x)
             if isinstance(place, int):
                 given.append(value)
             else:
                 named[place] = value
-        if "when" in named:
-            condition = truth(named["when"])
-            named["when"] = decide(condition) if isinstance(condition, Sym) else condition
-            if named["when"] is None:
-                return ("decide", condition)
-        on, name = self.isa, node.method
-        if name.startswith("fragments."):
-            on, name = self.isa.fragments, name[10:]
-        self.shared.emitting = self.queue, node
-        getattr(on, name)(*given, **named)
-        self._pass()
-        return None
+        return given, named
 
     def _answer(self, node: Call, *name: Any) -> None:
         (result,) = node.results
@@ -334,6 +356,11 @@ class Walker:
 
     def _shuffle(self, node: Call) -> None:
         self.env[node.results[0]] = self.number(node.args[0])
+
+
+def _exactly(value: Any) -> Any:
+    """A value, told from others that are equal."""
+    return (value,) if type(value) is bool else value
 
 
 def _nothing(x: Any) -> Any:

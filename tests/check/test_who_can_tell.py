@@ -1,0 +1,179 @@
+"""The proof leaves out who knows what where that cannot matter, and takes first iterations for others: not where it does."""
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tests.check.deciding import ByTurn, Tiles, one_if, put, steps, take
+from tmapipe.program.trace import trace
+from tmapipe.prove.everything import everything
+from tmapipe.prove.joint import prove
+from tmapipe.prove.places import Places
+from tmapipe.prove.shared import Shared
+from tmapipe.prove.spread import Spread, Telling, Uses
+
+S = tp.schedules
+
+
+class Parts(S.ClusterSplitK):
+    """A sum over four CTAs; *slip*: what one warp of one of them does."""
+
+    load, math = S.ClusterSplitK.load, S.ClusterSplitK.math
+
+    def __init__(self, slip=""):
+        super().__init__(4, stages=3)
+        self.slip = slip
+
+    @load.jit
+    def fill(self, k, tile):
+        steps = self.tile_slots(k, tile)
+        if self.slip == "a CTA leaves out its last step":
+            steps = steps - one_if(k.isa.cta_rank == 3)
+        for step in range(steps):
+            with k.ring.produce() as slot:
+                slot.a.load_from(tile.l, tile.m * 64, step * 64)
+                slot.b.load_from(tile.l, tile.n // 4 * 64, step * 64)
+
+    @math.jit
+    def multiply(self, k, tile):
+        k.total.start()
+        with k.mma.accumulate(empty=False) as acc:
+            for _ in range(self.tile_slots(k, tile)):
+                with k.ring.consume() as slot:
+                    acc.add(slot.a, slot.b)
+                    if self.slip == "a warp arrives twice" and k.isa.warp == 6:
+                        k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), slot.index)
+        if self.slip == "a warp arrives at its peers twice" and k.isa.warp + k.isa.cta_rank == 7:
+            k.isa.mbarrier_arrive_cluster(k.plan.barrier("total.free"), 0, 15)
+        if self.slip == "a warp waits for one step more" and k.isa.warp == 5:
+            k.ring.wait()
+        self.store_all(k, tile, (k.total.add(acc),))
+
+
+def test_a_sum_over_ctas_is_proved():
+    assert prove(trace(Parts())).closed
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        "a CTA leaves out its last step",
+        "a warp arrives twice",
+        "a warp arrives at its peers twice",
+        "a warp waits for one step more",
+    ],
+)
+def test_a_slip_of_one_warp_or_cta_is_not_closed(slip):
+    assert not prove(trace(Parts(slip))).closed
+
+
+def chain():
+    """Warp 0 tells 1, and that one 2, by mbarriers of an own array each."""
+    spread = Spread(Shared(trace(Parts())))
+    first, second = list(spread.arrays.values())[:2]
+    uses = [Uses(first), Uses(second, hears=first), Uses(hears=second)]
+    return Telling(spread, (*uses, *[Uses()] * (spread.layout.agents - len(uses))))
+
+
+@pytest.mark.parametrize(
+    "knows, matter", [((), (True, True, True)), ((0,), (False, True, True)), ((1,), (False, False, True))]
+)
+def test_who_knows_is_of_no_matter_behind_one_that_knows(knows, matter):
+    telling = chain()
+    lacking, knowing = np.zeros((2, 1, telling.layout.agents), bool)
+    lacking[0, 2], knowing[0, list(knows)] = True, True
+    found = telling.matter([-1], lacking, knowing, [("warp", 0), ("warp", 1), ("warp", 2)])
+    assert tuple(found[0]) == matter
+
+
+class Flagged(ByTurn):
+    """As many slots as the first turn, or all others, are given, told by a flag that the loop carries."""
+
+    load, add = ByTurn.load, ByTurn.add
+
+    @load.jit
+    def fill(self, k, tile):
+        put(k, tile)
+        first = True
+        for i in range(steps(k)):
+            for _ in range(self.given(self, k, tile, i)):
+                put(k, tile)
+            if first:
+                put(k, tile)
+            first = False
+
+    @add.jit
+    def total(self, k, tile):
+        values, first = take(k), True
+        for i in range(steps(k)):
+            if first:
+                values = values + take(k)
+            for _ in range(self.taken(self, k, tile, i)):
+                values = values + take(k)
+            first = False
+        k.y.store(tile, values)
+
+
+def after_the_first(s, k, tile, i):
+    return one_if(i > 0)
+
+
+FIRST = {
+    "in the first turn": (lambda s, k, tile, i: one_if(i == 0), lambda s, k, tile, i: 0, ByTurn),
+    "after the first turn": (after_the_first, lambda s, k, tile, i: 1, ByTurn),
+    "a flag of the first turn": (lambda s, k, tile, i: 0, after_the_first, Flagged),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_iteration_is_told_apart_where_a_body_does(name):
+    right, wrong, kind = FIRST[name]
+    assert prove(trace(kind(right))).closed
+    assert not prove(trace(kind(right, wrong))).closed
+
+
+class EverySecond(Tiles):
+    """Takes a slot of another ring in each second turn, or one turn too early."""
+
+    load, add = Tiles.load, Tiles.add
+    side = tp.BarrierRing(stages=2, producer=load, consumer=add)
+    w = tp.TmaLoadStage("l m k", tile=(4, 64), ring=side)
+
+    def __init__(self, taken=1):
+        super().__init__(lambda s, k, tile: 0)
+        self.at = taken
+
+    @load.jit
+    def fill(self, k, tile):
+        put(k, tile)
+        turn = 0
+        for _ in range(steps(k)):
+            if turn == 1:
+                with k.side.produce() as slot:
+                    slot.w.load(tile, k=0)
+            turn = turn ^ 1
+
+    @add.jit
+    def total(self, k, tile):
+        values, turn = take(k), 0
+        for _ in range(steps(k)):
+            if turn == self.at:
+                with k.side.consume() as slot:
+                    values = values + slot.w.read()
+            turn = turn ^ 1
+        k.y.store(tile, values)
+
+
+def test_operations_of_later_iterations_are_foreseen():
+    assert prove(trace(EverySecond())).closed
+    assert not prove(trace(EverySecond(0))).closed
+    program = trace(EverySecond())
+    shared = Shared(program)
+    every, _ = everything(shared, Places(shared.layout, program.nodes).pinned)
+    assert {"side.full", "side.free"} <= {array for _, _, array in every.touched}
+
+
+def test_a_proof_without_foresight_stops(monkeypatch):
+    monkeypatch.setattr("tmapipe.prove.everything._Everything._maybe", lambda self, nodes: None)
+    proof = prove(trace(EverySecond()))
+    assert not proof.closed and "foreseen" in proof.why

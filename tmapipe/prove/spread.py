@@ -1,0 +1,206 @@
+"""How what somebody knows can still come to others: by which barriers, from where all warps are.
+
+Whoever arrives at a barrier tells those who wait for it later. What an operation of a warp is checked against may have come
+to it by a chain of such steps. If all of these chains pass warps that know a fact already, it is of no matter who else does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tmapipe.check.positions import CLUSTER
+from tmapipe.isa.effects import Arm, Arrive, ArriveAt, Group, Start, Wait, WaitAt, declared
+from tmapipe.isa.exchange import ClusterExchange
+from tmapipe.plan.model import Barrier
+from tmapipe.program.nodes import Call, For, If, While
+from tmapipe.prove.places import is_role
+from tmapipe.prove.shared import Shared
+from tmapipe.prove.symbols import truth
+from tmapipe.prove.walker import Open, Walker
+
+__all__ = ["Spread", "Telling"]
+
+
+class Uses(NamedTuple):
+    """Sets of arrays of barriers, as bits. tells: to whose waiters something is told; far: in all CTAs; hears: waited for."""
+
+    tells: int = 0
+    far: int = 0
+    hears: int = 0
+
+    def __or__(self, other: Any) -> Uses:
+        return Uses(self.tells | other.tells, self.far | other.far, self.hears | other.hears)
+
+
+class Spread:
+    """The uses of barriers in one program, by node, for each warp.
+
+    Arrays of mbarriers are bits, and three more stand for the named barriers of a CTA, the wgmmas of a warpgroup, and the
+    cluster's barrier.
+    """
+
+    def __init__(self, shared: Shared):
+        self.shared, self.layout = shared, shared.layout
+        self.arrays = {name: 1 << i for i, name in enumerate(self.layout.bar_base)}
+        self.named, self.group, self.cluster = (1 << len(self.arrays) + i for i in range(3))
+        self._calls: dict[int, Uses] = {}
+        self._nodes: dict[tuple[int, int], Uses] = {}
+        self._blocks: dict[tuple[int, int, int], Uses] = {}
+        self._tellings: dict[Any, Telling] = {}
+        self._seen: set[tuple[int, type]] = set()
+
+    def from_here(self, walkers: list[Walker]) -> Telling:
+        """Who can still tell whom."""
+        uses = tuple(map(self._rest, walkers))
+        if uses not in self._tellings:
+            self._tellings[uses] = Telling(self, uses)
+        return self._tellings[uses]
+
+    def foresee(self, node: Call, op: Any) -> None:
+        """Raises `Open` if an operation is not among those that its node is known for."""
+        key = id(node), type(op)
+        if key not in self._seen:
+            of, uses = self._of_op(op), self._call(node)
+            if (of | uses) != uses:
+                raise Open(f"what {node.method} does at {node.where}")
+            self._seen.add(key)
+
+    # ---- by warp and node ---------------------------------------------------------------------------------------------
+
+    def _rest(self, walker: Walker) -> Uses:
+        """Of all that a warp still comes to. Whoever has returned counts as arrived where all warps have to be."""
+        found = Uses(self.named | self.cluster)
+        for frame in walker.frames:
+            if frame[0] == "block":
+                found |= self._block(walker, frame[1], frame[2])
+            elif frame[0] in ("joint", "for", "one", "head"):
+                found |= self._node(walker, frame[1])
+        for op in walker.queue:
+            found |= self._of_op(op)
+        return found
+
+    def _block(self, walker: Walker, nodes: Any, at: int) -> Uses:
+        key = walker.agent, id(nodes), at
+        if key not in self._blocks:
+            found = Uses()
+            for node in nodes[at:]:
+                found |= self._node(walker, node)
+            self._blocks[key] = found
+        return self._blocks[key]
+
+    def _node(self, walker: Walker, node: Any) -> Uses:
+        if type(node) is Call:
+            return self._call(node)
+        key = walker.agent, id(node)
+        if key not in self._nodes:
+            found = Uses()
+            if type(node) is If:
+                taken = truth(walker.number(node.condition)) if is_role(node) else None
+                found |= self._block(walker, node.then, 0) if taken is not False else found
+                found |= self._block(walker, node.other, 0) if taken is not True else found
+            elif type(node) in (For, While):
+                found |= self._block(walker, node.body, 0)
+            self._nodes[key] = found
+        return self._nodes[key]
+
+    def _call(self, node: Call) -> Uses:
+        if id(node) not in self._calls:
+            found = Uses()
+            for op in node.ops:
+                found |= self._of_op(op)
+            for x in node.args if not node.ops else ():
+                barrier = x.full if isinstance(x, ClusterExchange) else x
+                if isinstance(barrier, Barrier):
+                    bit = self.arrays[barrier.name]
+                    found |= Uses(bit, bit, bit)
+            self._calls[id(node)] = found
+        return self._calls[id(node)]
+
+    def _of_op(self, op: Any) -> Uses:
+        of = declared(type(op))
+        tells = far = hears = 0
+
+        def bit(name: str) -> int:
+            bar = getattr(op, name)
+            return self.arrays[bar[0].name if isinstance(bar, tuple) else self.layout.bar_places[bar][0]]
+
+        for effect in of.effects:
+            if isinstance(effect, Wait):
+                hears |= bit(effect.bar)
+            elif isinstance(effect, (Arrive, Arm)) or (isinstance(effect, Start) and effect.until.bar):
+                own = bit(effect.until.bar if isinstance(effect, Start) else effect.bar)
+                tells |= own
+                mask = getattr(effect, "mask", "")
+                far |= own if mask and getattr(op, mask) is not None else 0
+            elif isinstance(effect, (ArriveAt, WaitAt)):
+                at = self.named if effect.barrier else self.cluster
+                tells, hears = (tells | at, hears) if isinstance(effect, ArriveAt) else (tells, hears | at)
+            elif getattr(getattr(effect, "until", effect), "group", None) is Group.WGMMA:
+                tells, hears = tells | self.group, hears | self.group
+        return Uses(tells, far, hears)
+
+
+class Telling:
+    """Who can still tell whom. tells: by a warp that hears and a warp that tells it."""
+
+    def __init__(self, spread: Spread, uses: tuple[Uses, ...]):
+        self.spread, self.layout, self.uses = spread, spread.layout, uses
+        agents = range(self.layout.agents)
+        self.tells = np.array([[self._tells(b, a) for b in agents] for a in agents], np.float32)
+        self._hearers: dict[Any, Any] = {}
+
+    def _tells(self, b: int, a: int) -> bool:
+        layout, spread = self.layout, self.spread
+        same = self.uses[b].tells & self.uses[a].hears
+        if same & (spread.cluster | self.uses[b].far):
+            return True
+        if not same or layout.cta_of(a) != layout.cta_of(b):
+            return False
+        return bool(same & ~spread.group) or layout.group_of(a) == layout.group_of(b)
+
+    def matter(self, bars: list[int], lacking: Any, knowing: Any, knowers: list[Any]) -> Any:
+        """Whether it matters who knows a fact, by fact and knower.
+
+        Args:
+            bars: By fact: the mbarrier that it is about, or -1.
+            lacking: By fact and warp: whether the warp can be checked against it and does not know it.
+            knowing: By fact and warp: whether it knows it.
+        """
+        cases, of = np.unique(np.packbits(np.hstack([lacking, knowing]), axis=1), axis=0, return_inverse=True)
+        agents = self.layout.agents
+        apart = np.unpackbits(cases, axis=1, count=2 * agents).astype(bool)
+        reach, knowing = apart[:, :agents], apart[:, agents:]
+        while True:
+            more = reach | ((reach.astype(np.float32) @ self.tells > 0) & ~knowing)
+            if (more == reach).all():
+                break
+            reach = more
+        heard = np.stack([self._heard(key) for key in knowers], axis=1)
+        own = np.array([key[1] if key[0] in ("present", "complete") else -2 for key in knowers])
+        return (reach.astype(np.float32) @ heard > 0)[of.ravel()] | (np.array(bars)[:, None] == own[None, :])
+
+    def _heard(self, key: Any) -> Any:
+        """Who can learn directly what a warp or barrier knows, itself included."""
+        found = self._hearers.get(key)
+        if found is None:
+            found = self._hearers[key] = np.zeros(self.layout.agents, np.float32)
+            found[self._who_hears(key)] = 1
+        return found
+
+    def _who_hears(self, key: Any) -> list[int]:
+        layout, spread, kind = self.layout, self.spread, key[0]
+        if kind in ("warp", "all lanes of"):
+            return [key[1]]
+        if kind == "exit":
+            return list(layout.cta_warps(key[1]))
+        if kind == "wgmma":
+            return list(layout.group_warps(key[1]))
+        if kind == "barrier":
+            bit, cta = (spread.cluster, None) if key[1] == CLUSTER else (spread.named, key[1] // 16)
+        else:
+            cta, bar = divmod(key[1], layout.nbars)
+            bit = spread.arrays[layout.bar_places[bar][0]]
+        agents = range(layout.agents) if cta is None else layout.cta_warps(cta)
+        return [agent for agent in agents if self.uses[agent].hears & bit]
