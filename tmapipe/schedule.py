@@ -272,7 +272,7 @@ class Schedule:
             with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
                 from tmapipe.gpu.launch import Launcher
 
-            launcher = Launcher(self, bound, gate=lambda: self._gate(bound.dtypes))
+            launcher = Launcher(self, bound, gate=lambda identity: self._gate(bound.dtypes, identity))
             bound.check_whole(self.__dict__.get("_partly", ()))
             launcher.launch(list(bound.tensors.values()))
             if signature is not None:
@@ -359,12 +359,11 @@ class Schedule:
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 
-    def _gate(self, dtypes: Mapping[str, DType]) -> None:
-        """Before compiling: raises `UnsafeError` for what is not safe, and keeps which outputs are stored in part."""
-        from tmapipe.prove.trips import require_safe
+    def _gate(self, dtypes: Mapping[str, DType], identity: str | None) -> None:
+        """Before the first launch: raises `UnsafeError` for what is not safe, and keeps which outputs are stored in part."""
+        from tmapipe.prove.verdicts import require_safe_once
 
-        report = require_safe(self, dtypes)
-        object.__setattr__(self, "_partly", () if report is None else report.partly)
+        object.__setattr__(self, "_partly", require_safe_once(self, dtypes, identity))
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""

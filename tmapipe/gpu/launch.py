@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from cutlass.utils import HardwareInfo
 
 from tmapipe.bind.memory import check_apart, note_written, span
 from tmapipe.errors import InputError, MissingGpuError
-from tmapipe.gpu.build import Compiled, build
+from tmapipe.gpu.build import Compiled
 from tmapipe.gpu.descriptors import WORDS, encoded_words
 from tmapipe.gpu.gpcs import gpcs
+from tmapipe.gpu.kernels import kernel_for
+from tmapipe.gpu.residency import resident_clusters
 from tmapipe.tiles.gpc_positions import COUNTERS
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ class Launcher:
     is whether an output that is passed overlaps another tensor.
     """
 
-    def __init__(self, schedule: Schedule, bound: Bound, gate: Callable[[], object]):
+    def __init__(self, schedule: Schedule, bound: Bound, gate: Callable[[str | None], object]):
         """Compiles *schedule* for the tensors' types and ranks, unless it has been.
 
         Args:
-            gate: Called before compiling.
+            gate: Called with the kernel's identity, as of `tmapipe.gpu.kernels.kernel_for`.
 
         Raises:
             MissingGpuError: There is no GPU.
@@ -43,7 +44,7 @@ class Launcher:
         compiled = compiled_for(schedule, bound, gate)
         self.function = compiled.function
         self.device = bound.tensors[compiled.plan.arguments[0]].device
-        resident = _resident_clusters(self.device.index, compiled.plan.cluster_size)
+        resident = resident_clusters(self.device.index, compiled.plan.cluster_size)
         tiles = schedule.cluster_count(bound.shapes)
         near = functools.partial(gpcs, self.device.index)
         self.numbers = list(schedule.tiles.launch_numbers(tiles, resident, compiled.plan.cluster_size, near))
@@ -103,21 +104,20 @@ class Launcher:
         return self.scratch_of[stream]
 
 
-def compiled_for(schedule: Schedule, bound: Bound, gate: Callable[[], object] = lambda: None) -> Compiled:
-    """The compiled kernel for these tensors, from the schedule's cache or new. *gate* is called before compiling."""
+def compiled_for(schedule: Schedule, bound: Bound, gate: Callable[[str | None], object]) -> Compiled:
+    """The compiled kernel for these tensors, of the schedule's or as `kernel_for` finds it."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
     key = _key({name: bound.dtypes[name].name for name in ranks}, ranks)
     cache: dict[Any, Compiled] = schedule.__dict__.setdefault("_compiled", {})
     if key not in cache:
         plan = schedule.plan(bound.dtypes)
         _check_device(next(iter(bound.tensors.values())).device, plan.arch)
-        gate()
-        cache[key] = build(schedule, plan, ranks)
+        cache[key] = kernel_for(schedule, plan, ranks, gate)
     return cache[key]
 
 
 def adopt(schedule: Schedule, compiled: Compiled, ranks: dict[str, int]) -> None:
-    """Lets *schedule* launch a kernel that another process has compiled.
+    """Lets *schedule* launch this kernel.
 
     Args:
         ranks: Number of dimensions of each tensor that it was compiled for.
@@ -137,11 +137,3 @@ def _check_device(device: Any, arch: str) -> None:
     have = f"sm_{major}{minor}" + "a" * (major >= 9)
     if have != arch:
         raise InputError("arch", arch, f"the device {device} is {have}", f'set the schedule\'s arch to "{have}"')
-
-
-@functools.cache
-def _resident_clusters(device: int, cluster_size: int) -> int:
-    """Clusters of this size that the device holds at once, with one CTA per SM."""
-    if cluster_size == 1:
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return HardwareInfo(device).get_max_active_clusters(cluster_size)
