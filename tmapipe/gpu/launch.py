@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import increment_version
+from tvm_ffi import convert
 
-from tmapipe.bind.memory import check_apart, note_written, span
+from tmapipe.bind.memory import check_apart, check_held, span
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled
 from tmapipe.gpu.descriptors import WORDS, encoded_words
@@ -21,14 +23,14 @@ if TYPE_CHECKING:
     from tmapipe.bind.bound import Bound
     from tmapipe.schedule import Schedule
 
-__all__ = ["Launcher", "adopt"]
+__all__ = ["Launcher", "Prepared", "adopt"]
 
 
 class Launcher:
     """Launches one schedule for one signature of tensors, which `bind` has checked.
 
-    Calling it again with tensors of the same signature costs a few microseconds on the host. The only check that is repeated
-    is whether an output that is passed overlaps another tensor.
+    Calling it again with tensors of the same signature costs a few microseconds on the host. What is checked again is whether
+    an output that is passed overlaps another tensor, and whether all tensors still have their memory.
     """
 
     def __init__(self, schedule: Schedule, bound: Bound, gate: Callable[[str | None], object]):
@@ -47,7 +49,7 @@ class Launcher:
         resident = resident_clusters(self.device.index, compiled.plan.cluster_size)
         tiles = schedule.cluster_count(bound.shapes)
         near = functools.partial(gpcs, self.device.index)
-        self.numbers = list(schedule.tiles.launch_numbers(tiles, resident, compiled.plan.cluster_size, near))
+        self.numbers: Any = list(schedule.tiles.launch_numbers(tiles, resident, compiled.plan.cluster_size, near))
         for load in compiled.plan.encoded:
             self.numbers += encoded_words(load, bound.tensors[load.argument])
         self.inputs = len(compiled.plan.arguments) - len(compiled.plan.stores)
@@ -60,21 +62,35 @@ class Launcher:
         if made:
             self.scratch.append((WORDS * made, torch.int64))  # for the descriptors that the kernel makes
         self.scratch_of: dict[int, list[Any]] = {}  # by stream, since launches on different streams may run at once
-        fresh = ((bound.tensors[name], torch.zeros if name in bound.added_to else torch.empty) for name in bound.stores)
-        self.outputs = [(tensor.shape, tensor.dtype, make) for tensor, make in fresh]
+        self.numbers = convert(self.numbers)
+        self.one_device = torch.cuda.device_count() == 1
+        self.views: list[int] = []  # positions of tensors that are passed with their last two dimensions exchanged
+        self.outputs = []
+        for name in bound.stores:
+            tensor = bound.tensors[name]
+            dense = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
+            self.outputs.append((tuple(tensor.shape), dense, tensor.dtype, name in bound.added_to))
 
     def __call__(self, tensors: tuple[Any, ...], out: Any) -> Any:
         """Launches with tensors in the order of declaration, makes the outputs that are left out, and returns the outputs."""
-        arguments = list(tensors)
-        if out is not None:
-            arguments.append(out)
-        if len(arguments) > self.inputs:
+        arguments = [*tensors] if out is None else [*tensors, out]
+        given = len(arguments)
+        for i in self.views:
+            arguments[i] = arguments[i].mT
+        for i in range(given):
+            tensor = arguments[i]
+            held = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
+            if held < self.spans[i]:
+                check_held(self.names[i], tensor)
+        if given > self.inputs:
             self._check_apart(arguments)
-        for shape, dtype, make in self.outputs[len(arguments) - self.inputs :]:
-            arguments.append(make(shape, dtype=dtype, device=self.device))
+        for shape, strides, dtype, added_to in self.outputs[given - self.inputs :]:
+            # a torch.Size in the place of a tuple, or torch.empty, takes some microseconds more
+            made = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            arguments.append(made.zero_() if added_to else made)
         self.launch(arguments)
-        if len(tensors) > self.inputs or out is not None:
-            note_written(arguments[self.inputs :])
+        if given > self.inputs:
+            increment_version(arguments[self.inputs :])
         results = arguments[self.inputs :]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -90,7 +106,7 @@ class Launcher:
         """Launches on torch's current stream of the tensors' device."""
         if self.scratch:
             arguments = [*arguments, *self._scratch()]
-        if torch.cuda.current_device() == self.device.index:
+        if self.one_device or torch.cuda.current_device() == self.device.index:
             self.function(arguments, self.numbers)
         else:
             with torch.cuda.device(self.device):
@@ -102,6 +118,22 @@ class Launcher:
         if stream not in self.scratch_of:
             self.scratch_of[stream] = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
         return self.scratch_of[stream]
+
+
+class Prepared:
+    """A launch of fixed tensors, as `Schedule.prepare` says."""
+
+    def __init__(self, launcher: Launcher, bound: Bound):
+        self.launcher, self.arguments = launcher, list(bound.tensors.values())
+        self.outputs, self.result = bound.outputs, bound.result()
+        self.begin = bound.begin_sums if set(bound.made) & set(bound.added_to) else None
+
+    def __call__(self) -> Any:
+        if self.begin is not None:
+            self.begin()
+        self.launcher.launch(self.arguments)
+        increment_version(self.outputs)
+        return self.result
 
 
 def compiled_for(schedule: Schedule, bound: Bound, gate: Callable[[str | None], object]) -> Compiled:
