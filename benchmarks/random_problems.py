@@ -229,8 +229,8 @@ class Ahead:
             made = candidate.build(problem)
             made.checked = False  # the process that compiled it has proved it
             plan = made.plan(candidate.dtypes(problem))
-            function = load(Path(self.folder.name, str(number)), index)
-            adopt(made, Compiled(plan, function), candidate.ranks(problem))
+            code = load(Path(self.folder.name, str(number)), index)
+            adopt(made, Compiled(plan, code), candidate.ranks(problem))
             self.schedules[group, candidate] = made
         return self.schedules[group, candidate]
 

@@ -3,11 +3,15 @@ all cases of any other test, since each portion costs the process that hands the
 folders: those of `tests/unit` come last, which are quick, so that the processes end together. On a GPU each case is shared out
 alone: it compiles a kernel of its own, for seconds.
 
-Each process computes with one thread, as there are as many processes as cores: on small tiles, further threads mostly wait."""
+Each process computes with one thread, as there are as many processes as cores: on small tiles, further threads mostly wait.
+What is kept on disk lies in a folder of the run's."""
 
+import atexit
 import gc
 import os
 import re
+import shutil
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -17,6 +21,9 @@ from tests.sweeps import examples
 gc.disable()  # what is imported and collected stays
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # before NumPy and PyTorch are imported
     os.environ.setdefault(name, "1")
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["TMAPIPE_CACHE_DIR"] = tempfile.mkdtemp(prefix="tmapipe-tests-")
+    atexit.register(shutil.rmtree, os.environ["TMAPIPE_CACHE_DIR"], ignore_errors=True)
 settings.register_profile("sample", max_examples=examples(100), deadline=None)  # of tests that say no number
 settings.load_profile("sample")
 

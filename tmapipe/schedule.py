@@ -7,6 +7,7 @@ model. Subclass it to replace a body or a part.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -35,6 +36,7 @@ from tmapipe.tiles.persistent import PersistentTiles
 if TYPE_CHECKING:
     from tmapipe.check import Report
     from tmapipe.gpu.build import Compiled
+    from tmapipe.gpu.launch import Launcher
     from tmapipe.kernel import KernelContext
     from tmapipe.machine import Run
 
@@ -256,31 +258,67 @@ class Schedule:
         Raises:
             InputError: Before anything is launched.
         """
-        if not isinstance(self.transposed, tuple) or self.transposed:
-            tensors, named = self._as_declared(tensors, named)
-        launchers: dict[Any, Any] = self.__dict__.setdefault("_launchers", {})
         if named:  # as positions, if they are the next ones
             following = self.declared.arguments[len(tensors) : len(tensors) + len(named)]
-            if set(named) == set(following):
+            if tuple(named) == following:
+                tensors, named = (*tensors, *named.values()), {}
+            elif set(named) == set(following):
                 tensors, named = (*tensors, *(named[name] for name in following)), {}
-        signature = tensors_.signature(tensors, out) if not named else None
-        if signature in launchers:
-            return launchers[signature](tensors, out)
-        bound = self._bound(tensors, named, out)
+        signature = None if named else tensors_.signature(tensors, out)
+        if signature is not None:
+            launcher = self.__dict__.get("_launchers", {}).get(signature)
+            if launcher is not None:
+                return launcher(tensors, out)
+        bound = self._bound(*self._as_declared(tensors, named), out)
         self.plan(bound.dtypes)
         if bound.on_gpu and not bound.empty:
-            with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
-                from tmapipe.gpu.launch import Launcher
-
-            launcher = Launcher(self, bound, gate=lambda: self._gate(bound.dtypes))
-            bound.check_whole(self.__dict__.get("_partly", ()))
+            launcher = self._launcher(bound)
             launcher.launch(list(bound.tensors.values()))
-            if signature is not None:
-                launchers[signature] = launcher
+            given = self.declared.arguments[: len(tensors)]
+            if signature and all(x.ndim == bound.tensors[name].ndim for x, name in zip(tensors, given, strict=True)):
+                launcher.views = [i for i, name in enumerate(given) if name in self.transposed and tensors[i].ndim > 1]
+                self.__dict__.setdefault("_launchers", {})[signature] = launcher
         else:
             self._simulate(bound)
         note_written(bound.outputs)
         return bound.result()
+
+    def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
+        """A call with these tensors, to be made many times: everything is looked at here, once.
+
+        The tensors stay where they are, and their memory is what it is now; outputs that are left out are made here, and
+        overwritten each time.
+
+        Args:
+            tensors, out, named: As of a call.
+
+        Raises:
+            InputError: As a call.
+
+        Returns:
+            A function that runs the schedule, on CUDA tensors on the current stream, and returns what a call does.
+        """
+        bound = self.bind(*tensors, out=out, **named)
+        self.plan(bound.dtypes)
+        if not bound.on_gpu or bound.empty:
+            return functools.partial(self._run_again, bound)
+        from tmapipe.gpu.launch import Prepared
+
+        return Prepared(self._launcher(bound), bound)
+
+    def _run_again(self, bound: Bound) -> Any:
+        bound.begin_sums()
+        self._simulate(bound)
+        note_written(bound.outputs)
+        return bound.result()
+
+    def _launcher(self, bound: Bound) -> Launcher:
+        with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
+            from tmapipe.gpu.launch import Launcher
+
+        launcher = Launcher(self, bound, gate=lambda identity: self._gate(bound.dtypes, identity))
+        bound.check_whole(self.__dict__.get("_partly", ()))
+        return launcher
 
     def simulate(
         self,
@@ -336,6 +374,8 @@ class Schedule:
             check_held(name, tensor)
             return tensor.swapaxes(-1, -2)
 
+        if isinstance(self.transposed, tuple) and not self.transposed:
+            return tensors, named
         names = self.declared.arguments
         given = [view(name, tensor) for name, tensor in zip(names, tensors, strict=False)]
         return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
@@ -359,12 +399,11 @@ class Schedule:
         with names_replaced(self):
             return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
 
-    def _gate(self, dtypes: Mapping[str, DType]) -> None:
-        """Before compiling: raises `UnsafeError` for what is not safe, and keeps which outputs are stored in part."""
-        from tmapipe.prove.trips import require_safe
+    def _gate(self, dtypes: Mapping[str, DType], identity: str | None) -> None:
+        """Before the first launch: raises `UnsafeError` for what is not safe, and keeps which outputs are stored in part."""
+        from tmapipe.prove.verdicts import require_safe_once
 
-        report = require_safe(self, dtypes)
-        object.__setattr__(self, "_partly", () if report is None else report.partly)
+        object.__setattr__(self, "_partly", require_safe_once(self, dtypes, identity))
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""

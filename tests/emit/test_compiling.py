@@ -28,7 +28,7 @@ def test_compiled_elsewhere_and_loaded(tmp_path):
     assert errors[good] == "" and "InputError" in errors[bad] and "1000" in errors[bad]
     assert "InputError" in errors[few[2]]
     assert dict(said) == errors
-    assert callable(load(tmp_path, 1))
+    assert callable(load(tmp_path, 1).function)
 
 
 def test_without_an_epilogue(tmp_path):

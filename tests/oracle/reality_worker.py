@@ -49,12 +49,16 @@ def check(pipeline: Pipeline, mutation: Mutation | None) -> dict[str, Any]:
 def run_compiled(pipeline: Pipeline, mutation: Mutation | None, launching: Any, runs: int) -> tuple[str, str]:
     """Compiles for the GPU and launches *runs* times, on two sets of inputs in turn, each time into a poisoned output. Calls
     *launching* in between. Returns ("right" or "corrupted" or "error", what was seen)."""
-    from tmapipe.bind.tensors import bind
-    from tmapipe.gpu.launch import compiled_for
+    from tmapipe.gpu.build import build
+    from tmapipe.gpu.launch import adopt
 
     _mutate_gpu(mutation)
     inputs = [pipeline.inputs("cuda", number) for number in (0, 1)]
-    compiled_for(pipeline.schedule, bind(pipeline.schedule, tuple(inputs[0]), {}, pipeline.poisoned("cuda")))
+    plan = pipeline.schedule.plan(pipeline.dtypes)
+    ranks = {name: len(shape) for name, shape in pipeline.shapes.items()}
+    adopt(
+        pipeline.schedule, build(pipeline.schedule, plan, ranks), ranks
+    )  # no kernel that is kept, which has no mutation
     torch.cuda.synchronize()
     launching()
     first: list[Any] = [None, None]

@@ -73,7 +73,7 @@ def test_tests_of_the_gpu_can_be_imported(name):
 
 #: Packages and modules from the lowest layer up. Each imports only from lines above its own, and from its own package.
 LAYERS = (
-    ("errors", "integers"),
+    ("errors", "integers", "disk"),
     ("moved",),
     ("arithmetic", "dtypes", "fields"),
     ("tma_rules",),

@@ -67,6 +67,12 @@ class Bound:
                     mine = mine if isinstance(tensor, np.ndarray) else sys.modules["torch"].from_numpy(mine)
                 tensor[...] = mine
 
+    def begin_sums(self) -> None:
+        """Sets those of the outputs that the call has made to 0 that are added to."""
+        for name in self.made:
+            if name in self.added_to:
+                self.tensors[name][...] = 0
+
     def array(self, name: str) -> np.ndarray:
         """The tensor of stage *name* as a NumPy array with the stage's dimensions; a copy if it lies on the GPU."""
         tensor = self.tensors[name]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tmapipe.bind.bound import Bound
-from tmapipe.bind.memory import check_apart, check_kind, check_memory, is_torch, needs_gradient
+from tmapipe.bind.memory import check_apart, check_kind, check_memory, is_torch
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
 from tmapipe.errors import InputError
@@ -114,23 +114,26 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
 
 
 def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
-    """Everything that `bind` looks at, except where memory lies: equal signatures can use the same kernel.
+    """Everything that `bind` looks at, except where memory lies and how much there is: equal signatures can use one kernel.
 
-    None if some argument is no torch tensor, or if *out* does not follow directly on the inputs.
+    None if some argument is no plain torch tensor with its values in memory, or takes part in automatic differentiation.
     """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    plain, parameter = torch.Tensor, torch.nn.Parameter
+    found: list[Any] = [len(tensors)]
     try:
-        given = tensors if out is None else (*tensors, out)
-        return (
-            len(tensors),
-            *((t.shape, t.stride(), t.dtype, t.device, _aligned(t.data_ptr()), needs_gradient(t)) for t in given),
-        )
+        for t in tensors if out is None else (*tensors, out):
+            kind, address = type(t), t.data_ptr()
+            if not address or (kind is not plain and kind is not parameter) or t.is_neg():
+                return None
+            if t.requires_grad and torch.is_grad_enabled():
+                return None
+            found += (t.shape, t.stride(), t.dtype, t.get_device(), address % ALIGNMENT)
     except (AttributeError, TypeError, RuntimeError):
         return None
-
-
-def _aligned(address: int) -> int | None:
-    """Bytes beyond a multiple of what TMA takes; None for what has no memory."""
-    return address % ALIGNMENT if address else None
+    return tuple(found)
 
 
 def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Any:

@@ -25,6 +25,7 @@ from tmapipe.gpu.emission import emit
 from tmapipe.gpu.isa import GpuIsa
 from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.notes import Resources, check_notes, options_for
+from tmapipe.gpu.objects import Code
 from tmapipe.gpu.sm80 import backend_for
 from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
@@ -47,18 +48,26 @@ class Compiled:
 
     Args:
         plan: What it was compiled from.
-        function: Call it with a list of tensors and a list of numbers. Tensors: one per name in `plan.arguments`, then, for a
-            queued order, its counters (`COUNTERS` int32 that are 0), then memory for the descriptors that it makes. Numbers:
-            how many clusters, then what the order adds, then `WORDS` of each descriptor that the library encodes.
-        used: What ptxas has noted; None if another process has compiled it.
+        code: The object file, and the function in it.
+        used: What ptxas has noted, if that is known.
         ptx, cubin: Kept if the build was asked to.
     """
 
     plan: Plan
-    function: Any = attrs.field(repr=False)
+    code: Code = attrs.field(repr=False)
     used: Resources | None = attrs.field(default=None, repr=False)
     ptx: str | None = attrs.field(default=None, repr=False)
     cubin: bytes | None = attrs.field(default=None, repr=False)
+
+    @property
+    def function(self) -> Any:
+        """Call it with a list of tensors and a list of numbers.
+
+        Tensors: one per name in `plan.arguments`, then, for a queued order, its counters (`COUNTERS` int32 that are 0), then
+        memory for the descriptors that it makes. Numbers: how many clusters, then what the order adds, then `WORDS` of each
+        descriptor that the library encodes.
+        """
+        return self.code.function
 
     @property
     def resources(self) -> Resources:
@@ -176,18 +185,19 @@ def build(
         if entry is None:
             entry = functools.partial(emit, trace(schedule, plan, all_clusters=True))
         try:
-            function = cute.compile(
+            made = cute.compile(
                 _Kernel(schedule, plan, entry, backend or backend_for(plan)).host,
                 fakes,
                 numbers,
                 make_fake_stream(use_tvm_ffi_env_stream=True),
                 options=f"{flags} --dump-dir={folder} {options_for(notes)}",
                 trace_finalize_hooks=None if unroll else _forbid_unrolling,
+                no_jit_engine=True,  # what is exported is loaded again, and called without a layer of Python
             )
         finally:
             forget_ir()
         used = check_notes(plan, notes, functools.partial(fragments_held, schedule, plan))
-    return Compiled(plan, function, used, function.__ptx__ if keep else None, function.__cubin__ if keep else None)
+    return Compiled(plan, Code.of(made), used, made.__ptx__ if keep else None, made.__cubin__ if keep else None)
 
 
 def _fake_tensor(plan: Plan, name: str, ranks: dict[str, int]) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
-__all__ = ["clusters_of", "gpcs", "joined"]
+__all__ = ["called", "clusters_of", "gpcs", "joined"]
 
 SIZES = (2, 3, 4, 5, 6, 7, 8, 16)  # CTAs of a cluster; more than 8 is not portable
 SHARED_BYTES = 128 << 10  # so that each multiprocessor gets one CTA
@@ -54,16 +54,16 @@ def gpcs(device: int) -> tuple[tuple[int, ...], ...]:
     with torch.cuda.device(device):
         count = torch.cuda.get_device_properties(device).multi_processor_count
         numbers = torch.empty(count, dtype=torch.int32, device="cuda")
-        module = _called(driver.cuModuleLoadData(PTX))
-        kernel = _called(driver.cuModuleGetFunction(module, b"note_multiprocessor"))
+        module = called(driver.cuModuleLoadData(PTX))
+        kernel = called(driver.cuModuleGetFunction(module, b"note_multiprocessor"))
         attribute = driver.CUfunction_attribute
         for kind, value in (
             (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, SHARED_BYTES),
             (attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
         ):
-            _called(driver.cuFuncSetAttribute(kernel, kind, value))
+            called(driver.cuFuncSetAttribute(kernel, kind, value))
         clusters = [cluster for size in SIZES for cluster in clusters_of(kernel, size, numbers)]
-        _called(driver.cuModuleUnload(module))
+        called(driver.cuModuleUnload(module))
     return joined(count, clusters)
 
 
@@ -95,16 +95,14 @@ def clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]
         return []
     fit = most[0]
     config.gridDimX, config.hStream = fit * size, torch.cuda.current_stream().cuda_stream
-    _called(driver.cuLaunchKernelEx(config, kernel, ((numbers.data_ptr(),), (ctypes.c_void_p,)), 0))
+    called(driver.cuLaunchKernelEx(config, kernel, ((numbers.data_ptr(),), (ctypes.c_void_p,)), 0))
     found = numbers[: fit * size].tolist()
     return [found[i : i + size] for i in range(0, len(found), size)]
 
 
-def _called(result: tuple[Any, ...]) -> Any:
+def called(result: tuple[Any, ...]) -> Any:
     """What a driver call returned. Raises `RuntimeError` if it failed."""
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(
-            f"the CUDA driver answered {status.name} while it was measured which multiprocessors lie in a GPC"
-        )
+        raise RuntimeError(f"the CUDA driver answered {status.name} when it was asked about the device")
     return values[0] if values else None

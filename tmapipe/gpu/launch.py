@@ -7,34 +7,37 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from cutlass.utils import HardwareInfo
+from torch.autograd.graph import increment_version
+from tvm_ffi import convert
 
-from tmapipe.bind.memory import check_apart, note_written, span
+from tmapipe.bind.memory import check_apart, check_held, span
 from tmapipe.errors import InputError, MissingGpuError
-from tmapipe.gpu.build import Compiled, build
+from tmapipe.gpu.build import Compiled
 from tmapipe.gpu.descriptors import WORDS, encoded_words
 from tmapipe.gpu.gpcs import gpcs
+from tmapipe.gpu.kernels import kernel_for
+from tmapipe.gpu.residency import resident_clusters
 from tmapipe.tiles.gpc_positions import COUNTERS
 
 if TYPE_CHECKING:
     from tmapipe.bind.bound import Bound
     from tmapipe.schedule import Schedule
 
-__all__ = ["Launcher", "adopt"]
+__all__ = ["Launcher", "Prepared", "adopt"]
 
 
 class Launcher:
     """Launches one schedule for one signature of tensors, which `bind` has checked.
 
-    Calling it again with tensors of the same signature costs a few microseconds on the host. The only check that is repeated
-    is whether an output that is passed overlaps another tensor.
+    Calling it again with tensors of the same signature costs a few microseconds on the host. What is checked again is whether
+    an output that is passed overlaps another tensor, and whether all tensors still have their memory.
     """
 
-    def __init__(self, schedule: Schedule, bound: Bound, gate: Callable[[], object]):
+    def __init__(self, schedule: Schedule, bound: Bound, gate: Callable[[str | None], object]):
         """Compiles *schedule* for the tensors' types and ranks, unless it has been.
 
         Args:
-            gate: Called before compiling.
+            gate: Called with the kernel's identity, as of `tmapipe.gpu.kernels.kernel_for`.
 
         Raises:
             MissingGpuError: There is no GPU.
@@ -43,10 +46,10 @@ class Launcher:
         compiled = compiled_for(schedule, bound, gate)
         self.function = compiled.function
         self.device = bound.tensors[compiled.plan.arguments[0]].device
-        resident = _resident_clusters(self.device.index, compiled.plan.cluster_size)
+        resident = resident_clusters(self.device.index, compiled.plan.cluster_size)
         tiles = schedule.cluster_count(bound.shapes)
         near = functools.partial(gpcs, self.device.index)
-        self.numbers = list(schedule.tiles.launch_numbers(tiles, resident, compiled.plan.cluster_size, near))
+        self.numbers: Any = list(schedule.tiles.launch_numbers(tiles, resident, compiled.plan.cluster_size, near))
         for load in compiled.plan.encoded:
             self.numbers += encoded_words(load, bound.tensors[load.argument])
         self.inputs = len(compiled.plan.arguments) - len(compiled.plan.stores)
@@ -59,21 +62,35 @@ class Launcher:
         if made:
             self.scratch.append((WORDS * made, torch.int64))  # for the descriptors that the kernel makes
         self.scratch_of: dict[int, list[Any]] = {}  # by stream, since launches on different streams may run at once
-        fresh = ((bound.tensors[name], torch.zeros if name in bound.added_to else torch.empty) for name in bound.stores)
-        self.outputs = [(tensor.shape, tensor.dtype, make) for tensor, make in fresh]
+        self.numbers = convert(self.numbers)
+        self.one_device = torch.cuda.device_count() == 1
+        self.views: list[int] = []  # positions of tensors that are passed with their last two dimensions exchanged
+        self.outputs = []
+        for name in bound.stores:
+            tensor = bound.tensors[name]
+            dense = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
+            self.outputs.append((tuple(tensor.shape), dense, tensor.dtype, name in bound.added_to))
 
     def __call__(self, tensors: tuple[Any, ...], out: Any) -> Any:
         """Launches with tensors in the order of declaration, makes the outputs that are left out, and returns the outputs."""
-        arguments = list(tensors)
-        if out is not None:
-            arguments.append(out)
-        if len(arguments) > self.inputs:
+        arguments = [*tensors] if out is None else [*tensors, out]
+        given = len(arguments)
+        for i in self.views:
+            arguments[i] = arguments[i].mT
+        for i in range(given):
+            tensor = arguments[i]
+            held = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
+            if held < self.spans[i]:
+                check_held(self.names[i], tensor)
+        if given > self.inputs:
             self._check_apart(arguments)
-        for shape, dtype, make in self.outputs[len(arguments) - self.inputs :]:
-            arguments.append(make(shape, dtype=dtype, device=self.device))
+        for shape, strides, dtype, added_to in self.outputs[given - self.inputs :]:
+            # a torch.Size in the place of a tuple, or torch.empty, takes some microseconds more
+            made = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            arguments.append(made.zero_() if added_to else made)
         self.launch(arguments)
-        if len(tensors) > self.inputs or out is not None:
-            note_written(arguments[self.inputs :])
+        if given > self.inputs:
+            increment_version(arguments[self.inputs :])
         results = arguments[self.inputs :]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -89,7 +106,7 @@ class Launcher:
         """Launches on torch's current stream of the tensors' device."""
         if self.scratch:
             arguments = [*arguments, *self._scratch()]
-        if torch.cuda.current_device() == self.device.index:
+        if self.one_device or torch.cuda.current_device() == self.device.index:
             self.function(arguments, self.numbers)
         else:
             with torch.cuda.device(self.device):
@@ -103,21 +120,36 @@ class Launcher:
         return self.scratch_of[stream]
 
 
-def compiled_for(schedule: Schedule, bound: Bound, gate: Callable[[], object] = lambda: None) -> Compiled:
-    """The compiled kernel for these tensors, from the schedule's cache or new. *gate* is called before compiling."""
+class Prepared:
+    """A launch of fixed tensors, as `Schedule.prepare` says."""
+
+    def __init__(self, launcher: Launcher, bound: Bound):
+        self.launcher, self.arguments = launcher, list(bound.tensors.values())
+        self.outputs, self.result = bound.outputs, bound.result()
+        self.begin = bound.begin_sums if set(bound.made) & set(bound.added_to) else None
+
+    def __call__(self) -> Any:
+        if self.begin is not None:
+            self.begin()
+        self.launcher.launch(self.arguments)
+        increment_version(self.outputs)
+        return self.result
+
+
+def compiled_for(schedule: Schedule, bound: Bound, gate: Callable[[str | None], object]) -> Compiled:
+    """The compiled kernel for these tensors, of the schedule's or as `kernel_for` finds it."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
     key = _key({name: bound.dtypes[name].name for name in ranks}, ranks)
     cache: dict[Any, Compiled] = schedule.__dict__.setdefault("_compiled", {})
     if key not in cache:
         plan = schedule.plan(bound.dtypes)
         _check_device(next(iter(bound.tensors.values())).device, plan.arch)
-        gate()
-        cache[key] = build(schedule, plan, ranks)
+        cache[key] = kernel_for(schedule, plan, ranks, gate)
     return cache[key]
 
 
 def adopt(schedule: Schedule, compiled: Compiled, ranks: dict[str, int]) -> None:
-    """Lets *schedule* launch a kernel that another process has compiled.
+    """Lets *schedule* launch this kernel.
 
     Args:
         ranks: Number of dimensions of each tensor that it was compiled for.
@@ -137,11 +169,3 @@ def _check_device(device: Any, arch: str) -> None:
     have = f"sm_{major}{minor}" + "a" * (major >= 9)
     if have != arch:
         raise InputError("arch", arch, f"the device {device} is {have}", f'set the schedule\'s arch to "{have}"')
-
-
-@functools.cache
-def _resident_clusters(device: int, cluster_size: int) -> int:
-    """Clusters of this size that the device holds at once, with one CTA per SM."""
-    if cluster_size == 1:
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return HardwareInfo(device).get_max_active_clusters(cluster_size)

@@ -8,6 +8,7 @@ that was declared with the first has the second, which runs the first one's body
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -91,7 +92,7 @@ class Declarations:
             raise _missing(self.name, type(part).__name__, part)
         return self.names[part]
 
-    @property
+    @functools.cached_property
     def arguments(self) -> tuple[str, ...]:
         """The parts that tensors are passed for, in the order of a call."""
         return (*self.inputs, *self.tables, *self.stores)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import importlib.metadata
 import json
-import os
 import re
-import stat
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 import tmapipe
+from tmapipe.disk import cache_folder, locked, read, write
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.epilogues import PLAIN, fingerprint
@@ -43,34 +37,6 @@ class Entry:
     tried: int
 
 
-def cache_folder() -> Path:
-    """The folder TMAPIPE_CACHE_DIR if it is set, else tmapipe/ in XDG_CACHE_HOME or in ~/.cache. Without a home, one among the
-    temporary files that belongs to this user alone: `load` and `store` pass over one that does not."""
-    if chosen := os.environ.get("TMAPIPE_CACHE_DIR"):
-        return Path(os.path.expanduser(chosen))
-    caches = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "")
-    if os.path.isabs(caches):  # others are to be passed over (XDG Base Directory Specification)
-        return Path(caches, "tmapipe")
-    home = os.path.expanduser("~") if os.environ.get("HOME", "~") else ""
-    return Path(home, ".cache", "tmapipe") if os.path.isabs(home) else _of_nobody()
-
-
-def _of_nobody() -> Path:
-    return Path(tempfile.gettempdir(), f"tmapipe-{os.getuid()}")
-
-
-def _trusted(folder: Path) -> bool:
-    """Whether nobody else can have put files there, who would then choose what runs: anyone can make a folder among the
-    temporary files."""
-    if folder != _of_nobody():
-        return True
-    try:
-        found = os.lstat(folder)
-    except FileNotFoundError:
-        return True
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
-
-
 def _file(gpu: str) -> Path:
     versions = f"{tmapipe.__version__}-dsl{importlib.metadata.version('nvidia-cutlass-dsl')}"
     return cache_folder() / f"tuned-{re.sub('[^A-Za-z0-9]+', '-', gpu)}-{versions}.json"
@@ -82,8 +48,7 @@ def _key(problem: Problem, epilogue: Epilogue) -> str:
 
 def load(problem: Problem, gpu: str, epilogue: Epilogue = PLAIN) -> Entry | None:
     """The entry of *problem* on a GPU of this name. A file that cannot be read counts as empty."""
-    path = _file(gpu)
-    found = _read(path).get(_key(problem, epilogue)) if _trusted(path.parent) else None
+    found = recall(_key(problem, epilogue), gpu)
     if found is None:
         return None
     try:
@@ -102,17 +67,12 @@ def store(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue = PLAIN) 
 
 
 def keep(name: str, gpu: str, found: dict[str, Any]) -> Path:
-    """Adds or replaces what is kept under this name, of which values are JSON. As `store`."""
+    """Adds or replaces what is kept under this name, of which values are JSON. As `store`: a writer that was stopped while it
+    held the lock stops the others for `PATIENCE` seconds."""
     path = _file(gpu)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if path.parent == _of_nobody() else 0o777)
-    if not _trusted(path.parent):
-        raise PermissionError(f"{path.parent} belongs to another user. Fix: set TMAPIPE_CACHE_DIR.")
-    with _locked(path.with_suffix(".lock")):
-        entries = _read(path)
-        entries[name] = found
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            json.dump(entries, file, indent=1, sort_keys=True)
-        os.replace(file.name, path)
+    with locked(path.with_suffix(".lock"), PATIENCE):
+        entries = {**_read(path), name: found}
+        write(path, json.dumps(entries, indent=1, sort_keys=True).encode())
     return path
 
 
@@ -122,27 +82,10 @@ def recall(name: str, gpu: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of the file *path*, for which it waits up to `PATIENCE`: an entry that is lost is measured again, but a
-    writer that was stopped while it held the lock must not stop the others."""
-    ends = time.monotonic() + PATIENCE
-    with open(path, "a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
-                break
-            except OSError:
-                if time.monotonic() > ends:
-                    break
-                time.sleep(0.01)
-        yield
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = json.loads(read(path) or b"{}")
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
@@ -30,12 +30,14 @@ from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.epilogues import PLAIN
 from tmapipe.tuning.problem import Problem
 
+if TYPE_CHECKING:
+    from tmapipe.gpu.objects import Code
+
 __all__ = ["Job", "build_all", "compile_all", "compile_each", "load", "ready"]
 
 #: Makes a schedule, and says the types and the numbers of dimensions of its tensors.
 Job = Callable[[], tuple[Schedule, Mapping[str, Any], dict[str, int]]]
 
-_SYMBOL = "tmapipe_kernel"
 AnySchedule = TypeVar("AnySchedule", bound=Schedule)
 
 
@@ -150,11 +152,12 @@ def ready(
     return schedule
 
 
-def load(folder: Path, index: int) -> Any:
-    """The function that `compile_all` compiled for the *index*-th candidate."""
-    import cutlass.cute as cute
+def load(folder: Path, index: int) -> Code:
+    """What `compile_all` compiled for the *index*-th candidate."""
+    from tmapipe.gpu.objects import Code
 
-    return getattr(cute.runtime.load_module(str(_object(folder, index)), enable_tvm_ffi=True), _SYMBOL)
+    content = _object(folder, index).read_bytes()
+    return Code(lambda: content)
 
 
 def _object(folder: Path, index: int) -> Path:
@@ -216,7 +219,7 @@ def _main() -> None:
             if not spills and compiled.resources.spill_bytes:
                 said.write(f"{index} keeps {compiled.resources.spill_bytes} bytes of registers in local memory\n")
                 continue
-            compiled.function.export_to_c(str(_object(folder, index)), function_name=_SYMBOL)
+            _object(folder, index).write_bytes(compiled.code.object)
             said.write(f"{index}\n")
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]

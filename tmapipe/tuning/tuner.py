@@ -164,14 +164,15 @@ def device_of(device: str = "cuda") -> Device:
     """The properties of a CUDA device that the estimate needs."""
     import torch
     from cuda.bindings import driver
-    from cutlass.utils import HardwareInfo
+
+    from tmapipe.gpu.residency import resident_clusters
 
     found = torch.device(device)
     index = torch.cuda.current_device() if found.index is None else found.index
     torch.cuda.synchronize(index)  # what asks for occupancy needs a context
     properties = torch.cuda.get_device_properties(index)
     count = properties.multi_processor_count
-    sizes = ((1, count), *((size, HardwareInfo(index).get_max_active_clusters(size)) for size in (2, 3, 4, 8)))
+    sizes = ((1, count), *((size, resident_clusters(index, size)) for size in (2, 3, 4, 8)))
     kinds = driver.CUdevice_attribute
 
     def attribute(kind: Any) -> int:
