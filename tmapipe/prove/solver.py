@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tmapipe.prove.symbols import Sym, add, at_least_0, negated, parts
+from tmapipe.prove.symbols import Sym, add, at_least_0, both, either, negated, parts
 
 __all__ = ["Solver"]
 
 MOST = 300  # constraints; with more, everything is possible
 CASES = 24  # of "or", "not equal", minima and choices together
+Choice = tuple[Any, ...]  # conditions of which one holds
 Row = tuple[tuple[tuple[Sym, int], ...], int]  # the sum of terms and a constant is at least 0
 
 
@@ -55,10 +56,13 @@ class Solver:
 
     # ---- cases ------------------------------------------------------------------------------------------------------
 
-    def _cases(self, todo: list[Sym], rows: list[Any], left: int) -> tuple[bool, int]:
-        """(whether they may hold, how many cases are left to look at). rows: sums that are at least 0."""
+    def _cases(
+        self, todo: list[Sym], rows: list[Any], left: int, settled: frozenset[Sym] = frozenset()
+    ) -> tuple[bool, int]:
+        """(whether they may hold, how many cases are left to look at). rows: sums that are at least 0. settled: terms of whose
+        cases one has been taken, or is among the conditions."""
         todo, rows = list(todo), list(rows)
-        choices: list[list[list[Sym]]] = []
+        choices: list[Choice] = []
         while todo:
             condition = todo.pop()
             if not isinstance(condition, Sym):
@@ -71,31 +75,29 @@ class Solver:
             elif condition.op == "all":
                 todo += condition.args
             elif condition.op == "any":
-                choices.append([[each] for each in condition.args])
+                choices.append(condition.args)
             elif condition.op == "not" and condition.args[0].op == "eq":
                 value = condition.args[0].args[0]
-                choices.append([[at_least_0(add(value, -1))], [at_least_0(add(-1, value, -1))]])
-        definitions, more = self._definitions(rows)
-        choices += more
+                choices.append((at_least_0(add(value, -1)), at_least_0(add(-1, value, -1))))
+        definitions, of_terms = self._definitions(rows, settled)
         if not self._rows_possible(rows + definitions):
             return False, left
-        for choice in choices:
-            if left <= 0:
-                return True, 0
-            others = choices[choices.index(choice) + 1 :]
-            rest = [_any(each) for each in others]
-            for case in choice:
-                left -= 1
-                found, left = self._cases([*case, *[r for r in rest if r is not None]], rows, left)
-                if found:
-                    return True, left
-            return False, left
-        return True, left
+        choices += of_terms.values()
+        if not choices or left <= 0:
+            return True, left
+        first, *others = choices
+        rest = [either(*choice) for choice in others]
+        for case in first:
+            left -= 1
+            found, left = self._cases([case, *rest], rows, left, settled | of_terms.keys())
+            if found:
+                return True, left
+        return False, left
 
-    def _definitions(self, rows: list[Any]) -> tuple[list[Any], list[list[list[Sym]]]]:
-        """What holds of the terms in these sums, and choices one of whose cases does."""
+    def _definitions(self, rows: list[Any], settled: frozenset[Sym]) -> tuple[list[Any], dict[Sym, Choice]]:
+        """What holds of the terms in these sums, and for those that are not settled conditions of which one does."""
         found: list[Any] = []
-        choices: list[list[list[Sym]]] = []
+        choices: dict[Sym, Choice] = {}
         seen: set[Sym] = set()
         todo = [term for row in rows for term in parts(row)[1]]
         while todo:
@@ -117,18 +119,18 @@ class Solver:
                 a, b = term.args
                 sign = 1 if term.op == "min" else -1
                 new = [add(0, add(each, term, -1), sign) for each in (a, b)]
-                choices.append([[at_least_0(add(0, add(term, each, -1), sign))] for each in (a, b)])
+                choices[term] = tuple(at_least_0(add(0, add(term, each, -1), sign)) for each in (a, b))
             elif term.op == "select":
                 condition, a, b = term.args
-                same = [[at_least_0(add(term, each, -1)), at_least_0(add(each, term, -1))] for each in (a, b)]
-                choices.append([[condition, *same[0]], [negated(condition), *same[1]]])
+                same = [both(at_least_0(add(term, each, -1)), at_least_0(add(each, term, -1))) for each in (a, b)]
+                choices[term] = (both(condition, same[0]), both(negated(condition), same[1]))
             elif term.op == "number":
                 new = [term, add(1, term, -1)]
             elif term.op == "prod" and all(self._least(factor) for factor in term.args):
                 new = [term]
             found += new
             todo += [each for row in new for each in parts(row)[1]]
-        return found, choices
+        return found, {term: choice for term, choice in choices.items() if term not in settled}
 
     def _least(self, term: Sym) -> bool:
         """Whether a factor is known to be at least 0."""
@@ -194,10 +196,3 @@ def _related(conditions: list[Sym]) -> list[Sym]:
         found += more
         for each in more:
             near |= each.leaves
-
-
-def _any(choice: list[list[Sym]]) -> Any:
-    """A choice as one condition."""
-    from tmapipe.prove.symbols import both, either
-
-    return either(*(both(*case) for case in choice))

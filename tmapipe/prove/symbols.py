@@ -25,11 +25,12 @@ class Sym:
     sum that is at least 0, or 0), or the name of another operation. number: of its making, by which terms are ordered.
     """
 
-    __slots__ = ("args", "leaves", "number", "op", "size")
+    __slots__ = ("args", "leaves", "number", "op", "opposite", "size")
     __hash__ = object.__hash__
 
     def __init__(self, op: str, args: tuple[Any, ...]):
         self.op, self.args, self.number = op, args, len(_made)
+        self.opposite: Any = None  # of a condition, once it is known
         self.size = 1 if op == "leaf" else 1 + sum(map(_size, args))
         inside = _leaves_of(args)
         self.leaves: frozenset[Sym] = inside | {self} if op == "leaf" else inside
@@ -190,6 +191,12 @@ def negated(condition: Any) -> Any:
     """The opposite of a condition."""
     if not isinstance(condition, Sym):
         return not condition
+    if condition.opposite is None:
+        condition.opposite = _negated(condition)
+    return condition.opposite
+
+
+def _negated(condition: Sym) -> Any:
     if condition.op == "ge":
         return at_least_0(add(-1, condition.args[0], -1))
     if condition.op == "not":
