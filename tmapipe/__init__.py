@@ -1,7 +1,7 @@
 """tmapipe: multi-stage, warp-specialized GPU kernels from declared pipelines.
 
 Declare rings, stages and roles in a `Schedule`; the library derives bytes, counts, parities, fences and waits, emits CuTe
-DSL for the GPU, and runs the same bodies on a CPU model of the hardware.
+DSL for the GPU, and runs the same program on a CPU model of the hardware.
 """
 
 from tmapipe import epilogue, math, schedules

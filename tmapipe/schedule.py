@@ -1,7 +1,7 @@
 """Schedule: declares stages and roles, owns the tile loop, binds tensors, launches.
 
 A schedule is a value. Declare its parts as class attributes (or set them in ``__init__``), write one body a role, and
-call it with tensors: CUDA tensors run the compiled kernel, CPU tensors and NumPy arrays run the same bodies on the machine
+call it with tensors: CUDA tensors run the compiled kernel, CPU tensors and NumPy arrays run the same program on the machine
 model. Subclass it to replace a body or a part.
 """
 
@@ -381,9 +381,9 @@ class Schedule:
         return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
-        from tmapipe.kernel import kernel_main
         from tmapipe.machine import Layout, Machine, Run, steps_for
-        from tmapipe.machine.varying_names import names_replaced
+        from tmapipe.program.replay import replay
+        from tmapipe.program.trace import trace as traced
 
         plan = self.plan(bound.dtypes)
         if bound.empty:
@@ -396,8 +396,8 @@ class Schedule:
         by_tables = plan.tables or self.tiles.in_parts  # which say what is written
         whole = () if by_tables else bound.made
         machine = Machine(plan, seed=seed, trace=trace, max_steps=steps, whole=whole)
-        with names_replaced(self):
-            return machine.run(lambda isa: kernel_main(isa, self), bound.arrays(), clusters)
+        program = traced(self, plan)
+        return machine.run(lambda isa: replay(program, isa), bound.arrays(), clusters)
 
     def _gate(self, dtypes: Mapping[str, DType], identity: str | None) -> None:
         """Before the first launch: raises `UnsafeError` for what is not safe, and keeps which outputs are stored in part."""

@@ -182,15 +182,24 @@ def test_whole_indices(at):
     both(Wrong(), argument="slot.x.load_from", value=at, rule="one index along each of m, n")
 
 
-@pytest.mark.parametrize(
-    "place", [lambda tile: tile.n / 2, lambda tile: np.float32, lambda tile: [1], lambda tile: 2**40]
-)
+@pytest.mark.parametrize("place", [lambda tile: np.float32, lambda tile: [1], lambda tile: 2**40])
 def test_whole_coordinates(place):
     class Wrong(Scaled):
         def start(self, slot, tile):
             slot.x.load(tile, n=place(tile))
 
     both(Wrong(), argument="slot.x.load(n)", rule="whole number of tiles")
+
+
+def test_no_fraction_of_a_coordinate():
+    class Wrong(Scaled):
+        def start(self, slot, tile):
+            slot.x.load(tile, n=tile.n / 2)
+
+    with pytest.raises(
+        tp.ScopeError, match=r"with / of `tile.n`.* Numbers are whole: use //. At .*test_refused.py:\d+"
+    ):
+        Wrong()(X)
 
 
 JUNK = (None, 0.5, "0", [1], (0, 1), np.float32(1), np.zeros(2), len, 2**40)

@@ -58,7 +58,7 @@ class _Emission:
     # ---- structure ------------------------------------------------------------------------------------------------
 
     def compute(self, node: Let) -> None:
-        if node.value.op != "divisor" and self.values.known(node.value):
+        if isinstance(node.value, Expr) and node.value.op != "divisor" and self.values.known(node.value):
             self.values.of(node.value)
 
     def repeat(self, node: For) -> None:

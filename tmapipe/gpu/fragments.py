@@ -295,13 +295,6 @@ class GpuFragments(PeerFragments, Sums):
         each = [data if len(data) == size else data * size for data in operands]
         return [FUNCTIONS[name](*values) for values in zip(*each, strict=True)]
 
-    def to_registers(self, data: Any) -> list[Any]:
-        return [value.ir_value() for value in data]
-
-    def from_registers(self, kind: str, values: list[Any]) -> Any:
-        of = Int32 if kind == "operand" else KINDS[kind]  # an operand: words of two elements or more
-        return [of(value) for value in values]
-
 
 def _scalars_of(tensor: Any) -> list[Any]:
     return [tensor[i] for i in range(cute.size(tensor))]

@@ -71,15 +71,6 @@ class Fragment(Carried):
             raise ScopeError(f"a fragment to the power of {exponent!r}. It takes an int from 1 to 64.")
         return functools.reduce(functools.partial(combine, "mul"), [self] * exponent)
 
-    # ---- in run-time loops ----------------------------------------------------------------------------------------
-
-    def __extract_mlir_values__(self) -> list[Any]:
-        return self.backend.to_registers(self.data)
-
-    def __new_from_mlir_values__(self, values: list[Any]) -> Fragment:
-        data = self.backend.from_registers(self.kind, values)
-        return Fragment(self.backend, self.layout, self.along, self.kind, data)
-
 
 def combine(name: str, *operands: Any) -> Fragment:
     """The operation *name* on fragments, of which there is at least one, and numbers, element by element.

@@ -390,11 +390,3 @@ class Fragments(Carried):
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         """The operation on data of the right kinds, which vary along the same or, of a number, along nothing."""
         raise NotImplementedError
-
-    def to_registers(self, data: Any) -> list[Any]:
-        """The values that a run-time loop carries."""
-        return []
-
-    def from_registers(self, kind: str, values: list[Any]) -> Any:
-        """The inverse."""
-        raise NotImplementedError

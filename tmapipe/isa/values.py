@@ -26,9 +26,6 @@ class SlotRef(NamedTuple):
 class Carried:
     """Base of objects that a traced body may use inside run-time loops and branches.
 
-    CuTe DSL carries every local name on which a method is called through the loop, and asks the object for its values. The
-    library's objects have none (mutable state lives in `Cells`), so they pass through.
-
     A trace joins them where paths meet: `_carries` names the attributes that may be other values on other paths, such as the
     index of a slot; `_apart` those that `_joined` sees to. `_facts` says of attributes that change while a body is traced
     how they go on where paths meet, of objects that `Isa.follow` was told of:
@@ -50,12 +47,6 @@ class Carried:
 
     def _joined(self, versions: tuple[Any, ...]) -> None:
         """Called of a copy of the first of *versions*, objects of one form that are one from now on."""
-
-    def __extract_mlir_values__(self) -> list[Any]:
-        return []
-
-    def __new_from_mlir_values__(self, values: list[Any]) -> Carried:
-        return self
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -49,7 +49,7 @@ class MachineIsa(Isa):
         memory: Memory | None = None,
         tables: Mapping[str, Sequence[int]] | None = None,
     ):
-        self.tables = tables or {}
+        self._tables = tables or {}
         self.layout, self.plan, self.agent, self.memory = layout, layout.plan, agent, memory
         self.syncs = layout.syncs
         self.emit = emit  # type: ignore[method-assign, assignment]
@@ -118,13 +118,18 @@ class MachineIsa(Isa):
     def divisors(self, values: dict[str, int]) -> dict[str, int]:
         return values
 
+    def enter(self, tile: Any) -> None:
+        """A role's body begins, of a tile of the output."""
+        if self.memory is not None:
+            self.memory.enter(self.agent, (tile,))
+
     # ---- instructions that answer, or take data -------------------------------------------------------------------
 
     def ask(self, op: Any, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
         self.emit(op)
         if self.memory is not None:
             return self.memory.results[self.agent]
-        entries = self.tables.get(op.table) if type(op) is TableLoad else None
+        entries = self._tables.get(op.table) if type(op) is TableLoad else None
         if entries is None:
             return without_data()
         return [int(entries[i]) if 0 <= i < len(entries) else 1 for i in op.entries]

@@ -248,13 +248,15 @@ class Branch(Block):
 
 def differing(part: Any, name: str, kind: str, where: str | None) -> Any:
     what = f"{type(part).__name__}.{name}"
-    if kind == "none":
-        return None
-    if kind == "always":
-        raise ScopeError(f"{what} depends on the path that was taken to {where}. Do the same on all of them.")
     words = {
         "open": "whether a slot or an accumulator is open",
         "inside": "whether a turn is taken",
         "started": "whether a sum was started",
+        "slot": "which slot is held of a ring that is filled once",
     }
+    if kind == "none":
+        return None
+    if kind == "always":
+        what = words.get(name, what)
+        raise ScopeError(f"{what} depends on the path that was taken to {where}. Do the same on all of them.")
     return Differs(words.get(name, what), where)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tmapipe.program.expressions import Expr, Var, resolve, symbolic
 
-__all__ = ["both", "either"]
+__all__ = ["both", "either", "may_fail"]
 
 
 def both(first: Any, second: Any) -> Any:
@@ -35,10 +35,15 @@ def total(value: Any) -> bool:
         if not isinstance(each, Expr) or id(each) in seen or isinstance(each, Var):
             continue
         seen.add(id(each))
-        by = resolve(each.args[-1]) if each.args else None
-        if each.op in ("floordiv", "mod") and ((isinstance(by, Expr) and by.op != "divisor") or by == 0):
-            return False
-        if each.op in ("lshift", "rshift") and symbolic(by):
+        if may_fail(each):
             return False
         pending += map(resolve, each.args)
     return True
+
+
+def may_fail(value: Expr) -> bool:
+    """Whether the operation itself may have no value: it divides by what may be 0, or shifts by a number."""
+    by = resolve(value.args[-1]) if value.args else None
+    if value.op in ("floordiv", "mod"):
+        return bool(by.op != "divisor" if isinstance(by, Expr) else by == 0)
+    return value.op in ("lshift", "rshift") and symbolic(by)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tmapipe.errors import ScopeError
 from tmapipe.isa.barriers import BarrierInstructions
 from tmapipe.isa.compute import ComputeInstructions
 from tmapipe.isa.copies import CopyInstructions
@@ -25,7 +27,8 @@ from tmapipe.plan.syncs import Syncs
 from tmapipe.program.control import Cells, Tracing
 from tmapipe.program.expressions import Expr, resolve, select, symbolic
 from tmapipe.program.fragments import TracingFragments
-from tmapipe.program.nodes import Call, OfModel
+from tmapipe.program.nodes import Call, Let, OfModel
+from tmapipe.protocol.tile import Tile
 
 MIXINS = (
     BarrierInstructions,
@@ -52,6 +55,8 @@ class TracingIsa(Isa):
         self.fragments = TracingFragments(self)
         self.symbols: dict[str, Any] = {"extents": {}}
         self._ops: list[Any] | None = None
+        self.thread = threading.get_ident()
+        self.elsewhere: list[str] = []  # lines of instructions in other threads
 
     # ---- control flow ---------------------------------------------------------------------------------------------
 
@@ -109,8 +114,10 @@ class TracingIsa(Isa):
         return tuple(self.tracer.path)
 
     def call(self, body: Any, *arguments: Any) -> None:
+        self.tracer.nodes += [Let(each) for each in arguments if isinstance(each, Tile)]
         with line_of_errors():
             self.tracer.user(body, top=True)(*arguments)
+            self._check_thread()
 
     def evaluate(self, function: Any, *arguments: Any) -> Any:
         with line_of_errors():
@@ -152,7 +159,16 @@ class TracingIsa(Isa):
     def barrier_id(self, barrier: Any, instance: Any) -> Any:
         return barrier.id + instance
 
+    def _check_thread(self) -> None:
+        """Raises `ScopeError` if another thread has used an instruction, in that thread too."""
+        if threading.get_ident() != self.thread:
+            self.elsewhere.append(locate() or "")
+        if self.elsewhere:
+            text = f"a thread that a body has started uses k or what it gives, at {self.elsewhere[0]}"
+            raise ScopeError(f"{text}. A body is what each warp does: leave threads out of it.")
+
     def record(self, method: str, arguments: Any, named: Any, results: Any = (), lower: Any = None) -> Any:
+        self._check_thread()
         ops: list[Any] = []
         self._ops = ops
         if lower is not None:

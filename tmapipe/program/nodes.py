@@ -4,7 +4,8 @@ Call(method, arguments, results, ops)      one instruction of the table; `ops` a
 For(index, count, carried, results, body)  runs body for index = 0 .. count - 1
 While(carried, results, condition, body, iterations)
 If(condition, then, other, phis, lane_0)
-Let(value)                                 here the trace computed a value: where the GPU computes it, too
+Let(value)                                 here the trace computed a value, where the GPU and the model do, too; or a body
+                                           begins, with the tile that is the value
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Call(Node):
 
 
 class Let(Node):
-    """Here the trace computed a value: a place for emission to do the same, of no matter to others."""
+    """Here the trace computed a value, or a body begins with a `Tile`: of no matter to most readers."""
 
     __slots__ = ("value",)
 

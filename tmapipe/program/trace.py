@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tmapipe.errors import ScopeError
@@ -16,6 +17,7 @@ class Traced:
 
     def __init__(self, schedule: Any, plan: Any, nodes: list[Any], isa: TracingIsa):
         self.schedule, self.plan, self.nodes, self.isa = schedule, plan, nodes, isa
+        self.code: Callable[[Any], None] | None = None  # as of `code_of`, once it has been asked for
 
 
 def trace(schedule: Any, plan: Any = None, *, all_clusters: bool = False) -> Traced:
