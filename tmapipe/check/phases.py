@@ -19,7 +19,7 @@ import numpy as np
 from tmapipe.check.clocks import Clock, Clocks, Known
 from tmapipe.check.findings import Kind
 from tmapipe.check.log import FindingLog, Step
-from tmapipe.check.rules import Key, Rules, copied
+from tmapipe.check.rules import Key, Rules
 from tmapipe.isa.effects import Arm, Start, declared
 from tmapipe.isa.ops import Counted
 from tmapipe.machine.describe import bar_name, who
@@ -46,9 +46,11 @@ class Phase:
         self.steps: list[Step] = []
 
     def copy(self) -> Phase:
-        other = self if self.complete else Phase(self.clock)
-        for name in self.__slots__ if other is not self else ():
-            setattr(other, name, copied(getattr(self, name)))
+        if self.complete:
+            return self
+        other = Phase(self.clock.copy())
+        other.by, other.landed = dict(self.by), self.landed
+        other.armed, other.loose, other.steps = list(self.armed), list(self.loose), list(self.steps)
         return other
 
     def known_to(self, clock: Clock) -> bool:

@@ -51,7 +51,7 @@ __all__ = ["Slots"]
 class Slots(Rules):
     """The accesses to all slots of a cluster, and the waits that end the asynchronous ones."""
 
-    kept = ("history", "bulk_waits", "mma_waits", "mma_issued", "idle_waits", "async_slots", "covering")
+    kept = ("bulk_waits", "mma_waits", "mma_issued", "idle_waits", "async_slots", "covering")
 
     def __init__(self, clocks: Clocks, log: FindingLog):
         super().__init__(clocks, log)
@@ -65,6 +65,11 @@ class Slots(Rules):
         self.async_slots: set[int] = set()  # of a CTA, that TMA or wgmma touch
         self.covering: dict[int, set[Part]] = {}  # place -> parts that copies have been started to, until they are all
         self.copied: dict[tuple[int, int], set[int]] = {}  # (mbarrier, phase) -> slots that cp.async has written then
+
+    def take(self, other: Rules) -> None:
+        super().take(other)
+        assert isinstance(other, Slots)
+        self.history = [{part: dict(known) for part, known in history.items()} for history in other.history]
 
     def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
         for slot, history in enumerate(self.history):
