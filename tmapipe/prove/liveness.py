@@ -43,8 +43,15 @@ def of_loop(node: Any) -> frozenset[Any]:
     return frozenset(found)
 
 
-def live(frames: list[tuple[Any, ...]]) -> set[Any]:
+def live(frames: list[tuple[Any, ...]], memo: dict[Any, Any] = {}) -> set[Any]:  # noqa: B006
     """The variables that a warp at these frames still reads. Each is given its value at one place of the program."""
+    key = tuple((f[0], id(f[1]), f[2] if f[0] == "block" else None) if len(f) > 1 else f for f in frames)
+    if key not in memo:
+        memo[key] = _live(frames), frames  # which keeps the nodes
+    return memo[key][0]
+
+
+def _live(frames: list[tuple[Any, ...]]) -> set[Any]:
     found: set[Any] = set()
     for frame, inner in zip(frames, (*frames[1:], ("",)), strict=False):
         kind = "head" if inner[0] == "iterated" else frame[0]  # what it carries is that of the next iteration already
