@@ -77,6 +77,8 @@ class _Everything:
                     self.nodes(node.body)
                     walker._next(node)
             walker.leave_loop(node)
+        elif kind is Call and node.method == "skip":
+            walker.env.update(zip(node.results, map(walker.number, node.args[:2]), strict=True))
         elif kind is Call:
             self._call(node)
             if "when" in node.named and not walker.queue:

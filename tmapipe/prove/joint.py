@@ -24,17 +24,18 @@ from tmapipe.machine.scheduler import Scheduler
 from tmapipe.prove.everything import everything, foreseen
 from tmapipe.prove.loops import Loops
 from tmapipe.prove.places import Places
-from tmapipe.prove.points import Impossible, Loop, Point, Stopped
+from tmapipe.prove.points import Again, Impossible, Loop, Point, Stopped
 from tmapipe.prove.shared import Shared, bounds
+from tmapipe.prove.skips import arrays_of, is_behind_skips
 from tmapipe.prove.solver import Solver
 from tmapipe.prove.spread import Spread
-from tmapipe.prove.symbols import Sym, negated, text
+from tmapipe.prove.symbols import Sym, negated, replaced, text
 from tmapipe.prove.walker import Open, Walker
 
 __all__ = ["Proof", "prove"]
 
 MOST_STATES = 400
-MOST_EVENTS = 32_000  # transitions of all runs together
+MOST_EVENTS = 64_000  # transitions of all runs together
 
 
 @attrs.frozen
@@ -52,14 +53,10 @@ class Proof:
     free: tuple[str, ...] = ()
 
 
-def prove(program: Any, mixed: bool = True) -> Proof:
-    """Whether every run of a traced program is safe: for every shape, every count, every cluster.
-
-    Args:
-        program: As `trace` gives it.
-        mixed: Whether each tile may take other decisions on what is the same in a whole run, which is more than can occur.
-    """
-    search = _Search(program, mixed)
+def prove(program: Any) -> Proof:
+    """Whether every run of a traced program, as `trace` gives it, is safe: for every shape, every count, every cluster."""
+    teams = any(role.teams > 1 for role in program.plan.roles)
+    search = _Search(program, not teams)
     try:
         search.run()
     except (Stopped, Open) as error:
@@ -82,10 +79,18 @@ class _Search:
         self.stages = stages_of(self.layout)
         self.spread = Spread(self.shared)
         self.shared.foresee = self.spread.foresee
+        self.arrays = {ring.name: arrays_of(program.plan, ring) for ring in program.plan.rings}
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
+        while True:
+            try:
+                return self._from_the_start()
+            except Again:
+                self.count, self.known = 0, {}
+
+    def _from_the_start(self) -> None:
         layout = self.layout
         start = Point([Walker(self.shared, agent) for agent in range(layout.agents)], frozenset(), (), None)
         positions = Positions(layout)
@@ -128,6 +133,9 @@ class _Search:
             return
         if not state.settled:
             raise Stopped("something is still in flight between two iterations")
+        for walker in now.walkers:
+            self._skip(walker, state.positions)
+        self._leave_out(now, state.positions)
         if not self._is_known(now, state):
             self.count += 1
             if self.count > MOST_STATES or self.log.order > MOST_EVENTS:
@@ -150,7 +158,9 @@ class _Search:
 
         def decide(condition: Sym) -> bool | None:
             if condition not in decided:
-                decided[condition] = self.solver.decided(condition, now.facts)
+                turns = now.turns()
+                facts = [replaced(each, turns) for each in now.facts]
+                decided[condition] = self.solver.decided(replaced(condition, turns), facts)
             return decided[condition]
 
         positions = state.positions
@@ -167,6 +177,7 @@ class _Search:
             def feed(walker: Walker, stops: list[Any] = stops) -> Any:
                 while True:
                     stop = walker.go_on(decide)
+                    self._skip(walker, positions)
                     if stop is not None:
                         stops[walker.agent] = stop
                         return
@@ -191,10 +202,16 @@ class _Search:
                 now.facts = now.facts | {open_ if taken else negated(open_)}
                 decided.clear()
                 continue
-            for loop in reversed(now.loops):
-                if all(stops[agent] == ("iterated",) for agent, *_ in loop.members):
-                    self.loops.next_turn(now, state, loop)
-                    return loop
+            over = next(
+                (l for l in reversed(now.loops) if all(stops[agent] == ("iterated",) for agent, *_ in l.members)), None
+            )
+            if over is not None:
+                self.loops.next_turn(now, state, over)
+                if len(now.options) != 1 or (now.options[0] == "on" and now.loops[-1].turn == over.turn):
+                    return over
+                self.loops.leave_boundary(now, now.options[0])
+                decided.clear()
+                continue
             heads = [
                 (w, stop[1])
                 for w, stop in zip(now.walkers, stops, strict=True)
@@ -219,6 +236,26 @@ class _Search:
             blocked = [w.agent for w, stop in zip(now.walkers, stops, strict=True) if stop is None]
             names = ", ".join(dict.fromkeys(self.layout.role(agent) for agent in blocked))
             raise Stopped(f"{names} cannot go on ({self._said(now)})")
+
+    def _skip(self, walker: Walker, positions: Positions) -> None:
+        """A warp has moved on in a ring without operations."""
+        for ring, slots in walker.skips:
+            for array in self.arrays[ring]:
+                where = walker.agent, array
+                positions.skipped[where] = positions.skipped.get(where, 0) + slots
+            positions._positions = None
+        walker.skips.clear()
+
+    def _leave_out(self, now: Point, positions: Positions) -> None:
+        """How far warps are that have come to their end does not matter: they count as being where the others are."""
+        live, at, skipped = self.future.live, positions.at, positions.skipped
+        done = {walker.agent for walker in now.walkers if not walker.frames and not walker.queue}
+        for key, first in zip(live.keys, live.first, strict=True) if done else ():
+            if key[0] in done:
+                other = live.keys[first]
+                there = at.get(other, 0) + skipped.get((other[0], other[2]), 0)
+                at[key] = there - skipped.get((key[0], key[2]), 0)
+                positions._positions = None
 
     # ---- what recurs ------------------------------------------------------------------------------------------------
 
@@ -259,6 +296,16 @@ class _Search:
         """A position in a ring, counted from where the warps are."""
         places, layout = self.places, self.layout
         cta = walker.rank
+        if is_behind_skips(value):
+            base, slots, stages, ring = value.args
+            where: list[Any] = [slots]
+            for array in self.arrays[ring]:
+                if array in layout.bar_base:
+                    there, flips = rename.bars[cta * layout.nbars + layout.bar_base[array] + base % stages]
+                    where.append((there, value.op == "parity after" and base // stages ^ flips))
+                else:
+                    where.append(rename.slots[cta * layout.nslots + _slot_base(layout, array) + base % stages])
+            return tuple(where)
         if not isinstance(value, int) or isinstance(value, bool):
             return value
         slot = places.partner.get(var)

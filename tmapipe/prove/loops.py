@@ -11,9 +11,10 @@ from tmapipe.check.recurrence import RunState
 from tmapipe.program.nodes import Call, For, While
 from tmapipe.prove.liveness import live
 from tmapipe.prove.places import Places
-from tmapipe.prove.points import Loop, Point, with_facts
+from tmapipe.prove.points import Again, Loop, Point, with_facts
 from tmapipe.prove.relevant import Relevant
 from tmapipe.prove.shared import Shared
+from tmapipe.prove.skips import is_behind_skips, restate
 from tmapipe.prove.solver import Solver
 from tmapipe.prove.symbols import (
     Sym,
@@ -43,11 +44,14 @@ class Loops:
 
     def __init__(self, shared: Shared, places: Places, solver: Solver, mixed: bool):
         self.shared, self.places, self.solver, self.mixed = shared, places, solver, mixed
+        slots = [ring.stages for ring in shared.program.plan.rings]
+        self.apart = 1 if mixed else max(slots, default=1)
         self.together = Together(shared, solver)
         self.relevant = Relevant(shared)
         self.sites: dict[Any, int] = {}
         self.free: set[str] = set()
         self._plain: dict[int, bool] = {}
+        self.no_formula: set[Any] = set()
 
     def take_one(self, now: Point, group: list[tuple[Walker, Any]], choose: Any) -> None:
         """One iteration of each of these loops by itself, if there is one left."""
@@ -81,13 +85,15 @@ class Loops:
                 raise Open("loops whose ends are not known to be one")
             members = [(walker.agent, node, 0, 0, 1) for walker, node in group]
         else:
-            counts = [self._left(walker, node) for walker, node in group]
+            turns = now.turns()
+            counts = [replaced(self._left(walker, node), turns) for walker, node in group]
             paces = self.together.paces(now, [node for _, node in group], counts)
             for (walker, node), left, pace in zip(group, counts, paces, strict=True):
                 members.append((walker.agent, node, walker.frames[-1][2], left, pace))
         site_key = tuple((agent, id(node), pace, base) for agent, node, base, _, pace in members), len(now.loops)
         site = self.sites.setdefault(site_key, len(self.sites))
-        loop = Loop(site, leaf("turn", f"turn {site}"), 0, tuple(members), now.facts, {})
+        apart = self.apart if now.loops and all(map(_of_launch, (left for *_, left, _ in members))) else 1
+        loop = Loop(site, leaf("turn", f"turn {site}"), 0, tuple(members), now.facts, {}, apart)
         now.loops = (*now.loops, loop)
         now.facts = now.facts | {is_0(loop.index)}
         for walker, node in group:
@@ -111,8 +117,9 @@ class Loops:
         if self.solver.possible((*self._on(loop), *now.facts)):
             found.append("on")
         seen: list[Any] = []
-        for i, (_, _, _, left, _) in enumerate(loop.members):
-            if any(each is left or each == left for each in seen if not isinstance(left, Sym) or each is left):
+        lefts = [left for *_, left, _ in loop.members]
+        for i, left in enumerate(lefts):
+            if left in lefts[:i] or any(self.together.equal(now, each, left) for each in seen):
                 continue
             seen.append(left)
             if self.solver.possible((*self._out(loop, i), *now.facts)):
@@ -122,20 +129,23 @@ class Loops:
     def _on(self, loop: Loop) -> list[Any]:
         """That each member has iterations left."""
         turn = add(loop.index, 1)
-        return [at_least_0(add(left, multiply(turn, pace), -1)) for _, _, _, left, pace in loop.members]
+        return [at_least_0(add(left, multiply(turn, pace), -1)) for left, pace in loop.counts()]
 
     def _out(self, loop: Loop, which: int) -> list[Any]:
         """That this member has too few left, after as many turns as there have been."""
         _, _, _, left, pace = loop.members[which]
         short = at_least_0(add(add(multiply(add(loop.index, 1), pace), left, -1), -1))
-        enough = [at_least_0(add(each, multiply(loop.index, p), -1)) for _, _, _, each, p in loop.members]
         if loop.turn == 0:
             return [short]  # a loop may have a count below 0
-        return [short, *enough]
+        return [short, *(at_least_0(add(each, multiply(loop.index, p), -1)) for each, p in loop.counts())]
 
     def leave_boundary(self, now: Point, option: Any) -> None:
         loop = now.loops[-1]
         if option == "on":
+            if loop.turn == 0:  # so 0 is what is taken
+                taken = self._taken(loop)
+                for walker in now.walkers:
+                    restate(walker, lambda slots, ring: add(slots, multiply(taken[ring], loop.index), -1))
             if self._is_plain(loop):
                 now.facts -= {is_0(loop.index), at_least_0(add(loop.index, -1))}
                 loop = loop._replace(turn=1)
@@ -159,28 +169,35 @@ class Loops:
         if type(loop.members[0][1]) is While:
             condition = truth(now.walkers[loop.members[0][0]].number(loop.members[0][1].condition))
             now.facts = with_facts(now.facts, [negated(condition)])
-            last: Any = leaf("turn", f"turns of {loop.site}")
+            last: Any = leaf("turn", f"turns of {loop.site}", *(each.index for each in now.loops))
             lasting: list[Any] = []
         else:
             _, _, _, left, pace = loop.members[option[1]]
             if loop.turn == 0:
                 last, lasting = 0, self._out(loop, option[1])
+            elif loop.turn < loop.apart:
+                last, lasting = loop.turn, self._out(loop, option[1])
             else:
                 last, lasting = divide(left, pace), self._out(loop, option[1])
         changes = {loop.index: last}
         facts = [replaced(each, changes) for each in (*now.facts, *lasting)]
         now.facts = with_facts(frozenset(), facts)
+        rests = [add(left, multiply(last, pace), -n) for left, pace in loop.counts() for n in (0, 1)]
+        members = {agent for agent, *_ in loop.members}
+        for walker in now.walkers:
+            restate(walker, lambda slots, _: self._known(now, replaced(slots, changes), rests))
+            if walker.agent in members or walker.behind:
+                walker.env = {var: replaced(value, changes) for var, value in walker.env.items()}
+        left_over: dict[Any, Any] = {}
         for agent, node, base, own, pace in loop.members:
             walker = now.walkers[agent]
             walker.frames.pop()
-            walker.env = {var: replaced(value, changes) for var, value in walker.env.items()}
             walker.reads = replaced(walker.reads, changes)
             rest = 0
             if type(node) is For:
-                rest = add(own, multiply(last, pace), -1)
-                none = loop.turn == 0 and not self.solver.possible((at_least_0(add(rest, -1)), *now.facts))
-                if none or (isinstance(rest, Sym) and self.together.equal(now, rest, 0)):
-                    rest = 0
+                if (own, pace) not in left_over:
+                    left_over[own, pace] = self._left_over(now, loop, add(own, multiply(last, pace), -1))
+                rest = left_over[own, pace]
             if isinstance(rest, Sym) or rest > 0:
                 walker.frames.append(("head", node, add(base, multiply(last, pace))))
             else:
@@ -188,7 +205,7 @@ class Loops:
 
     def _is_plain(self, loop: Loop) -> bool:
         """Whether the first iteration is as all others: no decision looks at its number, or at what follows it."""
-        return all(map(self._has_no_number, (node for _, node, *_ in loop.members)))
+        return loop.apart == 1 and all(map(self._has_no_number, (node for _, node, *_ in loop.members)))
 
     def _has_no_number(self, node: Any) -> bool:
         if id(node) not in self._plain:
@@ -197,26 +214,38 @@ class Loops:
             self._plain[id(node)] = not numbered and followed <= self.places.finite
         return self._plain[id(node)]
 
+    def _left_over(self, now: Point, loop: Loop, rest: Any) -> Any:
+        """So many iterations of a loop are left after those of others that went along with it."""
+        none = loop.turn == 0 and not self.solver.possible((at_least_0(add(rest, -1)), *now.facts))
+        return 0 if none or (isinstance(rest, Sym) and self.together.equal(now, rest, 0)) else rest
+
     def next_turn(self, now: Point, state: RunState, loop: Loop) -> None:
         """An iteration is over: everything is said from the next one."""
         back = {loop.index: add(loop.index, -1)}
         now.loops = now.loops[: now.loops.index(loop) + 1]
+        instance = tuple(each.index for each in now.loops)
+        widened: dict[Any, Any] = {}
+        known = len(self.no_formula)
         for agent, node, base, _, _ in loop.members:
             walker = now.walkers[agent]
             walker.frames.pop()
             walker.frames[-1] = ("head", node, base)
             for phi, *_ in self.shared.carried(node):
-                walker.env[phi] = self._carried(loop, agent, phi, walker.env.get(phi), back)
-            walker.reads = self._carried(loop, agent, "reads", walker.reads, back)
+                walker.env[phi] = self._carried(loop, agent, phi, walker.env.get(phi), instance, widened)
+            walker.reads = self._carried(loop, agent, "reads", walker.reads, instance, widened)
+        if len(self.no_formula) > known:
+            raise Again
+        for walker in now.walkers:
+            restate(walker, lambda slots, _: replaced(slots, back))
         facts = [replaced(each, back) for each in now.facts]
         outermost = now.loops[0] is loop
         if outermost:
             state.check.results.next_tile()
-        turn = 1  # the first iteration is told apart from all others
+        turn = min(loop.turn + 1, loop.apart)
         after = loop._replace(turn=turn, old={})
         now.loops = (*now.loops[:-1], after)
         kept = loop.before if outermost and self.mixed else None
-        index = at_least_0(add(loop.index, -1))
+        index = at_least_0(add(loop.index, -turn)) if turn == loop.apart else is_0(add(loop.index, -turn))
         given = frozenset(each for each in facts if isinstance(each, Sym)) | {index}
         now.facts = given
         options = self._options(now, after)
@@ -227,23 +256,49 @@ class Loops:
         now.facts = kept | {index}
         self._finish_boundary(now, after, options)
 
-    def _carried(self, loop: Loop, agent: int, phi: Any, value: Any, back: Any) -> Any:
-        """What a carried value is at the next iteration, as a formula of its number."""
+    def _taken(self, loop: Loop) -> dict[str, int]:
+        """By ring, how many slots its members take in one turn."""
+        found: dict[str, int] = {}
+        for _, node, _, _, pace in loop.members:
+            waits = self.together.waits(node)
+            for ring in self.shared.program.plan.rings:
+                slots = max(waits.get(barrier.name, 0) for barrier in ring.barriers)
+                found[ring.name] = max(found.get(ring.name, 0), slots * pace)
+        return found
+
+    def _known(self, now: Point, slots: Any, rests: list[Any]) -> Any:
+        """A number of skipped slots behind loops: a plain number, if it is one. rests: what may be 0, of their counts."""
+        plain = {0, *(each for each in (add(slots, rest, -1) for rest in rests) if not isinstance(each, Sym))}
+        return next((each for each in plain if self.together.equal(now, slots, each)), slots)
+
+    def _carried(self, loop: Loop, agent: int, phi: Any, value: Any, instance: Any, widened: dict[Any, Any]) -> Any:
+        """What a carried value is at the next iteration, as a formula of its number. instance: of this iteration; widened:
+        by formula, what is taken to be anything, so that what is equal in several warps stays so."""
         old = loop.old.get((agent, phi))
+        if is_behind_skips(value):
+            return value
         if value is None or (phi != "reads" and phi in self.places.finite and not isinstance(value, Sym)):
             return value
-        new = replaced(value, back)
+        new = replaced(value, {loop.index: add(loop.index, -1)})
         if isinstance(value, bool) or isinstance(old, bool) or (isinstance(value, Sym) and value.condition):
             pass
+        elif loop.turn == 0 and (agent, phi, loop.site) in self.no_formula:
+            return self._any(loop, agent, phi, new, instance, widened)
         elif loop.turn == 0 and old is not None and loop.index not in leaves(old):
             step = add(value, old, -1)
             if loop.index not in leaves(step) and not (not isinstance(step, Sym) and step == 0):
                 return add(old, multiply(step, loop.index))
         if loop.turn > 0 and not (new is old or (not isinstance(new, Sym) and new == old)):
-            name = getattr(phi, "name", phi)
-            self.free.add(f"{name} in {self.shared.layout.role(agent)}")
-            return leaf("free", f"{name} in {self.shared.layout.agent_name(agent)}", loop.site)
+            self.no_formula.add((agent, phi, loop.site))
+            return self._any(loop, agent, phi, new, instance, widened)
         return new
+
+    def _any(self, loop: Loop, agent: int, phi: Any, new: Any, instance: Any, widened: dict[Any, Any]) -> Any:
+        """Any number, the same one for all that have this formula now."""
+        name = getattr(phi, "name", phi)
+        self.free.add(f"{name} in {self.shared.layout.role(agent)}")
+        free = leaf("free", f"{name} in {self.shared.layout.agent_name(agent)}", loop.site, *instance)
+        return widened.setdefault(new, free)
 
     def _finish_boundary(self, now: Point, loop: Loop, options: Any = None) -> None:
         """Leaves out what no longer matters."""
@@ -264,3 +319,8 @@ def _reads_words(node: Any) -> bool:
     if type(node) is Call:
         return bool(node.method == "read_words")
     return any(map(_reads_words, (*getattr(node, "body", ()), *getattr(node, "then", ()), *getattr(node, "other", ()))))
+
+
+def _of_launch(count: Any) -> bool:
+    """Whether a count of iterations is the same in a whole run."""
+    return all(each.args[0] in ("extent", "of the launch") for each in leaves(count))

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 from tmapipe.prove.symbols import Sym
 from tmapipe.prove.walker import Walker
 
-__all__ = ["Impossible", "Loop", "Point", "Stopped", "with_facts"]
+__all__ = ["Again", "Impossible", "Loop", "Point", "Stopped", "with_facts"]
 
 
 class Loop(NamedTuple):
     """An open loop that warps go through together.
 
-    site: which; index: the symbol of its iteration; turn: which iteration comes next, or the last number that is told apart;
-    members: (warp, node, first index, iterations left at entry, pace); before: facts at its entry; old: what its members had
-    carried at the beginning of the iteration.
+    site: which; index: the symbol of its iteration; turn: which iteration comes next, at most `apart`: earlier ones are told
+    apart from all others; members: (warp, node, first index, iterations left at entry, pace); before: facts at its entry; old:
+    what its members had carried at the beginning of the iteration.
     """
 
     site: int
@@ -25,6 +25,11 @@ class Loop(NamedTuple):
     members: tuple[tuple[int, Any, Any, Any, int], ...]
     before: frozenset[Sym]
     old: dict[Any, Any]
+    apart: int = 1
+
+    def counts(self) -> dict[tuple[Any, int], None]:
+        """The different (iterations left at entry, pace) of its members."""
+        return dict.fromkeys((left, pace) for *_, left, pace in self.members)
 
 
 class Point:
@@ -36,9 +41,17 @@ class Point:
         self.walkers, self.facts, self.loops, self.options = walkers, facts, loops, options
         self.key: Any = None  # of the boundary, where states are compared
 
+    def turns(self) -> dict[Any, Any]:
+        """The numbers of iterations, of loops that are in one that is told apart."""
+        return {loop.index: loop.turn for loop in self.loops if loop.turn < loop.apart}
+
 
 class Stopped(Exception):
     """Something goes wrong, or cannot be taken by itself."""
+
+
+class Again(Exception):
+    """A number is no formula of the iteration, which is known from now on: the search begins again."""
 
 
 class Impossible(Exception):

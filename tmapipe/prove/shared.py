@@ -127,7 +127,9 @@ class Shared:
     def entry(self, table: str, i: Any, walker: Walker, node: Any) -> Any:
         """An entry of a table. One that the kernel stores to may be another one at each look."""
         if table in self.stored:
-            return leaf("answer", f"an entry of {table} in {self.layout.agent_name(walker.agent)}", id(node))
+            return leaf(
+                "answer", f"an entry of {table} in {self.layout.agent_name(walker.agent)}", *walker.instance(node)
+            )
         return leaf("entry", table, i)
 
 

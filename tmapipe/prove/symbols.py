@@ -7,11 +7,12 @@ factors, so a condition and its opposite are found from each other.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["FALSE", "Sym", "arithmetic", "leaf", "leaves", "negated", "replaced", "text"]
+__all__ = ["FALSE", "Sym", "after", "arithmetic", "leaf", "leaves", "negated", "replaced", "skipped", "text"]
 
 FALSE = False
 LARGE = 80  # parts of a quotient or choice, beyond which it is a number of its own
@@ -293,6 +294,48 @@ def _compare(test: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lambda a, b: test(_number(a), _number(b))
 
 
+# ---- positions behind slots that are skipped ------------------------------------------------------------------------------
+
+
+def skipped(slot: Any, parity: Any, slots: Any, stages: int, ring: str) -> tuple[Any, Any]:
+    """(slot, parity) so many slots later in a ring. None if where it starts is no position in this ring."""
+    if isinstance(parity, Sym) and parity.op == "parity after" and parity.args[2:] == (stages, ring):
+        base, before = parity.args[:2]
+        if slot is not after("slot after", base, before, stages, ring):
+            return None, None
+        slots = add(slots, before)
+    elif isinstance(slot, Sym) or isinstance(parity, Sym):
+        return None, None
+    else:
+        base = slot + stages * parity
+    return tuple(after(kind, base, slots, stages, ring) for kind in ("slot after", "parity after"))
+
+
+def after(kind: str, base: int, slots: Any, stages: int, ring: str) -> Any:
+    """The slot, or parity, of the position that comes *slots* slots after position *base* of a ring. Positions are counted
+    through two laps. The known part of *slots* goes into the base, so each position has one form."""
+    known, terms = parts(slots)
+    around = stages if kind == "slot after" else 2 * stages
+    base = (base + known) % around
+    if not terms:
+        return base if kind == "slot after" else base // stages
+    return _intern(kind, base, total(0, terms), stages, ring)
+
+
+def _next(slot: Any, stages: int) -> Any:
+    if isinstance(slot, Sym) and slot.op == "slot after" and slot.args[2] == stages:
+        return after(slot.op, slot.args[0] + 1, *slot.args[1:])
+    return _select(is_0(add(add(slot, 1), stages, -1)), 0, add(slot, 1))
+
+
+def _flipped(parity: Any, slot: Any, stages: int) -> Any:
+    if isinstance(parity, Sym) or isinstance(slot, Sym):
+        if isinstance(parity, Sym) and parity.op == "parity after" and slot is after("slot after", *parity.args):
+            return after(parity.op, parity.args[0] + 1, *parity.args[1:])
+        return _intern("flipped", parity, slot, stages)
+    return parity ^ int(slot + 1 == stages)
+
+
 #: operation of a program's expressions -> what it gives
 _OF: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: add(_number(a), _number(b)),
@@ -318,8 +361,10 @@ _OF: dict[str, Callable[..., Any]] = {
     "max": _extreme("max", False),
     "abs": lambda a: abs(a) if not isinstance(a, Sym) else _intern("abs", a),
     "select": _select,
-    "next": lambda slot, stages: _select(is_0(add(add(slot, 1), stages, -1)), 0, add(slot, 1)),
-    "flipped": lambda parity, slot, stages: parity ^ int(slot + 1 == stages),
+    "next": _next,
+    "flipped": _flipped,
+    "slot after": functools.partial(after, "slot after"),
+    "parity after": functools.partial(after, "parity after"),
 }
 
 
@@ -345,6 +390,8 @@ def _replaced(value: Sym, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> A
     if value.op == "leaf":
         if value in changes:
             return changes[value]
+        if value.args[0] == "large":
+            return replaced(value.args[1], changes, memo)
         return leaf(*(_inside(each, changes, memo) for each in value.args))
     if value.op == "sum":
         constant, found = value.args[0], 0

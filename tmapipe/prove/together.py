@@ -12,7 +12,7 @@ from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.prove.points import Point
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.solver import Solver
-from tmapipe.prove.symbols import Sym, add, at_least_0
+from tmapipe.prove.symbols import Sym, add, at_least_0, parts
 from tmapipe.prove.walker import Walker
 
 __all__ = ["Together"]
@@ -84,17 +84,21 @@ class Together:
         """How many iterations of each loop go with those of the others."""
         if all(self.equal(now, counts[0], each) for each in counts[1:]):
             return [1] * len(nodes)
-        slots = [self._waits(node) for node in nodes]
+        slots = [max(self.waits(node).values(), default=0) for node in nodes]
         common = math.lcm(*(n for n in slots if n)) if any(slots) else 1
-        return [common // n if n else 1 for n in slots]
+        found = [common // n if n else 1 for n in slots]
+        if set(found) == {1}:  # a role of some teams, each of which takes its share of the iterations
+            shares = [_share(count) for count in counts]
+            return [math.lcm(*shares) // n for n in shares]
+        return found
 
-    def _waits(self, node: Any) -> int:
-        """How many slots an iteration takes; 0 if that is not a number."""
+    def waits(self, node: Any) -> dict[str, int]:
+        """By array of barriers, how many waits of it an iteration has outside of its own loops and branches."""
         found: dict[str, int] = {}
         for each in node.body:
             if type(each) is Call and each.method == "mbarrier_wait":
                 found[each.args[0].name] = found.get(each.args[0].name, 0) + 1
-        return max(found.values(), default=0)
+        return found
 
     def equal(self, now: Point, a: Any, b: Any) -> bool:
         if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
@@ -104,3 +108,10 @@ class Together:
             return apart == 0
         more, less = at_least_0(add(apart, -1)), at_least_0(add(-1, apart, -1))
         return not (self.solver.possible((more, *now.facts)) or self.solver.possible((less, *now.facts)))
+
+
+def _share(count: Any) -> int:
+    """By how much a count of iterations is divided."""
+    if isinstance(count, Sym) and count.op == "sum":
+        return math.lcm(*map(_share, parts(count)[1]))
+    return count.args[1] if isinstance(count, Sym) and count.op == "div" and type(count.args[1]) is int else 1

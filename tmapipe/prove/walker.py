@@ -20,7 +20,7 @@ from tmapipe.machine.warp import MachineIsa
 from tmapipe.program.expressions import Expr, Var, resolve
 from tmapipe.program.nodes import Call, For, If, Let, While
 from tmapipe.prove.slicing import WITHOUT_OPERATIONS
-from tmapipe.prove.symbols import Sym, arithmetic, leaf, truth
+from tmapipe.prove.symbols import Sym, arithmetic, leaf, parts, skipped, truth
 
 __all__ = ["Open", "ProofIsa", "Walker"]
 
@@ -71,7 +71,20 @@ class Walker:
     not executed; facts: asked for what is decided.
     """
 
-    __slots__ = ("agent", "env", "frames", "isa", "program", "queue", "rank", "reads", "shared", "warp")
+    __slots__ = (
+        "agent",
+        "behind",
+        "env",
+        "frames",
+        "isa",
+        "program",
+        "queue",
+        "rank",
+        "reads",
+        "shared",
+        "skips",
+        "warp",
+    )
 
     def __init__(self, shared: Any, agent: int):
         self.shared, self.agent = shared, agent
@@ -82,12 +95,15 @@ class Walker:
         self.env: dict[Any, Any] = {}
         self.reads: Any = 0  # of the queue of a scheduler warp, so far
         self.frames: list[tuple[Any, ...]] = [("block", self.program.nodes, 0)]
+        self.skips: list[tuple[str, int]] = []  # (ring, slots) by which its position has moved on without operations
+        self.behind = False  # whether it keeps positions behind slots whose number is open
 
     def copy(self) -> Walker:
         other = object.__new__(Walker)
         for name in ("shared", "agent", "program", "rank", "warp", "isa", "reads"):
             setattr(other, name, getattr(self, name))
         other.queue, other.env, other.frames = deque(self.queue), dict(self.env), list(self.frames)
+        other.skips, other.behind = list(self.skips), self.behind
         return other
 
     # ---- values -----------------------------------------------------------------------------------------------------
@@ -311,22 +327,35 @@ class Walker:
                 named[place] = value
         return given, named
 
+    def instance(self, node: Call) -> tuple[Any, ...]:
+        """Which execution of a node this is: the iterations of all loops around it."""
+        found: list[Any] = [id(node)]
+        for frame in self.frames:
+            if frame[0] == "joint":
+                found.append(arithmetic("add", frame[2], frame[4]))
+            elif frame[0] in ("for", "one"):
+                found.append(frame[2])
+        return tuple(found)
+
     def _answer(self, node: Call, *name: Any) -> None:
         (result,) = node.results
-        self.env[result] = leaf("answer", f"{name[0]} of {self.shared.layout.agent_name(self.agent)}", id(node))
+        self.env[result] = leaf(
+            "answer", f"{name[0]} of {self.shared.layout.agent_name(self.agent)}", *self.instance(node)
+        )
 
     def _here(self, node: Call) -> None:
         if node.results[0] in self.shared.decides:
             self.env[node.results[0]] = self.number(node.args[0])
 
     def _skip(self, node: Call) -> None:
-        slot, parity, slots, ring = node.args
-        slots = self.number(slots)
-        if isinstance(slots, Sym):
+        *state, ring = node.args
+        slot, parity, slots = map(self.number, state)
+        found = skipped(slot, parity, slots, ring.stages, ring.name)
+        if found[0] is None:
             raise Open("slots of tiles that other teams take")
-        laps, index = divmod(self.number(slot) + slots, ring.stages)
-        parity = self.number(parity) ^ (laps & 1)
-        self.env.update(zip(node.results, (index, parity), strict=True))
+        self.env.update(zip(node.results, found, strict=True))
+        self.skips.append((ring.name, parts(slots)[0]))
+        self.behind |= isinstance(found[1], Sym)
 
     def _read_words(self, node: Call) -> None:
         slot, count, _ = node.args
