@@ -115,13 +115,12 @@ class RunState:
     @cached_property
     def knows(self) -> Any:
         """By fact, who knows it."""
-        known = list(self.facts.values())
         clocks = np.stack(list(self.knowers.values()), axis=1)
-        found = np.zeros((len(known), clocks.shape[1]), bool)
-        for way in range(max(map(len, known))):
-            some = [i for i, ways in enumerate(known) if len(ways) > way]
-            entries, least = np.array([known[i][way] for i in some], np.int64).T
-            found[some] |= clocks[entries] >= least[:, None]
+        ways = [(i, *way) for i, known in enumerate(self.facts.values()) for way in known]
+        facts, entries, least = np.array(ways, np.int64).reshape(-1, 3).T
+        first = np.flatnonzero(np.diff(facts, prepend=-1))
+        found = np.zeros((len(self.facts), clocks.shape[1]), bool)
+        found[facts[first]] = np.logical_or.reduceat(clocks[entries] >= least[:, None], first)
         return found
 
     @cached_property

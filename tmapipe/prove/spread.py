@@ -143,12 +143,12 @@ class Spread:
 
 
 class Telling:
-    """Who can still tell whom. tells: by a warp that hears and a warp that tells it."""
+    """Who can still tell whom. tells: by a warp, to which others it can tell something."""
 
     def __init__(self, spread: Spread, uses: tuple[Uses, ...]):
         self.spread, self.layout, self.uses = spread, spread.layout, uses
         agents = range(self.layout.agents)
-        self.tells = np.array([[self._tells(b, a) for b in agents] for a in agents], np.float32)
+        self.tells = np.array([[self._tells(b, a) for a in agents] for b in agents])
         self._hearers: dict[Any, Any] = {}
 
     def _tells(self, b: int, a: int) -> bool:
@@ -173,20 +173,20 @@ class Telling:
         apart = np.unpackbits(cases, axis=1, count=2 * agents).astype(bool)
         reach, knowing = apart[:, :agents], apart[:, agents:]
         while True:
-            more = reach | ((reach.astype(np.float32) @ self.tells > 0) & ~knowing)
+            more = reach | (_meet(reach, self.tells) & ~knowing)
             if (more == reach).all():
                 break
             reach = more
-        heard = np.stack([self._heard(key) for key in knowers], axis=1)
+        heard = np.stack([self._heard(key) for key in knowers])
         own = np.array([key[1] if key[0] in ("present", "complete") else -2 for key in knowers])
-        return (reach.astype(np.float32) @ heard > 0)[of.ravel()] | (np.array(bars)[:, None] == own[None, :])
+        return _meet(reach, heard)[of.ravel()] | (np.array(bars)[:, None] == own[None, :])
 
     def _heard(self, key: Any) -> Any:
         """Who can learn directly what a warp or barrier knows, itself included."""
         found = self._hearers.get(key)
         if found is None:
-            found = self._hearers[key] = np.zeros(self.layout.agents, np.float32)
-            found[self._who_hears(key)] = 1
+            found = self._hearers[key] = np.zeros(self.layout.agents, bool)
+            found[self._who_hears(key)] = True
         return found
 
     def _who_hears(self, key: Any) -> list[int]:
@@ -204,3 +204,12 @@ class Telling:
             bit = spread.arrays[layout.bar_places[bar][0]]
         agents = range(layout.agents) if cta is None else layout.cta_warps(cta)
         return [agent for agent in agents if self.uses[agent].hears & bit]
+
+
+def _meet(some: Any, others: Any) -> Any:
+    """By set of one list and of another one: whether they have a member in common."""
+    some, others = np.packbits(some, axis=1), np.packbits(others, axis=1)
+    found = np.zeros((len(some), len(others)), bool)
+    for i in range(some.shape[1]):
+        found |= (some[:, i, None] & others[None, :, i]) != 0
+    return found
