@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from tmapipe.check.written import as_json, as_sarif
 from tmapipe.machine.rules import Kind
 from tmapipe.machine.timeline import Drawn, Event, Timeline
 
@@ -105,6 +106,14 @@ class Report(Drawn):
         for number, finding in enumerate(self.findings, 1):
             process += finding._draw(made, process, f"{number}. {finding.kind.name}: ")
         return made.document()
+
+    def to_json(self) -> dict[str, Any]:
+        """The report in values that `json` writes; docs/command.md has the form."""
+        return as_json(self)
+
+    def to_sarif(self) -> dict[str, Any]:
+        """The report as a SARIF 2.1.0 log, in values that `json` writes. Lines are relative to the working directory."""
+        return as_sarif(self)
 
     def __str__(self) -> str:
         return _text(self)

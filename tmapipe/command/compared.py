@@ -1,0 +1,194 @@
+"""Runs on the CPU model, of several interleavings, whose results are compared with each other and with a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tmapipe.command.answer import WRONG, Answer
+from tmapipe.command.named import named, users_code
+from tmapipe.dtypes import DType
+from tmapipe.errors import InputError
+from tmapipe.schedule import Schedule
+from tmapipe.schedules.copy import Copy
+from tmapipe.schedules.gemm import Gemm
+from tmapipe.schedules.pingpong import PingPong
+from tmapipe.schedules.softmax import Softmax
+from tmapipe.tuning.tuner import WITHIN, WITHIN_8_BITS
+
+__all__ = ["off", "product", "references", "simulate_seeds", "within"]
+
+Reference = Callable[..., Any]
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a b^T, of float64."""
+    return a @ b.swapaxes(-1, -2)
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+#: What shipped schedules compute, of inputs in float64.
+_KNOWN: dict[type, Reference] = {Copy: lambda x: x, Gemm: product, PingPong: product, Softmax: _softmax}
+
+
+def references(schedule: Any, text: str | None) -> Reference | None:
+    """The function that *text* names, or what a shipped schedule is known to compute; None if that is not known."""
+    if text is None:
+        plain = not isinstance(schedule, Gemm) or schedule.applied.plain
+        return _KNOWN.get(type(schedule)) if plain else None
+    found = named("--reference", text)
+    if not callable(found):
+        rule = f"is a {type(found).__name__}, and no function of the inputs"
+        raise InputError("--reference", text, rule, "name a function")
+    return found
+
+
+def simulate_seeds(
+    schedule: Any,
+    inputs: dict[str, np.ndarray],
+    seeds: range,
+    clusters: int | None,
+    dtypes: Mapping[str, DType],
+    reference: Reference | None,
+    timeline: Path | None,
+    step: Callable[[], object],
+) -> Answer:
+    """What the runs say: `Answer.code` is `WRONG` if results differ. *step* is called after each run."""
+    whole = isinstance(schedule, Schedule)
+    if not whole and (len(seeds) > 1 or clusters is not None or timeline is not None):
+        rule = f"are for schedules; {type(schedule).__name__} makes one for each length of rows"
+        raise InputError("--seeds, --clusters, --timeline", None, rule, "leave them out")
+    runs: list[dict[str, Any]] = []
+    first: dict[str, np.ndarray] = {}
+    apart: dict[str, float] = {}
+    for seed in seeds:
+        if whole:
+            outputs, run = _run(schedule, inputs, clusters, seed, dtypes, timeline if not runs else None)
+            runs.append(
+                {
+                    "seed": seed,
+                    "steps": run.steps,
+                    "loaded_bytes": run.loaded_bytes,
+                    "stored_tiles": run.stored_tiles,
+                }
+            )
+        else:
+            outputs = _named_outputs(schedule(**inputs))
+            runs.append({"seed": seed})
+        first = first or outputs
+        for name, output in outputs.items():
+            apart[name] = max(apart.get(name, 0.0), off(output, first[name]))
+        step()
+    return _answer(schedule, runs, first, apart, _errors(first, inputs, reference))
+
+
+def _run(
+    schedule: Schedule,
+    inputs: dict[str, np.ndarray],
+    clusters: int | None,
+    seed: int,
+    dtypes: Mapping[str, DType],
+    timeline: Path | None,
+) -> tuple[dict[str, np.ndarray], Any]:
+    bound = schedule.bind(**inputs)
+    others = {
+        name: np.zeros(bound.tensors[name].shape, dtypes[name].numpy)
+        for name in bound.stores
+        if name in dtypes and dtypes[name] != bound.dtypes[name]
+    }
+    bound = schedule.bind(**inputs, **others) if others else bound
+    run = schedule._simulate(bound, clusters, seed, timeline is not None)
+    if timeline is not None:
+        try:
+            run.write_timeline(timeline)
+        except OSError as error:
+            raise InputError(
+                "--timeline", str(timeline), f"cannot be written: {error.strerror}", "name another"
+            ) from None
+    return {name: bound.tensors[name] for name in bound.stores}, run
+
+
+def _named_outputs(results: Any) -> dict[str, np.ndarray]:
+    many = results if isinstance(results, tuple) else (results,)
+    return {f"output {i}": each for i, each in enumerate(many)}
+
+
+def _errors(
+    outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray], reference: Reference | None
+) -> dict[str, float]:
+    """How far each output is from the reference."""
+    if reference is None:
+        return {}
+    given = {n: x if np.issubdtype(x.dtype, np.integer) else x.astype(np.float64) for n, x in inputs.items()}
+    with users_code("--reference"):
+        right = reference(**given)
+    rights = right if isinstance(right, tuple) else (right,)
+    if len(rights) != len(outputs):
+        rule = f"returns {len(rights)} arrays, and there are {len(outputs)} outputs: {', '.join(outputs)}"
+        raise InputError("--reference", reference.__name__, rule, "return a tuple of them")
+    found = {}
+    for (name, output), expected in zip(outputs.items(), rights, strict=True):
+        if np.shape(expected) != output.shape:
+            rule = f"returns the shape {np.shape(expected)} for {name}, which has {output.shape}"
+            raise InputError("--reference", reference.__name__, rule, "return that shape")
+        found[name] = off(output, np.asarray(expected))
+    return found
+
+
+def off(found: np.ndarray, right: np.ndarray) -> float:
+    """The largest difference, relative to the largest number of *right*."""
+    one, other = found.astype(np.float64), np.asarray(right).astype(np.float64)
+    if not one.size or np.array_equal(one, other):
+        return 0.0
+    largest = float(np.abs(one - other).max() / (np.abs(other).max() or 1.0))
+    return largest if np.isfinite(largest) else float("inf")
+
+
+def within(found: np.ndarray) -> float:
+    """What `off` may be, by rounding."""
+    return WITHIN_8_BITS if found.dtype.itemsize == 1 else WITHIN
+
+
+def _answer(
+    schedule: Any,
+    runs: list[dict[str, Any]],
+    outputs: dict[str, np.ndarray],
+    apart: dict[str, float],
+    errors: dict[str, float],
+) -> Answer:
+    rows, text, many = [], [], len(runs) > 1
+    for name, output in outputs.items():
+        error = errors.get(name)
+        said = [f"{len(runs)} interleavings differ by {apart[name]:.1e}"] if many else []
+        said += [] if error is None else [f"the reference differs by {error:.1e}"]
+        ok = max(apart[name], error or 0.0) <= within(output)
+        shape = "x".join(map(str, output.shape))
+        text.append(f"{name} {shape} {output.dtype}: {'; '.join(said) or 'computed'}{'' if ok else ' (WRONG)'}")
+        rows.append(
+            {
+                "name": name,
+                "shape": list(output.shape),
+                "dtype": str(output.dtype),
+                "between_interleavings": _finite(apart[name]),
+                "from_reference": None if error is None else _finite(error),
+                "ok": ok,
+            }
+        )
+    wrong = not all(row["ok"] for row in rows)
+    name, counts = type(schedule).__name__, ""
+    if "steps" in runs[0]:
+        counts = " ({steps} steps, {loaded_bytes} bytes loaded, {stored_tiles} tiles stored)".format(**runs[0])
+    head = f"{name}: {'wrong numbers' if wrong else 'ran'}{counts}"
+    return Answer({"schedule": name, "outputs": rows, "runs": runs}, [head, *text], WRONG if wrong else 0)
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no infinity: None stands for it."""
+    return number if np.isfinite(number) else None
