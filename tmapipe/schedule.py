@@ -7,7 +7,6 @@ model. Subclass it to replace a body or a part.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.bind import tensors as tensors_
 from tmapipe.bind.bound import Bound
-from tmapipe.bind.memory import check_held, check_kind, note_written
+from tmapipe.bind.memory import note_written
+from tmapipe.calling import as_declared, check_one_kernel, first_call, prepared
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, needed
@@ -36,7 +36,6 @@ from tmapipe.tiles.persistent import PersistentTiles
 if TYPE_CHECKING:
     from tmapipe.check import Report
     from tmapipe.gpu.build import Compiled
-    from tmapipe.gpu.launch import Launcher
     from tmapipe.kernel import KernelContext
     from tmapipe.machine import Run
 
@@ -74,6 +73,7 @@ class Schedule:
     relations: tuple[Dim, ...] = ()
     transposed: tuple[str, ...] = ()
     optional_roles: Mapping[str, Role] = MappingProxyType({})
+    one_kernel = True  # whether a call is one kernel with the call's tensors
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -265,23 +265,11 @@ class Schedule:
             elif set(named) == set(following):
                 tensors, named = (*tensors, *(named[name] for name in following)), {}
         signature = None if named else tensors_.signature(tensors, out)
-        if signature is not None:
-            launcher = self.__dict__.get("_launchers", {}).get(signature)
-            if launcher is not None:
-                return launcher(tensors, out)
-        bound = self._bound(*self._as_declared(tensors, named), out)
-        self.plan(bound.dtypes)
-        if bound.on_gpu and not bound.empty:
-            launcher = self._launcher(bound)
-            launcher.launch(list(bound.tensors.values()))
-            given = self.declared.arguments[: len(tensors)]
-            if signature and all(x.ndim == bound.tensors[name].ndim for x, name in zip(tensors, given, strict=True)):
-                launcher.views = [i for i, name in enumerate(given) if name in self.transposed and tensors[i].ndim > 1]
-                self.__dict__.setdefault("_launchers", {})[signature] = launcher
-        else:
-            self._simulate(bound)
-        note_written(bound.outputs)
-        return bound.result()
+        launchers = self.__dict__.setdefault("_launchers", {})
+        launcher = launchers.get(signature)
+        if launcher is not None:
+            return launcher(tensors, out)
+        return first_call(self, tensors, named, out, signature, launchers)
 
     def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
         """A call with these tensors, to be made many times: everything is looked at here, once.
@@ -298,27 +286,8 @@ class Schedule:
         Returns:
             A function that runs the schedule, on CUDA tensors on the current stream, and returns what a call does.
         """
-        bound = self.bind(*tensors, out=out, **named)
-        self.plan(bound.dtypes)
-        if not bound.on_gpu or bound.empty:
-            return functools.partial(self._run_again, bound)
-        from tmapipe.gpu.launch import Prepared
-
-        return Prepared(self._launcher(bound), bound)
-
-    def _run_again(self, bound: Bound) -> Any:
-        bound.begin_sums()
-        self._simulate(bound)
-        note_written(bound.outputs)
-        return bound.result()
-
-    def _launcher(self, bound: Bound) -> Launcher:
-        with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
-            from tmapipe.gpu.launch import Launcher
-
-        launcher = Launcher(self, bound, gate=lambda identity: self._gate(bound.dtypes, identity))
-        bound.check_whole(self.__dict__.get("_partly", ()))
-        return launcher
+        check_one_kernel(self, "prepare")
+        return prepared(self, self.bind(*tensors, out=out, **named))
 
     def simulate(
         self,
@@ -357,28 +326,10 @@ class Schedule:
     def bind(self, *tensors: Any, out: Any = None, **named: Any) -> Bound:
         """The tensors of a call by stage, with arguments as of `__call__`. Nothing runs; raises `InputError` for what a call
         would refuse."""
-        return self._bound(*self._as_declared(tensors, named), out)
-
-    def _bound(self, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
+        tensors, named = as_declared(self, tensors, named)
         bound = tensors_.bind(self, tensors, named, out)
         check_rows(self.declared, self.axes, bound.shapes)
         return bound
-
-    def _as_declared(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The tensors with their dimensions as the stages declare them: views of those that are `transposed`."""
-
-        def view(name: str, tensor: Any) -> Any:
-            if name not in self.transposed or getattr(tensor, "ndim", 0) < 2:
-                return tensor
-            check_kind(name, tensor)
-            check_held(name, tensor)
-            return tensor.swapaxes(-1, -2)
-
-        if isinstance(self.transposed, tuple) and not self.transposed:
-            return tensors, named
-        names = self.declared.arguments
-        given = [view(name, tensor) for name, tensor in zip(names, tensors, strict=False)]
-        return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
         from tmapipe.machine import Layout, Machine, Run, steps_for
@@ -398,12 +349,6 @@ class Schedule:
         machine = Machine(plan, seed=seed, trace=trace, max_steps=steps, whole=whole)
         program = traced(self, plan)
         return machine.run(lambda isa: replay(program, isa), bound.arrays(), clusters)
-
-    def _gate(self, dtypes: Mapping[str, DType], identity: str | None) -> None:
-        """Before the first launch: raises `UnsafeError` for what is not safe, and keeps which outputs are stored in part."""
-        from tmapipe.prove.verdicts import require_safe_once
-
-        object.__setattr__(self, "_partly", require_safe_once(self, dtypes, identity))
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""

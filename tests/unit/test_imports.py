@@ -17,10 +17,10 @@ HEAVY = ("cutlass", "torch", "cuda", "tvm_ffi", "triton")
 
 
 def modules():
-    """Every module of the package outside those that are for the GPU."""
+    """Every module of the package outside those that are for the GPU, or operators of torch."""
     found = ["tmapipe"]
     for module in pkgutil.walk_packages([str(ROOT)], "tmapipe."):
-        if not module.name.startswith("tmapipe.gpu"):
+        if not module.name.startswith(("tmapipe.gpu", "tmapipe.torch")):
             found.append(module.name)
     return found
 
@@ -107,9 +107,11 @@ LAYERS = (
     ("check", "gpu"),
     ("prove",),
     ("math",),
+    ("calling",),
     ("schedule",),
     ("schedules",),
     ("tuning", "testing"),
+    ("torch",),
     ("",),  # tmapipe/__init__.py
     ("command",),
 )

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tmapipe.bind.bound import Bound
+from tmapipe.bind.made import made_as, of_sums
 from tmapipe.bind.memory import check_apart, check_kind, check_memory, is_torch
 from tmapipe.dim import Dim
-from tmapipe.dtypes import DType, bf16, dtype_of, fp32, int32
+from tmapipe.dtypes import DType, dtype_of, fp32
 from tmapipe.errors import InputError
-from tmapipe.matmul import Wgmma
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import FROM_ZERO, TmaStoreStage
 from tmapipe.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
@@ -26,7 +26,7 @@ from tmapipe.tma_rules import ALIGNMENT, check_address, check_contiguous, check_
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["bind", "match"]
+__all__ = ["bind", "match", "of_sums"]
 
 
 def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
@@ -183,13 +183,6 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
     return value.reshape(1)
 
 
-def of_sums(dtype: DType) -> DType:
-    """The default type of sums of products of *dtype*: the same; for 8 bits bf16, or int32 for integers."""
-    if dtype.bytes > 1:
-        return dtype
-    return int32 if dtype.integer else bf16
-
-
 def last_but_one(tensor: Any) -> bool:
     """Whether the last but one dimension is contiguous, and the last is not."""
     *_, rows, columns = _strides(tensor)
@@ -302,20 +295,11 @@ def _make_output(
     like_dims: tuple[str, ...],
     first_load: str,
 ) -> Any:
-    """A new output, on the device of *like*, by default of the type of the slots that it is stored from, or of *like* (if that
-    has 8 bits and a matmul makes the output, bf16 or, of integers, int32), without the batch dimensions that *like* lacks. It
-    is zero if results are added to it."""
-    dims = store.dims[len(store.folded) :]
-    unknown = [dim for dim in dims if dim not in extents]
-    if unknown:
-        raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
-    lacking = like_dims[: len(like_dims) - like.ndim]
-    dtype = store.dtype
-    if dtype is None and isinstance(store.source, Wgmma):
-        dtype = of_sums(dtype_of(like, first_load))
-    if dtype is None and store.slot is not None:
-        dtype = store.slot.dtype and store.slot.dtype.in_memory
-    made = new_like(like, tuple(extents[dim][1] for dim in dims if dim not in lacking), dtype)
+    """A new output on the device of *like*, as `made_as` says. It is zero if results are added to it."""
+    shape, dtype = made_as(
+        name, store, {dim: extent for dim, (_, extent) in extents.items()}, like, like_dims, first_load
+    )
+    made = new_like(like, shape, dtype)
     if store.reduce:
         if store.reduce not in FROM_ZERO:
             rule = f"is reduced by {store.reduce}, so what it begins with counts"

@@ -96,6 +96,8 @@ class Conv(Gemm):
         self.sources = (self.mma,)
         self.tile_extents = m, n, k
 
+    one_kernel = False  # nor one view of its tensors
+
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """As `Schedule.__call__`: x, f, then d, by position or by name (a, b, d); then operands.
 

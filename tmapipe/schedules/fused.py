@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -107,12 +107,10 @@ class Fused(Schedule):
             return super().__call__(*tensors, out=out, **named)
         return self.reductions.call(self, super().__call__, tensors, out, named)
 
-    def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
-        """As `Schedule.prepare`. Raises `InputError` for a schedule that is several kernels: parts of k, or reductions."""
-        if self.reductions.kinds or self.tiles.in_parts:
-            rule = "is of one kernel; here a second one adds up parts"
-            raise InputError(f"{type(self).__name__}.prepare", self, rule, "call it, perhaps in a CUDA graph")
-        return super().prepare(*tensors, out=out, **named)
+    @property
+    def one_kernel(self) -> bool:  # type: ignore[override]
+        """Not if a second one adds up parts of k, or of reductions."""
+        return not (self.reductions.kinds or self.tiles.in_parts)
 
     def shape_of_output(self, given: Mapping[str, Any]) -> tuple[int, ...]:
         """Of d, by the inputs *given* by name. Raises `InputError` for what is no tensor."""

@@ -1,0 +1,72 @@
+"""Operators of torch on the device: right for random tensors, without falling back; compiled, captured, with gradients."""
+
+import random
+
+import pytest
+import torch
+from torch.nn import functional
+
+import tmapipe as tp
+import tmapipe.torch as tt
+
+
+def half(*shape):
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def close(found, expected):
+    assert found.shape == expected.shape and found.is_contiguous()
+    assert (found.double() - expected.double()).norm() <= 6e-3 * expected.double().norm() + 1e-30
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_products(seed):
+    rng = random.Random(seed)
+    n, k = 8 * rng.randint(1, 200), 8 * rng.randint(1, 200)
+    shape = [rng.randint(1, 30) for _ in range(rng.randint(0, 3))]
+    weight, bias = half(n, k), half(n)
+    with tt.kernels_only():
+        for layout in (weight, weight.t().contiguous().t()):
+            x = half(*shape, k)
+            close(tt.linear(x, layout, bias), functional.linear(x.double(), layout.double(), bias.double()))
+            close(tt.linear(x, layout), functional.linear(x.double(), layout.double()))
+        a, b = half(rng.randint(1, 4), rng.randint(1, 300), k), half(1, n, k)
+        close(tt.gemm(a, b.expand(len(a), n, k).contiguous()), a.double() @ b.double().mT)
+
+
+def test_gradients_and_compilation():
+    x, weight, bias = (half(*shape).requires_grad_() for shape in ((4, 32, 256), (512, 256), (512,)))
+    norm = half(512).requires_grad_()
+
+    def layer(x):
+        return tt.softmax(tt.rms_norm(tt.linear(x, weight, bias), norm))
+
+    def reference(*given):
+        x, weight, bias, norm = given
+        return torch.softmax(functional.rms_norm(functional.linear(x, weight, bias), (512,), norm, 1e-6), -1)
+
+    given = (x, weight, bias, norm)
+    wide = [each.detach().double().requires_grad_() for each in given]
+    factor = torch.randn(4, 32, 512, device="cuda")
+    expected = torch.autograd.grad((reference(*wide) * factor).sum(), wide)
+    with tt.kernels_only():
+        for run in (layer, torch.compile(layer, fullgraph=True, dynamic=True)):
+            for found, exact in zip(torch.autograd.grad((run(x) * factor).sum(), given), expected, strict=True):
+                assert (found.double() - exact).norm() <= 2e-2 * exact.norm()
+
+
+def test_captured_and_registered():
+    twice = tt.register(tp.schedules.Copy((8, 64)), "tmapipe_gpu_tests::copied")
+    x, weight = half(64, 256), half(128, 256)
+
+    def run():
+        return twice(tt.linear(x, weight))
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    x.normal_()
+    graph.replay()
+    close(found, functional.linear(x.double(), weight.double()))

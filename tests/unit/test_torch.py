@@ -1,0 +1,217 @@
+"""Operators of torch on the CPU: with the model in the place of kernels, and where torch computes instead."""
+
+import warnings
+
+import pytest
+import torch
+from torch.nn import functional
+
+import tmapipe as tp
+import tmapipe.torch as tt
+from tests.unit.errors import refused
+from tmapipe.torch.fallback import settings
+
+S = tp.schedules
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """CPU tensors run on the model, and nothing falls back."""
+    monkeypatch.setattr(settings, "model", True)
+    with tt.kernels_only():
+        yield
+
+
+def half(*shape):
+    return torch.randint(-3, 4, shape).bfloat16()
+
+
+def grads(function, *tensors):
+    """Gradients of a sum with weights, in double precision if the tensors are."""
+    given = [x.detach().clone().requires_grad_() for x in tensors]
+    made = function(*given)
+    factors = (torch.arange(made.numel()).reshape(made.shape) % 5 - 2).to(made.dtype)
+    return torch.autograd.grad((made * factors).sum(), given)
+
+
+@pytest.mark.parametrize("shape", [(64,), (24, 64), (2, 12, 64), (2, 2, 6, 64)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_of_any_rank_and_layout(model, shape, bias):
+    x, weight = half(*shape), half(16, 64)
+    more = (half(16),) if bias else ()
+    expected = functional.linear(x.float(), weight.float(), *(each.float() for each in more)).bfloat16()
+    for layout in (weight, weight.t().contiguous().t()):
+        for _ in range(2):  # the second is looked up
+            found = tt.linear(x, layout, *more)
+            assert found.is_contiguous() and torch.equal(found, expected)
+
+
+def test_gemm(model):
+    for batch in ((), (3,)):
+        a, b = half(*batch, 24, 64), half(*batch, 16, 64)
+        assert torch.equal(tt.gemm(a, b), (a.float() @ b.float().mT).bfloat16())
+        if not batch:
+            assert torch.equal(tt.gemm(a.mT.contiguous().mT, b), tt.gemm(a, b))
+    refused(tt.gemm, half(8), half(8, 8), argument="tmapipe.torch.gemm", rule="two or three dimensions")
+
+
+def test_gradients_of_products(model):
+    x, weight, bias = half(3, 8, 64), half(16, 64), half(16)
+    expected = grads(functional.linear, x.double(), weight.double(), bias.double())
+    for mine, its in zip(grads(tt.linear, x, weight, bias), expected, strict=True):
+        torch.testing.assert_close(mine.double(), its, atol=0, rtol=2**-7)
+    a = half(24, 64)
+    expected = grads(lambda a, b: a @ b.mT, a.double(), weight.double())
+    for mine, its in zip(grads(tt.gemm, a, weight), expected, strict=True):
+        torch.testing.assert_close(mine.double(), its, atol=0, rtol=2**-7)
+    with torch.no_grad():
+        assert not tt.linear(x.requires_grad_(), weight).requires_grad
+
+
+@pytest.mark.parametrize("shape", [(40,), (7, 64), (2, 3, 5, 2, 40)], ids=str)
+def test_rows(model, shape):
+    x, weight = torch.randn(shape), torch.randn(shape[-1])
+    torch.testing.assert_close(tt.softmax(x), torch.softmax(x, -1))
+    torch.testing.assert_close(tt.softmax(x.mT if x.ndim > 1 else x), torch.softmax(x.mT if x.ndim > 1 else x, -1))
+    expected = functional.rms_norm(x, (shape[-1],), weight, 1e-5)
+    torch.testing.assert_close(tt.rms_norm(x, weight, 1e-5), expected)
+    wide = x.double(), weight.double()
+    for mine, its in zip(grads(tt.softmax, x), grads(lambda x: torch.softmax(x, -1), wide[0]), strict=True):
+        torch.testing.assert_close(mine.double(), its, atol=1e-5, rtol=1e-4)
+    norm = grads(lambda x, w: functional.rms_norm(x, (shape[-1],), w, 1e-6), *wide)
+    for mine, its in zip(grads(tt.rms_norm, x, weight), norm, strict=True):
+        torch.testing.assert_close(mine.double(), its, atol=1e-4, rtol=1e-4)
+
+
+class Scaled(tp.Schedule):
+    """y = 3 x, and z = x + y."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring)
+    y = tp.TmaStoreStage("m n", tile=(8, 64), role=work)
+    z = tp.TmaStoreStage("m n", tile=(8, 64), role=work, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def scale(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile, values * 3)
+        k.z.store(tile, values * 4)
+
+
+def gradient(grads, inputs, outputs):
+    (of_y, of_z), (x,), (y, z) = grads, inputs, outputs
+    assert y.shape == z.shape == x.shape
+    return 3 * of_y + 4 * of_z.to(x.dtype)
+
+
+scaled = tt.register(Scaled(), "tmapipe_tests::scaled", backward=gradient)
+product = tt.register(S.Gemm((64, 64, 64), (1, 1), b=tp.Operand("n")), "tmapipe_tests::product")
+
+
+def test_a_schedule_of_ones_own():
+    x = half(8, 64).requires_grad_()
+    y, z = scaled(x)
+    assert torch.equal(y, 3 * x) and torch.equal(z, 4 * x.float()) and y.requires_grad
+    (found,) = torch.autograd.grad((y.float() + z).sum(), (x,))
+    assert (found == 7).all()
+    a, b = half(8, 64), half(64, 16).T
+    assert torch.equal(product(a, b), (a.float() @ b.float().T).bfloat16())
+    with pytest.raises(RuntimeError, match="autograd"):
+        product(a.requires_grad_(), b).sum().backward()
+
+
+def test_what_is_not_registered():
+    refused(tt.register, S.Copy, "tmapipe_tests::copy", argument="register(schedule)", rule="")
+    refused(tt.register, S.Copy(), "copy", argument="register(name)", rule="namespace")
+    refused(tt.register, S.Copy(), "tmapipe_tests::scaled", argument="register(name)", rule="there is")
+    refused(tt.register, S.SplitK(2), "tmapipe_tests::split", argument="SplitK.register", rule="one kernel")
+
+
+def test_opcheck(model):
+    ops = torch.ops.tmapipe
+    x, weight, bias = (half(*shape).requires_grad_() for shape in ((3, 8, 64), (16, 64), (16,)))
+    torch.library.opcheck(ops.linear, (x, weight, bias))
+    torch.library.opcheck(torch.ops.tmapipe_tests.scaled, (half(8, 64).requires_grad_(),))
+    rows = torch.randn(4, 40, requires_grad=True)
+    quick = ("test_schema", "test_autograd_registration", "test_faketensor")  # what the last one adds takes seconds
+    torch.library.opcheck(ops.gemm, (half(8, 64).requires_grad_(), weight), test_utils=quick)
+    torch.library.opcheck(ops.softmax, (rows,), test_utils=quick)
+    torch.library.opcheck(ops.rms_norm, (rows, torch.randn(40, requires_grad=True), 1e-6), test_utils=quick)
+    torch.library.opcheck(torch.ops.tmapipe_tests.product, (half(8, 64), half(64, 16).T), test_utils=quick)
+
+
+def test_compiled_whole_with_extents_that_change(model):
+    weight, bias = half(32, 64).requires_grad_(), half(32)
+
+    def layer(x):
+        y = tt.softmax(tt.linear(x, weight, bias))
+        return scaled(tt.rms_norm(y, bias))[0]
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (8, 24):
+        x = half(rows, 64)
+        torch.testing.assert_close(compiled(x), layer(x))
+        compiled(x).float().sum().backward()
+        assert weight.grad.shape == weight.shape
+
+
+def test_autocast(model):
+    x, weight = torch.randn(8, 64), torch.randn(16, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, multiplied = tt.linear(x, weight), tt.gemm(x, weight)
+    assert found.dtype == multiplied.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), x @ weight.T, atol=0.3, rtol=0.05)
+
+
+# ---- fallbacks --------------------------------------------------------------------------------------------------------
+
+
+def test_what_no_kernel_takes_is_counted_and_said_once(monkeypatch):
+    x, weight = half(8, 72), half(24, 72)
+    before = tt.fallbacks().get("linear: tensors on cpu", 0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert torch.equal(tt.linear(x, weight), functional.linear(x, weight))
+    assert sum("tensors on cpu" in str(each.message) for each in said) == (before == 0)
+    assert tt.fallbacks()["linear: tensors on cpu"] == before + 3
+    with tt.kernels_only():
+        refused(tt.linear, x, weight, argument="tmapipe.torch.linear", rule="kernels_only", value="tensors on cpu")
+    assert torch.equal(tt.linear(x, weight), functional.linear(x, weight))
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: tt.linear(torch.randn(8, 64), torch.randn(16, 64)), "linear: float32, as torch allows no tf32"),
+        (lambda: tt.linear(half(8, 64), half(13, 64)), "linear: d.stride 13 x 2 bytes is no positive multiple of 16"),
+        (lambda: tt.linear(half(8, 64)[:, ::2], half(16, 32)), "linear: a.stride"),
+        (lambda: tt.gemm(half(8, 64), half(16, 65)[:, 1:]), "gemm: b.stride 65 x 2 bytes"),
+        (lambda: tt.gemm(half(8, 64).t().contiguous().t(), half(16, 64)), ""),
+        (lambda: tt.linear(half(8, 64).int(), half(16, 64).int()), "linear: int32"),
+        (lambda: tt.softmax(torch.randn(8, 64), 0), "softmax: a dimension that is not the last"),
+        (lambda: tt.softmax(torch.randn(8, 64, dtype=torch.double)), "softmax: x.dtype"),
+    ],
+)
+def test_reasons(monkeypatch, call, reason):
+    monkeypatch.setattr(settings, "model", True)
+    before = tt.fallbacks()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call()
+    found = [name for name, count in tt.fallbacks().items() if count > before.get(name, 0)]
+    assert [name for name in found if name.startswith(reason)] if reason else not found
+
+
+def test_wrong_shapes_are_torchs_errors(model):
+    with pytest.raises(RuntimeError, match="shape"):
+        tt.linear(half(8, 64), half(16, 32))
+    assert tt.linear(half(0, 64), half(16, 64)).shape == (0, 16)
+    assert tt.softmax(torch.zeros(3, 0)).shape == (3, 0)

@@ -1,0 +1,93 @@
+"""What a call of a schedule does: it binds the tensors, and launches a kernel or runs the model; and what it prepares once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tmapipe.bind.bound import Bound
+from tmapipe.bind.memory import check_held, check_kind, note_written
+from tmapipe.errors import InputError, needed
+
+if TYPE_CHECKING:
+    from tmapipe.gpu.launch import Launcher
+    from tmapipe.schedule import Schedule
+
+__all__ = ["as_declared", "check_one_kernel", "first_call", "prepared"]
+
+Tensors = tuple[Any, ...]
+
+
+def as_declared(schedule: Schedule, tensors: Tensors, named: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors with their dimensions as the stages declare them: views of those that are `Schedule.transposed`."""
+    if isinstance(schedule.transposed, tuple) and not schedule.transposed:
+        return tensors, named
+
+    def view(name: str, tensor: Any) -> Any:
+        if name not in schedule.transposed or getattr(tensor, "ndim", 0) < 2:
+            return tensor
+        check_kind(name, tensor)
+        check_held(name, tensor)
+        return tensor.swapaxes(-1, -2)
+
+    names = schedule.declared.arguments
+    given = [view(name, tensor) for name, tensor in zip(names, tensors, strict=False)]
+    return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
+
+
+def first_call(
+    schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any, signature: Any, launchers: dict[Any, Any]
+) -> Any:
+    """A call of a signature that has no launcher yet: it is kept in *launchers*, unless the signature is None."""
+    bound = schedule.bind(*tensors, out=out, **named)
+    schedule.plan(bound.dtypes)
+    if bound.on_gpu and not bound.empty:
+        launcher = _launcher(schedule, bound)
+        launcher.launch(list(bound.tensors.values()))
+        given = schedule.declared.arguments[: len(tensors)]
+        if signature and all(x.ndim == bound.tensors[name].ndim for x, name in zip(tensors, given, strict=True)):
+            launcher.views = [i for i, name in enumerate(given) if name in schedule.transposed and tensors[i].ndim > 1]
+            launchers[signature] = launcher
+    else:
+        schedule._simulate(bound)
+    note_written(bound.outputs)
+    return bound.result()
+
+
+def prepared(schedule: Schedule, bound: Bound) -> Callable[[], Any]:
+    """A call with these tensors, as `Schedule.prepare` says."""
+    schedule.plan(bound.dtypes)
+    if not bound.on_gpu or bound.empty:
+        return functools.partial(_run_again, schedule, bound)
+    launcher = _launcher(schedule, bound)
+    from tmapipe.gpu.launch import Prepared
+
+    return Prepared(launcher, bound)
+
+
+def check_one_kernel(schedule: Schedule, what: str) -> None:
+    """Raises `InputError` if a call is more than one kernel with the call's tensors."""
+    if not schedule.one_kernel:
+        rule = "is of a schedule whose call is one kernel; this one views its tensors otherwise, or adds up parts"
+        raise InputError(f"{type(schedule).__name__}.{what}", schedule, rule, "call it, perhaps in a CUDA graph")
+
+
+def _run_again(schedule: Schedule, bound: Bound) -> Any:
+    bound.begin_sums()
+    schedule._simulate(bound)
+    note_written(bound.outputs)
+    return bound.result()
+
+
+def _launcher(schedule: Schedule, bound: Bound) -> Launcher:
+    with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
+        from tmapipe.gpu.launch import Launcher
+    from tmapipe.prove.verdicts import require_safe_once
+
+    def gate(identity: str | None) -> None:
+        schedule.__dict__["_partly"] = require_safe_once(schedule, bound.dtypes, identity)
+
+    launcher = Launcher(schedule, bound, gate)
+    bound.check_whole(schedule.__dict__.get("_partly", ()))
+    return launcher
