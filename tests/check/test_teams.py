@@ -71,7 +71,7 @@ class Teams(tp.Schedule):
                 self.take_all(k, tile)
         else:
             if k.isa.warp % 2 != self.forgets:
-                k.order._wait()
+                k.order.wait()
             self.take_all(k, tile)
             k.order.__exit__(None, None, None)
 

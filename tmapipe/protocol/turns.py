@@ -32,7 +32,7 @@ class BoundTurnstile(Carried):
         if self.inside:
             raise ScopeError(f"turnstile {self.name!r} entered twice. Leave the first turn before the next.")
         self.inside = True
-        self._wait()
+        self.wait()
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -41,7 +41,8 @@ class BoundTurnstile(Carried):
             following = self.own + 1
             self._let_in(self.isa.select(following == self.units, 0, following))
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Waits until the one before has let this one in."""
         raise NotImplementedError
 
     def _let_in(self, following: Any) -> None:
@@ -56,7 +57,7 @@ class TeamsInTurn(BoundTurnstile):
         super().__init__(k.isa, name, k.role.team(k.isa.warp), k.role.teams)
         self.parity = k.isa.cells(k.isa.select(self.own == 0, 1, 0))
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         self.isa.mbarrier_wait(self.barrier, self.own, self.parity[0])
         self.parity[0] = self.parity[0] ^ 1
 
@@ -76,9 +77,9 @@ class WarpgroupsInTurn(BoundTurnstile):
 
     def finish(self) -> None:
         """After the last tile."""
-        self.isa.when(self.own == 0, self._wait)
+        self.isa.when(self.own == 0, self.wait)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         self.isa.named_barrier_sync(self.barrier, self.own)
 
     def _let_in(self, following: Any) -> None:
