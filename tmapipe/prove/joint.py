@@ -171,6 +171,7 @@ class _Search:
                 relative(agent, op)
 
         positions._positions = None
+        entered: set[int] = set()  # loops of which only one thing could come; each at most once, so that this ends
         while True:
             stops: list[Any] = [None] * len(now.walkers)
 
@@ -224,8 +225,9 @@ class _Search:
                     decided.clear()
                     continue
                 loop = self.loops.enter(now, group)
-                if len(now.options) > 1:
+                if len(now.options) > 1 or loop.site in entered:
                     return loop
+                entered.add(loop.site)
                 if not now.options:
                     raise Impossible
                 self.loops.leave_boundary(now, now.options[0])
