@@ -11,7 +11,8 @@ from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.grouped import GroupedGemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.rmsnorm import RmsNorm, RmsNormRows
-from tmapipe.schedules.softmax import Softmax, SoftmaxRows
+from tmapipe.schedules.layernorm import LayerNorm, LayerNormRows
+from tmapipe.schedules.softmax import LogSoftmax, LogSoftmaxRows, Softmax, SoftmaxRows
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
 

@@ -1,0 +1,148 @@
+"""Cross-entropy of rows of any length: the logarithm of the sum of powers of each row, less the logit of its target."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from tmapipe import math
+from tmapipe.barrier import BarrierRing
+from tmapipe.bind.memory import check_kind
+from tmapipe.errors import InputError
+from tmapipe.kernel import KernelContext
+from tmapipe.protocol.tile import Tile
+from tmapipe.schedules.rowform import RowForm
+from tmapipe.schedules.rows import RowKernel, Rows
+from tmapipe.stage import TmaLoadStage
+
+WORDS = "int32", "int64"
+
+__all__ = ["CrossEntropy", "CrossEntropyRows"]
+
+
+class CrossEntropyRows(Rows):
+    """``lse[m] = log(sum over n of exp(x[m, n])); loss[m] = lse[m] - x[m, target[m]]``, of one form.
+
+    A CTA takes the pieces of a long row one after another, and loads the target's logit beside them.
+
+    Args:
+        form: As of `Rows`: of rows one after another, or of one row by `form.ctas` pieces.
+        ignored: A target whose loss is 0.
+        words: Of 32 bits that a target has, the lowest first.
+    """
+
+    stored, numbers, tables = (), ("loss", "lse"), ("target",)
+
+    def __init__(self, form: RowForm, ignored: int = -100, words: int = 2):
+        super().__init__(form)
+        self.ignored, self.words = ignored, words
+        if not form.packed:
+            self.logits = BarrierRing(1, producer=self.load, consumer=self.work)
+            self.logit = TmaLoadStage("m n" if form.apart == 1 else "a w", tile=(form.unit,), ring=self.logits)
+
+    @Rows.load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        form = self.form
+        if form.packed:
+            with k.ring.produce() as slot:
+                self.load_rows(slot, tile)
+        else:
+            for n in range(form.ctas):
+                with k.ring.produce() as slot:
+                    self.load_rows(slot, tile, n)
+            with k.logits.produce() as slot:
+                place = self.place_of(self.target_of(k, tile, 0), tile, 0) // form.unit * form.unit
+                slot.logit.load_from(tile.m if form.apart == 1 else tile.a, place)
+
+    @Rows.work.jit
+    def lose(self, k: KernelContext, tile: Tile) -> None:
+        form = self.form
+        if form.packed:
+            with k.ring.consume() as slot:
+                lse: Any = math.row_logsumexp(self.read_rows(slot.x), **self.inside(tile))
+                targets: Any = lse.rows * 0
+                logits: Any = lse
+                for i in range(form.rows):
+                    target = self.target_of(k, tile, i)
+                    targets = math.where(lse.rows == i, target, targets)
+                    logits = math.where(lse.rows == i, slot.x.read(at=self.place_of(target, tile, i)), logits)
+        else:
+            with k.ring.consume() as slot:
+                lse = math.row_logsumexp(self.read_rows(slot.x), **self.inside(tile, 0))
+            for n in range(1, form.ctas):
+                with k.ring.consume() as slot:
+                    part: Any = math.row_logsumexp(self.read_rows(slot.x), **self.inside(tile, n))
+                most = math.maximum(lse, part)
+                lse = most + math.log(math.exp(lse - most) + math.exp(part - most))
+            target = self.target_of(k, tile, 0)
+            with k.logits.consume() as slot:
+                logits = slot.logit.read(at=self.place_of(target, tile, 0) % form.unit)
+            targets = lse.rows * 0 + target
+        known = (targets >= 0) & (targets < form.length)
+        other = math.where(targets == self.ignored, 0.0, float("nan"))
+        self.store_numbers(k.loss, tile, math.where(known, lse - logits, other))
+        self.store_numbers(k.lse, tile, lse)
+
+    def run(self, given: dict[str, Any], others: dict[str, Any]) -> None:
+        """As in `Rows`."""
+        super().run(given if self.form.packed else {**given, "logit": given["x"]}, others)
+
+    def _seen(self, name: str, x: Any) -> Any:
+        return super()._seen("x" if name == "logit" else name, x)
+
+    def target_of(self, k: KernelContext, tile: Tile, i: int) -> Any:
+        """The target of row *i* of a CTA's tile."""
+        return k.target.entry((self.row(tile) + i) * self.words)
+
+    def place_of(self, target: Any, tile: Tile, i: int) -> Any:
+        """Where the logit of row *i* lies in what the rows are loaded from; of rows one after another, in the slot."""
+        form = self.form
+        column = target if (target >= 0) & (target < form.length) else 0
+        if form.packed:
+            return i * form.length + column
+        return column if form.apart == 1 else tile.b * form.length + column
+
+
+class CrossEntropy(RowKernel):
+    """Cross-entropy over the last dimension of tensors of two to four, in bf16, fp16 or fp32, of any length.
+
+    Args:
+        ignored: A target whose loss is 0. Of others that are no column, it is NaN.
+    """
+
+    def __init__(self, ignored: int = -100):
+        super().__init__()
+        self.ignored = ignored
+
+    def __call__(self, x: Any, target: Any) -> Any:
+        """``loss = lse - x[target]`` with ``lse = log(sum of exp(x))``, in fp32, one of each a row.
+
+        Args:
+            x: The logits.
+            target: A column for each row, int64 or int32, of x's shape without its last dimension.
+
+        Returns:
+            (loss, lse).
+
+        Raises:
+            InputError: For shapes or types that do not fit.
+        """
+        check_kind("target", target)
+        if tuple(target.shape) != tuple(x.shape[:-1]) or str(target.dtype).removeprefix("torch.") not in WORDS:
+            found, rule = (tuple(target.shape), str(target.dtype)), f"is int64 or int32 of {tuple(x.shape[:-1])}"
+            raise InputError("target", found, rule, "pass a column for each row")
+        words = np.ascontiguousarray(target) if isinstance(target, np.ndarray) else target.contiguous()
+        words = words.reshape(-1).view(np.int32 if isinstance(target, np.ndarray) else sys.modules["torch"].int32)
+        self.words = target.dtype.itemsize // 4
+        numbers: dict[str, Any] = dict.fromkeys(CrossEntropyRows.numbers)
+        return self.run({"x": x}, {}, {}, numbers, {"target": words.reshape(-1, self.words)})
+
+    def takes(self, form: RowForm) -> bool:
+        """As in `RowKernel`."""
+        return form.rows <= 8 if form.packed else form.rows == 1 and form.each > 1  # with two slots
+
+    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> CrossEntropyRows:
+        """As in `RowKernel`."""
+        return CrossEntropyRows(form, self.ignored, self.words)
