@@ -97,14 +97,16 @@ def schedule_of(case: Case, form: RowForm) -> Rows:
 
 def job_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str], dict[str, int]]:
     """As `tmapipe.tuning.compiling.Job`."""
-    ranks = {"x": 2, "y": 2 if form.apart == 1 else 3, **({"weight": 1} if case.kernel == "rmsnorm" else {})}
+    ranks = {"x": 1 if form.packed else 2, "y": 2 if form.apart == 1 else 3}
+    ranks |= {"weight": 1} if case.kernel == "rmsnorm" else {}
     return schedule_of(case, form), dict.fromkeys(ranks, case.dtype), ranks
 
 
 def text_of(form: RowForm) -> str:
     narrow = form.width is not None and form.width != form.unit
+    packed = ", packed" * form.packed
     held = ", held" * form.held + f", {form.each} each" * (form.each > 1) + f", vectors of {form.width}" * narrow
-    return f"{form.rows} x {form.columns} by {form.ctas} CTAs of {form.warps} warps, {form.share}{held}"
+    return f"{form.rows} x {form.columns} by {form.ctas} CTAs of {form.warps} warps, {form.share}{packed}{held}"
 
 
 # ---- measuring ----------------------------------------------------------------------------------------------------------

@@ -5,13 +5,15 @@ from tmapipe.schedules.attention import Attention
 from tmapipe.schedules.clustersplitk import ClusterSplitK
 from tmapipe.schedules.conv import Conv
 from tmapipe.schedules.copy import Copy
+from tmapipe.schedules.crossentropy import CrossEntropy, CrossEntropyRows
 from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.grouped import GroupedGemm
-from tmapipe.schedules.pingpong import PingPong
-from tmapipe.schedules.rmsnorm import RmsNorm, RmsNormRows
 from tmapipe.schedules.layernorm import LayerNorm, LayerNormRows
+from tmapipe.schedules.pingpong import PingPong
+from tmapipe.schedules.reduce import Reduce, ReduceRows
+from tmapipe.schedules.rmsnorm import RmsNorm, RmsNormRows
 from tmapipe.schedules.softmax import LogSoftmax, LogSoftmaxRows, Softmax, SoftmaxRows
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
@@ -22,11 +24,19 @@ __all__ = [
     "ClusterSplitK",
     "Conv",
     "Copy",
+    "CrossEntropy",
+    "CrossEntropyRows",
     "FinishParts",
     "GatedGemm",
     "Gemm",
     "GroupedGemm",
+    "LayerNorm",
+    "LayerNormRows",
+    "LogSoftmax",
+    "LogSoftmaxRows",
     "PingPong",
+    "Reduce",
+    "ReduceRows",
     "RmsNorm",
     "RmsNormRows",
     "Softmax",

@@ -22,10 +22,16 @@ WORDS = "int32", "int64"
 __all__ = ["CrossEntropy", "CrossEntropyRows"]
 
 
+def logsumexp(x: Any, y: Any) -> Any:
+    """The logarithm of the sum of e^x and e^y."""
+    most = math.maximum(x, y)
+    return most + math.log(math.exp(x - most) + math.exp(y - most))
+
+
 class CrossEntropyRows(Rows):
     """``lse[m] = log(sum over n of exp(x[m, n])); loss[m] = lse[m] - x[m, target[m]]``, of one form.
 
-    A CTA takes the pieces of a long row one after another, and loads the target's logit beside them.
+    The target's logit lies in the slot, or is loaded beside the pieces of a row.
 
     Args:
         form: As of `Rows`: of rows one after another, or of one row by `form.ctas` pieces.
@@ -45,13 +51,8 @@ class CrossEntropyRows(Rows):
     @Rows.load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
         form = self.form
-        if form.packed:
-            with k.ring.produce() as slot:
-                self.load_rows(slot, tile)
-        else:
-            for n in range(form.ctas):
-                with k.ring.produce() as slot:
-                    self.load_rows(slot, tile, n)
+        super().fill(k, tile)
+        if not form.packed:
             with k.logits.produce() as slot:
                 place = self.place_of(self.target_of(k, tile, 0), tile, 0) // form.unit * form.unit
                 slot.logit.load_from(tile.m if form.apart == 1 else tile.a, place)
@@ -69,13 +70,7 @@ class CrossEntropyRows(Rows):
                     targets = math.where(lse.rows == i, target, targets)
                     logits = math.where(lse.rows == i, slot.x.read(at=self.place_of(target, tile, i)), logits)
         else:
-            with k.ring.consume() as slot:
-                lse = math.row_logsumexp(self.read_rows(slot.x), **self.inside(tile, 0))
-            for n in range(1, form.ctas):
-                with k.ring.consume() as slot:
-                    part: Any = math.row_logsumexp(self.read_rows(slot.x), **self.inside(tile, n))
-                most = math.maximum(lse, part)
-                lse = most + math.log(math.exp(lse - most) + math.exp(part - most))
+            lse = self.reduced(k, tile, math.row_logsumexp, logsumexp)
             target = self.target_of(k, tile, 0)
             with k.logits.consume() as slot:
                 logits = slot.logit.read(at=self.place_of(target, tile, 0) % form.unit)
@@ -139,9 +134,11 @@ class CrossEntropy(RowKernel):
         numbers: dict[str, Any] = dict.fromkeys(CrossEntropyRows.numbers)
         return self.run({"x": x}, {}, {}, numbers, {"target": words.reshape(-1, self.words)})
 
+    schedule = CrossEntropyRows
+
     def takes(self, form: RowForm) -> bool:
-        """As in `RowKernel`."""
-        return form.rows <= 8 if form.packed else form.rows == 1 and form.each > 1  # with two slots
+        """As in `RowKernel`; targets come one by one."""
+        return form.rows <= 8 and super().takes(form)
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> CrossEntropyRows:
         """As in `RowKernel`."""

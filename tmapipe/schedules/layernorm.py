@@ -71,6 +71,8 @@ class LayerNorm(RowKernel):
         numbers: Whether calls also return the mean and 1 / sqrt(variance + eps) of each row, as a backward pass needs them.
     """
 
+    schedule = LayerNormRows
+
     def __init__(self, eps: float = 1e-5, numbers: bool = False):
         super().__init__()
         self.eps, self.numbers = eps, ("mean", "rstd") if numbers else ()

@@ -56,6 +56,8 @@ class RmsNorm(RowKernel):
         eps: Added to the mean square.
     """
 
+    schedule = RmsNormRows
+
     def __init__(self, eps: float = 1e-6):
         super().__init__()
         self.eps = eps

@@ -48,6 +48,9 @@ MOST_ELEMENTS = 1 << 31  # of a tensor that is seen as a vector: places along it
 class Rows(Schedule):
     """Base of schedules of rows. A subclass says what it loads and stores, and has the body of `work`.
 
+    Where rows are stored, the CTAs of a cluster share a long one. Where only numbers of each are, a CTA takes its pieces one after
+    another.
+
     Args:
         form: How rows are shared out.
         stored: Bytes of which the rows of results are whole multiples.
@@ -120,12 +123,17 @@ class Rows(Schedule):
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.produce() as slot:
-            self.load_rows(slot, tile)
-            if self.form.each == 1:
-                self._load_columns(slot, tile.n)
+        if self.stored:
+            with k.ring.produce() as slot:
+                self._load_rows(slot, tile, tile.n)
+                if self.form.each == 1:
+                    self._load_columns(slot, tile.n)
+        else:
+            for n in range(self.form.ctas):
+                with k.ring.produce() as slot:
+                    self._load_rows(slot, tile, n)
 
-    def load_rows(self, slot: Any, tile: Tile, n: Any = None) -> None:
+    def _load_rows(self, slot: Any, tile: Tile, n: Any) -> None:
         """Starts the loads of a CTA's tile of rows, or of its piece *n* of a row."""
         form = self.form
         for name in self.loaded:
@@ -133,10 +141,10 @@ class Rows(Schedule):
             if form.packed:
                 stage.load_from(tile.m * (form.rows * form.length))
             elif form.apart == 1:
-                stage.load(tile, **({} if n is None else {"n": n}))
+                stage.load(tile, n=n)
             else:
                 first = tile.b * form.length // form.unit * form.unit
-                stage.load_from(tile.a, first + (tile.n if n is None else n) * form.columns)
+                stage.load_from(tile.a, first + n * form.columns)
 
     def _load_columns(self, slot: Any, rank: Any) -> None:
         """Starts the loads of what there is a column of, for the CTA of this rank along n."""
@@ -167,6 +175,16 @@ class Rows(Schedule):
         if form.packed:
             return stage.read(tile=(form.rows, form.columns), pitch=form.length, width=width)
         return stage.read(width=width)
+
+    def reduced(self, k: KernelContext, tile: Tile, reduce: Any, join: Any) -> Any:
+        """One number a row of x: what *reduce* makes of each piece of a row, joined by *join*."""
+        with k.ring.consume() as slot:
+            found = reduce(self.read_rows(slot.x), **self.inside(tile, 0))
+        for n in range(1, self.form.ctas):
+            with k.ring.consume() as slot:
+                part = reduce(self.read_rows(slot.x), **self.inside(tile, n))
+            found = join(found, part)
+        return found
 
     def read_column(self, k: KernelContext, slot: Any, name: str, tile: Tile, values: Any) -> Any:
         """What lies in a stage of one number a column, for those of a fragment of rows."""
@@ -249,7 +267,7 @@ class RowKernel:
 
     def takes(self, form: RowForm) -> bool:
         """Whether such a form is one for this kernel."""
-        return True
+        return bool(self.schedule.stored) or form.packed or (form.rows == 1 and form.each > 1)  # pieces need two slots
 
     def fit(self, loaded: list[Any], stored: list[Any], others: list[Any]) -> Rows:
         """The schedule for these matrices, and *others* of one number a column."""
