@@ -269,6 +269,13 @@ class RowKernel:
         """Whether such a form is one for this kernel."""
         return bool(self.schedule.stored) or form.packed or (form.rows == 1 and form.each > 1)  # pieces need two slots
 
+    def forms(
+        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True
+    ) -> list[RowForm]:
+        """The forms for this kernel, the best one first. Arguments and errors as of `row_form`."""
+        every = row_forms(length, size, vector, loads=loads, vectors=vectors, hold=self.hold, dense=dense)
+        return [form for form in every if self.takes(form)]
+
     def fit(self, loaded: list[Any], stored: list[Any], others: list[Any]) -> Rows:
         """The schedule for these matrices, and *others* of one number a column."""
         aligned, out = min(map(alignment_of, loaded)), min(map(alignment_of, stored), default=ALIGNMENT)
@@ -279,8 +286,7 @@ class RowKernel:
             raise InputError("element types", [str(x.dtype) for x in loaded], rule, "convert one")
         key = length, size, aligned, out, len(loaded), vectors, len(others), dense
         if key not in self.fitted:
-            how = {"loads": len(loaded), "vectors": vectors, "hold": self.hold, "dense": dense}
-            form = next(each for each in row_forms(length, size, aligned, **how) if self.takes(each))
+            (form, *_) = self.forms(length, size, aligned, len(loaded), vectors, dense)
             self.fitted[key] = self.rows(form, out, len(loaded), len(others))
         return self.fitted[key]
 
