@@ -157,7 +157,7 @@ KERNELS: dict[str, Peers] = {
 def kernel_of(case: Case) -> RowKernel:
     kernel = KERNELS[case.kernel].ours()
     if isinstance(kernel, CrossEntropy):
-        kernel.words = 2
+        kernel.options = (2,)
     return kernel
 
 

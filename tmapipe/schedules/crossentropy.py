@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,18 @@ def logsumexp(x: Any, y: Any) -> Any:
     """The logarithm of the sum of e^x and e^y."""
     most = math.maximum(x, y)
     return most + math.log(math.exp(x - most) + math.exp(y - most))
+
+
+def words_of(target: Any, x: Any) -> Any:
+    """Targets of rows *x*, as a matrix of words of 32 bits. Raises `InputError` for other types or shapes."""
+    check_kind("target", target)
+    if tuple(target.shape) != tuple(x.shape[:-1]) or str(target.dtype).removeprefix("torch.") not in WORDS:
+        found, rule = (tuple(target.shape), str(target.dtype)), f"is int64 or int32 of {tuple(x.shape[:-1])}"
+        raise InputError("target", found, rule, "pass a column for each row")
+    flat = target.reshape(-1)
+    if isinstance(target, np.ndarray):
+        return np.ascontiguousarray(flat).view(np.int32).reshape(-1, target.dtype.itemsize // 4)
+    return flat.contiguous().view(sys.modules["torch"].int32).reshape(-1, target.dtype.itemsize // 4)
 
 
 class CrossEntropyRows(Rows):
@@ -80,9 +93,9 @@ class CrossEntropyRows(Rows):
         self.store_numbers(k.loss, tile, math.where(known, lse - logits, other))
         self.store_numbers(k.lse, tile, lse)
 
-    def run(self, given: dict[str, Any], others: dict[str, Any]) -> None:
+    def parts(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """As in `Rows`."""
-        super().run(given if self.form.packed else {**given, "logit": given["x"]}, others)
+        return super().parts(given if self.form.packed else {**given, "logit": given["x"]})
 
     def _seen(self, name: str, x: Any) -> Any:
         return super()._seen("x" if name == "logit" else name, x)
@@ -124,15 +137,9 @@ class CrossEntropy(RowKernel):
         Raises:
             InputError: For shapes or types that do not fit.
         """
-        check_kind("target", target)
-        if tuple(target.shape) != tuple(x.shape[:-1]) or str(target.dtype).removeprefix("torch.") not in WORDS:
-            found, rule = (tuple(target.shape), str(target.dtype)), f"is int64 or int32 of {tuple(x.shape[:-1])}"
-            raise InputError("target", found, rule, "pass a column for each row")
-        words = np.ascontiguousarray(target) if isinstance(target, np.ndarray) else target.contiguous()
-        words = words.reshape(-1).view(np.int32 if isinstance(target, np.ndarray) else sys.modules["torch"].int32)
-        self.words = target.dtype.itemsize // 4
-        numbers: dict[str, Any] = dict.fromkeys(CrossEntropyRows.numbers)
-        return self.run({"x": x}, {}, {}, numbers, {"target": words.reshape(-1, self.words)})
+        words = words_of(target, x)
+        self.options = (words.shape[1],)
+        return self.run({"x": x}, {}, {}, dict.fromkeys(CrossEntropyRows.numbers), {"target": words})
 
     schedule = CrossEntropyRows
 
@@ -142,4 +149,4 @@ class CrossEntropy(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> CrossEntropyRows:
         """As in `RowKernel`."""
-        return CrossEntropyRows(form, self.ignored, self.words)
+        return CrossEntropyRows(form, self.ignored, *self.options)

@@ -33,6 +33,7 @@ THREADS, CTAS = 2048, 32  # of a multiprocessor
 MOST_WARPS, MOST_CLUSTER = 16, 16
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
+WORD = 4  # bytes, below which reading a slot counts
 BOX = 256  # elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
@@ -136,6 +137,7 @@ def row_form(
     loads: int = 1,
     vectors: int = 0,
     hold: int = 0,
+    kept: int = 0,
     dense: bool = True,
 ) -> RowForm:
     """The form that the model says is best.
@@ -147,12 +149,13 @@ def row_form(
         loads: Tensors of rows that are loaded.
         vectors: Bytes a column of what is loaded beside them, such as weights.
         hold: Elements of a thread up to which a row is held in registers, if all of it lies in one warp or no cluster.
+        kept: Fragments of rows that stay in registers in any case.
         dense: Whether one row follows another in memory.
 
     Raises:
         InputError: No form has room for such rows.
     """
-    return row_forms(length, size, vector, loads=loads, vectors=vectors, hold=hold, dense=dense)[0]
+    return row_forms(length, size, vector, loads=loads, vectors=vectors, hold=hold, kept=kept, dense=dense)[0]
 
 
 def row_forms(
@@ -163,10 +166,11 @@ def row_forms(
     loads: int = 1,
     vectors: int = 0,
     hold: int = 0,
+    kept: int = 0,
     dense: bool = True,
 ) -> list[RowForm]:
     """All forms, the best one first. Arguments and errors as of `row_form`."""
-    found = list(_forms(length, size, vector, loads, vectors, hold, dense))
+    found = list(_forms(length, size, vector, loads, vectors, hold, kept, dense))
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
         raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
@@ -174,26 +178,30 @@ def row_forms(
 
 
 def _forms(
-    length: int, size: int, vector: int, loads: int, vectors: int, hold: int, dense: bool
+    length: int, size: int, vector: int, loads: int, vectors: int, hold: int, kept: int, dense: bool
 ) -> Iterator[RowForm]:
     ctas, whole = 1, length + (ALIGNMENT - vector) // size
     while ceil_div(length, ctas) * size * loads > 1.25 * PIECE and ctas < MOST_CLUSTER:
         ctas *= 2
     widths = {ALIGNMENT // size, 4, *((2,) if whole < SHORTEST else ())} if whole < SHORT else {ALIGNMENT // size}
-    kinds = [(width, False) for width in sorted(widths, reverse=True)] + [(vector // size, True)] * (dense and ctas == 1)
+    kinds = [(width, False) for width in sorted(widths, reverse=True)]
+    if dense and ctas == 1:
+        kinds += [(width, True) for width in {vector // size, min(4, vector // size)}]
     for (width, packed), warps in itertools.product(kinds, range(1, MOST_WARPS + 1)):
         for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
             columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, bool(vectors))
             if columns is None or (packed and (rows == 1 or rows * vector % ALIGNMENT)):
                 continue
             form = RowForm(length, rows, columns, warps, ctas, 1, vector, size, width=width, packed=packed)
+            if packed and not form.layout.by_rows:  # which would find each element's row by a division
+                continue
             if form.slot * size > MOST_TILE or form.values > (VALUES[1] if form.single else VALUES[1] // 2):
                 continue
             for held, each in itertools.product(
                 (False, True) if form.values <= hold and ctas == 1 else (False,), (1, EACH)
             ):
                 made = attrs.evolve(form, held=held, each=each)
-                most = _resident(made, loads, vectors)
+                most = _resident(made, loads, vectors, kept)
                 if most:
                     wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
                     yield attrs.evolve(made, share=min(most, wanted))
@@ -224,12 +232,13 @@ def _flight(form: RowForm, loads: int) -> int:
     return (2 if form.each > 1 else 1) * loads * form.rows * min(form.length, form.columns) * form.size
 
 
-def _resident(form: RowForm, loads: int, vectors: int) -> int:
+def _resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
     """How many CTAs fit on a multiprocessor."""
     target = arch_named("sm_90a")
     threads = WARP * (form.warps + 1)
     registers = 30 + (8 if form.packed else 0 if form.apart == 1 else 14)
     registers += form.values * 9 // 8 if form.held or not form.single else form.values * 3 // 8
+    registers += kept * form.values
     registers += (
         max(0, form.values - 32) if form.apart > 1 and form.ctas > 1 else 0
     )  # which say where the row's edges are
@@ -257,6 +266,8 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     lost += 0.0 if form.layout.row_warps == 1 else 0.02 + 0.004 * form.warps
     lost += 0.1 * max(0.0, 3 / form.share - 1)
     lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.slot / BOX
+    if form.packed and (form.width or form.unit) * form.size < WORD:
+        lost += (0.0 if form.held else 0.06) + 0.004 * max(0, form.values - 32)
     lost += 0.0 if form.held or form.single else 0.03  # which reads rows twice, for as many registers
     lost += 0.05 if form.each > 1 else 0.0
     alone = form.ctas == 1 and form.apart == 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ class Rows(Schedule):
     columns: tuple[str, ...] = ()
     stored: tuple[str, ...] = ("y",)
     numbers: tuple[str, ...] = ()
+    #: Whether all rows that are loaded lie inside the tensor.
+    bulk = True
     #: Tables of integers, as many a row.
     tables: tuple[str, ...] = ()
 
@@ -94,7 +97,7 @@ class Rows(Schedule):
 
     def _rows_in(self) -> TmaLoadStage:
         form = self.form
-        if form.apart == 1 and form.even and form.rows == 1:  # one instruction, where boxes take many
+        if self.bulk and form.apart == 1 and form.even and form.rows == 1:  # one instruction, where boxes take many
             return BulkLoadStage("m n", tile=(form.columns,), ring=self.ring, l2_hint="evict_last")
         dims = "w" if form.packed else "m n" if form.apart == 1 else "a w"
         tile = (form.slot,) if form.packed or form.rows == 1 else (form.rows, form.columns)
@@ -140,8 +143,10 @@ class Rows(Schedule):
             stage = getattr(slot, name)
             if form.packed:
                 stage.load_from(tile.m * (form.rows * form.length))
-            elif form.apart == 1:
+            elif form.apart == 1 and self.bulk:
                 stage.load(tile, n=n)
+            elif form.apart == 1:
+                stage.load_from(tile.m, n * form.columns)
             else:
                 first = tile.b * form.length // form.unit * form.unit
                 stage.load_from(tile.a, first + n * form.columns)
@@ -222,8 +227,15 @@ class Rows(Schedule):
 
     # ---- calls ----------------------------------------------------------------------------------------------------
 
-    def run(self, given: dict[str, Any], others: dict[str, Any]) -> None:
-        """Runs the schedule on matrices of rows, on vectors of a number a row and tables of some, and on *others*, by stage."""
+    def run(self, given: dict[str, Any], others: dict[str, Any]) -> tuple[Any, ...]:
+        """Runs the schedule on matrices of rows, on vectors of a number a row and tables of some, and on *others*, by stage;
+        returns further results."""
+        for part in self.parts(given):
+            self(**part, **others)
+        return ()
+
+    def parts(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """These tensors of some rows, as stages take them."""
         form = self.form
         height = given[self.loaded[0]].shape[0]
         if form.apart > 1:
@@ -235,7 +247,7 @@ class Rows(Schedule):
         else:
             cuts = [0, height]
         for first, last in zip(cuts, cuts[1:], strict=False):
-            self(**{name: self._seen(name, x[first:last]) for name, x in given.items()}, **others)
+            yield {name: self._seen(name, x[first:last]) for name, x in given.items()}
 
     def _seen(self, name: str, x: Any) -> Any:
         """Rows, or numbers of them, as the stage takes them: as many in one as begin alike, or as a vector."""
@@ -255,6 +267,8 @@ class RowKernel:
     """Base of kernels of rows that a call fits to its tensors: a `Rows` for each length, type and alignment."""
 
     hold = 64  # elements of a thread up to which rows are held in registers
+    kept = 0  # fragments of rows that stay there in any case
+    options: tuple[Any, ...] = ()  # what else a schedule is made of
     schedule: type[Rows]
 
     def __init__(self) -> None:
@@ -273,8 +287,8 @@ class RowKernel:
         self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True
     ) -> list[RowForm]:
         """The forms for this kernel, the best one first. Arguments and errors as of `row_form`."""
-        every = row_forms(length, size, vector, loads=loads, vectors=vectors, hold=self.hold, dense=dense)
-        return [form for form in every if self.takes(form)]
+        how = {"hold": self.hold, "kept": self.kept, "dense": dense}
+        return [form for form in row_forms(length, size, vector, loads=loads, vectors=vectors, **how) if self.takes(form)]
 
     def fit(self, loaded: list[Any], stored: list[Any], others: list[Any]) -> Rows:
         """The schedule for these matrices, and *others* of one number a column."""
@@ -284,7 +298,7 @@ class RowKernel:
         if aligned < ALIGNMENT and len({x.dtype.itemsize for x in loaded}) > 1:
             rule = "are of one size where their rows are no multiples of 16 bytes"
             raise InputError("element types", [str(x.dtype) for x in loaded], rule, "convert one")
-        key = length, size, aligned, out, len(loaded), vectors, len(others), dense
+        key = length, size, aligned, out, len(loaded), vectors, len(others), dense, self.options
         if key not in self.fitted:
             (form, *_) = self.forms(length, size, aligned, len(loaded), vectors, dense)
             self.fitted[key] = self.rows(form, out, len(loaded), len(others))
@@ -314,12 +328,13 @@ class RowKernel:
             check_kind(name, x)
         made = {name: new_like(first) if x is None else x for name, x in stored.items()}
         made |= {n: new_like(first, tuple(first.shape[:-1]), fp32) if x is None else x for n, x in numbers.items()}
+        more: tuple[Any, ...] = ()
         if 0 not in first.shape:
             outputs = {name: as_matrix(name, x, name in numbers) for name, x in made.items()}
             rows = {name: _loadable(x) for name, x in rows.items()}
             schedule = self.fit([*rows.values()], [outputs[name] for name in stored], [*others.values()])
-            schedule.run({**rows, **outputs, **(tables or {})}, others)
-        results = tuple(made.values())
+            more = schedule.run({**rows, **outputs, **(tables or {})}, others)
+        results = (*made.values(), *more)
         return results[0] if len(results) == 1 else results
 
 
