@@ -31,7 +31,8 @@ from tmapipe.schedules.layernorm import LayerNorm
 from tmapipe.schedules.reduce import Reduce
 from tmapipe.schedules.rmsnorm import RmsNorm
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import RowKernel, Rows
+from tmapipe.schedules.rowkernel import RowKernel
+from tmapipe.schedules.rows import Rows
 from tmapipe.schedules.softmax import LogSoftmax, Softmax
 from tmapipe.tma_rules import ALIGNMENT
 from tmapipe.tuning.compiling import compile_each, ready
@@ -190,7 +191,9 @@ def job_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str], dict[str, i
     schedule = kernel_of(case).rows(form, case.aligned, 1, len(columns_of(case)))
     several = int(form.apart > 1)
     ranks = {
-        **dict.fromkeys((*schedule.loaded, *(("logit",) if hasattr(schedule, "logit") else ())), 1 if form.packed else 2),
+        **dict.fromkeys(
+            (*schedule.loaded, *(("logit",) if hasattr(schedule, "logit") else ())), 1 if form.packed else 2
+        ),
         **dict.fromkeys((*schedule.columns, *schedule.tables), 1),
         **dict.fromkeys(schedule.stored, 2 + several),
         **dict.fromkeys(schedule.numbers, 1 + several),
@@ -266,7 +269,8 @@ def measure(case: Case, ours: dict[str, Rows], clock: Any, results: Results, arg
     for index, ((peer, variant), timing) in enumerate(rested(runs, clock, method_of(args)).items()):
         results.add(
             problem=case.name, dtype=case.dtype, peer=peer, variant=variant, us=timing.us,
-            gbps=(1 + KERNELS[case.kernel].stores) * BYTES / timing.us / 1e3, spread=timing.spread, rel_err=errors[peer, variant],
+            gbps=(1 + KERNELS[case.kernel].stores) * BYTES / timing.us / 1e3, spread=timing.spread,
+            rel_err=errors[peer, variant],
             chosen=True if index == 0 and peer == OURS else None,
         )  # fmt: skip
 

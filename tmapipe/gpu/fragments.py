@@ -176,7 +176,9 @@ class GpuFragments(PeerFragments, Sums):
         """As `read_part`, of a slot with one extent."""
         kind, width = slot.buffer.dtype.kind, layout.width
         inside = self.isa.buffers[slot.buffer.name][(None, slot.stage)]
-        whole = pitch % width == 0 and isinstance(at[1], int) and at[1] % width == 0  # vectors lie where they may be read
+        whole = (
+            pitch % width == 0 and isinstance(at[1], int) and at[1] % width == 0
+        )  # vectors lie where they may be read
         each = width if whole else 1
         data: list[Any] = []
         for _, row, first in self.runs(layout, each, at=at):

@@ -103,7 +103,9 @@ class TracingFragments(Fragments):
         return Fragment(self, layout, "tile", slot.buffer.dtype.kind, self._record("read_peer", slot, cta, layout, at))
 
     def read_part(self, slot: Any, layout: Any, at: Any, pitch: int = 0) -> Fragment:
-        return Fragment(self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at, pitch))
+        return Fragment(
+            self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at, pitch)
+        )
 
     def read_columns_from(self, slot: Any, layout: Any, first: Any) -> Fragment:
         found = self._record("read_columns_from", slot, layout, first, result=slot.buffer.name)

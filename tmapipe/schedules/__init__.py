@@ -2,10 +2,23 @@
 
 from tmapipe.schedules.addparts import AddParts
 from tmapipe.schedules.attention import Attention
+from tmapipe.schedules.backward import (
+    LayerNormBackward,
+    LogSoftmaxBackward,
+    NormBackwardRows,
+    RmsNormBackward,
+    SoftmaxBackward,
+    SoftmaxBackwardRows,
+)
 from tmapipe.schedules.clustersplitk import ClusterSplitK
 from tmapipe.schedules.conv import Conv
-from tmapipe.schedules.copy import Copy
-from tmapipe.schedules.crossentropy import CrossEntropy, CrossEntropyRows
+from tmapipe.schedules.copy import Copy, CopyRows
+from tmapipe.schedules.crossentropy import (
+    CrossEntropy,
+    CrossEntropyBackward,
+    CrossEntropyBackwardRows,
+    CrossEntropyRows,
+)
 from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
@@ -24,22 +37,31 @@ __all__ = [
     "ClusterSplitK",
     "Conv",
     "Copy",
+    "CopyRows",
     "CrossEntropy",
+    "CrossEntropyBackward",
+    "CrossEntropyBackwardRows",
     "CrossEntropyRows",
     "FinishParts",
     "GatedGemm",
     "Gemm",
     "GroupedGemm",
     "LayerNorm",
+    "LayerNormBackward",
     "LayerNormRows",
     "LogSoftmax",
+    "LogSoftmaxBackward",
     "LogSoftmaxRows",
+    "NormBackwardRows",
     "PingPong",
     "Reduce",
     "ReduceRows",
     "RmsNorm",
+    "RmsNormBackward",
     "RmsNormRows",
     "Softmax",
+    "SoftmaxBackward",
+    "SoftmaxBackwardRows",
     "SoftmaxRows",
     "SplitK",
     "StreamK",

@@ -13,7 +13,8 @@ from tmapipe.integers import ceil_div
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import RowKernel, Rows
+from tmapipe.schedules.rowkernel import RowKernel
+from tmapipe.schedules.rows import Rows
 from tmapipe.thread_store import ThreadStoreStage
 from tmapipe.tma_rules import ALIGNMENT
 
@@ -85,8 +86,8 @@ class LogSoftmaxBackward(SoftmaxBackward):
 class NormBackwardRows(Rows):
     """``g = dy weight; dx = rstd (g - h mean(g h)); dweight = sum over m of dy h`` with ``h = x rstd``, of one form.
 
-    If centered, ``h = (x - mean) rstd``, dx has ``- rstd mean(g)`` too, and ``dbias = sum over m of dy``. A CTA takes some rows
-    one after another, and adds up what the sums over m have of them.
+    If centered, ``h = (x - mean) rstd``, dx has ``- rstd mean(g)`` too, and ``dbias = sum over m of dy``. A CTA takes some
+    rows one after another, and adds up what the sums over m have of them.
 
     Args:
         form, stored: As of `Rows`, of one row.
@@ -105,7 +106,9 @@ class NormBackwardRows(Rows):
         self.over = "c n" if form.apart == 1 else "c b n"
         self.relations += (Dim("c", of="m" if form.apart == 1 else "a", per=steps),)
         for name in self.sums:
-            part = ThreadStoreStage(self.over, tile=(form.columns,), role=self.work, vector=4, wide=form.apart > 1, dtype=fp32)
+            part = ThreadStoreStage(
+                self.over, tile=(form.columns,), role=self.work, vector=4, wide=form.apart > 1, dtype=fp32
+            )
             setattr(self, name, part)
 
     @property

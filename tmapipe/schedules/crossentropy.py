@@ -17,7 +17,9 @@ from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import RowKernel, Rows, address_of
+from tmapipe.schedules.rowkernel import RowKernel
+from tmapipe.schedules.rowplaces import address_of, copied
+from tmapipe.schedules.rows import Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.tma_rules import ALIGNMENT
 
@@ -167,8 +169,10 @@ class CrossEntropy(RowKernel):
 
 
 class CrossEntropyBackwardRows(TargetRows):
-    """``dx[m, n] = (exp(x[m, n] - lse[m]) - (n == target[m])) dloss[m]``, of one form. Arguments as of `CrossEntropyRows`; rows
-    one after another are a multiple of 4."""
+    """``dx[m, n] = (exp(x[m, n] - lse[m]) - (n == target[m])) dloss[m]``, of one form.
+
+    Arguments as of `CrossEntropyRows`; rows one after another are a multiple of 4.
+    """
 
     stored, given = ("dx",), ("lse", "dloss")
 
@@ -197,7 +201,9 @@ class CrossEntropyBackwardRows(TargetRows):
             self.store_rows(k.dx, tile, (math.exp(x - lse) - hit) * dloss)
 
     def _seen(self, name: str, x: Any) -> Any:
-        return x if name in self.given else super()._seen(name, x)
+        if name not in self.given:
+            return super()._seen(name, x)
+        return x if is_contiguous(x) and address_of(x) % ALIGNMENT == 0 else copied(x)
 
 
 class CrossEntropyBackward(RowKernel):
@@ -243,12 +249,9 @@ class CrossEntropyBackward(RowKernel):
 
 
 def numbers_of(name: str, given: Any, x: Any) -> Any:
-    """One number a row *x*, as a vector where TMA reads it; a copy if need be. Raises `InputError` for other types or shapes."""
+    """One number a row *x*, as a vector. Raises `InputError` for other types or shapes."""
     check_kind(name, given)
     if tuple(given.shape) != tuple(x.shape[:-1]) or dtype_of(given, name) != fp32:
         found, rule = (tuple(given.shape), str(given.dtype)), f"is fp32 of {tuple(x.shape[:-1])}"
         raise InputError(name, found, rule, "pass a number for each row")
-    seen = given.reshape(-1)
-    if is_contiguous(seen) and address_of(seen) % ALIGNMENT == 0:
-        return seen
-    return seen.copy() if isinstance(seen, np.ndarray) else seen.clone()
+    return given.reshape(-1)

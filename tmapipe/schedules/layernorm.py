@@ -1,4 +1,4 @@
-"""LayerNorm of rows of any length: each is shifted and scaled to a mean of 0 and a variance of 1, then by weights and biases."""
+"""LayerNorm of rows of any length: each gets a mean of 0 and a variance of 1, then weights and biases."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from tmapipe import math
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import RowKernel, Rows
+from tmapipe.schedules.rowkernel import RowKernel
+from tmapipe.schedules.rows import Rows
 from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["LayerNorm", "LayerNormRows"]
 
 
 class LayerNormRows(Rows):
-    """``y[m, n] = (x[m, n] - mean[m]) * rstd[m] * weight[n] + bias[n]``, of one form, with ``rstd = 1 / sqrt(variance + eps)``.
+    """``y[m, n] = (x[m, n] - mean[m]) * rstd[m] * weight[n] + bias[n]`` with ``rstd = 1 / sqrt(variance + eps)``, of one form.
 
     Args:
         form, stored: As of `Rows`.

@@ -10,7 +10,8 @@ from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.crossentropy import logsumexp
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import RowKernel, Rows
+from tmapipe.schedules.rowkernel import RowKernel
+from tmapipe.schedules.rows import Rows
 
 __all__ = ["Reduce", "ReduceRows"]
 
@@ -50,7 +51,7 @@ class ReduceRows(Rows):
 
 
 class Reduce(RowKernel):
-    """One number, in fp32, of each row along the last dimension of tensors of one to four, in bf16, fp16 or fp32, of any length.
+    """One number, in fp32, of each row along the last dimension of tensors of one to four, in bf16, fp16 or fp32.
 
     Args:
         operation: "sum", "mean", "max", "min" or "logsumexp".

@@ -8,7 +8,8 @@ from tmapipe import math
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import RowKernel, Rows
+from tmapipe.schedules.rowkernel import RowKernel
+from tmapipe.schedules.rows import Rows
 from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["RmsNorm", "RmsNormRows"]

@@ -33,6 +33,7 @@ THREADS, CTAS = 2048, 32  # of a multiprocessor
 MOST_WARPS, MOST_CLUSTER = 16, 16
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
+WIDEST = 8  # elements that a thread has side by side
 WORD = 4  # bytes, below which reading a slot counts
 BOX = 256  # elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
@@ -60,6 +61,8 @@ class RowForm:
         width: Elements that a thread has side by side; None: 16 bytes of them.
         packed: Whether a tile is rows as they lie in memory, one after another, so that the first one begins at a multiple of
             16 bytes. Threads then read each row where it lies.
+        pitch: Elements from one row to the next, where rows begin at no multiples of 16 bytes; 0: as many as a row has.
+        start: Elements after the last such multiple where the first row begins.
     """
 
     length: int
@@ -74,6 +77,8 @@ class RowForm:
     each: int = 1
     width: int | None = None
     packed: bool = False
+    pitch: int = 0
+    start: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -183,10 +188,11 @@ def _forms(
     ctas, whole = 1, length + (ALIGNMENT - vector) // size
     while ceil_div(length, ctas) * size * loads > 1.25 * PIECE and ctas < MOST_CLUSTER:
         ctas *= 2
-    widths = {ALIGNMENT // size, 4, *((2,) if whole < SHORTEST else ())} if whole < SHORT else {ALIGNMENT // size}
+    widest = min(WIDEST, ALIGNMENT // size)
+    widths = {widest, 4, *((2,) if whole < SHORTEST else ())} if whole < SHORT else {widest}
     kinds = [(width, False) for width in sorted(widths, reverse=True)]
     if dense and ctas == 1:
-        kinds += [(width, True) for width in {vector // size, min(4, vector // size)}]
+        kinds += [(width, True) for width in {min(widest, vector // size), min(4, vector // size)}]
     for (width, packed), warps in itertools.product(kinds, range(1, MOST_WARPS + 1)):
         for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
             columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, bool(vectors))
@@ -208,8 +214,8 @@ def _forms(
 
 
 def _columns(piece: int, rows: int, warps: int, width: int, loaded: bool) -> int | None:
-    """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*; *loaded*: and
-    that a number for each is loaded in boxes of, which begin at multiples of 128 bytes."""
+    """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*; *loaded*:
+    and of which a number each is loaded, in boxes that begin at multiples of 128 bytes."""
     if piece <= WARP * width:  # rows that some lanes share: as many as divide a warp
         candidates = [width << i for i in range(3, 6) if width << i >= piece]
     else:

@@ -3,35 +3,30 @@
     load (1 warp)      a tile of rows -> the slot of the CTA, TMA
     work (warps)       reads the slot, reduces each row over lanes, warps and CTAs of the cluster, stores from registers
 
-Rows that begin at multiples of 16 bytes are tiles of a matrix. Short ones, and short others, are pieces of memory, one row after
-another (`RowForm.packed`). Long others are loaded from the last such multiple before them: a matrix of n columns is seen as one
-whose rows hold as many rows as begin alike. Threads then read each row where it lies in the slot. Each CTA takes one tile or a
-few; several share a multiprocessor.
+Rows that begin at multiples of 16 bytes are tiles of a matrix. Short rows that begin anywhere are pieces of memory, one row
+after another (`RowForm.packed`). Long ones are loaded from the last such multiple before them: a matrix of n columns is seen
+as one whose rows hold as many rows as begin alike. Threads then read each row where it lies in the slot. Each CTA takes one
+tile or a few; several share a multiprocessor.
 """
 
 from __future__ import annotations
 
-import math
-import sys
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from tmapipe.barrier import BarrierRing
-from tmapipe.bind.memory import check_kind
-from tmapipe.bind.tensors import is_contiguous, new_like
 from tmapipe.bulk_stage import BulkLoadStage
 from tmapipe.dim import Dim
-from tmapipe.dtypes import DType, dtype_of, fp32
-from tmapipe.errors import InputError
+from tmapipe.dtypes import fp32
 from tmapipe.kernel import KernelContext
 from tmapipe.multicast import MulticastGroup
 from tmapipe.protocol.tile import Tile
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import MARGIN, RowForm, row_forms
+from tmapipe.schedules.rowform import MARGIN, RowForm
+from tmapipe.schedules.rowplaces import together
 from tmapipe.stage import TmaLoadStage
 from tmapipe.table import Table
 from tmapipe.thread_store import ThreadStoreStage
@@ -39,9 +34,8 @@ from tmapipe.tiles.grid import GridTiles
 from tmapipe.tiles.raster import Grouped
 from tmapipe.tma_rules import ALIGNMENT
 
-__all__ = ["RowKernel", "Rows", "alignment_of", "as_matrix"]
+__all__ = ["Rows"]
 
-KINDS = ("bf16", "fp16", "fp32")
 BEFORE = 8  # elements before the first one of a column: a multiple of 16 bytes of any type, and as many as a row has
 MOST_ELEMENTS = 1 << 31  # of a tensor that is seen as a vector: places along it have 32 bits
 
@@ -49,8 +43,8 @@ MOST_ELEMENTS = 1 << 31  # of a tensor that is seen as a vector: places along it
 class Rows(Schedule):
     """Base of schedules of rows. A subclass says what it loads and stores, and has the body of `work`.
 
-    Where rows are stored, the CTAs of a cluster share a long one. Where only numbers of each are, a CTA takes its pieces one after
-    another.
+    Where rows are stored, the CTAs of a cluster share a long one. Where only numbers of each are, a CTA takes its pieces one
+    after another.
 
     Args:
         form: How rows are shared out.
@@ -148,7 +142,7 @@ class Rows(Schedule):
             elif form.apart == 1:
                 stage.load_from(tile.m, n * form.columns)
             else:
-                first = tile.b * form.length // form.unit * form.unit
+                first = self._begin(tile) // form.unit * form.unit
                 stage.load_from(tile.a, first + n * form.columns)
 
     def _load_columns(self, slot: Any, rank: Any) -> None:
@@ -163,7 +157,11 @@ class Rows(Schedule):
 
     def before(self, tile: Tile) -> Any:
         """Elements that a CTA's tile of rows has before their first ones."""
-        return tile.b * self.form.length % self.form.unit
+        return self._begin(tile) % self.form.unit
+
+    def _begin(self, tile: Tile) -> Any:
+        """Where a row begins among those that are seen as one."""
+        return tile.b * (self.form.pitch or self.form.length) + self.form.start
 
     def first(self, tile: Tile, n: Any = None) -> Any:
         """The column of a row, perhaps before its first one, with which a CTA's tile begins, or its piece *n* of a row."""
@@ -246,136 +244,18 @@ class Rows(Schedule):
             cuts = [*range(0, height, most), height]
         else:
             cuts = [0, height]
-        for first, last in zip(cuts, cuts[1:], strict=False):
+        for first, last in itertools.pairwise(cuts):
             yield {name: self._seen(name, x[first:last]) for name, x in given.items()}
 
     def _seen(self, name: str, x: Any) -> Any:
         """Rows, or numbers of them, as the stage takes them: as many in one as begin alike, or as a vector."""
-        form, height, length = self.form, x.shape[0], self.form.length
+        form, height = self.form, x.shape[0]
         if name in self.tables or (name in self.loaded and form.packed):
             return x.reshape(-1)
         if form.apart == 1:
             return x
-        together = min(height, form.apart)
+        several = min(height, form.apart)
         if name in self.loaded:
-            return x.reshape(height // together, together * length)
-        x = x.reshape(height // together, together, *x.shape[1:])
+            return together(x, several, form.start)
+        x = x.reshape(height // several, several, *x.shape[1:])
         return x if name in self.numbers else x.swapaxes(0, 1)
-
-
-class RowKernel:
-    """Base of kernels of rows that a call fits to its tensors: a `Rows` for each length, type and alignment."""
-
-    hold = 64  # elements of a thread up to which rows are held in registers
-    kept = 0  # fragments of rows that stay there in any case
-    options: tuple[Any, ...] = ()  # what else a schedule is made of
-    schedule: type[Rows]
-
-    def __init__(self) -> None:
-        self.fitted: dict[Any, Rows] = {}
-
-    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
-        """The schedule of this form, with so many tensors of rows and of one number a column loaded, for results at multiples
-        of *stored* bytes."""
-        return self.schedule(form, stored)
-
-    def takes(self, form: RowForm) -> bool:
-        """Whether such a form is one for this kernel."""
-        return bool(self.schedule.stored) or form.packed or (form.rows == 1 and form.each > 1)  # pieces need two slots
-
-    def forms(
-        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True
-    ) -> list[RowForm]:
-        """The forms for this kernel, the best one first. Arguments and errors as of `row_form`."""
-        how = {"hold": self.hold, "kept": self.kept, "dense": dense}
-        return [form for form in row_forms(length, size, vector, loads=loads, vectors=vectors, **how) if self.takes(form)]
-
-    def fit(self, loaded: list[Any], stored: list[Any], others: list[Any]) -> Rows:
-        """The schedule for these matrices, and *others* of one number a column."""
-        aligned, out = min(map(alignment_of, loaded)), min(map(alignment_of, stored), default=ALIGNMENT)
-        length, size = loaded[0].shape[1], max(x.dtype.itemsize for x in loaded)
-        vectors, dense = sum(x.dtype.itemsize for x in others), all(map(is_contiguous, loaded))
-        if aligned < ALIGNMENT and len({x.dtype.itemsize for x in loaded}) > 1:
-            rule = "are of one size where their rows are no multiples of 16 bytes"
-            raise InputError("element types", [str(x.dtype) for x in loaded], rule, "convert one")
-        key = length, size, aligned, out, len(loaded), vectors, len(others), dense, self.options
-        if key not in self.fitted:
-            (form, *_) = self.forms(length, size, aligned, len(loaded), vectors, dense)
-            self.fitted[key] = self.rows(form, out, len(loaded), len(others))
-        return self.fitted[key]
-
-    def run(
-        self,
-        loaded: dict[str, Any],
-        stored: dict[str, Any],
-        others: dict[str, Any],
-        numbers: dict[str, Any] | None = None,
-        tables: dict[str, Any] | None = None,
-    ) -> Any:
-        """Computes the outputs, of which those that are None are made, from tensors of rows and from *others*.
-
-        Args:
-            numbers: Outputs of one number a row, in fp32.
-            tables: Integers of 32 bits, some a row.
-        """
-        first, numbers = next(iter(loaded.values())), numbers or {}
-        rows = {name: as_matrix(name, x) for name, x in loaded.items()}
-        for name, x in (*loaded.items(), *stored.items(), *numbers.items()):
-            wanted = tuple(first.shape[:-1] if name in numbers else first.shape)
-            if x is not None and tuple(x.shape) != wanted:
-                raise InputError(f"{name}.shape", tuple(x.shape), f"is that of x, {wanted}", "make it so")
-        for name, x in others.items():
-            check_kind(name, x)
-        made = {name: new_like(first) if x is None else x for name, x in stored.items()}
-        made |= {n: new_like(first, tuple(first.shape[:-1]), fp32) if x is None else x for n, x in numbers.items()}
-        more: tuple[Any, ...] = ()
-        if 0 not in first.shape:
-            outputs = {name: as_matrix(name, x, name in numbers) for name, x in made.items()}
-            rows = {name: _loadable(x) for name, x in rows.items()}
-            schedule = self.fit([*rows.values()], [outputs[name] for name in stored], [*others.values()])
-            more = schedule.run({**rows, **outputs, **(tables or {})}, others)
-        results = (*made.values(), *more)
-        return results[0] if len(results) == 1 else results
-
-
-def _loadable(x: Any) -> Any:
-    """A matrix, or a copy of it where its rows lie as no form takes them: apart, from no multiple of 16 bytes on."""
-    if alignment_of(x) == ALIGNMENT or (is_contiguous(x) and address_of(x) % ALIGNMENT == 0):
-        return x
-    return x.copy() if isinstance(x, np.ndarray) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
-
-
-def as_matrix(name: str, x: Any, number: bool | None = None) -> Any:
-    """*x*, of one to four dimensions, as a matrix of its rows; a copy where it lies so that there is no such view.
-
-    Args:
-        number: Whether it is an output of one number a row, which is seen as a vector, or another output; of an output, there
-            is no copy.
-
-    Raises:
-        InputError: It is no tensor of bf16, fp16 or fp32 of so many dimensions, or an output that is no such view.
-    """
-    check_kind(name, x)
-    kind = dtype_of(x, name)
-    if kind.name not in KINDS or (number and kind != fp32):
-        kinds, fix = KINDS[-1:] if number else KINDS, f"{name}.to(torch.float32)"
-        raise InputError(f"{name}.dtype", kind.name, f"is one of {', '.join(kinds)}", fix)
-    if not number and not 1 <= x.ndim <= 4:
-        raise InputError(f"{name}.shape", tuple(x.shape), "has one to four dimensions", "reshape it")
-    seen = x.reshape(-1) if number else x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-    if number is not None and address_of(seen) != address_of(x):
-        rule = "can be seen as a matrix of its rows"
-        raise InputError(f"{name}.stride", x.stride(), rule, "pass a contiguous tensor")
-    return seen
-
-
-def alignment_of(x: Any) -> int:
-    """The most bytes, up to 16, of which the address, the rows and the pitch of a matrix are whole multiples."""
-    size = x.dtype.itemsize
-    pitch = x.strides[0] if isinstance(x, np.ndarray) else x.stride(0) * size
-    return math.gcd(ALIGNMENT, x.shape[1] * size, pitch if x.shape[0] > 1 else 0, address_of(x))
-
-
-def address_of(x: Any) -> int:
-    """Where a tensor lies."""
-    return int(x.ctypes.data) if isinstance(x, np.ndarray) else int(x.data_ptr())
