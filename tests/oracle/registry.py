@@ -188,7 +188,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "Softmax, gradient",
         lambda: SoftmaxBackwardRows(row_form(3001, vector=2, loads=2), stored=2),
-        lambda: SoftmaxBackwardRows(RowForm(512, 1, 256, 1, 2)),
+        lambda: SoftmaxBackwardRows(RowForm(512, 1, 256, 1, 2, each=2)),
         ((1, 1, {}),),
     ),
     Registered(
@@ -200,7 +200,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "Copy, by threads",
         lambda: CopyRows(row_form(5001, vector=2), 2),
-        lambda: CopyRows(RowForm(200, 1, 256, 1, vector=2, each=2, pitch=301, start=5), 2),
+        lambda: CopyRows(RowForm(200, 1, 512, 2, vector=2, each=2, pitch=301, start=5), 2),
         ((1, 1, {"b": 2, "w": 600}),),
     ),
     Registered(
