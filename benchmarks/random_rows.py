@@ -1,4 +1,4 @@
-"""Softmax and rmsnorm of rows of random lengths, to which nothing was fitted, beside QuACK's kernels; suite `rows_random`.
+"""Kernels of rows of random lengths, to which nothing was fitted, beside QuACK's; suite `rows_random`.
 
 python -m benchmarks.random_rows --seed 0x1234abcd                   what `tmapipe.schedules` takes, beside the peers
 python -m benchmarks.random_rows --explore 10 --alone                ten forms of each length, to see what the model misses
@@ -26,10 +26,14 @@ from typing import Any, NamedTuple
 from benchmarks.cases import checker
 from benchmarks.cli import add_options, gpu_of, kept, method_of, settings
 from benchmarks.results import OURS, Results, print_table, read
-from tmapipe.schedules.rmsnorm import RmsNorm, RmsNormRows
-from tmapipe.schedules.rowform import RowForm, row_forms
+from tmapipe.schedules.crossentropy import CrossEntropy
+from tmapipe.schedules.layernorm import LayerNorm
+from tmapipe.schedules.reduce import Reduce
+from tmapipe.schedules.rmsnorm import RmsNorm
+from tmapipe.schedules.rowform import RowForm
+from tmapipe.schedules.rowkernel import RowKernel
 from tmapipe.schedules.rows import Rows
-from tmapipe.schedules.softmax import Softmax, SoftmaxRows
+from tmapipe.schedules.softmax import LogSoftmax, Softmax
 from tmapipe.tma_rules import ALIGNMENT
 from tmapipe.tuning.compiling import compile_each, ready
 from tmapipe.tuning.timing import rested
@@ -37,7 +41,6 @@ from tmapipe.tuning.timing import rested
 BYTES = 256 << 20
 LEAST, MOST = 64, 262144
 SIZES = {"bf16": 2, "fp32": 4}
-KERNELS = "softmax", "rmsnorm"
 LIMIT = 1e-2
 
 
@@ -56,31 +59,125 @@ class Case(NamedTuple):
         return math.gcd(ALIGNMENT, self.length * SIZES[self.dtype])
 
 
-def draw(seed: int, count: int = 40) -> list[Case]:
+def draw(seed: int, count: int = 40, kernels: Iterable[str] = ("softmax", "rmsnorm")) -> list[Case]:
     """Lengths log-uniform from 64 to 262,144, every second one a multiple of 8 and the others not, bf16 and fp32 in turn by
-    pairs; both kernels of each."""
+    pairs; all kernels of each."""
     rng, found = random.Random(seed), []
     for i in range(count):
         length = round(math.exp(rng.uniform(math.log(LEAST), math.log(MOST))))
         length = max(LEAST, length // 8 * 8) if i % 2 == 0 else length + (length % 8 == 0) * rng.randint(1, 7)
         found.append((min(length, MOST - (i % 2)), ("bf16", "fp32")[i // 2 % 2]))
-    return [Case(kernel, *each) for each in found for kernel in KERNELS]
+    return [Case(kernel, *each) for each in found for kernel in kernels]
 
 
-# ---- ours ---------------------------------------------------------------------------------------------------------------
+# ---- kernels ------------------------------------------------------------------------------------------------------------
+
+
+class Peers(NamedTuple):
+    """A kernel beside others.
+
+    Args:
+        ours: What users call.
+        inputs: Of rows x, what it is called with besides x.
+        torch: The same in torch.
+        quack: The same in QuACK, which returns the first output.
+        stores: Whether it writes as much as it reads.
+    """
+
+    ours: Callable[[], RowKernel]
+    inputs: Callable[[Any], tuple[Any, ...]]
+    torch: Callable[..., Any]
+    quack: Callable[..., Any] | None
+    stores: bool = True
+
+
+def _none(x: Any) -> tuple[Any, ...]:
+    return ()
+
+
+def _weight(x: Any) -> tuple[Any, ...]:
+    import torch
+
+    return (torch.randn(x.shape[1], device="cuda", dtype=x.dtype),)
+
+
+def _affine(x: Any) -> tuple[Any, ...]:
+    import torch
+
+    return torch.randn(x.shape[1], device="cuda"), torch.randn(x.shape[1], device="cuda")
+
+
+def _targets(x: Any) -> tuple[Any, ...]:
+    import torch
+
+    return (torch.randint(0, x.shape[1], x.shape[:1], device="cuda"),)
+
+
+def _functional(name: str, **named: Any) -> Callable[..., Any]:
+    def call(x: Any, *others: Any) -> Any:
+        import torch
+
+        shape = ((x.shape[1],),) if name.endswith("_norm") else ()
+        if name == "layer_norm":
+            others = tuple(each.to(x.dtype) for each in others)
+        return getattr(torch.nn.functional, name)(x, *shape, *others, **named)
+
+    return call
+
+
+def _quack(module: str, name: str, **named: Any) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:
+        import importlib
+
+        found = getattr(importlib.import_module(f"quack.{module}"), name)(*inputs, **named)
+        return found[0] if isinstance(found, tuple) else found
+
+    return call
+
+
+def _sum(x: Any) -> Any:
+    return x.sum(1)
+
+
+KERNELS: dict[str, Peers] = {
+    "softmax": Peers(Softmax, _none, _functional("softmax", dim=1), _quack("softmax", "softmax_fwd")),
+    "rmsnorm": Peers(RmsNorm, _weight, _functional("rms_norm", eps=1e-6), _quack("rmsnorm", "rmsnorm_fwd")),
+    "log_softmax": Peers(LogSoftmax, _none, _functional("log_softmax", dim=1), None),
+    "layernorm": Peers(
+        functools.partial(LayerNorm, numbers=True), _affine, _functional("layer_norm"),
+        _quack("rmsnorm", "layernorm_fwd", eps=1e-5, return_rstd=True, return_mean=True),
+    ),
+    "cross_entropy": Peers(
+        CrossEntropy, _targets, _functional("cross_entropy", reduction="none"),
+        _quack("cross_entropy", "cross_entropy_fwd", return_lse=True), False,
+    ),
+    "sum": Peers(Reduce, _none, _sum, None, False),
+}  # fmt: skip
+
+
+def kernel_of(case: Case) -> RowKernel:
+    kernel = KERNELS[case.kernel].ours()
+    if isinstance(kernel, CrossEntropy):
+        kernel.options = (2,)
+    return kernel
+
+
+def columns_of(case: Case) -> list[int]:
+    """Bytes of what there is a column of."""
+    size = {"rmsnorm": [SIZES[case.dtype]], "layernorm": [4, 4]}
+    return size.get(case.kernel, [])
 
 
 def forms_of(case: Case, count: int) -> list[RowForm]:
-    """What is taken; with 2 also the best that takes one tile a CTA, if that takes several, or the other way round; with more,
-    others, better ones first."""
-    size, norm = SIZES[case.dtype], case.kernel == "rmsnorm"
-    kind = RmsNorm if norm else Softmax
-    every = row_forms(case.length, size, case.aligned, vectors=size if norm else 0, hold=kind.hold)
-    found = every[:1]
+    """What is taken; with more, the best of each kind (packed or not, one tile a CTA or several), then others, better ones
+    first."""
+    every = kernel_of(case).forms(case.length, SIZES[case.dtype], case.aligned, vectors=sum(columns_of(case)))
+    kinds: dict[Any, RowForm] = {}
+    for form in every:
+        kinds.setdefault((form.packed, form.each > 1), form)
+    found = list(dict.fromkeys([every[0], *kinds.values()]))[:count]
+    others = [form for form in every if form not in found]
     rng = random.Random(case.name)
-    if count == 2:
-        return [*found, *(form for form in every if (form.each > 1) != (found[0].each > 1))][:2]
-    others = every[1:]
     weights = [0.93**i for i in range(len(others))]
     while len(found) < count and others:
         (index,) = rng.choices(range(len(others)), weights)
@@ -89,22 +186,29 @@ def forms_of(case: Case, count: int) -> list[RowForm]:
     return found
 
 
-def schedule_of(case: Case, form: RowForm) -> Rows:
-    if case.kernel == "softmax":
-        return SoftmaxRows(form, case.aligned)
-    return RmsNormRows(form, stored=case.aligned)
-
-
 def job_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str], dict[str, int]]:
     """As `tmapipe.tuning.compiling.Job`."""
-    ranks = {"x": 2, "y": 2 if form.apart == 1 else 3, **({"weight": 1} if case.kernel == "rmsnorm" else {})}
-    return schedule_of(case, form), dict.fromkeys(ranks, case.dtype), ranks
+    schedule = kernel_of(case).rows(form, case.aligned, 1, len(columns_of(case)))
+    several = int(form.apart > 1)
+    ranks = {
+        **dict.fromkeys(
+            (*schedule.loaded, *(("logit",) if hasattr(schedule, "logit") else ())), 1 if form.packed else 2
+        ),
+        **dict.fromkeys((*schedule.columns, *schedule.tables), 1),
+        **dict.fromkeys(schedule.stored, 2 + several),
+        **dict.fromkeys(schedule.numbers, 1 + several),
+    }
+    types = dict.fromkeys(ranks, case.dtype) | dict.fromkeys(schedule.numbers, "fp32")
+    if case.kernel == "layernorm":
+        types |= dict.fromkeys(schedule.columns, "fp32")
+    return schedule, {name: kind for name, kind in types.items() if name not in schedule.tables}, ranks
 
 
 def text_of(form: RowForm) -> str:
     narrow = form.width is not None and form.width != form.unit
-    held = ", held" * form.held + f", {form.each} each" * (form.each > 1) + f", vectors of {form.width}" * narrow
-    return f"{form.rows} x {form.columns} by {form.ctas} CTAs of {form.warps} warps, {form.share}{held}"
+    how = ", packed" * form.packed + ", held" * form.held + f", {form.each} each" * (form.each > 1)
+    how += f", vectors of {form.width}" * narrow
+    return f"{form.rows} x {form.columns} by {form.ctas} CTAs of {form.warps} warps, {form.share}{how}"
 
 
 # ---- measuring ----------------------------------------------------------------------------------------------------------
@@ -118,54 +222,33 @@ def runs_of(case: Case, ours: dict[str, Rows], peers: bool) -> tuple[dict[tuple[
         BYTES // SIZES[case.dtype] // case.length,
         {"bf16": torch.bfloat16, "fp32": torch.float32}[case.dtype],
     )
-    x = torch.randn(height, case.length, device="cuda", dtype=kind)
-    weight = torch.randn(case.length, device="cuda", dtype=kind)
-    out = torch.full_like(x, float("nan"))
-    others = {"weight": weight} if case.kernel == "rmsnorm" else {}
+    x, beside = torch.randn(height, case.length, device="cuda", dtype=kind), KERNELS[case.kernel]
+    inputs = x, *beside.inputs(x)
 
-    def run(rows: Rows) -> Any:
-        rows.run({"x": x, "y": out}, others)
-        return out
+    def called(rows: Rows) -> Callable[[], Any]:
+        kernel = kernel_of(case)
+        kernel.fit = lambda *_: rows  # compiled elsewhere
+        out = {"out": torch.full_like(x, float("nan"))} if beside.stores else {}
 
-    def softmax(x: Any, weight: Any) -> Any:
-        return torch.softmax(x, 1)
+        def call() -> Any:
+            found = kernel(*inputs, **out)
+            return found[0] if isinstance(found, tuple) else found
 
-    def rms_norm(x: Any, weight: Any) -> Any:
-        return torch.nn.functional.rms_norm(x, (case.length,), weight, 1e-6)
+        return call
 
-    reference = softmax if case.kernel == "softmax" else rms_norm
-    runs: dict[tuple[str, str], Callable[[], Any]] = {}
-    first = True
-    for title, rows in ours.items():
-        if first:  # as users call it
-            kernel = Softmax() if case.kernel == "softmax" else RmsNorm()
-            kernel.fit = lambda *_, rows=rows: rows  # compiled elsewhere
-            call = functools.partial(kernel, x, *others.values(), out=out)
-        runs[OURS, title] = call if first else functools.partial(run, rows)
-        first = False
-    runs |= quack(case, x, weight) if peers else {}
+    runs: dict[tuple[str, str], Callable[[], Any]] = {(OURS, title): called(rows) for title, rows in ours.items()}
+    if peers and beside.quack is not None:
+        try:
+            beside.quack(*(each[:8] if each.shape[0] == height else each for each in inputs))
+            runs["quack", "fwd"] = functools.partial(beside.quack, *inputs)
+        except Exception as error:  # any: an assertion, or the compiler's
+            print(f"  quack: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}")
     if peers and not any(peer == "quack" for peer, _ in runs):
         torch._dynamo.reset()
-        compiled = torch.compile(reference, dynamic=False)
-        runs["torch", "eager"] = functools.partial(reference, x, weight)
-        runs["torch", "compile"] = functools.partial(compiled, x, weight)
-    return runs, reference(x, weight)
-
-
-def quack(case: Case, x: Any, weight: Any) -> dict[tuple[str, str], Callable[[], Any]]:
-    """QuACK's kernel, where it takes the length."""
-    try:
-        from quack.rmsnorm import rmsnorm_fwd
-        from quack.softmax import softmax_fwd
-
-        if case.kernel == "softmax":
-            softmax_fwd(x[:8])
-            return {("quack", "softmax_fwd"): functools.partial(softmax_fwd, x)}
-        rmsnorm_fwd(x[:8], weight)
-        return {("quack", "rmsnorm_fwd"): lambda: rmsnorm_fwd(x, weight)[0]}
-    except Exception as error:  # any: an assertion, or the compiler's
-        print(f"  quack: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}")
-        return {}
+        compiled = torch.compile(beside.torch, dynamic=False)
+        runs["torch", "eager"] = functools.partial(beside.torch, *inputs)
+        runs["torch", "compile"] = functools.partial(compiled, *inputs)
+    return runs, beside.torch(x.float(), *(each.float() if each.is_floating_point() else each for each in inputs[1:]))
 
 
 def measure(case: Case, ours: dict[str, Rows], clock: Any, results: Results, args: argparse.Namespace) -> None:
@@ -186,7 +269,8 @@ def measure(case: Case, ours: dict[str, Rows], clock: Any, results: Results, arg
     for index, ((peer, variant), timing) in enumerate(rested(runs, clock, method_of(args)).items()):
         results.add(
             problem=case.name, dtype=case.dtype, peer=peer, variant=variant, us=timing.us,
-            gbps=2 * BYTES / timing.us / 1e3, spread=timing.spread, rel_err=errors[peer, variant],
+            gbps=(1 + KERNELS[case.kernel].stores) * BYTES / timing.us / 1e3, spread=timing.spread,
+            rel_err=errors[peer, variant],
             chosen=True if index == 0 and peer == OURS else None,
         )  # fmt: skip
 
@@ -230,7 +314,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=40, help="lengths (default %(default)s)")
     parser.add_argument("--draw", type=lambda text: int(text, 0), default=0, help="seed of the lengths")
     parser.add_argument("--lengths", type=int, nargs="+", help="these instead")
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=("softmax", "rmsnorm"))
     parser.add_argument("--dtypes", nargs="+", choices=SIZES, default=tuple(SIZES))
     parser.add_argument("--explore", type=int, default=1, metavar="N", help="forms of ours (default: what is taken)")
     parser.add_argument("--alone", action="store_true", help="without peers")
@@ -250,9 +334,9 @@ def main(argv: list[str] | None = None) -> int:
     from tmapipe.gpu.clock import CudaClock
 
     started = time.monotonic()
-    cases = draw(args.draw, args.count)
+    cases = draw(args.draw, args.count, args.kernels)
     if args.lengths:
-        cases = [Case(kernel, n, dtype) for n in args.lengths for dtype in args.dtypes for kernel in KERNELS]
+        cases = [Case(kernel, n, dtype) for n in args.lengths for dtype in args.dtypes for kernel in args.kernels]
     cases = [case for case in cases if case.kernel in args.kernels and case.dtype in args.dtypes]
     results = Results("rows_random", gpu, {**settings(args), "draw": args.draw})
     if args.append:

@@ -12,7 +12,7 @@ from tmapipe.cluster_sum import ClusterSum
 from tmapipe.cp_async_stage import CpAsyncLoadStage
 from tmapipe.descriptor_stage import DescriptorStage
 from tmapipe.dim import Dim
-from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, fp64, int8, int32, int64, tf32
+from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, fp64, int8, int16, int32, int64, tf32
 from tmapipe.errors import (
     DeadlockError,
     HazardError,
@@ -49,6 +49,7 @@ from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.raster import Backwards, Columns, Grouped, Hilbert, Snake
 from tmapipe.tiles.splitk import SplitKTiles
 from tmapipe.tiles.streamk import StreamKTiles
+from tmapipe.tuning.autotune import autotune
 from tmapipe.turnstile import Turnstile
 from tmapipe.windows import Windows
 
@@ -106,6 +107,7 @@ __all__ = [
     "UnsafeError",
     "Wgmma",
     "Windows",
+    "autotune",
     "bf16",
     "epilogue",
     "fp8_e4m3",
@@ -114,6 +116,7 @@ __all__ = [
     "fp32",
     "fp64",
     "int8",
+    "int16",
     "int32",
     "int64",
     "mainloop",

@@ -15,8 +15,8 @@ import numpy as np
 from tmapipe.errors import InputError
 
 __all__ = [
-    "DType", "as_dtype", "bf16", "dtype_of", "fp8_e4m3", "fp8_e5m2", "fp16", "fp32", "fp64", "int8", "int32",
-    "int64", "tf32",
+    "DType", "as_dtype", "bf16", "dtype_of", "fp8_e4m3", "fp8_e5m2", "fp16", "fp32", "fp64", "int8", "int16",
+    "int32", "int64", "tf32",
 ]  # fmt: skip
 
 
@@ -70,11 +70,12 @@ tf32 = DType("tf32", 4, np.float32, "float32", "Float32")  # fp32 rounded to 10 
 fp8_e4m3 = DType("fp8_e4m3", 1, ml_dtypes.float8_e4m3fn, "float8_e4m3fn", "Float8E4M3FN")
 fp8_e5m2 = DType("fp8_e5m2", 1, ml_dtypes.float8_e5m2, "float8_e5m2", "Float8E5M2")
 int8 = DType("int8", 1, np.int8, "int8", "Int8")
+int16 = DType("int16", 2, np.int16, "int16", "Int16")
 int32 = DType("int32", 4, np.int32, "int32", "Int32")
 int64 = DType("int64", 8, np.int64, "int64", "Int64")
 fp64 = DType("fp64", 8, np.float64, "float64", "Float64")
 
-ALL = (bf16, fp16, fp32, tf32, fp8_e4m3, fp8_e5m2, int8, int32, int64, fp64)
+ALL = (bf16, fp16, fp32, tf32, fp8_e4m3, fp8_e5m2, int8, int16, int32, int64, fp64)
 _BY_NAME = {d.name: d for d in ALL} | {d.torch: d for d in ALL if d is not tf32}
 
 

@@ -93,7 +93,7 @@ TYPES = {
 
 def type_of(dtype: DType) -> str:
     """What descriptors call the type of a stage's elements."""
-    return "uint8" if dtype.bytes == 1 else dtype.name
+    return "uint8" if dtype.bytes == 1 else "uint16" if dtype.name == "int16" else dtype.name
 
 
 def check_option(name: str, value: Any) -> None:

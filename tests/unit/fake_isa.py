@@ -361,7 +361,7 @@ class RecordingIsa:
     def read_peer(self, slot: SlotRef, cta: int, layout: Any, at: Any) -> Fragment:
         return self.read(slot, layout)
 
-    def read_part(self, slot: SlotRef, layout: Any, at: Any) -> Fragment:
+    def read_part(self, slot: SlotRef, layout: Any, at: Any, pitch: int = 0) -> Fragment:
         return self.read(slot, layout)
 
     def read_columns_from(self, slot: SlotRef, layout: Any, first: int) -> Fragment:

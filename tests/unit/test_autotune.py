@@ -9,8 +9,8 @@ import torch
 
 import tmapipe as tp
 from tests.unit.errors import refused
+from tmapipe import autotune
 from tmapipe.errors import PipelineError
-from tmapipe.tuning import autotune
 from tmapipe.tuning.autotune import METHOD, differing, job_of, measured
 from tmapipe.tuning.cache import keep, recall
 from tmapipe.tuning.compiling import compile_each

@@ -12,7 +12,7 @@ from tests.unit.test_added import Stacked
 from tmapipe import dtypes
 from tmapipe.dtypes import as_dtype, dtype_of
 
-OF_TENSORS = (tp.bf16, tp.fp16, tp.fp32, tp.fp8_e4m3, tp.fp8_e5m2, tp.int8, tp.int32, tp.int64, tp.fp64)
+OF_TENSORS = (tp.bf16, tp.fp16, tp.fp32, tp.fp8_e4m3, tp.fp8_e5m2, tp.int8, tp.int16, tp.int32, tp.int64, tp.fp64)
 ALL = (*OF_TENSORS, tp.tf32)
 
 
@@ -44,7 +44,7 @@ def test_bit_patterns_are_those_of_torch():
 def test_unsupported_arrays():
     for array in (
         np.zeros(2, np.complex64),
-        np.zeros(2, np.int16),
+        np.zeros(2, np.uint16),
         np.zeros(2, ml_dtypes.float8_e4m3b11fnuz),
         torch.zeros(2, dtype=torch.bool),
     ):
@@ -70,7 +70,7 @@ def test_a_copy_of_a_thread_has_an_element():
 def test_in_memory():
     """tf32 is made of fp32 by the loads; all others lie in memory as they are."""
     assert tp.tf32.in_memory is tp.fp32 and all(dtype.in_memory is dtype for dtype in OF_TENSORS)
-    assert [dtype.name for dtype in ALL if dtype.integer] == ["int8", "int32", "int64"]
+    assert [dtype.name for dtype in ALL if dtype.integer] == ["int8", "int16", "int32", "int64"]
 
 
 def test_every_type_is_exported():

@@ -161,13 +161,31 @@ class GpuFragments(PeerFragments, Sums):
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int = 0) -> Fragment:
         kind, width = slot.buffer.dtype.kind, layout.width
+        if pitch:
+            return self._read_rows(slot, layout, at, pitch)
         if isinstance(at[1], int) and at[1] % width == 0 and slot.buffer.tile[1] % width == 0:
             return self.read(slot, layout, at=at)
         inside = self.isa.buffers[slot.buffer.name][(None, None, slot.stage)]
         runs = self.runs(layout, width, at=at)
         data = [inside[(row, first + j)].to(KINDS[kind]) for _, row, first in runs for j in range(width)]
+        return Fragment(self, layout, "tile", kind, data)
+
+    def _read_rows(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int) -> Fragment:
+        """As `read_part`, of a slot with one extent."""
+        kind, width = slot.buffer.dtype.kind, layout.width
+        inside = self.isa.buffers[slot.buffer.name][(None, slot.stage)]
+        whole = (
+            pitch % width == 0 and isinstance(at[1], int) and at[1] % width == 0
+        )  # vectors lie where they may be read
+        each = width if whole else 1
+        data: list[Any] = []
+        for _, row, first in self.runs(layout, each, at=at):
+            values = cute.make_rmem_tensor((each,), cute_type(slot.buffer.dtype))
+            place = row * (pitch // each) + first // each
+            cute.autovec_copy(cute.coalesce(cute.local_tile(inside, (each,), (place,))), values)
+            data += widened(values, kind)
         return Fragment(self, layout, "tile", kind, data)
 
     def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> Fragment:

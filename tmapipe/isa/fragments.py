@@ -192,8 +192,12 @@ class Fragments(Carried):
         """``ld.shared::cluster``: as `read_part`, of the slot of the CTA with rank *cta*."""
         raise NotImplementedError
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value]) -> Fragment:
-        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. Generic proxy."""
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], pitch: int = 0) -> Fragment:
+        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. Generic proxy.
+
+        Args:
+            pitch: Elements from one row to the next, in a slot with one extent; 0: those of a row of its tile.
+        """
         raise NotImplementedError
 
     def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Value) -> Fragment:

@@ -81,8 +81,9 @@ class SlotAccesses(Fragments):
         self.isa.emit(ops.PeerRead(self.isa.slot(slot.buffer, slot.stage), 1 << cta))
         return self._fragment(slot, layout, "tile", self._answer())
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
-        return self._fragment(slot, layout, "tile", self._read(slot, at=self._inside(slot, layout, at)))
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int = 0) -> Fragment:
+        places = self._positions(pitch, layout, at) if pitch else self._inside(slot, layout, at)
+        return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
     @of_data
     def _inside(self, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]) -> Any:

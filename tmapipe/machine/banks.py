@@ -86,12 +86,12 @@ class WatchedFragments(MachineFragments):
         self._note(slot, "read transposed", _transposed(slot.buffer, layout, self.isa.warp))
         return super().read_transposed(slot, layout)
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int = 0) -> Fragment:
         first = tuple(x if isinstance(x, int) else 0 for x in at)
-        aligned = isinstance(at[1], int) and at[1] % layout.width == 0 and slot.buffer.tile[1] % layout.width == 0
+        aligned = isinstance(at[1], int) and not (at[1] % layout.width or (pitch or slot.buffer.tile[1]) % layout.width)
         width = layout.width if aligned else 1
-        self._note(slot, "read in part", _elements(slot.buffer, layout, "tile", self.isa.warp, first, width))
-        return super().read_part(slot, layout, at)
+        self._note(slot, "read in part", _elements(slot.buffer, layout, "tile", self.isa.warp, first, width, pitch))
+        return super().read_part(slot, layout, at, pitch)
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         assert values.layout is not None
@@ -142,12 +142,14 @@ def _elements(
     warp: int,
     at: tuple[int, ...] = (0, 0),
     width: int | None = None,
+    pitch: int = 0,
 ) -> list[tuple[Places, int]]:
     """Of each instruction that moves a warp's part of a tile, or one number a row or column: the lanes' places, and bytes.
 
     Args:
         at: Where a part of the tile begins.
         width: Elements that lie together; None: as many as the layout says.
+        pitch: As of `Fragments.read_part`.
     """
     size = buffer.dtype.bytes
     lanes = _lanes(layout, warp)
@@ -155,8 +157,12 @@ def _elements(
         step = width or layout.width
         wide = min(step * size, WIDEST)
         parts = range(0, step * size, wide)
+
+        def place(row: int, byte: int) -> tuple[int, int]:
+            return (0, row * pitch * size + byte) if pitch else (row, byte)
+
         return [
-            ([buffer.byte_in_slot(r + at[0], (c + at[1]) * size + part) for r, c in lanes[i]], wide)
+            ([buffer.byte_in_slot(*place(r + at[0], (c + at[1]) * size + part)) for r, c in lanes[i]], wide)
             for i in range(0, layout.values, step)
             for part in parts
         ]

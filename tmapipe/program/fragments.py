@@ -102,8 +102,10 @@ class TracingFragments(Fragments):
     def read_peer(self, slot: Any, cta: Any, layout: Any, at: Any) -> Fragment:
         return Fragment(self, layout, "tile", slot.buffer.dtype.kind, self._record("read_peer", slot, cta, layout, at))
 
-    def read_part(self, slot: Any, layout: Any, at: Any) -> Fragment:
-        return Fragment(self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at))
+    def read_part(self, slot: Any, layout: Any, at: Any, pitch: int = 0) -> Fragment:
+        return Fragment(
+            self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at, pitch)
+        )
 
     def read_columns_from(self, slot: Any, layout: Any, first: Any) -> Fragment:
         found = self._record("read_columns_from", slot, layout, first, result=slot.buffer.name)

@@ -268,6 +268,7 @@ class PartInSlot(Carried):
         columns_of: Fragment | None = None,
         tile: Any = None,
         at: Any = None,
+        pitch: int | None = None,
         transposed: bool = False,
         width: int = 8,
     ) -> Fragment:
@@ -280,6 +281,8 @@ class PartInSlot(Carried):
             tile: Only a part of the tile, of these (rows, columns), such as a stencil's neighbours.
             at: Where that part begins (row, column), or without *tile* the part that is distributed as *like*. In a tile of
                 one extent, the index of an element, the same number for all.
+            pitch: With *tile*, in a tile of one extent: elements from one of its rows to the next. They begin side by side, as
+                rows in memory do; what a row has beyond *pitch* is the next one's.
             transposed: Rows as columns, distributed over warpgroups as wgmma does with accumulators: between slots with a
                 swizzle, no bank conflicts. The tile has two extents, the last one a multiple of 64 for each warpgroup, the
                 first one a multiple of 8.
@@ -304,6 +307,8 @@ class PartInSlot(Carried):
         part, fragments, tile = tile, self.part.isa.fragments, self.part.buffer.tile
         name = f"slot.{self.part.buffer.name}.read"
         self.part.buffer.dtype.check_held(name)
+        if pitch is not None:
+            return fragments.read_part(self.ref, self._pitched_layout(name, part, pitch, width), (0, 0), pitch)
         if part is not None or (at is not None and like is not None):
             return fragments.read_part(self.ref, *self._part_layout(name, like, part, (0, 0) if at is None else at))
         if at is not None and columns_of is not None:
@@ -349,6 +354,16 @@ class PartInSlot(Carried):
                 rule = f"is where {layout.rows} x {layout.columns} elements of the tile {buffer.tile} begin"
                 raise InputError(f"{name}(at)", at, rule, "begin earlier, or load a larger tile")
         return layout, begin
+
+    def _pitched_layout(self, name: str, part: Any, pitch: Any, width: int) -> ThreadLayout:
+        """How rows are distributed that lie side by side in a tile of one extent."""
+        buffer = self.part.buffer
+        if not isinstance(part, tuple) or len(part) != 2 or not all(map(is_count, part)):
+            raise InputError(f"{name}(tile)", part, "is two positive extents (rows, columns)", "e.g. tile=(16, 64)")
+        if not is_count(pitch) or len(buffer.tile) != 1 or (part[0] - 1) * pitch + part[1] > buffer.tile[0]:
+            rule = f"is how far apart {part[0]} rows of {part[1]} elements begin in a tile of one extent; it is {buffer.tile}"
+            raise InputError(f"{name}(pitch)", pitch, rule, "load more elements, or read fewer")
+        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)
 
     def write(self, values: Fragment, *, at: tuple[int, int] | None = None) -> None:
         """Replaces the tile's elements, converted to its type.

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import sys
+from copy import copy
 from typing import Any
+
+import numpy as np
 
 from tmapipe.barrier import BarrierRing
 from tmapipe.bind.memory import check_kind, check_memory
-from tmapipe.bind.tensors import as_words, is_contiguous, match, new_like
-from tmapipe.dtypes import int32
+from tmapipe.bind.tensors import as_words, match, new_like
+from tmapipe.dtypes import dtype_of, int32
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.required import check_stages
+from tmapipe.schedules.rowkernel import KINDS, RowKernel
+from tmapipe.schedules.rowplaces import address_of, seen_as, strides_of
+from tmapipe.schedules.rows import Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.grid import GridTiles
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tiles.raster import Grouped
+from tmapipe.tma_rules import ALIGNMENT
 
-__all__ = ["Copy"]
+__all__ = ["Copy", "CopyRows"]
 
+ROW = 4096  # elements of a contiguous tensor that threads copy as one row
 MULTIPROCESSOR = 228 * 1024  # bytes of shared memory of one, on sm_90
 
 
 class Copy(Schedule):
-    """``y = x``, of any element type, as 32-bit words.
+    """``y = x``, of any element type, shape and strides, as 32-bit words; or converted, between bf16, fp16 and fp32.
 
-    Matrices (m, n) need contiguous rows of whole units of 16 bytes; the stride between rows is a multiple of 16 bytes. Tensors
-    that are contiguous as a whole may have any shape: they are copied as rows of one tile's width, so that each tile is one
-    contiguous piece of memory, and what is left of the last row by a second launch.
+    Dimensions that follow one another in both tensors are joined. What is then contiguous is copied as rows of one tile's
+    width, so that each tile is one contiguous piece of memory, and what is left of the last row by a second launch. Up to 5
+    dimensions of rows whose bytes, strides and addresses are multiples of 16 go by the TMA engine. Others are stored by
+    threads (`CopyRows`), a matrix at a time. Both tensors are contiguous along the same dimension.
 
     By default each CTA copies one tile. So few bytes are in flight, which lie close together: DRAM pages stay open.
 
@@ -65,7 +77,12 @@ class Copy(Schedule):
         self.tiles = GridTiles(Grouped(1), ctas) if stages == 1 else PersistentTiles(Grouped(1))
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """Copies x to y (or `out`, or a new tensor) and returns that. Both by position or by name."""
+        """Copies x to y (or `out`, or a new tensor) and returns that. Both by position or by name.
+
+        Raises:
+            InputError: y is not of x's shape, is of another type that is no floating point of 16 or 32 bits, or the two are
+                contiguous along different dimensions.
+        """
         check_stages(self, "x", "y")
         given = match(("x", "y"), tensors, named, None)
         x: Any = given.get("x")
@@ -75,23 +92,60 @@ class Copy(Schedule):
             raise InputError("out", type(out).__name__, "names the output, which is given already", "pass it once")
         y = y if y is not None else out if out is not None else new_like(x)
         check_kind("y", y)
-        if x.shape != y.shape or x.dtype != y.dtype:
-            raise InputError(
-                "y", (tuple(y.shape), y.dtype), f"must be like x: {tuple(x.shape)}, {x.dtype}", "pass such a tensor"
-            )
-        check_memory("x", x, output=False)
-        check_memory("y", y, output=True)
-        if is_contiguous(x) and is_contiguous(y):
-            flat = [as_words(name, tensor.reshape(-1)) for name, tensor in (("x", x), ("y", y))]
-            words, width = flat[0].shape[0], self.x.tile[1]
-            whole = words - words % width
-            if whole or not words:
-                super().__call__(*(each[:whole].reshape(whole // width, width) for each in flat))
-            if whole < words:
-                super().__call__(*(each[whole:].reshape(1, words - whole) for each in flat))
-        else:
-            super().__call__(as_words("x", x), as_words("y", y))
+        same = x.dtype == y.dtype
+        if x.shape != y.shape or not (same or {dtype_of(x, "x").name, dtype_of(y, "y").name} <= set(KINDS)):
+            rule = f"must be like x: {tuple(x.shape)}, {x.dtype}, or of its shape in {', '.join(KINDS)}, as x"
+            raise InputError("y", (tuple(y.shape), y.dtype), rule, "pass such a tensor")
+        if 0 not in x.shape:
+            check_memory("x", x, output=False)
+            check_memory("y", y, output=True)
+            self._copy(*merged(x, y), same)
         return y
+
+    def _copy(self, x: Any, y: Any, same: bool) -> None:
+        """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
+        width = self.x.tile[1] * 4 // x.dtype.itemsize
+        if same and x.ndim == 1 and x.shape[0] > width and _by_engine(x[:width], y[:width]):
+            whole = x.shape[0] - x.shape[0] % width
+            super().__call__(*(as_words("x", each[:whole].reshape(-1, width)) for each in (x, y)))
+            x, y = x[whole:], y[whole:]
+        if same and x.ndim <= 5 and _by_engine(x, y):
+            x, y = (each.reshape(1, -1) if each.ndim == 1 else each for each in (x, y))
+            Schedule.__call__(self._of_rank(x.ndim), as_words("x", x), as_words("y", y))
+        elif x.shape[0]:
+            self._copy_rows(*(_units(x, y) if same else (x, y)))
+
+    def _of_rank(self, rank: int) -> Copy:
+        """The same copy of tensors of so many dimensions."""
+        if rank == 2:
+            return self
+        made = self.__dict__.setdefault("_ranked", {})
+        if rank not in made:
+            other = copy(self)
+            dims = " ".join("abc"[: rank - 2]) + " m n"
+            other.x = TmaLoadStage(dims, tile=self.x.tile, ring=self.ring, dtype=int32, l2_hint=self.x.l2_hint)
+            other.y = TmaStoreStage(source=other.x, stages=self.y.stages)
+            made[rank] = other
+        return made[rank]
+
+    def _copy_rows(self, x: Any, y: Any) -> None:
+        """By threads, where TMA does not take both: rows of any length and alignment, matrix by matrix."""
+        for name, each in (("x", x), ("y", y)):
+            if strides_of(each)[-1] != 1:
+                rule = "is contiguous along the dimension along which the other one is"
+                raise InputError(
+                    f"{name}.stride", strides_of(each), rule, "copy it to such a layout, e.g. by a transpose"
+                )
+        kernel = self.__dict__.setdefault("_rows", CopyKernel())
+        if x.ndim == 1:
+            whole = x.shape[0] - x.shape[0] % ROW
+            pairs = [(each[:whole].reshape(-1, ROW), each[whole:].reshape(1, -1)) for each in (x, y)]
+            for rows, result in zip(*pairs, strict=True):
+                if 0 not in rows.shape:
+                    kernel.apply({"x": rows}, {"y": result}, {}, {})
+            return
+        for place in itertools.product(*map(range, x.shape[:-2])):
+            kernel.apply({"x": x[place]}, {"y": y[place]}, {}, {})
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
@@ -102,3 +156,55 @@ class Copy(Schedule):
     def drain(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
             slot.y.store(tile)
+
+
+class CopyRows(Rows):
+    """``y[m, n] = x[m, n]``, converted to y's type, of one form. Arguments as of `Rows`."""
+
+    @Rows.work.jit
+    def copy(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            self.store_rows(k.y, tile, self.read_rows(slot.x))
+
+
+class CopyKernel(RowKernel):
+    """Copies matrices of rows."""
+
+    schedule, hold = CopyRows, 0
+
+
+def merged(x: Any, y: Any) -> tuple[Any, Any]:
+    """The two with dimensions joined that follow one another in both, along y's last one last."""
+    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
+    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
+    joined: list[tuple[int, int, int]] = []
+    for n, xs, ys in dims or [(1, 1, 1)]:
+        if joined and joined[-1][1:] == (xs * n, ys * n):
+            joined[-1] = (joined[-1][0] * n, xs, ys)
+        else:
+            joined.append((n, xs, ys))
+    shape, *strides = zip(*joined, strict=True)
+    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
+
+
+def _by_engine(x: Any, y: Any) -> bool:
+    """Whether the TMA engine takes both as words: rows, strides and addresses are multiples of 16 bytes."""
+    if not x.shape[0] or any(strides_of(each)[-1] != 1 for each in (x, y)):
+        return False
+    return _unit(x, y, ALIGNMENT) == ALIGNMENT
+
+
+def _unit(x: Any, y: Any, most: int) -> int:
+    """The most bytes of which rows, strides and addresses of both are multiples."""
+    size = x.dtype.itemsize
+    steps = [step * size for each in (x, y) for step in strides_of(each)[:-1]]
+    return math.gcd(most, x.shape[-1] * size, address_of(x), address_of(y), *steps)
+
+
+def _units(x: Any, y: Any) -> tuple[Any, Any]:
+    """Both as integers of 32, 16 or 8 bits: the widest that their rows are made of."""
+    if any(strides_of(each)[-1] != 1 for each in (x, y)):
+        return x, y
+    kind = f"int{8 * _unit(x, y, 4)}"
+    library = np if isinstance(x, np.ndarray) else sys.modules["torch"]
+    return x.view(getattr(library, kind)), y.view(getattr(library, kind))

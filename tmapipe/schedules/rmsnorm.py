@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe import math
-from tmapipe.barrier import BarrierRing
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import RowKernel, Rows
+from tmapipe.schedules.rowkernel import RowKernel
+from tmapipe.schedules.rows import Rows
 from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["RmsNorm", "RmsNormRows"]
@@ -19,42 +19,18 @@ class RmsNormRows(Rows):
     """``h = x + residual; y[m, n] = h[m, n] / sqrt(mean over n of h[m, n]^2 + eps) * weight[n]``, of one form.
 
     Args:
-        form: How rows are shared out.
+        form, stored: As of `Rows`.
         eps: Added to the mean square.
         residual: Whether there is one. Then h is stored too.
-        stored: Bytes of which the rows of y, and of h, are whole multiples.
     """
 
+    columns = ("weight",)
+
     def __init__(self, form: RowForm, eps: float = 1e-6, residual: bool = False, stored: int = ALIGNMENT):
-        super().__init__(form)
         self.eps, self.added = eps, residual
-        self.x = self.rows_in()
         if residual:
-            self.residual = self.rows_in()
-            self.loaded = ("x", "residual")
-        if form.each > 1:  # loaded once for a cluster's tiles
-            self.weights = BarrierRing(producer=self.load, consumer=self.work, per="cta")
-        self.weight = self.per_column(self.weights if form.each > 1 else self.ring)
-        self.y = self.rows_out(stored)
-        if residual:
-            self.h = self.rows_out(stored)
-            self.stored = ("y", "h")
-
-    @Rows.load.before.jit
-    def fill_weights(self, k: KernelContext) -> None:
-        """Loads the weights once for all tiles of a CTA. *k* is as in bodies."""
-        if self.form.each > 1:
-            with k.weights.produce() as slot:
-                self.load_per_column(slot.weight, k.rank("n"))
-
-    @Rows.load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.produce() as slot:
-            self.load_rows(slot.x, tile)
-            if self.added:
-                self.load_rows(slot.residual, tile)
-            if self.form.each == 1:
-                self.load_per_column(slot.weight, tile.n)
+            self.loaded, self.stored = ("x", "residual"), ("y", "h")
+        super().__init__(form, stored)
 
     @Rows.work.jit
     def normalize(self, k: KernelContext, tile: Tile) -> None:
@@ -62,12 +38,11 @@ class RmsNormRows(Rows):
             h = self.sums(slot)
             if self.added:
                 self.store_rows(k.h, tile, h)
-            zeros = self.form.apart == 1  # beyond the last column
-            squares: Any = math.row_sum(h * h, **({} if zeros else self.inside(tile)))
+            squares: Any = math.row_sum(h * h, **({} if self.zeros else self.inside(tile)))
             mean = squares / self.form.length
             if not self.form.held:
                 h = self.sums(slot)  # again: meanwhile, the row needs no registers
-            weight = self.read_per_column(k.weights.weight if self.form.each > 1 else slot.weight, tile, h)
+            weight = self.read_column(k, slot, "weight", tile, h)
             self.store_rows(k.y, tile, h * math.rsqrt(mean + self.eps) * weight)
 
     def sums(self, slot: Any) -> Any:
@@ -81,6 +56,8 @@ class RmsNorm(RowKernel):
     Args:
         eps: Added to the mean square.
     """
+
+    schedule = RmsNormRows
 
     def __init__(self, eps: float = 1e-6):
         super().__init__()
@@ -105,6 +82,6 @@ class RmsNorm(RowKernel):
         stored = {"y": out} if residual is None else {"y": out, "h": None}
         return self.run(loaded, stored, {"weight": weight})
 
-    def rows(self, form: RowForm, stored: int, loads: int) -> RmsNormRows:
+    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> RmsNormRows:
         """As in `RowKernel`."""
         return RmsNormRows(form, self.eps, loads > 1, stored)

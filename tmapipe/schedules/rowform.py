@@ -33,9 +33,13 @@ THREADS, CTAS = 2048, 32  # of a multiprocessor
 MOST_WARPS, MOST_CLUSTER = 16, 16
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
-MARGIN = 256  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
+WIDEST = 8  # elements that a thread has side by side
+WORD = 4  # bytes, below which reading a slot counts
+BOX = 256  # elements of the TMA engine's widest box
+MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
 MOST_TILE = 72 << 10  # bytes
+EDGES = 180  # bytes of a row that are loaded in the time in which a branch stores its edges
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
 
 
@@ -55,6 +59,10 @@ class RowForm:
         held: Whether a row stays in registers, or is read again from its slot.
         each: Tiles that a cluster takes one after another.
         width: Elements that a thread has side by side; None: 16 bytes of them.
+        packed: Whether a tile is rows as they lie in memory, one after another, so that the first one begins at a multiple of
+            16 bytes. Threads then read each row where it lies.
+        pitch: Elements from one row to the next, where rows begin at no multiples of 16 bytes; 0: as many as a row has.
+        start: Elements after the last such multiple where the first row begins.
     """
 
     length: int
@@ -68,6 +76,9 @@ class RowForm:
     held: bool = False
     each: int = 1
     width: int | None = None
+    packed: bool = False
+    pitch: int = 0
+    start: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -81,13 +92,20 @@ class RowForm:
 
     @property
     def apart(self) -> int:
-        """Rows whose beginnings are this far apart differ by multiples of 16 bytes."""
-        return ALIGNMENT // self.vector
+        """Rows whose beginnings are this far apart differ by multiples of 16 bytes, where they are loaded one by one."""
+        return 1 if self.packed else ALIGNMENT // self.vector
+
+    @property
+    def slot(self) -> int:
+        """Elements of a slot."""
+        if not self.packed:
+            return self.rows * self.columns
+        return ceil_div((self.rows - 1) * self.length + self.columns, BOX) * BOX
 
     @property
     def further(self) -> int:
         """Elements that a tile may have before a row begins."""
-        return (ALIGNMENT - self.vector) // self.size
+        return 0 if self.packed else (ALIGNMENT - self.vector) // self.size
 
     @property
     def surely(self) -> tuple[int, int]:
@@ -109,10 +127,23 @@ class RowForm:
     def layout(self) -> VectorLayout:
         return VectorLayout((self.rows, self.columns), self.width or self.unit, self.warps, 1)
 
+    @property
+    def single(self) -> bool:
+        """Whether a thread has elements of one row only."""
+        return self.layout.row_slots == 1
+
 
 @functools.lru_cache(maxsize=4096)
 def row_form(
-    length: int, size: int = 2, vector: int = ALIGNMENT, *, loads: int = 1, vectors: int = 0, hold: int = 0
+    length: int,
+    size: int = 2,
+    vector: int = ALIGNMENT,
+    *,
+    loads: int = 1,
+    vectors: int = 0,
+    hold: int = 0,
+    kept: int = 0,
+    dense: bool = True,
 ) -> RowForm:
     """The form that the model says is best.
 
@@ -123,49 +154,68 @@ def row_form(
         loads: Tensors of rows that are loaded.
         vectors: Bytes a column of what is loaded beside them, such as weights.
         hold: Elements of a thread up to which a row is held in registers, if all of it lies in one warp or no cluster.
+        kept: Fragments of rows that stay in registers in any case.
+        dense: Whether one row follows another in memory.
 
     Raises:
         InputError: No form has room for such rows.
     """
-    return row_forms(length, size, vector, loads=loads, vectors=vectors, hold=hold)[0]
+    return row_forms(length, size, vector, loads=loads, vectors=vectors, hold=hold, kept=kept, dense=dense)[0]
 
 
 def row_forms(
-    length: int, size: int = 2, vector: int = ALIGNMENT, *, loads: int = 1, vectors: int = 0, hold: int = 0
+    length: int,
+    size: int = 2,
+    vector: int = ALIGNMENT,
+    *,
+    loads: int = 1,
+    vectors: int = 0,
+    hold: int = 0,
+    kept: int = 0,
+    dense: bool = True,
 ) -> list[RowForm]:
     """All forms, the best one first. Arguments and errors as of `row_form`."""
-    found = list(_forms(length, size, vector, loads, vectors, hold))
+    found = list(_forms(length, size, vector, loads, vectors, hold, kept, dense))
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
         raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
     return sorted(found, key=lambda form: _cost(form, loads, vectors))
 
 
-def _forms(length: int, size: int, vector: int, loads: int, vectors: int, hold: int) -> Iterator[RowForm]:
+def _forms(
+    length: int, size: int, vector: int, loads: int, vectors: int, hold: int, kept: int, dense: bool
+) -> Iterator[RowForm]:
     ctas, whole = 1, length + (ALIGNMENT - vector) // size
     while ceil_div(length, ctas) * size * loads > 1.25 * PIECE and ctas < MOST_CLUSTER:
         ctas *= 2
-    widths = {ALIGNMENT // size, 4, *((2,) if whole < SHORTEST else ())} if whole < SHORT else {ALIGNMENT // size}
-    for width, warps in itertools.product(sorted(widths, reverse=True), range(1, MOST_WARPS + 1)):
-        for rows in ROWS if ctas == 1 else (1,):
-            columns = _columns(ceil_div(whole, ctas), rows, warps, width)
-            if columns is None or rows * columns * size > MOST_TILE:
+    widest = min(WIDEST, ALIGNMENT // size)
+    widths = {widest, 4, *((2,) if whole < SHORTEST else ())} if whole < SHORT else {widest}
+    kinds = [(width, False) for width in sorted(widths, reverse=True)]
+    if dense and ctas == 1:
+        kinds += [(width, True) for width in {min(widest, vector // size), min(4, vector // size)}]
+    for (width, packed), warps in itertools.product(kinds, range(1, MOST_WARPS + 1)):
+        for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
+            columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, bool(vectors))
+            if columns is None or (packed and (rows == 1 or rows * vector % ALIGNMENT)):
                 continue
-            form = RowForm(length, rows, columns, warps, ctas, 1, vector, size, width=width)
-            if form.values > (VALUES[1] if rows == 1 else VALUES[1] // 2):
+            form = RowForm(length, rows, columns, warps, ctas, 1, vector, size, width=width, packed=packed)
+            if packed and not form.layout.by_rows:  # which would find each element's row by a division
+                continue
+            if form.slot * size > MOST_TILE or form.values > (VALUES[1] if form.single else VALUES[1] // 2):
                 continue
             for held, each in itertools.product(
                 (False, True) if form.values <= hold and ctas == 1 else (False,), (1, EACH)
             ):
                 made = attrs.evolve(form, held=held, each=each)
-                most = _resident(made, loads, vectors)
+                most = _resident(made, loads, vectors, kept)
                 if most:
                     wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
                     yield attrs.evolve(made, share=min(most, wanted))
 
 
-def _columns(piece: int, rows: int, warps: int, width: int) -> int | None:
-    """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*."""
+def _columns(piece: int, rows: int, warps: int, width: int, loaded: bool) -> int | None:
+    """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*; *loaded*:
+    and of which a number each is loaded, in boxes that begin at multiples of 128 bytes."""
     if piece <= WARP * width:  # rows that some lanes share: as many as divide a warp
         candidates = [width << i for i in range(3, 6) if width << i >= piece]
     else:
@@ -173,7 +223,7 @@ def _columns(piece: int, rows: int, warps: int, width: int) -> int | None:
         first = ceil_div(piece, step) * step
         candidates = [first + i * step for i in range(2 * warps)]
     for columns in candidates:
-        if rows * columns % (WARP * warps * width):
+        if rows * columns % (WARP * warps * width) or (loaded and columns > BOX and columns % 64):
             continue
         try:
             VectorLayout((rows, columns), width, warps, 1).check_rows()
@@ -188,18 +238,19 @@ def _flight(form: RowForm, loads: int) -> int:
     return (2 if form.each > 1 else 1) * loads * form.rows * min(form.length, form.columns) * form.size
 
 
-def _resident(form: RowForm, loads: int, vectors: int) -> int:
+def _resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
     """How many CTAs fit on a multiprocessor."""
     target = arch_named("sm_90a")
     threads = WARP * (form.warps + 1)
-    registers = 30 + (0 if form.apart == 1 else 14)
-    registers += form.values * 9 // 8 if form.held or form.rows > 1 else form.values * 3 // 8
+    registers = 30 + (8 if form.packed else 0 if form.apart == 1 else 14)
+    registers += form.values * 9 // 8 if form.held or not form.single else form.values * 3 // 8
+    registers += kept * form.values
     registers += (
         max(0, form.values - 32) if form.apart > 1 and form.ctas > 1 else 0
     )  # which say where the row's edges are
     if registers > 168:
         return 0
-    smem = (2 if form.each > 1 else 1) * loads * form.rows * form.columns * form.size
+    smem = (2 if form.each > 1 else 1) * loads * form.slot * form.size
     smem += vectors * (form.columns + (MARGIN if form.apart > 1 else 0))
     smem += 32 * ceil_div(form.rows, 4) * form.warps * form.ctas if form.ctas > 1 else 0  # what is reduced over CTAs
     smem += 512  # barriers, and room between
@@ -214,13 +265,16 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     wanted = FLIGHT_OF_CLUSTERS if form.ctas > 1 else FLIGHT
     lost = 0.6 * max(0.0, wanted / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
     lost += (0.3 if form.apart == 1 else 0.8) * (form.ctas * form.columns / form.length - 1)  # loaded, where no edge is
-    lost += 0.03 * (form.unit // (form.width or form.unit) - 1)
+    lost += (0.01 if form.packed else 0.03) * (form.unit // (form.width or form.unit) - 1)
+    lost += EDGES / (form.length * form.size) if form.apart > 1 else 0.0
     lost += 0.35 * max(0.0, RESIDENT_WARPS / warps - 1)
     lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 48 - 1)
     lost += 0.0 if form.layout.row_warps == 1 else 0.02 + 0.004 * form.warps
     lost += 0.1 * max(0.0, 3 / form.share - 1)
-    lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.rows * form.columns / 256
-    lost += 0.0 if form.held or form.rows == 1 else 0.03  # which reads rows twice, for as many registers
+    lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.slot / BOX
+    if form.packed and (form.width or form.unit) * form.size < WORD:
+        lost += (0.0 if form.held else 0.06) + 0.004 * max(0, form.values - 32)
+    lost += 0.0 if form.held or form.single else 0.03  # which reads rows twice, for as many registers
     lost += 0.05 if form.each > 1 else 0.0
     alone = form.ctas == 1 and form.apart == 1
     lost += (0.1 if alone else 0.5) * vectors / (form.rows * form.each * loads * form.size)

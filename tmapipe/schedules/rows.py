@@ -3,118 +3,195 @@
     load (1 warp)      a tile of rows -> the slot of the CTA, TMA
     work (warps)       reads the slot, reduces each row over lanes, warps and CTAs of the cluster, stores from registers
 
-Rows that begin at multiples of 16 bytes are tiles of a matrix. Others are loaded from the last such multiple before them: a
-matrix of n columns is seen as one whose rows hold as many rows as begin alike. Threads then read each row where it lies in the
-slot. Each CTA takes one tile; several share a multiprocessor.
+Rows that begin at multiples of 16 bytes are tiles of a matrix. Short rows that begin anywhere are pieces of memory, one row
+after another (`RowForm.packed`). Long ones are loaded from the last such multiple before them: a matrix of n columns is seen
+as one whose rows hold as many rows as begin alike. Threads then read each row where it lies in the slot. Each CTA takes one
+tile or a few; several share a multiprocessor.
 """
 
 from __future__ import annotations
 
-import math
-import sys
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from tmapipe.barrier import BarrierRing
-from tmapipe.bind.memory import check_kind
-from tmapipe.bind.tensors import is_contiguous, new_like
 from tmapipe.bulk_stage import BulkLoadStage
 from tmapipe.dim import Dim
-from tmapipe.dtypes import DType, dtype_of
-from tmapipe.errors import InputError
+from tmapipe.dtypes import fp32
+from tmapipe.kernel import KernelContext
 from tmapipe.multicast import MulticastGroup
 from tmapipe.protocol.tile import Tile
 from tmapipe.reduction_scratch import ReductionScratch
 from tmapipe.role import Role
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import MARGIN, RowForm, row_form
+from tmapipe.schedules.rowform import MARGIN, RowForm
+from tmapipe.schedules.rowplaces import together
 from tmapipe.stage import TmaLoadStage
+from tmapipe.table import Table
 from tmapipe.thread_store import ThreadStoreStage
 from tmapipe.tiles.grid import GridTiles
 from tmapipe.tiles.raster import Grouped
 from tmapipe.tma_rules import ALIGNMENT
 
-__all__ = ["RowKernel", "Rows", "alignment_of", "as_matrix"]
+__all__ = ["Rows"]
 
-KINDS = ("bf16", "fp16", "fp32")
 BEFORE = 8  # elements before the first one of a column: a multiple of 16 bytes of any type, and as many as a row has
+MOST_ELEMENTS = 1 << 31  # of a tensor that is seen as a vector: places along it have 32 bits
 
 
 class Rows(Schedule):
-    """Base of schedules of rows. A subclass declares its stages with `rows_in`, `rows_out` and `per_column`.
+    """Base of schedules of rows. A subclass says what it loads and stores, and has the body of `work`.
+
+    Where rows are stored, the CTAs of a cluster share a long one. Where only numbers of each are, a CTA takes its pieces one
+    after another.
 
     Args:
-        form: How rows are shared out; None: a call chooses it, by length, types and alignment.
+        form: How rows are shared out.
+        stored: Bytes of which the rows of results are whole multiples.
     """
 
     load, work = Role(warps=1), Role(warps=4)
-    #: Stages of rows that are loaded, and stored, in the order of a call.
+    #: Stages of rows that are loaded, and of one number a column; of rows that are stored, and of one number a row.
     loaded: tuple[str, ...] = ("x",)
+    columns: tuple[str, ...] = ()
     stored: tuple[str, ...] = ("y",)
+    numbers: tuple[str, ...] = ()
+    #: Whether all rows that are loaded lie inside the tensor.
+    bulk = True
+    #: Tables of integers, as many a row.
+    tables: tuple[str, ...] = ()
 
-    def __init__(self, form: RowForm):
+    def __init__(self, form: RowForm, stored: int = ALIGNMENT):
         self.form = form
-        self.over = "m n" if form.apart == 1 else "a b n"
-        self.relations = (Dim("n", size=form.length),)
+        self.over = "m" if form.apart == 1 else "a b"
         self.tiles = GridTiles(Grouped(1), form.share, form.each)
-        self.cluster = {"n": form.ctas}
+        if self.stored:
+            self.over += " n"
+            self.cluster = {"n": form.ctas}
+        if self.stored or (form.apart == 1 and not form.packed):
+            self.relations = (Dim("n", size=form.length),)
         self.work = Role(warps=form.warps)
         self.ring = BarrierRing(1 if form.each == 1 else 2, producer=self.load, consumer=self.work)
-        group = MulticastGroup("n") if form.ctas > 1 else None
+        if self.columns and form.each > 1:  # loaded once for a cluster's tiles
+            self.once = BarrierRing(producer=self.load, consumer=self.work, per="cta")
+        group = MulticastGroup("n") if form.ctas > 1 and self.stored else None
         self.across = ReductionScratch(self.work, rows=form.rows, group=group)
+        for name in self.loaded:
+            setattr(self, name, self._rows_in())
+        for name in self.columns:
+            setattr(self, name, self._column_in())
+        for name in self.stored:
+            setattr(self, name, self._rows_out(stored))
+        for name in self.numbers:
+            dims = "m" if form.apart == 1 else "a b"
+            setattr(self, name, ThreadStoreStage(dims, tile=(form.rows,), role=self.work, vector=4, dtype=fp32))
+        for name in self.tables:
+            setattr(self, name, Table(name))
 
-    def rows_in(self) -> TmaLoadStage:
-        """A stage of the rows that a CTA takes."""
+    def _rows_in(self) -> TmaLoadStage:
         form = self.form
-        if form.apart == 1 and form.even and form.rows == 1:  # one instruction, where boxes take many
+        if self.bulk and form.apart == 1 and form.even and form.rows == 1:  # one instruction, where boxes take many
             return BulkLoadStage("m n", tile=(form.columns,), ring=self.ring, l2_hint="evict_last")
-        dims = "m n" if form.apart == 1 else "a w"
-        return TmaLoadStage(dims, tile=(form.rows, form.columns), ring=self.ring, l2_hint="evict_last")
+        dims = "w" if form.packed else "m n" if form.apart == 1 else "a w"
+        tile = (form.slot,) if form.packed or form.rows == 1 else (form.rows, form.columns)
+        return TmaLoadStage(dims, tile=tile, ring=self.ring, l2_hint="evict_last")
 
-    def per_column(self, ring: BarrierRing | None = None) -> TmaLoadStage:
-        """A stage of one number a column, for the columns of a CTA."""
-        form = self.form
+    def _column_in(self) -> TmaLoadStage:
+        form, ring = self.form, self.once if self.form.each > 1 else self.ring
         if form.apart == 1 and form.even:
-            return BulkLoadStage("n", tile=(form.columns,), ring=ring or self.ring)
-        return TmaLoadStage("n", tile=(form.columns + (0 if form.apart == 1 else MARGIN),), ring=ring or self.ring)
+            return BulkLoadStage("n", tile=(form.columns,), ring=ring)
+        return TmaLoadStage("n", tile=(form.columns + (0 if form.apart == 1 else MARGIN),), ring=ring)
 
-    def rows_out(self, vector: int, dtype: DType | str | None = None) -> ThreadStoreStage:
-        """A stage of as many rows of results, which begin at multiples of *vector* bytes."""
+    def _rows_out(self, vector: int) -> ThreadStoreStage:
         form = self.form
-        dims, wide = ("m n", False) if form.apart == 1 else ("b a n", True)
-        tile = form.rows, form.columns
-        return ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector, wide=wide, dtype=dtype)
+        dims = "m n" if form.apart == 1 else "b a n"
+        tile, wide = (form.rows, form.columns), form.apart > 1
+        return ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector, wide=wide)
+
+    # ---- bodies ---------------------------------------------------------------------------------------------------
+
+    @load.before.jit
+    def fill_columns(self, k: KernelContext) -> None:
+        """Loads what there is a column of, once for all tiles of a CTA. *k* is as in bodies."""
+        if self.columns and self.form.each > 1:
+            with k.once.produce() as slot:
+                self._load_columns(slot, k.rank("n"))
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        if self.stored:
+            with k.ring.produce() as slot:
+                self._load_rows(slot, tile, tile.n)
+                if self.form.each == 1:
+                    self._load_columns(slot, tile.n)
+        else:
+            for n in range(self.form.ctas):
+                with k.ring.produce() as slot:
+                    self._load_rows(slot, tile, n)
+
+    def _load_rows(self, slot: Any, tile: Tile, n: Any) -> None:
+        """Starts the loads of a CTA's tile of rows, or of its piece *n* of a row."""
+        form = self.form
+        for name in self.loaded:
+            stage = getattr(slot, name)
+            if form.packed:
+                stage.load_from(tile.m * (form.rows * form.length))
+            elif form.apart == 1 and self.bulk:
+                stage.load(tile, n=n)
+            elif form.apart == 1:
+                stage.load_from(tile.m, n * form.columns)
+            else:
+                first = self._begin(tile) // form.unit * form.unit
+                stage.load_from(tile.a, first + n * form.columns)
+
+    def _load_columns(self, slot: Any, rank: Any) -> None:
+        """Starts the loads of what there is a column of, for the CTA of this rank along n."""
+        for name in self.columns:
+            if self.form.apart == 1:
+                getattr(slot, name).load(n=rank)
+            else:
+                getattr(slot, name).load_from(rank * self.form.columns - BEFORE)
 
     # ---- in bodies ------------------------------------------------------------------------------------------------
 
     def before(self, tile: Tile) -> Any:
         """Elements that a CTA's tile of rows has before their first ones."""
-        return tile.b * self.form.length % self.form.unit
+        return self._begin(tile) % self.form.unit
 
-    def load_rows(self, stage: Any, tile: Tile) -> None:
-        """Starts the load of a stage of rows in an open slot."""
-        form = self.form
-        if form.apart == 1:
-            stage.load(tile)
-        else:
-            first = tile.b * form.length // form.unit * form.unit
-            stage.load_from(tile.a * form.rows, first + tile.n * form.columns)
+    def _begin(self, tile: Tile) -> Any:
+        """Where a row begins among those that are seen as one."""
+        return tile.b * (self.form.pitch or self.form.length) + self.form.start
+
+    def first(self, tile: Tile, n: Any = None) -> Any:
+        """The column of a row, perhaps before its first one, with which a CTA's tile begins, or its piece *n* of a row."""
+        before = 0 if self.form.apart == 1 else self.before(tile)
+        return (tile.n if n is None else n) * self.form.columns - before
+
+    def row(self, tile: Tile) -> Any:
+        """The first row of a CTA's tile."""
+        return tile.m * self.form.rows if self.form.apart == 1 else tile.a * self.form.apart + tile.b
 
     def read_rows(self, stage: Any) -> Any:
         """What lies in a stage of rows in an open slot."""
-        return stage.read(width=self.form.width or self.form.unit)
+        form, width = self.form, self.form.width or self.form.unit
+        if form.packed:
+            return stage.read(tile=(form.rows, form.columns), pitch=form.length, width=width)
+        return stage.read(width=width)
 
-    def load_per_column(self, stage: Any, rank: Any) -> None:
-        """Starts the load of a stage of one number a column, for the CTA of this rank along n."""
-        form = self.form
-        if form.apart == 1:
-            stage.load(n=rank)
-        else:
-            stage.load_from(rank * form.columns - BEFORE)
+    def reduced(self, k: KernelContext, tile: Tile, reduce: Any, join: Any) -> Any:
+        """One number a row of x: what *reduce* makes of each piece of a row, joined by *join*."""
+        with k.ring.consume() as slot:
+            found = reduce(self.read_rows(slot.x), **self.inside(tile, 0))
+        for n in range(1, self.form.ctas):
+            with k.ring.consume() as slot:
+                part = reduce(self.read_rows(slot.x), **self.inside(tile, n))
+            found = join(found, part)
+        return found
 
-    def read_per_column(self, stage: Any, tile: Tile, values: Any) -> Any:
+    def read_column(self, k: KernelContext, slot: Any, name: str, tile: Tile, values: Any) -> Any:
         """What lies in a stage of one number a column, for those of a fragment of rows."""
+        stage = getattr(k.once if self.form.each > 1 else slot, name)
         if self.form.apart == 1:
             return stage.read(columns_of=values)
         return stage.read(columns_of=values, at=BEFORE - self.before(tile))
@@ -125,124 +202,60 @@ class Rows(Schedule):
         if form.apart == 1:
             stage.store(tile, values, surely=form.surely)
         else:
-            first = tile.n * form.columns - self.before(tile)
-            stage.store_from(tile.b, tile.a * form.rows, first, values=values, surely=form.surely)
+            stage.store_from(tile.b, tile.a, self.first(tile), values=values, surely=form.surely)
 
-    def inside(self, tile: Tile) -> dict[str, Any]:
-        """Which columns of a CTA's tile are inside the row, as reductions take it."""
+    def store_numbers(self, stage: Any, tile: Tile, values: Any) -> None:
+        """Stores one number a row, by the first CTA of those that share rows."""
+        if not self.stored or self.form.ctas == 1 or tile.n == 0:
+            stage.store(tile, values)
+
+    @property
+    def zeros(self) -> bool:
+        """Whether a tile has zeros where no row is, as sums take them."""
+        return self.form.apart == 1 and not self.form.packed
+
+    def inside(self, tile: Tile, n: Any = None) -> dict[str, Any]:
+        """Which columns of a CTA's tile, or of its piece *n* of a row, are inside the row, as reductions take it."""
         form = self.form
         if form.apart == 1 and (form.even or form.ctas == 1):
             return {"inside": form.columns if form.even else form.length}
-        before = 0 if form.apart == 1 else self.before(tile)
-        first = before - tile.n * form.columns
+        first = -self.first(tile, n)
         inside = first + form.length if form.apart == 1 else (first, first + form.length)
         return {"inside": inside, "surely": form.surely}
 
     # ---- calls ----------------------------------------------------------------------------------------------------
 
-    def run(self, rows: dict[str, Any], others: dict[str, Any]) -> None:
-        """Runs the schedule on matrices of rows, by stage, and on *others*."""
+    def run(self, given: dict[str, Any], others: dict[str, Any]) -> tuple[Any, ...]:
+        """Runs the schedule on matrices of rows, on vectors of a number a row and tables of some, and on *others*, by stage;
+        returns further results."""
+        for part in self.parts(given):
+            self(**part, **others)
+        return ()
+
+    def parts(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """These tensors of some rows, as stages take them."""
         form = self.form
+        height = given[self.loaded[0]].shape[0]
+        if form.apart > 1:
+            whole = height - height % form.apart
+            cuts = [0, whole, height] if 0 < whole < height else [0, height]
+        elif form.packed:
+            most = MOST_ELEMENTS // form.length // form.rows * form.rows
+            cuts = [*range(0, height, most), height]
+        else:
+            cuts = [0, height]
+        for first, last in itertools.pairwise(cuts):
+            yield {name: self._seen(name, x[first:last]) for name, x in given.items()}
+
+    def _seen(self, name: str, x: Any) -> Any:
+        """Rows, or numbers of them, as the stage takes them: as many in one as begin alike, or as a vector."""
+        form, height = self.form, x.shape[0]
+        if name in self.tables or (name in self.loaded and form.packed):
+            return x.reshape(-1)
         if form.apart == 1:
-            self(**rows, **others)
-            return
-        height = next(iter(rows.values())).shape[0]
-        whole = height - height % form.apart
-        for first, last in ((0, whole), (whole, height)):
-            if first < last:
-                self(**{name: self._grouped(name, x[first:last]) for name, x in rows.items()}, **others)
-
-    def _grouped(self, name: str, x: Any) -> Any:
-        """Rows with as many in one as begin alike, as a stage of rows takes them."""
-        height, length = x.shape
-        together = min(height, self.form.apart)
+            return x
+        several = min(height, form.apart)
         if name in self.loaded:
-            return x.reshape(height // together, together * length)
-        return x.reshape(height // together, together, length).swapaxes(0, 1)
-
-
-class RowKernel:
-    """Base of kernels of rows that a call fits to its tensors: a `Rows` for each length, type and alignment."""
-
-    hold = 64  # elements of a thread up to which rows are held in registers
-
-    def __init__(self) -> None:
-        self.fitted: dict[Any, Rows] = {}
-
-    def rows(self, form: RowForm, stored: int, loads: int) -> Rows:
-        """The schedule of this form, with so many tensors of rows loaded, for results at multiples of *stored* bytes."""
-        raise NotImplementedError
-
-    def fit(self, loaded: list[Any], stored: list[Any], others: list[Any]) -> Rows:
-        """The schedule for these matrices, and *others* of one number a column."""
-        aligned, out = min(map(alignment_of, loaded)), min(map(alignment_of, stored))
-        length, size = loaded[0].shape[1], max(x.dtype.itemsize for x in loaded)
-        vectors = sum(x.dtype.itemsize for x in others)
-        if aligned < ALIGNMENT and len({x.dtype.itemsize for x in loaded}) > 1:
-            rule = "are of one size where their rows are no multiples of 16 bytes"
-            raise InputError("element types", [str(x.dtype) for x in loaded], rule, "convert one")
-        key = length, size, aligned, out, len(loaded), vectors
-        if key not in self.fitted:
-            form = row_form(length, size, aligned, loads=len(loaded), vectors=vectors, hold=self.hold)
-            self.fitted[key] = self.rows(form, out, len(loaded))
-        return self.fitted[key]
-
-    def run(self, loaded: dict[str, Any], stored: dict[str, Any], others: dict[str, Any]) -> Any:
-        """Computes the outputs, of which those that are None are made, from tensors of rows and from *others*."""
-        first = next(iter(loaded.values()))
-        rows = {name: as_matrix(name, x) for name, x in loaded.items()}
-        for name, x in (*loaded.items(), *stored.items()):
-            if x is not None and tuple(x.shape) != tuple(first.shape):
-                raise InputError(f"{name}.shape", tuple(x.shape), f"is that of x, {tuple(first.shape)}", "make it so")
-        for name, x in others.items():
-            check_kind(name, x)
-        made = {name: new_like(first) if x is None else x for name, x in stored.items()}
-        if 0 not in first.shape:
-            outputs = {name: as_matrix(name, x) for name, x in made.items()}
-            for name, x in outputs.items():
-                if (
-                    np.shares_memory(x, made[name])
-                    if isinstance(x, np.ndarray)
-                    else x.data_ptr() == made[name].data_ptr()
-                ):
-                    continue
-                rule = "can be seen as a matrix of its rows"
-                raise InputError(f"{name}.stride", made[name].stride(), rule, "pass a contiguous tensor")
-            rows = {name: _loadable(x) for name, x in rows.items()}
-            self.fit([*rows.values()], [*outputs.values()], [*others.values()]).run({**rows, **outputs}, others)
-        results = tuple(made.values())
-        return results[0] if len(results) == 1 else results
-
-
-def _loadable(x: Any) -> Any:
-    """A matrix, or a copy of it where its rows lie as no form takes them: apart, from no multiple of 16 bytes on."""
-    if alignment_of(x) == ALIGNMENT or (is_contiguous(x) and address_of(x) % ALIGNMENT == 0):
-        return x
-    return x.copy() if isinstance(x, np.ndarray) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
-
-
-def as_matrix(name: str, x: Any) -> Any:
-    """*x*, of one to four dimensions, as a matrix of its rows; a copy where it lies so that there is no such view.
-
-    Raises:
-        InputError: It is no tensor of bf16, fp16 or fp32 of so many dimensions.
-    """
-    check_kind(name, x)
-    kind = dtype_of(x, name)
-    if kind.name not in KINDS:
-        raise InputError(f"{name}.dtype", kind.name, f"is one of {', '.join(KINDS)}", f"{name}.to(torch.float32)")
-    if not 1 <= x.ndim <= 4:
-        raise InputError(f"{name}.shape", tuple(x.shape), "has one to four dimensions", "reshape it")
-    return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-
-
-def alignment_of(x: Any) -> int:
-    """The most bytes, up to 16, of which the address, the rows and the pitch of a matrix are whole multiples."""
-    size = x.dtype.itemsize
-    pitch = x.strides[0] if isinstance(x, np.ndarray) else x.stride(0) * size
-    return math.gcd(ALIGNMENT, x.shape[1] * size, pitch if x.shape[0] > 1 else 0, address_of(x))
-
-
-def address_of(x: Any) -> int:
-    """Where a tensor lies."""
-    return int(x.ctypes.data) if isinstance(x, np.ndarray) else int(x.data_ptr())
+            return together(x, several, form.start)
+        x = x.reshape(height // several, several, *x.shape[1:])
+        return x if name in self.numbers else x.swapaxes(0, 1)

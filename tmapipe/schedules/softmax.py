@@ -1,4 +1,4 @@
-"""Softmax of rows of any length."""
+"""Softmax, and its logarithm, of rows of any length."""
 
 from __future__ import annotations
 
@@ -7,30 +7,14 @@ from typing import Any
 from tmapipe import math
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import RowKernel, Rows
-from tmapipe.tma_rules import ALIGNMENT
+from tmapipe.schedules.rowkernel import RowKernel
+from tmapipe.schedules.rows import Rows
 
-__all__ = ["Softmax", "SoftmaxRows"]
+__all__ = ["LogSoftmax", "LogSoftmaxRows", "Softmax", "SoftmaxRows"]
 
 
 class SoftmaxRows(Rows):
-    """``y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])``, of one form.
-
-    Args:
-        form: How rows are shared out.
-        stored: Bytes of which the rows of y are whole multiples.
-    """
-
-    def __init__(self, form: RowForm, stored: int = ALIGNMENT):
-        super().__init__(form)
-        self.x = self.rows_in()
-        self.y = self.rows_out(stored)
-
-    @Rows.load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.produce() as slot:
-            self.load_rows(slot.x, tile)
+    """``y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])``, of one form. Arguments as of `Rows`."""
 
     @Rows.work.jit
     def normalize(self, k: KernelContext, tile: Tile) -> None:
@@ -47,13 +31,27 @@ class SoftmaxRows(Rows):
             self.store_rows(k.y, tile, powers)
 
 
+class LogSoftmaxRows(Rows):
+    """``y[m, n] = x[m, n] - log(sum over n of exp(x[m, n]))``, of one form. Arguments as of `Rows`."""
+
+    @Rows.work.jit
+    def normalize(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            values = self.read_rows(slot.x)
+            base = math.row_logsumexp(values, **self.inside(tile))
+            if not self.form.held:
+                values = self.read_rows(slot.x)
+            self.store_rows(k.y, tile, values - base)
+
+
 class Softmax(RowKernel):
     """Softmax over the last dimension of tensors of one to four, in bf16, fp16 or fp32, of any length."""
 
     hold = 32
+    schedule: type[Rows] = SoftmaxRows
 
     def __call__(self, x: Any, *, out: Any = None) -> Any:
-        """``y = exp(x) / sum of exp(x)``.
+        """``y = exp(x) / sum of exp(x)``; of `LogSoftmax` its logarithm.
 
         Args:
             x: The rows.
@@ -67,6 +65,8 @@ class Softmax(RowKernel):
         """
         return self.run({"x": x}, {"y": out}, {})
 
-    def rows(self, form: RowForm, stored: int, loads: int) -> SoftmaxRows:
-        """As in `RowKernel`."""
-        return SoftmaxRows(form, stored)
+
+class LogSoftmax(Softmax):
+    """The logarithm of `Softmax`, without leaving fp32."""
+
+    schedule = LogSoftmaxRows

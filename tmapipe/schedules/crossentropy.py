@@ -1,0 +1,257 @@
+"""Cross-entropy of rows of any length: the logarithm of the sum of powers of each row, less the logit of its target."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tmapipe import math
+from tmapipe.barrier import BarrierRing
+from tmapipe.bind.memory import check_kind
+from tmapipe.bind.tensors import is_contiguous
+from tmapipe.dtypes import dtype_of, fp32
+from tmapipe.errors import InputError
+from tmapipe.kernel import KernelContext
+from tmapipe.protocol.tile import Tile
+from tmapipe.schedules.rowform import RowForm
+from tmapipe.schedules.rowkernel import RowKernel
+from tmapipe.schedules.rowplaces import address_of, copied
+from tmapipe.schedules.rows import Rows
+from tmapipe.stage import TmaLoadStage
+from tmapipe.tma_rules import ALIGNMENT
+
+WORDS = "int32", "int64"
+
+__all__ = ["CrossEntropy", "CrossEntropyBackward", "CrossEntropyBackwardRows", "CrossEntropyRows"]
+
+
+def logsumexp(x: Any, y: Any) -> Any:
+    """The logarithm of the sum of e^x and e^y."""
+    most = math.maximum(x, y)
+    return most + math.log(math.exp(x - most) + math.exp(y - most))
+
+
+def words_of(target: Any, x: Any) -> Any:
+    """Targets of rows *x*, as a matrix of words of 32 bits. Raises `InputError` for other types or shapes."""
+    check_kind("target", target)
+    if tuple(target.shape) != tuple(x.shape[:-1]) or str(target.dtype).removeprefix("torch.") not in WORDS:
+        found, rule = (tuple(target.shape), str(target.dtype)), f"is int64 or int32 of {tuple(x.shape[:-1])}"
+        raise InputError("target", found, rule, "pass a column for each row")
+    flat = target.reshape(-1)
+    if isinstance(target, np.ndarray):
+        return np.ascontiguousarray(flat).view(np.int32).reshape(-1, target.dtype.itemsize // 4)
+    return flat.contiguous().view(sys.modules["torch"].int32).reshape(-1, target.dtype.itemsize // 4)
+
+
+class TargetRows(Rows):
+    """Base of schedules of rows that have a target each, of `words` of 32 bits, the lowest first."""
+
+    tables = ("target",)
+    words: int
+
+    def target_of(self, k: KernelContext, tile: Tile, i: int) -> Any:
+        """The target of row *i* of a CTA's tile."""
+        return k.target.entry((self.row(tile) + i) * self.words)
+
+    def targets(self, k: KernelContext, tile: Tile, like: Any) -> Any:
+        """The target of each row of a fragment."""
+        found: Any = like.rows * 0
+        for i in range(self.form.rows):
+            found = math.where(like.rows == i, self.target_of(k, tile, i), found)
+        return found
+
+
+class CrossEntropyRows(TargetRows):
+    """``lse[m] = log(sum over n of exp(x[m, n])); loss[m] = lse[m] - x[m, target[m]]``, of one form.
+
+    The target's logit lies in the slot, or is loaded beside the pieces of a row.
+
+    Args:
+        form: As of `Rows`: of rows one after another, or of one row by `form.ctas` pieces.
+        ignored: A target whose loss is 0.
+        words: Of 32 bits that a target has, the lowest first.
+    """
+
+    stored, numbers = (), ("loss", "lse")
+
+    def __init__(self, form: RowForm, ignored: int = -100, words: int = 2):
+        super().__init__(form)
+        self.ignored, self.words = ignored, words
+        if not form.packed:
+            self.logits = BarrierRing(1, producer=self.load, consumer=self.work)
+            self.logit = TmaLoadStage("m n" if form.apart == 1 else "a w", tile=(form.unit,), ring=self.logits)
+
+    @Rows.load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        form = self.form
+        super().fill(k, tile)
+        if not form.packed:
+            with k.logits.produce() as slot:
+                place = self.place_of(self.target_of(k, tile, 0), tile, 0) // form.unit * form.unit
+                slot.logit.load_from(tile.m if form.apart == 1 else tile.a, place)
+
+    @Rows.work.jit
+    def lose(self, k: KernelContext, tile: Tile) -> None:
+        form = self.form
+        if form.packed:
+            with k.ring.consume() as slot:
+                lse: Any = math.row_logsumexp(self.read_rows(slot.x), **self.inside(tile))
+                logits: Any = lse
+                for i in range(form.rows):
+                    place = self.place_of(self.target_of(k, tile, i), tile, i)
+                    logits = math.where(lse.rows == i, slot.x.read(at=place), logits)
+        else:
+            lse = self.reduced(k, tile, math.row_logsumexp, logsumexp)
+            with k.logits.consume() as slot:
+                logits = slot.logit.read(at=self.place_of(self.target_of(k, tile, 0), tile, 0) % form.unit)
+        targets = self.targets(k, tile, lse)
+        known = (targets >= 0) & (targets < form.length)
+        other = math.where(targets == self.ignored, 0.0, float("nan"))
+        self.store_numbers(k.loss, tile, math.where(known, lse - logits, other))
+        self.store_numbers(k.lse, tile, lse)
+
+    def parts(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """As in `Rows`."""
+        return super().parts(given if self.form.packed else {**given, "logit": given["x"]})
+
+    def _seen(self, name: str, x: Any) -> Any:
+        return super()._seen("x" if name == "logit" else name, x)
+
+    def place_of(self, target: Any, tile: Tile, i: int) -> Any:
+        """Where the logit of row *i* lies in what the rows are loaded from; of rows one after another, in the slot."""
+        form = self.form
+        column = target if (target >= 0) & (target < form.length) else 0
+        if form.packed:
+            return i * form.length + column
+        return column if form.apart == 1 else tile.b * form.length + column
+
+
+class CrossEntropy(RowKernel):
+    """Cross-entropy over the last dimension of tensors of two to four, in bf16, fp16 or fp32, of any length.
+
+    Args:
+        ignored: A target whose loss is 0. Of others that are no column, it is NaN.
+    """
+
+    def __init__(self, ignored: int = -100):
+        super().__init__()
+        self.ignored = ignored
+
+    def __call__(self, x: Any, target: Any) -> Any:
+        """``loss = lse - x[target]`` with ``lse = log(sum of exp(x))``, in fp32, one of each a row.
+
+        Args:
+            x: The logits.
+            target: A column for each row, int64 or int32, of x's shape without its last dimension.
+
+        Returns:
+            (loss, lse).
+
+        Raises:
+            InputError: For shapes or types that do not fit.
+        """
+        words = words_of(target, x)
+        self.options = (words.shape[1],)
+        return self.run({"x": x}, {}, {}, dict.fromkeys(CrossEntropyRows.numbers), {"target": words})
+
+    schedule = CrossEntropyRows
+
+    def takes(self, form: RowForm) -> bool:
+        """As in `RowKernel`; targets come one by one."""
+        return form.rows <= 8 and super().takes(form)
+
+    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> CrossEntropyRows:
+        """As in `RowKernel`."""
+        return CrossEntropyRows(form, self.ignored, *self.options)
+
+
+class CrossEntropyBackwardRows(TargetRows):
+    """``dx[m, n] = (exp(x[m, n] - lse[m]) - (n == target[m])) dloss[m]``, of one form.
+
+    Arguments as of `CrossEntropyRows`; rows one after another are a multiple of 4.
+    """
+
+    stored, given = ("dx",), ("lse", "dloss")
+
+    def __init__(self, form: RowForm, ignored: int = -100, words: int = 2, stored: int = ALIGNMENT):
+        super().__init__(form, stored)
+        self.ignored, self.words = ignored, words
+        for name in self.given:
+            setattr(self, name, TmaLoadStage("r", tile=(max(4, form.rows),), ring=self.ring, dtype=fp32))
+
+    @Rows.load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.produce() as slot:
+            self._load_rows(slot, tile, tile.n)
+            for name in self.given:
+                getattr(slot, name).load_from(self.row(tile) // 4 * 4)
+
+    @Rows.work.jit
+    def differentiate(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            x: Any = self.read_rows(slot.x)
+            how = {"at": self.row(tile) % 4} if self.form.rows == 1 else {"rows_of": x}
+            lse, dloss = slot.lse.read(**how), slot.dloss.read(**how)
+            targets = self.targets(k, tile, x)
+            dloss = math.where(targets == self.ignored, 0.0, dloss)
+            hit = math.where(x.columns + self.first(tile) == targets, 1.0, 0.0)
+            self.store_rows(k.dx, tile, (math.exp(x - lse) - hit) * dloss)
+
+    def _seen(self, name: str, x: Any) -> Any:
+        if name not in self.given:
+            return super()._seen(name, x)
+        return x if is_contiguous(x) and address_of(x) % ALIGNMENT == 0 else copied(x)
+
+
+class CrossEntropyBackward(RowKernel):
+    """The gradient of `CrossEntropy`.
+
+    Args:
+        ignored: As of the forward pass. dx of such rows is 0.
+    """
+
+    schedule, hold = CrossEntropyBackwardRows, 0
+
+    def __init__(self, ignored: int = -100):
+        super().__init__()
+        self.ignored = ignored
+
+    def __call__(self, x: Any, target: Any, lse: Any, dloss: Any, *, out: Any = None) -> Any:
+        """``dx = (exp(x - lse) - (column == target)) dloss``.
+
+        Args:
+            x, target: As of the forward pass.
+            lse: What it gave, fp32, one a row.
+            dloss: The gradient of the loss, fp32, one a row.
+            out: dx, of x's shape; None: made, as x.
+
+        Returns:
+            dx.
+
+        Raises:
+            InputError: For shapes or types that do not fit.
+        """
+        words = words_of(target, x)
+        self.options = (words.shape[1],)
+        given = {name: numbers_of(name, each, x) for name, each in (("lse", lse), ("dloss", dloss))}
+        return self.run({"x": x}, {"dx": out}, {}, {}, {"target": words, **given})
+
+    def takes(self, form: RowForm) -> bool:
+        """As in `RowKernel`; targets come one by one, numbers of rows in units of 16 bytes."""
+        return form.rows in (1, 4, 8) and (form.packed or form.rows == 1)
+
+    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
+        """As in `RowKernel`."""
+        return CrossEntropyBackwardRows(form, self.ignored, *self.options, stored)
+
+
+def numbers_of(name: str, given: Any, x: Any) -> Any:
+    """One number a row *x*, as a vector. Raises `InputError` for other types or shapes."""
+    check_kind(name, given)
+    if tuple(given.shape) != tuple(x.shape[:-1]) or dtype_of(given, name) != fp32:
+        found, rule = (tuple(given.shape), str(given.dtype)), f"is fp32 of {tuple(x.shape[:-1])}"
+        raise InputError(name, found, rule, "pass a number for each row")
+    return given.reshape(-1)

@@ -1,0 +1,62 @@
+"""Where the rows of a matrix lie in memory."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from tmapipe.tma_rules import ALIGNMENT
+
+__all__ = ["address_of", "alignment_of", "copied", "loadable", "place_of", "seen_as", "strides_of", "together"]
+
+
+def loadable(x: Any) -> bool:
+    """Whether a form loads a matrix where it lies: TMA starts at the last multiple of 16 bytes before a row."""
+    if x.shape[1] > 1 and strides_of(x)[1] != 1:
+        return False
+    start = place_of(x)[1]
+    return start == 0 or (not isinstance(x, np.ndarray) and x.storage_offset() >= start)
+
+
+def copied(x: Any) -> Any:
+    """A dense copy of a matrix."""
+    return x.copy() if isinstance(x, np.ndarray) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
+
+
+def place_of(x: Any) -> tuple[int, int]:
+    """(elements from one row of a matrix to the next, elements after the last multiple of 16 bytes where the first begins)."""
+    return strides_of(x)[0] if x.shape[0] > 1 else x.shape[1], address_of(x) % ALIGNMENT // x.dtype.itemsize
+
+
+def together(x: Any, together: int, start: int) -> Any:
+    """A matrix of which so many rows, and what lies between them, are seen as one that begins *start* elements earlier."""
+    (height, length), (pitch, _) = x.shape, place_of(x)
+    shape, strides = (height // together, (together - 1) * pitch + length + start), (together * pitch, 1)
+    return seen_as(x, shape, strides, start)
+
+
+def seen_as(x: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Any:
+    """A tensor's memory, from *start* elements before its first one on, with other extents and strides (elements)."""
+    if isinstance(x, np.ndarray):
+        return np.lib.stride_tricks.as_strided(x, shape, [step * x.itemsize for step in strides])
+    return x.as_strided(shape, strides, x.storage_offset() - start)
+
+
+def alignment_of(x: Any, stored: bool = False) -> int:
+    """The most bytes, up to 16, of which the address and the pitch of a matrix are whole multiples; *stored*: and its rows."""
+    size = x.dtype.itemsize
+    pitch = strides_of(x)[0] * size if x.shape[0] > 1 else 0
+    return math.gcd(ALIGNMENT, pitch, address_of(x), x.shape[1] * size if stored else 0)
+
+
+def strides_of(x: Any) -> tuple[int, ...]:
+    """Of a tensor, in elements."""
+    return tuple(step // x.itemsize for step in x.strides) if isinstance(x, np.ndarray) else tuple(x.stride())
+
+
+def address_of(x: Any) -> int:
+    """Where a tensor lies."""
+    return int(x.ctypes.data) if isinstance(x, np.ndarray) else int(x.data_ptr())
