@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import check_held, check_kind, note_written
+from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, needed
 
 if TYPE_CHECKING:
     from tmapipe.gpu.launch import Launcher
     from tmapipe.schedule import Schedule
 
-__all__ = ["as_declared", "check_one_kernel", "first_call", "prepared"]
+__all__ = ["as_declared", "check_one_kernel", "first_call", "launcher_for", "prepared"]
 
 Tensors = tuple[Any, ...]
 
@@ -37,22 +38,28 @@ def as_declared(schedule: Schedule, tensors: Tensors, named: dict[str, Any]) -> 
 
 
 def first_call(
-    schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any, signature: Any, launchers: dict[Any, Any]
+    schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any, known_as: Any, launchers: dict[Any, Any]
 ) -> Any:
-    """A call of a signature that has no launcher yet: it is kept in *launchers*, unless the signature is None."""
+    """A call of a signature that has no launcher yet: it is kept in *launchers* as *known_as*, unless that is None."""
     bound = schedule.bind(*tensors, out=out, **named)
     schedule.plan(bound.dtypes)
     if bound.on_gpu and not bound.empty:
         launcher = _launcher(schedule, bound)
         launcher.launch(list(bound.tensors.values()))
         given = schedule.declared.arguments[: len(tensors)]
-        if signature and all(x.ndim == bound.tensors[name].ndim for x, name in zip(tensors, given, strict=True)):
+        if known_as and all(x.ndim == bound.tensors[name].ndim for x, name in zip(tensors, given, strict=True)):
             launcher.views = [i for i, name in enumerate(given) if name in schedule.transposed and tensors[i].ndim > 1]
-            launchers[signature] = launcher
+            launchers[known_as] = launcher
     else:
         schedule._simulate(bound)
     note_written(bound.outputs)
     return bound.result()
+
+
+def launcher_for(schedule: Schedule, tensors: Tensors) -> Callable[[Tensors, Any], Any] | None:
+    """What launches a call with tensors like these, inputs in the order of declaration, if there was one: it takes them, and
+    `out`. The schedule must not change."""
+    return schedule.__dict__.get("_launchers", {}).get(signature(tensors, None)) if schedule.one_kernel else None
 
 
 def prepared(schedule: Schedule, bound: Bound) -> Callable[[], Any]:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tmapipe.bind.made import outputs_of
 from tmapipe.bind.tensors import signature
+from tmapipe.calling import launcher_for
 from tmapipe.epilogue import Epilogue, PerColumn
 from tmapipe.errors import InputError
 from tmapipe.schedules.gemm import Gemm
@@ -22,7 +23,7 @@ __all__ = ["gemm", "linear"]
 
 TYPES = (torch.bfloat16, torch.float16)
 MOST = 4096  # signatures of calls that are known
-_known: dict[Any, Gemm] = {}  # signature of a call -> its schedule
+_known: dict[Any, Callable[..., torch.Tensor]] = {}  # signature of a call -> what takes (tensors, None), with x as rows
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -36,9 +37,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if torch.is_autocast_enabled(x.device.type):
         x, weight, bias = _cast(x, weight, bias)
     if not torch.compiler.is_compiling():
-        known = _known.get(signature((x, weight) if bias is None else (x, weight, bias), None))
+        given = (x, weight) if bias is None else (x, weight, bias)
+        known = _known.get(signature(given, None))
         if known is not None and not torch._C._len_torch_dispatch_stack():
-            return _with_rows(known, x, weight, bias)
+            return known(given, None) if x.ndim == 2 else _by_rows(known, given)
     return torch.ops.tmapipe.linear(x, weight, bias)
 
 
@@ -54,7 +56,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if not torch.compiler.is_compiling():
         known = _known.get(signature((a, b), None))
         if known is not None and a.ndim == b.ndim and not torch._C._len_torch_dispatch_stack():
-            return known(a, b)
+            return known((a, b), None)
     return torch.ops.tmapipe.gemm(a, b)
 
 
@@ -68,10 +70,11 @@ def _cast(*given: torch.Tensor | None) -> Any:
 # ---- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def _with_rows(schedule: Gemm, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-    d = schedule(rows, weight) if bias is None else schedule(rows, weight, bias=bias)
-    return d if x.ndim == 2 else d.view(*x.shape[:-1], weight.shape[0])
+def _by_rows(call: Callable[..., torch.Tensor], given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """A product of the last dimension of the first tensor, which may have any number of others."""
+    x, *others = given
+    d = call((x.reshape(-1, x.shape[-1]), *others), None)
+    return d.view(*x.shape[:-1], others[0].shape[0])
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -82,8 +85,8 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[-1] or not x.numel() or not weight.numel():
         return run()  # an error that torch words, or nothing to multiply
-    rows = x.reshape(-1, x.shape[-1])
-    return _product("linear", given, (rows, weight), run, lambda schedule: _with_rows(schedule, x, weight, bias))
+    d = _product("linear", given, (x.reshape(-1, x.shape[-1]), *given[1:]), run)
+    return d.view(*x.shape[:-1], weight.shape[0])
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -96,18 +99,14 @@ def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         )
     if a.shape[-1] != b.shape[-1] or not a.numel() or not b.numel():
         return run()
-    return _product("gemm", (a, b), (a, b), run, lambda schedule: schedule(a, b))
+    return _product("gemm", (a, b), (a, b), run)
 
 
 def _product(
-    operator: str,
-    given: tuple[torch.Tensor, ...],
-    factors: tuple[torch.Tensor, torch.Tensor],
-    run: Callable[[], torch.Tensor],
-    launch: Callable[[Gemm], torch.Tensor],
+    operator: str, given: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...], run: Callable[[], torch.Tensor]
 ) -> torch.Tensor:
-    """What *launch* computes with a schedule for the factors, or *run* with torch."""
-    a, b = factors
+    """What a kernel computes of *tensors*, those *given* with the first as rows, or *run* with torch."""
+    a, b = tensors[:2]
     tf32 = a.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     reason = where(a)
     if reason is None and len({x.dtype for x in given}) > 1:
@@ -121,15 +120,15 @@ def _product(
     with torch.no_grad():
         try:
             problem = Problem.of(a, b, tf32=tf32)
-            schedule = _schedule(attrs.evolve(problem, m=_rounded(problem.m)), len(given) > 2)
-            found = launch(schedule)
+            schedule = _schedule(attrs.evolve(problem, m=_rounded(problem.m)), len(tensors) > 2)
+            found = schedule(*tensors)
         except InputError as error:
             return otherwise(operator, reason_of(error), run)
     key = signature(given, None)
     if key is not None:
         if len(_known) >= MOST:
             _known.clear()
-        _known[key] = schedule
+        _known[key] = launcher_for(schedule, tensors) or (lambda tensors, out: schedule(*tensors))
     return found
 
 
