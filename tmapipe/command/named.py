@@ -19,7 +19,7 @@ import tmapipe
 from tmapipe import schedules
 from tmapipe.errors import InputError, PipelineError
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rows import RowKernel
+from tmapipe.schedules.rowkernel import RowKernel
 
 __all__ = ["made", "named", "pairs", "settings_of", "users_code", "users_line"]
 
