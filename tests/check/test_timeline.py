@@ -11,9 +11,9 @@ import pytest
 import tmapipe as tp
 from tests.check.corpus import proxy_fences
 from tests.check.test_corpus import CASES, check
+from tests.oracle.judged_bodies import program_of
 from tmapipe.check import Kind
 from tmapipe.isa.ops import LoadComplete, MbarWait, StoreWrite, TmaLoad, TmaStore, WgmmaDone
-from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.timeline import ENGINES
 
@@ -143,7 +143,7 @@ def test_more_copies_in_flight_than_a_hundred():
     copy = S.Copy(tile=(1, 256), stages=150)
     plan = copy.plan()
     arrays = {part.argument: np.zeros((320, 256), part.buffer.dtype.numpy) for part in plan.transfers}
-    run = Machine(plan, policy="late", trace=True).run(lambda isa: kernel_main(isa, copy), arrays)
+    run = Machine(plan, policy="late", trace=True).run(program_of(copy), arrays)
     _, names = well_formed(run.timeline())
     lanes = [name for name in names.values() if name.startswith("TMA loads")]
     assert sorted(lanes) == sorted(f"TMA loads {i}" for i in range(150))

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tmapipe as tp
+from tests.oracle.judged_bodies import program_of
 from tests.sweeps import examples, sample
 from tests.unit.errors import refused
-from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.scheduler import POLICIES
 from tmapipe.machine.warp import MachineIsa
@@ -41,9 +41,7 @@ def numbers(m, n, k=24):
 def test_results(kind, cluster, clusters):
     schedule, policy = small(cluster, kind=kind), POLICIES[(clusters + cluster[0] + cluster[1]) % len(POLICIES)]
     arrays, want = numbers(200, 264)
-    Machine(schedule.plan({}), policy=policy, seed=clusters).run(
-        lambda isa: kernel_main(isa, schedule), arrays, clusters=clusters
-    )
+    Machine(schedule.plan({}), policy=policy, seed=clusters).run(program_of(schedule), arrays, clusters=clusters)
     assert (arrays["d"][0] == want).all()
 
 
@@ -68,9 +66,11 @@ def run_claimed(schedule, arrays, claimed):
         def store_counter(self, counter, value):
             resets.append((counter, value, drawn[self.cluster_id]))
 
+    program = program_of(schedule)
+
     def entry(isa):
         isa.__class__ = Claimed
-        kernel_main(isa, schedule)
+        program(isa)
 
     Machine(schedule.plan({})).run(entry, arrays, clusters=len(claimed))
     assert all(next(queue, None) is None for queue in queues), "a cluster that stopped early"
@@ -141,9 +141,11 @@ def test_any_position(m, n, sizes, kind, data):
             claimed.append(value)
             return super().shuffle(value)
 
+    program = program_of(schedule)
+
     def entry(isa):
         isa.__class__ = Placed
-        kernel_main(isa, schedule)
+        program(isa)
 
     Machine(schedule.plan({})).run(entry, arrays, clusters=clusters)
     assert (arrays["d"][0].astype(np.float32) == want.astype(np.float32)).all()

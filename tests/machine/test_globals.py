@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import tmapipe as tp
 from tests.machine.parts import Parts, run
+from tests.oracle.judged_bodies import program_of
 from tests.sweeps import examples
 from tests.unit.errors import refused
 from tmapipe.isa import ops as o
-from tmapipe.kernel import kernel_main
 from tmapipe.machine import record
 from tmapipe.tiles.gpc_positions import COUNTERS, MOST_GPCS
 from tmapipe.tiles.grouped import count_entries
@@ -27,8 +27,8 @@ def gemm(order):
 def recorded(schedule, tiles, clusters):
     """By cluster, what its warps do for so many tiles, one program after another."""
     shapes = {"a": (1, 64, 24), "b": (1, 64 * tiles, 24), "d": (1, 64, 64 * tiles)}
-    plan = schedule.plan({})
-    programs = [record(plan, lambda isa: kernel_main(isa, schedule), shapes, c, clusters) for c in range(clusters)]
+    plan, program = schedule.plan({}), program_of(schedule)
+    programs = [record(plan, program, shapes, c, clusters) for c in range(clusters)]
     return [[op for program in programs for op in program] for programs in programs]
 
 
@@ -65,7 +65,7 @@ def test_by_gpc_each_cluster_claims_once_and_the_last_resets(clusters):
 def test_by_gpc_a_byte_counts_the_clusters():
     schedule = gemm(tp.GpcTiles())
     shapes = {"a": (1, 64, 16), "b": (1, 64, 16), "d": (1, 64, 64)}
-    entry = lambda isa: kernel_main(isa, schedule)  # noqa: E731
+    entry = program_of(schedule)
     refused(record, schedule.plan({}), entry, shapes, 0, 256, argument="clusters", rule="is at most 255")
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.machine.parts import run_recorded
+from tests.oracle.judged_bodies import program_of
 from tests.sweeps import sample
 from tmapipe import Grouped, Hilbert, Operand, PersistentTiles, ScopeError, Snake
-from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
 from tmapipe.machine.scheduler import POLICIES
 from tmapipe.schedules import Copy, Gemm, SplitK, StreamK
@@ -26,14 +26,12 @@ def gemm_arrays(m, n, k, dtype=ml_dtypes.bfloat16):
 @pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_gemm(cluster):
     schedule = Gemm(tile=(128, 64, 64), cluster=cluster, stages=3)
-    plan = schedule.plan({})
+    plan, program = schedule.plan({}), program_of(schedule)
     results = set()
     for policy in POLICIES:
         for seed in range(2):
             arrays = gemm_arrays(264, 72, 200)
-            Machine(plan, policy=policy, seed=seed).run(
-                lambda isa: kernel_main(isa, schedule), arrays, clusters=1 + seed % 2
-            )
+            Machine(plan, policy=policy, seed=seed).run(program, arrays, clusters=1 + seed % 2)
             results.add(arrays["d"].tobytes())
     assert len(results) == 1
     want = arrays["a"][0].astype(np.float32) @ arrays["b"][0].astype(np.float32).T
@@ -46,7 +44,7 @@ def test_orders(raster):
     arrays = [gemm_arrays(328, 200, 40) for _ in range(2)]
     for order, into in zip((PersistentTiles(), PersistentTiles(raster)), arrays, strict=True):
         schedule = Gemm((64, 64, 16), (2, 1), 2, tiles=order)
-        Machine(schedule.plan({})).run(lambda isa, schedule=schedule: kernel_main(isa, schedule), into, clusters=2)
+        Machine(schedule.plan({})).run(program_of(schedule), into, clusters=2)
     assert arrays[0]["d"].any() and (arrays[0]["d"] == arrays[1]["d"]).all()
 
 
@@ -55,7 +53,7 @@ def test_without_data_at_production_size(policy):
     """5 stages, 2 consumer warpgroups, cluster 2 x 2, 64 k-tiles, 3 output tiles a CTA: the protocol alone is fast."""
     schedule = Gemm(tile=(128, 128, 64), cluster=(2, 2), stages=5)
     shapes = {"a": (1, 256, 4096), "b": (1, 768, 4096), "d": (1, 256, 768)}
-    made = run_recorded(schedule.plan({}), lambda isa: kernel_main(isa, schedule), shapes, policy)
+    made = run_recorded(schedule.plan({}), program_of(schedule), shapes, policy)
     assert made.counts["Wgmma"] == 4 * 8 * 3 * 64 and made.counts["LoadComplete"] == 4 * 3 * 64 * (2 + 2)
     assert made.loaded_bytes == 4 * 3 * 64 * (128 + 128) * 64 * 2
 
@@ -93,13 +91,11 @@ def test_stream_k(shares, cluster, reduce):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_copy(policy):
     schedule = Copy(stages=12)
-    plan = schedule.plan({})
+    plan, program = schedule.plan({}), program_of(schedule)
     x = np.arange(30 * 600, dtype=np.int32).reshape(30, 600)
     for seed in range(5):
         y = np.zeros_like(x)
-        Machine(plan, policy=policy, seed=seed).run(
-            lambda isa: kernel_main(isa, schedule), {"x": x, "y": y}, clusters=3
-        )
+        Machine(plan, policy=policy, seed=seed).run(program, {"x": x, "y": y}, clusters=3)
         assert (x == y).all()
 
 

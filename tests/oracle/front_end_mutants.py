@@ -81,6 +81,8 @@ MUTANTS = (
     Mutant("an entry of a table is read once", "python_text.py", """text = f"{on}{name}({', '.join(given)})\"""", """text = f"vars(isa).setdefault('first', isa.load_entry({', '.join(given)}))" if name == "load_entry" else f"{on}{name}({', '.join(given)})\"""", "table"),
     Mutant("a loop's index is that of the first turn", "python_text.py", "in range({count}):", "in [0] * {count}:"),
     Mutant("what a loop carries is set one by one", "python_text.py", '" = ".join(", ".join(each) for each in zip(*changed, strict=True))', '"; ".join(" = ".join(each) for each in changed)', "tuple"),
+    Mutant("a branch gives what its other arm made", "python_text.py", "self.of(phi[which])", "self.of(phi[3 - which])"),
+    Mutant("what an arm has computed is known after it", "python_text.py", "while len(self.computed) > known:", "while len(self.computed) > known + 999:"),
 )  # fmt: skip
 
 

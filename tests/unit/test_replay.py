@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import tmapipe as tp
 from tmapipe.machine import Layout
+from tmapipe.machine.varying_names import names_replaced
 from tmapipe.program.expressions import Expr, evaluate, select
 from tmapipe.program.int32 import FOLD, wrapped
 from tmapipe.program.nodes import Call, Let
@@ -122,6 +124,18 @@ def test_each_call_runs_what_the_bodies_say_now(monkeypatch):
     monkeypatch.setattr(Copy, "scale", 3)
     del schedule.scale
     assert (schedule(X, table) == 3).all()
+
+
+def test_a_call_while_another_thread_checks():
+    """A check of now lends its own `range` to modules of bodies."""
+    schedule, table, found = Copy(), np.full(8, 8, np.int32), []
+    with names_replaced(schedule):
+        thread = threading.Thread(target=lambda: found.append(schedule(X, table)))
+        thread.start()
+        thread.join(0.2)
+        assert not found
+    thread.join()
+    assert (found[0] == 1).all()
 
 
 def test_operations_of_a_warp_by_the_entries_of_a_table():

@@ -7,7 +7,7 @@ as 0xFF bytes, NaN in every floating type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -31,7 +31,6 @@ from tmapipe.isa.ops import (
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.written import Written
 from tmapipe.plan.model import Load, Matmul, Store
-from tmapipe.protocol.tile import Tile
 
 __all__ = ["MOVES", "Accumulator", "Memory", "moves", "performs", "scatter"]
 
@@ -85,11 +84,6 @@ class Memory:
         """Tells `written` which elements of an output are about to become *values*. of: the store's flight, or the warp."""
         if self.written is not None:
             self.written.note(of, store, inside, self.tensors[store.argument][inside], values)
-
-    def enter(self, agent: int, arguments: Sequence[Any]) -> None:
-        """A warp begins with a body, of a tile that is among the *arguments*, or of none."""
-        if self.written is not None:
-            self.written.tiles[agent] = next((str(each) for each in arguments if isinstance(each, Tile)), "")
 
     def given(self, agent: int) -> Any:
         """What the warp has handed to the present operation, or None."""

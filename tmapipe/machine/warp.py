@@ -6,15 +6,13 @@ executed it, or at once if the operations are only recorded.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tmapipe.errors import InputError, ScopeError
+from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.globals import TableLoad
 from tmapipe.isa.interface import Isa
@@ -26,6 +24,7 @@ from tmapipe.machine.layout import Layout, Shapes
 from tmapipe.machine.locate import line_of_errors, locate
 from tmapipe.machine.memory import Memory
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Store
+from tmapipe.protocol.tile import Tile
 
 __all__ = ["MachineIsa"]
 
@@ -88,29 +87,10 @@ class MachineIsa(Isa):
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
         self.body = inspect.unwrap(body).__code__
-        if self.memory is not None:
-            self.memory.enter(self.agent, arguments)
-        with self._one_thread(), line_of_errors():
+        for tile in (each for each in arguments if isinstance(each, Tile)):
+            self.enter(tile)
+        with line_of_errors():
             body(*arguments)
-
-    @contextlib.contextmanager
-    def _one_thread(self) -> Iterator[None]:
-        """Raises `ScopeError` if another thread has used an instruction meanwhile, in that thread too."""
-        emit, own, others = self.emit, threading.get_ident(), []
-
-        def of_own_thread(op: Any) -> None:
-            if threading.get_ident() != own:
-                others.append(locate())
-                raise _of_another_thread(others[0])
-            emit(op)
-
-        self.emit = of_own_thread  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            self.emit = emit  # type: ignore[method-assign]
-        if others:
-            raise _of_another_thread(others[0])
 
     def extent(self, argument: str, dim: int) -> int:
         return self._shapes[argument][dim]
@@ -118,10 +98,10 @@ class MachineIsa(Isa):
     def divisors(self, values: dict[str, int]) -> dict[str, int]:
         return values
 
-    def enter(self, tile: Any) -> None:
+    def enter(self, tile: Tile) -> None:
         """A role's body begins, of a tile of the output."""
-        if self.memory is not None:
-            self.memory.enter(self.agent, (tile,))
+        if self.memory is not None and self.memory.written is not None:
+            self.memory.written.tiles[self.agent] = str(tile)
 
     # ---- instructions that answer, or take data -------------------------------------------------------------------
 
@@ -198,8 +178,3 @@ class MachineIsa(Isa):
 
     def _outside(self, text: str) -> Exception:
         return set_location(hazard(self.layout, "no-such-stage", int(self.agent), None, text), locate())
-
-
-def _of_another_thread(line: str | None) -> ScopeError:
-    text = f"a thread that a body has started uses k or what it gives, at {line}"
-    return ScopeError(f"{text}. A body is what each warp does: leave threads out of it.")
