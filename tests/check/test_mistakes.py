@@ -10,12 +10,12 @@ import re
 import pytest
 
 import tmapipe as tp
-from tests.check.mistakes import accesses, barriers, slots
+from tests.check.mistakes import accesses, barriers, slots, subclasses
 from tests.check.mistakes.form import PROGRAMS, Mistake, make
 from tmapipe.check import Kind
 
 STORED = "            slot.y.store(tile)\n"
-MISTAKES = [mistake for module in (slots, barriers, accesses) for mistake in module.MISTAKES]
+MISTAKES = [mistake for module in (slots, barriers, accesses, subclasses) for mistake in module.MISTAKES]
 REPORTED = [pytest.param(mistake, id=mistake.name) for mistake in MISTAKES if mistake.kind is not None]
 REFUSED = [pytest.param(mistake, id=mistake.name) for mistake in MISTAKES if mistake.kind is None]
 
@@ -41,10 +41,15 @@ def test_the_report_leads_to_the_line(mistake: Mistake, tmp_path, monkeypatch):
     assert re.search(mistake.fix, first.fix), str(report)
     follows = [found for found in report.errors[1:] if found.kind is Kind.DEADLOCK]
     assert all(found.fix == first.fix for found in follows), f"a deadlock is explained in another way:\n{report}"
-    assert first.agents and all(step.what for step in first.steps)
+    assert (first.agents or first.kind is Kind.OUTPUT_RACE) and all(step.what for step in first.steps)
     monkeypatch.chdir(tmp_path)  # places are shown as a compiler does, relative to the working directory
-    _, _, head, said, *steps = str(report).splitlines()
-    assert head.startswith(f"mine.py:{first.where[0].rpartition(':')[2]}: error: ")
+    number = first.where[0].rpartition(":")[2]
+    _, _, head, shown, carets, said, *steps = str(report).splitlines()
+    assert head.startswith(f"mine.py:{number}: error: ")
+    text = mistake.text().splitlines()[int(number) - 1]
+    assert shown == f"{number:>6} | {text}"
+    marked = shown[carets.index("^") : carets.rindex("^") + 1]
+    assert carets.startswith("       | ") and marked == marked.strip() and marked in text
     assert said.strip().startswith(first.message.splitlines()[0])
     for step, line in zip(first.steps, (line for line in steps if line.startswith("    step ")), strict=False):
         assert f"{step.agent} {step.what}" in line

@@ -7,11 +7,27 @@ from typing import Any
 
 import attrs
 
+from tmapipe.check.excerpt import excerpt
 from tmapipe.check.written import as_json, as_sarif
 from tmapipe.machine.rules import Kind
 from tmapipe.machine.timeline import Drawn, Event, Timeline
 
-__all__ = ["Event", "Finding", "Kind", "Report"]
+__all__ = ["Event", "Finding", "Kind", "Report", "of_library"]
+
+
+_LIBRARY, _SCHEDULES = f"tmapipe{os.sep}", os.path.join("tmapipe", "schedules")  # as `machine.locate` shows them
+
+
+def _users_first(places: tuple[str, ...]) -> tuple[str, ...]:
+    """Each line once: the user's own, then those of shipped schedules, then the library's. A line of a shipped schedule to
+    which a subclass has led also stands for the subclass's (`machine.locate.Place`)."""
+    each = dict.fromkeys(line for place in places for line in (getattr(place, "user", ""), place) if line)
+    return tuple(sorted(each, key=lambda line: (of_library(line), not line.startswith(_SCHEDULES))))
+
+
+def of_library(where: str) -> bool:
+    """Whether a line is the library's."""
+    return where.startswith(_LIBRARY)
 
 
 @attrs.frozen
@@ -32,11 +48,17 @@ class Finding(Drawn):
     message: str
     fix: str
     agents: tuple[str, ...] = ()
-    where: tuple[str, ...] = ()
+    where: tuple[str, ...] = attrs.field(default=(), converter=_users_first)
     barrier: str | None = None
     slot: str | None = None
     phase: int | None = None
     steps: tuple[Event, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of what it is about, as a source line may have them: of its ring and of what lies in the slot."""
+        ring = next((step.ring for step in self.steps if step.ring), None)
+        return tuple(name.partition("[")[0].partition(".")[0] for name in (self.slot, self.barrier, ring) if name)
 
     def timeline(self) -> dict[str, Any]:
         """The steps as Chrome trace events (see `tmapipe.machine.timeline`). The last event is the finding itself."""
@@ -135,7 +157,10 @@ def _text(report: Report) -> str:
 def _paragraph(finding: Finding) -> list[str]:
     kind = "note" if finding.kind.note else "error"
     head = f"{kind}: {finding.kind.value} [{finding.kind.name}]"
-    lines = ["", f"{_shown(finding.where[0])}: {head}" if finding.where else head, f"  {finding.message}."]
+    lines = ["", f"{_shown(finding.where[0])}: {head}" if finding.where else head]
+    if finding.where:
+        lines += excerpt(finding.where[0], finding.words)
+    lines.append(f"  {finding.message}.")
     for event in finding.steps:
         location = f"  ({_shown(event.where)})" if event.where else ""
         lines.append(f"    step {event.order}: {event.agent} {event.what}{location}")

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tmapipe.check.excerpt import marked_in
+
 if TYPE_CHECKING:
     from tmapipe.check.findings import Finding, Report
     from tmapipe.machine.timeline import Event
@@ -81,7 +83,7 @@ def _result(of: Finding, rule: int, name: str) -> dict[str, Any]:
         "ruleIndex": rule,
         "level": _level(of),
         "message": {"text": f"{name}: {of.message}. Fix: {of.fix}."},
-        "locations": [{"physicalLocation": _physical(where)} for where in of.where[:1]],
+        "locations": [{"physicalLocation": _physical(where, of.words)} for where in of.where[:1]],
         "relatedLocations": [{"id": i, "physicalLocation": _physical(where)} for i, where in enumerate(of.where[1:])],
         "properties": {"fix": of.fix, "agents": list(of.agents)},
     }
@@ -99,12 +101,18 @@ def _flow(step: Event) -> dict[str, Any]:
     }
 
 
-def _physical(where: str) -> dict[str, Any]:
-    """A line: relative to the working directory if the file is below it, as those who annotate sources want it."""
+def _physical(where: str, words: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """A line: relative to the working directory if the file is below it, as those who annotate sources want it. With *words*,
+    the part of it that is about them."""
     place = _place(where)
     path = Path(os.path.abspath(place["file"]))
     try:
         artifact = {"uri": path.relative_to(Path.cwd()).as_posix(), "uriBaseId": "SRCROOT"}
     except ValueError:
         artifact = {"uri": path.as_uri()}
-    return {"artifactLocation": artifact, "region": {"startLine": place["line"]}}
+    region: dict[str, Any] = {"startLine": place["line"]}
+    marked = None if words is None else marked_in(where, words)
+    if marked is not None:
+        line, first, last = marked
+        region |= {"startColumn": first + 1, "endColumn": last + 1, "snippet": {"text": line}}
+    return {"artifactLocation": artifact, "region": region}

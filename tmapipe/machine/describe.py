@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,8 +12,6 @@ from tmapipe.machine.layout import Layout
 from tmapipe.machine.timeline import Event
 
 __all__ = ["bar_name", "describe", "event", "lines", "slot_name", "who"]
-
-_LIBRARY, _SCHEDULES = f"tmapipe{os.sep}", os.path.join("tmapipe", "schedules")  # as `machine.locate` shows them
 
 
 def who(layout: Layout, agent: Agent) -> str:
@@ -41,9 +38,8 @@ def describe(layout: Layout, op: Any) -> str:
 
 
 def lines(places: Iterable[str | None]) -> tuple[str, ...]:
-    """Each source line once: those of bodies first, then the library's own."""
-    known = dict.fromkeys(place for place in places if place)
-    return tuple(sorted(known, key=lambda place: place.startswith(_LIBRARY) and not place.startswith(_SCHEDULES)))
+    """Each source line once."""
+    return tuple(dict.fromkeys(place for place in places if place))
 
 
 def event(

@@ -13,7 +13,7 @@ from types import FrameType
 
 from tmapipe.errors import InputError, ScopeError
 
-__all__ = ["TRACED", "line_of", "line_of_errors", "locate"]
+__all__ = ["TRACED", "Place", "line_of", "line_of_errors", "locate"]
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
@@ -22,27 +22,39 @@ _ISA = os.path.join(_LIBRARY, "isa") + os.sep
 _PROGRAM = os.path.join(_LIBRARY, "program") + os.sep
 _TRACE = os.path.join(_PROGRAM, "trace.py")
 _STARTER = os.path.join(_MACHINE, "machine.py")
-
+_KERNEL = os.path.join(_LIBRARY, "kernel.py")
 TRACED = "<traced program>"  #: the file of the code by which the model carries out a program
 
 
+class Place(str):
+    """ "file:line" in tmapipe/schedules. user: the innermost line outside tmapipe that led there, of a subclass."""
+
+    user = ""
+
+
 def locate(frame: FrameType | None = None) -> str | None:
-    """ "file:line" of the innermost frame outside tmapipe or inside tmapipe/schedules; if there is none, of the innermost
-    frame outside tmapipe/machine and tmapipe/isa. Starts at the caller, or at *frame*."""
-    fallback = None
+    """ "file:line" of the innermost frame outside tmapipe or inside tmapipe/schedules (then a `Place`); if there is none, of
+    the innermost frame outside tmapipe/machine and tmapipe/isa. Starts at the caller, or at *frame*."""
+    found: list[str | None] = [None, None, None]  # by rank less 1
     frame = frame or sys._getframe(1)
-    while frame is not None:
+    while frame is not None and found[2] is None:
         if frame.f_code.co_filename == TRACED and (line := _line_of_user(frame, frame.f_lineno)):
-            return line
+            return line if found[1] is None else _of_ranks(*found)
         rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
-        if rank == 3:
+        if rank == 4:
             break
-        if rank == 2:
-            return f"{name}:{frame.f_lineno}"
-        if rank == 1 and fallback is None:
-            fallback = f"{name}:{frame.f_lineno}"
+        if rank and found[rank - 1] is None:
+            found[rank - 1] = f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return fallback
+    return _of_ranks(*found)
+
+
+def _of_ranks(own: str | None, shipped: str | None, user: str | None) -> str | None:
+    if shipped is None:
+        return user or own
+    place = Place(shipped)
+    place.user = user or ""
+    return place
 
 
 @contextlib.contextmanager
@@ -58,12 +70,14 @@ def line_of_errors() -> Iterator[None]:
 def line_of(error: Exception) -> str | None:
     """As `locate`, of where *error* was raised: lines of frames that were left since have gone on."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    for frame, line in reversed(frames):
-        if frame.f_code.co_filename == TRACED:
-            return _line_of_user(frame, line)
-        rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
-        if rank == 2:
-            return f"{name}:{line}"
+    for wanted in (3, 2):
+        for frame, line in reversed(frames):
+            if frame.f_code.co_filename == TRACED:
+                found = _line_of_user(frame, line)
+                return getattr(found, "user", "") or found
+            rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
+            if rank == wanted:
+                return f"{name}:{line}"
     return locate(frames[-1][0])
 
 
@@ -75,13 +89,13 @@ def _line_of_user(frame: FrameType, line: int) -> str | None:
 
 @functools.cache  # by file and function: equal code of two files is equal
 def _classify(file: str, function: str) -> tuple[int, str]:
-    """0: the machine, an instruction, or CuTe DSL; 1: elsewhere in the library; 2: the user's code or a schedule; 3: where a
-    warp's program was started. And the file's name to show."""
+    """0: the machine, an instruction, or CuTe DSL; 1: elsewhere in the library; 2: a shipped schedule; 3: the user's code; 4:
+    where a warp's program was started. And the file's name to show."""
     path = os.path.abspath(file)
-    if (path == _STARTER and function == "record") or (path == _TRACE and function == "trace"):
-        return 3, ""
-    own = path.startswith(_LIBRARY) and not path.startswith(_SCHEDULES)
+    if (path, function) in ((_STARTER, "record"), (_TRACE, "trace"), (_KERNEL, "kernel_main")):
+        return 4, ""
+    own, shipped = path.startswith(_LIBRARY), path.startswith(_SCHEDULES)
     traced = file in ("<if>", TRACED) or "nvidia_cutlass_dsl" in path  # by which CuTe DSL calls parts of a body
-    rank = 0 if path.startswith((_MACHINE, _ISA, _PROGRAM)) or traced else 1 if own else 2
+    rank = 0 if path.startswith((_MACHINE, _ISA, _PROGRAM)) or traced else 2 if shipped else 1 if own else 3
     shown = os.path.relpath(path, os.path.dirname(_LIBRARY[:-1])) if path.startswith(_LIBRARY) else path
     return rank, shown

@@ -29,6 +29,7 @@ from tmapipe.check.filled import look_at_slots
 from tmapipe.check.findings import Finding, Report
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.outputs import Outputs, look_at_outputs
+from tmapipe.check.overrides import placed
 from tmapipe.check.problems import Problems
 from tmapipe.check.program import ordered, refused, run_checked
 from tmapipe.check.search import FEW, Problem, problems_near
@@ -64,7 +65,7 @@ def check_schedule(
             report = _searched(schedule, plan)
         except PipelineError as error:
             report = Report(plan.name, tuple(refused(error, LinearCheck(Layout(plan), {}))), "no trip count")
-    found = ordered([*budget_findings(plan), *report.findings])
+    found = placed(schedule, plan, ordered([*budget_findings(plan), *report.findings]))
     return attrs.evolve(report, findings=found, seconds=time.perf_counter() - started)
 
 

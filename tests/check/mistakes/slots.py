@@ -114,7 +114,7 @@ MISTAKES = (
         {
             """        with k.back.consume() as slot:
             k.y.store(tile, values + slot.b.read())""": "        k.y.store(tile, values)",
-            "        with k.back.produce() as slot:": "        with k.back.produce() as slot:  # <- here",
+            "    def ask(self, k, tile):": "    def ask(self, k, tile):  # <- here",
         },
         Kind.TRIP_COUNTS,
         "let right and left enter as many slots of back",
