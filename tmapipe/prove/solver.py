@@ -152,10 +152,14 @@ class Solver:
             rows.add(_tight(factors, constant))
         while rows:
             counts: dict[Sym, list[int]] = {}
+            uneven: dict[Sym, set[bool]] = {}  # signs of factors other than 1 and -1
             for terms, _ in rows:
                 for term, n in terms:
                     counts.setdefault(term, [0, 0])[n > 0] += 1
-            term = min(counts, key=lambda t: (counts[t][0] * counts[t][1], t.number))
+                    if abs(n) > 1:
+                        uneven.setdefault(term, set()).add(n > 0)
+            # first those without which nothing is lost, since all are integers
+            term = min(counts, key=lambda t: (len(uneven.get(t, ())) > 1, counts[t][0] * counts[t][1], t.number))
             up = [row for row in rows if dict(row[0]).get(term, 0) > 0]
             down = [row for row in rows if dict(row[0]).get(term, 0) < 0]
             rest = rows.difference(up, down)
