@@ -15,7 +15,7 @@ from examples.attention import attention_of
 from examples.ragged import RaggedSums
 from examples.stencil import Stencil
 from tests.check.deciding import CASES, STARTS, Placed
-from tests.check.unseen import NOT_TRACED, REFUSED, UNSEEN, FailsAtAnEntry, RowsOfATable
+from tests.check.unseen import NOT_TRACED, REFUSED, UNSEEN, FailsAtAnEntry, LanesBySteps, RowsOfATable
 from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
 
@@ -42,10 +42,16 @@ def test_the_broken_one_is_rejected_at_its_lines(case):
     assert any("deciding.py" in place for finding in report.errors for place in finding.where), str(report)
 
 
+def test_a_body_that_is_refused_in_a_small_problem_says_so():
+    """Two lanes arrive where there are two steps."""
+    with pytest.raises(tp.InputError, match=r"mbarrier_arrive\(lanes\) = 2: .*"):
+        LanesBySteps().check()
+
+
 @pytest.mark.parametrize("make", UNSEEN, ids=lambda make: make.__name__)
 def test_what_is_not_seen_through_is_said(make):
     report = make().check()
-    assert not report.ok or "; not varied: " in report.trips, f"{report.trips}\n{report.runs}"
+    assert not report.ok or "; not shown: " in report.trips, f"{report.trips}\n{report.runs}"
 
 
 @pytest.mark.parametrize(("make", "words"), NOT_TRACED, ids=lambda each: getattr(each, "__name__", ""))
@@ -60,15 +66,15 @@ def test_what_no_trace_has_is_refused_at_its_line(make, words):
     "start", [lambda m: m * 2**31 // 2**29, lambda m: m + 2**40 - 2**40, lambda m: m * 65536 * 65536 % 7]
 )
 def test_numbers_that_no_kernel_has_are_refused(start):
-    """They would be right in Python, and so on the model."""
-    with pytest.raises(tp.InputError, match=r"number in a body = \d+: .* 32 bits .*At .*test_decisions.py"):
+    """They would be right in Python."""
+    with pytest.raises((tp.ScopeError, tp.InputError), match=r" 32 bits.*At .*(test_decisions|deciding).py"):
         Placed(lambda k, tile: (0, start(tile.m), 0)).check()
 
 
 def test_rows_that_a_table_names_may_lie_anywhere():
     """Entries of the problems that are tried are no mistake of the program."""
-    report = RowsOfATable().check()
-    assert report.ok and "; not varied: n, which is changed by the iterations of a loop" in report.trips, str(report)
+    report = RowsOfATable(100).check()
+    assert Kind.OUT_OF_RANGE not in report.kinds(), str(report)
 
 
 def test_a_body_that_fails_somewhere_is_said():
@@ -126,7 +132,7 @@ def test_a_stencil_of_fp32():
 
 
 def test_checks_in_several_threads():
-    """What `range` means is changed for all threads while bodies are recorded, so checks take turns."""
+    """Symbols of proofs are shared, so checks take turns."""
     found = []
 
     def look(schedule):

@@ -117,7 +117,7 @@ def test_a_reduction_of_a_block_is_noted():
 
 def test_a_loop_that_leaves_tiles_out_is_noted():
     assert Sums().check(TYPES).findings == ()
-    for name, said in (("fewer", "ceil(the extent of n / 64) - 1 times"), ("first", "from element 64 on")):
+    for name, said in (("fewer", "((n + 63) // 64 - 1) times"), ("first", "from element 64 on")):
         schedule = Sums()
         setattr(schedule, name, 1)
         report = schedule.check(TYPES)

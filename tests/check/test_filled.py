@@ -77,7 +77,7 @@ def test_a_tile_that_is_read_has_been_written(broken, said):
     assert (
         finding.kind is Kind.UNFILLED
         and said in finding.message
-        and finding.slot == "z"
+        and finding.slot == "z[0]"
         and "slot.z.write(...)" in finding.fix
     )
 

@@ -15,8 +15,12 @@ from tests.oracle.one_run import check_program
 from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
 from tests.sweeps import examples
 from tmapipe.check import Kind
+from tmapipe.check.problem import Problem, operations_of
+from tmapipe.check.program import check_operations
 from tmapipe.isa.barriers import FenceProxyAsync
+from tmapipe.machine import Layout
 from tmapipe.plan.thread_layout import vectors_of
+from tmapipe.program.trace import trace
 from tmapipe.testing import assert_safe
 
 
@@ -166,7 +170,6 @@ BARE = {
     "read": lambda k, slot: k.isa.fragments.read(slot.x.ref, vectors_of("x", (8, 64), k.role)),
     "write": lambda k, slot: write_slot(k.isa, slot.x.ref, 0.0, k.role),
     "fence": lambda k, slot: k.isa.fence_proxy_async(),
-    "fence by one lane": lambda k, slot: k.isa.emit(FenceProxyAsync(lanes=1)),
     "warp sync": lambda k, slot: k.isa.warp_sync(),
 }
 
@@ -207,7 +210,13 @@ def test_functions_of_one_factory_are_told_apart(first, second):
 def test_a_fence_by_other_lanes_than_those_that_wrote():
     """Which lane has written is not known, so only a fence by all of them counts."""
     assert alone(BARE["write"], BARE["fence"], BARE["warp sync"]).check().ok
-    assert alone(BARE["write"], BARE["fence by one lane"], BARE["warp sync"]).check().kinds() == {Kind.PROXY}
+    schedule = alone(BARE["write"], BARE["fence"], BARE["warp sync"])
+    program = trace(schedule)
+    layout, shapes = Layout(program.plan), program.plan.shapes({"m": 8, "n": 64})
+    operations = operations_of(program, layout, Problem(shapes))
+    some = [[op._replace(lanes=1) if type(op) is FenceProxyAsync else op for op in own] for own in operations]
+    assert {finding.kind for finding in check_operations(layout, operations)[0]} == set()
+    assert {finding.kind for finding in check_operations(layout, some)[0]} == {Kind.PROXY}
 
 
 def test_raw_code_that_issues_tma_or_wgmma():

@@ -104,7 +104,7 @@ OTHER = {"s0": "s1", "cluster": "cta", "relaxed": "cta", "generic": "async", "ro
 def relative(op: Any) -> tuple[Any, dict[str, int]]:
     """The operation without its positions, and where these are."""
     positions = Positions(layout())
-    (word,) = positions.advance(None, [[op], *[[] for _ in range(7)]])[0]
+    word = positions._relative(0, op)
     rest = word[0] if isinstance(word[0], tuple) else word
     return rest, {str(key[1:]): place for key, place in positions.at.items()}
 

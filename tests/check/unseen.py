@@ -3,7 +3,6 @@ outlives a tile."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from tests.check.deciding import STAGES, CountsItself, HeldOver, Tiles, entry, one_if, steps, take
@@ -354,7 +353,6 @@ UNSEEN = (
     CountsAndBreaks,
     CountsInAFunction,
     GroupsPending,
-    LanesBySteps,
     FarAway,
     ByTheMultiprocessor,
     ByTheSlot,
@@ -432,15 +430,9 @@ class Counter(Tiles):
         super().__init__(given)
 
 
-class AtRandom(Tiles):
-    def __init__(self):
-        super().__init__(lambda s, k, tile: random.randint(0, 9))
-
-
 REFUSED = (
-    (FlagOnContext, "k.seen"),
-    (FlagOnSchedule, "turn"),
-    (SharedList, "counts|state"),
-    (Counter, "state"),
-    (AtRandom, "state"),
+    (FlagOnContext, "`.seen` of an object of KernelContext is set"),
+    (FlagOnSchedule, "`.turn` of an object of FlagOnSchedule is set"),
+    (SharedList, r"`.append\(\)` changes list"),
+    (Counter, "`turn` of a function around is set"),
 )

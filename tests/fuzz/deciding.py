@@ -28,8 +28,8 @@ from typing import Any
 import attrs
 
 import tmapipe as tp
+from tmapipe.check.problem import Problem
 from tmapipe.check.program import check_operations
-from tmapipe.check.search import Problem
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout, MachineIsa, record
 from tmapipe.prove.trips import EVERY

@@ -17,7 +17,6 @@ __all__ = ["Call", "Outcome", "Unsafe", "Wrong", "judge"]
 _SIGNATURE = re.compile(
     r"\(\) (got multiple values|got an unexpected keyword|missing \d+ required|takes .* positional)"
 )
-STANDS_IN = "machine/varying_names.py"  # for Python's `range`, `min` and `max`, whose own exceptions it lets through
 SECONDS = 30  # of CPU time, that no call takes, and WAITING of any: what takes longer counts as a hang
 WAITING = 600
 
@@ -90,8 +89,7 @@ def judge(call: Call) -> tuple[Outcome, str]:
     except _Hang:
         return Outcome.HANG, ""
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = [each for each in frames if not each.filename.endswith(STANDS_IN)][-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         if frame.filename.startswith("<fuzz") or (isinstance(error, TypeError) and _SIGNATURE.search(str(error))):
             return Outcome.OWN, f"{type(error).__name__}: {error}"
         text = str(error).splitlines()[0] if str(error) else ""

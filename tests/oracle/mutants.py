@@ -46,7 +46,7 @@ from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
 from tests.oracle.value_forms import Normalized
 from tmapipe.check.findings import Kind
-from tmapipe.check.problems import Problems
+from tmapipe.check.problem import Sizes
 from tmapipe.epilogue import Epilogue
 from tmapipe.machine import Layout, record
 from tmapipe.schedules import Copy, Gemm, PingPong
@@ -126,7 +126,7 @@ class Target:
         axes, plan = self.schedule.axes, self.plan
         dims = tuple(axes)
         sizes = {d: axis.elements * plan.cluster.get(d, 1) for d, axis in axes.items()}
-        sizes[Problems(self.schedule, plan).along] *= tiles
+        sizes[Sizes(self.schedule, plan).along] *= tiles
         for part in plan.transfers:
             for dim, extent in zip(part.dims, part.tile, strict=True):
                 if dim not in dims:

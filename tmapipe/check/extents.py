@@ -9,36 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tmapipe.check.bodies import Bodies, Move, is_turn
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.places import Grid, counts_to
-from tmapipe.check.problems import Problems
-from tmapipe.machine.decisions import Reduction
-from tmapipe.machine.moves import Move, Visit
-from tmapipe.machine.varying_text import text_of
 from tmapipe.plan.model import Load
+from tmapipe.program.expressions import Expr
+from tmapipe.program.reductions import Reduction
+from tmapipe.prove.symbols import Sym, add, parts, text
 
 __all__ = ["look_at_extents"]
 
 
-def look_at_extents(problems: Problems, grid: Grid, visits: list[Visit]) -> list[Finding]:
+def look_at_extents(bodies: Bodies, grid: Grid) -> list[Finding]:
     """What is read of a dimension in part."""
-    reductions = problems.decisions.reductions.items()
-    found = [finding for each, where in reductions if (finding := _reduced(problems, grid, each, where))]
-    for load in problems.plan.loads:
-        moves = [move for visit in visits for own in visit.moves.values() for move in own if move.part is load]
-        if load.windows is None and load.through is None and load.name not in problems.decisions.by_rows:
-            found += _loaded(problems, grid, load, moves)
+    reductions = bodies.program.isa.reductions.items()
+    found = [finding for each, where in reductions if (finding := _reduced(bodies, grid, each, where))]
+    for load in bodies.program.plan.loads:
+        moves = [move for move in bodies.moves() if move.part is load]
+        if load.windows is None and load.through is None and load.name not in bodies.by_rows:
+            found += _loaded(bodies, grid, load, moves)
     return found
 
 
 # ---- reductions -------------------------------------------------------------------------------------------------------
 
 
-def _reduced(problems: Problems, grid: Grid, each: Reduction, where: str | None) -> Finding | None:
-    counted = each.inside
-    whole = counted is not None and counted[1] == 0 and len(counted[0]) == 1 and counted[0][0][0][0] == "extent"
-    dim = counted[0][0][0][1] if whole and counted is not None and counted[0][0][1] == 1 else _dim_of(problems, each)
-    groups = (getattr(part, "group", None) for part in problems.schedule.declared.scratches.values())
+def _reduced(bodies: Bodies, grid: Grid, each: Reduction, where: str | None) -> Finding | None:
+    counted = (
+        bodies.shared.symbol(each.inside) if isinstance(each.inside, Expr) and each.inside.op == "symbol" else None
+    )
+    whole = isinstance(counted, Sym) and counted.op == "leaf" and counted.args[0] == "extent"
+    dim = counted.args[1] if whole and isinstance(counted, Sym) else _dim_of(bodies, each)
+    groups = (getattr(part, "group", None) for part in bodies.program.schedule.declared.scratches.values())
     if (
         dim is None
         or dim not in grid.tile
@@ -50,20 +52,24 @@ def _reduced(problems: Problems, grid: Grid, each: Reduction, where: str | None)
     fix = f'say how long it may be, relations = (Dim("{dim}", at_most={grid.tile[dim]}),), which refuses longer ones'
     lines = (where,) if where else ()
     if whole:
-        text = f"a reduction counts all elements along {dim}, of which a tile has {size}: the others lie in other tiles"
-        return Finding(Kind.ROW_IN_PARTS, text, fix, where=lines)
-    plan = problems.plan
-    if counted is not None or any(store.reduce for store in plan.stores) or any(d.of == dim for d in plan.relations):
+        said = f"a reduction counts all elements along {dim}, of which a tile has {size}: the others lie in other tiles"
+        return Finding(Kind.ROW_IN_PARTS, said, fix, where=lines)
+    plan = bodies.program.plan
+    if (
+        each.inside is not None
+        or any(store.reduce for store in plan.stores)
+        or any(d.of == dim for d in plan.relations)
+    ):
         return None  # parts are what is meant
-    text = f"a reduction is over {size} elements along {dim}, and a tensor may have more, which lie in other tiles"
-    return Finding(Kind.PART_REDUCED, text, fix + "; else, none", where=lines)
+    said = f"a reduction is over {size} elements along {dim}, and a tensor may have more, which lie in other tiles"
+    return Finding(Kind.PART_REDUCED, said, fix + "; else, none", where=lines)
 
 
-def _dim_of(problems: Problems, each: Reduction) -> str | None:
+def _dim_of(bodies: Bodies, each: Reduction) -> str | None:
     """The dimension that is reduced: that of all tiles of the same extents; None if it is not clear."""
     last = -1 if each.along == "rows" else -2
     found = set()
-    for part in problems.plan.transfers:
+    for part in bodies.program.plan.transfers:
         if len(part.dims) >= -last and part.tile[-2:] == (each.rows, each.columns):
             found.add(part.dims[last])
     return found.pop() if len(found) == 1 else None
@@ -72,21 +78,21 @@ def _dim_of(problems: Problems, each: Reduction) -> str | None:
 # ---- loads ------------------------------------------------------------------------------------------------------------
 
 
-def _loaded(problems: Problems, grid: Grid, load: Load, moves: list[Move]) -> Iterator[Finding]:
+def _loaded(bodies: Bodies, grid: Grid, load: Load, moves: list[Move]) -> Iterator[Finding]:
     """Dimensions of which a load, wherever it stands, reaches only the first elements, or not the last ones."""
     for i, dim in enumerate(load.dims):
-        starts = {(move.at[i].terms, move.at[i].const): move for move in moves}
+        starts = {move.at[i]: move for move in moves}
         most, extent = grid.plan.most.get(dim), load.part[i] * load.steps[i]
-        if not starts or load.steps[i] > 1:
+        if not starts or load.steps[i] > 1 or dim in bodies.fixed:
             continue
-        where = problems.decisions.lines.get(load.name)
+        where = bodies.lines.get(load.name)
         lines = (where,) if where else ()
-        if all(not terms for terms, _ in starts):
-            reached = max(const for _, const in starts) + extent
+        if not any(isinstance(start, Sym) for start in starts):
+            reached = max(starts) + extent
             if most is None or most > reached:
-                text = f"{load.name} is loaded up to element {reached} along {dim}, and a tensor may have more"
+                said = f"{load.name} is loaded up to element {reached} along {dim}, and a tensor may have more"
                 fix = f'say how many there may be, relations = (Dim("{dim}", at_most={reached}),), or load the others'
-                yield Finding(Kind.UNREAD, text, fix, where=lines)
+                yield Finding(Kind.UNREAD, said, fix, where=lines)
             continue
         short = [_short(grid, move, i, dim, most) for move in starts.values()]
         if all(short):
@@ -97,16 +103,16 @@ def _loaded(problems: Problems, grid: Grid, load: Load, moves: list[Move]) -> It
 def _short(grid: Grid, move: Move, i: int, dim: str, most: int | None) -> str:
     """How a loop over a dimension ends before its last tile, or begins after the first; empty if it does not, or something
     else moves the tile."""
-    start, extent = move.at[i], move.part.part[i]
-    if len(start.terms) != 1:
+    extent, (const, terms) = move.part.part[i], parts(move.at[i])
+    if len(terms) != 1:
         return ""
-    ((key, stride),) = start.terms
+    ((key, stride),) = terms.items()
     count = dict(move.loops).get(key)
-    if key[0] != "index" or count is None or stride != extent:
+    if not is_turn(key) or count is None or stride != extent:
         return ""
-    if start.const >= extent:
-        return f"from element {start.const} on alone"
-    terms, const = count
-    if start.const == 0 and const < 0 and counts_to((terms, 0), dim, stride, most):
-        return f"{text_of(terms, const)} times alone"
+    if const >= extent:
+        return f"from element {const} on alone"
+    fewer = -parts(count)[0]
+    if const == 0 and fewer > 0 and counts_to(add(count, fewer), dim, stride, most):
+        return f"{text(count)} times alone"
     return ""

@@ -13,7 +13,7 @@ import numpy as np
 from tmapipe.check.accesses import COPY, COUNTED
 from tmapipe.check.positions import CLUSTER, Live, Positions, Shifts, at_peers, tells_parity
 from tmapipe.check.positions import Key as WarpKey
-from tmapipe.check.relative import Renaming
+from tmapipe.check.renaming import Renaming
 from tmapipe.machine.layout import Layout
 
 __all__ = ["Future", "Here", "Key"]

@@ -1,7 +1,8 @@
 """The linear check: one run of the machine, watched with vector clocks, decides every interleaving.
 
 The rules are in `phases` (mbarriers), `barriers` (of warps), `slots` (races and proxies), `lifetimes` (initialization, exit,
-scope, ownership), `fences` (redundant ones) and `results` (loads of what was stored). The table of operations says what each
+scope, ownership), `fences` (redundant ones), `results` (loads of what was stored) and
+`contents` (tiles that threads write). The table of operations says what each
 operation does. This file hands each effect of a transition to the rules that it concerns. `docs/internals/checker.md` has the
 argument why one run is enough.
 """
@@ -13,6 +14,7 @@ from typing import Any
 
 from tmapipe.check.barriers import Barriers
 from tmapipe.check.clocks import Clocks
+from tmapipe.check.contents import Contents
 from tmapipe.check.fences import Fences
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.lifetimes import Lifetimes
@@ -44,7 +46,9 @@ class LinearCheck:
         self.lifetimes = Lifetimes(self.clocks, self.log, shapes)
         self.fences = Fences(self.clocks, self.log, self.slots)
         self.results = Results(self.clocks, self.log, places=bool(shapes))
-        self.holding: tuple[Rules, ...] = self.phases, self.barriers, self.slots, self.lifetimes, self.results
+        self.contents = Contents(self.clocks, self.log)
+        holding = self.phases, self.barriers, self.slots, self.lifetimes, self.results, self.contents
+        self.holding: tuple[Rules, ...] = holding
         self.loads: dict[Flight, tuple[Any, Step]] = {}  # in flight: (what the issuer knew, its step)
         self.last: dict[int, Step] = {}  # by warp: its last asynchronous issue, for reports
         self.rules = rules or _rules()
@@ -116,6 +120,8 @@ class LinearCheck:
         self.lifetimes.use(step, bar, far=False)
         self.lifetimes.wait(step, own)
         self.phases.wait(step, bar, phase)
+        if self.contents.of:
+            self.contents.wait(step.agent, own)
         for slot in self.slots.copied.get((bar, phase), ()):
             self.fences.access(step.agent, slot)
 
@@ -163,6 +169,8 @@ class LinearCheck:
             (self.fences if effect.space == "shared" else self.results).fence(step)
 
     def _access(self, effect: effects.Access, step: Step, facts: Any) -> None:
+        if self.contents.of and not effect.mask:
+            self.contents.access(step, getattr(step.op, effect.slot), effect.write)
         if self.slots.access(step, effect) is Proxy.GENERIC:
             self.fences.access(step.agent, getattr(step.op, effect.slot))
         if effect.mask:
@@ -173,6 +181,8 @@ class LinearCheck:
     def _start(self, effect: Start, step: Step, flights: tuple[Flight, ...]) -> None:
         self.last[step.agent] = step
         self.slots.start(step, effect, flights)
+        if self.contents.of and not effect.write:
+            self.contents.access(step, getattr(step.op, effect.slot), False)
         if effect.until.group is None:
             clock = self.clocks.of[step.agent].copy()
             for flight in flights:

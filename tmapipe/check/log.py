@@ -51,6 +51,7 @@ class FindingLog:
         slot: int | None = None,
         phase: int | None = None,
         blame: Step | None = None,
+        line: str | None = None,
     ) -> None:
         """Adds a finding, unless one like it has been found.
 
@@ -63,6 +64,7 @@ class FindingLog:
             bar, slot: Flat indices in the cluster of the mbarrier and the slot that it is about.
             phase: Of the mbarrier.
             blame: The step at which to change something, if not the last.
+            line: The source line at which to, if that is no step's.
         """
         layout = self.layout
         places = tuple((layout.role(s.agent), type(s.op), s.op.where) for s in (last, *others[:1]))
@@ -78,7 +80,7 @@ class FindingLog:
             message=text,
             fix=fix,
             agents=tuple(dict.fromkeys(who(layout, s.agent) for s in (last, *others))),
-            where=lines((blame and blame.op.where, *(e.where for e in reversed(shown)))),
+            where=lines((line, blame and blame.op.where, *(e.where for e in reversed(shown)))),
             barrier=None if bar is None else bar_name(layout, bar),
             slot=None if slot is None else slot_name(layout, slot),
             phase=phase,

@@ -15,17 +15,17 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tmapipe.check.bodies import DATA, Bodies, Visit
 from tmapipe.check.extents import look_at_extents
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.check.painted import MOST, Clash, left_out, painted, recorded
+from tmapipe.check.painted import MOST, Clash, left_out, painted
 from tmapipe.check.places import Grid, Output, Shown, show
-from tmapipe.check.problems import Problems
-from tmapipe.check.search import Problem
+from tmapipe.check.problem import Problem
 from tmapipe.errors import PipelineError
-from tmapipe.kernel import kernel_main
 from tmapipe.machine import Machine
-from tmapipe.machine.moves import Visit, visits_of
 from tmapipe.plan.model import Plan, Store
+from tmapipe.program.replay import replay
+from tmapipe.prove.symbols import leaves
 from tmapipe.tiles.axes import rows_of
 
 __all__ = ["Outputs", "look_at_outputs"]
@@ -47,31 +47,30 @@ class Outputs:
     partly: tuple[str, ...] = ()
 
 
-def look_at_outputs(problems: Problems) -> Outputs:
-    """The rules, for all outputs of a schedule whose bodies have been recorded for all kinds of tiles."""
-    schedule, plan = problems.schedule, problems.plan
-    declared, tile = schedule.declared, zip(problems.dims, problems.tile, strict=True)
-    rows = frozenset(rows_of(declared, schedule.axes))
-    grid = Grid({dim: extent * plan.cluster.get(dim, 1) for dim, extent in tile}, plan, rows)
-    visits = visits_of(problems.decisions.calls)
+def look_at_outputs(bodies: Bodies) -> Outputs:
+    """The rules, for all outputs of a schedule."""
+    schedule, plan = bodies.program.schedule, bodies.program.plan
+    declared = schedule.declared
+    extents = {dim: axis.elements * plan.cluster.get(dim, 1) for dim, axis in schedule.axes.items()}
+    grid = Grid(extents, plan, frozenset(rows_of(declared, schedule.axes)))
     left: list[tuple[Output, Shown]] = []
     for store in plan.stores:
         if store.reduce is not None:
             continue
         loads = tuple(load for load in plan.loads if load.argument == store.argument)
         output = Output(store, loads, declared.stores[store.name].sums is not None)
-        shown = show(output, grid, visits)
+        shown = show(output, grid, bodies.visits, bodies.solver)
         if schedule.tiles.in_parts or _has_own(
             plan, grid, store
         ):  # as many elements as are stored: their extent follows
             shown = shown._replace(whole="")
         if shown.apart or shown.whole:
             left.append((output, shown))
-    extents = tuple(look_at_extents(problems, grid, visits))
+    read = tuple(look_at_extents(bodies, grid))
     if not left:
-        return Outputs(extents)
-    found = _looked_at(problems, grid, left, visits)
-    return attrs.evolve(found, findings=(*found.findings, *extents))
+        return Outputs(read)
+    found = _looked_at(bodies, grid, left)
+    return attrs.evolve(found, findings=(*found.findings, *read))
 
 
 def _has_own(plan: Plan, grid: Grid, store: Store) -> bool:
@@ -83,14 +82,14 @@ def _has_own(plan: Plan, grid: Grid, store: Store) -> bool:
     return not known.issuperset(store.dims)
 
 
-def _looked_at(problems: Problems, grid: Grid, left: list[tuple[Output, Shown]], visits: list[Visit]) -> Outputs:
+def _looked_at(bodies: Bodies, grid: Grid, left: list[tuple[Output, Shown]]) -> Outputs:
     """Looks at problems, for outputs of which something is not shown."""
     found: list[Finding] = []
     open_, partly = [], []
-    recordings = _problems(problems, grid)
+    recordings = _problems(bodies, grid)
     some: list[tuple[Problem, list[Visit]]] = []
     for output, shown in left:
-        name, data = output.store.name, _by_data(problems, output, visits)
+        name, data = output.store.name, _by_data(bodies, output)
         if data:
             open_.append(f"{name} is not shown to be stored once for every shape: {data}")
             continue
@@ -102,9 +101,9 @@ def _looked_at(problems: Problems, grid: Grid, left: list[tuple[Output, Shown]],
                 problem, seen = some[i]
                 shape = problem.shapes[output.store.argument]
                 if shown.apart and clash is None:
-                    clash = _clash(problems, output, problem, seen, shape)
-                if shown.whole and whole is None and not problems.plan.tables:
-                    whole = _left_out(problems, output, problem, seen, shape)
+                    clash = _clash(bodies, output, problem, seen, shape)
+                if shown.whole and whole is None and not bodies.program.plan.tables:
+                    whole = _left_out(bodies, output, problem, seen, shape)
             if clash and (whole or i + 1 >= FEW // 2):
                 break
         if clash:
@@ -119,25 +118,22 @@ def _looked_at(problems: Problems, grid: Grid, left: list[tuple[Output, Shown]],
     return Outputs(tuple(found), tuple(open_), tuple(partly))
 
 
-def _by_data(problems: Problems, output: Output, visits: list[Visit]) -> str:
+def _by_data(bodies: Bodies, output: Output) -> str:
     """Why it is data that says where an output is stored; empty if it does not."""
     if output.store.clipped:
         return "its tiles have bounds of their own"
-    if output.store.name in problems.decisions.by_rows:
+    if output.store.name in bodies.by_rows:
         return "entries of tables say which rows are stored"
-    terms, seen = problems.decisions.terms, set()
-    for visit in visits:
-        for move in (move for moves in visit.moves.values() for move in moves if move.part.name == output.store.name):
-            seen |= {key for start in move.at for key, _ in start.terms}
-    by_entry = any(terms[key].by_entry for key in seen if key in terms)
+    starts = [x for move in bodies.moves() if move.part.name == output.store.name for x in move.at]
+    by_entry = any(each.args[0] in DATA for x in starts for each in leaves(x))
     return "entries of tables say where it is stored" if by_entry else ""
 
 
-def _problems(problems: Problems, grid: Grid) -> Iterator[tuple[Problem, list[Visit]]]:
+def _problems(bodies: Bodies, grid: Grid) -> Iterator[tuple[Problem, list[Visit]]]:
     """Problems of some tiles along each dimension, of whole tiles and others."""
     others = {
         dim: extent
-        for part in problems.plan.transfers
+        for part in bodies.program.plan.transfers
         for dim, extent in zip(part.dims, part.tile, strict=True)
         if dim not in grid.tile
     }
@@ -145,17 +141,17 @@ def _problems(problems: Problems, grid: Grid) -> Iterator[tuple[Problem, list[Vi
         # along tiles of one element, all tiles are whole, and more of them show nothing
         extents = {dim: tiles * extent + (more if extent > 1 else 0) for dim, extent in grid.tile.items()}
         extents |= {dim: steps * extent + (more if extent > 1 else 0) for dim, extent in others.items()}
-        problem = Problem(problems.plan.shapes(extents))
-        if any(math.prod(problem.shapes[store.argument]) > MOST for store in problems.plan.stores):
+        problem = Problem(bodies.program.plan.shapes(extents))
+        if any(math.prod(problem.shapes[store.argument]) > MOST for store in bodies.program.plan.stores):
             continue
         try:
-            yield problem, recorded(problems, problem)
+            yield problem, bodies.of_problem(problem)
         except BODY_ERRORS:  # maybe no problem is like this
             continue
 
 
 def _clash(
-    problems: Problems, output: Output, problem: Problem, visits: list[Visit], shape: tuple[int, ...]
+    bodies: Bodies, output: Output, problem: Problem, visits: list[Visit], shape: tuple[int, ...]
 ) -> Finding | None:
     clash = painted(output, visits, shape)
     if clash is None:
@@ -164,24 +160,23 @@ def _clash(
     lines = tuple(dict.fromkeys(line for line in (clash.other.where, clash.one.where) if line))
     text, fix = _said(output, clash)
     text = f"{text}: the element {clash.at} of {name}, with {problem.text}"
-    if clash.other.part.name == name and _same_values(problems, problem):
+    if clash.other.part.name == name and _same_values(bodies, problem):
         return Finding(
             Kind.SAME_OUTPUT, f"{text}. On the model, of random inputs, both store one value", fix, where=lines
         )
     return Finding(Kind.OUTPUT_RACE, text, fix, where=lines)
 
 
-def _same_values(problems: Problems, problem: Problem) -> bool:
+def _same_values(bodies: Bodies, problem: Problem) -> bool:
     """Whether the CPU model, with random inputs, stores no element twice with different values."""
-    plan, random = problems.plan, np.random.default_rng(0)
+    plan, random = bodies.program.plan, np.random.default_rng(0)
     arrays = {table: np.ones(problem.shapes[table], np.int32) for table in plan.tables}
     for part in plan.transfers:
         shape, dtype = problem.shapes[part.argument], part.buffer.dtype
         drawn = random.integers(0, 8, shape) if dtype.integer else random.standard_normal(shape)
         arrays[part.argument] = drawn.astype(dtype.numpy)
     try:
-        with problems.recording():
-            Machine(plan).run(lambda isa: kernel_main(isa, problems.schedule), arrays)
+        Machine(plan).run(lambda isa: replay(bodies.program, isa), arrays)
     except BODY_ERRORS:  # of the model, or of what data of another kind would not lead to
         return False
     return True
@@ -213,13 +208,13 @@ def _at(place: Any) -> str:
 
 
 def _left_out(
-    problems: Problems, output: Output, problem: Problem, visits: list[Visit], shape: tuple[int, ...]
+    bodies: Bodies, output: Output, problem: Problem, visits: list[Visit], shape: tuple[int, ...]
 ) -> Finding | None:
     found = left_out(output, visits, shape)
     if found is None:
         return None
     name, (count, first) = output.store.name, found
-    where = problems.decisions.lines.get(name)
+    where = bodies.lines.get(name)
     text = f"{count} elements of {name}, the first one at {first}, are stored by nobody, with {problem.text}"
     fix = "store all tiles of it; or pass it with a call, if its other elements are to stay as they are"
     return Finding(Kind.UNWRITTEN, text, fix, where=(where,) if where else ())

@@ -1,24 +1,20 @@
 """Which store reaches which element of an output, and which elements of inputs are loaded, in one concrete problem.
 
-All output tiles of the problem are recorded with their source lines, as one cluster takes them one after the other; no data
-is moved. Two tiles that reach the same element are two CTAs of another grid.
+All output tiles of the problem are gone through, as one cluster takes them one after the other; no data is moved. Two tiles
+that reach the same element are two CTAs of another grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
 
+from tmapipe.check.bodies import Move, Visit
 from tmapipe.check.places import Output, same_pieces, stored_at
-from tmapipe.check.problems import Problems
-from tmapipe.check.search import Problem
-from tmapipe.machine.machine import record
-from tmapipe.machine.moves import Move, Visit, visits_of
 
-__all__ = ["Clash", "left_out", "painted", "recorded", "recorded_programs"]
+__all__ = ["MOST", "Clash", "left_out", "painted"]
 
 MOST = 20_000_000  # elements of an output that is painted
 
@@ -32,28 +28,6 @@ class Clash:
     other: Move
     visits: tuple[Visit, Visit]
     at: tuple[int, ...]
-
-
-def recorded(problems: Problems, problem: Problem) -> list[Visit]:
-    """What the tiles of a problem do, with source lines."""
-    decisions = problems.decisions
-    before, decisions.calls, decisions.located = decisions.calls, [], True
-    try:
-        recorded_programs(problems, problem)
-        return visits_of(decisions.calls)
-    finally:
-        decisions.calls, decisions.located = before, False
-
-
-def recorded_programs(problems: Problems, problem: Problem) -> list[list[Any]]:
-    """The operations of each warp in a problem, with source lines."""
-
-    def make(layout: Any, agent: int, emit: Callable[[Any], None]) -> Any:
-        return problems.isa(layout, agent, 0, 1, problem.shapes, emit, tables=problem.tables)
-
-    with problems.recording():
-        options: Any = {"layout": problems.layout, "locate": True, "make": make}
-        return record(problems.plan, problems.entry, problem.shapes, **options)
 
 
 def painted(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> Clash | None:
@@ -103,10 +77,9 @@ def _clashes(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> Ite
 def _box(move: Move, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """The elements of a tensor that are moved."""
     return tuple(
-        slice(max(start.value, 0), max(start.value + extent, 0))
-        for start, extent in zip(move.at, move.part.part, strict=True)
+        slice(max(start, 0), max(start + extent, 0)) for start, extent in zip(move.at, move.part.part, strict=True)
     )
 
 
 def _element(move: Move, shape: tuple[int, ...], at: np.ndarray) -> tuple[int, ...]:
-    return tuple(max(start.value, 0) + int(i) for start, i in zip(move.at, at, strict=True))
+    return tuple(max(start, 0) + int(i) for start, i in zip(move.at, at, strict=True))

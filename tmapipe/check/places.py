@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tmapipe.machine.moves import Form, Move, Visit
-from tmapipe.machine.varying import Key
-from tmapipe.machine.varying_text import text_of
+from tmapipe.check.bodies import Move, Visit, coordinate, is_coordinate, is_turn
 from tmapipe.plan.model import Load, Plan, Store
+from tmapipe.prove.solver import Solver
+from tmapipe.prove.symbols import Sym, add, at_least_0, divide, leaf, parts, replaced, text
 
 __all__ = ["Grid", "Output", "Shown", "counts_to", "same_pieces", "show", "stored_at"]
 
@@ -43,6 +43,10 @@ class Grid(NamedTuple):
     def one(self, dim: str) -> bool:
         """Whether there is but one tile along a dimension, whatever its extent may be."""
         return dim in self.rows or self.plan.most.get(dim, self.tile[dim] + 1) <= self.tile[dim]
+
+    def where_one(self, fact: Sym) -> Any:
+        """A fact with the coordinate of the only tile along a dimension, which is 0."""
+        return replaced(fact, {coordinate(dim): 0 for dim in self.tile if self.one(dim)})
 
     def reaches(self, dim: str, stride: int, of: str) -> bool:
         """Whether as many strides as there are tiles along the grid's dimension *of* reach the end of dimension *dim*."""
@@ -83,7 +87,7 @@ class Shown(NamedTuple):
 class Axis(NamedTuple):
     """Along one dimension, starts are multiples of a coordinate, `stride` elements apart; without one, constants."""
 
-    key: Key | None
+    key: Sym | None
     stride: int
 
 
@@ -95,7 +99,7 @@ def stored_at(output: Output, visit: Visit) -> list[list[Move]]:
     for moves in visit.moves.values():
         own = []
         for i, move in enumerate(move for move in moves if move.part.name == name):
-            shared = i, _forms(move), move.turn
+            shared = i, move.at
             if not vector or shared not in seen:
                 own.append(move)
             seen.add(shared)
@@ -104,42 +108,28 @@ def stored_at(output: Output, visit: Visit) -> list[list[Move]]:
     return found
 
 
-def _one_turn(moves: list[Move]) -> list[Move] | None:
-    """Those of a warp at one iteration of its loops; None if other iterations have others."""
-    turns: dict[Any, list[Move]] = {}
-    for move in moves:
-        turns.setdefault(move.turn, []).append(move)
-    first, *others = turns.values()
-    forms = [_forms(move) for move in first]
-    return first if all([_forms(move) for move in each] == forms for each in others) else None
-
-
-def show(output: Output, grid: Grid, visits: Iterable[Visit]) -> Shown:
-    """What is shown of an output by all kinds of tiles."""
+def show(output: Output, grid: Grid, visits: Iterable[Visit], solver: Solver) -> Shown:
+    """What is shown of an output by all that tiles may do."""
     if output.store.clipped:
         return Shown(*["its tiles have bounds of their own"] * 2)
     known: dict[Any, tuple[tuple[Axis, ...], Shown]] = {}
-    some, none = ({dim: set[int | None]() for dim in grid.tile} for _ in range(2))
-    loads: dict[tuple[Any, ...], None] = {}
+    some: list[frozenset[Sym]] = []
+    none: list[frozenset[Sym]] = []
+    names, loads = {load.name for load in output.loads}, dict[Any, None]()
     for visit in visits:
         stored = stored_at(output, visit)
         if visit.place is None:
             if stored:
                 return Shown(*["it is stored before the first tile"] * 2)
             continue
-        for dim, values in (some if stored else none).items():
-            values.add(visit.values.get(("symbol", f"tile.{dim}")) if visit.values else visit.place.get(dim))
-        name = tuple(tuple((_forms(move), move.loops) for move in moves) for moves in stored)
+        facts = frozenset(map(grid.where_one, visit.facts))
+        if False not in facts:
+            (some if stored else none).append(facts - {True})
+        name = tuple(tuple((move.at, move.loops) for move in moves) for moves in stored)
         if stored and name not in known:
             known[name] = _of_tile(output, grid, stored)
-        if output.loads:
-            names = {load.name for load in output.loads}
-            loads |= {
-                (*_forms(move), move.part): None
-                for moves in visit.moves.values()
-                for move in moves
-                if move.part.name in names
-            }
+        every = (move for moves in visit.moves.values() for move in moves)
+        loads |= {(*move.at, move.part): None for move in every if move.part.name in names}
     if not known:
         return Shown(*["no body stores it"] * 2)
     apart, whole = (next(filter(None, each), "") for each in zip(*(shown for _, shown in known.values()), strict=True))
@@ -148,85 +138,80 @@ def show(output: Output, grid: Grid, visits: Iterable[Visit]) -> Shown:
     if len({axes for axes, _ in known.values()}) > 1:
         return Shown(*["tiles of different kinds start in different ways"] * 2)
     (axes, _), *_ = known.values()
-    apart = _reads_apart(output, axes, list(loads))
-    return _of_tiles(output, grid, axes, (some, none), Shown(apart, whole))
+    apart = _reads_apart(output, axes, list(loads)) or _alone(grid, axes, some, solver)
+    return Shown(apart, whole or _reaches(output, grid, axes, none, solver))
 
 
-def _forms(move: Move) -> tuple[Form, ...]:
-    return tuple([(start.terms, start.const) for start in move.at])
-
-
-def _of_tiles(
-    output: Output,
-    grid: Grid,
-    axes: tuple[Axis, ...],
-    kinds: tuple[Mapping[str, set[int | None]], Mapping[str, set[int | None]]],
-    shown: Shown,
-) -> Shown:
-    """Whether tiles of different coordinates keep apart, and reach all of the output. kinds: coordinates along each dimension
-    of tiles that store it, and of those that do not; None: of a kind that says nothing of it."""
-    some, none = kinds
-    apart, whole = shown
+def _free(grid: Grid, axes: tuple[Axis, ...]) -> list[Sym]:
+    """The coordinates of a tile that do not say where it is stored."""
     keys = {axis.key for axis in axes}
-    left = any(none.values())
-    for dim in grid.tile:
-        if ("symbol", f"tile.{dim}") in keys or grid.one(dim):
-            continue
-        (only, *others), largest = (
-            some[dim],
-            max([each for each in some[dim] | none[dim] if each is not None], default=0),
-        )
-        if others or only is None or only in none[dim] or only >= largest:
-            apart = apart or f"tiles that differ in {dim} alone store to the same places"
-        else:  # the only one of its kind: all those beyond the largest are like that
-            left = left and (only != 0 or None in none[dim])
-    if left:
-        whole = whole or "not all tiles store it"
+    return [coordinate(dim) for dim in grid.tile if coordinate(dim) not in keys and not grid.one(dim)]
+
+
+def _alone(grid: Grid, axes: tuple[Axis, ...], some: list[frozenset[Sym]], solver: Solver) -> str:
+    """What is in the way of that of all tiles which would store to the same places one alone does. some: what holds where a
+    tile stores."""
+    free = _free(grid, axes)
+    other = {each: leaf("tile", f"other {each.args[1]}") for each in free}
+    for each in free:
+        further = at_least_0(add(add(other[each], each, -1), -1))
+        for one in some:
+            for another in some:
+                if solver.possible((*one, *(replaced(fact, other) for fact in another), further)):
+                    return f"tiles that differ in {each.args[1]} alone store to the same places"
+    return ""
+
+
+def _reaches(output: Output, grid: Grid, axes: tuple[Axis, ...], none: list[frozenset[Sym]], solver: Solver) -> str:
+    """What is in the way of that tiles reach all of the output. none: what holds where a tile stores nothing."""
+    first = dict.fromkeys(_free(grid, axes), 0)  # there is such a tile along each dimension
+    if any(solver.possible([replaced(fact, first) for fact in facts]) for facts in none):
+        return "not all tiles store it"
     for name, axis in zip(output.store.dims, axes, strict=True):
-        if axis.key is not None and axis.key[0] == "symbol":
-            if not grid.reaches(name, axis.stride, axis.key[1].removeprefix("tile.")):
-                whole = whole or f"there may be fewer tiles than {name} has elements for"
-    return Shown(apart, whole)
+        if axis.key is not None and is_coordinate(axis.key) and not grid.reaches(name, axis.stride, axis.key.args[1]):
+            return f"there may be fewer tiles than {name} has elements for"
+    return ""
 
 
 def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tuple[Axis, ...], Shown]:
     """How the stores of one tile start, and whether they keep apart and fill their box."""
-    store, turns = output.store, [_one_turn(own) for own in stored]
-    if None in turns:
-        return (), Shown(*["the iterations of a loop store in different ways"] * 2)
-    stored = [turn for turn in turns if turn is not None]
+    store = output.store
     moves = [move for own in stored for move in own]
-    axes = []
+    if any(move.sometimes for move in moves):
+        return (), Shown(*["the iterations of a loop store in different ways"] * 2)
+    axes, lows = [], []
     for i, dim in enumerate(store.dims):
-        terms = {move.at[i].terms for move in moves}
-        axis = _axis(next(iter(terms)), grid) if len(terms) == 1 else None
+        starts = [parts(move.at[i]) for move in moves]
+        forms = {frozenset(terms.items()) for _, terms in starts}
+        axis = _axis(dict(next(iter(forms))), grid) if len(forms) == 1 else None
         if axis is None:
-            how = " or ".join(sorted(text_of(each) for each in terms)[:2])
+            how = " or ".join(dict.fromkeys(text(move.at[i]) for move in moves[:2]))
             return (), Shown(*[f"along {dim} it starts at {how}, which is not a multiple of one coordinate"] * 2)
         axes.append(axis)
+        lows.append([const for const, _ in starts])
     loops = {move.loops for move in moves}
     if len(loops) > 1:
         return (), Shown(*["it is stored inside of a loop, and outside"] * 2)
     (around,) = loops
     if {key for key, _ in around} - {axis.key for axis in axes}:
         return (), Shown(*["the iterations of a loop store to the same places"] * 2)
-    low = np.array([[start.const for start in move.at] for move in moves])
+    low = np.array(lows).T
     high = low + store.part
     for dim, axis, first, end in zip(store.dims, axes, low.min(0), high.max(0), strict=True):
         if axis.key is not None and (end - first > axis.stride or (output.loads and (first < 0 or end > axis.stride))):
-            text = f"along {dim} tiles are {axis.stride} elements apart, and stores reach from {first} to {end}"
-            return (), Shown(*[text] * 2)
+            said = f"along {dim} tiles are {axis.stride} elements apart, and stores reach from {first} to {end}"
+            return (), Shown(*[said] * 2)
     pairs = _overlapping(low, high)
     if any(not same_pieces(output, stored, i, j) for i, j in pairs):
         return (), Shown(*["one tile stores the same place twice"] * 2)
     return tuple(axes), Shown("", _fills(output, grid, axes, dict(around), (low, high), pairs))
 
 
-def _axis(terms: tuple[tuple[Key, int], ...], grid: Grid) -> Axis | None:
+def _axis(terms: Mapping[Sym, int], grid: Grid) -> Axis | None:
     if not terms:
         return Axis(None, 0)
-    (key, stride), *others = terms
-    known = key[0] == "index" or (key[0] == "symbol" and key[1] in {f"tile.{dim}" for dim in grid.tile})
+    (key, stride), *others = terms.items()
+    known = is_turn(key) or (is_coordinate(key) and key.args[1] in grid.tile)
     return Axis(key, stride) if known and stride > 0 and not others else None
 
 
@@ -242,14 +227,14 @@ def same_pieces(output: Output, stored: list[list[Move]], i: int, j: int) -> boo
     counts = np.cumsum([0, *map(len, stored)])
     same_warp = np.searchsorted(counts, i, "right") == np.searchsorted(counts, j, "right")
     moves = [move for own in stored for move in own]
-    return output.overlaps and bool(same_warp) and abs(i - j) == 1 and _forms(moves[i]) != _forms(moves[j])
+    return output.overlaps and bool(same_warp) and abs(i - j) == 1 and moves[i].at != moves[j].at
 
 
 def _fills(
     output: Output,
     grid: Grid,
     axes: Sequence[Axis],
-    loops: Mapping[Key, Form],
+    loops: Mapping[Sym, Any],
     boxes: tuple[np.ndarray, np.ndarray],
     pairs: list[tuple[int, int]],
 ) -> str:
@@ -262,8 +247,8 @@ def _fills(
             ends.append(axis.stride)
             if low[:, i].min():
                 return f"along {dim} tiles store from element {low[:, i].min()} of their own on"
-            if axis.key[0] == "index" and not counts_to(loops[axis.key], dim, axis.stride, most):
-                return f"a loop counts to {text_of(*loops[axis.key])}, not to the end of {dim}"
+            if is_turn(axis.key) and not counts_to(loops[axis.key], dim, axis.stride, most):
+                return f"a loop counts to {text(loops[axis.key])}, not to the end of {dim}"
         elif most is None:
             return f"{high[:, i].max()} elements are stored along {dim}, whose extent has no bound"
         else:
@@ -276,21 +261,22 @@ def _fills(
     return "" if filled == box else f"a tile stores {filled} of the {box} elements that are its own"
 
 
-def counts_to(count: Form, dim: str, stride: int, most: int | None) -> bool:
+def counts_to(count: Any, dim: str, stride: int, most: int | None) -> bool:
     """Whether so many strides reach the end of a dimension."""
-    terms, const = count
-    if most is not None and not terms:
-        return const * stride >= most
-    extent: Key = ("extent", dim)
-    steps: Key = extent if stride == 1 else ("quotient", (((extent, 1),), stride - 1), stride)
-    return terms == ((steps, 1),) and const >= 0
+    if most is not None and not isinstance(count, Sym) and count is not None:
+        return count * stride >= most
+    if count is None:
+        return False
+    further = add(count, divide(add(leaf("extent", dim), stride - 1), stride), -1)
+    return not isinstance(further, Sym) and further >= 0
 
 
 def _reads_apart(output: Output, axes: tuple[Axis, ...], loads: list[tuple[Any, ...]]) -> str:
     """What is in the way of that a tile loads, of this tensor, what it has stored itself."""
-    for *forms, load in loads:
-        for dim, axis, (terms, const), extent in zip(output.store.dims, axes, forms, load.part, strict=True):
-            if axis.key is not None and axis.key[0] == "symbol":
-                if terms != ((axis.key, axis.stride),) or const < 0 or const + extent > axis.stride:
-                    return f"along {dim} a tile loads from {text_of(terms, const)} on, which another one may store"
+    for *at, load in loads:
+        for dim, axis, start, extent in zip(output.store.dims, axes, at, load.part, strict=True):
+            if axis.key is not None and is_coordinate(axis.key):
+                const, terms = parts(start)
+                if terms != {axis.key: axis.stride} or const < 0 or const + extent > axis.stride:
+                    return f"along {dim} a tile loads from {text(start)} on, which another one may store"
     return ""

@@ -1,23 +1,23 @@
 """How far each warp is in its arrays of barriers and slots, and operations relative to that.
 
 A *relative operation* says by how many stages it moves on from the warp's last operation of its sort on the same array. So
-segments that differ only in their position in the ring have the same relative operations.
+operations that differ only in their position in the ring are the same.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
 import numpy as np
 
-from tmapipe.isa.effects import ArriveAt, Wait, declared
+from tmapipe.isa.effects import ArriveAt, declared
 from tmapipe.isa.operands import Kind as OperandKind
 from tmapipe.machine.layout import Layout
 
-__all__ = ["CLUSTER", "Key", "Live", "Positions", "Shifts", "iteration_of", "without_position", "without_stages"]
+__all__ = ["CLUSTER", "Key", "Live", "Positions", "Shifts", "stages_of", "without_position"]
 
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 Shifts = dict[tuple[int, str], int]  # (CTA, array) -> stages
@@ -43,7 +43,6 @@ class Positions:
         self.touched: dict[Key, set[int]] = {}
         self.arrivals: set[tuple[int, int]] = set()
         self.parts: dict[Any, Any] = {}
-        self.guides = _guides(layout)
         self.stages = stages_of(layout)
         self._positions: Any = None
 
@@ -51,33 +50,6 @@ class Positions:
         other = copy(self)
         other.at, other.skipped, other._positions = dict(self.at), dict(self.skipped), None
         return other
-
-    def advance(self, tile: int | None, parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """All warps execute their parts, which belong to *tile* (None: to none). Returns these as relative operations.
-
-        Teams that do not handle the tile skip the slots that it takes.
-        """
-        self._positions = None
-        relative = [[self._relative(agent, op) for op in part] for agent, part in enumerate(parts)]
-        if tile is not None:
-            for (agent, array), (guide, awaited) in self.guides.items():
-                if iteration_of(self.layout, agent, tile) is None:
-                    waits = (op for op in parts[guide] if declared(type(op)).effect(Wait) is not None)
-                    slots = sum(self.layout.bars[op.bar][0].name == awaited for op in waits)
-                    self.skipped[agent, array] = self.skipped.get((agent, array), 0) + slots
-        return relative
-
-    def move_on(self, start: Positions, end: Positions) -> None:
-        """All warps move on as others, that were at *start*, did to *end*."""
-        self._positions = None
-        for key, position in end.at.items():
-            if key not in start.at:
-                self.at[key] = position
-            elif start.at[key] != position:
-                around = self.stages[key[2]] * (1 + tells_parity(key[1]))
-                self.at[key] = (self.at[key] + position - start.at[key]) % around
-        for where, slots in end.skipped.items():
-            self.skipped[where] = self.skipped.get(where, 0) + slots - start.skipped.get(where, 0)
 
     def moves(self, agent: int, op: Any) -> list[tuple[Key, int, int]]:
         """What one operation of the warp does: (key, stage, stages), the stage less what its team has skipped."""
@@ -124,16 +96,6 @@ class Positions:
             apart = (now - now[live.first]) % live.around
             self._positions = now, apart.tobytes() + bytes([key in at for key in live.keys])
         return self._positions
-
-    def shifts_from(self, before: Positions, live: Live) -> Shifts | None:
-        """By CTA and array: by how many stages (and parity flips) the warps have moved on since *before*; None if they have
-        not moved alike.
-
-        Args:
-            live: What may still come; only its positions matter.
-        """
-        (now, apart), (then, was_apart) = self.of(live), before.of(live)
-        return live.shifts(now - then) if apart == was_apart else None
 
     def from_here(self, live: Live) -> Shifts:
         """Shifts to stages counted from where the warps are."""
@@ -203,38 +165,6 @@ def at_peers(sort: Any) -> bool:
 def tells_parity(sort: Any) -> bool:
     """Whether operations of this sort name a phase's parity beside its barrier."""
     return isinstance(sort, type) and bool(declared(sort).named(OperandKind.PARITY))
-
-
-def iteration_of(layout: Layout, agent: int, tile: int) -> int | None:
-    """Which iteration of the warp's tile loop handles *tile*; None if another team does."""
-    name = layout.role(agent)
-    role = layout.plan.role(name) if name != "idle" else None
-    if role is None or role.teams == 1:
-        return tile
-    return tile // role.teams if tile % role.teams == role.team(agent % layout.warps) else None
-
-
-def _guides(layout: Layout) -> dict[tuple[int, str], tuple[int, str]]:
-    """For each warp of a role with teams, and each array of its rings: a warp that takes part in every tile, and the barriers
-    that it waits for once per slot.
-    """
-    found = {}
-    for agent in range(layout.agents):
-        name = layout.role(agent)
-        if name == "idle" or layout.plan.role(name).teams == 1:
-            continue
-        for ring in layout.plan.rings:
-            guides = [r for phase in ring.phases for r in phase if layout.plan.role(r).teams == 1]
-            if ring.phase_of(name) is None or not guides or ring.held:
-                continue
-            guide = layout.cta_warps(layout.cta_of(agent))[layout.plan.role(guides[0]).first_warp]
-            awaited = ring.barriers[ring.phase_of(guides[0]) - 1].name  # type: ignore[operator]
-            arrays = {barrier.name for barrier in ring.barriers}
-            arrays |= {
-                "slots of " + load.buffer.name for load in layout.plan.loads if load.buffer.stages == ring.stages
-            }
-            found.update({(agent, array): (guide, awaited) for array in arrays})
-    return found
 
 
 def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]]]:

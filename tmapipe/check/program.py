@@ -25,19 +25,13 @@ Entry = Callable[[Any], None]
 
 
 def run_checked(
-    plan: Plan,
-    entry: Entry,
-    shapes: Shapes,
-    cluster: int = 0,
-    clusters: int = 1,
-    make: Callable[[Layout, int, Callable[[Any], None]], Any] | None = None,
+    plan: Plan, entry: Entry, shapes: Shapes, cluster: int = 0, clusters: int = 1
 ) -> tuple[list[Finding], int]:
-    """(findings, transitions) of one cluster. Source lines are looked up only if there is something to report. *make*: as of
-    `record`."""
+    """(findings, transitions) of one cluster. Source lines are looked up only if there is something to report."""
 
     def once(locate: bool) -> tuple[list[Finding], int]:
         try:
-            options: Any = {"layout": layout, "locate": locate, "max_steps": MAX_STEPS, "make": make}
+            options: Any = {"layout": layout, "locate": locate, "max_steps": MAX_STEPS}
             programs = record(plan, entry, shapes, cluster, clusters, **options)
         except PipelineError as error:
             return refused(error, LinearCheck(layout, shapes)), 0

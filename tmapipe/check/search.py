@@ -1,56 +1,109 @@
-"""Concrete problems that may show what is wrong: shapes, clusters and tables in which what bodies decide on differs."""
+"""Concrete problems that may show what is wrong: shapes, clusters and tables in which what bodies decide on differs.
+
+First those that fulfil what is decided where the proof stops, then small ones, in which each number that bodies decide on
+takes values at which their conditions change. They only find errors: that there are none is the matter of the proof.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import attrs
+from tmapipe.check.bodies import OF_CLUSTER
+from tmapipe.check.problem import Problem, Sizes
+from tmapipe.prove.symbols import Sym, parts
 
-from tmapipe.check.problems import Problems
-from tmapipe.machine.layout import Shapes
-from tmapipe.machine.recording import Tables
+__all__ = ["Varying", "problems"]
 
-__all__ = ["Problem", "problems_near"]
-
-MOST = 160  # problems
+MOST = 160  # problems that differ in what bodies decide on
+FIRST = 12  # sizes that are looked at before them
 FEW, ENTRIES = 8, 64  # entries of a table: as many as its extent at first, and later
+FARTHEST = 1000  # tiles along a dimension
 
 
-@attrs.frozen
-class Problem:
-    """Tensors of these shapes, for one of some clusters; what bodies find in tables."""
+class Varying:
+    """What bodies decide on.
 
-    shapes: Shapes
-    cluster: int = 0
-    clusters: int = 1
-    tables: Tables = attrs.field(factory=dict)
+    dims: whose extents, or coordinates; tables: whose entries; by_cluster: whether the number of the cluster, or of all;
+    far: the largest number of tiles with which something is compared.
+    """
+
+    def __init__(self, sizes: Sizes, asked: Iterable[Any]):
+        self.dims: set[str] = set()
+        self.tables: set[str] = set()
+        self.by_cluster, self.far = False, 0
+        self._seen: set[Sym] = set()
+        for each in asked:
+            self._look(each)
+        if self.dims & set(OF_CLUSTER):
+            self.dims |= set(sizes.others)
+        self.inner = tuple(dim for dim in sizes.others if dim in self.dims)
+        self.anything = bool(self.tables) or self.by_cluster or bool(self.dims)
 
     @property
-    def text(self) -> str:
-        parts = [f"{name} {' x '.join(map(str, shape))}" for name, shape in self.shapes.items()]
-        if self.clusters > 1:
-            parts.append(f"cluster {self.cluster} of {self.clusters}")
-        parts += [f"{name} = {list(entries[:4])} ..." for name, entries in self.tables.items()]
-        return ", ".join(parts)
+    def ones(self) -> dict[str, list[int]]:
+        """Tables of ones."""
+        return {name: [1] for name in sorted(self.tables)}
+
+    def _look(self, x: Any) -> None:
+        if isinstance(x, tuple):
+            for each in x:
+                self._look(each)
+        if not isinstance(x, Sym) or x in self._seen:
+            return
+        self._seen.add(x)
+        if x.op == "leaf":
+            kind = x.args[0]
+            if kind in ("tile", "extent"):
+                self.dims.add(x.args[1])
+            elif kind == "entry":
+                self.tables.add(x.args[1])
+            elif kind == "of the launch":
+                self.by_cluster = True
+        elif x.op in ("ge", "eq"):
+            constant, factors = parts(x.args[0])
+            if not any(term.op == "leaf" and term.args[0] == "extent" for term in factors):
+                far = abs(constant) // min(map(abs, factors.values())) + 1
+                self.far = max(self.far, far if far <= FARTHEST else 0)
+        self._look(x.args)
 
 
-def problems_near(problems: Problems, entries: int = ENTRIES) -> Iterator[Problem]:
-    """Small problems first. They differ in what bodies have been found to decide on. entries: the extent
-    of each table."""
-    sources = problems.sources()
-    symbols = {key[1].split(" ")[0] for key in sources if key[0] == "symbol"}
-    dims = {key[1] for key in sources if key[0] == "extent"} | {
-        name[5:] for name in symbols if name.startswith("tile.")
-    }
-    if dims & {"first", "steps"}:
-        dims |= set(problems.others)
-    far = max([each.far for each in problems.kinds.variations], default=0)
-    choices = {dim: _extents(problems, dim, dim in dims, far) for dim in (*problems.dims, *problems.others)}
-    tables = list(_tables(problems, {key[1] for key in sources if key[0] == "entry"}))
-    by_cluster = any(key[0] == "symbol" and "cluster" in key[1] for key in sources)
-    clusters = [(c, of) for of in ((1, 2, 3) if by_cluster else (1,)) for c in range(of)]
+def problems(sizes: Sizes, varying: Varying, solved: Iterable[Problem] = ()) -> Iterator[tuple[Problem, bool]]:
+    """(problem, whether every schedule takes it), with *solved* among them."""
+    for steps in (1, 2) if varying.inner else (1,):
+        yield Problem(sizes.shapes(1, steps), tables=varying.ones), True
+    yield from ((each, False) for each in solved)
+    yield from ((each, False) for each in itertools.islice(_near(sizes, varying, FEW), FIRST // 4))
+    grown = _sizes(sizes, varying)
+    for tiles, steps in grown[:FIRST]:
+        yield Problem(sizes.shapes(tiles, steps), tables=varying.ones, size=(tiles, steps)), True
+    if len(sizes.dims) > 2 and varying.inner and sizes.group == 1:
+        # several tiles along dimensions before the tile's, such as the parts of a split k: of different steps, or none
+        yield from ((Problem(sizes.shapes(1, steps, 3), tables=varying.ones), True) for steps in (1, 2, 5))
+    yield from ((each, False) for each in _near(sizes, varying, ENTRIES))
+    for tiles, steps in grown[FIRST:]:
+        yield Problem(sizes.shapes(tiles, steps), tables=varying.ones, size=(tiles, steps)), True
+
+
+def _sizes(sizes: Sizes, varying: Varying) -> list[tuple[int, int]]:
+    """(tiles, steps) of problems of growing size: small ones first, the largest last."""
+    group, slots = sizes.group, sizes.slots
+    most, long = 2 * slots + 2, (slots + 2) * group
+    if not varying.inner:
+        return [(tiles, 1) for tiles in range(1, most * group + 1)]
+    steps = sorted({1, max(1, slots - 1), slots, slots + 1, most})
+    some = itertools.product(range(2, 2 * group + 2), steps)
+    return [*((1, count) for count in range(1, most + 1)), *some, (long, 1), (long, most)]
+
+
+def _near(sizes: Sizes, varying: Varying, entries: int) -> Iterator[Problem]:
+    """Small problems first, which differ in what bodies decide on. entries: the extent of each table."""
+    if not varying.anything:
+        return
+    choices = {dim: _extents(sizes, dim, dim in varying.dims, varying.far) for dim in (*sizes.dims, *sizes.others)}
+    tables = list(_tables(sizes, varying.tables))
+    clusters = [(c, of) for of in ((1, 2, 3) if varying.by_cluster else (1,)) for c in range(of)]
     names = list(choices)
     if sum(len(each) > 1 for each in choices.values()) > 2:
         choices = {name: each[:6] for name, each in choices.items()}
@@ -58,35 +111,31 @@ def problems_near(problems: Problems, entries: int = ENTRIES) -> Iterator[Proble
     for at in sorted(every, key=lambda at: (sum(at), at))[:MOST]:
         extents = {name: choices[name][i] for name, i in zip(names, at, strict=False)}
         cluster, of = clusters[at[-1]]
-        extents[problems.along] *= of
+        extents[sizes.along] *= of
         for table in tables[at[-2]]:
-            extents.setdefault(problems.plan.dims[table][0], entries)
-        yield Problem(problems.plan.shapes(extents), cluster, of, tables[at[-2]])
+            extents.setdefault(sizes.plan.dims[table][0], entries)
+        yield Problem(sizes.plan.shapes(extents), cluster, of, tables[at[-2]])
 
 
-def _extents(problems: Problems, dim: str, varied: bool, far: int) -> list[int]:
+def _extents(sizes: Sizes, dim: str, varied: bool, far: int) -> list[int]:
     """Extents to try: some whole tiles, and some that are none."""
-    sizes = {
-        extent for part in problems.plan.transfers for d, extent in zip(part.dims, part.tile, strict=True) if d == dim
-    }
-    if dim in problems.dims:
-        sizes = {problems.tile[problems.dims.index(dim)]}
-    unit = max(sizes, default=1) * problems.plan.cluster.get(dim, 1)
-    usual = 2 * problems.group if dim == problems.along else 1
+    tiles = sizes.tiles(dim)
+    unit = max(tiles, default=1) * sizes.plan.cluster.get(dim, 1)
+    usual = 2 * sizes.group if dim == sizes.along else 1
     if not varied:
         return [usual * unit]
-    whole = [*range(1, 5), problems.slots + 1, problems.slots + 2, 2 * problems.slots + 2, far - 1, far, far + 2]
-    ragged = [unit + 1, unit // 2, 2 * unit - 1, 2 * unit + 1, *sizes]
+    whole = [*range(1, 5), sizes.slots + 1, sizes.slots + 2, 2 * sizes.slots + 2, far - 1, far, far + 2, 2 * far]
+    ragged = [unit + 1, unit // 2, 2 * unit - 1, 2 * unit + 1, *tiles]
     both = [usual * unit, *itertools.chain.from_iterable(itertools.zip_longest([n * unit for n in whole], ragged))]
     return list(dict.fromkeys(extent for extent in both if extent and extent > 0))
 
 
-def _tables(problems: Problems, names: set[str]) -> Iterator[dict[str, Any]]:
+def _tables(sizes: Sizes, names: set[str]) -> Iterator[dict[str, Any]]:
     """What tables may hold."""
     if not names:
         yield {}
         return
-    for value in (1, 0, 2, 3, problems.slots + 1):
+    for value in (1, 0, 2, 3, sizes.slots + 1):
         yield {name: [value] * ENTRIES for name in names}
     for iteration in range(3):
         yield {name: [(i + j + iteration) % 3 for i in range(ENTRIES)] for j, name in enumerate(sorted(names))}

@@ -27,9 +27,8 @@ from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
 from tmapipe.gpu.notes import Resources, check_notes, options_for
 from tmapipe.gpu.objects import Code
 from tmapipe.gpu.sm80 import backend_for
-from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
-from tmapipe.program.trace import trace
+from tmapipe.program.trace import ONE_AT_A_TIME, trace
 from tmapipe.registers import fragments_held
 from tmapipe.tiles.gpc_positions import COUNTERS
 from tmapipe.tma_rules import ALIGNMENT
@@ -179,8 +178,8 @@ def build(
     numbers = [Int32(1)] * (1 + schedule.tiles.launch_words) + [Int64(0)] * (WORDS * len(plan.encoded))
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
-    # Two traces at once in threads break CuTe DSL, and a check changes what names mean meanwhile.
-    with NAMES_LOCK, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+    # Two traces at once in threads break CuTe DSL.
+    with ONE_AT_A_TIME, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         notes = Path(folder) / "notes"
         if entry is None:
             entry = functools.partial(emit, trace(schedule, plan, all_clusters=True))

@@ -23,10 +23,9 @@ from tmapipe.gpu.build import Compiled, build
 from tmapipe.gpu.emission import emit
 from tmapipe.gpu.notes import Resources
 from tmapipe.gpu.objects import Code
-from tmapipe.machine.varying_names import NAMES_LOCK
 from tmapipe.plan.model import Plan
 from tmapipe.program.identity import identity
-from tmapipe.program.trace import trace
+from tmapipe.program.trace import ONE_AT_A_TIME, trace
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -52,7 +51,7 @@ def kernel_for(
         gate: Called with the kernel's identity before it is used. It raises an error for one that is not to be.
     """
     try:
-        with NAMES_LOCK:
+        with ONE_AT_A_TIME:
             program = trace(schedule, plan, all_clusters=True)
     except PipelineError:
         gate(None)  # which says where it stands

@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass.cute as cute
 
-from tmapipe.machine.varying_names import NAMES_LOCK
+from tmapipe.program.trace import ONE_AT_A_TIME
 
 __all__ = ["Code"]
 
@@ -36,7 +36,7 @@ class Code:
     @functools.cached_property
     def object(self) -> bytes:
         """The object file."""
-        with NAMES_LOCK:
+        with ONE_AT_A_TIME:
             if self._export is None:  # another thread has exported it meanwhile
                 return self.object
             found = self._export()

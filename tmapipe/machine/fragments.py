@@ -19,7 +19,6 @@ from tmapipe.machine.accesses import WHOLE, Cut, of_data
 from tmapipe.machine.memory import Accumulator, convert
 from tmapipe.machine.raw_names import raw_name
 from tmapipe.machine.reductions import Reductions
-from tmapipe.machine.varying import Condition, Varying
 from tmapipe.plan.model import Barrier, Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 
@@ -212,12 +211,7 @@ class MachineFragments(Reductions):
 
     # ---- data -----------------------------------------------------------------------------------------------------
 
-    #: `Varying`: an extent or a coordinate that the check leaves open.
-    numbers = (
-        ("bool", (bool, np.bool_, Condition)),
-        ("int32", (int, np.integer, Varying)),
-        ("fp32", (float, np.floating)),
-    )
+    numbers = (("bool", (bool, np.bool_)), ("int32", (int, np.integer)), ("fp32", (float, np.floating)))
 
     @of_data
     def number(self, value: Any, kind: str) -> Any:

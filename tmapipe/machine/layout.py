@@ -22,6 +22,8 @@ class Layout:
 
     def __init__(self, plan: Plan):
         self.plan, self.syncs = plan, Syncs(plan)
+        #: stages that threads write -> (role that does, ring, line of its body), where a check is to look at that
+        self.written: dict[str, tuple[str, str, str | None]] = {}
         self.ctas, self.warps = plan.cluster_size, plan.warps
         self.agents = self.ctas * self.warps
         self.warpgroups = -(-self.warps // 4)  # a CTA; the last one may lack warps

@@ -10,7 +10,6 @@ import numpy as np
 
 from tmapipe.errors import InputError, PipelineError
 from tmapipe.isa.ops import Exit
-from tmapipe.machine.alike import Alike
 from tmapipe.machine.layout import Layout, Shapes
 from tmapipe.machine.locate import locate as find_location
 from tmapipe.machine.memory import Memory
@@ -156,18 +155,15 @@ def record(
     shapes = shapes_of(tensors)
     programs: dict[int, list[Any]] = {}
     for agent in range(layout.agents) if only is None else (only,):
-        if agent in programs:
-            continue
         program: list[Any] = []
         add = at_most(max_steps, program, sum(map(len, programs.values())))
         if locate:
             add = _locating(add)
         isa = make(layout, agent, add) if make else MachineIsa(layout, agent, cluster, clusters, shapes, add)
-        alike = getattr(isa, "alike", None) or Alike(agent, [agent])
         entry(isa)
         program.append(Exit())
-        programs.update(alike.programs(program))
-    return [programs[agent] for agent in sorted(programs)]
+        programs[agent] = program
+    return list(programs.values())
 
 
 def at_most(max_steps: int, program: list[Any], before: int = 0) -> Callable[[Any], None]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment, applied, where_is
 from tmapipe.isa.fragments import Fragments
+from tmapipe.machine.locate import locate
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.program.captured import captured
 from tmapipe.program.expressions import Expr
 from tmapipe.program.nodes import Function
+from tmapipe.program.reductions import Reduction
 
 if TYPE_CHECKING:
     from tmapipe.program.isa import TracingIsa
@@ -53,6 +55,13 @@ class TracingFragments(Fragments):
     def accumulator_values(self, matmul: Any, acc: Any) -> Fragment:
         data = self._record("accumulator_values", matmul, acc)
         return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
+
+    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
+        counted, layout = inside[1] if isinstance(inside, tuple) else inside, values.layout
+        if layout is not None and (counted is None or isinstance(counted, Expr)):
+            found = Reduction(layout.rows, layout.columns, along, counted)
+            self.isa.reductions.setdefault(found, locate())
+        return super().reduce(values, op, along, inside, surely)
 
     # pieces
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:

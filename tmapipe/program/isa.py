@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import ScopeError
+from tmapipe.errors import PipelineError, ScopeError
 from tmapipe.isa.barriers import BarrierInstructions
 from tmapipe.isa.compute import ComputeInstructions
 from tmapipe.isa.copies import CopyInstructions
@@ -30,6 +30,7 @@ from tmapipe.program.fragments import TracingFragments
 from tmapipe.program.nodes import Call, Let, OfModel
 from tmapipe.protocol.tile import Tile
 
+MOST = 100_000  # instructions of a program: a loop of Python's may never end
 MIXINS = (
     BarrierInstructions,
     CopyInstructions,
@@ -54,6 +55,9 @@ class TracingIsa(Isa):
         self.cluster_id, self.clusters = Expr.of("symbol", "cluster"), Expr.of("symbol", "clusters")
         self.fragments = TracingFragments(self)
         self.symbols: dict[str, Any] = {"extents": {}}
+        self.calls: dict[int, Any] = {}
+        self.reductions: dict[Any, str | None] = {}
+        self.recorded = 0
         self._ops: list[Any] | None = None
         self.thread = threading.get_ident()
         self.elsewhere: list[str] = []  # lines of instructions in other threads
@@ -114,10 +118,15 @@ class TracingIsa(Isa):
         return tuple(self.tracer.path)
 
     def call(self, body: Any, *arguments: Any) -> None:
-        self.tracer.nodes += [Let(each) for each in arguments if isinstance(each, Tile)]
+        nodes, first = self.tracer.nodes, len(self.tracer.nodes)
+        tile = next((each for each in arguments if isinstance(each, Tile)), None)
+        if tile is not None:
+            nodes.append(Let(tile))
         with line_of_errors():
             self.tracer.user(body, top=True)(*arguments)
             self._check_thread()
+        if len(nodes) > first:
+            self.calls[id(nodes[first])] = nodes[first], nodes[-1], tile
 
     def evaluate(self, function: Any, *arguments: Any) -> Any:
         with line_of_errors():
@@ -174,6 +183,11 @@ class TracingIsa(Isa):
         if lower is not None:
             lower(self, *arguments, **named)
         self._ops = None
+        self.recorded += 1
+        if self.recorded > MOST:
+            error = PipelineError(f"stopped after tracing {MOST} instructions (max_steps), at {locate()}")
+            error.where = locate()
+            raise error
         made = [self.tracer.var(r) for r in results]
         self.tracer.nodes.append(Call(method, arguments, named, made, ops, locate()))
         return made

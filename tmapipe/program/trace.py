@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,22 @@ from tmapipe.program.control import Tracing
 from tmapipe.program.convert import tracing
 from tmapipe.program.isa import TracingIsa
 
+__all__ = ["ONE_AT_A_TIME", "Traced", "trace"]
+
+#: Held by what traces or proves: expressions are shared, and two traces at once in threads break CuTe DSL.
+ONE_AT_A_TIME = threading.RLock()
+
 
 class Traced:
-    """The program of a kernel: one for all warps of all CTAs."""
+    """The program of a kernel: one for all warps of all CTAs.
+
+    calls: of bodies, by the id of the first node: (first node, last one, tile, or None before the first tile).
+    """
 
     def __init__(self, schedule: Any, plan: Any, nodes: list[Any], isa: TracingIsa):
         self.schedule, self.plan, self.nodes, self.isa = schedule, plan, nodes, isa
         self.code: Callable[[Any], None] | None = None  # as of `code_of`, once it has been asked for
+        self.calls = isa.calls
 
 
 def trace(schedule: Any, plan: Any = None, *, all_clusters: bool = False) -> Traced:

@@ -43,7 +43,7 @@ class Proof:
     """What was found.
 
     closed: whether all runs are safe; states: how many are in the set; events: transitions executed; why: if not closed, what
-    is in the way; free: values that were taken to be anything.
+    is in the way; free: values that were taken to be anything; facts: what is decided where it stopped.
     """
 
     closed: bool
@@ -51,6 +51,7 @@ class Proof:
     events: int
     why: str = ""
     free: tuple[str, ...] = ()
+    facts: frozenset[Sym] = frozenset()
 
 
 def prove(program: Any) -> Proof:
@@ -59,8 +60,9 @@ def prove(program: Any) -> Proof:
     search = _Search(program, not teams)
     try:
         search.run()
-    except (Stopped, Open) as error:
-        return Proof(False, search.count, search.log.order, str(error), tuple(sorted(search.loops.free)))
+    except (Stopped, Open, HazardError) as error:
+        why = str(error).split("\n")[0]
+        return Proof(False, search.count, search.log.order, why, tuple(sorted(search.loops.free)), search.facts())
     return Proof(True, search.count, search.log.order, "", tuple(sorted(search.loops.free)))
 
 
@@ -80,6 +82,7 @@ class _Search:
         self.spread = Spread(self.shared)
         self.shared.foresee = self.spread.foresee
         self.arrays = {ring.name: arrays_of(program.plan, ring) for ring in program.plan.rings}
+        self.now: Point | None = None  # where it is
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
@@ -108,7 +111,7 @@ class _Search:
 
     def _segment(self, point: Point, before: RunState, choices: tuple[Any, ...], todo: list[Any]) -> None:
         """Runs from a boundary to the next one, by these decisions; adds to *todo* what is still to be taken, and that one."""
-        now = Point([walker.copy() for walker in point.walkers], point.facts, point.loops, None)
+        now = self.now = Point([walker.copy() for walker in point.walkers], point.facts, point.loops, None)
         state, left, taken = before.copy(), list(choices), list[Any]()
 
         def choose(options: list[Any]) -> Any:
@@ -141,6 +144,10 @@ class _Search:
             if self.count > MOST_STATES or self.log.order > MOST_EVENTS:
                 raise Stopped("still no state recurs")
             todo.append((now, state, ()))
+
+    def facts(self) -> frozenset[Sym]:
+        """What is decided where it is."""
+        return frozenset() if self.now is None else self.now.facts
 
     def _look(self, now: Point) -> None:
         for finding in self.log.found.values():

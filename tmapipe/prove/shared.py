@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from tmapipe.program.nodes import Call, If, Let
 from tmapipe.prove.slicing import LOCAL, WITHOUT_OPERATIONS, Slice, operands, variables
 from tmapipe.prove.symbols import Sym, add, arithmetic, divide, leaf, text
 from tmapipe.prove.walker import Open, ProofIsa, Walker
+from tmapipe.stage import SharedStage
 
 __all__ = ["Shared", "bounds"]
 
@@ -29,6 +31,7 @@ class Shared:
 
     def __init__(self, program: Any):
         self.program, self.layout = program, Layout(program.plan)
+        self.layout.syncs, self.layout.written = program.isa.syncs, _written(program.schedule.declared)
         self.emitting: Any = None
         self.foresee: Callable[[Any, Any], None] = lambda node, op: (
             None
@@ -131,6 +134,17 @@ class Shared:
                 "answer", f"an entry of {table} in {self.layout.agent_name(walker.agent)}", *walker.instance(node)
             )
         return leaf("entry", table, i)
+
+
+def _written(declared: Any) -> dict[str, tuple[str, str, str | None]]:
+    """As `Layout.written`."""
+    found: dict[str, tuple[str, str, str | None]] = {}
+    for name, stage in declared.shared.items():
+        if type(stage) is SharedStage:
+            writer = declared.name_of(stage.writer)
+            body = inspect.unwrap(declared.bodies[writer]).__code__
+            found[name] = writer, declared.name_of(stage.ring), f"{body.co_filename}:{body.co_firstlineno}"
+    return found
 
 
 def bounds(x: Sym) -> tuple[int | None, int | None]:

@@ -17,7 +17,7 @@ from tmapipe.isa.values import SlotRef
 from tmapipe.program.expressions import Expr, Var, resolve
 from tmapipe.program.nodes import Call, For, If, Let, While
 
-__all__ = ["WITHOUT_OPERATIONS", "Slice", "variables"]
+__all__ = ["WITHOUT_OPERATIONS", "Slice", "named", "variables"]
 
 #: Instructions on fragments that execute no operation.
 WITHOUT_OPERATIONS = frozenset(
@@ -44,6 +44,11 @@ _PURE = ("here", "shuffle")
 def _parameters(method: str) -> tuple[str, ...]:
     of, name = (Fragments, method[10:]) if method.startswith("fragments.") else (Isa, method)
     return tuple(inspect.signature(getattr(of, name)).parameters)[1:]
+
+
+def named(node: Call) -> list[tuple[str, Any]]:
+    """(parameter, argument) of an instruction."""
+    return [*zip(_parameters(node.method), node.args, strict=False), *node.named.items()]
 
 
 def operands(node: Call) -> list[tuple[int | str, Any, bool]]:

@@ -434,10 +434,14 @@ def text(value: Any) -> str:
         return str(value)
     a = value.args
     if value.op == "leaf":
+        if a[0] == "tile":
+            return f"tile.{a[1]}"
         return str(a[-1]) if len(a) == 2 else f"{a[0]}({', '.join(map(text, a[1:]))})"
     if value.op == "sum":
-        said = " + ".join(text(t) if n == 1 else f"{n} * {text(t)}" for t, n in a[1])
-        return f"({said}{f' + {a[0]}' if a[0] else ''})"
+        terms = [(n, text(t) if abs(n) == 1 else f"{abs(n)} * {text(t)}") for t, n in a[1]] + [(a[0], str(abs(a[0])))]
+        ordered = sorted(((n < 0, each) for n, each in terms if n), key=lambda each: each[0])
+        said = "".join((" - " if less else " + ") + each for less, each in ordered)
+        return f"({said[3:] if said.startswith(' + ') else '-' + said[3:]})"
     if value.op == "prod":
         return " * ".join(map(text, a))
     if value.op == "div":

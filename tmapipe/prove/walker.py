@@ -309,7 +309,12 @@ class Walker:
                 isa, name = self.isa.fragments, name[10:]
             ops = []
             self.shared.emitting = ops, node
-            getattr(isa, name)(*given, **named)
+            try:
+                getattr(isa, name)(*given, **named)
+            except TypeError:
+                if not any(isinstance(each, Sym) for each in (*given, *named.values())):
+                    raise
+                raise Open(f"an operand of {node.method} at {node.where}") from None
             if "when" not in named or not isinstance(condition, Sym):
                 self.shared.emitted[key] = ops
         self.queue.extend(ops)

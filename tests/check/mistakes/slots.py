@@ -279,7 +279,7 @@ MISTAKES = (
 """,
         },
         None,
-        "self.seen is changed by a body",
+        "`.seen` of an object of Program is set",
     ),
     Mistake(
         "more stores pending than there are slots",
