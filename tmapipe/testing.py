@@ -9,7 +9,7 @@ from tmapipe.dtypes import DType
 from tmapipe.fields import check_bool, check_type
 from tmapipe.schedule import Schedule
 
-__all__ = ["assert_safe"]
+__all__ = ["NotSafe", "assert_safe"]
 
 
 def assert_safe(
@@ -28,15 +28,29 @@ def assert_safe(
 
     Raises:
         InputError: *schedule* is none, or an option is neither True nor False.
-        AssertionError: The report shows something that is not allowed; its text is the report.
+        NotSafe: The report shows something that is not allowed; its text is the report. An `AssertionError`.
     """
     check_type("assert_safe(schedule)", schedule, Schedule, "make one of the class, e.g. Gemm()")
     check_bool("assert_safe(every_trip_count)", every_trip_count)
     check_bool("assert_safe(notes)", notes)
     report = schedule.check(dtypes)
     wrong = [finding for finding in report.findings if not (finding.kind.note and notes)]
-    if wrong:
-        raise AssertionError(str(report))
+    said = ""
     if every_trip_count and report.trips != "every trip count":
-        raise AssertionError(f"shown for {report.trips} only, not for every trip count\n{report}")
+        said = f"shown for {report.trips} only, not for every trip count\n"
+    if wrong or said:
+        raise NotSafe(report, "" if wrong else said)
     return report
+
+
+class NotSafe(AssertionError):
+    """What `assert_safe` raises.
+
+    Args:
+        report: What shows it.
+        said: Comes before the report in the message.
+    """
+
+    def __init__(self, report: Report, said: str = ""):
+        self.report, self.said = report, said
+        super().__init__(f"{said}{report}")

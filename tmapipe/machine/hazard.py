@@ -49,8 +49,10 @@ def check_aligned(layout: Layout, agent: Agent, op: Any, does: str, of: Buffer, 
 
 
 def set_location(error: Any, where: str | None) -> HazardError:
-    """Adds the source line of the operation to the message, unless it is there already."""
+    """Adds the source line of the operation to the message, unless it is there already: of a subclass of a shipped schedule,
+    the subclass's (`machine.locate.Place`)."""
     if where is not None and error.where is None:
         error.where = where
+        where = getattr(where, "user", "") or where
         error.args = (f"{error.text} [{error.rule}] at {where}. Fix: {error.fix}.",)
     return error
