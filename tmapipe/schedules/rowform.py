@@ -63,6 +63,7 @@ class RowForm:
             16 bytes. Threads then read each row where it lies.
         pitch: Elements from one row to the next, where rows begin at no multiples of 16 bytes; 0: as many as a row has.
         start: Elements after the last such multiple where the first row begins.
+        alike: Whether rows of results begin as many bytes after such a multiple, or a whole number of times as many.
     """
 
     length: int
@@ -79,6 +80,7 @@ class RowForm:
     packed: bool = False
     pitch: int = 0
     start: int = 0
+    alike: bool = True
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -186,7 +188,8 @@ def _forms(
     length: int, size: int, vector: int, loads: int, vectors: int, hold: int, kept: int, dense: bool
 ) -> Iterator[RowForm]:
     ctas, whole = 1, length + (ALIGNMENT - vector) // size
-    while ceil_div(length, ctas) * size * loads > 1.25 * PIECE and ctas < MOST_CLUSTER:
+    column = size * loads + max(0, vectors - size)  # bytes
+    while ceil_div(length, ctas) * column > 1.25 * PIECE and ctas < MOST_CLUSTER:
         ctas *= 2
     widest = min(WIDEST, ALIGNMENT // size)
     widths = {widest, 4, *((2,) if whole < SHORTEST else ())} if whole < SHORT else {widest}
@@ -279,5 +282,6 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     alone = form.ctas == 1 and form.apart == 1
     lost += (0.1 if alone else 0.5) * vectors / (form.rows * form.each * loads * form.size)
     lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0
+    lost += 0.03 * max(0, vectors - 4) if form.each == 1 else 0.0
     lost += 0.03 * max(0.0, LEAST_TILE / (loads * form.rows * form.size * min(form.length, form.columns)) - 1)
     return lost

@@ -54,15 +54,20 @@ class RowKernel:
         aligned, out = min(map(alignment_of, loaded)), min((alignment_of(x, True) for x in stored), default=ALIGNMENT)
         length, size = loaded[0].shape[1], max(x.dtype.itemsize for x in loaded)
         dense = all(is_contiguous(x) and address_of(x) % ALIGNMENT == 0 for x in loaded)
-        vectors, place = sum(x.dtype.itemsize for x in others), (0, 0) if dense else place_of(loaded[0])
+        place = (0, 0) if dense or aligned == ALIGNMENT else place_of(loaded[0])
+        vectors = sum(x.dtype.itemsize for x in others)
         if aligned < ALIGNMENT and len({x.dtype.itemsize for x in loaded}) > 1:
             rule = "are of one size where their rows are no multiples of 16 bytes"
             raise InputError("element types", [str(x.dtype) for x in loaded], rule, "convert one")
-        key = length, size, aligned, out, len(loaded), vectors, len(others), dense, place, self.options
+        alike = dense and all(
+            x.dtype.itemsize >= size and (place_of(x)[0] - length) * size % ALIGNMENT == place_of(x)[1] == 0
+            for x in stored
+        )
+        key = length, size, aligned, out, len(loaded), vectors, len(others), dense, place, alike, self.options
         if key not in self.fitted:
             (form, *_) = self.forms(length, size, aligned, len(loaded), vectors, dense)
             if form.apart > 1:  # results begin as many elements apart
-                form = attrs.evolve(form, pitch=place[0], start=place[1])
+                form = attrs.evolve(form, pitch=place[0], start=place[1], alike=alike)
                 out = min([out, *(form.vector // form.size * x.dtype.itemsize for x in stored)])
             self.fitted[key] = self.rows(form, out, len(loaded), len(others))
         return self.fitted[key]
