@@ -18,6 +18,7 @@ from tmapipe.tma_rules import ALIGNMENT
 __all__ = ["KINDS", "RowKernel", "as_matrix"]
 
 KINDS = ("bf16", "fp16", "fp32")
+READ = 8 << 10  # bytes of a row that are taken at once where rows are only read
 
 
 class RowKernel:
@@ -41,10 +42,11 @@ class RowKernel:
         return bool(self.schedule.stored) or form.packed or (form.rows == 1 and form.each > 1)  # pieces need two slots
 
     def forms(
-        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True
+        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
     ) -> list[RowForm]:
         """The forms for this kernel, the best one first. Arguments and errors as of `row_form`."""
-        how = {"hold": self.hold, "kept": self.kept, "dense": dense}
+        how: dict[str, Any] = {"hold": self.hold, "kept": self.kept, "dense": dense, "width": width}
+        how |= {} if self.schedule.stored else {"piece": READ}
         return [
             form for form in row_forms(length, size, vector, loads=loads, vectors=vectors, **how) if self.takes(form)
         ]
@@ -63,12 +65,14 @@ class RowKernel:
             x.dtype.itemsize >= size and (place_of(x)[0] - length) * size % ALIGNMENT == place_of(x)[1] == 0
             for x in stored
         )
-        key = length, size, aligned, out, len(loaded), vectors, len(others), dense, place, alike, self.options
+        per = min([aligned // size, *(out // x.dtype.itemsize for x in stored)])  # elements of results, at least
+        width = 0 if alike else per
+        key = length, size, aligned, out, len(loaded), vectors, len(others), dense, place, width, self.options
         if key not in self.fitted:
-            (form, *_) = self.forms(length, size, aligned, len(loaded), vectors, dense)
+            (form, *_) = self.forms(length, size, aligned, len(loaded), vectors, dense, width)
             if form.apart > 1:  # results begin as many elements apart
                 form = attrs.evolve(form, pitch=place[0], start=place[1], alike=alike)
-                out = min([out, *(form.vector // form.size * x.dtype.itemsize for x in stored)])
+                out = min([out, *(per * x.dtype.itemsize for x in stored)])
             self.fitted[key] = self.rows(form, out, len(loaded), len(others))
         return self.fitted[key]
 
