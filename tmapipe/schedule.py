@@ -333,7 +333,6 @@ class Schedule:
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
         from tmapipe.machine import Layout, Machine, Run, steps_for
-        from tmapipe.machine.varying_names import NAMES_LOCK
         from tmapipe.program.replay import replay
         from tmapipe.program.trace import trace as traced
 
@@ -348,8 +347,7 @@ class Schedule:
         by_tables = plan.tables or self.tiles.in_parts  # which say what is written
         whole = () if by_tables else bound.made
         machine = Machine(plan, seed=seed, trace=trace, max_steps=steps, whole=whole)
-        with NAMES_LOCK:
-            program = traced(self, plan)
+        program = traced(self, plan)
         return machine.run(lambda isa: replay(program, isa), bound.arrays(), clusters)
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:

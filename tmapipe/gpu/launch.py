@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 from tvm_ffi import convert
 
 from tmapipe.bind.memory import check_apart, check_held, span
+from tmapipe.dtypes import int32
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled
 from tmapipe.gpu.descriptors import WORDS, encoded_words
@@ -155,6 +156,7 @@ def adopt(schedule: Schedule, compiled: Compiled, ranks: dict[str, int]) -> None
         ranks: Number of dimensions of each tensor that it was compiled for.
     """
     types = {part.argument: part.buffer.dtype.in_memory.name for part in compiled.plan.transfers}
+    types |= dict.fromkeys(compiled.plan.tables, int32.name)
     schedule.__dict__.setdefault("_compiled", {})[_key(types, ranks)] = compiled
 
 

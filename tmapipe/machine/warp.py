@@ -25,6 +25,7 @@ from tmapipe.machine.locate import line_of_errors, locate
 from tmapipe.machine.memory import Memory
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Store
 from tmapipe.protocol.tile import Tile
+from tmapipe.tma_rules import ALIGNMENT
 
 __all__ = ["MachineIsa"]
 
@@ -120,6 +121,11 @@ class MachineIsa(Isa):
             if at[-1] + surely[0] < 0 or at[-1] + surely[1] > extent:
                 rule = f"are columns inside the tensor, of a tile at {at[-1]}, where there are {extent}"
                 raise InputError(f"{store.name}.store(surely)", surely, rule, "say so of those alone that always are")
+            tensor = self.memory.tensors[store.argument]
+            place = tensor.ctypes.data + sum(i * step for i, step in zip(at[::-1], tensor.strides[::-1], strict=False))
+            if store.wide and place % ALIGNMENT:
+                rule = f"are stored {ALIGNMENT} bytes at once, of a tile that begins at a multiple of them"
+                raise InputError(f"{store.name}.store(surely)", surely, rule, "leave it out for such a tensor")
         self.give(self.fragments.places(values))
         super().store_values(store, at, values)
 

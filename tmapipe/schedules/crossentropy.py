@@ -52,15 +52,15 @@ class TargetRows(Rows):
     tables = ("target",)
     words: int
 
-    def target_of(self, k: KernelContext, tile: Tile, i: int) -> Any:
-        """The target of row *i* of a CTA's tile."""
-        return k.target.entry((self.row(tile) + i) * self.words)
+    def targets_of(self, k: KernelContext, tile: Tile) -> list[Any]:
+        """The targets of a CTA's rows, before it waits for these."""
+        return [k.target.entry((self.row(tile) + i) * self.words) for i in range(self.form.rows)]
 
-    def targets(self, k: KernelContext, tile: Tile, like: Any) -> Any:
+    def a_row(self, targets: list[Any], like: Any) -> Any:
         """The target of each row of a fragment."""
         found: Any = like.rows * 0
-        for i in range(self.form.rows):
-            found = math.where(like.rows == i, self.target_of(k, tile, i), found)
+        for i, target in enumerate(targets):
+            found = math.where(like.rows == i, target, found)
         return found
 
 
@@ -90,26 +90,26 @@ class CrossEntropyRows(TargetRows):
         super().fill(k, tile)
         if not form.packed:
             with k.logits.produce() as slot:
-                place = self.place_of(self.target_of(k, tile, 0), tile, 0) // form.unit * form.unit
+                place = self.place_of(self.targets_of(k, tile)[0], tile, 0) // form.unit * form.unit
                 slot.logit.load_from(tile.m if form.apart == 1 else tile.a, place)
 
     @Rows.work.jit
     def lose(self, k: KernelContext, tile: Tile) -> None:
-        form = self.form
+        form, targets = self.form, self.targets_of(k, tile)
         if form.packed:
             with k.ring.consume() as slot:
                 lse: Any = math.row_logsumexp(self.read_rows(slot.x), **self.inside(tile))
                 logits: Any = lse
-                for i in range(form.rows):
-                    place = self.place_of(self.target_of(k, tile, i), tile, i)
+                for i, target in enumerate(targets):
+                    place = self.place_of(target, tile, i)
                     logits = math.where(lse.rows == i, slot.x.read(at=place), logits)
         else:
             lse = self.reduced(k, tile, math.row_logsumexp, logsumexp)
             with k.logits.consume() as slot:
-                logits = slot.logit.read(at=self.place_of(self.target_of(k, tile, 0), tile, 0) % form.unit)
-        targets = self.targets(k, tile, lse)
-        known = (targets >= 0) & (targets < form.length)
-        other = math.where(targets == self.ignored, 0.0, float("nan"))
+                logits = slot.logit.read(at=self.place_of(targets[0], tile, 0) % form.unit)
+        own = self.a_row(targets, lse)
+        known = (own >= 0) & (own < form.length)
+        other = math.where(own == self.ignored, 0.0, float("nan"))
         self.store_numbers(k.loss, tile, math.where(known, lse - logits, other))
         self.store_numbers(k.lse, tile, lse)
 
@@ -191,13 +191,14 @@ class CrossEntropyBackwardRows(TargetRows):
 
     @Rows.work.jit
     def differentiate(self, k: KernelContext, tile: Tile) -> None:
+        targets = self.targets_of(k, tile)
         with k.ring.consume() as slot:
             x: Any = self.read_rows(slot.x)
             how = {"at": self.row(tile) % 4} if self.form.rows == 1 else {"rows_of": x}
             lse, dloss = slot.lse.read(**how), slot.dloss.read(**how)
-            targets = self.targets(k, tile, x)
-            dloss = math.where(targets == self.ignored, 0.0, dloss)
-            hit = math.where(x.columns + self.first(tile) == targets, 1.0, 0.0)
+            own = self.a_row(targets, x)
+            dloss = math.where(own == self.ignored, 0.0, dloss)
+            hit = math.where(x.columns + self.first(tile) == own, 1.0, 0.0)
             self.store_rows(k.dx, tile, (math.exp(x - lse) - hit) * dloss)
 
     def _seen(self, name: str, x: Any) -> Any:

@@ -63,6 +63,7 @@ class RowForm:
             16 bytes. Threads then read each row where it lies.
         pitch: Elements from one row to the next, where rows begin at no multiples of 16 bytes; 0: as many as a row has.
         start: Elements after the last such multiple where the first row begins.
+        alike: Whether rows of results begin as many bytes after such a multiple, or a whole number of times as many.
     """
 
     length: int
@@ -79,6 +80,7 @@ class RowForm:
     packed: bool = False
     pitch: int = 0
     start: int = 0
+    alike: bool = True
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -144,6 +146,8 @@ def row_form(
     hold: int = 0,
     kept: int = 0,
     dense: bool = True,
+    width: int = 0,
+    piece: int = PIECE,
 ) -> RowForm:
     """The form that the model says is best.
 
@@ -156,11 +160,15 @@ def row_form(
         hold: Elements of a thread up to which a row is held in registers, if all of it lies in one warp or no cluster.
         kept: Fragments of rows that stay in registers in any case.
         dense: Whether one row follows another in memory.
+        width: Elements that a thread has side by side at most, where more of a result do not lie at a multiple of their bytes.
+        piece: Bytes of a row that are taken at once, about.
 
     Raises:
         InputError: No form has room for such rows.
     """
-    return row_forms(length, size, vector, loads=loads, vectors=vectors, hold=hold, kept=kept, dense=dense)[0]
+    return row_forms(
+        length, size, vector, loads=loads, vectors=vectors, hold=hold, kept=kept, dense=dense, width=width, piece=piece
+    )[0]
 
 
 def row_forms(
@@ -173,9 +181,11 @@ def row_forms(
     hold: int = 0,
     kept: int = 0,
     dense: bool = True,
+    width: int = 0,
+    piece: int = PIECE,
 ) -> list[RowForm]:
     """All forms, the best one first. Arguments and errors as of `row_form`."""
-    found = list(_forms(length, size, vector, loads, vectors, hold, kept, dense))
+    found = list(_forms(length, size, vector, loads, vectors, hold, kept, dense, width or WIDEST, piece))
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
         raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
@@ -183,19 +193,31 @@ def row_forms(
 
 
 def _forms(
-    length: int, size: int, vector: int, loads: int, vectors: int, hold: int, kept: int, dense: bool
+    length: int,
+    size: int,
+    vector: int,
+    loads: int,
+    vectors: int,
+    hold: int,
+    kept: int,
+    dense: bool,
+    most_wide: int,
+    piece: int,
 ) -> Iterator[RowForm]:
     ctas, whole = 1, length + (ALIGNMENT - vector) // size
-    while ceil_div(length, ctas) * size * loads > 1.25 * PIECE and ctas < MOST_CLUSTER:
+    column = size * loads + max(0, vectors - size)  # bytes
+    while ceil_div(length, ctas) * column > 1.25 * piece and ctas < MOST_CLUSTER:
         ctas *= 2
-    widest = min(WIDEST, ALIGNMENT // size)
-    widths = {widest, 4, *((2,) if whole < SHORTEST else ())} if whole < SHORT else {widest}
+    widest = min(most_wide, WIDEST, ALIGNMENT // size)
+    widths = {widest, min(4, widest), *((2,) if widest > 2 and whole < SHORTEST else ())} if whole < SHORT else {widest}
     kinds = [(width, False) for width in sorted(widths, reverse=True)]
     if dense and ctas == 1:
-        kinds += [(width, True) for width in {min(widest, vector // size), min(4, vector // size)}]
+        kinds += [(width, True) for width in {min(widest, vector // size), min(4, widest, vector // size)}]
     for (width, packed), warps in itertools.product(kinds, range(1, MOST_WARPS + 1)):
         for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
-            columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, bool(vectors))
+            columns = _columns(
+                length if packed else ceil_div(whole, ctas), rows, warps, width, bool(vectors) or not packed
+            )
             if columns is None or (packed and (rows == 1 or rows * vector % ALIGNMENT)):
                 continue
             form = RowForm(length, rows, columns, warps, ctas, 1, vector, size, width=width, packed=packed)
@@ -279,5 +301,7 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     alone = form.ctas == 1 and form.apart == 1
     lost += (0.1 if alone else 0.5) * vectors / (form.rows * form.each * loads * form.size)
     lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0
+    if form.each == 1:  # nothing is on its way to a CTA that computes
+        lost += 0.03 * max(0, vectors - 4) + (0.015 * max(0, form.warps - 4) if form.rows > 1 else 0.0)
     lost += 0.03 * max(0.0, LEAST_TILE / (loads * form.rows * form.size * min(form.length, form.columns)) - 1)
     return lost

@@ -18,6 +18,7 @@ from tmapipe.tma_rules import ALIGNMENT
 __all__ = ["KINDS", "RowKernel", "as_matrix"]
 
 KINDS = ("bf16", "fp16", "fp32")
+READ = 8 << 10  # bytes of a row that are taken at once where rows are only read
 
 
 class RowKernel:
@@ -41,10 +42,11 @@ class RowKernel:
         return bool(self.schedule.stored) or form.packed or (form.rows == 1 and form.each > 1)  # pieces need two slots
 
     def forms(
-        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True
+        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
     ) -> list[RowForm]:
         """The forms for this kernel, the best one first. Arguments and errors as of `row_form`."""
-        how = {"hold": self.hold, "kept": self.kept, "dense": dense}
+        how: dict[str, Any] = {"hold": self.hold, "kept": self.kept, "dense": dense, "width": width}
+        how |= {} if self.schedule.stored else {"piece": READ}
         return [
             form for form in row_forms(length, size, vector, loads=loads, vectors=vectors, **how) if self.takes(form)
         ]
@@ -54,16 +56,23 @@ class RowKernel:
         aligned, out = min(map(alignment_of, loaded)), min((alignment_of(x, True) for x in stored), default=ALIGNMENT)
         length, size = loaded[0].shape[1], max(x.dtype.itemsize for x in loaded)
         dense = all(is_contiguous(x) and address_of(x) % ALIGNMENT == 0 for x in loaded)
-        vectors, place = sum(x.dtype.itemsize for x in others), (0, 0) if dense else place_of(loaded[0])
+        place = (0, 0) if dense or aligned == ALIGNMENT else place_of(loaded[0])
+        vectors = sum(x.dtype.itemsize for x in others)
         if aligned < ALIGNMENT and len({x.dtype.itemsize for x in loaded}) > 1:
             rule = "are of one size where their rows are no multiples of 16 bytes"
             raise InputError("element types", [str(x.dtype) for x in loaded], rule, "convert one")
-        key = length, size, aligned, out, len(loaded), vectors, len(others), dense, place, self.options
+        alike = dense and all(
+            x.dtype.itemsize >= size and (place_of(x)[0] - length) * size % ALIGNMENT == place_of(x)[1] == 0
+            for x in stored
+        )
+        per = min([aligned // size, *(out // x.dtype.itemsize for x in stored)])  # elements of results, at least
+        width = 0 if alike else per
+        key = length, size, aligned, out, len(loaded), vectors, len(others), dense, place, width, self.options
         if key not in self.fitted:
-            (form, *_) = self.forms(length, size, aligned, len(loaded), vectors, dense)
+            (form, *_) = self.forms(length, size, aligned, len(loaded), vectors, dense, width)
             if form.apart > 1:  # results begin as many elements apart
-                form = attrs.evolve(form, pitch=place[0], start=place[1])
-                out = min([out, *(form.vector // form.size * x.dtype.itemsize for x in stored)])
+                form = attrs.evolve(form, pitch=place[0], start=place[1], alike=alike)
+                out = min([out, *(per * x.dtype.itemsize for x in stored)])
             self.fitted[key] = self.rows(form, out, len(loaded), len(others))
         return self.fitted[key]
 

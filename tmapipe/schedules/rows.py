@@ -202,7 +202,8 @@ class Rows(Schedule):
         if form.apart == 1:
             stage.store(tile, values, surely=form.surely)
         else:
-            stage.store_from(tile.b, tile.a, self.first(tile), values=values, surely=form.surely)
+            surely = form.surely if form.alike else (0, 0)
+            stage.store_from(tile.b, tile.a, self.first(tile), values=values, surely=surely)
 
     def store_numbers(self, stage: Any, tile: Tile, values: Any) -> None:
         """Stores one number a row, by the first CTA of those that share rows."""
