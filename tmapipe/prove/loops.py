@@ -189,6 +189,7 @@ class Loops:
             if walker.agent in members or walker.behind:
                 walker.env = {var: replaced(value, changes) for var, value in walker.env.items()}
         left_over: dict[Any, Any] = {}
+        over = type(loop.members[0][1]) is While
         for agent, node, base, own, pace in loop.members:
             walker = now.walkers[agent]
             walker.frames.pop()
@@ -202,6 +203,9 @@ class Loops:
                 walker.frames.append(("head", node, add(base, multiply(last, pace))))
             else:
                 walker.leave_loop(node)
+                over = True
+        if not over and loop.turn == 0:  # nothing has been taken: the same would come again, and show nothing
+            raise Open("loops that hand on slots in portions of which none fits")
 
     def _is_plain(self, loop: Loop) -> bool:
         """Whether the first iteration is as all others: no decision looks at its number, or at what follows it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from tmapipe.isa.effects import declared
@@ -88,8 +89,10 @@ class Together:
         common = math.lcm(*(n for n in slots if n)) if any(slots) else 1
         found = [common // n if n else 1 for n in slots]
         if set(found) == {1}:  # a role of some teams, each of which takes its share of the iterations
-            shares = [_share(count) for count in counts]
-            return [math.lcm(*shares) // n for n in shares]
+            slopes = [_slope(count) for count in counts]
+            if min(slopes) > 0:
+                whole = [int(each * math.lcm(*(slope.denominator for slope in slopes))) for each in slopes]
+                return [each // math.gcd(*whole) for each in whole]
         return found
 
     def waits(self, node: Any) -> dict[str, int]:
@@ -110,8 +113,10 @@ class Together:
         return not (self.solver.possible((more, *now.facts)) or self.solver.possible((less, *now.facts)))
 
 
-def _share(count: Any) -> int:
-    """By how much a count of iterations is divided."""
-    if isinstance(count, Sym) and count.op == "sum":
-        return math.lcm(*map(_share, parts(count)[1]))
-    return count.args[1] if isinstance(count, Sym) and count.op == "div" and type(count.args[1]) is int else 1
+def _slope(x: Any) -> Fraction:
+    """How fast a count grows with what it is computed of."""
+    if isinstance(x, Sym) and x.op == "sum":
+        return sum((n * _slope(term) for term, n in parts(x)[1].items()), Fraction(0))
+    if isinstance(x, Sym) and x.op == "div" and type(x.args[1]) is int:
+        return _slope(x.args[0]) / x.args[1]
+    return Fraction(isinstance(x, Sym))
