@@ -286,6 +286,13 @@ def test_what_no_events_are_left_for_is_not_claimed(monkeypatch):
     assert report.ok and report.trips.startswith("up to ") and report.trips != everything.trips
 
 
+def test_iterations_that_never_come_show_nothing(monkeypatch):
+    """If only forty tiles at once were gone through, a CTA that has fewer would come to the same loop again and again."""
+    monkeypatch.setattr("tmapipe.prove.together.Together.paces", lambda self, now, nodes, counts: [40] * len(nodes))
+    proof = joint.prove(trace(Tiles()))
+    assert not proof.closed and "portions of which none fits" in proof.why
+
+
 def test_tiles_of_different_steps():
     report = NeedsOneStep(3).check()
     assert Kind.DEADLOCK in report.kinds() and report.trips != EVERY

@@ -83,6 +83,7 @@ class _Search:
         self.shared.foresee = self.spread.foresee
         self.arrays = {ring.name: arrays_of(program.plan, ring) for ring in program.plan.rings}
         self.now: Point | None = None  # where it is
+        self.idle: dict[Any, set[Any]] = {}  # location -> those to which nothing leads but decisions
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class _Search:
             try:
                 return self._from_the_start()
             except Again:
-                self.count, self.known = 0, {}
+                self.count, self.known, self.idle = 0, {}, {}
 
     def _from_the_start(self) -> None:
         layout = self.layout
@@ -108,11 +109,14 @@ class _Search:
                 self._segment(point, state, choices, todo)
         if not foreseen(positions, every):
             raise Stopped("an operation on an array of barriers or slots was not foreseen")
+        if _goes_around(self.idle):
+            raise Stopped("loops that hand on slots in portions of which none fits")
 
     def _segment(self, point: Point, before: RunState, choices: tuple[Any, ...], todo: list[Any]) -> None:
         """Runs from a boundary to the next one, by these decisions; adds to *todo* what is still to be taken, and that one."""
         now = self.now = Point([walker.copy() for walker in point.walkers], point.facts, point.loops, None)
         state, left, taken = before.copy(), list(choices), list[Any]()
+        began = self.log.order, self.loops.iterations
 
         def choose(options: list[Any]) -> Any:
             if left:
@@ -139,7 +143,10 @@ class _Search:
         for walker in now.walkers:
             self._skip(walker, state.positions)
         self._leave_out(now, state.positions)
-        if not self._is_known(now, state):
+        known = self._is_known(now, state)
+        if began == (self.log.order, self.loops.iterations):
+            self.idle.setdefault(point.key, set()).add(now.key)
+        if not known:
             self.count += 1
             if self.count > MOST_STATES or self.log.order > MOST_EVENTS:
                 raise Stopped("still no state recurs")
@@ -341,6 +348,18 @@ class _Search:
                 if _owner(layout, array, stage):
                     found.append(rename.slots[base + stage] - base)
         return tuple(found) or value
+
+
+def _goes_around(following: dict[Any, set[Any]]) -> bool:
+    """Whether something leads to itself: then no run was followed to its end there."""
+    left = dict(following)
+    while left:
+        ends = [key for key, others in left.items() if others.isdisjoint(left)]
+        if not ends:
+            return True
+        for key in ends:
+            del left[key]
+    return False
 
 
 def _slot_base(layout: Layout, array: str) -> int:

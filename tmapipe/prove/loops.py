@@ -50,6 +50,7 @@ class Loops:
         self.relevant = Relevant(shared)
         self.sites: dict[Any, int] = {}
         self.free: set[str] = set()
+        self.iterations = 0  # that have been entered
         self._plain: dict[int, bool] = {}
         self.no_formula: set[Any] = set()
 
@@ -69,6 +70,7 @@ class Loops:
             if not taken:
                 walker.leave_loop(node)
                 continue
+            self.iterations += 1
             if type(node) is For:
                 walker.env[node.index] = base
             walker.frames += [("one", node, base), ("block", node.body, 0)]
@@ -142,6 +144,7 @@ class Loops:
     def leave_boundary(self, now: Point, option: Any) -> None:
         loop = now.loops[-1]
         if option == "on":
+            self.iterations += 1
             if loop.turn == 0:  # so 0 is what is taken
                 taken = self._taken(loop)
                 for walker in now.walkers:
@@ -189,7 +192,6 @@ class Loops:
             if walker.agent in members or walker.behind:
                 walker.env = {var: replaced(value, changes) for var, value in walker.env.items()}
         left_over: dict[Any, Any] = {}
-        over = type(loop.members[0][1]) is While
         for agent, node, base, own, pace in loop.members:
             walker = now.walkers[agent]
             walker.frames.pop()
@@ -203,9 +205,6 @@ class Loops:
                 walker.frames.append(("head", node, add(base, multiply(last, pace))))
             else:
                 walker.leave_loop(node)
-                over = True
-        if not over and loop.turn == 0:  # nothing has been taken: the same would come again, and show nothing
-            raise Open("loops that hand on slots in portions of which none fits")
 
     def _is_plain(self, loop: Loop) -> bool:
         """Whether the first iteration is as all others: no decision looks at its number, or at what follows it."""

@@ -83,7 +83,7 @@ class Together:
 
     def paces(self, now: Point, nodes: list[Any], counts: list[Any]) -> list[int]:
         """How many iterations of each loop go with those of the others."""
-        if all(self.equal(now, counts[0], each) for each in counts[1:]):
+        if all(self._as_often(now, counts[0], each) for each in counts[1:]):
             return [1] * len(nodes)
         slots = [max(self.waits(node).values(), default=0) for node in nodes]
         common = math.lcm(*(n for n in slots if n)) if any(slots) else 1
@@ -102,6 +102,13 @@ class Together:
             if type(each) is Call and each.method == "mbarrier_wait":
                 found[each.args[0].name] = found.get(each.args[0].name, 0) + 1
         return found
+
+    def _as_often(self, now: Point, a: Any, b: Any) -> bool:
+        """Whether loops of these counts run equally often: not at all, if both are 0 or less."""
+        return self.equal(now, a, b) or not any(
+            self.solver.possible((at_least_0(add(add(one, other, -1), -1)), at_least_0(add(one, -1)), *now.facts))
+            for one, other in ((a, b), (b, a))
+        )
 
     def equal(self, now: Point, a: Any, b: Any) -> bool:
         if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
