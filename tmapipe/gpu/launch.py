@@ -56,6 +56,7 @@ class Launcher:
         self.inputs = len(compiled.plan.arguments) - len(compiled.plan.stores)
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
+        self.sizes = [tensor.itemsize for tensor in bound.tensors.values()]
         made = sum(buffer.stages for buffer in compiled.plan.made) * compiled.plan.cluster_size * self.numbers[0]
         self.scratch: list[tuple[int, torch.dtype]] = []
         if compiled.plan.queue is not None:
@@ -78,11 +79,10 @@ class Launcher:
         given = len(arguments)
         for i in self.views:
             arguments[i] = arguments[i].mT
-        for i in range(given):
-            tensor = arguments[i]
-            held = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
-            if held < self.spans[i]:
-                check_held(self.names[i], tensor)
+        for tensor, extent, size in zip(arguments, self.spans, self.sizes, strict=False):
+            if tensor.untyped_storage().nbytes() < extent + tensor.storage_offset() * size:
+                for name, each in zip(self.names, arguments, strict=False):
+                    check_held(name, each)
         if given > self.inputs:
             self._check_apart(arguments)
         for shape, strides, dtype, added_to in self.outputs[given - self.inputs :]:
