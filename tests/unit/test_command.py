@@ -278,13 +278,14 @@ def test_demo_and_cache(mine, monkeypatch):
     assert code == 0 and document["device"] == "model" and [run["ok"] for run in document["runs"]] == [True, True]
     monkeypatch.setattr(machine, "product", lambda a, b: a @ b.T + 1)
     assert said("demo")[0] == 1
-    for name in ("kernels/one", "kernels/two", "tuned-H200.json"):
+    for name in ("kernels/one", "kernels/two", "locks/aa.lock", "tuned-H200.json"):
         path = mine / "cache" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1234")
-    kinds = [{"kind": "kernels", "files": 2, "bytes": 8}, {"kind": "tuned", "files": 1, "bytes": 4}]
-    assert said("cache")[1]["kinds"] == kinds
-    assert said("cache", "--clear")[1]["removed"] == 3 and said("cache")[1]["kinds"] == []
+    locks = {"kind": "locks", "files": 1, "bytes": 4}  # which other processes may hold
+    others = [{"kind": "kernels", "files": 2, "bytes": 8}, {"kind": "tuned", "files": 1, "bytes": 4}]
+    assert said("cache")[1]["kinds"] == [others[0], locks, others[1]]
+    assert said("cache", "--clear")[1]["removed"] == 3 and said("cache")[1]["kinds"] == [locks]
 
 
 def test_tunes_by_estimate(mine):

@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.tuning.cache import cache_folder
+from tmapipe.disk import cache_folder
 
 __all__ = ["BAD", "NONE", "OK", "Item", "cache_item", "dsl_items", "examine", "gpu_items", "torch_item"]
 

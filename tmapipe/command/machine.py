@@ -20,9 +20,9 @@ from tmapipe.command.answer import WRONG, Answer, answering, working
 from tmapipe.command.compared import off, product, within
 from tmapipe.command.examined import BAD, NONE, Item, examine
 from tmapipe.command.tensors import extents, filled
+from tmapipe.disk import cache_folder
 from tmapipe.dtypes import bf16
 from tmapipe.errors import InputError
-from tmapipe.tuning.cache import cache_folder
 from tmapipe.tuning.choose import ranked
 from tmapipe.tuning.problem import Problem
 
@@ -135,7 +135,7 @@ def cache(
                 kinds.setdefault(parts[0] if len(parts) > 1 else parts[0].partition("-")[0], []).append(path)
         rows = [{"kind": k, "files": len(of), "bytes": sum(p.stat().st_size for p in of)} for k, of in kinds.items()]
         removed = 0
-        for path in (path for of in kinds.values() for path in of) if clear else ():
+        for path in (path for kind, of in kinds.items() if kind != "locks" for path in of) if clear else ():
             try:
                 path.unlink()
             except OSError as error:
