@@ -35,7 +35,7 @@ from tmapipe.prove.walker import Open, Walker
 __all__ = ["Proof", "prove"]
 
 MOST_STATES = 400
-MOST_EVENTS = 64_000  # transitions of all runs together
+MOST_EVENTS = 128_000  # transitions of all runs together
 
 
 @attrs.frozen
@@ -227,15 +227,24 @@ class _Search:
                 self.loops.leave_boundary(now, now.options[0])
                 decided.clear()
                 continue
+            left = next((l for l in reversed(now.loops) if self.loops.is_left(now, l, stops)), None)
+            if left is not None:
+                self.loops.end(now, left)
+                decided.clear()
+                continue
             heads = [
                 (w, stop[1])
                 for w, stop in zip(now.walkers, stops, strict=True)
                 if stop is not None and stop[0] == "loop"
             ]
+            ended = [(w, node) for w, node in heads if self.loops.is_over(w, node, now)]
+            if ended:
+                self.loops.take_one(now, ended, choose)
+                continue
             if heads:
                 group = self.loops.together.group(now, heads)
-                if self.loops.together.is_behind(now, group, stops):
-                    self.loops.take_one(now, group, choose)
+                if wanted := self._wanted(now, group, stops):
+                    self.loops.take_one(now, wanted, choose)
                     decided.clear()
                     continue
                 loop = self.loops.enter(now, group)
@@ -252,6 +261,13 @@ class _Search:
             blocked = [w.agent for w, stop in zip(now.walkers, stops, strict=True) if stop is None]
             names = ", ".join(dict.fromkeys(self.layout.role(agent) for agent in blocked))
             raise Stopped(f"{names} cannot go on ({self._said(now)})")
+
+    def _wanted(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> list[tuple[Walker, Any]]:
+        """Those of whose loops somebody waits for an iteration, who comes to its own loop only then."""
+        names = self.loops.together.missing(now, group, stops)
+        bits = sum(self.spread.arrays[name] for name in names)
+        telling = [(walker, node) for walker, node in group if self.spread.of_node(walker, node).tells & bits]
+        return telling or (group if names else [])
 
     def _skip(self, walker: Walker, positions: Positions) -> None:
         """A warp has moved on in a ring without operations."""

@@ -5,10 +5,11 @@ What holds is said as formulas of the number of the iteration, so that one itera
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tmapipe.check.recurrence import RunState
-from tmapipe.program.nodes import Call, For, While
+from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.prove.liveness import live
 from tmapipe.prove.places import Places
 from tmapipe.prove.points import Again, Loop, Point, with_facts
@@ -26,6 +27,7 @@ from tmapipe.prove.symbols import (
     leaves,
     multiply,
     negated,
+    parts,
     replaced,
     truth,
 )
@@ -82,10 +84,12 @@ class Loops:
             raise Open("loops over tiles of different orders")
         members = []
         if kinds == {While}:
-            tests = {truth(walker.number(node.condition)) for walker, node in group}
-            if len(tests) > 1:
+            words = [self._words(node) for _, node in group]
+            if not all(words) and len({self._test(walker, node) for walker, node in group}) > 1:
                 raise Open("loops whose ends are not known to be one")
-            members = [(walker.agent, node, 0, 0, 1) for walker, node in group]
+            common = math.lcm(*words) if all(words) else 1
+            for (walker, node), each in zip(group, words, strict=True):
+                members.append((walker.agent, node, walker.frames[-1][2], 0, common // each if each else 1))
         else:
             turns = now.turns()
             counts = [replaced(self._left(walker, node), turns) for walker, node in group]
@@ -98,9 +102,9 @@ class Loops:
         loop = Loop(site, leaf("turn", f"turn {site}"), 0, tuple(members), now.facts, {}, apart)
         now.loops = (*now.loops, loop)
         now.facts = now.facts | {is_0(loop.index)}
-        for walker, node in group:
-            reads = sum(type(each) is Call and each.method == "read_words" for each in node.body)
-            walker.reads = add(walker.reads, multiply(loop.index, reads))
+        for agent, node, *_, pace in members:
+            walker = now.walkers[agent]
+            walker.reads = add(walker.reads, multiply(loop.index, self._words(node) * pace))
         self._finish_boundary(now, loop)
         return loop
 
@@ -112,10 +116,8 @@ class Loops:
         """What may come at the boundary: "on", or ("out", the member whose loop ends)."""
         found: list[Any] = []
         if type(loop.members[0][1]) is While:
-            walker = now.walkers[loop.members[0][0]]
-            condition = truth(walker.number(loop.members[0][1].condition))
-            decided = self.solver.decided(condition, now.facts)
-            return [] + (["on"] if decided is not False else []) + ([("out", 0)] if decided is not True else [])
+            ways: list[Any] = ["on", *(("out", i) for i in range(len(self._tests(now, loop))))]
+            return [each for each in ways if self.solver.possible((*self._by_tests(now, loop, each), *now.facts))]
         if self.solver.possible((*self._on(loop), *now.facts)):
             found.append("on")
         seen: list[Any] = []
@@ -127,6 +129,19 @@ class Loops:
             if self.solver.possible((*self._out(loop, i), *now.facts)):
                 found.append(("out", i))
         return found
+
+    def _test(self, walker: Walker, node: Any) -> Any:
+        """Whether a loop goes on."""
+        return truth(walker.number(node.condition))
+
+    def _tests(self, now: Point, loop: Loop) -> list[Any]:
+        """What decides whether its members go on: different words of a queue, if some are ahead of others."""
+        return list(dict.fromkeys(self._test(now.walkers[agent], node) for agent, node, *_ in loop.members))
+
+    def _by_tests(self, now: Point, loop: Loop, option: Any) -> list[Any]:
+        """What the tests are: all true, or up to the first one that is false."""
+        tests = self._tests(now, loop)
+        return tests if option == "on" else [*tests[: option[1]], negated(tests[option[1]])]
 
     def _on(self, loop: Loop) -> list[Any]:
         """That each member has iterations left."""
@@ -154,8 +169,7 @@ class Loops:
                 loop = loop._replace(turn=1)
                 now.loops = (*now.loops[:-1], loop)
             if type(loop.members[0][1]) is While:
-                condition = truth(now.walkers[loop.members[0][0]].number(loop.members[0][1].condition))
-                now.facts = with_facts(now.facts, [condition])
+                now.facts = with_facts(now.facts, self._by_tests(now, loop, option))
             else:
                 now.facts = with_facts(now.facts, self._on(loop))
             old = {}
@@ -168,20 +182,19 @@ class Loops:
                 walker._begin(node, add(base, multiply(loop.index, pace)), pace, 0)
             now.loops = tuple(each._replace(old=old) if each is loop else each for each in now.loops)
             return
-        now.loops = tuple(each for each in now.loops if each is not loop)
         if type(loop.members[0][1]) is While:
-            condition = truth(now.walkers[loop.members[0][0]].number(loop.members[0][1].condition))
-            now.facts = with_facts(now.facts, [negated(condition)])
-            last: Any = leaf("turn", f"turns of {loop.site}", *(each.index for each in now.loops))
-            lasting: list[Any] = []
+            now.facts = with_facts(now.facts, self._by_tests(now, loop, option))
+            self.end(now, loop)
+            return
+        now.loops = tuple(each for each in now.loops if each is not loop)
+        _, _, _, left, pace = loop.members[option[1]]
+        lasting = self._out(loop, option[1])
+        if loop.turn == 0:
+            last: Any = 0
+        elif loop.turn < loop.apart:
+            last = loop.turn
         else:
-            _, _, _, left, pace = loop.members[option[1]]
-            if loop.turn == 0:
-                last, lasting = 0, self._out(loop, option[1])
-            elif loop.turn < loop.apart:
-                last, lasting = loop.turn, self._out(loop, option[1])
-            else:
-                last, lasting = divide(left, pace), self._out(loop, option[1])
+            last = divide(left, pace)
         changes = {loop.index: last}
         facts = [replaced(each, changes) for each in (*now.facts, *lasting)]
         now.facts = with_facts(frozenset(), facts)
@@ -205,6 +218,44 @@ class Loops:
                 walker.frames.append(("head", node, add(base, multiply(last, pace))))
             else:
                 walker.leave_loop(node)
+
+    def end(self, now: Point, loop: Loop) -> None:
+        """Loops that end by tests: whoever is not known to be at the end goes on by itself."""
+        if now.loops[-1] is not loop:
+            raise Open("a loop that ends within another one")
+        now.loops = now.loops[:-1]
+        last = leaf("turn", f"turns of {loop.site}", *(each.index for each in now.loops))
+        changes = {loop.index: 0 if loop.turn == 0 else last}
+        now.facts = with_facts(frozenset(), (replaced(each, changes) for each in now.facts))
+        for walker in now.walkers:
+            restate(walker, lambda slots, _: replaced(slots, changes))
+            walker.env = {var: replaced(value, changes) for var, value in walker.env.items()}
+            walker.reads = replaced(walker.reads, changes)
+        for agent, node, base, _, pace in loop.members:
+            walker = now.walkers[agent]
+            done = is_in(walker, node) and walker.frames[-1] == ("iterated",)
+            if done:
+                walker.frames.pop()
+            if done or (walker.frames and walker.frames[-1][:2] == ("head", node)):
+                base = add(base, multiply(add(changes[loop.index], int(done)), pace))
+                walker.frames[-1] = ("head", node, base)
+
+    def is_left(self, now: Point, loop: Loop, stops: list[Any]) -> bool:
+        """Whether some of its members have come to their end within an iteration, and all others wait for the next one."""
+        inside = [stops[agent] == ("iterated",) for agent, node, *_ in loop.members if is_in(now.walkers[agent], node)]
+        return len(inside) < len(loop.members) and all(inside)
+
+    def is_over(self, walker: Walker, node: Any, now: Point) -> bool:
+        """Whether a loop is known to be at its end, by a test."""
+        return type(node) is While and self.solver.decided(self._test(walker, node), now.facts) is False
+
+    def _words(self, node: Any) -> int:
+        """How many words of a queue an iteration reads at most."""
+        if type(node) is Call:
+            return int(node.method == "read_words")
+        if type(node) is If:
+            return max(sum(map(self._words, node.then)), sum(map(self._words, node.other)))
+        return sum(map(self._words, getattr(node, "body", ())))
 
     def _is_plain(self, loop: Loop) -> bool:
         """Whether the first iteration is as all others: no decision looks at its number, or at what follows it."""
@@ -254,10 +305,23 @@ class Loops:
         options = self._options(now, after)
         if kept is None:
             kept = frozenset(each for each in given if loop.index not in each.leaves)
-        else:
-            kept = frozenset(each for each in kept)
-        now.facts = kept | {index}
+        self._leave_out(now)
+        now.facts = kept | self._of_words(now, given) | {index}
         self._finish_boundary(now, after, options)
+
+    def _of_words(self, now: Point, facts: frozenset[Sym]) -> set[Sym]:
+        """What is decided on words of a queue that somebody still looks at, or has not read yet."""
+        kept = {
+            each for walker in now.walkers for value in walker.env.values() for each in leaves(value) if is_word(each)
+        }
+        reads, turns = dict.fromkeys(walker.reads for walker in now.walkers if walker.frames), now.turns()
+
+        def is_kept(word: Sym) -> bool:
+            ahead = [replaced(add(word.args[2], each, -1), turns) for each in reads]
+            return word in kept or any(not isinstance(n, Sym) and n >= 0 for n in ahead)
+
+        words = {fact: list(filter(is_word, fact.leaves)) for fact in facts}
+        return {fact for fact, found in words.items() if found and all(map(is_kept, found))}
 
     def _taken(self, loop: Loop) -> dict[str, int]:
         """By ring, how many slots its members take in one turn."""
@@ -271,7 +335,7 @@ class Loops:
 
     def _known(self, now: Point, slots: Any, rests: list[Any]) -> Any:
         """A number of skipped slots behind loops: a plain number, if it is one. rests: what may be 0, of their counts."""
-        plain = {0, *(each for each in (add(slots, rest, -1) for rest in rests) if not isinstance(each, Sym))}
+        plain = {0, *(each for each in (_without(slots, rest) for rest in rests) if not isinstance(each, Sym))}
         return next((each for each in plain if self.together.equal(now, slots, each)), slots)
 
     def _carried(self, loop: Loop, agent: int, phi: Any, value: Any, instance: Any, widened: dict[Any, Any]) -> Any:
@@ -303,18 +367,36 @@ class Loops:
         free = leaf("free", f"{name} in {self.shared.layout.agent_name(agent)}", loop.site, *instance)
         return widened.setdefault(new, free)
 
-    def _finish_boundary(self, now: Point, loop: Loop, options: Any = None) -> None:
-        """Leaves out what no longer matters."""
+    def _leave_out(self, now: Point) -> None:
+        """Variables that no warp reads any more."""
         for walker in now.walkers:
             kept = live(walker.frames)
             walker.env = {var: value for var, value in walker.env.items() if var in kept}
+
+    def _finish_boundary(self, now: Point, loop: Loop, options: Any = None) -> None:
+        """Leaves out what no longer matters."""
+        self._leave_out(now)
         now.options = self._options(now, loop) if options is None else options
-        relevant = self.relevant.of(now)
-        now.facts = frozenset(
-            each
-            for each in now.facts
-            if not each.leaves.isdisjoint(relevant) and self.solver.decided(each, now.facts - {each}) is not True
-        )
+        relevant, words = self.relevant.of(now), self._of_words(now, now.facts)
+        kept = [each for each in now.facts if each in words or not each.leaves.isdisjoint(relevant)]
+        now.facts = frozenset(each for each in kept if self.solver.decided(each, now.facts - {each}) is not True)
+
+
+def _without(number: Any, other: Any) -> Any:
+    """The number less as many times another one as one of its terms has."""
+    terms, others = parts(number)[1], parts(other)[1]
+    times = next((n // others[term] for term, n in terms.items() if term in others), 1)
+    return add(number, other, -times)
+
+
+def is_in(walker: Walker, node: Any) -> bool:
+    """Whether a warp is in an iteration of a loop that it goes through with others."""
+    return any(frame[0] == "joint" and frame[1] is node for frame in walker.frames)
+
+
+def is_word(x: Sym) -> bool:
+    """Whether this is a word of a queue."""
+    return x.op == "leaf" and x.args[0] == "word"
 
 
 def _reads_words(node: Any) -> bool:

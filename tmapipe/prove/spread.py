@@ -76,7 +76,7 @@ class Spread:
             if frame[0] == "block":
                 found |= self._block(walker, frame[1], frame[2])
             elif frame[0] in ("joint", "for", "one", "head"):
-                found |= self._node(walker, frame[1])
+                found |= self.of_node(walker, frame[1])
         for op in walker.queue:
             found |= self._of_op(op)
         return found
@@ -86,11 +86,11 @@ class Spread:
         if key not in self._blocks:
             found = Uses()
             for node in nodes[at:]:
-                found |= self._node(walker, node)
+                found |= self.of_node(walker, node)
             self._blocks[key] = found
         return self._blocks[key]
 
-    def _node(self, walker: Walker, node: Any) -> Uses:
+    def of_node(self, walker: Walker, node: Any) -> Uses:
         if type(node) is Call:
             return self._call(node)
         key = walker.agent, id(node)

@@ -26,13 +26,11 @@ class Together:
         self.shared, self.solver = shared, solver
         self._names: dict[int, frozenset[str]] = {}
 
-    def is_behind(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> bool:
-        """Whether somebody waits for what an iteration of these loops does, and comes to its own loop only then."""
-        names = set().union(*(self._arrays(node) for _, node in group))
-        return any(
-            stop is None and bool(self._waited_for(walker) & names)
-            for walker, stop in zip(now.walkers, stops, strict=True)
-        )
+    def missing(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> set[str]:
+        """The arrays of these loops for which somebody waits that is not in a loop of its own yet."""
+        names: set[str] = set().union(*(self._arrays(node) for _, node in group))
+        waits = [self._waited_for(w) for w, stop in zip(now.walkers, stops, strict=True) if stop is None]
+        return names & set().union(*waits)
 
     def _waited_for(self, walker: Walker) -> set[str]:
         """The array of the barrier that a warp waits for."""

@@ -176,6 +176,17 @@ class Walker:
                 return ("loop", top[1])
             if top[0] == "iterated":
                 return ("iterated",)
+            if top[0] == "again":
+                condition = truth(self.number(top[1].condition))
+                taken = decide(condition) if isinstance(condition, Sym) else condition
+                if taken is None:
+                    return ("decide", condition)
+                self.frames.pop()
+                if taken:
+                    self._begin(*top[1:])
+                else:
+                    self.leave_loop(top[1])
+                continue
             if top[0] == "block":
                 _, nodes, at = top
                 if at == len(nodes):
@@ -212,7 +223,9 @@ class Walker:
         elif top[0] == "joint":
             _, node, base, pace, done = self.frames.pop()
             self._next(node)
-            if done + 1 < pace:
+            if done + 1 < pace and type(node) is While:
+                self.frames.append(("again", node, base, pace, done + 1))
+            elif done + 1 < pace:
                 self._begin(node, base, pace, done + 1)
             else:
                 self.frames += [("joint", node, base, pace, done), ("iterated",)]

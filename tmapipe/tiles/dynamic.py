@@ -77,23 +77,20 @@ class FetchedTiles(TilesOfRole):
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
         """As in `TilesOfRole`."""
         isa = self.isa
-        between = isa.cells(team)  # tiles of other teams that come first
 
         def pass_over() -> None:
             skip(self._tile())
             self._next()
 
-        def take() -> None:
+        def one() -> None:
             body(self._tile())
             self._next()
-
-        def one() -> None:
-            for i in range(teams - 1):
-                isa.when((between[0] > i) & (self.words[0] != 0), pass_over)
-            between[0] = teams - 1
-            isa.when(self.words[0] != 0, take)
+            for _ in range(teams - 1):
+                isa.when(self.words[0] != 0, pass_over)
 
         self._next()
+        for i in range(teams - 1):
+            isa.when((team > i) & (self.words[0] != 0), pass_over)
         isa.loop_while(self.words, one, lambda: self._turns(team, teams))
 
     def finish(self) -> None:
