@@ -123,7 +123,8 @@ class MachineIsa(Isa):
                 raise InputError(f"{store.name}.store(surely)", surely, rule, "say so of those alone that always are")
             tensor = self.memory.tensors[store.argument]
             place = tensor.ctypes.data + sum(i * step for i, step in zip(at[::-1], tensor.strides[::-1], strict=False))
-            if store.wide and place % ALIGNMENT:
+            inside = all(i < n for i, n in zip(at[-2::-1], tensor.shape[-2::-1], strict=False))
+            if store.wide and inside and place % ALIGNMENT:
                 rule = f"are stored {ALIGNMENT} bytes at once, of a tile that begins at a multiple of them"
                 raise InputError(f"{store.name}.store(surely)", surely, rule, "leave it out for such a tensor")
         self.give(self.fragments.places(values))

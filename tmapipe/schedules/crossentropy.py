@@ -109,8 +109,8 @@ class CrossEntropyRows(TargetRows):
                 logits = slot.logit.read(at=self.place_of(targets[0], tile, 0) % form.unit)
         own = self.a_row(targets, lse)
         known = (own >= 0) & (own < form.length)
-        other = math.where(own == self.ignored, 0.0, float("nan"))
-        self.store_numbers(k.loss, tile, math.where(known, lse - logits, other))
+        loss = math.where(own == self.ignored, 0.0, math.where(known, lse - logits, float("nan")))
+        self.store_numbers(k.loss, tile, loss)
         self.store_numbers(k.lse, tile, lse)
 
     def parts(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:

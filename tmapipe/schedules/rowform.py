@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 
@@ -35,6 +36,8 @@ ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
 WIDEST = 8  # elements that a thread has side by side
 WORD = 4  # bytes, below which reading a slot counts
+READING = 9  # elements of a thread in whose time its part of a reduction is done, where nothing is written meanwhile
+LINE = 128  # bytes, at multiples of which boxes begin
 BOX = 256  # elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
@@ -147,7 +150,7 @@ def row_form(
     kept: int = 0,
     dense: bool = True,
     width: int = 0,
-    piece: int = PIECE,
+    reads: bool = False,
 ) -> RowForm:
     """The form that the model says is best.
 
@@ -161,14 +164,20 @@ def row_form(
         kept: Fragments of rows that stay in registers in any case.
         dense: Whether one row follows another in memory.
         width: Elements that a thread has side by side at most, where more of a result do not lie at a multiple of their bytes.
-        piece: Bytes of a row that are taken at once, about.
+        reads: Whether rows are only read.
 
     Raises:
         InputError: No form has room for such rows.
     """
-    return row_forms(
-        length, size, vector, loads=loads, vectors=vectors, hold=hold, kept=kept, dense=dense, width=width, piece=piece
-    )[0]
+    how: dict[str, Any] = {
+        "loads": loads,
+        "vectors": vectors,
+        "hold": hold,
+        "kept": kept,
+        "dense": dense,
+        "width": width,
+    }
+    return row_forms(length, size, vector, reads=reads, **how)[0]
 
 
 def row_forms(
@@ -182,14 +191,14 @@ def row_forms(
     kept: int = 0,
     dense: bool = True,
     width: int = 0,
-    piece: int = PIECE,
+    reads: bool = False,
 ) -> list[RowForm]:
     """All forms, the best one first. Arguments and errors as of `row_form`."""
-    found = list(_forms(length, size, vector, loads, vectors, hold, kept, dense, width or WIDEST, piece))
+    found = list(_forms(length, size, vector, loads, vectors, hold, kept, dense, width or WIDEST))
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
         raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
-    return sorted(found, key=lambda form: _cost(form, loads, vectors))
+    return sorted(found, key=lambda form: _cost(form, loads, vectors) + (READING / form.values if reads else 0.0))
 
 
 def _forms(
@@ -202,11 +211,10 @@ def _forms(
     kept: int,
     dense: bool,
     most_wide: int,
-    piece: int,
 ) -> Iterator[RowForm]:
     ctas, whole = 1, length + (ALIGNMENT - vector) // size
     column = size * loads + max(0, vectors - size)  # bytes
-    while ceil_div(length, ctas) * column > 1.25 * piece and ctas < MOST_CLUSTER:
+    while ceil_div(length, ctas) * column > 1.25 * PIECE and ctas < MOST_CLUSTER:
         ctas *= 2
     widest = min(most_wide, WIDEST, ALIGNMENT // size)
     widths = {widest, min(4, widest), *((2,) if widest > 2 and whole < SHORTEST else ())} if whole < SHORT else {widest}
@@ -215,9 +223,8 @@ def _forms(
         kinds += [(width, True) for width in {min(widest, vector // size), min(4, widest, vector // size)}]
     for (width, packed), warps in itertools.product(kinds, range(1, MOST_WARPS + 1)):
         for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
-            columns = _columns(
-                length if packed else ceil_div(whole, ctas), rows, warps, width, bool(vectors) or not packed
-            )
+            unit = max(64 if vectors else 1, 1 if packed else LINE // size)
+            columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, unit)
             if columns is None or (packed and (rows == 1 or rows * vector % ALIGNMENT)):
                 continue
             form = RowForm(length, rows, columns, warps, ctas, 1, vector, size, width=width, packed=packed)
@@ -235,9 +242,9 @@ def _forms(
                     yield attrs.evolve(made, share=min(most, wanted))
 
 
-def _columns(piece: int, rows: int, warps: int, width: int, loaded: bool) -> int | None:
-    """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*; *loaded*:
-    and of which a number each is loaded, in boxes that begin at multiples of 128 bytes."""
+def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | None:
+    """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*; if it
+    takes several boxes, whole units, so that they begin at multiples of 128 bytes."""
     if piece <= WARP * width:  # rows that some lanes share: as many as divide a warp
         candidates = [width << i for i in range(3, 6) if width << i >= piece]
     else:
@@ -245,7 +252,7 @@ def _columns(piece: int, rows: int, warps: int, width: int, loaded: bool) -> int
         first = ceil_div(piece, step) * step
         candidates = [first + i * step for i in range(2 * warps)]
     for columns in candidates:
-        if rows * columns % (WARP * warps * width) or (loaded and columns > BOX and columns % 64):
+        if rows * columns % (WARP * warps * width) or (columns > BOX and columns % unit):
             continue
         try:
             VectorLayout((rows, columns), width, warps, 1).check_rows()
@@ -296,6 +303,8 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.slot / BOX
     if form.packed and (form.width or form.unit) * form.size < WORD:
         lost += (0.0 if form.held else 0.06) + 0.004 * max(0, form.values - 32)
+    if form.each == 1 and form.rows > 1 and not form.held and not form.packed:
+        lost += 0.06
     lost += 0.0 if form.held or form.single else 0.03  # which reads rows twice, for as many registers
     lost += 0.05 if form.each > 1 else 0.0
     alone = form.ctas == 1 and form.apart == 1

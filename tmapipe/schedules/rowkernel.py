@@ -18,7 +18,6 @@ from tmapipe.tma_rules import ALIGNMENT
 __all__ = ["KINDS", "RowKernel", "as_matrix"]
 
 KINDS = ("bf16", "fp16", "fp32")
-READ = 8 << 10  # bytes of a row that are taken at once where rows are only read
 
 
 class RowKernel:
@@ -46,7 +45,7 @@ class RowKernel:
     ) -> list[RowForm]:
         """The forms for this kernel, the best one first. Arguments and errors as of `row_form`."""
         how: dict[str, Any] = {"hold": self.hold, "kept": self.kept, "dense": dense, "width": width}
-        how |= {} if self.schedule.stored else {"piece": READ}
+        how["reads"] = not self.schedule.stored
         return [
             form for form in row_forms(length, size, vector, loads=loads, vectors=vectors, **how) if self.takes(form)
         ]

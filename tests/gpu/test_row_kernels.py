@@ -1,0 +1,47 @@
+"""Kernels of rows, copies of any tensor, and tuning a schedule of one's own, on the GPU."""
+
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit import test_autotune, test_copies, test_row_kernels
+
+SHAPES = [*test_row_kernels.SHAPES, ((70, 4096), torch.bfloat16), ((37, 50257), torch.bfloat16)]
+
+
+@pytest.mark.parametrize("shape, dtype", SHAPES, ids=str)
+def test_forward(shape, dtype):
+    test_row_kernels.check_forward(shape, dtype, "cuda")
+
+
+@pytest.mark.parametrize("shape, dtype", SHAPES, ids=str)
+def test_cross_entropy(shape, dtype):
+    test_row_kernels.check_cross_entropy(shape, dtype, "cuda")
+
+
+@pytest.mark.parametrize("shape, dtype", SHAPES[1:3] + SHAPES[4:5], ids=str)
+def test_gradients(shape, dtype):
+    test_row_kernels.check_gradients(shape, dtype, "cuda")
+
+
+@pytest.mark.parametrize("name", test_copies.VIEWS)
+def test_copies_of_views(name):
+    x = test_copies.VIEWS[name][0]()
+    whole = torch.empty(x.untyped_storage().nbytes() // x.element_size(), dtype=x.dtype, device="cuda")
+    test_copies.check(whole.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x))
+
+
+def test_types_are_converted():
+    test_copies.check_types("cuda")
+
+
+def test_the_fastest_parameters_are_found_and_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path))
+    space, key = {"rows": (8, 4, 16), "stages": (4, 2, 4000)}, lambda x: {"columns": x.shape[1]}
+    tuned = tp.autotune(space, key=key, progress=False)(test_autotune.scaled_of)
+    x = torch.randn(4096, 128, device="cuda")
+    found = tuned.choice(x)
+    assert torch.equal(tuned(x), 2 * x) and found.us == found.timings[0][1].us > 0 and len(found.timings) > 1
+    tuned.choices.clear()
+    again = tuned.choice(x)
+    assert again.parameters == found.parameters and not again.timings and torch.equal(tuned(x), 2 * x)

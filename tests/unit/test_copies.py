@@ -1,0 +1,78 @@
+"""Copies of tensors of any rank, strides, alignment and element type. `tests/gpu` runs them too."""
+
+import numpy as np
+import pytest
+import torch
+
+import tmapipe as tp
+
+BF16 = torch.bfloat16
+
+
+def some(*shape, dtype=BF16):
+    return torch.randint(-100, 100, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+#: (makes a tensor, whether its elements are moved by the TMA engine to a contiguous one).
+VIEWS = {
+    "a slice of rank 3": (lambda: some(4, 40, 640)[:, 5:31, 64:576], True),
+    "rank 5": (lambda: some(3, 5, 6, 7, 80)[:, 1:3, :, 2:5, 8:40], True),
+    "rank 5, odd": (lambda: some(3, 5, 6, 7, 81)[:, 1:3, :, 2:5, 8:41], False),
+    "odd rows": (lambda: some(7, 5001)[:, 1:5000], False),
+    "an odd number": (lambda: some(7, 5001), True),
+    "an odd start": (lambda: some(5001)[1:], False),
+    "bytes": (lambda: some(20, 535, dtype=torch.int8)[:, 3:], False),
+    "64 bits": (lambda: some(9, 33, dtype=torch.int64)[:, :31], False),
+    "fewer columns": (lambda: some(40, 304)[:, :301], False),
+    "permuted": (lambda: some(6, 8, 16).permute(1, 0, 2), True),
+    "bool": (lambda: some(5, 33) > 0, False),
+    "one element": (lambda: some(1), False),
+    "no dimension": (lambda: torch.tensor(3.0), False),
+    "nothing": (lambda: some(0, 5), True),
+}
+
+
+def check(x):
+    copy = tp.schedules.Copy()
+    assert torch.equal(copy(x), x)
+    if x.ndim:
+        whole = torch.full((*x.shape[:-1], x.shape[-1] + 3), 77, device=x.device).to(x.dtype)
+        kept = whole.clone()
+        copy(x, out=whole[..., 1:-2])
+        kept[..., 1:-2] = x
+        assert torch.equal(whole, kept), "wrote outside the output"
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_copies(name):
+    check(VIEWS[name][0]())
+
+
+@pytest.mark.parametrize("name", [name for name, (_, engine) in VIEWS.items() if engine])
+def test_what_the_engine_can_move_is_not_left_to_threads(name, monkeypatch):
+    from tmapipe.schedules.copy import Copy
+
+    x = VIEWS[name][0]()
+    moved = []
+    monkeypatch.setattr(Copy, "_copy_rows", lambda self, x, y: moved.append(x.numel()) or y.copy_(x))
+    Copy()(x)
+    assert sum(moved) < 1024  # what is left of the last row
+
+
+def check_types(device="cpu"):
+    x = torch.randn(9, 301, device=device)
+    for kind in (BF16, torch.float16):
+        for given in (x, x[:, :296], x[1:, 3:]):
+            y = torch.empty(given.shape, dtype=kind, device=device)
+            back = torch.empty(given.shape, device=device)
+            assert torch.equal(tp.schedules.Copy()(given, out=y), given.to(kind))
+            assert torch.equal(tp.schedules.Copy()(y, out=back), y.float())
+
+
+def test_types_are_converted():
+    check_types()
+
+
+def test_arrays():
+    x = np.arange(7 * 501, dtype=np.float32).reshape(7, 501)[:, 3:]
+    assert (tp.schedules.Copy()(x) == x).all()

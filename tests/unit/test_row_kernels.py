@@ -1,0 +1,179 @@
+"""Kernels of rows beside softmax and RMSNorm: their numbers, gradients, and what they refuse. `tests/gpu` runs them too."""
+
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tests.unit.test_row_schedules import BF16, FP32, close
+from tmapipe import schedules as S
+
+functional = torch.nn.functional
+SHAPES = [((20, 125), BF16), ((3, 7, 72), FP32), ((5, 1001), BF16), ((3, 20001), FP32)]
+HERE = "cpu"
+
+
+def rows_of(shape, dtype, count=1, device=HERE):
+    source = torch.Generator().manual_seed(shape[-1])
+    made = [torch.randn(shape, generator=source).to(device, dtype) for _ in range(count)]
+    return made[0] if count == 1 else made
+
+
+def near(found, wanted, dtype=BF16):
+    """Of gradients, which may be small differences of large numbers."""
+    off = (found.double() - wanted).norm() / wanted.norm()
+    assert off < {BF16: 1e-2, FP32: 2e-6}[dtype], off
+
+
+def check_forward(shape, dtype, device=HERE):
+    x, n = rows_of(shape, dtype, device=device), shape[-1]
+    wide = x.double()
+    close(S.LogSoftmax()(x), torch.log_softmax(wide, -1), dtype)
+    weight, bias = (rows_of((n,), FP32, device=device) + i for i in range(2))
+    y, mean, rstd = S.LayerNorm(numbers=True)(x, weight, bias)
+    close(y, functional.layer_norm(wide, (n,), weight.double(), bias.double()), dtype)
+    close(mean, wide.mean(-1), FP32)
+    close(rstd, (wide.var(-1, correction=0) + 1e-5).rsqrt(), FP32)
+    plain = S.LayerNorm()(x, weight)
+    close(plain, functional.layer_norm(wide, (n,), weight.double()), dtype)
+    sums = {"sum": wide.sum(-1), "mean": wide.mean(-1), "max": wide.amax(-1), "min": wide.amin(-1)}
+    for operation, wanted in {**sums, "logsumexp": wide.logsumexp(-1)}.items():
+        close(S.Reduce(operation)(x), wanted, FP32)
+
+
+def check_cross_entropy(shape, dtype, device=HERE):
+    x, n = rows_of(shape, dtype, device=device), shape[-1]
+    target = torch.randint(0, n, shape[:-1], generator=torch.Generator().manual_seed(0)).to(device)
+    target.view(-1)[1] = -100
+    target.view(-1)[2] = n - 1
+    wide = x.double().requires_grad_()
+    wanted = functional.cross_entropy(wide.reshape(-1, n), target.reshape(-1), reduction="none").reshape(target.shape)
+    kernel = S.CrossEntropy()
+    for given in (target, target.int()):
+        loss, lse = kernel(x, given)
+        close(loss, wanted.detach(), FP32)
+        close(lse, x.double().logsumexp(-1), FP32)
+    dloss = rows_of(shape[:-1], FP32, device=device)
+    wanted.backward(dloss.double())
+    near(S.CrossEntropyBackward()(x, target, lse, dloss), wide.grad, dtype)
+
+
+def check_gradients(shape, dtype, device=HERE):
+    n = shape[-1]
+    x, dy = rows_of(shape, dtype, 2, device)
+    for forward, kernel in ((torch.softmax, S.SoftmaxBackward), (torch.log_softmax, S.LogSoftmaxBackward)):
+        y = forward(x.double(), -1).to(dtype)
+        inner = y.double() * dy.double() if forward is torch.softmax else dy.double()
+        scale = y.double() if forward is torch.softmax else y.double().exp()
+        near(kernel()(y, dy), inner - scale * inner.sum(-1, keepdim=True), dtype)
+    weight, zeros = rows_of((n,), dtype, device=device), torch.zeros(n, dtype=torch.float64, device=device)
+    wide, weights, biases = (each.double().requires_grad_() for each in (x, weight, zeros))
+    functional.layer_norm(wide, (n,), weights, biases).backward(dy.double())
+    for found, wanted in zip(S.LayerNormBackward()(x, weight, dy), (wide, weights, biases), strict=True):
+        near(found, wanted.grad, dtype if found.dtype == dtype else FP32)
+    wide, weights = (each.double().requires_grad_() for each in (x, weight))
+    functional.rms_norm(wide, (n,), weights, 1e-6).backward(dy.double())
+    for found, wanted in zip(S.RmsNormBackward()(x, weight, dy), (wide, weights), strict=True):
+        near(found, wanted.grad, dtype if found.dtype == dtype else FP32)
+
+
+@pytest.mark.parametrize("shape, dtype", SHAPES, ids=str)
+def test_forward(shape, dtype):
+    check_forward(shape, dtype)
+
+
+@pytest.mark.parametrize("shape, dtype", SHAPES, ids=str)
+def test_cross_entropy(shape, dtype):
+    check_cross_entropy(shape, dtype)
+
+
+@pytest.mark.parametrize("shape, dtype", SHAPES[:3], ids=str)
+def test_gradients(shape, dtype, monkeypatch):
+    monkeypatch.setattr("tmapipe.schedules.backward.PARTS", 8)  # so that CTAs take several rows
+    check_gradients(shape, dtype)
+
+
+def test_rows_of_views():
+    """Rows whose pitch and whose first element are no multiples of 16 bytes are loaded where they lie."""
+    base = rows_of((37, 501), BF16)
+    for x in (base[:, 5:301], base[:, :300], base[3:, 7:]):
+        softmax = S.Softmax()
+        close(softmax(x), torch.softmax(x.double(), 1), BF16)
+        out = torch.empty(x.shape[0], 504).to(BF16)[:, : x.shape[1]]
+        close(softmax(x, out=out), torch.softmax(x.double(), 1), BF16)
+        assert {each.form.pitch for each in softmax.fitted.values()} == {501}
+
+
+def test_a_target_that_is_no_column():
+    x = rows_of((3, 72), FP32)
+    loss, _ = S.CrossEntropy(ignored=7)(x, torch.tensor([7, 72, -1]))
+    assert loss[0] == 0 and loss[1:].isnan().all()
+
+
+def test_bad_input():
+    x = rows_of((4, 64), FP32)
+    refused(S.Reduce, "product", argument="Reduce(operation)", rule="is one of sum")
+    refused(S.CrossEntropy(), x, torch.zeros(3, dtype=torch.int64), argument="target", rule="int64 or int32")
+    refused(S.CrossEntropy(), x, torch.zeros(4), argument="target", rule="int64 or int32")
+    refused(
+        S.CrossEntropyBackward(), x, torch.zeros(4, dtype=torch.int64), x[:, 0], x[:3, 0], argument="dloss", rule="fp32"
+    )
+    refused(lambda: S.Reduce()(x, out=torch.empty(5)), argument="y.shape", rule="is that of x")
+    refused(lambda: S.Reduce()(x, out=torch.empty(4).to(BF16)), argument="y.dtype", rule="fp32")
+
+
+# ---- what they are made of ----------------------------------------------------------------------------------------------
+
+
+class SideBySide(tp.Schedule):
+    """y[m] = the sum of 13 elements from 15 m on."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=1)
+    over = "m"
+    ring = tp.BarrierRing(1, producer=load, consumer=work)
+    x = tp.TmaLoadStage("w", tile=(256,), ring=ring)
+    y = tp.TmaStoreStage("m", tile=(8,), role=work)
+    pitch = 15
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load_from(tile.m * (8 * self.pitch))
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read(tile=(8, 32), pitch=self.pitch, width=1)
+        k.y.store(tile, tp.math.row_sum(values, inside=13))
+
+
+def test_rows_side_by_side_in_a_slot():
+    x = torch.arange(24 * 15.0)
+    assert torch.equal(SideBySide()(x, torch.empty(24)), x.reshape(24, 15)[:, :13].sum(1))
+    assert SideBySide().check().ok
+
+    class Beyond(SideBySide):
+        load, work = SideBySide.load, SideBySide.work
+        pitch = 40
+
+    refused(Beyond(), x, torch.empty(24), argument="slot.x.read(pitch)", rule="how far apart 8 rows of 32")
+
+
+def test_wide_stores_of_tiles_that_begin_elsewhere():
+    """16 bytes at once, said to be inside, but at no multiple of 16: an H200 traps."""
+    form = S.rowform.RowForm(500, 1, 512, 2, vector=2, pitch=501)
+    x, y = rows_of((16, 501), BF16)[:, :500], torch.empty(16, 500).to(BF16)
+    refused(S.SoftmaxRows(form, 2).run, {"x": x, "y": y}, {}, argument="y.store(surely)", rule="16 bytes at once")
+
+
+def test_kernels_with_tables_from_other_processes():
+    """They are launched without being compiled again."""
+    pytest.importorskip("cutlass")
+    from tmapipe.gpu.launch import Compiled, _key, adopt
+
+    rows = S.CrossEntropyRows(S.rowform.RowForm(60, 4, 64, 1, packed=True))
+    x, numbers, target = rows_of((4, 60), BF16), torch.empty(4), torch.zeros(8, dtype=torch.int32)
+    bound = rows.bind(x=x.reshape(-1), target=target, loss=numbers, lse=numbers.clone())
+    ranks = {name: each.ndim for name, each in bound.tensors.items()}
+    adopt(rows, Compiled(rows.plan(bound.dtypes), None), ranks)
+    assert set(rows._compiled) == {_key({name: bound.dtypes[name].name for name in ranks}, ranks)}
