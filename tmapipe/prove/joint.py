@@ -128,6 +128,8 @@ class _Search:
             return found
 
         if point.options is not None:
+            if not point.options:
+                return  # what has been decided cannot be so
             self.loops.leave_boundary(now, choose(point.options))
         try:
             boundary = self._drive(now, state, choose)

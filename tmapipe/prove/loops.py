@@ -121,11 +121,12 @@ class Loops:
         if self.solver.possible((*self._on(loop), *now.facts)):
             found.append("on")
         seen: list[Any] = []
-        lefts = [left for *_, left, _ in loop.members]
-        for i, left in enumerate(lefts):
-            if left in lefts[:i] or any(self.together.equal(now, each, left) for each in seen):
+        lefts = [(left, pace) for *_, left, pace in loop.members]
+        for i, (left, pace) in enumerate(lefts):
+            same = (left, pace) in lefts[:i]
+            if same or any(p == pace and self.together.equal(now, each, left) for each, p in seen):
                 continue
-            seen.append(left)
+            seen.append((left, pace))
             if self.solver.possible((*self._out(loop, i), *now.facts)):
                 found.append(("out", i))
         return found
