@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import attrs
+
 from tmapipe.check.bodies import OF_CLUSTER
 from tmapipe.check.problem import Problem, Sizes
 from tmapipe.prove.symbols import Sym, parts
@@ -73,7 +75,7 @@ def problems(sizes: Sizes, varying: Varying, solved: Iterable[Problem] = ()) -> 
     """(problem, whether every schedule takes it), with *solved* among them."""
     for steps in (1, 2) if varying.inner else (1,):
         yield Problem(sizes.shapes(1, steps), tables=varying.ones), True
-    yield from ((each, False) for each in solved)
+    yield from ((attrs.evolve(each, tables={**varying.ones, **each.tables}), False) for each in solved)
     yield from ((each, False) for each in itertools.islice(_near(sizes, varying, FEW), FIRST // 4))
     grown = _sizes(sizes, varying)
     for tiles, steps in grown[:FIRST]:
