@@ -117,7 +117,7 @@ class NormBackwardRows(Rows):
         return ("dweight", "dbias") if self.centered else ("dweight",)
 
     def nth(self, tile: Tile, i: Any) -> Tile:
-        """The *i*-th row of a CTA's."""
+        """The *i*-th row of a CTA's *tile*."""
         place = tile.c * self.steps + i
         return tile.also(m=place) if self.form.apart == 1 else tile.also(a=place)
 
@@ -142,7 +142,7 @@ class NormBackwardRows(Rows):
                 stage.store_from(tile.c, tile.b, first, values=sums)
 
     def one(self, k: KernelContext, tile: Tile, i: Any) -> tuple[Any, Any]:
-        """Stores dx of a row; returns what it adds to the sums over rows."""
+        """Stores dx of the *i*-th row of a CTA's *tile*; returns what it adds to the sums over rows. *k* is as in bodies."""
         length, inside, row = self.form.length, self.inside(tile), self.nth(tile, i)
         with k.ring.consume() as slot:
             h: Any = self.read_rows(slot.x)
