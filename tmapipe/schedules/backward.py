@@ -147,7 +147,8 @@ class NormBackwardRows(Rows):
         with k.ring.consume() as slot:
             h: Any = self.read_rows(slot.x)
             if self.centered:
-                h = h - math.row_sum(h, **inside) / length
+                total: Any = math.row_sum(h, **inside)
+                h = h - total / length
             squares: Any = math.row_sum(h * h, **inside)
             rstd = math.rsqrt(squares / length + self.eps)
             h, dy = h * rstd, self.read_rows(slot.dy)
@@ -155,7 +156,8 @@ class NormBackwardRows(Rows):
         aligned: Any = math.row_sum(g * h, **inside)
         dx = g - h * (aligned / length)
         if self.centered:
-            dx = dx - math.row_sum(g, **inside) / length
+            total = math.row_sum(g, **inside)
+            dx = dx - total / length
         self.store_rows(k.dx, row, dx * rstd)
         return dy * h, dy
 
@@ -211,7 +213,7 @@ class RmsNormBackward(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
-        return NormBackwardRows(form, self.eps, self.centered, *self.options, stored)
+        return NormBackwardRows(form, self.eps, self.centered, self.options[0], stored)
 
 
 class LayerNormBackward(RmsNormBackward):

@@ -250,7 +250,7 @@ class CrossEntropyBackward(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
-        return CrossEntropyBackwardRows(form, self.ignored, *self.options, stored)
+        return CrossEntropyBackwardRows(form, self.ignored, self.options[0], stored)
 
 
 def numbers_of(name: str, given: Any, x: Any) -> Any:
