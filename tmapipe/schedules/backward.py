@@ -117,7 +117,7 @@ class NormBackwardRows(Rows):
         return ("dweight", "dbias") if self.centered else ("dweight",)
 
     def nth(self, tile: Tile, i: Any) -> Tile:
-        """The *i*-th row of a CTA's."""
+        """The *i*-th row of a CTA's *tile*."""
         place = tile.c * self.steps + i
         return tile.also(m=place) if self.form.apart == 1 else tile.also(a=place)
 
@@ -142,12 +142,13 @@ class NormBackwardRows(Rows):
                 stage.store_from(tile.c, tile.b, first, values=sums)
 
     def one(self, k: KernelContext, tile: Tile, i: Any) -> tuple[Any, Any]:
-        """Stores dx of a row; returns what it adds to the sums over rows."""
+        """Stores dx of the *i*-th row of a CTA's *tile*; returns what it adds to the sums over rows. *k* is as in bodies."""
         length, inside, row = self.form.length, self.inside(tile), self.nth(tile, i)
         with k.ring.consume() as slot:
             h: Any = self.read_rows(slot.x)
             if self.centered:
-                h = h - math.row_sum(h, **inside) / length
+                total: Any = math.row_sum(h, **inside)
+                h = h - total / length
             squares: Any = math.row_sum(h * h, **inside)
             rstd = math.rsqrt(squares / length + self.eps)
             h, dy = h * rstd, self.read_rows(slot.dy)
@@ -155,7 +156,8 @@ class NormBackwardRows(Rows):
         aligned: Any = math.row_sum(g * h, **inside)
         dx = g - h * (aligned / length)
         if self.centered:
-            dx = dx - math.row_sum(g, **inside) / length
+            total = math.row_sum(g, **inside)
+            dx = dx - total / length
         self.store_rows(k.dx, row, dx * rstd)
         return dy * h, dy
 
@@ -211,7 +213,7 @@ class RmsNormBackward(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
-        return NormBackwardRows(form, self.eps, self.centered, *self.options, stored)
+        return NormBackwardRows(form, self.eps, self.centered, self.options[0], stored)
 
 
 class LayerNormBackward(RmsNormBackward):

@@ -159,7 +159,11 @@ class Copy(Schedule):
 
 
 class CopyRows(Rows):
-    """``y[m, n] = x[m, n]``, converted to y's type, of one form. Arguments as of `Rows`."""
+    """``y[m, n] = x[m, n]``, converted to y's type, of one form.
+
+    Args:
+        form, stored: As of `Rows`.
+    """
 
     @Rows.work.jit
     def copy(self, k: KernelContext, tile: Tile) -> None:

@@ -121,7 +121,8 @@ class CrossEntropyRows(TargetRows):
         return super()._seen("x" if name == "logit" else name, x)
 
     def place_of(self, target: Any, tile: Tile, i: int) -> Any:
-        """Where the logit of row *i* lies in what the rows are loaded from; of rows one after another, in the slot."""
+        """Where the logit of *target* lies, of row *i* of a CTA's *tile*: in what the rows are loaded from, or of rows one
+        after another in the slot."""
         form = self.form
         column = target if (target >= 0) & (target < form.length) else 0
         if form.packed:
@@ -171,7 +172,10 @@ class CrossEntropy(RowKernel):
 class CrossEntropyBackwardRows(TargetRows):
     """``dx[m, n] = (exp(x[m, n] - lse[m]) - (n == target[m])) dloss[m]``, of one form.
 
-    Arguments as of `CrossEntropyRows`; rows one after another are a multiple of 4.
+    Args:
+        form: As of `Rows`; rows one after another are a multiple of 4.
+        ignored, words: As of `CrossEntropyRows`.
+        stored: As of `Rows`.
     """
 
     stored, given = ("dx",), ("lse", "dloss")
@@ -246,7 +250,7 @@ class CrossEntropyBackward(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
-        return CrossEntropyBackwardRows(form, self.ignored, *self.options, stored)
+        return CrossEntropyBackwardRows(form, self.ignored, self.options[0], stored)
 
 
 def numbers_of(name: str, given: Any, x: Any) -> Any:

@@ -25,7 +25,7 @@ class LayerNormRows(Rows):
         numbers: Which of "mean" and "rstd" are stored.
     """
 
-    columns = ("weight",)
+    columns: tuple[str, ...] = ("weight",)
 
     def __init__(
         self,

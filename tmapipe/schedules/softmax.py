@@ -14,7 +14,11 @@ __all__ = ["LogSoftmax", "LogSoftmaxRows", "Softmax", "SoftmaxRows"]
 
 
 class SoftmaxRows(Rows):
-    """``y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])``, of one form. Arguments as of `Rows`."""
+    """``y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])``, of one form.
+
+    Args:
+        form, stored: As of `Rows`.
+    """
 
     @Rows.work.jit
     def normalize(self, k: KernelContext, tile: Tile) -> None:
@@ -32,7 +36,11 @@ class SoftmaxRows(Rows):
 
 
 class LogSoftmaxRows(Rows):
-    """``y[m, n] = x[m, n] - log(sum over n of exp(x[m, n]))``, of one form. Arguments as of `Rows`."""
+    """``y[m, n] = x[m, n] - log(sum over n of exp(x[m, n]))``, of one form.
+
+    Args:
+        form, stored: As of `Rows`.
+    """
 
     @Rows.work.jit
     def normalize(self, k: KernelContext, tile: Tile) -> None:
