@@ -157,10 +157,14 @@ def test_simulates(mine):
 
 def test_simulates_shipped_schedules_against_what_they_compute(mine):
     small = ["--set", "tile=64,64,64", "--set", "cluster=1,1", "--shape", "a=40x72", "--shape", "b=48x72"]
-    for name, options in (("Gemm", [*small, "--dtype", "d=fp32"]), ("Softmax", ["--shape", "x=2x3x64"])):
+    for name, options in (("Gemm", [*small, "--dtype", "d=fp32"]), ("Softmax", ["--shape", "x=2x3x64", "--seeds", 2])):
         code, document = said("simulate", name, *options)
         assert code == 0 and 0 < document["outputs"][0]["from_reference"] < 1e-2
-    assert document["outputs"][0]["shape"] == [2, 3, 64]
+    assert document["outputs"][0]["shape"] == [2, 3, 64] and len(document["runs"]) == 2
+    code, document = said("simulate", "SplitK", *small, "--set", "parts=2")
+    assert code == 0 and document["runs"][0]["launches"] == 2 and document["outputs"][0]["name"] == "d"
+    code, document = said("simulate", "Copy", "--shape", "x=3x40", "--dtype", "x=bf16")
+    assert code == 0 and document["outputs"][0]["dtype"] == "bfloat16"
 
 
 def test_takes_tensors_from_files(mine):
@@ -203,7 +207,6 @@ def test_compiles(mine):
         (["simulate", "Gemm", "--shape", "a=3by4"], "is extents in elements"),
         (["simulate", "Gemm", "--shape", "q=3x4"], "the inputs are a, b"),
         (["simulate", "Gemm", "--shape", "a=64x64", "--shape", "b=64x65"], "has k = 65"),
-        (["simulate", "Softmax", "--shape", "x=3x64", "--seeds", "2"], "are for schedules"),
         (["simulate", "mine.py:Copy", "--tensor", "x=none.npy"], "that numpy.save has written"),
         (["simulate", "mine.py:Copy", "--shape", "x=8x128", "--reference", "mine.py:three"], "no function"),
         (["simulate", "mine.py:Copy", "--shape", "x=8x128", "--reference", "mine.py:no_schedule"], "fails"),

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tmapipe.bind.bound import Bound
 from tmapipe.command.answer import WRONG, Answer
 from tmapipe.command.named import named, users_code
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError
+from tmapipe.machine import Run
 from tmapipe.schedule import Schedule
+from tmapipe.schedules.clustersplitk import ClusterSplitK
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.softmax import Softmax
+from tmapipe.schedules.splitk import SplitK
+from tmapipe.schedules.streamk import StreamK
 from tmapipe.tuning.tuner import WITHIN, WITHIN_8_BITS
 
 __all__ = ["off", "product", "references", "simulate_seeds", "within"]
@@ -35,13 +41,17 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 #: What shipped schedules compute, of inputs in float64.
-_KNOWN: dict[type, Reference] = {Copy: lambda x: x, Gemm: product, PingPong: product, Softmax: _softmax}
+_KNOWN: dict[type, Reference] = {
+    Copy: lambda x: x,
+    Softmax: _softmax,
+    **dict.fromkeys((Gemm, PingPong, SplitK, StreamK, ClusterSplitK), product),
+}
 
 
 def references(schedule: Any, text: str | None) -> Reference | None:
     """The function that *text* names, or what a shipped schedule is known to compute; None if that is not known."""
     if text is None:
-        plain = not isinstance(schedule, Gemm) or schedule.applied.plain
+        plain = not isinstance(schedule, Gemm) or schedule.epilogue.plain
         return _KNOWN.get(type(schedule)) if plain else None
     found = named("--reference", text)
     if not callable(found):
@@ -61,27 +71,22 @@ def simulate_seeds(
     step: Callable[[], object],
 ) -> Answer:
     """What the runs say: `Answer.code` is `WRONG` if results differ. *step* is called after each run."""
-    whole = isinstance(schedule, Schedule)
-    if not whole and (len(seeds) > 1 or clusters is not None or timeline is not None):
-        rule = f"are for schedules; {type(schedule).__name__} makes one for each length of rows"
-        raise InputError("--seeds, --clusters, --timeline", None, rule, "leave them out")
+    names = [*schedule.declared.stores] if isinstance(schedule, Schedule) else []
+    wanted = {name: dtype for name, dtype in dtypes.items() if name in names}
     runs: list[dict[str, Any]] = []
     first: dict[str, np.ndarray] = {}
     apart: dict[str, float] = {}
+    shapes = {name: x.shape for name, x in _called(schedule, inputs, names).items()} if wanted else {}
     for seed in seeds:
-        if whole:
-            outputs, run = _run(schedule, inputs, clusters, seed, dtypes, timeline if not runs else None)
-            runs.append(
-                {
-                    "seed": seed,
-                    "steps": run.steps,
-                    "loaded_bytes": run.loaded_bytes,
-                    "stored_tiles": run.stored_tiles,
-                }
-            )
-        else:
-            outputs = _named_outputs(schedule(**inputs))
-            runs.append({"seed": seed})
+        others = {name: np.zeros(shapes[name], dtype.numpy) for name, dtype in wanted.items()}
+        with _launches(clusters, seed, timeline is not None and not runs) as launches:
+            outputs = _called(schedule, {**inputs, **others}, names)
+        if timeline is not None and not runs and launches:
+            _draw(launches[0], timeline)
+        counts = {
+            name: sum(getattr(run, name) for run in launches) for name in ("steps", "loaded_bytes", "stored_tiles")
+        }
+        runs.append({"seed": seed, "launches": len(launches), **counts})
         first = first or outputs
         for name, output in outputs.items():
             apart[name] = max(apart.get(name, 0.0), off(output, first[name]))
@@ -89,35 +94,37 @@ def simulate_seeds(
     return _answer(schedule, runs, first, apart, _errors(first, inputs, reference))
 
 
-def _run(
-    schedule: Schedule,
-    inputs: dict[str, np.ndarray],
-    clusters: int | None,
-    seed: int,
-    dtypes: Mapping[str, DType],
-    timeline: Path | None,
-) -> tuple[dict[str, np.ndarray], Any]:
-    bound = schedule.bind(**inputs)
-    others = {
-        name: np.zeros(bound.tensors[name].shape, dtypes[name].numpy)
-        for name in bound.stores
-        if name in dtypes and dtypes[name] != bound.dtypes[name]
-    }
-    bound = schedule.bind(**inputs, **others) if others else bound
-    run = schedule._simulate(bound, clusters, seed, timeline is not None)
-    if timeline is not None:
-        try:
-            run.write_timeline(timeline)
-        except OSError as error:
-            raise InputError(
-                "--timeline", str(timeline), f"cannot be written: {error.strerror}", "name another"
-            ) from None
-    return {name: bound.tensors[name] for name in bound.stores}, run
+@contextlib.contextmanager
+def _launches(clusters: int | None, seed: int, trace: bool) -> Iterator[list[Run]]:
+    """Yields what is launched on the model meanwhile, in an interleaving of this seed: also what the call of one schedule
+    launches of others, such as the sum of the parts of a split k."""
+    found: list[Run] = []
+    simulate = Schedule._simulate
+
+    def seeded(schedule: Schedule, bound: Bound) -> Run:
+        found.append(simulate(schedule, bound, clusters, seed, trace))
+        return found[-1]
+
+    Schedule._simulate = seeded  # type: ignore[assignment,method-assign]
+    try:
+        yield found
+    finally:
+        Schedule._simulate = simulate  # type: ignore[method-assign]
 
 
-def _named_outputs(results: Any) -> dict[str, np.ndarray]:
+def _called(schedule: Any, tensors: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
+    """The outputs of a call by name."""
+    results = schedule(**tensors)
     many = results if isinstance(results, tuple) else (results,)
-    return {f"output {i}": each for i, each in enumerate(many)}
+    return dict(zip(names if len(names) == len(many) else [f"output {i}" for i in range(len(many))], many, strict=True))
+
+
+def _draw(run: Run, path: Path) -> None:
+    try:
+        run.write_timeline(path)
+    except OSError as error:
+        rule = f"cannot be written: {error.strerror}"
+        raise InputError("--timeline", str(path), rule, "name another file") from None
 
 
 def _errors(
@@ -182,10 +189,9 @@ def _answer(
             }
         )
     wrong = not all(row["ok"] for row in rows)
-    name, counts = type(schedule).__name__, ""
-    if "steps" in runs[0]:
-        counts = " ({steps} steps, {loaded_bytes} bytes loaded, {stored_tiles} tiles stored)".format(**runs[0])
-    head = f"{name}: {'wrong numbers' if wrong else 'ran'}{counts}"
+    name = type(schedule).__name__
+    counts = "{steps} steps, {loaded_bytes} bytes loaded, {stored_tiles} tiles stored".format(**runs[0])
+    head = f"{name}: {'wrong numbers' if wrong else 'ran'} ({counts})"
     return Answer({"schedule": name, "outputs": rows, "runs": runs}, [head, *text], WRONG if wrong else 0)
 
 
