@@ -85,13 +85,13 @@ class RunState:
             for matmul, a, b, who in queue
         ]
         started = {(rename.slots[slot], part) for slot, parts in self.check.slots.covering.items() for part in parts}
-        short = {
+        written = {
             (rename.slots[slot], tuple(sorted((agent, tuple(sorted(cuts))) for agent, cuts in known.items())))
-            for slot, known in self.check.contents.short.items()
+            for slot, known in self.check.contents.parts.items()
         }
         lists = state.bar_threads, state.bar_arrived, state.live, state.returned, state.cluster[:1]
         registers = state.free_registers, state.registers, state.sets_ahead
-        every = (warps, bars, queues, sorted(started), sorted(short), *lists, *registers)
+        every = (warps, bars, queues, sorted(started), sorted(written), *lists, *registers)
         form = self.positions.of(self.future.live)[1], *map(tuple, every)
         return self.future.forms.setdefault(form, len(self.future.forms))
 

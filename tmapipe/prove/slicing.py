@@ -55,6 +55,8 @@ def operands(node: Call) -> list[tuple[int | str, Any, bool]]:
     """(place, argument, whether only data depends on it) of an instruction."""
     names = _parameters(node.method)
     data = _DATA | _DATA_OF.get(node.method, set())
+    if node.method == "fragments.write":
+        data -= {"at"}  # plain numbers, which say what is written of a slot
     found: list[tuple[int | str, Any, bool]] = [(i, x, names[i] in data) for i, x in enumerate(node.args)]
     return found + [(name, x, name in data) for name, x in node.named.items()]
 
