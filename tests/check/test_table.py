@@ -22,12 +22,12 @@ from tests.oracle.random_programs import draw
 from tests.oracle.small_program import SmallProgram
 from tests.sweeps import ALL
 from tmapipe.check.findings import Kind
-from tmapipe.check.positions import Positions
 from tmapipe.check.program import check_operations
 from tmapipe.isa import effects, operands, ops
 from tmapipe.isa.__main__ import manual
 from tmapipe.isa.effects import TABLE, Declared, Group, Proxy, Scope, Use, declared
 from tmapipe.machine.describe import describe
+from tmapipe.prove.positions import Positions
 
 IDS = [type(op).__name__ for op in EXAMPLES]
 
@@ -104,7 +104,7 @@ OTHER = {"s0": "s1", "cluster": "cta", "relaxed": "cta", "generic": "async", "ro
 def relative(op: Any) -> tuple[Any, dict[str, int]]:
     """The operation without its positions, and where these are."""
     positions = Positions(layout())
-    word = positions._relative(0, op)
+    word = positions.relative(0, op)
     rest = word[0] if isinstance(word[0], tuple) else word
     return rest, {str(key[1:]): place for key, place in positions.at.items()}
 

@@ -12,11 +12,11 @@ from tests.oracle.one_run import check_program
 from tests.oracle.random_pipelines import draw
 from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
-from tmapipe.check.problem import Sizes
 from tmapipe.kernel import kernel_main
 from tmapipe.program.replay import replay
 from tmapipe.program.trace import trace
 from tmapipe.prove import joint
+from tmapipe.prove.problem import Sizes
 
 S = tp.schedules
 EVERY = "every trip count"
@@ -314,14 +314,14 @@ def test_sums_of_nothing_never_reach_a_kernel():
 def states(schedule, monkeypatch):
     """Where states are compared: (location, state), in the order of the proof."""
     found = []
-    is_known = joint._Search._is_known
+    is_known = joint.Search.is_known
 
     def noted(self, now, state):
         known = is_known(self, now, state)
         found.append((now.key, state))
         return known
 
-    monkeypatch.setattr(joint._Search, "_is_known", noted)
+    monkeypatch.setattr(joint.Search, "is_known", noted)
     assert joint.prove(trace(schedule)).closed
     return found
 
@@ -345,7 +345,7 @@ def test_knowing_less_is_not_covered(run_state):
     future = run_state.future
     contested = []
     for (key, known), by in zip(run_state.facts.items(), run_state.knows, strict=True):
-        _, who = run_state._here.facts[key]
+        _, who = run_state.here.facts[key]
         needed = np.flatnonzero(by[: run_state.layout.agents] & future.checked[who])
         contested += [(q, known) for q in needed if not future.as_one[who] or len(needed) == 1]
     assert len({q for q, _ in contested}) > 1

@@ -28,10 +28,10 @@ from typing import Any
 import attrs
 
 import tmapipe as tp
-from tmapipe.check.problem import Problem
 from tmapipe.check.program import check_operations
 from tmapipe.kernel import kernel_main
 from tmapipe.machine import Layout, MachineIsa, record
+from tmapipe.prove.problem import Problem
 from tmapipe.prove.trips import EVERY
 
 __all__ = ["draw", "judge"]

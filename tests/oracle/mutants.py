@@ -46,9 +46,9 @@ from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
 from tests.oracle.value_forms import Normalized
 from tmapipe.check.findings import Kind
-from tmapipe.check.problem import Sizes
 from tmapipe.epilogue import Epilogue
 from tmapipe.machine import Layout, record
+from tmapipe.prove.problem import Sizes
 from tmapipe.schedules import Copy, Gemm, PingPong
 
 __all__ = ["VARIANTS", "Mutant", "Target", "judge", "mutants_of"]

@@ -88,7 +88,7 @@ class Report(Drawn):
         events: Transitions executed.
         seconds: How long it took.
         runs: In words, what was shown and how.
-        problem: In which the errors were found, if several were run (`tmapipe.check.problem.Problem`).
+        problem: In which the errors were found, if several were run (`tmapipe.prove.problem.Problem`).
         outputs: In words, which outputs were looked at in a few problems alone, and why; of all others it is shown, for every
             shape that `trips` covers, that each element is stored once.
         partly: Outputs of which some elements are stored by nobody.

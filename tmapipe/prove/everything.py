@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Container
 from typing import Any
 
-from tmapipe.check.positions import Key, Positions
 from tmapipe.errors import PipelineError
 from tmapipe.isa.effects import Init, declared
 from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.prove.places import is_role
+from tmapipe.prove.positions import Key, Positions
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.symbols import Sym, leaf, truth
 from tmapipe.prove.walker import Open, Walker
@@ -109,7 +109,7 @@ class _Everything:
         agent, found = self.walker.agent, self.found
         if _is_init(type(op)):
             return  # never again
-        found._relative(agent, op)
+        found.relative(agent, op)
         for key, position, around in found.moves(agent, op):
             found.touched[key] = set(range(around))
             if self.sure and key[2] not in self.pinned:

@@ -4,7 +4,7 @@ All warps go on as far as they can. Then those that stand before loops of open c
 together, and go through them iteration by iteration. A *boundary* is a point before an iteration of such a loop, or behind
 its last one. What comes between two boundaries is run once for each combination of decisions that can occur. At a boundary,
 the machine's state, what the check knows, and where the warps are must be covered by what was looked at before
-(`check.recurrence`).
+(`prove.recurrence`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.future import Future
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import FindingLog
-from tmapipe.check.positions import Positions, stages_of
-from tmapipe.check.recurrence import RunState
 from tmapipe.errors import HazardError, PipelineError
 from tmapipe.machine import Layout, State
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.prove.everything import everything, foreseen
+from tmapipe.prove.future import Future
 from tmapipe.prove.loops import Loops
 from tmapipe.prove.places import Places
 from tmapipe.prove.points import Again, Impossible, Loop, Point, Stopped
+from tmapipe.prove.positions import Positions, stages_of
+from tmapipe.prove.recurrence import RunState
 from tmapipe.prove.shared import Shared, bounds
 from tmapipe.prove.skips import arrays_of, is_behind_skips
 from tmapipe.prove.solver import Solver
@@ -57,7 +57,7 @@ class Proof:
 def prove(program: Any) -> Proof:
     """Whether every run of a traced program, as `trace` gives it, is safe: for every shape, every count, every cluster."""
     teams = any(role.teams > 1 for role in program.plan.roles)
-    search = _Search(program, not teams)
+    search = Search(program, not teams)
     try:
         search.run()
     except (Stopped, Open, HazardError) as error:
@@ -66,7 +66,7 @@ def prove(program: Any) -> Proof:
     return Proof(True, search.count, search.log.order, "", tuple(sorted(search.loops.free)))
 
 
-class _Search:
+class Search:
     def __init__(self, program: Any, mixed: bool):
         self.program = program
         self.shared = Shared(program)
@@ -145,7 +145,7 @@ class _Search:
         for walker in now.walkers:
             self._skip(walker, state.positions)
         self._leave_out(now, state.positions)
-        known = self._is_known(now, state)
+        known = self.is_known(now, state)
         if began == (self.log.order, self.loops.iterations):
             self.idle.setdefault(point.key, set()).add(now.key)
         if not known:
@@ -180,7 +180,7 @@ class _Search:
             return decided[condition]
 
         positions = state.positions
-        relative = positions._relative
+        relative = positions.relative
 
         def watch(agent: Any, op: Any, facts: Any) -> None:
             if type(agent) is int:
@@ -293,7 +293,7 @@ class _Search:
 
     # ---- what recurs ------------------------------------------------------------------------------------------------
 
-    def _is_known(self, now: Point, state: RunState) -> bool:
+    def is_known(self, now: Point, state: RunState) -> bool:
         """Whether a state covers this one that was looked at; else this one is added."""
         key = now.key = self._location(now, state)
         state.telling = self.spread.from_here(now.walkers)
@@ -304,7 +304,7 @@ class _Search:
         return False
 
     def _location(self, now: Point, state: RunState) -> Any:
-        here = state._here
+        here = state.here
         rename = here.rename
         walkers = []
         for walker in now.walkers:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tmapipe.check.recurrence import RunState
 from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.prove.liveness import live
 from tmapipe.prove.places import Places
 from tmapipe.prove.points import Again, Loop, Point, with_facts
+from tmapipe.prove.recurrence import RunState
 from tmapipe.prove.relevant import Relevant
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.skips import is_behind_skips, restate

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tmapipe.check.positions import CLUSTER
 from tmapipe.isa.effects import Arm, Arrive, ArriveAt, Group, Start, Wait, WaitAt, declared
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.plan.model import Barrier
 from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.prove.places import is_role
+from tmapipe.prove.positions import CLUSTER
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.symbols import truth
 from tmapipe.prove.walker import Open, Walker

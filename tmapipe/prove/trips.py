@@ -4,7 +4,7 @@
 2. One or two problems are run from beginning to end, with source lines, for findings that are only notes.
 
 If 1 does not succeed, concrete problems are run, until one shows what is wrong: first those that fulfil what is decided
-where the proof stops (`check.solutions`), then others (`check.search`). If none does, the report says "up to".
+where the proof stops (`prove.solutions`), then others (`prove.search`). If none does, the report says "up to".
 """
 
 from __future__ import annotations
@@ -18,17 +18,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tmapipe.check.bodies import Bodies
 from tmapipe.check.budgets import budget_findings
 from tmapipe.check.findings import Finding, Kind, Report
 from tmapipe.check.linear import LinearCheck
-from tmapipe.check.outputs import Outputs, look_at_outputs
 from tmapipe.check.overrides import placed
-from tmapipe.check.problem import Problem, Sizes, TooLarge, run_problem
 from tmapipe.check.program import ordered, refused
-from tmapipe.check.search import Varying, problems
-from tmapipe.check.solutions import solutions
-from tmapipe.check.starts import uneven_starts
 from tmapipe.dtypes import DType
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.machine import Layout
@@ -36,7 +30,13 @@ from tmapipe.machine.describe import lines
 from tmapipe.machine.locate import line_of
 from tmapipe.plan.model import Plan
 from tmapipe.program.trace import ONE_AT_A_TIME, trace
+from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.joint import prove
+from tmapipe.prove.outputs import Outputs, look_at_outputs
+from tmapipe.prove.problem import Problem, Sizes, TooLarge, run_problem
+from tmapipe.prove.search import Varying, problems
+from tmapipe.prove.solutions import solutions
+from tmapipe.prove.starts import uneven_starts
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule

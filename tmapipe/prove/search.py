@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.bodies import OF_CLUSTER
-from tmapipe.check.problem import Problem, Sizes
+from tmapipe.prove.bodies import OF_CLUSTER
+from tmapipe.prove.problem import Problem, Sizes
 from tmapipe.prove.symbols import Sym, parts
 
 __all__ = ["Varying", "problems"]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tmapipe.check.bodies import Bodies, Move, is_turn
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.check.places import Grid, counts_to
 from tmapipe.plan.model import Load
 from tmapipe.program.expressions import Expr
 from tmapipe.program.reductions import Reduction
+from tmapipe.prove.bodies import Bodies, Move, is_turn
+from tmapipe.prove.stores import Grid, counts_to
 from tmapipe.prove.symbols import Sym, add, parts, text
 
 __all__ = ["look_at_extents"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from tmapipe.check.positions import Shifts, without_position
 from tmapipe.isa.effects import declared
 from tmapipe.isa.operands import Kind
 from tmapipe.machine.layout import Layout
+from tmapipe.prove.positions import Shifts, without_position
 
 __all__ = ["Renaming"]
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tmapipe.check.problem import Problem, Sizes
+from tmapipe.prove.problem import Problem, Sizes
 from tmapipe.prove.symbols import Sym
 
 __all__ = ["solutions"]

@@ -65,7 +65,7 @@ class Positions:
             parts = self.parts[key] = _apart(self.layout, op)
         return parts
 
-    def _relative(self, agent: int, op: Any) -> Any:
+    def relative(self, agent: int, op: Any) -> Any:
         rest, moves = self._apart(op)
         if not moves:
             meets = declared(rest[0]).effect(ArriveAt)

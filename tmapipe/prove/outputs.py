@@ -15,16 +15,16 @@ from typing import Any
 import attrs
 import numpy as np
 
-from tmapipe.check.bodies import DATA, Bodies, Visit
-from tmapipe.check.extents import look_at_extents
 from tmapipe.check.findings import Finding, Kind
-from tmapipe.check.painted import MOST, Clash, left_out, painted
-from tmapipe.check.places import Grid, Output, Shown, show
-from tmapipe.check.problem import Problem
 from tmapipe.errors import PipelineError
 from tmapipe.machine import Machine
 from tmapipe.plan.model import Plan, Store
 from tmapipe.program.replay import replay
+from tmapipe.prove.bodies import DATA, Bodies, Visit
+from tmapipe.prove.extents import look_at_extents
+from tmapipe.prove.painted import MOST, Clash, left_out, painted
+from tmapipe.prove.problem import Problem
+from tmapipe.prove.stores import Grid, Output, Shown, show
 from tmapipe.prove.symbols import leaves
 from tmapipe.tiles.axes import rows_of
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from tmapipe.check.clocks import Known
-from tmapipe.check.future import Future, Here, Key
 from tmapipe.check.linear import LinearCheck
-from tmapipe.check.positions import CLUSTER, Positions
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.state import State
 from tmapipe.machine.tensorcore import REGISTERS
+from tmapipe.prove.future import Future, Here, Key
+from tmapipe.prove.positions import CLUSTER, Positions
 
 __all__ = ["RunState"]
 
@@ -62,7 +62,7 @@ class RunState:
     @cached_property
     def form(self) -> int:
         """A number for what must be equal: the machine's state, and how far the warps are from each other."""
-        state, layout, rename = self.state, self.layout, self._here.rename
+        state, layout, rename = self.state, self.layout, self.here.rename
         warps = []
         for agent in range(layout.agents):
             group, seen, issued = layout.group_of(agent), state.bar_seen[agent], state.issued[agent]
@@ -102,7 +102,7 @@ class RunState:
         return self.check.layout
 
     @cached_property
-    def _here(self) -> Here:
+    def here(self) -> Here:
         return self.future.here(self.positions)
 
     @cached_property
@@ -134,7 +134,7 @@ class RunState:
 
         Numbers of facts and knowers are the same at all states that differ only in how far the warps are.
         """
-        future, here, keys = self.future, self._here, list(self.facts)
+        future, here, keys = self.future, self.here, list(self.facts)
         numbers, sets = np.array([here.facts[key] for key in keys]).T
         checked, knowing = future.checked[sets], self.knows[:, : self.layout.agents]
         lacking = checked & ~knowing

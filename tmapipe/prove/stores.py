@@ -8,7 +8,7 @@ different coordinates keep apart, whatever the extents. So three things are left
 * within the box of these strides, what one tile stores keeps apart (of one tile, there are constants only);
 * this fills the box, and the coordinates times E reach the tensor's end.
 
-Where that does not hold, nothing is claimed: concrete problems are looked at instead (`tmapipe.check.painted`).
+Where that does not hold, nothing is claimed: concrete problems are looked at instead (`tmapipe.prove.painted`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tmapipe.check.bodies import Move, Visit, coordinate, is_coordinate, is_turn
 from tmapipe.plan.model import Load, Plan, Store
+from tmapipe.prove.bodies import Move, Visit, coordinate, is_coordinate, is_turn
 from tmapipe.prove.solver import Solver
 from tmapipe.prove.symbols import Sym, add, at_least_0, divide, leaf, parts, replaced, text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tmapipe.check.bodies import Bodies
+from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.symbols import Sym, text
 from tmapipe.tma_rules import ALIGNMENT
 

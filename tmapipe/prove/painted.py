@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from tmapipe.check.bodies import Move, Visit
-from tmapipe.check.places import Output, same_pieces, stored_at
+from tmapipe.prove.bodies import Move, Visit
+from tmapipe.prove.stores import Output, same_pieces, stored_at
 
 __all__ = ["MOST", "Clash", "left_out", "painted"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from tmapipe.check.accesses import COPY, COUNTED
-from tmapipe.check.positions import CLUSTER, Live, Positions, Shifts, at_peers, tells_parity
-from tmapipe.check.positions import Key as WarpKey
-from tmapipe.check.renaming import Renaming
 from tmapipe.machine.layout import Layout
+from tmapipe.prove.positions import CLUSTER, Live, Positions, Shifts, at_peers, tells_parity
+from tmapipe.prove.positions import Key as WarpKey
+from tmapipe.prove.renaming import Renaming
 
 __all__ = ["Future", "Here", "Key"]
 
