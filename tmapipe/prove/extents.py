@@ -13,7 +13,8 @@ from tmapipe.check.findings import Finding, Kind
 from tmapipe.plan.model import Load
 from tmapipe.program.expressions import Expr
 from tmapipe.program.reductions import Reduction
-from tmapipe.prove.bodies import Bodies, Move, is_turn
+from tmapipe.prove.bodies import Bodies
+from tmapipe.prove.moves import Move, is_turn
 from tmapipe.prove.stores import Grid, counts_to
 from tmapipe.prove.symbols import Sym, add, parts, text
 

@@ -20,8 +20,9 @@ from tmapipe.errors import PipelineError
 from tmapipe.machine import Machine
 from tmapipe.plan.model import Plan, Store
 from tmapipe.program.replay import replay
-from tmapipe.prove.bodies import DATA, Bodies, Visit
+from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.extents import look_at_extents
+from tmapipe.prove.moves import DATA, Visit
 from tmapipe.prove.painted import MOST, Clash, left_out, painted
 from tmapipe.prove.problem import Problem
 from tmapipe.prove.stores import Grid, Output, Shown, show

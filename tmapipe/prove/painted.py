@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from tmapipe.prove.bodies import Move, Visit
+from tmapipe.prove.moves import Move, Visit
 from tmapipe.prove.stores import Output, same_pieces, stored_at
 
 __all__ = ["MOST", "Clash", "left_out", "painted"]

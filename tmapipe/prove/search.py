@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.prove.bodies import OF_CLUSTER
+from tmapipe.prove.moves import OF_CLUSTER
 from tmapipe.prove.problem import Problem, Sizes
 from tmapipe.prove.symbols import Sym, parts
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tmapipe.plan.model import Load, Plan, Store
-from tmapipe.prove.bodies import Move, Visit, coordinate, is_coordinate, is_turn
+from tmapipe.prove.moves import Move, Visit, coordinate, is_coordinate, is_turn
 from tmapipe.prove.solver import Solver
 from tmapipe.prove.symbols import Sym, add, at_least_0, divide, leaf, parts, replaced, text
 
