@@ -225,7 +225,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "RmsNorm",
         lambda: RmsNormRows(row_form(1001, vector=2, loads=2, vectors=2, hold=64), residual=True, stored=2),
-        lambda: RmsNormRows(RowForm(60, 4, 64, 1, vector=8, each=2), residual=True, stored=8),
+        lambda: RmsNormRows(RowForm(60, 1, 64, 1, vector=8, each=2), residual=True, stored=8),
         ((1, 1, {"b": 2, "w": 120}),),
     ),
     Registered(

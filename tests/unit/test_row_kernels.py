@@ -169,11 +169,12 @@ def test_wide_stores_of_tiles_that_begin_elsewhere():
 def test_kernels_with_tables_from_other_processes():
     """They are launched without being compiled again."""
     pytest.importorskip("cutlass")
-    from tmapipe.gpu.launch import Compiled, adopt, key_of
+    from tmapipe.gpu.launch import Compiled, adopt, compiled_for
 
     rows = S.CrossEntropyRows(S.rowform.RowForm(60, 4, 64, 1, packed=True))
     x, numbers, target = rows_of((4, 60), BF16), torch.empty(4), torch.zeros(8, dtype=torch.int32)
     bound = rows.bind(x=x.reshape(-1), target=target, loss=numbers, lse=numbers.clone())
     ranks = {name: each.ndim for name, each in bound.tensors.items()}
-    adopt(rows, Compiled(rows.plan(bound.dtypes), None), ranks)
-    assert set(vars(rows)["_compiled"]) == {key_of({name: bound.dtypes[name].name for name in ranks}, ranks)}
+    compiled = Compiled(rows.plan(bound.dtypes), None)
+    adopt(rows, compiled, ranks)
+    assert compiled_for(rows, bound, lambda name: None) is compiled

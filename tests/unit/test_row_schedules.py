@@ -58,6 +58,7 @@ def test_the_best_form_comes_first():
 def test_rows_that_do_not_fit_are_refused():
     refused(row_form, 1 << 21, argument="row length", rule="at most")
     refused(lambda: RowForm(300, 1, 256, 1), argument="RowForm", rule="room for rows of 300")
+    refused(lambda: RowForm(60, 4, 128, 1, vector=8), argument="RowForm(rows)", rule="of rows that begin anywhere")
     refused(
         lambda: RowForm(256, 1, 256, 1, vector=2), argument="RowForm", rule="room for rows"
     )  # and what is before them
@@ -100,7 +101,7 @@ FORMS = [
     RowForm(512, 1, 256, 1, 2),
     RowForm(500, 1, 256, 1, 2, vector=8),
     RowForm(501, 1, 256, 1, 2, vector=2),
-    RowForm(60, 8, 64, 2, vector=8, held=True),
+    RowForm(60, 8, 64, 2, vector=8, held=True, width=2, packed=True),
     RowForm(100, 4, 128, 2, size=4),
     RowForm(700, 1, 768, 3, vector=8),
 ]
@@ -238,4 +239,4 @@ def test_width_and_wide():
     refused(
         lambda: tp.ThreadStoreStage("m n", tile=(1, 64), role=tp.Role(warps=1), wide=1), argument="wide", rule="True"
     )
-    assert "(16 where the address allows)" in SoftmaxRows(RowForm(60, 4, 64, 1, vector=8), 8).explain()
+    assert "(16 where the address allows)" in SoftmaxRows(RowForm(60, 1, 64, 1, vector=8), 8).explain()

@@ -140,7 +140,7 @@ class Prepared:
 def compiled_for(schedule: Schedule, bound: Bound, gate: Callable[[str | None], object]) -> Compiled:
     """The compiled kernel for these tensors, of the schedule's or as `kernel_for` finds it."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
-    key = key_of({name: bound.dtypes[name].name for name in ranks}, ranks)
+    key = _key({name: bound.dtypes[name].name for name in ranks}, ranks)
     cache: dict[Any, Compiled] = schedule.__dict__.setdefault("_compiled", {})
     if key not in cache:
         plan = schedule.plan(bound.dtypes)
@@ -157,10 +157,10 @@ def adopt(schedule: Schedule, compiled: Compiled, ranks: dict[str, int]) -> None
     """
     types = {part.argument: part.buffer.dtype.in_memory.name for part in compiled.plan.transfers}
     types |= dict.fromkeys(compiled.plan.tables, int32.name)
-    schedule.__dict__.setdefault("_compiled", {})[key_of(types, ranks)] = compiled
+    schedule.__dict__.setdefault("_compiled", {})[_key(types, ranks)] = compiled
 
 
-def key_of(types: dict[str, str], ranks: dict[str, int]) -> tuple[tuple[str, str, int], ...]:
+def _key(types: dict[str, str], ranks: dict[str, int]) -> tuple[tuple[str, str, int], ...]:
     return tuple((name, types[name], rank) for name, rank in sorted(ranks.items()))
 
 

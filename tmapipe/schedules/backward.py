@@ -9,6 +9,7 @@ from tmapipe import math
 from tmapipe.bind.tensors import new_like
 from tmapipe.dim import Dim
 from tmapipe.dtypes import fp32
+from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
@@ -204,6 +205,8 @@ class RmsNormBackward(RowKernel):
             InputError: For shapes or types that do not fit.
         """
         height = math_.prod(x.shape[:-1])
+        if not height:
+            raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")
         self.options = (min(STEPS, 2 ** max(0, (height - 1) // PARTS).bit_length()),)
         return self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight})
 

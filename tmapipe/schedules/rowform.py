@@ -89,6 +89,8 @@ class RowForm:
         if self.length + self.further > self.ctas * self.columns:
             rule = f"has room for rows of {self.length} elements"
             raise InputError("RowForm(columns, ctas)", (self.columns, self.ctas), rule, "take more of either")
+        if self.rows > 1 and self.apart > 1:
+            raise InputError("RowForm(rows)", self.rows, "is 1 of rows that begin anywhere", "use packed=True, or 1")
 
     @property
     def unit(self) -> int:
