@@ -10,7 +10,7 @@ import pytest
 
 import tmapipe as tp
 from tests.check.deciding import ByTurn, Tiles, entry, one_if, put, steps, take
-from tests.sweeps import sample
+from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
 
 S = tp.schedules
@@ -94,6 +94,30 @@ class Blocks(ByTurn):
         k.y.store(tile, values)
 
 
+class LoopsOfLoops(Tiles):
+    """Three passes over the steps, which the other role counts in one. slip: that it takes more."""
+
+    load, add = Tiles.load, Tiles.add
+
+    def __init__(self, slip: int = 0):
+        super().__init__(lambda s, k, tile: 0)
+        self.slip = slip
+
+    @load.jit
+    def passes(self, k, tile):
+        put(k, tile)
+        for _ in range(3):
+            for _ in range(steps(k)):
+                put(k, tile)
+
+    @add.jit
+    def in_one(self, k, tile):
+        values = take(k)
+        for _ in range(3 * steps(k) + self.slip):
+            values = values + take(k)
+        k.y.store(tile, values)
+
+
 class TwoRowsAStep(tp.Schedule):
     """Loads the scales' rows 2 step and 2 step + 1. last: the second of them; other: whether the other
     role counts the steps by itself."""
@@ -144,6 +168,7 @@ TWINS = {
     "nested, then one more": Twin(lambda: nested(5, 1, 1), lambda: nested(5, 1, 2)),
     "stored in the first column": Twin(InTheFirstColumn, lambda: InTheFirstColumn(True)),
     "blocks by a table": Twin(Blocks, lambda: Blocks(1)),
+    "three passes in one loop": Twin(LoopsOfLoops, lambda: LoopsOfLoops(1)),
     "37 steps": by_steps(lambda s, k, tile: one_if(steps(k) == 37), lambda s, k, tile: one_if(steps(k) == 38)),
     "up to 2,000,000": by_steps(
         lambda s, k, tile: one_if(steps(k) * 64 > 2_000_000), lambda s, k, tile: one_if(steps(k) * 64 >= 2_000_000)
@@ -174,16 +199,7 @@ def test_rows_of_scales(other):
     assert Kind.OUT_OF_RANGE in beyond.kinds(), str(beyond)
 
 
-@pytest.mark.parametrize(
-    "make",
-    sample(
-        [
-            lambda: S.SplitK(2, (64, 64, 64), (2, 1), stages=8, tiles=tp.DynamicTiles()),
-            lambda: S.SplitK(3, (128, 64, 64), stages=3, tiles=tp.DynamicTiles()),
-        ],
-        1,
-    ),
-)
-def test_parts_of_k_of_fetched_tiles(make):
-    report = make().check()
+@pytest.mark.parametrize("stages", [3, *ALL * [8]])
+def test_parts_of_k_of_fetched_tiles(stages):
+    report = S.SplitK(2, (64, 64, 64), (2, 1), stages=stages, tiles=tp.DynamicTiles()).check()
     assert report.ok and report.trips == "every trip count", str(report)

@@ -88,6 +88,10 @@ class Together:
         found = [common // n if n else 1 for n in slots]
         if set(found) == {1}:  # a role of some teams, each of which takes its share of the iterations
             slopes = [_slope(count) for count in counts]
+            if not any(
+                role.teams > 1 for role in self.shared.program.plan.roles
+            ):  # one with one, also of a loop of loops
+                slopes = [slope and Fraction(1, _share(count)) for slope, count in zip(slopes, counts, strict=True)]
             if min(slopes) > 0:
                 whole = [int(each * math.lcm(*(slope.denominator for slope in slopes))) for each in slopes]
                 return [each // math.gcd(*whole) for each in whole]
@@ -125,3 +129,10 @@ def _slope(x: Any) -> Fraction:
     if isinstance(x, Sym) and x.op == "div" and type(x.args[1]) is int:
         return _slope(x.args[0]) / x.args[1]
     return Fraction(isinstance(x, Sym))
+
+
+def _share(count: Any) -> int:
+    """By how much a count of iterations is divided."""
+    if isinstance(count, Sym) and count.op == "sum":
+        return math.lcm(*map(_share, parts(count)[1]))
+    return count.args[1] if isinstance(count, Sym) and count.op == "div" and type(count.args[1]) is int else 1
