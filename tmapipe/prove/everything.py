@@ -9,11 +9,12 @@ from typing import Any
 from tmapipe.errors import PipelineError
 from tmapipe.isa.effects import Init, declared
 from tmapipe.program.nodes import Call, For, If, While
+from tmapipe.prove.isa import Open
 from tmapipe.prove.places import is_role
 from tmapipe.prove.positions import Key, Positions
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.symbols import Sym, leaf, truth
-from tmapipe.prove.walker import Open, Walker
+from tmapipe.prove.walker import Walker
 
 __all__ = ["everything", "foreseen"]
 

@@ -20,7 +20,9 @@ from tmapipe.machine import Layout, State
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.prove.everything import everything, foreseen
 from tmapipe.prove.future import Future
+from tmapipe.prove.isa import Open
 from tmapipe.prove.loops import Loops
+from tmapipe.prove.operations import replaced
 from tmapipe.prove.places import Places
 from tmapipe.prove.points import Again, Impossible, Loop, Point, Stopped
 from tmapipe.prove.positions import Positions, stages_of
@@ -29,8 +31,8 @@ from tmapipe.prove.shared import Shared, bounds
 from tmapipe.prove.skips import arrays_of, is_behind_skips
 from tmapipe.prove.solver import Solver
 from tmapipe.prove.spread import Spread
-from tmapipe.prove.symbols import Sym, negated, replaced, text
-from tmapipe.prove.walker import Open, Walker
+from tmapipe.prove.symbols import Sym, negated, text
+from tmapipe.prove.walker import Walker
 
 __all__ = ["Proof", "prove"]
 

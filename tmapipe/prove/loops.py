@@ -9,7 +9,9 @@ import math
 from typing import Any
 
 from tmapipe.program.nodes import Call, For, If, While
+from tmapipe.prove.isa import Open
 from tmapipe.prove.liveness import live
+from tmapipe.prove.operations import replaced
 from tmapipe.prove.places import Places
 from tmapipe.prove.points import Again, Loop, Point, with_facts
 from tmapipe.prove.recurrence import RunState
@@ -17,22 +19,9 @@ from tmapipe.prove.relevant import Relevant
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.skips import is_behind_skips, restate
 from tmapipe.prove.solver import Solver
-from tmapipe.prove.symbols import (
-    Sym,
-    add,
-    at_least_0,
-    divide,
-    is_0,
-    leaf,
-    leaves,
-    multiply,
-    negated,
-    parts,
-    replaced,
-    truth,
-)
+from tmapipe.prove.symbols import Sym, add, at_least_0, divide, is_0, leaf, leaves, multiply, negated, parts, truth
 from tmapipe.prove.together import Together
-from tmapipe.prove.walker import Open, Walker
+from tmapipe.prove.walker import Walker
 
 __all__ = ["Loops"]
 

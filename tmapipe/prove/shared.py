@@ -11,9 +11,11 @@ from tmapipe.isa.effects import declared
 from tmapipe.isa.operands import Kind
 from tmapipe.machine import Layout
 from tmapipe.program.nodes import Call, If, Let
+from tmapipe.prove.isa import Open, ProofIsa
+from tmapipe.prove.operations import arithmetic
 from tmapipe.prove.slicing import LOCAL, WITHOUT_OPERATIONS, Slice, operands, variables
-from tmapipe.prove.symbols import Sym, add, arithmetic, divide, leaf, text
-from tmapipe.prove.walker import Open, ProofIsa, Walker
+from tmapipe.prove.symbols import Sym, add, divide, leaf, text
+from tmapipe.prove.walker import Walker
 from tmapipe.stage import SharedStage
 
 __all__ = ["Shared", "bounds"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tmapipe.prove.symbols import Sym, after, parts
+from tmapipe.prove.operations import after
+from tmapipe.prove.symbols import Sym, parts
 from tmapipe.prove.walker import Walker
 
 __all__ = ["arrays_of", "is_behind_skips", "restate"]

@@ -14,11 +14,12 @@ from tmapipe.isa.effects import Arm, Arrive, ArriveAt, Group, Start, Wait, WaitA
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.plan.model import Barrier
 from tmapipe.program.nodes import Call, For, If, While
+from tmapipe.prove.isa import Open
 from tmapipe.prove.places import is_role
 from tmapipe.prove.positions import CLUSTER
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.symbols import truth
-from tmapipe.prove.walker import Open, Walker
+from tmapipe.prove.walker import Walker
 
 __all__ = ["Spread", "Telling"]
 

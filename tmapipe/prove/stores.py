@@ -21,8 +21,9 @@ import numpy as np
 
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.prove.moves import Move, Visit, coordinate, is_coordinate, is_turn
+from tmapipe.prove.operations import replaced
 from tmapipe.prove.solver import Solver
-from tmapipe.prove.symbols import Sym, add, at_least_0, divide, leaf, parts, replaced, text
+from tmapipe.prove.symbols import Sym, add, at_least_0, divide, leaf, parts, text
 
 __all__ = ["Grid", "Output", "Shown", "counts_to", "same_pieces", "show", "stored_at"]
 

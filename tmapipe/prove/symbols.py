@@ -7,14 +7,12 @@ factors, so a condition and its opposite are found from each other.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["FALSE", "Sym", "after", "arithmetic", "leaf", "leaves", "negated", "replaced", "skipped", "text"]
+__all__ = ["Sym", "leaf", "leaves", "negated", "text"]
 
-FALSE = False
 LARGE = 80  # parts of a quotient or choice, beyond which it is a number of its own
 _made: dict[Any, Sym] = {}
 
@@ -66,7 +64,8 @@ def _leaves_of(args: Any) -> frozenset[Sym]:
     return frozenset(found)
 
 
-def _intern(op: str, *args: Any) -> Sym:
+def intern(op: str, *args: Any) -> Sym:
+    """The number of this operation, which is one object for the same arguments."""
     key = op, *args
     found = _made.get(key)
     if found is None:
@@ -76,7 +75,7 @@ def _intern(op: str, *args: Any) -> Sym:
 
 def leaf(*name: Any) -> Sym:
     """The number of this name."""
-    return _intern("leaf", *name)
+    return intern("leaf", *name)
 
 
 def leaves(value: Any) -> frozenset[Sym]:
@@ -103,7 +102,7 @@ def total(constant: int, terms: Mapping[Sym, int]) -> Any:
         return constant
     if constant == 0 and len(left) == 1 and left[0][1] == 1:
         return left[0][0]
-    return _intern("sum", constant, tuple(left))
+    return intern("sum", constant, tuple(left))
 
 
 def add(a: Any, b: Any, times: int = 1) -> Any:
@@ -132,7 +131,7 @@ def multiply(a: Any, b: Any) -> Any:
 
 def _product(a: Sym, b: Sym) -> Sym:
     factors = [f for each in (a, b) for f in (each.args if each.op == "prod" else (each,))]
-    return _intern("prod", *sorted(factors, key=lambda each: each.number))
+    return intern("prod", *sorted(factors, key=lambda each: each.number))
 
 
 def divide(a: Any, b: Any) -> Any:
@@ -151,8 +150,8 @@ def divide(a: Any, b: Any) -> Any:
             return add(outside, left)
         if left.op == "div" and not isinstance(left.args[1], Sym):  # n // a // b
             return add(outside, divide(left.args[0], left.args[1] * b))
-        return add(outside, _intern("div", left, b))
-    return _intern("div", a, b)
+        return add(outside, intern("div", left, b))
+    return intern("div", a, b)
 
 
 def modulo(a: Any, b: Any) -> Any:
@@ -170,7 +169,7 @@ def at_least_0(value: Any) -> Any:
     constant, terms = parts(value)
     common = math.gcd(*terms.values())
     terms = {term: n // common for term, n in terms.items()}
-    return _intern("ge", total(constant // common, terms))
+    return intern("ge", total(constant // common, terms))
 
 
 def is_0(value: Any) -> Any:
@@ -185,7 +184,7 @@ def is_0(value: Any) -> Any:
         return False
     if next(iter(terms.values())) < 0:
         common = -common
-    return _intern("eq", total(constant // common, {term: n // common for term, n in terms.items()}))
+    return intern("eq", total(constant // common, {term: n // common for term, n in terms.items()}))
 
 
 def negated(condition: Any) -> Any:
@@ -204,7 +203,7 @@ def _negated(condition: Sym) -> Any:
         return condition.args[0]
     if condition.op in ("all", "any"):
         return _several("any" if condition.op == "all" else "all", *map(negated, condition.args))
-    return _intern("not", condition)
+    return intern("not", condition)
 
 
 def _several(op: str, *conditions: Any) -> Any:
@@ -220,7 +219,7 @@ def _several(op: str, *conditions: Any) -> Any:
         return known
     if len(found) < 2:
         return next(iter(found), not known)
-    return _intern(op, *sorted(found, key=lambda each: each.number))
+    return intern(op, *sorted(found, key=lambda each: each.number))
 
 
 def both(*conditions: Any) -> Any:
@@ -238,191 +237,6 @@ def truth(value: Any) -> Any:
     if not isinstance(value, Sym):
         return bool(value)
     return value if value.condition else negated(is_0(value))
-
-
-# ---- operations of programs ---------------------------------------------------------------------------------------------
-
-
-def _number(value: Any) -> Any:
-    """A condition as a number."""
-    if isinstance(value, Sym) and value.condition:
-        return _intern("number", value)
-    return int(value) if isinstance(value, bool) else value
-
-
-def _extreme(name: str, least: bool) -> Callable[..., Any]:
-    def operate(a: Any, b: Any) -> Any:
-        apart = add(b, a, -1)
-        if not isinstance(apart, Sym):
-            return a if (apart >= 0) == least else b
-        return _intern(name, *sorted((a, b), key=lambda x: (isinstance(x, Sym), x.number if isinstance(x, Sym) else x)))
-
-    return operate
-
-
-def _select(condition: Any, a: Any, b: Any) -> Any:
-    condition = truth(condition)
-    if not isinstance(condition, Sym):
-        return a if condition else b
-    if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
-        return a
-    if isinstance(a, bool) and isinstance(b, bool):
-        return condition if a else negated(condition)
-    return _intern("select", condition, a, b)
-
-
-def _bits(name: str, plain: Callable[[int, int], int]) -> Callable[..., Any]:
-    def operate(a: Any, b: Any) -> Any:
-        conditions = [isinstance(x, bool) or (isinstance(x, Sym) and x.condition) for x in (a, b)]
-        if all(conditions) and name in ("and", "or"):
-            return both(a, b) if name == "and" else either(a, b)
-        if not isinstance(a, Sym) and not isinstance(b, Sym):
-            return plain(a, b)
-        if all(conditions):
-            known, other = (a, b) if not isinstance(a, Sym) else (b, a)
-            if not isinstance(known, Sym):
-                return negated(other) if known else other
-        a, b = _number(a), _number(b)
-        if name == "and" and not isinstance(b, Sym) and b >= 0 and b & (b + 1) == 0:
-            return modulo(a, b + 1)
-        return _intern(name, a, b)
-
-    return operate
-
-
-def _compare(test: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    return lambda a, b: test(_number(a), _number(b))
-
-
-# ---- positions behind slots that are skipped ------------------------------------------------------------------------------
-
-
-def skipped(slot: Any, parity: Any, slots: Any, stages: int, ring: str) -> tuple[Any, Any]:
-    """(slot, parity) so many slots later in a ring. None if where it starts is no position in this ring."""
-    if isinstance(parity, Sym) and parity.op == "parity after" and parity.args[2:] == (stages, ring):
-        base, before = parity.args[:2]
-        if slot is not after("slot after", base, before, stages, ring):
-            return None, None
-        slots = add(slots, before)
-    elif isinstance(slot, Sym) or isinstance(parity, Sym):
-        return None, None
-    else:
-        base = slot + stages * parity
-    return tuple(after(kind, base, slots, stages, ring) for kind in ("slot after", "parity after"))
-
-
-def after(kind: str, base: int, slots: Any, stages: int, ring: str) -> Any:
-    """The slot, or parity, of the position that comes *slots* slots after position *base* of a ring. Positions are counted
-    through two laps. The known part of *slots* goes into the base, so each position has one form."""
-    known, terms = parts(slots)
-    around = stages if kind == "slot after" else 2 * stages
-    base = (base + known) % around
-    if not terms:
-        return base if kind == "slot after" else base // stages
-    return _intern(kind, base, total(0, terms), stages, ring)
-
-
-def _next(slot: Any, stages: int) -> Any:
-    if isinstance(slot, Sym) and slot.op == "slot after" and slot.args[2] == stages:
-        return after(slot.op, slot.args[0] + 1, *slot.args[1:])
-    return _select(is_0(add(add(slot, 1), stages, -1)), 0, add(slot, 1))
-
-
-def _flipped(parity: Any, slot: Any, stages: int) -> Any:
-    if isinstance(parity, Sym) or isinstance(slot, Sym):
-        if isinstance(parity, Sym) and parity.op == "parity after" and slot is after("slot after", *parity.args):
-            return after(parity.op, parity.args[0] + 1, *parity.args[1:])
-        return _intern("flipped", parity, slot, stages)
-    return parity ^ int(slot + 1 == stages)
-
-
-#: operation of a program's expressions -> what it gives
-_OF: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: add(_number(a), _number(b)),
-    "sub": lambda a, b: add(_number(a), _number(b), -1),
-    "mul": lambda a, b: multiply(_number(a), _number(b)),
-    "floordiv": lambda a, b: divide(_number(a), _number(b)),
-    "mod": lambda a, b: modulo(_number(a), _number(b)),
-    "neg": lambda a: add(0, _number(a), -1),
-    "lshift": lambda a, b: multiply(_number(a), 1 << b) if not isinstance(b, Sym) else _intern("lshift", a, b),
-    "rshift": lambda a, b: divide(_number(a), 1 << b) if not isinstance(b, Sym) else _intern("rshift", a, b),
-    "and": _bits("and", lambda a, b: a & b),
-    "or": _bits("or", lambda a, b: a | b),
-    "xor": _bits("xor", lambda a, b: a ^ b),
-    "lt": _compare(lambda a, b: at_least_0(add(add(b, a, -1), -1))),
-    "le": _compare(lambda a, b: at_least_0(add(b, a, -1))),
-    "gt": _compare(lambda a, b: at_least_0(add(add(a, b, -1), -1))),
-    "ge": _compare(lambda a, b: at_least_0(add(a, b, -1))),
-    "eq": _compare(lambda a, b: is_0(add(a, b, -1))),
-    "ne": _compare(lambda a, b: negated(is_0(add(a, b, -1)))),
-    "not": lambda a: negated(truth(a)),
-    "invert": lambda a: add(-1, _number(a), -1),
-    "min": _extreme("min", True),
-    "max": _extreme("max", False),
-    "abs": lambda a: abs(a) if not isinstance(a, Sym) else _intern("abs", a),
-    "select": _select,
-    "next": _next,
-    "flipped": _flipped,
-    "slot after": functools.partial(after, "slot after"),
-    "parity after": functools.partial(after, "parity after"),
-}
-
-
-def arithmetic(op: str, *args: Any) -> Any:
-    """What an operation of a program's expressions gives."""
-    operate = _OF.get(op)
-    if operate is None:
-        return _intern(op, *args) if any(isinstance(a, Sym) for a in args) else None
-    return operate(*args)
-
-
-def replaced(value: Any, changes: Mapping[Sym, Any], memo: dict[Sym, Any] | None = None) -> Any:
-    """The value with other numbers in the place of some leaves."""
-    if not isinstance(value, Sym) or value.leaves.isdisjoint(changes):
-        return value
-    memo = {} if memo is None else memo
-    if value not in memo:
-        memo[value] = _replaced(value, changes, memo)
-    return memo[value]
-
-
-def _replaced(value: Sym, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> Any:
-    if value.op == "leaf":
-        if value in changes:
-            return changes[value]
-        if value.args[0] == "large":
-            return replaced(value.args[1], changes, memo)
-        return leaf(*(_inside(each, changes, memo) for each in value.args))
-    if value.op == "sum":
-        constant, found = value.args[0], 0
-        for term, n in value.args[1]:
-            found = add(found, replaced(term, changes, memo), n)
-        return add(found, constant)
-    args = [_inside(each, changes, memo) for each in value.args]
-    if value.op == "prod":
-        made: Any = 1
-        for each in args:
-            made = multiply(made, each)
-        return made
-    if value.op == "ge":
-        return at_least_0(args[0])
-    if value.op == "eq":
-        return is_0(args[0])
-    if value.op == "not":
-        return negated(args[0])
-    if value.op in ("all", "any"):
-        return _several(value.op, *args)
-    if value.op == "div":
-        return divide(*args)
-    if value.op == "number":
-        return _number(args[0])
-    return arithmetic(value.op, *args)
-
-
-def _inside(value: Any, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_inside(each, changes, memo) for each in value)
-    return replaced(value, changes, memo)
 
 
 # ---- text ---------------------------------------------------------------------------------------------------------------

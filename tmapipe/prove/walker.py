@@ -15,53 +15,16 @@ from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.ops import Exit
 from tmapipe.isa.values import SlotRef
-from tmapipe.machine.layout import Layout
-from tmapipe.machine.warp import MachineIsa
 from tmapipe.program.expressions import Expr, Var, resolve
 from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.prove.isa import Open, ProofIsa
+from tmapipe.prove.operations import arithmetic, skipped
 from tmapipe.prove.slicing import WITHOUT_OPERATIONS
-from tmapipe.prove.symbols import Sym, arithmetic, leaf, parts, skipped, truth
+from tmapipe.prove.symbols import Sym, leaf, parts, truth
 
 __all__ = ["Open", "ProofIsa", "Walker"]
 
 INLINE = 64  # iterations of a loop of known count that are taken one by one
-
-
-class Open(Exception):
-    """What the proof does not see through, in words."""
-
-
-class ProofIsa(MachineIsa):
-    """The instructions of one warp, whose operations go to *emit*. Coordinates are of no use here."""
-
-    def __init__(self, layout: Layout, agent: int, emit: Callable[[Any], None]):
-        super().__init__(layout, agent, 0, 1, {}, emit)
-
-    def start(self, of: Any, at: Any) -> tuple[int, ...]:
-        return (0,) * len(at)
-
-    def bar(self, barrier: Any, stage: Any) -> int:
-        return super().bar(barrier, _known(stage, f"the stage of {barrier.name}"))
-
-    def slot(self, buffer: Any, stage: Any) -> int:
-        return super().slot(buffer, _known(stage, f"the slot of {buffer.name}"))
-
-    def barrier_id(self, barrier: Any, instance: Any) -> int:
-        return super().barrier_id(barrier, _known(instance, f"the instance of {barrier.name}"))
-
-    def plain(self, number: Any) -> Any:
-        return 0 if isinstance(number, Sym) else number
-
-    def part(self, of: Any, index: Any) -> Any:
-        if isinstance(index, Sym):
-            raise Open(f"part {index} of a slot of {of.name}")
-        return super().part(of, index)
-
-
-def _known(number: Any, what: str) -> int:
-    if isinstance(number, Sym):
-        raise Open(f"{what}, which is {number}")
-    return number
 
 
 class Walker:
