@@ -385,7 +385,7 @@ def test_parts_that_copies_have_begun_count(run_state):
 def test_parts_that_threads_have_written_count(run_state):
     """A slot of which a part is still to be written must not be read."""
     short = again(run_state)
-    short.check.contents._set(0, {1: frozenset()})
+    short.check.contents.note(0, {1: frozenset()})
     assert not short.covered_by(run_state)
 
 

@@ -50,7 +50,7 @@ class Contents(Rules):
         barrier, stage = self.layout.bars[bar]
         for name in self.entered.get((self.layout.role(agent), barrier.name), ()):
             slot = self._flat(agent, self.layout.slot_base[name] + stage)
-            self._set(slot, {**self.parts.get(slot, {}), agent: frozenset()})
+            self.note(slot, {**self.parts.get(slot, {}), agent: frozenset()})
 
     def access(self, step: Step, own: int, write: bool) -> None:
         """Threads, TMA or wgmma read a slot of their CTA, or threads write a part of it."""
@@ -62,11 +62,11 @@ class Contents(Rules):
             if type(op) is SlotWrite:
                 known = self.parts.get(slot, {})
                 cuts = known.get(step.agent, frozenset()) | {(op.split, op.part, op.parts)}
-                self._set(slot, {**known, step.agent: cuts})
+                self.note(slot, {**known, step.agent: cuts})
         elif slot in self.short:
             self._look(step, slot, buffer.name)
 
-    def _set(self, slot: int, known: dict[int, frozenset[Cut]]) -> None:
+    def note(self, slot: int, known: dict[int, frozenset[Cut]]) -> None:
         self.parts[slot] = known
         if sum(1 / parts for _, _, parts in frozenset().union(*known.values())) > 0.999:
             self.short.pop(slot, None)

@@ -19,7 +19,20 @@ from tmapipe.prove.relevant import Relevant
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.skips import is_behind_skips, restate
 from tmapipe.prove.solver import Solver
-from tmapipe.prove.symbols import Sym, add, at_least_0, divide, is_0, leaf, leaves, multiply, negated, parts, truth
+from tmapipe.prove.symbols import (
+    Sym,
+    add,
+    at_least_0,
+    divide,
+    is_0,
+    is_word,
+    leaf,
+    leaves,
+    multiply,
+    negated,
+    parts,
+    truth,
+)
 from tmapipe.prove.together import Together
 from tmapipe.prove.walker import Walker
 
@@ -382,11 +395,6 @@ def _without(number: Any, other: Any) -> Any:
 def is_in(walker: Walker, node: Any) -> bool:
     """Whether a warp is in an iteration of a loop that it goes through with others."""
     return any(frame[0] == "joint" and frame[1] is node for frame in walker.frames)
-
-
-def is_word(x: Sym) -> bool:
-    """Whether this is a word of a queue."""
-    return x.op == "leaf" and x.args[0] == "word"
 
 
 def _reads_words(node: Any) -> bool:

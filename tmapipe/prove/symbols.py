@@ -83,6 +83,11 @@ def leaves(value: Any) -> frozenset[Sym]:
     return value.leaves if isinstance(value, Sym) else frozenset()
 
 
+def is_word(x: Sym) -> bool:
+    """Whether this is a word of a queue."""
+    return x.op == "leaf" and bool(x.args[0] == "word")
+
+
 # ---- sums ---------------------------------------------------------------------------------------------------------------
 
 

@@ -17,12 +17,12 @@ from tmapipe.isa.ops import Exit
 from tmapipe.isa.values import SlotRef
 from tmapipe.program.expressions import Expr, Var, resolve
 from tmapipe.program.nodes import Call, For, If, Let, While
-from tmapipe.prove.isa import Open, ProofIsa
+from tmapipe.prove.isa import Open
 from tmapipe.prove.operations import arithmetic, skipped
 from tmapipe.prove.slicing import WITHOUT_OPERATIONS
 from tmapipe.prove.symbols import Sym, leaf, parts, truth
 
-__all__ = ["Open", "ProofIsa", "Walker"]
+__all__ = ["Walker"]
 
 INLINE = 64  # iterations of a loop of known count that are taken one by one
 
