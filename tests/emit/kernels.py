@@ -225,8 +225,25 @@ THREADS = {
     "softmax over CTAs": Kernel(
         READY_MADE["Softmax, rows over CTAs"], {}, {"a": 1, "b": 8, "w": 8 * 60001, "n": 60001}
     ),
-    "rmsnorm": Kernel(READY_MADE["RmsNorm"], {}, {"a": 1, "b": 8, "w": 8 * 1001, "n": 1001}),
+    "rmsnorm": Kernel(READY_MADE["RmsNorm"], {}, {"m": 100, "n": 1001, "w": 100_100}),
     "rmsnorm over CTAs": Kernel(READY_MADE["RmsNorm, rows over CTAs"], {}, {"m": 7, "n": 65536}),
+    "softmax of rows side by side": Kernel(
+        READY_MADE["Softmax, rows side by side"], {}, {"m": 100, "n": 125, "w": 12500}
+    ),
+    "log-softmax": Kernel(READY_MADE["LogSoftmax"], {}, {"m": 7, "n": 4096}),
+    "layernorm": Kernel(
+        READY_MADE["LayerNorm"], dict.fromkeys(("x", "y", "weight", "bias"), "fp32"), {"m": 7, "n": 20000}
+    ),
+    "cross-entropy": Kernel(
+        READY_MADE["CrossEntropy"], {}, {"a": 1, "b": 8, "w": 8 * 60001, "target": 16}, {"target": (3, 0) * 8}
+    ),
+    "cross-entropy's gradient": Kernel(
+        READY_MADE["CrossEntropy, gradient"], {}, {"m": 7, "n": 32000, "r": 7, "target": 14}, {"target": (3, 0) * 7}
+    ),
+    "softmax's gradient": Kernel(READY_MADE["Softmax, gradient"], {}, {"a": 1, "b": 8, "w": 8 * 3001, "n": 3001}),
+    "layernorm's gradient": Kernel(READY_MADE["LayerNorm, gradient"], {}, {"m": 16, "n": 4096, "c": 2}),
+    "copy by threads": Kernel(READY_MADE["Copy, by threads"], {}, {"a": 1, "b": 8, "w": 8 * 5001, "n": 5001}),
+    "sums of rows": Kernel(READY_MADE["Reduce"], {}, {"m": 100, "w": 100_000}),
     "add parts": Kernel(READY_MADE["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"l": 2, "s": 3}),
     "add parts of vectors": Kernel(
         lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"l": 2, "m": 5, "s": 5}

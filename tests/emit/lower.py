@@ -233,11 +233,13 @@ def _values(
     rows, each by the first lane that has the row."""
     extents, size, found = launch.extents[store.argument], store.buffer.dtype.bytes, []
     if along == "rows":
-        assert store.vector == size and isinstance(layout, AccumulatorLayout)
-        of_warp = indices_of(layout, warp)[0][
-            :, :, 0
-        ]  # of wgmma's sums, four lanes have each row, and each has two of 16
-        mine = of_warp[:, [lane // 4, lane // 4 + 8]].ravel().tolist() if lane % 4 == 0 else []
+        assert store.vector == size
+        of_warp, first = indices_of(layout, warp)[0], lane % layout.row_lanes == 0
+        if isinstance(layout, AccumulatorLayout):  # four lanes have each row, and each has two of 16
+            mine = of_warp[:, [lane // 4, lane // 4 + 8], 0].ravel().tolist() if first else []
+        else:
+            first = first and layout.warp(warp) % layout.row_warps == 0
+            mine = list(dict.fromkeys(of_warp[lane::32, 0].tolist())) if first else []
         for place in ([*at[:-1], at[-1] + row] for row in mine):
             if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):
                 number = functools.reduce(lambda n, x: n * extents[x[0]] + x[1], enumerate(place), 0)

@@ -364,6 +364,9 @@ class RecordingIsa:
     def read_part(self, slot: SlotRef, layout: Any, at: Any, pitch: int = 0) -> Fragment:
         return self.read(slot, layout)
 
+    def read_number(self, slot: SlotRef, index: Any) -> Fragment:
+        return self.read(slot, None, "one")
+
     def read_columns_from(self, slot: SlotRef, layout: Any, first: int) -> Fragment:
         return self.read(slot, layout, "columns")
 
