@@ -36,7 +36,7 @@ __all__ = ["Proof", "prove"]
 
 MOST_STATES = 400
 SAID = 8  # of what is decided, in words
-MOST_EVENTS = 128_000  # transitions of all runs together
+MOST_EVENTS = 200_000  # transitions of all runs together
 
 
 @attrs.frozen
