@@ -37,7 +37,8 @@ from tmapipe.prove.walker import Walker
 __all__ = ["Proof", "prove"]
 
 MOST_STATES = 400
-MOST_EVENTS = 128_000  # transitions of all runs together
+SAID = 8  # of what is decided, in words
+MOST_EVENTS = 200_000  # transitions of all runs together
 
 
 @attrs.frozen
@@ -166,7 +167,9 @@ class Search:
                 raise Stopped(f"{finding.message} ({self._said(now)})")
 
     def _said(self, now: Point) -> str:
-        return "; ".join(sorted(map(text, now.facts))) or "nothing decided"
+        facts = sorted(now.facts, key=lambda each: (each.size, text(each)))
+        more = [f"and {len(facts) - SAID} more"] if len(facts) > SAID else []
+        return "; ".join([*map(text, facts[:SAID]), *more]) or "nothing decided"
 
     # ---- from one boundary to the next ------------------------------------------------------------------------------
 

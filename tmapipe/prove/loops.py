@@ -23,6 +23,7 @@ from tmapipe.prove.symbols import (
     Sym,
     add,
     at_least_0,
+    both,
     divide,
     is_0,
     is_word,
@@ -119,7 +120,7 @@ class Loops:
         found: list[Any] = []
         if type(loop.members[0][1]) is While:
             ways: list[Any] = ["on", *(("out", i) for i in range(len(self._tests(now, loop))))]
-            return [each for each in ways if self.solver.possible((*self._by_tests(now, loop, each), *now.facts))]
+            return [each for each in ways if self.solver.possible((both(*self._by_tests(now, loop, each)), *now.facts))]
         if self.solver.possible((*self._on(loop), *now.facts)):
             found.append("on")
         seen: list[Any] = []

@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = ["Sym", "leaf", "leaves", "negated", "text"]
 
+LONG = 60  # parts of a number, beyond which a report does not spell it out
 LARGE = 80  # parts of a quotient or choice, beyond which it is a number of its own
 _made: dict[Any, Sym] = {}
 
@@ -248,9 +249,15 @@ def truth(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """In words, for reports."""
+    """In words, for reports. Of a long formula, only of what it is computed."""
     if not isinstance(value, Sym):
         return str(value)
+    if value.size > LONG:
+        names = sorted(
+            str(each.args[-1]) for each in value.leaves if len(each.args) == 2 and type(each.args[-1]) is str
+        )
+        more = f" and {len(names) - 4} others" if len(names) > 4 else ""
+        return f"(a formula of {', '.join(names[:4])}{more})"
     a = value.args
     if value.op == "leaf":
         if a[0] == "tile":
