@@ -17,7 +17,7 @@ from tmapipe.prove.points import Again, Loop, Point, with_facts
 from tmapipe.prove.recurrence import RunState
 from tmapipe.prove.relevant import Relevant
 from tmapipe.prove.shared import Shared
-from tmapipe.prove.skips import is_behind_skips, restate
+from tmapipe.prove.skips import is_behind_skips, restate, without
 from tmapipe.prove.solver import Solver
 from tmapipe.prove.symbols import (
     Sym,
@@ -31,7 +31,6 @@ from tmapipe.prove.symbols import (
     leaves,
     multiply,
     negated,
-    parts,
     truth,
 )
 from tmapipe.prove.together import Together
@@ -268,7 +267,7 @@ class Loops:
     def _has_no_number(self, node: Any) -> bool:
         if id(node) not in self._plain:
             followed = {phi for phi, *_ in self.shared.carried(node)}
-            numbered = type(node) is not For or node.index in self.shared.decides or _reads_words(node)
+            numbered = type(node) is not For or node.index in self.shared.decides or self._words(node) > 0
             self._plain[id(node)] = not numbered and followed <= self.places.finite
         return self._plain[id(node)]
 
@@ -339,7 +338,7 @@ class Loops:
 
     def _known(self, now: Point, slots: Any, rests: list[Any]) -> Any:
         """A number of skipped slots behind loops: a plain number, if it is one. rests: what may be 0, of their counts."""
-        plain = {0, *(each for each in (_without(slots, rest) for rest in rests) if not isinstance(each, Sym))}
+        plain = {0, *(each for each in (without(slots, rest) for rest in rests) if not isinstance(each, Sym))}
         return next((each for each in plain if self.together.equal(now, slots, each)), slots)
 
     def _carried(self, loop: Loop, agent: int, phi: Any, value: Any, instance: Any, widened: dict[Any, Any]) -> Any:
@@ -386,23 +385,9 @@ class Loops:
         now.facts = frozenset(each for each in kept if self.solver.decided(each, now.facts - {each}) is not True)
 
 
-def _without(number: Any, other: Any) -> Any:
-    """The number less as many times another one as one of its terms has."""
-    terms, others = parts(number)[1], parts(other)[1]
-    times = next((n // others[term] for term, n in terms.items() if term in others), 1)
-    return add(number, other, -times)
-
-
 def is_in(walker: Walker, node: Any) -> bool:
     """Whether a warp is in an iteration of a loop that it goes through with others."""
     return any(frame[0] == "joint" and frame[1] is node for frame in walker.frames)
-
-
-def _reads_words(node: Any) -> bool:
-    """Whether words of a queue are read in it."""
-    if type(node) is Call:
-        return bool(node.method == "read_words")
-    return any(map(_reads_words, (*getattr(node, "body", ()), *getattr(node, "then", ()), *getattr(node, "other", ()))))
 
 
 def _of_launch(count: Any) -> bool:

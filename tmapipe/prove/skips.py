@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tmapipe.prove.operations import after
-from tmapipe.prove.symbols import Sym, parts
+from tmapipe.prove.symbols import Sym, add, parts
 from tmapipe.prove.walker import Walker
 
-__all__ = ["arrays_of", "is_behind_skips", "restate"]
+__all__ = ["arrays_of", "is_behind_skips", "restate", "without"]
 
 
 def arrays_of(plan: Any, ring: Any) -> list[str]:
@@ -41,3 +41,10 @@ def restate(walker: Walker, say: Callable[[Any, str], Any]) -> None:
             moved[ring] = parts(slots)[0]
     walker.behind = any(map(is_behind_skips, walker.env.values()))
     walker.skips += [(ring, slots) for ring, slots in moved.items() if slots]
+
+
+def without(number: Any, other: Any) -> Any:
+    """The number less as many times another one as one of its terms has."""
+    terms, others = parts(number)[1], parts(other)[1]
+    times = next((n // others[term] for term, n in terms.items() if term in others), 1)
+    return add(number, other, -times)
