@@ -39,6 +39,7 @@ FORMS = {
     ),
     "gemm, dynamic": lambda: S.Gemm(stages=3, tiles=tp.DynamicTiles()),
     "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm((64, 64, 64), (2, 2), 2, tiles=tp.DynamicTiles(stages=3)),
+    "gemm, parts of k by GPC": lambda: S.Gemm((128, 64, 64), (1, 2), 3, tiles=tp.SplitKTiles(3, tp.GpcTiles())),
     "gemm by GPC, 1x2": lambda: S.Gemm(cluster=(1, 2), stages=3, tiles=tp.GpcTiles()),
     "ping-pong 1x2 by GPC with a matrix": lambda: S.PingPong(
         cluster=(1, 2),

@@ -31,6 +31,7 @@ from tmapipe.prove.symbols import (
     leaves,
     multiply,
     negated,
+    of_launch,
     truth,
 )
 from tmapipe.prove.together import Together
@@ -100,7 +101,7 @@ class Loops:
                 members.append((walker.agent, node, walker.frames[-1][2], left, pace))
         site_key = tuple((agent, id(node), pace, base) for agent, node, base, _, pace in members), len(now.loops)
         site = self.sites.setdefault(site_key, len(self.sites))
-        apart = self.apart if now.loops and all(map(_of_launch, (left for *_, left, _ in members))) else 1
+        apart = self.apart if now.loops and all(map(of_launch, (left for *_, left, _ in members))) else 1
         loop = Loop(site, leaf("turn", f"turn {site}"), 0, tuple(members), now.facts, {}, apart)
         now.loops = (*now.loops, loop)
         now.facts = now.facts | {is_0(loop.index)}
@@ -309,7 +310,8 @@ class Loops:
         if kept is None:
             kept = frozenset(each for each in given if loop.index not in each.leaves)
         self._leave_out(now)
-        now.facts = kept | self._of_words(now, given) | {index}
+        of_tiles = {each for each in given if outermost and _of_a_tile(each, loop.index)}
+        now.facts = kept | self._of_words(now, given - of_tiles) | {index}
         self._finish_boundary(now, after, options)
 
     def _of_words(self, now: Point, facts: frozenset[Sym]) -> set[Sym]:
@@ -390,6 +392,6 @@ def is_in(walker: Walker, node: Any) -> bool:
     return any(frame[0] == "joint" and frame[1] is node for frame in walker.frames)
 
 
-def _of_launch(count: Any) -> bool:
-    """Whether a count of iterations is the same in a whole run."""
-    return all(each.args[0] in ("extent", "of the launch") for each in leaves(count))
+def _of_a_tile(fact: Sym, turn: Sym) -> bool:
+    """Whether a fact is of this tile or one before it, by words that were read before all tiles. There is no end of these."""
+    return turn in fact.leaves and not any(is_word(each) and isinstance(each.args[2], Sym) for each in fact.leaves)

@@ -89,6 +89,11 @@ def is_word(x: Sym) -> bool:
     return x.op == "leaf" and bool(x.args[0] == "word")
 
 
+def of_launch(count: Any) -> bool:
+    """Whether a count of iterations is the same in a whole run."""
+    return all(each.args[0] in ("extent", "of the launch") for each in leaves(count))
+
+
 # ---- sums ---------------------------------------------------------------------------------------------------------------
 
 

@@ -145,7 +145,7 @@ class _Check:
         self.events += proof.events
         if proof.closed and not self.uneven:
             self.runs.append(f"closed: {proof.states} states between iterations")
-            self._run((problem, True) for problem in self._whole())
+            self._run((problem, False) for problem in self._whole())  # of which none may be like a given one
             return EVERY if self._safe else "no trip count"
         why = proof.why or self.uneven
         self.runs.append(f"not shown for every trip count: {why}")
