@@ -8,6 +8,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import record
+from tmapipe.plan.thread_layout import VectorLayout, compared
 from tmapipe.protocol.pieces import pieces
 
 S, E = tp.schedules, tp.epilogue
@@ -172,3 +173,29 @@ def test_a_small_buffer_takes_no_slot_of_the_ring():
         all(end <= start for (_, end), (start, _) in itertools.pairwise(sorted(ends)))
         and ends[-1][1] <= plan.smem_bytes
     )
+
+
+@pytest.mark.parametrize("surely", [(0, 0), (7, 7), (7, 40), (0, 100)])
+@pytest.mark.parametrize("width, warps", [(8, 1), (4, 2), (1, 4)])
+def test_the_gpu_compares_what_may_lie_outside(width, warps, surely):
+    """The columns of a tile of 128, of which those from *first* on and before *end* count, wherever these lie."""
+    layout = VectorLayout((1, 128), width, warps, 1)
+    for first, end in itertools.product((0, 3, 7), (40, 41, 100, 128)):
+        if surely[0] < surely[1] and not (first <= surely[0] and surely[1] <= end):
+            continue
+        for slot in {layout.column_slot(i) for i in range(layout.values)}:
+            least, beyond = layout.column_range(slot)
+            for start in (Ellipsis, first):  # which only the kernel knows, or known here
+                after_first, before_end = compared(layout, slot, True, start, ..., surely)
+                kept = [
+                    c for c in range(least, beyond) if (not after_first or c >= first) and (not before_end or c < end)
+                ]
+                assert kept == [c for c in range(least, beyond) if first <= c < end]
+
+
+def test_what_is_known_is_not_compared():
+    layout = VectorLayout((1, 128), 8, 1, 1)
+    slots = {layout.column_slot(i) for i in range(layout.values)}
+    assert not any(any(compared(layout, slot, True, None, 128, (0, 0))) for slot in slots)
+    assert not any(any(compared(layout, slot, True, ..., ..., (0, 128))) for slot in slots)
+    assert all(compared(layout, slot, True, ..., ..., (0, 0)) == (True, True) for slot in slots)

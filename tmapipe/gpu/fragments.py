@@ -21,7 +21,7 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.raw import call_raw
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import Distributed, Matmul, RoleWarps
-from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, compared
 
 if TYPE_CHECKING:
     pass
@@ -265,16 +265,13 @@ class GpuFragments(PeerFragments, Sums):
     ) -> Fragment:
         layout, by_column = tile.layout, along == "rows"
         assert layout is not None
-        first, low, high = 0 if first is None else first, *surely
-        if isinstance(first, int) and isinstance(end, int):  # of a fixed extent: known here whether all count
-            low, high = first, end
         slot_of, place = (layout.column_slot, tile.columns) if by_column else (layout.row_slot, tile.rows)
         holds: dict[int, Any] = {}
         for slot in {slot_of(i) for i in range(layout.values)}:
-            least, beyond = layout.column_range(slot) if by_column else (0, layout.rows)
-            if least < low and not (isinstance(first, int) and least >= first):
+            after_first, before_end = compared(layout, slot, by_column, first, end, surely)
+            if after_first:
                 holds[slot] = place.data[slot] >= first
-            if beyond > high and not (isinstance(end, int) and beyond <= end):
+            if before_end:
                 inside = place.data[slot] < end
                 holds[slot] = Boolean(holds[slot]) & Boolean(inside) if slot in holds else inside
         number = KINDS[tile.kind](other)

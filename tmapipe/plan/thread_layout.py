@@ -16,7 +16,7 @@ from tmapipe.errors import InputError
 from tmapipe.plan.distributed import Distributed
 from tmapipe.plan.model import WARP, RoleWarps
 
-__all__ = ["AccumulatorLayout", "ThreadLayout", "VectorLayout", "transposed_of", "vectors_of"]
+__all__ = ["AccumulatorLayout", "ThreadLayout", "VectorLayout", "compared", "transposed_of", "vectors_of"]
 
 
 WIDTHS = 8, 4, 2, 1  # elements of a vector
@@ -284,3 +284,23 @@ def transposed_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> Accumul
         rule = f"{rule}; role {role.name} has {role.warps} warps"
         raise InputError(f"{stage}.read(transposed=True)", tile, rule, fix)
     return AccumulatorLayout(tile[1], tile[0], groups, role.first_warp, role.teams)
+
+
+def compared(
+    layout: ThreadLayout, slot: int, by_column: bool, first: Any, end: Any, surely: tuple[int, int]
+) -> tuple[bool, bool]:
+    """Whether the elements of a column slot, or row slot, are compared with *first*, and with *end*, from which on they do not
+    count.
+
+    Args:
+        first, end: Plain numbers, or those that only the kernel knows; first: None where all count from 0 on.
+        surely: The first, and the one after the last, that count in any case; none do if these are equal.
+    """
+    least, beyond = layout.column_range(slot) if by_column else (0, layout.rows)
+    low, high = surely
+    if isinstance(end, int) and (first is None or isinstance(first, int)):  # known here
+        low, high = first or 0, end
+    some = low < high
+    after_first = first is not None and not (some and least >= low) and not (isinstance(first, int) and least >= first)
+    before_end = not (some and beyond <= high) and not (isinstance(end, int) and beyond <= end)
+    return after_first, before_end
