@@ -20,10 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import cloudpickle
-
 from tmapipe.epilogue.epilogue import Epilogue
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, MissingPackageError, needed
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.tuning.candidate import Candidate
@@ -61,6 +59,13 @@ def build_all(
     return schedules, {candidate: error for candidate, error in errors.items() if error}
 
 
+def _pickled(value: Any) -> bytes:
+    """Bytes for another process. Raises `MissingPackageError` if cloudpickle is not installed."""
+    with needed("cloudpickle", "cloudpickle", "to compile in other processes"):
+        import cloudpickle
+    return bytes(cloudpickle.dumps(value))
+
+
 def compile_all(
     problem: Problem,
     candidates: Sequence[Candidate],
@@ -81,7 +86,9 @@ def compile_all(
         InputError: The epilogue cannot be sent to another process.
     """
     try:
-        cloudpickle.dumps(epilogue)
+        _pickled(epilogue)
+    except MissingPackageError:
+        raise
     except Exception as error:  # any: values define how they are pickled
         rule = f"is sent to the processes that compile, and cannot be pickled ({error})"
         fix = "enclose numbers and arrays, not locks, files or generators"
@@ -123,7 +130,7 @@ def compile_each(
     threads = [
         threading.Thread(
             target=_serve,
-            args=(pickle.dumps(sys.path) + cloudpickle.dumps((share, folder, spills)), [i for i, _ in share], lines),
+            args=(pickle.dumps(sys.path) + _pickled((share, folder, spills)), [i for i, _ in share], lines),
             daemon=True,
         )
         for share in shares
