@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tmapipe.program.expressions import Expr, Var, evaluate
+from tests.unit.traced import evaluate
+from tmapipe.program.expressions import Expr, Var
 from tmapipe.program.int32 import FOLD
 
 EDGES = (-(2**31), -(2**31) + 1, -65537, -7, -1, 0, 1, 2, 7, 65536, 2**31 - 2, 2**31 - 1)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
+from tests.unit.traced import evaluate
 from tmapipe.machine import Layout
-from tmapipe.program.expressions import Expr, evaluate, select
+from tmapipe.program.expressions import Expr, select
 from tmapipe.program.int32 import FOLD, wrapped
 from tmapipe.program.nodes import Call, Let
 from tmapipe.program.python_text import code_of

@@ -8,7 +8,8 @@ from tmapipe.isa.values import Carried
 from tmapipe.machine.locate import line_of_errors, locate
 from tmapipe.program.control import Cells, Tracing
 from tmapipe.program.convert import tracing
-from tmapipe.program.expressions import Expr, evaluate, resolve, symbolic
+from tmapipe.program.expressions import Expr, Var, resolve, symbolic
+from tmapipe.program.int32 import FOLD
 from tmapipe.program.nodes import Call, For, If, Let, While
 
 
@@ -70,6 +71,20 @@ class Program:
         reader = _Reader(dict(zip(self.symbols, values, strict=True)), table)
         reader.nodes(self.nodes)
         return numbers(self.result, reader.env), reader.log
+
+
+def evaluate(value: Any, env: dict[Any, Any]) -> Any:
+    """The number that an expression is."""
+    value = resolve(value)
+    if not isinstance(value, Expr):
+        return value
+    if isinstance(value, Var) or value.op == "symbol":
+        return env[value]
+    if value.op == "divisor":
+        return evaluate(value.args[1], env)
+    if value.op == "select":  # lazily: the other side may have no value
+        return evaluate(value.args[1] if evaluate(value.args[0], env) else value.args[2], env)
+    return FOLD[value.op](*(evaluate(a, env) for a in value.args))
 
 
 def numbers(value: Any, env: Any) -> Any:

@@ -7,13 +7,14 @@ wrap around, whether they are folded here or computed by a reader: `tmapipe.prog
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.program.int32 import FOLD, fitting, wrapped
 
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
-_interned: dict[Any, Expr] = {}
+_interned: weakref.WeakValueDictionary[Any, Expr] = weakref.WeakValueDictionary()  # of programs that are still in use
 
 
 class _AtWork(threading.local):
@@ -33,7 +34,7 @@ def symbolic(value: Any) -> bool:
 class Expr:
     """A value. Interned: two that are the same object are equal, whatever role they come from."""
 
-    __slots__ = ("args", "op")
+    __slots__ = ("__weakref__", "args", "op")
     __hash__ = object.__hash__
 
     def __init__(self, op: str, args: tuple[Any, ...]):
@@ -194,20 +195,6 @@ def resolve(value: Any) -> Any:
     while isinstance(value, Var) and value.alias is not None:
         value = value.alias[0]
     return value
-
-
-def evaluate(value: Any, env: dict[Any, Any], memo: dict[int, Any] | None = None) -> Any:
-    """The number that an expression is."""
-    value = resolve(value)
-    if not isinstance(value, Expr):
-        return value
-    if isinstance(value, Var) or value.op == "symbol":
-        return env[value]
-    if value.op == "divisor":
-        return evaluate(value.args[1], env)
-    if value.op == "select":  # lazily: the other side may have no value
-        return evaluate(value.args[1] if evaluate(value.args[0], env) else value.args[2], env)
-    return FOLD[value.op](*(evaluate(a, env) for a in value.args))
 
 
 # ---- text -------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.prove.isa import Open
-from tmapipe.prove.liveness import live
+from tmapipe.prove.liveness import Liveness
 from tmapipe.prove.operations import replaced
 from tmapipe.prove.places import Places
 from tmapipe.prove.points import Again, Loop, Point, with_facts
@@ -53,6 +53,7 @@ class Loops:
         self.apart = 1 if mixed else max(slots, default=1)
         self.together = Together(shared, solver)
         self.relevant = Relevant(shared)
+        self.liveness = Liveness()
         self.sites: dict[Any, int] = {}
         self.free: set[str] = set()
         self.iterations = 0  # that have been entered
@@ -375,7 +376,7 @@ class Loops:
     def _leave_out(self, now: Point) -> None:
         """Variables that no warp reads any more."""
         for walker in now.walkers:
-            kept = live(walker.frames)
+            kept = self.liveness.live(walker.frames)
             walker.env = {var: value for var, value in walker.env.items() if var in kept}
 
     def _finish_boundary(self, now: Point, loop: Loop, options: Any = None) -> None:
