@@ -13,42 +13,17 @@ from typer.testing import CliRunner
 
 import tmapipe as tp
 from tests.unit.test_docs import ROOT, blocks, steady
+from tests.user_copy import COPY
 from tmapipe.command import machine
 from tmapipe.command.app import app
 from tmapipe.command.examined import BAD, cache_item, dsl_items, gpu_items, torch_item
 
 SCHEMA = json.loads((pathlib.Path(tp.__file__).parent / "command" / "output.schema.json").read_text())
-MINE = """
+MINE = f"""
 import tmapipe as tp
 
 
-class Copy(tp.Schedule):
-    load, store = tp.Role(warps=1), tp.Role(warps=1)
-
-    def __init__(self, rows=8):
-        self.ring = tp.BarrierRing(stages=4, producer=self.load, consumer=self.store)
-        self.x = tp.TmaLoadStage(tile=(rows, 128), ring=self.ring)
-        self.y = tp.TmaStoreStage(source=self.x)
-
-    @load.jit
-    def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile)
-
-    @store.jit
-    def drain(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.y.store(tile)
-
-
-class Broken(Copy):
-    @Copy.store.jit
-    def drain(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.y.store(tile)
-        with k.ring.consume() as again:
-            again.y.store(tile)
-
+{COPY}
 
 class Fails(Copy):
     @Copy.store.jit

@@ -9,40 +9,19 @@ import sys
 import pytest
 
 import tmapipe as tp
+from tests.user_copy import COPY
 from tmapipe.testing import assert_safe
 
 pytest_plugins = ["pytester"]
 ROOT = pathlib.Path(__file__).parents[2]
-HEAD = """
+HEAD = f"""
 import numpy as np
 import pytest
 
 import tmapipe as tp
 from pytest_tmapipe import safe
 
-class Copy(tp.Schedule):
-    load, store = tp.Role(warps=1), tp.Role(warps=1)
-    ring = tp.BarrierRing(stages=4, producer=load, consumer=store)
-    x = tp.TmaLoadStage(tile=(8, 128), ring=ring)
-    y = tp.TmaStoreStage(source=x)
-
-    @load.jit
-    def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile)
-
-    @store.jit
-    def drain(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.y.store(tile)
-
-class Broken(Copy):
-    @Copy.store.jit
-    def drain(self, k, tile):
-        with k.ring.consume() as slot:
-            slot.y.store(tile)
-        with k.ring.consume() as again:
-            again.y.store(tile)
+{COPY}
 
 made = []
 
