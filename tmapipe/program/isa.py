@@ -13,14 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import PipelineError, ScopeError
-from tmapipe.isa.barriers import BarrierInstructions
-from tmapipe.isa.compute import ComputeInstructions
-from tmapipe.isa.copies import CopyInstructions
-from tmapipe.isa.descriptors import DescriptorInstructions
-from tmapipe.isa.globals import GlobalInstructions
 from tmapipe.isa.interface import Isa
-from tmapipe.isa.peers import PeerInstructions
-from tmapipe.isa.rows import RowInstructions
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.locate import line_of_errors, locate
 from tmapipe.plan.syncs import Syncs
@@ -31,15 +24,6 @@ from tmapipe.program.nodes import Call, Let, OfModel
 from tmapipe.protocol.tile import Tile
 
 MOST = 100_000  # instructions of a program: a loop of Python's may never end
-MIXINS = (
-    BarrierInstructions,
-    CopyInstructions,
-    PeerInstructions,
-    RowInstructions,
-    DescriptorInstructions,
-    ComputeInstructions,
-    GlobalInstructions,
-)
 
 
 class BarRef(tuple):
@@ -248,7 +232,7 @@ def _instruction(name: str, method: Any, lowered: bool) -> Any:
     return instruct
 
 
-for _mixin in MIXINS:
+for _mixin in Isa.__bases__:
     for _name, _method in vars(_mixin).items():
         if not _name.startswith("_") and _name not in ANSWERS:
             setattr(TracingIsa, _name, _instruction(_name, _method, _name != "cp_async"))

@@ -141,7 +141,22 @@ class RowForm:
 
 
 @functools.lru_cache(maxsize=4096)
-def row_form(
+def row_form(length: int, size: int = 2, vector: int = ALIGNMENT, **how: Any) -> RowForm:
+    """The form that the model says is best: the first of `row_forms`.
+
+    Args:
+        length: Of a row (elements).
+        size: Bytes of an element.
+        vector: As of `RowForm`.
+        how: Further arguments of `row_forms`, by name.
+
+    Raises:
+        InputError: No form has room for such rows.
+    """
+    return row_forms(length, size, vector, **how)[0]
+
+
+def row_forms(
     length: int,
     size: int = 2,
     vector: int = ALIGNMENT,
@@ -153,8 +168,8 @@ def row_form(
     dense: bool = True,
     width: int = 0,
     reads: bool = False,
-) -> RowForm:
-    """The form that the model says is best.
+) -> list[RowForm]:
+    """All forms, the best one first.
 
     Args:
         length: Of a row (elements).
@@ -171,31 +186,6 @@ def row_form(
     Raises:
         InputError: No form has room for such rows.
     """
-    how: dict[str, Any] = {
-        "loads": loads,
-        "vectors": vectors,
-        "hold": hold,
-        "kept": kept,
-        "dense": dense,
-        "width": width,
-    }
-    return row_forms(length, size, vector, reads=reads, **how)[0]
-
-
-def row_forms(
-    length: int,
-    size: int = 2,
-    vector: int = ALIGNMENT,
-    *,
-    loads: int = 1,
-    vectors: int = 0,
-    hold: int = 0,
-    kept: int = 0,
-    dense: bool = True,
-    width: int = 0,
-    reads: bool = False,
-) -> list[RowForm]:
-    """All forms, the best one first. Arguments and errors as of `row_form`."""
     found = list(_forms(length, size, vector, loads, vectors, hold, kept, dense, width or WIDEST))
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
