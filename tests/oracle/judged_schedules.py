@@ -27,7 +27,8 @@ PLACES = ((0, 1), (1, 3))  #: cluster, and of how many
 
 @attrs.frozen
 class Judged:
-    """make: a new schedule; dtypes: of its tensors; extents: dimension -> elements that suit it, "" for those left out."""
+    """make: a new schedule; dtypes: of its tensors; extents: elements of each
+    dimension; "": of the dimensions that are not named."""
 
     make: Callable[[], tp.Schedule]
     dtypes: dict[str, str] = attrs.field(factory=dict)

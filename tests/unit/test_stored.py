@@ -148,7 +148,7 @@ def test_the_next_tile_is_stored_meanwhile():
 
 
 def test_steps_of_a_tile_are_told_apart_in_problems_alone():
-    """In segments of any run, their coordinates are those of a recording."""
+    """A proof has no coordinates: a tensor is one place."""
     report = InSteps().check()
     assert report.ok and report.trips.startswith("up to")
     wrong = InSteps()

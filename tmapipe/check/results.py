@@ -9,8 +9,8 @@
     a store after a load: the phase that its bytes complete, waited for
 
 In a run of one problem, a load is held against the last store of each warp to each place before it, if they overlap, and a
-store likewise. In a segment of any run (`closure`), whose coordinates are those of a recording, a tensor is one place. But
-each output tile has places of its own, since tiles are at its coordinates: so what is known of them ends with it.
+store likewise. In a proof (`prove.joint`), where coordinates are of no account, a tensor is one place. But each output tile
+has places of its own, since tiles are at its coordinates: so what is known of them ends with it.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def _level(of: Finding) -> str:
 
 
 def as_sarif(report: Report) -> dict[str, Any]:
-    """A log with one run. Each finding is a result: its rule, its message, which ends with the fix, its line, and its steps as
-    a code flow."""
+    """A log with one run, in which each finding is a result. A result has the finding's kind as its rule, a message that ends
+    with the fix, the line, and the steps as a code flow."""
     kinds = list(dict.fromkeys(finding.kind for finding in report.findings))
     driver = {
         "name": "tmapipe",

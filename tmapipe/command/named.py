@@ -152,7 +152,7 @@ def _module(argument: str, place: str) -> ModuleType:
 
 @contextlib.contextmanager
 def users_code(name: str) -> Iterator[None]:
-    """Where code of the user's runs: what it raises becomes an `InputError` with its line."""
+    """The scope in which a user's code runs: its errors become an `InputError` with the line."""
     try:
         yield
     except PipelineError:

@@ -39,8 +39,11 @@ REDUCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
 
 @functools.lru_cache(maxsize=256)
 def lines_of(layout: ThreadLayout, warp: int, along: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each number of elements that a warp has of a row (or of a column): the rows of which it has so many, and where those
-    elements are among its own, [rows, elements]."""
+    """The rows (or columns) of a warp's elements, grouped by how many elements of a row the warp has.
+
+    Returns:
+        For each group: the rows, and where the elements of each row stand among the warp's elements, [rows, elements].
+    """
     at = elements.indices_of(layout, warp)[0 if along == "rows" else 1].ravel()
     lines, counts = np.unique(at, return_counts=True)
     of_line = np.split(np.argsort(at, kind="stable"), counts.cumsum()[:-1])

@@ -1,7 +1,7 @@
 """MachineIsa: one warp's view of the machine, the CPU backend's instruction set.
 
 Instructions make operations as `tmapipe.isa` declares them and hand each to `emit`, which returns when the machine has
-executed it, or at once if the operations are only recorded.
+executed it, or at once if the operations are only listed.
 """
 
 from __future__ import annotations

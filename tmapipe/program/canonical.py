@@ -1,6 +1,7 @@
 """Canonical bytes of Python's values and functions: equal for what does the same, in any process, whatever lines it is on.
 
-A function is its bytecode, its defaults, what it has captured, and the globals that it names; so is each function among these.
+The bytes of a function are of its bytecode, its defaults, its captured values and the globals that it names. Functions among
+these values count in the same way.
 A class of the user's is all that it has. Code of packages is its name and the package's version. What depends on more than
 that, such as an open file, the environment or a tensor, has no canonical bytes: `NotCanonical`.
 """

@@ -1,4 +1,4 @@
-"""Names of a function: which ones statements assign and read, and which are live, so that no block carries a dead one."""
+"""Names of a function: the names that statements assign and read, and the live names, which alone a block carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bodies do at a tile, taken from the traced program: where they move tiles, and on what they decide.
+"""What bodies do at a tile, taken from the traced program: the moves of tiles, and the conditions of branches.
 
 Coordinates of a tile are symbols (`coordinate`), and so is the index of a loop of open count (`turn_of`). A loop is gone
 through once, and both arms of a branch, unless it stores: then once for each outcome. So what is said here holds for every
@@ -51,7 +51,7 @@ class Bodies:
         self.visits = self._by_outcomes() if self.forks else self.every
 
     def moves(self) -> Iterator[Move]:
-        """All of them, also those that only some tiles have."""
+        """The moves of all tiles, also moves that only some tiles make."""
         return (move for visit in self.every for own in visit.moves.values() for move in own)
 
     def _by_outcomes(self) -> list[Visit]:

@@ -1,4 +1,4 @@
-"""What may still come in a run, as far as the recorded runs show.
+"""The operations that may still come in a run of a program.
 
 Rings are uniform: whoever uses one stage of a ring comes to use all.
 """

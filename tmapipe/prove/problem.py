@@ -1,4 +1,4 @@
-"""Concrete problems: tensor shapes, a cluster and tables; and what one cluster of the program does in one of them."""
+"""Concrete problems: tensor shapes, a cluster and tables; and the run of one cluster in a problem."""
 
 from __future__ import annotations
 

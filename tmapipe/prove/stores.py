@@ -78,8 +78,8 @@ class Output(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What is shown of an output: that tiles keep apart, and that they reach all of it. What is in the way of each, in words;
-    empty where it is shown."""
+    """What is shown of an output. apart: why two tiles may store the same element; whole: why an element may be stored by no
+    tile. Both are in words, and empty where nothing is in the way."""
 
     apart: str = ""
     whole: str = ""
