@@ -303,7 +303,8 @@ class Schedule:
         Args:
             tensors: As of a call.
             out: As of a call.
-            clusters: In the grid, 1 to 1024; by default up to 2, so that persistent CTAs get more than one tile.
+            clusters: In the grid, 1 to 1024; by default up to 2, so that persistent CTAs get more than one tile. With
+                `GridTiles`, which says how many there are, leave it out.
             seed: Of the order in which the model's agents take their steps.
             trace: Keep every step and its source line, for `Run.timeline`.
             named: As of a call.
@@ -340,8 +341,11 @@ class Schedule:
         if bound.empty:
             bound.fill_outputs(self.empty_value(bound))
             return Run(Layout(plan), trace)
-        if clusters is None:
-            clusters = min(2, self.cluster_count(bound.shapes))
+        spans = self.spans(bound.shapes)
+        if spans is not None and clusters not in (None, spans):
+            rule = f"is {spans}, since each cluster takes its tiles of {self.tiles} and no others"
+            raise InputError("clusters", clusters, rule, "leave it out")
+        clusters = clusters or spans or min(2, self.cluster_count(bound.shapes))
         tiles = math.prod(self.grid(lambda name, i: bound.shapes[name][i]).values())  # one cluster may take them all
         steps = steps_for(plan, max(tiles, clusters))
         by_tables = plan.tables or self.tiles.in_parts  # which say what is written
@@ -353,6 +357,10 @@ class Schedule:
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""
         return self.tiles.clusters(self.grid(lambda name, i: shapes[name][i]), self.declared.cluster)
+
+    def spans(self, shapes: dict[str, tuple[int, ...]]) -> int | None:
+        """How many clusters a launch has to have, for tensors of these shapes; None if any number of them share the tiles."""
+        return self.tiles.spans(self.cluster_count(shapes))
 
     def compile(
         self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None, unroll: bool = True

@@ -25,8 +25,6 @@ Event = tuple[Any, ...]
 class RecordingIsa:
     """One warp. events: tuples that start with the operation's name; barriers, buffers and transfers stand by name."""
 
-    all_clusters = False
-
     def __init__(
         self,
         plan: Plan,

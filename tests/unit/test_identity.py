@@ -17,7 +17,7 @@ from tmapipe.program.trace import trace
 
 
 def of(schedule):
-    return identity(trace(schedule, schedule.plan(), all_clusters=True))
+    return identity(trace(schedule, schedule.plan()))
 
 
 def of_registered():
@@ -43,7 +43,7 @@ def test_every_registered_schedule_has_one_of_its_own_which_is_the_same_in_anoth
 def test_types_and_the_target_count():
     gemm = tp.schedules.Gemm((64, 64, 16), (1, 1), 2)
     plans = [gemm.plan(), gemm.plan({"a": "fp16", "b": "fp16"}), gemm.plan({"d": "fp32"})]
-    assert len({identity(trace(gemm, plan, all_clusters=True)) for plan in plans}) == 3
+    assert len({identity(trace(gemm, plan)) for plan in plans}) == 3
 
 
 def test_constants_and_operations_of_an_epilogue_count():

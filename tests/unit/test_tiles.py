@@ -19,8 +19,8 @@ from tmapipe.protocol.tile import Tile, start_of
 class Place:
     """As much of an instruction set as the tile order needs: one CTA's place in the grid."""
 
-    def __init__(self, cluster, rank, cluster_id, clusters, all_clusters=False):
-        self.plan, self.cta_rank, self.all_clusters = self, rank, all_clusters
+    def __init__(self, cluster, rank, cluster_id, clusters):
+        self.plan, self.cta_rank = self, rank
         self.cluster, self.cluster_size = cluster, math.prod(cluster.values())
         self.cluster_id, self.clusters = cluster_id, clusters
 
@@ -35,11 +35,11 @@ class Place:
         return values
 
 
-def taken(order, grid, cluster, clusters, all_clusters=False):
+def taken(order, grid, cluster, clusters):
     """Tiles as a tuple of coordinates, by (cluster, rank), each in the order in which the CTA takes them."""
     found = {}
     for cluster_id, rank in itertools.product(range(clusters), range(math.prod(cluster.values()))):
-        bound = order.bind(Place(cluster, rank, cluster_id, clusters, all_clusters), grid, None)
+        bound = order.bind(Place(cluster, rank, cluster_id, clusters), grid, None)
         found[cluster_id, rank] = [tuple(bound.tile(i)[dim] for dim in grid) for i in range(bound.count)]
     return found
 
@@ -81,20 +81,18 @@ def test_every_tile_once(problem):
 @settings(max_examples=examples(100))
 @given(problem=problems(), each=st.integers(1, 5))
 def test_clusters_take_spans_of_tiles(problem, each):
-    """Every tile once, and by a cluster spans of `each` neighbours, with as many clusters as spans or, in the model, fewer."""
-    grid, cluster, raster, clusters = problem
+    """Every tile once, and by a cluster a span of `each` neighbours."""
+    grid, cluster, raster, _ = problem
     order = tp.GridTiles(raster, each=each)
     tiles = order.clusters(grid, cluster)
     (spans,) = order.launch_numbers(tiles, 1, 1, list)
+    assert order.spans(tiles) == spans and PersistentTiles(raster).spans(tiles) is None
     numbers = list(itertools.chain(*taken(PersistentTiles(raster), grid, cluster, 1).values()))
-    assert taken(order, grid, cluster, spans, all_clusters=True) == taken(order, grid, cluster, spans)  # as a GPU does
-    for launched in (spans, min(clusters, spans)):
-        found = taken(order, grid, cluster, launched)
-        assert sorted(itertools.chain(*found.values())) == sorted(numbers)
+    found = taken(order, grid, cluster, spans)
+    assert sorted(itertools.chain(*found.values())) == sorted(numbers)
     if not cluster:
         assert spans == ceil_div(len(numbers), each)
-        alone = taken(order, grid, cluster, spans)
-        assert [alone[i, 0] for i in range(spans)] == [numbers[i * each : (i + 1) * each] for i in range(spans)]
+        assert [found[i, 0] for i in range(spans)] == [numbers[i * each : (i + 1) * each] for i in range(spans)]
 
 
 def test_a_grid_launches_as_many_clusters_as_tiles_of_one_each():

@@ -182,7 +182,7 @@ def build(
     with ONE_AT_A_TIME, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         notes = Path(folder) / "notes"
         if entry is None:
-            entry = functools.partial(emit, trace(schedule, plan, all_clusters=True))
+            entry = functools.partial(emit, trace(schedule, plan))
         try:
             made = cute.compile(
                 _Kernel(schedule, plan, entry, backend or backend_for(plan)).host,

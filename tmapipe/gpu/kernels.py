@@ -52,7 +52,7 @@ def kernel_for(
     """
     try:
         with ONE_AT_A_TIME:
-            program = trace(schedule, plan, all_clusters=True)
+            program = trace(schedule, plan)
     except PipelineError:
         gate(None)  # which says where it stands
         raise

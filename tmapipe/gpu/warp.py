@@ -40,7 +40,6 @@ class GpuWarp(Isa):
             memory for descriptors that the kernel makes; kept: the words that the order adds to a launch.
     """
 
-    all_clusters = True
     fragments: GpuFragments
 
     def __init__(self, plan: Plan, given: Any):

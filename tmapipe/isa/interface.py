@@ -48,12 +48,10 @@ class Isa(
 ):
     """One warp's view of the hardware: control flow, what a kernel was launched with, and the instructions of the table.
 
-    `fragments` works on values that are distributed over threads. `all_clusters` says that as many clusters run as the order
-    of the tiles asks for: on a GPU. The model may run fewer, each of which takes the more tiles.
+    `fragments` works on values that are distributed over threads.
     """
 
     fragments: Fragments
-    all_clusters = False
 
     def cells(self, *initial: Value) -> Cells:
         """Mutable integers, one for each initial value."""

@@ -31,8 +31,7 @@ class BarRef(tuple):
 
 
 class TracingIsa(Isa):
-    def __init__(self, plan: Any, tracer: Tracing, all_clusters: bool = False):
-        self.all_clusters = all_clusters
+    def __init__(self, plan: Any, tracer: Tracing):
         self.plan, self.tracer, self.syncs = plan, tracer, Syncs(plan)
         self.warp = Expr.of("symbol", "warp")
         self.cta_rank = Expr.of("symbol", "rank") if plan.cluster_size > 1 else 0

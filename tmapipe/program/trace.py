@@ -30,11 +30,11 @@ class Traced:
         self.calls = isa.calls
 
 
-def trace(schedule: Any, plan: Any = None, *, all_clusters: bool = False) -> Traced:
-    """all_clusters: as many clusters run as the order of the tiles asks for, as on a GPU."""
+def trace(schedule: Any, plan: Any = None) -> Traced:
+    """plan: of the schedule, by default as its dtypes are declared."""
     plan = plan or schedule.plan()
     tracer = Tracing()
-    isa = TracingIsa(plan, tracer, all_clusters)
+    isa = TracingIsa(plan, tracer)
     before = dict(vars(schedule))
     with tracing(tracer):
         kernel_main(isa, schedule)

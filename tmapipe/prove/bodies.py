@@ -17,6 +17,7 @@ from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.prove.body_walk import Walk
 from tmapipe.prove.concrete import Concrete, Numbers
 from tmapipe.prove.moves import Fork, Move, Visit, coordinate
+from tmapipe.prove.problem import every_cluster
 from tmapipe.prove.shared import Shared, bounds
 from tmapipe.prove.slicing import named
 from tmapipe.prove.solver import Solver
@@ -89,15 +90,17 @@ class Bodies:
         return [*found, Visit(None, facts, before)] if any(before.values()) else found
 
     def of_problem(self, problem: Any) -> list[Visit]:
-        """The visits of one cluster that takes all tiles of a problem."""
-        numbers, found = Numbers(self, problem), dict[Any, Visit]()
-        for agent in range(self.layout.agents):
-            walk = Concrete(self, agent, numbers)
-            walk.nodes(self.program.nodes)
-            for place, moves in walk.visits:
-                key = None if place is None else tuple(sorted(place.items()))
-                visit = found.setdefault(key, Visit(place, frozenset(), {}))
-                visit.moves.setdefault(agent, []).extend(moves)
+        """The visits of the clusters that take all tiles of a problem: of one, if the order of tiles does not say how many."""
+        found = dict[Any, Visit]()
+        for each in every_cluster(self.program, problem):
+            numbers = Numbers(self, each)
+            for agent in range(self.layout.agents):
+                walk = Concrete(self, agent, numbers)
+                walk.nodes(self.program.nodes)
+                for place, moves in walk.visits:
+                    key = None if place is None else tuple(sorted(place.items()))
+                    visit = found.setdefault(key, Visit(place, frozenset(), {}))
+                    visit.moves.setdefault(agent, []).extend(moves)
         return list(found.values())
 
     def asks(self, value: Any, where: str | None) -> None:

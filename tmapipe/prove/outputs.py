@@ -177,7 +177,8 @@ def _same_values(bodies: Bodies, problem: Problem) -> bool:
         drawn = random.integers(0, 8, shape) if dtype.integer else random.standard_normal(shape)
         arrays[part.argument] = drawn.astype(dtype.numpy)
     try:
-        Machine(plan).run(lambda isa: replay(bodies.program, isa), arrays)
+        clusters = bodies.program.schedule.spans(problem.shapes) or 1
+        Machine(plan).run(lambda isa: replay(bodies.program, isa), arrays, clusters)
     except BODY_ERRORS:  # of the model, or of what data of another kind would not lead to
         return False
     return True

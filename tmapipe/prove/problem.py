@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,7 +19,7 @@ from tmapipe.program.replay import operations
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["MOST", "Problem", "Sizes", "TooLarge", "operations_of", "run_problem"]
+__all__ = ["MOST", "Problem", "Sizes", "TooLarge", "every_cluster", "operations_of", "run_problem"]
 
 Tables = Mapping[str, Sequence[int]]
 ANY = 2**30  # an extent that no tile has
@@ -48,6 +48,15 @@ class Problem:
         return ", ".join(parts)
 
 
+def every_cluster(program: Any, problem: Problem) -> Iterator[Problem]:
+    """The problem for each cluster of a launch, if the order of tiles says how many there are; else for its own alone."""
+    spans = program.schedule.spans(problem.shapes)
+    for cluster in range(spans or 0):
+        yield attrs.evolve(problem, cluster=cluster, clusters=spans)
+    if spans is None:
+        yield problem
+
+
 class TooLarge(Exception):
     """A problem of more operations than are looked at. where: the line of the last one."""
 
@@ -56,13 +65,26 @@ class TooLarge(Exception):
         self.where = where
 
 
-def run_problem(program: Any, layout: Layout, problem: Problem, most: int) -> tuple[list[Finding], int]:
-    """(findings, transitions) of the problem's cluster, from beginning to end. Source lines are looked up only if there is
-    something to report.
+def run_problem(program: Any, layout: Layout, problem: Problem, most: int) -> tuple[list[Finding], int, Problem]:
+    """(findings, transitions, the problem of the cluster that goes wrong, or the given one) of the problem's clusters
+    (`every_cluster`), from beginning to end, until one goes wrong.
 
     Raises:
-        TooLarge: It has more than *most* operations.
+        TooLarge: One has more than *most* operations.
     """
+    findings: list[Finding] = []
+    events = 0
+    for each in every_cluster(program, problem):
+        found, steps = _run_cluster(program, layout, each, most)
+        findings += found
+        events += steps
+        if not all(finding.kind.note for finding in found):
+            return findings, events, each
+    return findings, events, problem
+
+
+def _run_cluster(program: Any, layout: Layout, problem: Problem, most: int) -> tuple[list[Finding], int]:
+    """(findings, transitions) of one cluster. Source lines are looked up only if there is something to report."""
 
     def once(located: bool) -> tuple[list[Finding], int]:
         try:

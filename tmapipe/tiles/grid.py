@@ -53,15 +53,17 @@ class GridTiles(PersistentTiles):
 
     def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
         """As in `TileOrder`."""
-        if not isa.all_clusters and self.each == 1:
-            return super().bind(isa, grid, role)
-        return (_Span if isa.all_clusters else _Spans)(isa, self, grid).at(isa.cluster_id)
+        return _Span(isa, self, grid).at(isa.cluster_id)
+
+    def spans(self, tiles: int) -> int:
+        """As in `TileOrder`."""
+        return ceil_div(tiles, self.each)
 
     def launch_numbers(
         self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
     ) -> list[int]:
         """As in `TileOrder`."""
-        return [ceil_div(tiles, self.each)]
+        return [self.spans(tiles)]
 
     def room(self, arch: str) -> int | None:
         """As in `TileOrder`: a share of a multiprocessor's."""
@@ -97,25 +99,8 @@ class GridTiles(PersistentTiles):
         return self.ctas or 1
 
 
-class _Spans(NumberedTiles):
-    """The tiles of a cluster of an order with `each` > 1: spans of so many, of which the last may have fewer."""
-
-    order: GridTiles
-
-    def _count(self) -> Any:
-        isa, each, total = self.isa, self.order.each, self.numbers.total
-        spans = ceil_div(total, each)
-        mine = (spans - self.position + isa.clusters - 1) // self.numbers.by["clusters"]
-        last = self.position + (mine - 1) * isa.clusters == spans - 1
-        return mine * each - isa.select(last, spans * each - total, 0)
-
-    def number(self, i: Any) -> Any:
-        span = self.position + i // self.order.each * self.isa.clusters
-        return span * self.order.each + i % self.order.each
-
-
 class _Span(NumberedTiles):
-    """The tiles of a cluster where there is one for each span. A single tile takes no loop, so a CTA loads it early."""
+    """The tiles of a cluster, of which there is one for each span. A single tile takes no loop, so a CTA loads it early."""
 
     order: GridTiles
 

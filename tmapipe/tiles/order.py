@@ -63,6 +63,11 @@ class TileOrder:
         """
         return [min(tiles, resident)]
 
+    def spans(self, tiles: int) -> int | None:
+        """How many clusters run, for so many that can work at once, if the order says that; None: any number of them share
+        the tiles."""
+        return None
+
     def room(self, arch: str) -> int | None:
         """Shared memory (bytes) that a CTA may have on a target of this name; None: all that there is."""
         return None
