@@ -213,13 +213,13 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "Softmax, rows that begin anywhere",
         lambda: SoftmaxRows(row_form(3001, vector=2), 2),
-        lambda: SoftmaxRows(RowForm(200, 1, 512, 2, vector=2), 2),
+        lambda: SoftmaxRows(RowForm(200, 1, 512, 2, vector=2, each=2), 2),
         ((1, 1, {"b": 2, "w": 400}),),
     ),
     Registered(
         "Softmax, rows over CTAs",
         lambda: SoftmaxRows(row_form(60001, vector=2), 2),
-        lambda: SoftmaxRows(RowForm(500, 1, 256, 1, 2, vector=8), 8),
+        lambda: SoftmaxRows(RowForm(500, 1, 256, 1, 2, vector=8, each=2), 8),
         ((1, 1, {"b": 2, "w": 1000}),),
     ),
     Registered(
