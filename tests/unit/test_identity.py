@@ -225,3 +225,18 @@ def test_what_a_launch_computes_counts():
     as_many.tiles = AsMany()
     found = [of(Half((4, 64))), of(as_many), of(tp.schedules.Copy((4, 64)))]
     assert len(set(found)) == 3 and None not in found
+
+
+def test_packages_may_be_installed_in_any_folder(tmp_path):
+    """`pip install --target` gives them one that is not called site-packages: their functions are no user's even so."""
+    (tmp_path / "cutlass").mkdir()
+    (tmp_path / "cutlass" / "__init__.py").write_text("")
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tmapipe.program.convert import is_users_file
+print(*(is_users_file(sys.argv[1] + name) for name in ("/cutlass/math.py", "/mine.py")))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert found.stdout.split() == ["False", "True"], found.stderr

@@ -16,6 +16,7 @@ import os
 import sysconfig
 import threading
 import types
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import tmapipe
@@ -29,10 +30,19 @@ __all__ = ["converted", "current", "is_users", "is_users_file", "tracing"]
 
 _LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
+#: Packages that bodies may call, wherever they are installed: `pip install --target` puts them into any folder.
+_CALLED = ("cutlass", "numpy", "torch")
 _PACKAGES = tuple(
     {
-        os.path.join(os.path.abspath(sysconfig.get_path(each)), "")
-        for each in ("stdlib", "platstdlib", "purelib", "platlib")
+        os.path.join(os.path.abspath(each), "")
+        for each in (
+            *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+            *(
+                place
+                for name in _CALLED
+                for place in getattr(find_spec(name), "submodule_search_locations", None) or ()
+            ),
+        )
     }
 )
 _OUTER = "<outer>"
