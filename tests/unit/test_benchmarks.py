@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -511,7 +512,7 @@ ON_A_GPU = [
 
 
 def test_which_are_programs():
-    assert sorted([*ON_A_GPU, "checker", "plot", "sass"]) == PROGRAMS
+    assert sorted([*ON_A_GPU, "checker", "page", "plot", "sass"]) == PROGRAMS
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -563,3 +564,13 @@ def test_backends_that_measure_still_compile(backend):
     ptx = build(schedule, plan, keep=True, backend=made).ptx
     assert ("globaltimer" in ptx) == (backend == "stamps")
     assert (".bulk_group" in ptx) == (backend != "without stores")
+
+
+def test_the_tables_of_the_performance_page_are_those_of_the_result_files():
+    from benchmarks import page
+
+    text = page.PAGE.read_text()
+    assert page.filled(text) == text, "run python -m benchmarks.page"
+    assert set(re.findall(r"<!-- table ([\w-]+) -->", text)) == set(page.TABLES)
+    changed = text.replace("| 8192x8192x8192 | 794 |", "| 8192x8192x8192 | 795 |", 1)
+    assert changed != text == page.filled(changed)
