@@ -244,7 +244,8 @@ class KernelContext(Carried):
         Raises:
             InputError: For another part or *along*.
         """
-        buffers = {buffer.name: buffer for buffer in self.plan.buffers}
+        buffers = {store.name: store.buffer for store in self.plan.stores if store.vector}  # which have no memory
+        buffers |= {buffer.name: buffer for buffer in self.plan.buffers}
         matmuls = {matmul.name: matmul for matmul in self.plan.matmuls}
         if along not in ("tile", "rows", "columns"):
             raise InputError("k.full(along)", along, 'is "tile", "rows" or "columns"', "leave it out for a whole tile")

@@ -17,6 +17,8 @@ from tmapipe.schedules import (
     CopyRows,
     CrossEntropyBackwardRows,
     CrossEntropyRows,
+    ElementwiseRows,
+    ElementwiseTiles,
     FinishParts,
     GatedGemm,
     Gemm,
@@ -65,6 +67,10 @@ ONE = Epilogue(stages=1)
 
 def _added(acc: Any, c: Any) -> Any:
     return acc + c
+
+
+def _weighted(x: Any, column: Any, row: Any) -> Any:
+    return relu(x) * column + row
 
 
 RESIDUAL = Epilogue(_added, operands={"c": Matrix()}, stages=1)
@@ -209,6 +215,20 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: ReduceRows(RowForm(1000, 4, 1024, 4, packed=True)),
         lambda: ReduceRows(RowForm(500, 1, 256, 1, 2, size=4, each=2)),
         ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Elementwise",
+        lambda: ElementwiseTiles(_weighted, (("c m n", 2), ("n", 2), ("c m", 2)), "c m n", (8, 512)),
+        lambda: ElementwiseTiles(_weighted, (("m n", 2), ("n", 2), ("", 2)), "m n", (8, 32), each=2),
+        ((1, 1, {"z2": 1}), (2, 1, {"z2": 1})),
+    ),
+    Registered(
+        "Elementwise, rows that begin anywhere",
+        lambda: ElementwiseRows(RowForm(101, 32, 128, 4, vector=2, packed=True), _weighted, ("x", "n", "m"), 2),
+        lambda: ElementwiseRows(
+            RowForm(30, 4, 32, 1, vector=4, each=2, width=2, packed=True), _weighted, ("x", "n", "m"), 4
+        ),
+        ((2, 1, {"w": 240, "r": 8}),),
     ),
     Registered(
         "Softmax, rows that begin anywhere",

@@ -19,6 +19,8 @@ from tmapipe.schedules.crossentropy import (
     CrossEntropyBackwardRows,
     CrossEntropyRows,
 )
+from tmapipe.schedules.elementwise import Elementwise, ElementwiseTiles
+from tmapipe.schedules.elementwiserows import ElementwiseRows
 from tmapipe.schedules.finishparts import FinishParts
 from tmapipe.schedules.gated import GatedGemm
 from tmapipe.schedules.gemm import Gemm
@@ -42,6 +44,9 @@ __all__ = [
     "CrossEntropyBackward",
     "CrossEntropyBackwardRows",
     "CrossEntropyRows",
+    "Elementwise",
+    "ElementwiseRows",
+    "ElementwiseTiles",
     "FinishParts",
     "GatedGemm",
     "Gemm",

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from tmapipe.dtypes import DType, dtype_of
 from tmapipe.tma_rules import ALIGNMENT
 
-__all__ = ["address_of", "alignment_of", "copied", "loadable", "place_of", "seen_as", "strides_of", "together"]
+__all__ = [
+    "address_of", "alignment_of", "converted", "copied", "expanded", "loadable", "padded", "place_of", "seen_as", "strides_of",
+    "together", "widest",
+]  # fmt: skip
 
 
 def loadable(x: Any) -> bool:
@@ -60,3 +64,44 @@ def strides_of(x: Any) -> tuple[int, ...]:
 def address_of(x: Any) -> int:
     """Where a tensor lies."""
     return int(x.ctypes.data) if isinstance(x, np.ndarray) else int(x.data_ptr())
+
+
+def expanded(x: Any, shape: tuple[int, ...]) -> Any:
+    """A tensor broadcast to *shape*, with strides of 0 along dimensions in which it is repeated, or of one element."""
+    steps = (0,) * (len(shape) - x.ndim) + tuple(
+        0 if n == 1 else s for n, s in zip(x.shape, strides_of(x), strict=True)
+    )
+    return seen_as(x, shape, steps)
+
+
+def padded(x: Any, whole: bool = False) -> Any:
+    """A copy of a tensor whose rows begin at multiples of 16 bytes, repeated as it was; or of the *whole* of it, dense."""
+    steps, unit = strides_of(x), ALIGNMENT // x.dtype.itemsize
+    kept = [n if step or whole else 1 for n, step in zip(x.shape, steps, strict=True)]
+    held, last = list(kept), max((dim for dim, n in enumerate(kept) if n > 1), default=0)
+    if not whole:
+        held[last] = -(-kept[last] // unit) * unit
+    some = seen_as(x, tuple(kept), tuple(step if n > 1 else 0 for n, step in zip(kept, steps, strict=True)))
+    if isinstance(x, np.ndarray):
+        made: Any = np.zeros(held, x.dtype)
+    else:
+        made = x.new_zeros(held)
+    inside = made[tuple(slice(n) for n in kept)]
+    if isinstance(x, np.ndarray):
+        inside[...] = some
+    else:
+        inside.copy_(some)
+    strides = tuple(step if n > 1 else 0 for n, step in zip(kept, strides_of(made), strict=True))
+    return seen_as(made, tuple(x.shape), strides)
+
+
+def converted(x: Any, dtype: DType) -> Any:
+    """A tensor of another type; itself if it is of that one."""
+    if isinstance(x, np.ndarray):
+        return x.astype(dtype.numpy, copy=False)
+    return x.to(getattr(sys.modules["torch"], dtype.torch))
+
+
+def widest(tensors: list[Any]) -> Any:
+    """The type of 32 bits of one of them if there is any, else that of the first."""
+    return dtype_of(max(tensors, key=lambda x: x.dtype.itemsize), "x")

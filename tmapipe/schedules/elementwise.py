@@ -1,0 +1,314 @@
+"""Elementwise: a function of any number of tensors whose shapes broadcast, element by element, at the speed of memory.
+
+    load (1 warp)      a tile of each tensor of rows and columns, a piece of each that varies along one -> a slot
+    work (warps)       reads them, each where it is repeated, computes, stores from registers
+
+Dimensions that follow one another alike in all tensors are joined first. A tensor has only those dimensions along which it
+varies, so what is repeated is read once a tile, from L2.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math as numbers
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tmapipe import math
+from tmapipe.barrier import BarrierRing
+from tmapipe.bind.memory import check_kind
+from tmapipe.bind.tensors import new_like
+from tmapipe.dtypes import as_dtype, dtype_of, fp32
+from tmapipe.errors import InputError
+from tmapipe.integers import ceil_div
+from tmapipe.isa.fragment import Fragment
+from tmapipe.kernel import KernelContext
+from tmapipe.protocol.tile import Tile
+from tmapipe.role import Role
+from tmapipe.schedule import Schedule
+from tmapipe.schedules.elementwiserows import ElementwiseKernel
+from tmapipe.schedules.rowkernel import KINDS
+from tmapipe.schedules.rowplaces import address_of, expanded, padded, seen_as, strides_of
+from tmapipe.stage import TmaLoadStage
+from tmapipe.thread_store import ThreadStoreStage
+from tmapipe.tiles.grid import GridTiles
+from tmapipe.tiles.raster import Grouped
+from tmapipe.tma_rules import ALIGNMENT
+
+DIMS = "abcmn"  # names of up to five dimensions, the last ones first
+ROW = 2048  # elements of a contiguous tensor that are seen as a row
+TILE = 8 << 10  # bytes of a tensor that a CTA loads
+FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is busy
+EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
+WIDTHS = 2048, 1024, 512, 256, 128, 64, 32  # columns of a tile
+WIDEST_BESIDE = 512  # columns of a tile beside which there are numbers of rows or columns: more rows share them
+VAIN = 1.125  # columns computed, of those that there are, up to which a wider tile is taken
+
+
+class ElementwiseTiles(Schedule):
+    """``y[..., m, n] = function(x0, x1, ...)``, of tensors that lie at multiples of 16 bytes.
+
+    Args:
+        function: Of fragments, such as ``lambda x, y: tp.math.relu(x) + y``.
+        inputs: Of each tensor the dimensions along which it varies, such as "m n", "n", "m" or "", and bytes of its elements.
+        dims: Of the output, the last ones of "a b c m n".
+        tile: (rows, columns) that a CTA takes. Beside a tensor that ends with "m", its rows are 16 bytes or more of that one.
+        vector: Bytes of which the output's rows are whole multiples.
+        ctas: CTAs that share a multiprocessor; None: as many as keep memory busy.
+        each: Tiles that a CTA takes one after another; None: 4 where a tile is few bytes, so that threads keep registers.
+    """
+
+    load, work = Role(warps=1), Role(warps=4)
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        inputs: tuple[tuple[str, int], ...] = (("m n", 2),),
+        dims: str = "m n",
+        tile: tuple[int, int] = (2, 2048),
+        vector: int = ALIGNMENT,
+        ctas: int | None = None,
+        each: int | None = None,
+    ):
+        self.function, self.inputs, self.over = function, inputs, dims
+        self.work = Role(warps=min(4, max(1, tile[0] * tile[1] // 512)))
+        bytes_ = max(TILE // 2, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
+        each = each or (EACH if bytes_ <= TILE else 1)
+        slots = 1 if each == 1 else 2
+        self.tiles = GridTiles(Grouped(1), ctas or max(2, min(8, ceil_div(FLIGHT, slots * bytes_))), each)
+        self.ring = BarrierRing(slots, producer=self.load, consumer=self.work)
+        for i, (along, size) in enumerate(inputs):
+            last, few = along[-1:], (ALIGNMENT // size,)
+            shape = few if last not in ("m", "n") else tile[:1] if last == "m" else tile if "m" in along else tile[1:]
+            named = along or f"z{i}"
+            setattr(self, f"x{i}", TmaLoadStage(named, tile=shape, ring=self.ring, l2_hint="evict_last"))
+        self.y = ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector)
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.produce() as slot:
+            for i, (along, size) in enumerate(self.inputs):
+                stage, unit = getattr(slot, f"x{i}"), ALIGNMENT // size
+                dims = along.split()
+                if not dims:
+                    stage.load_from(0)
+                elif dims[-1] in "mn":
+                    stage.load(tile)
+                else:
+                    *others, last = (getattr(tile, dim) for dim in dims)
+                    stage.load_from(*others, last // unit * unit)
+
+    @work.jit
+    def compute(self, k: KernelContext, tile: Tile) -> None:
+        whole = k.full("y", 0.0)
+        with k.ring.consume() as slot:
+            values = []
+            for i, (along, size) in enumerate(self.inputs):
+                stage, unit = getattr(slot, f"x{i}"), ALIGNMENT // size
+                dims = along.split()
+                if not dims:
+                    read = stage.read(at=0)
+                elif dims[-1] == "n":
+                    read = stage.read(like=whole) if "m" in dims else stage.read(columns_of=whole)
+                elif dims[-1] == "m":
+                    read = stage.read(rows_of=whole)
+                else:
+                    read = stage.read(at=getattr(tile, dims[-1]) % unit)
+                values.append(read)
+            k.y.store(tile, on_tile(self.function(*values), whole))
+
+
+def on_tile(result: Any, whole: Fragment) -> Any:
+    """What a function has returned, as a fragment of a whole tile, as *whole* is."""
+    if isinstance(result, Fragment) and result.along == "tile":
+        return result
+    here: Any = whole
+    return math.where(here == 0.0, result, whole)
+
+
+class Elementwise:
+    """A function of tensors of bf16, fp16, fp32 and int32 whose shapes broadcast, element by element, in fp32.
+
+    Args:
+        function: Of as many fragments as there are tensors: arithmetic, comparisons and functions of `tmapipe.math`, such as
+            ``lambda x, gate: x * tp.math.sigmoid(gate)``. It may use numbers that it has captured; a changed one makes another
+            kernel.
+        dtype: Of results: "bf16", "fp16" or "fp32"; None: that of all tensors, or of those of floats the wider, as in torch.
+    """
+
+    def __init__(self, function: Callable[..., Any], dtype: Any = None):
+        if not callable(function):
+            raise InputError("Elementwise(function)", function, "is called with fragments", "pass a function")
+        self.function, self.dtype = function, None if dtype is None else as_dtype(dtype)
+        try:
+            self.signature: Any = inspect.signature(function)
+        except ValueError:  # a built-in function that does not say
+            self.signature = None
+        self.fitted: dict[Any, Any] = {}
+
+    def __call__(self, *tensors: Any, out: Any = None) -> Any:
+        """``function(*tensors)``.
+
+        Args:
+            tensors: Of shapes that broadcast. One of no dimensions is a number; Python numbers belong into the function.
+            out: Where the result goes, of the shape that they broadcast to; None: made, with the largest tensor's order of
+                dimensions.
+
+        Returns:
+            The result.
+
+        Raises:
+            InputError: For shapes, types or counts that do not fit.
+        """
+        self._check(tensors)
+        try:
+            shape = np.broadcast_shapes(*(tuple(x.shape) for x in tensors))
+        except ValueError:
+            shapes = [tuple(x.shape) for x in tensors]
+            raise InputError("tensors", shapes, "are of shapes that broadcast", "reshape them") from None
+        views = [expanded(x, shape) for x in tensors]
+        if out is None:
+            out = self._made(tensors, views, shape)
+        check_kind("out", out)
+        if tuple(out.shape) != shape or dtype_of(out, "out").name not in KINDS:
+            rule = f"is of {shape}, as the tensors broadcast, in {', '.join(KINDS)}"
+            raise InputError("out", (tuple(out.shape), str(out.dtype)), rule, "make it so")
+        if 0 not in shape:
+            self._run(views, out)
+        return out
+
+    def _check(self, tensors: tuple[Any, ...]) -> None:
+        try:
+            if self.signature is not None:
+                self.signature.bind(*tensors)
+        except TypeError as error:
+            raise InputError("tensors", len(tensors), f"are what the function takes: {error}", "pass as many") from None
+        if not tensors:
+            raise InputError("tensors", (), "are what the result is made of", "pass one or more")
+        for i, x in enumerate(tensors):
+            check_kind(f"tensors[{i}]", x)
+            kind = dtype_of(x, f"tensors[{i}]").name
+            if kind not in (*KINDS, "int32"):
+                rule = f"is one of {', '.join(KINDS)}, int32"
+                raise InputError(f"tensors[{i}].dtype", kind, rule, "convert it")
+
+    def _made(self, tensors: tuple[Any, ...], views: list[Any], shape: tuple[int, ...]) -> Any:
+        """A new output, whose dimensions lie in the order of those of the first tensor of its shape."""
+        kinds = {kind.name: kind for x in tensors if (kind := dtype_of(x, "x")).name in KINDS}
+        dtype = self.dtype or (fp32 if len(kinds) != 1 else next(iter(kinds.values())))
+        whole = [strides_of(x) for x in views if all(strides_of(x)) or 1 in shape]
+        order = list(range(len(shape)))
+        for steps in whole[:1]:
+            order.sort(key=lambda dim: -steps[dim])
+        made = new_like(tensors[0], tuple(shape[dim] for dim in order), dtype)
+        back = sorted(range(len(shape)), key=order.__getitem__)
+        return made.transpose(back) if isinstance(made, np.ndarray) else made.permute(back)
+
+    def _run(self, views: list[Any], out: Any) -> None:
+        """Of tensors that have been broadcast."""
+        views, out = collapsed(views, out)
+        if strides_of(out)[-1] != 1:
+            rule = "has a dimension along which it is contiguous"
+            raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
+        views = [x if strides_of(x)[-1] in (0, 1) else padded(x) for x in views]
+        if out.ndim == 1 and out.shape[0] >= ROW:
+            rows = out.shape[0] // ROW
+            self._matrices([as_rows(x, rows, ROW) for x in views], as_rows(out, rows, ROW))
+            views, out = [x[rows * ROW :] for x in views], out[rows * ROW :]
+        if out.ndim == 1 and out.shape[0]:
+            views = [x if address_of(x) % ALIGNMENT == 0 else padded(x) for x in views]
+            self._tiles(*([as_rows(x, 1, x.shape[0]) for x in views], as_rows(out, 1, out.shape[0])))
+        elif out.ndim > 1:
+            self._matrices(views, out)
+
+    def _matrices(self, views: list[Any], out: Any) -> None:
+        """Of two dimensions or more."""
+        full = [x for x in views if 0 not in strides_of(x)]
+        if out.ndim <= len(DIMS) and all(map(_aligned, (*full, out))):
+            self._tiles([x if _aligned(x) else padded(x) for x in views], out)
+        elif out.ndim == 2:
+            self._rows(views, out)
+        elif len(full) < len(views) and out.ndim > 2:
+            self._run([x if 0 not in strides_of(x) else padded(x, whole=True) for x in views], out)
+        else:
+            for i in range(out.shape[0]):
+                self._run([x[i] for x in views], out[i])
+
+    def _tiles(self, views: list[Any], out: Any) -> None:
+        """By TMA, of tensors that it takes."""
+        names = DIMS[len(DIMS) - out.ndim :]
+        along = [" ".join(n for n, step in zip(names, strides_of(x), strict=True) if step) for x in views]
+        sizes = [x.dtype.itemsize for x in views]
+        beside = any(dims != " ".join(names) for dims in along)
+        least = max((ALIGNMENT // size for dims, size in zip(along, sizes, strict=True) if dims[-1:] == "m"), default=1)
+        tile = tile_of(tuple(out.shape[-2:]), max(sizes), beside, least)
+        steps = [step for step, n in zip(strides_of(out)[:-1], out.shape[:-1], strict=True) if n > 1]
+        size = out.dtype.itemsize
+        vector = numbers.gcd(ALIGNMENT, address_of(out), out.shape[-1] * size, *(step * size for step in steps))
+        inputs = tuple(zip(along, sizes, strict=True))
+        key = inputs, tile, vector, out.ndim
+        if key not in self.fitted:
+            self.fitted[key] = ElementwiseTiles(self.function, inputs, " ".join(names), tile, vector)
+        self.fitted[key](**{f"x{i}": varying(x) for i, x in enumerate(views)}, y=out)
+
+    def _rows(self, views: list[Any], out: Any) -> None:
+        """By rows that begin anywhere."""
+        kinds = tuple("mn"[not step[0]] if 0 in step else "x" for step in map(strides_of, views))
+        kernel = self.fitted.setdefault(kinds, ElementwiseKernel(self.function, kinds))
+        kernel(views, out)
+
+
+def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tuple[int, int]:
+    """The (rows, columns) that a CTA takes of a matrix of this shape.
+
+    Args:
+        size: Bytes of an element, the most of any tensor.
+        beside: Whether there are tensors of one number a row or a column.
+        least: Rows of a tile, at least.
+    """
+    many = TILE // size
+    most = min(many // least, WIDEST_BESIDE if beside else WIDTHS[0])
+    widths = [width for width in WIDTHS if width <= most]
+    vain = [ceil_div(shape[1], width) * width / shape[1] for width in widths]
+    fits = [width for width, part in zip(widths, vain, strict=True) if part <= max(VAIN, min(vain))]
+    rows = 1 << (shape[0] - 1).bit_length()
+    return max(least, min(rows, many // fits[0])), fits[0]
+
+
+def collapsed(views: list[Any], out: Any) -> tuple[list[Any], Any]:
+    """All with dimensions joined that follow one another in each of them, in the order of the output's."""
+    steps = list(zip(*map(strides_of, (*views, out)), strict=True))
+    dims = sorted(((n, each) for n, each in zip(out.shape, steps, strict=True) if n > 1), key=lambda dim: -dim[1][-1])
+    joined: list[tuple[int, tuple[int, ...]]] = []
+    for n, each in dims or [(1, (1,) * (len(views) + 1))]:
+        if joined and joined[-1][1] == tuple(step * n for step in each):
+            joined[-1] = (joined[-1][0] * n, each)
+        else:
+            joined.append((n, each))
+    shape = tuple(n for n, _ in joined)
+    *found, result = (seen_as(x, shape, tuple(each[i] for _, each in joined)) for i, x in enumerate((*views, out)))
+    return found, result
+
+
+def as_rows(x: Any, rows: int, columns: int) -> Any:
+    """The first elements of a vector, perhaps of one number that is repeated, as a matrix."""
+    (step,) = strides_of(x)
+    return seen_as(x, (rows, columns), (columns * step, step))
+
+
+def varying(x: Any) -> Any:
+    """A tensor without the dimensions along which it is repeated; of a number, a vector of one element."""
+    dims = [(n, step) for n, step in zip(x.shape, strides_of(x), strict=True) if step] or [(1, 1)]
+    shape, strides = zip(*dims, strict=True)
+    return seen_as(x, shape, strides)
+
+
+def _aligned(x: Any) -> bool:
+    """Whether TMA takes a tensor without the dimensions along which it is repeated."""
+    steps = [step for step in strides_of(x) if step]
+    size = x.dtype.itemsize
+    return (
+        address_of(x) % ALIGNMENT == 0 and steps[-1:] in ([], [1]) and not any(s * size % ALIGNMENT for s in steps[:-1])
+    )
