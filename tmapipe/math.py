@@ -21,8 +21,8 @@ from tmapipe.machine import elements
 
 __all__ = [
     "abs", "cast", "column_max", "column_min", "column_sum", "erf", "exp", "exp2", "floor", "gelu",
-    "log", "log2", "maximum", "minimum", "relu", "row_logsumexp", "row_max",
-    "row_min", "row_sum", "rsqrt", "sigmoid", "silu", "sqrt", "tanh", "where",
+    "log", "log2", "maximum", "minimum", "relu", "row_cumsum", "row_logsumexp", "row_max",
+    "row_min", "row_sum", "rsqrt", "sigmoid", "silu", "sqrt", "swap_pairs", "tanh", "where",
 ]  # fmt: skip
 
 
@@ -184,6 +184,27 @@ def row_logsumexp(x: Fragment, inside: Any = None, surely: tuple[int, int] | Non
 def row_min(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
     """The minimum of each row; infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
     return _reduced("minimum", "rows", x, inside, surely)
+
+
+def row_cumsum(x: Fragment) -> Fragment:
+    """The running sums of each row: of each element and all before it. Where a row lies in several warps, the role's
+    `ReductionScratch` has room for as many numbers a row as a thread has vectors of it: ``rows=`` so many times the rows.
+
+    Args:
+        x: A fragment of a whole tile. What does not count is 0: ``where(x.columns >= first, x, 0.0)``.
+    """
+    _check_fragment("row_cumsum", x)
+    return x.backend.cumsum(x)
+
+
+def swap_pairs(x: Fragment) -> Fragment:
+    """Each two neighbours of a row, columns 2 i and 2 i + 1, in each other's place: with complex numbers, the other part.
+
+    Args:
+        x: A fragment of a whole tile, or of one number a column, whose threads have two or more columns side by side.
+    """
+    _check_fragment("swap_pairs", x)
+    return x.backend.swap_pairs(x)
 
 
 def column_sum(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:

@@ -244,6 +244,10 @@ THREADS = {
     "layernorm's gradient": Kernel(READY_MADE["LayerNorm, gradient"], {}, {"m": 16, "n": 4096, "c": 2}),
     "copy by threads": Kernel(READY_MADE["Copy, by threads"], {}, {"a": 1, "b": 8, "w": 8 * 5001, "n": 5001}),
     "sums of rows": Kernel(READY_MADE["Reduce"], {}, {"m": 100, "w": 100_000}),
+    "cumsum": Kernel(READY_MADE["Cumsum"], {}, {"m": 7, "n": 20000}),
+    "cumsum, rows that begin anywhere": Kernel(
+        READY_MADE["Cumsum, rows that begin anywhere"], {}, {"a": 1, "b": 8, "w": 8 * 9001, "n": 9001}
+    ),
     "elementwise": Kernel(READY_MADE["Elementwise"], {"x2": "fp32"}, {"c": 2, "m": 20, "n": 1000}),
     "elementwise, rows that begin anywhere": Kernel(
         READY_MADE["Elementwise, rows that begin anywhere"], {}, {"m": 100, "n": 101, "w": 10100, "r": 100}

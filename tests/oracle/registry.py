@@ -17,6 +17,7 @@ from tmapipe.schedules import (
     CopyRows,
     CrossEntropyBackwardRows,
     CrossEntropyRows,
+    CumsumRows,
     ElementwiseRows,
     ElementwiseTiles,
     FinishParts,
@@ -215,6 +216,18 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: ReduceRows(RowForm(1000, 4, 1024, 4, packed=True)),
         lambda: ReduceRows(RowForm(500, 1, 256, 1, 2, size=4, each=2)),
         ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Cumsum",
+        lambda: CumsumRows(RowForm(20000, 1, 4096, 4, 5, 5)),
+        lambda: CumsumRows(RowForm(512, 1, 256, 2, 2, width=4)),
+        ((1, 1, {}), (2, 2, {})),
+    ),
+    Registered(
+        "Cumsum, rows that begin anywhere",
+        lambda: CumsumRows(RowForm(9001, 1, 3072, 4, 3, 6, vector=2), 2),
+        lambda: CumsumRows(RowForm(500, 1, 256, 1, 2, vector=8), 8),
+        ((1, 1, {"b": 2, "w": 1000}),),
     ),
     Registered(
         "Elementwise",

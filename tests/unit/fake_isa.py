@@ -371,6 +371,7 @@ class RecordingIsa:
     # ---- reductions, of which the exchanges over warps and CTAs are noted -----------------------------------------
 
     exchange_for, over_warps = Fragments.exchange_for, Fragments.over_warps
+    cumsum, swap_pairs, whole_tile = Fragments.cumsum, Fragments.swap_pairs, Fragments.whole_tile
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
         return Fragments.reduce(self, values, op, along)  # type: ignore[arg-type]
@@ -398,6 +399,21 @@ class RecordingIsa:
 
     def read_partials(self, layout: Any, op: str, along: str, slot: SlotRef, peers: int = 1) -> tuple[Any, ...]:
         return ()
+
+    def scan_in_warp(self, layout: Any, kind: str, data: Any) -> tuple[Any, ...]:
+        return ()
+
+    def swapped_pairs(self, layout: Any, along: str, data: Any) -> tuple[Any, ...]:
+        return data
+
+    def chunk_totals(self, layout: Any, data: Any) -> tuple[Any, ...]:
+        return ()
+
+    def chunks_before(self, layout: Any, data: Any) -> tuple[Any, ...]:
+        return ()
+
+    def add_chunks(self, layout: Any, data: Any, before: Any) -> tuple[Any, ...]:
+        return data
 
     def write(self, slot: SlotRef, values: Any, at: Any = None) -> None:
         self._note("write", slot.buffer.name, slot.stage, values.data)

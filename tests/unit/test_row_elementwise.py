@@ -63,9 +63,9 @@ def check_views(device="cpu"):
     check([base[:, :40].expand(3, 37, 40), base[:3, :1, None]])
     image = base.view(-1)[: 4 * 5 * 6 * 7].view(4, 5, 6, 7)[:, 1:4, 1:5, 1:6]
     check([image, image[:, :1]])
-    turned = base[:32, :24].T.contiguous().T
-    assert check([turned, turned]).stride() == turned.stride()  # as it lies
-    check([turned, base[:32, :24]])
+    lying = base[:32, :24].T.contiguous().T
+    assert check([lying, lying]).stride() == lying.stride()  # as it lies
+    check([lying, base[:32, :24]])
     wide = torch.empty(37, 304, device=device)[:, 3:]
     assert check([base[:, :301], base[0, :301]], wide) is wide
 

@@ -13,7 +13,7 @@ from cutlass import Float32
 
 from tmapipe.gpu import control
 from tmapipe.gpu.functions import FUNCTIONS, choose
-from tmapipe.gpu.runs import Runs
+from tmapipe.gpu.scans import Scans
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.fragments import NEUTRAL
 from tmapipe.isa.values import SlotRef
@@ -29,7 +29,7 @@ FEW = 16  # values of a thread that logsumexp takes at a time
 COLUMN = (4, 8, 16)  # distances of lanes that share columns
 
 
-class Sums(Runs):
+class Sums(Scans):
     """Reductions, as documented in `tmapipe.isa.fragments`."""
 
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Any, before: Any) -> Any:
@@ -106,6 +106,8 @@ class Sums(Runs):
         self.isa.when(self.isa.lane < (1 if along == "rows" else layout.row_lanes), write)
 
     def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
+        if op == "before":
+            return self.chunks_read(layout, slot)
         if peers > 1:
             return self._read_far(layout, op, slot, peers)
         source = self.isa.buffers[slot.buffer.name]

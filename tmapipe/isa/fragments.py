@@ -13,7 +13,8 @@ from typing import Any
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment, combine, in_range
-from tmapipe.isa.values import Carried, SlotRef, Value
+from tmapipe.isa.scans import Scans
+from tmapipe.isa.values import SlotRef, Value
 from tmapipe.plan.model import Barrier, Distributed, Matmul, RoleWarps
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 
@@ -31,7 +32,7 @@ NEUTRAL = {
 }
 
 
-class Fragments(Carried):
+class Fragments(Scans):
     """What one warp does with fragments.
 
     exchanges: for reductions over several warps, by the first warp of the role. numbers: (kind, types), tried in order.
@@ -307,10 +308,11 @@ class Fragments(Carried):
         holds = place < end if first is None else (place >= first) & (place < end)
         return combine("where", holds, tile, other)
 
-    def exchange_for(self, layout: ThreadLayout, kind: str, along: str) -> Exchange:
-        """The role's `ReductionScratch`. Raises `InputError` if it has none that these numbers go through."""
+    def exchange_for(self, layout: ThreadLayout, kind: str, along: str, width: int = 0) -> Exchange:
+        """The role's `ReductionScratch`, for *width* numbers a warp, if not one a row or a column. Raises `InputError` if it
+        has none that these numbers go through."""
         found = self.exchanges.get(layout.first_warp)
-        width = layout.row_slots if along == "rows" else layout.columns
+        width = width or (layout.row_slots if along == "rows" else layout.columns)
         if found is not None and found.peers > 1 and (along == "columns" or layout.row_lanes < 32):
             rule = "has rows over CTAs of the cluster, and over all lanes of a warp" if along == "rows" else ""
             rule = rule or "has columns in several warps, in a role whose reductions are over rows in several CTAs"
@@ -360,7 +362,7 @@ class Fragments(Carried):
 
     def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
         """One number a row or column: those of the warps that share it, in so many CTAs, combined in the same order in all of
-        them. Generic proxy."""
+        them; *op* "before": of `chunk_totals`, what `chunks_before` gives, over these warps. Generic proxy."""
         raise NotImplementedError
 
     # ---- data -----------------------------------------------------------------------------------------------------

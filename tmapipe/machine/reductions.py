@@ -13,7 +13,8 @@ from tmapipe.isa import ops
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine import elements
-from tmapipe.machine.accesses import SlotAccesses, of_data
+from tmapipe.machine.accesses import of_data
+from tmapipe.machine.scans import Scans
 from tmapipe.plan.thread_layout import ThreadLayout
 
 __all__ = ["NOTHING", "Reductions"]
@@ -53,7 +54,7 @@ def lines_of(layout: ThreadLayout, warp: int, along: str) -> list[tuple[np.ndarr
     ]
 
 
-class Reductions(SlotAccesses):
+class Reductions(Scans):
     """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
 
     @of_data
@@ -82,7 +83,10 @@ class Reductions(SlotAccesses):
         if self.memory is not None:
             at, places = self._shared(layout, along)
             partial = np.zeros((1, columns), np.float32)
-            partial[0, places] = data[at]
+            if data.ndim == 1:
+                partial[0, places] = data[at]
+            else:  # chunks of rows
+                partial[0, : data[at].size] = data[at].ravel()
         self._write(slot, partial, (layout.warp(self.isa.warp), warps, "rows"))
 
     def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
@@ -101,6 +105,8 @@ class Reductions(SlotAccesses):
     @of_data
     def _combined(self, layout: ThreadLayout, op: str, along: str, partials: Any, peers: int) -> Any:
         at, places = self._shared(layout, along)
+        if op == "before":
+            return self.chunks_read(layout, at, partials)
         each = len(partials) // peers
         sharing = layout.sharing_warps(layout.warp(self.isa.warp), along)
         mine = [each * i + warp for i in range(peers) for warp in sharing]

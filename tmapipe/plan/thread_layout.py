@@ -40,6 +40,11 @@ class ThreadLayout:
     first_warp: int
     teams: int
 
+    @property
+    def chunks(self) -> int:
+        """Pieces of a row, one after another, of each of which a thread that has elements of the row has `width`."""
+        return self.column_slots // self.width
+
     def warp(self, warp: Any) -> Any:
         """The warp (its index in the CTA, of the role) in its team."""
         own = warp - self.first_warp

@@ -161,6 +161,11 @@ for _name in (
     "column_sums",
     "sum_parts",
     "join_parts",
+    "scan_in_warp",
+    "chunk_totals",
+    "chunks_before",
+    "add_chunks",
+    "swapped_pairs",
 ):
     setattr(TracingFragments, _name, _fragment_method(_name, "v"))
 _WRITES = ("write", "write_columns", "write_row_sums", "write_column_sums", "write_partial")

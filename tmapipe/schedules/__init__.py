@@ -19,6 +19,7 @@ from tmapipe.schedules.crossentropy import (
     CrossEntropyBackwardRows,
     CrossEntropyRows,
 )
+from tmapipe.schedules.cumsum import Cumsum, CumsumRows
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseTiles
 from tmapipe.schedules.elementwiserows import ElementwiseRows
 from tmapipe.schedules.finishparts import FinishParts
@@ -44,6 +45,8 @@ __all__ = [
     "CrossEntropyBackward",
     "CrossEntropyBackwardRows",
     "CrossEntropyRows",
+    "Cumsum",
+    "CumsumRows",
     "Elementwise",
     "ElementwiseRows",
     "ElementwiseTiles",

@@ -1,0 +1,100 @@
+"""Running sums along rows, and neighbours in pairs: what one warp does with the order of a row's elements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.values import Carried, SlotRef
+
+if TYPE_CHECKING:
+    from tmapipe.isa.exchange import Exchange
+    from tmapipe.plan.thread_layout import ThreadLayout
+
+
+class Scans(Carried):
+    """Methods of `tmapipe.isa.fragments.Fragments`.
+
+    A row lies in *chunks*, one after another: of each, every warp that shares the row has a piece, and every lane a vector.
+    """
+
+    exchanges: dict[int, Exchange]
+
+    def cumsum(self, values: Fragment) -> Fragment:
+        """Of each row the running sums, in fp32 or int32: of each element and all before it.
+
+        They are made in a thread, then over the lanes that share a row by ``shfl.up``, then over its chunks and, through
+        shared memory, over warps. The order depends on the layout alone.
+        """
+        tile = self.whole_tile("the running sums of rows", values)
+        layout, kind = tile.layout, tile.kind
+        assert layout is not None
+        several = len(layout.sharing_warps(0, "rows")) > 1
+        exchange = self.exchanges.get(layout.first_warp)
+        if exchange is not None and exchange.peers > 1:
+            rule = "lies in a role whose reductions are over rows in several CTAs, which running sums are not"
+            raise InputError("row_cumsum of a tile", (layout.rows, layout.columns), rule, "use another role")
+        data = self.scan_in_warp(layout, kind, tile.data)
+        if layout.chunks == 1 and not several:
+            return Fragment(self, layout, "tile", kind, data)  # type: ignore[arg-type]
+        totals = self.chunk_totals(layout, data)
+        if several:
+            exchange = self.exchange_for(layout, kind, "rows", layout.row_slots * layout.chunks)
+            slot = exchange.take()
+            self.write_partial(layout, "rows", totals, slot)
+            exchange.sync()
+            before = self.read_partials(layout, "before", "rows", slot)
+            exchange.read()
+        else:
+            before = self.chunks_before(layout, totals)
+        return Fragment(self, layout, "tile", kind, self.add_chunks(layout, data, before))  # type: ignore[arg-type]
+
+    def swap_pairs(self, values: Fragment) -> Fragment:
+        """Columns 2 i and 2 i + 1 of a tile, or of one number a column, swapped: a thread has both."""
+        layout = values.layout
+        if layout is None or values.along not in ("tile", "columns"):
+            raise ScopeError(f"neighbours of {values!r} swapped. They are of a whole tile, or of one number a column.")
+        if layout.width % 2:
+            rule = "has its columns one by one in threads, where neighbours are in different ones"
+            raise InputError("swap_pairs of a tile", (layout.rows, layout.columns), rule, "use fewer warps")
+        data = self.swapped_pairs(layout, values.along, values.data)
+        return Fragment(self, layout, values.along, values.kind, data)  # type: ignore[arg-type]
+
+    def whole_tile(self, what: str, values: Fragment) -> Fragment:
+        """*values* of a whole tile in fp32 or int32."""
+        layout = values.layout
+        if layout is None or values.along == "parts":
+            raise ScopeError(f"{what} of {values!r}. They are of a whole tile, such as acc.values().")
+        layout.check_rows()
+        kind = "int32" if values.kind == "bool" else values.kind
+        data = self.expand(layout, values.along, self.convert(values.data, values.kind, kind), "tile")
+        return Fragment(self, layout, "tile", kind, data)  # type: ignore[arg-type]
+
+    def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
+        """The running sums of each row and chunk of a whole tile's data, over the lanes of a warp."""
+        raise NotImplementedError
+
+    def chunk_totals(self, layout: ThreadLayout, data: Any) -> Any:
+        """What `scan_in_warp` gave for the last element of each row and chunk: `layout.chunks` numbers a row slot."""
+        raise NotImplementedError
+
+    def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
+        """Of what `chunk_totals` gave, for each row and chunk the sum of those before it."""
+        raise NotImplementedError
+
+    def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
+        """A whole tile's data with a number added for each row and chunk."""
+        raise NotImplementedError
+
+    def swapped_pairs(self, layout: ThreadLayout, along: str, data: Any) -> Any:
+        """Data along a "tile" or its "columns" in which neighbours have changed places."""
+        raise NotImplementedError
+
+    if TYPE_CHECKING:  # of `Fragments`
+
+        def expand(self, layout: Any, along: str, data: Any, to: str) -> Any: ...
+        def convert(self, data: Any, kind: str, to: str) -> Any: ...
+        def exchange_for(self, layout: Any, kind: str, along: str, width: int = 0) -> Exchange: ...
+        def write_partial(self, layout: Any, along: str, data: Any, slot: SlotRef) -> None: ...
+        def read_partials(self, layout: Any, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any: ...
