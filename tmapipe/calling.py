@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,22 @@ from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import check_held, check_kind, note_written
 from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, needed
+from tmapipe.fields import is_count
 
 if TYPE_CHECKING:
     from tmapipe.gpu.launch import Launcher
+    from tmapipe.machine import Machine, Run
     from tmapipe.schedule import Schedule
 
-__all__ = ["as_declared", "check_one_kernel", "first_call", "launcher_for", "prepared"]
+__all__ = [
+    "as_declared",
+    "check_clusters",
+    "check_one_kernel",
+    "first_call",
+    "launcher_for",
+    "on_model",
+    "prepared",
+]
 
 Tensors = tuple[Any, ...]
 
@@ -78,6 +89,32 @@ def check_one_kernel(schedule: Schedule, what: str) -> None:
     if not schedule.one_kernel:
         rule = "is of a schedule whose call is one kernel; this one views its tensors otherwise, or adds up parts"
         raise InputError(f"{type(schedule).__name__}.{what}", schedule, rule, "call it, perhaps in a CUDA graph")
+
+
+def check_clusters(clusters: Any) -> None:
+    """Raises `InputError` for what is neither a number of clusters nor None."""
+    if clusters is not None and not (is_count(clusters) and clusters <= 1024):
+        raise InputError("clusters", clusters, "is a number of clusters from 1 to 1024, or None", "leave it out")
+
+
+def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Callable[..., Machine]) -> Run:
+    """Runs these tensors on what *machine* makes of a plan and options: a `Machine`. clusters: as of `Schedule.simulate`."""
+    from tmapipe.machine import steps_for
+    from tmapipe.program.replay import replay
+    from tmapipe.program.trace import trace
+
+    plan = schedule.plan(bound.dtypes)
+    spans = schedule.spans(bound.shapes)
+    if spans is not None and clusters not in (None, spans):
+        rule = f"is {spans}, since each cluster takes its tiles of {schedule.tiles} and no others"
+        raise InputError("clusters", clusters, rule, "leave it out")
+    clusters = clusters or spans or min(2, schedule.cluster_count(bound.shapes))
+    tiles = math.prod(schedule.grid(lambda name, i: bound.shapes[name][i]).values())  # one cluster may take them all
+    by_tables = plan.tables or schedule.tiles.in_parts  # which say what is written
+    whole = () if by_tables else bound.made
+    made = machine(plan, max_steps=steps_for(plan, max(tiles, clusters)), whole=whole)
+    program = trace(schedule, plan)
+    return made.run(lambda isa: replay(program, isa), bound.arrays(), clusters)
 
 
 def _run_again(schedule: Schedule, bound: Bound) -> Any:

@@ -7,7 +7,7 @@ model. Subclass it to replace a body or a part.
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from tmapipe.bind import tensors as tensors_
 from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import note_written
-from tmapipe.calling import as_declared, check_one_kernel, first_call, prepared
+from tmapipe.calling import as_declared, check_clusters, check_one_kernel, first_call, on_model, prepared
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, needed
-from tmapipe.fields import check_bool, is_count
+from tmapipe.fields import check_bool
 from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare
 from tmapipe.plan.equality import key_of, same
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tmapipe.gpu.build import Compiled
     from tmapipe.kernel import KernelContext
     from tmapipe.machine import Run
+    from tmapipe.timeline.trace import Trace
 
 __all__ = ["Schedule"]
 
@@ -306,7 +307,7 @@ class Schedule:
             clusters: In the grid, 1 to 1024; by default up to 2, so that persistent CTAs get more than one tile. With
                 `GridTiles`, which says how many there are, leave it out.
             seed: Of the order in which the model's agents take their steps.
-            trace: Keep every step and its source line, for `Run.timeline`.
+            trace: Keep every step and its source line, for `Run.timeline`. (`trace` also has times.)
             named: As of a call.
 
         Raises:
@@ -314,8 +315,7 @@ class Schedule:
             DeadlockError: If no warp can go on.
             HazardError: For an access that the hardware would not order.
         """
-        if clusters is not None and not (is_count(clusters) and clusters <= 1024):
-            raise InputError("clusters", clusters, "is a number of clusters from 1 to 1024, or None", "leave it out")
+        check_clusters(clusters)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError("seed", seed, "is a whole number", "e.g. 3")
         check_bool("trace", trace)
@@ -332,27 +332,32 @@ class Schedule:
         check_rows(self.declared, self.axes, bound.shapes)
         return bound
 
-    def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
-        from tmapipe.machine import Layout, Machine, Run, steps_for
-        from tmapipe.program.replay import replay
-        from tmapipe.program.trace import trace as traced
+    def trace(self, *tensors: Any, out: Any = None, clusters: int | None = None, **named: Any) -> Trace:
+        """Runs CPU tensors or NumPy arrays on the machine model with a cost model of an H200: what runs when, what waits for
+        what. ``trace(...).write_timeline("page.html")`` draws it, with what the check finds; a hang up to where it hangs.
 
-        plan = self.plan(bound.dtypes)
+        Args:
+            tensors, out, clusters, named: As of `simulate`. Of a grid of more clusters, the first two are drawn.
+
+        Raises:
+            InputError: For tensors that do not fit.
+        """
+        from tmapipe.timeline.run import trace
+
+        check_one_kernel(self, "trace")
+        check_clusters(clusters)
+        bound = self.bind(*tensors, out=out, **named)
+        traced = trace(self, bound, clusters)
+        note_written(bound.outputs)
+        return traced
+
+    def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
+        from tmapipe.machine import Layout, Machine, Run
+
         if bound.empty:
             bound.fill_outputs(self.empty_value(bound))
-            return Run(Layout(plan), trace)
-        spans = self.spans(bound.shapes)
-        if spans is not None and clusters not in (None, spans):
-            rule = f"is {spans}, since each cluster takes its tiles of {self.tiles} and no others"
-            raise InputError("clusters", clusters, rule, "leave it out")
-        clusters = clusters or spans or min(2, self.cluster_count(bound.shapes))
-        tiles = math.prod(self.grid(lambda name, i: bound.shapes[name][i]).values())  # one cluster may take them all
-        steps = steps_for(plan, max(tiles, clusters))
-        by_tables = plan.tables or self.tiles.in_parts  # which say what is written
-        whole = () if by_tables else bound.made
-        machine = Machine(plan, seed=seed, trace=trace, max_steps=steps, whole=whole)
-        program = traced(self, plan)
-        return machine.run(lambda isa: replay(program, isa), bound.arrays(), clusters)
+            return Run(Layout(self.plan(bound.dtypes)), trace)
+        return on_model(self, bound, clusters, functools.partial(Machine, seed=seed, trace=trace))
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
         """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""

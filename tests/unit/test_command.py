@@ -142,6 +142,24 @@ def test_simulates_shipped_schedules_against_what_they_compute(mine):
     assert code == 0 and document["outputs"][0]["dtype"] == "bfloat16"
 
 
+def test_draws_timelines(mine):
+    for name, options in (("mine.py:Copy", ["-o", "drawn/page.html"]), ("Softmax", ["--dtype", "x=fp32"])):
+        code, document = said("timeline", name, "--shape", "x=20x256", *options)
+        assert code == 0 and document["cycles"] > 0 and not document["findings"] and "load" in document["roles"]
+        assert pathlib.Path(document["file"]).read_text().startswith("<!doctype html>")
+    code, document = said("timeline", "mine.py:Broken", "--shape", "x=20x256", "-o", "broken.json")
+    assert code == 1 and "TRIP_COUNTS" in document["findings"]
+    events = json.loads((mine / "broken.json").read_text())["traceEvents"]
+    assert {"X", "s", "f", "C", "i"} <= {event["ph"] for event in events}
+    for arguments in (
+        ["Copy"],
+        ["Copy", "--shape", "x=0x256"],
+        ["mine.py:Copy", "--shape", "x=8x256", "-o", "mine.py/a"],
+    ):
+        code, document = said("timeline", *arguments)
+        assert code == 2 and document["error"]["fix"]
+
+
 def test_takes_tensors_from_files(mine):
     np.save("x.npy", np.arange(512, dtype=np.float32).reshape(2, 256))
     code, document = said("simulate", "mine.py:Copy", "--tensor", "x=x.npy", "--dtype", "x=fp32")

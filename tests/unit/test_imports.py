@@ -108,6 +108,7 @@ LAYERS = (
     ("prove",),
     ("math",),
     ("calling",),
+    ("timeline",),
     ("schedule",),
     ("schedules",),
     ("tuning", "testing"),

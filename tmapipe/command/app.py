@@ -11,6 +11,7 @@ import typer
 import tmapipe
 from tmapipe.command.answer import WRONG, answering, working
 from tmapipe.command.compared import references, simulate_seeds
+from tmapipe.command.drawn import timeline
 from tmapipe.command.machine import bench, cache, demo, doctor, tune
 from tmapipe.command.named import made, settings_of
 from tmapipe.command.tensors import dtypes_of, fitted, tensors_of
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (doctor, cache, demo, tune):
+for verb in (doctor, cache, demo, tune, timeline):
     app.command()(verb)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 
@@ -68,7 +69,10 @@ def check(
     shape: OfRows = [],  # noqa: B006
     arch: Arch = None,
     sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a SARIF 2.1.0 log.")] = None,
-    timeline: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the findings' steps.")] = None,
+    drawn: Annotated[
+        Path | None,
+        typer.Option("--timeline", metavar="FILE", help="Also draw the findings' steps: .html, or .json for Perfetto."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Proves that a schedule cannot hang, race or corrupt, or says what can go wrong. Exit code 1: it can."""
@@ -81,8 +85,8 @@ def check(
         answer.code = 0 if report.ok else WRONG
         if sarif is not None:
             _write(sarif, json.dumps(report.to_sarif(), indent=1) + "\n")
-        if timeline is not None:
-            _write(timeline, json.dumps(report.timeline(), indent=1) + "\n")
+        if drawn is not None:
+            _write(drawn, report.drawn(drawn))
 
 
 @app.command()
@@ -144,8 +148,9 @@ def simulate(
         str | None,
         typer.Option(metavar="OBJECT", help="A function that returns the outputs, of the inputs by name."),
     ] = None,
-    timeline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the first run, for ui.perfetto.dev.")
+    drawn: Annotated[
+        Path | None,
+        typer.Option("--timeline", metavar="FILE", help="Draw the first run: .html, or .json for Perfetto."),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -157,7 +162,7 @@ def simulate(
         right = references(given, reference)
         with working(f"running {schedule}", seeds) as step:
             found = simulate_seeds(
-                given, inputs, range(seed, seed + seeds), clusters, dtypes_of(dtype), right, timeline, step
+                given, inputs, range(seed, seed + seeds), clusters, dtypes_of(dtype), right, drawn, step
             )
         answer.facts, answer.text, answer.code = found.facts, found.text, found.code
 

@@ -84,6 +84,14 @@ class Machine:
         written.finish(self.whole)
         return run
 
+    def isa(self, *arguments: Any) -> MachineIsa:
+        """The instruction set of one warp, of arguments as of `MachineIsa`."""
+        return MachineIsa(*arguments)
+
+    def scheduler(self, state: State, programs: list[Iterator[Any]], where: Callable[[int], str | None]) -> Scheduler:
+        """What runs one cluster. Arguments as of `Scheduler`."""
+        return Scheduler(state, programs, self.policy, self.seed, (), self.max_steps, where)
+
     def _check(self, tensors: dict[str, Any]) -> None:
         shapes = shapes_of(tensors)
         for part in self.plan.transfers:
@@ -103,7 +111,7 @@ class Machine:
         shapes = shapes_of(tensors)
         warps = [greenlet.greenlet(entry) for _ in range(self.layout.agents)]
         programs = [
-            _operations(warp, MachineIsa(self.layout, agent, cluster, clusters, shapes, emit, memory))
+            _operations(warp, self.isa(self.layout, agent, cluster, clusters, shapes, emit, memory))
             for agent, warp in enumerate(warps)
         ]
 
@@ -112,7 +120,7 @@ class Machine:
             return None if frame is None else find_location(frame)
 
         state = State(self.layout, split_loads=True)
-        scheduler = Scheduler(state, programs, self.policy, self.seed, (), self.max_steps, where)
+        scheduler = self.scheduler(state, programs, where)
         written.begin(cluster, where)
         watchers: list[Watcher] = [written.watch, memory.perform, run.watch]
         if self.observer is not None:

@@ -13,9 +13,12 @@ from typing import Any
 
 import attrs
 
+from tmapipe.machine.page import page
+
 __all__ = ["Drawn", "Event", "Timeline"]
 
 ENGINES = 1000  # thread ids from here on are lanes of engines
+SLOTS = 10**9  # and from here on slots of rings
 LANES = 100_000  # ids an engine: far more than copies fit in flight, of which each slot of 128 bytes can have several
 NAMED = ("role", "ring", "barrier", "slot", "phase", "parity")
 
@@ -90,6 +93,64 @@ class Timeline:
             }
         )
 
+    def span(
+        self, event: Event, category: str, began: int, end: int, process: int, title: str, more: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A slice from *began* to *end*, in nanoseconds. category: "op", "wait", "stuck", "compute", "tile" or "engine"; more:
+        further arguments; the others as of `add`. Returns it."""
+        pid, tid = process + event.cta, event.warp
+        name = f"{event.role} (warp {event.warp})"
+        end = max(end, began + 1)
+        if event.engine is not None:
+            tid = self._lane(pid, event.engine, began, end)
+            name = f"{event.engine} {(tid - ENGINES) % LANES}"
+        self._name(pid, -1, f"{title}CTA {event.cta}")
+        self._name(pid, tid, name)
+        args = {name: getattr(event, name) for name in NAMED} | {"bytes": event.nbytes, "source": event.where, **more}
+        return self._slice(event.what, category, began, end, pid, tid, args)
+
+    def slot(
+        self, place: tuple[int, str], slot: tuple[int, str, int], what: str, began: int, end: int, more: dict[str, Any]
+    ) -> None:
+        """A slot of a ring is something for some time. place: process and its name; slot: the ring's number and name, and the
+        slot's number in it."""
+        (pid, title), (number, ring, index) = place, slot
+        self._name(pid, -1, title)
+        self._name(pid, tid := SLOTS + LANES * number + index, f"{ring}[{index}]")
+        self._slice(what, "slot", began, max(end, began + 1), pid, tid, more)
+
+    def _slice(
+        self, name: str, category: str, began: int, end: int, pid: int, tid: int, args: dict[str, Any]
+    ) -> dict[str, Any]:
+        made = {
+            "name": name,
+            "cat": category,
+            "ph": "X",
+            "ts": began / 1000,
+            "dur": (end - began) / 1000,
+            "pid": pid,
+            "tid": tid,
+            "args": {name: value for name, value in args.items() if value not in (None, "")},
+        }
+        self.events.append(made)
+        return made
+
+    def count(self, pid: int, name: str, time: int, numbers: dict[str, int]) -> None:
+        """Counters from *time* on, in nanoseconds."""
+        self.events.append({"name": name, "cat": "ring", "ph": "C", "ts": time / 1000, "pid": pid, "args": numbers})
+
+    def arrow(self, number: int, tail: dict[str, Any], head: dict[str, Any], name: str) -> None:
+        """From the end of one slice to that of another, which it ended. number: its own."""
+        both: dict[str, Any] = {"name": name, "cat": "ends", "id": number}
+        for slice_, ph in ((tail, {"ph": "s"}), (head, {"ph": "f", "bp": "e"})):
+            last = max(round(slice_["ts"] * 1000), round((slice_["ts"] + slice_["dur"]) * 1000) - 1) / 1000
+            self.events.append({**both, **ph, "ts": last, "pid": slice_["pid"], "tid": slice_["tid"]})
+
+    def flag(self, place: dict[str, Any], name: str, args: dict[str, Any]) -> None:
+        """A finding, at the beginning of a slice."""
+        at = {"ts": place["ts"], "pid": place["pid"], "tid": place["tid"]}
+        self.events.append({"name": name, "cat": "finding", "ph": "i", "s": "p", **at, "args": args})
+
     def mark(self, event: Event, name: str, args: dict[str, Any], process: int = 0) -> None:
         """A mark at the step *event*, which has been added."""
         last = self.events[-1]
@@ -129,7 +190,14 @@ class Drawn:
         raise NotImplementedError
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Writes `timeline` as JSON, to be opened in https://ui.perfetto.dev or chrome://tracing."""
+        """Writes `timeline`: as a page for any browser if the file's name ends with ".html", else as JSON for
+        https://ui.perfetto.dev or chrome://tracing."""
+        text = self.drawn(path)
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(self.timeline(), file, indent=1)
-            file.write("\n")
+            file.write(text)
+
+    def drawn(self, path: str | os.PathLike[str]) -> str:
+        """What `write_timeline` writes to a file of this name."""
+        document = self.timeline()
+        as_page = os.fspath(path).endswith((".html", ".htm"))
+        return page(document) if as_page else json.dumps(document, indent=1) + "\n"

@@ -1,0 +1,273 @@
+"""Trace: a timed run of a schedule on the CPU model, as Chrome trace events and as a page (see `tmapipe.machine.timeline`).
+
+To the events of every timeline it adds: a slice for each output tile of a warp, which encloses what the warp does for it; of a
+wait, what it waits for; an arrow (``s`` and ``f``) from what ended a wait to its end; for each slot of a ring, how long it
+is being filled and in use, and as counters how many slots of a ring are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from tmapipe.isa import ops
+from tmapipe.isa.effects import declared
+from tmapipe.isa.ops import Flight
+from tmapipe.machine.describe import describe, event
+from tmapipe.machine.layout import Layout
+from tmapipe.machine.timeline import Drawn, Event, Timeline
+from tmapipe.plan.model import Plan
+from tmapipe.timeline.costs import Costs
+from tmapipe.timeline.occupancy import Occupancy
+from tmapipe.timeline.timed import Step, TimedMachine
+
+__all__ = ["Mark", "Trace", "clock_of"]
+
+#: What a warp may wait for, in the order of the page's legend.
+REASONS = ("data", "a free slot", "a turn", "the tensor core", "stores", "warps", "the cluster", "registers")
+
+
+STUCK = 1.25  #: for how long, of what went before, warps that cannot go on are drawn
+
+
+@attrs.frozen
+class Mark:
+    """A finding, and where it is drawn.
+
+    Args:
+        title: In a few words.
+        args: kind, message, fix and source.
+        cta, warp, what: The step that shows it, in words as `describe` says it; "": none does.
+        note: Whether it is no error.
+    """
+
+    title: str
+    args: dict[str, str]
+    cta: int = 0
+    warp: int = 0
+    what: str = ""
+    note: bool = False
+
+
+class Trace(Drawn):
+    """What one `Schedule.trace` has recorded.
+
+    cycles: until the last warp has returned; nanoseconds: the same, at the clock of the cost model; findings: what the check
+    says that can go wrong, and if the run could not go on, where it stood.
+    """
+
+    def __init__(self, plan: Plan, machine: TimedMachine, findings: list[Mark]):
+        self.plan, self.findings, self._machine = plan, findings, machine
+        self._costs, self._layout = machine.costs, machine.layout
+        self.gigahertz = clock_of(plan, machine.costs)
+        self.steps = machine.steps
+        ends = [step.end for step in self.steps]
+        self.cycles = round(max(ends, default=0.0))
+
+    @property
+    def nanoseconds(self) -> float:
+        return self.cycles / self.gigahertz
+
+    def roles(self) -> dict[str, dict[str, float]]:
+        """By role, what parts of its warps' time it spends on what: "arithmetic", "operations", and of waits, what for."""
+        layout, found = self._layout, {}  # type: tuple[Layout, dict[str, dict[str, float]]]
+        whole = {role.name: max(1, self.cycles) * role.warps * layout.ctas for role in self.plan.roles}
+        clusters = 1 + max((step.cluster for step in self.steps), default=0)
+        for step in self.steps:
+            role = "" if isinstance(step.agent, Flight) else layout.role(step.agent)
+            if role not in whole:
+                continue
+            parts, every = found.setdefault(role, {}), whole[role] * clusters
+            waited, kind = step.began - step.came, "arithmetic" if step.op is None else "operations"
+            parts[kind] = parts.get(kind, 0.0) + (step.end - step.began) / every
+            if step.op is None or waited:
+                kind = "arithmetic" if step.op is None else reason(layout, step.op)
+                parts[kind] = parts.get(kind, 0.0) + waited / every
+        return found
+
+    def __repr__(self) -> str:
+        return f"Trace({self.plan.name}: {self.cycles} cycles, {len(self.findings)} findings)"
+
+    def timeline(self) -> dict[str, Any]:
+        """The Chrome trace events. Times are nanoseconds of the model's clock, over 1000 (the format's unit is 1 us)."""
+        return _Drawing(self._layout, self._costs, self.gigahertz, self._machine, self.findings).document()
+
+
+def clock_of(plan: Plan, costs: Costs) -> float:
+    """GHz: lower if tensor cores work."""
+    return costs.clock if plan.matmuls else costs.boosted
+
+
+class _Drawing:
+    """Makes the document of one trace."""
+
+    def __init__(self, layout: Layout, costs: Costs, gigahertz: float, machine: TimedMachine, findings: list[Mark]):
+        self.layout, self.gigahertz, self.machine, self.findings = layout, gigahertz, machine, findings
+        self.made = Timeline(layout.plan.name)
+        self.slices: dict[int, dict[str, Any]] = {}  # by number of the step
+        self.several = any(step.cluster for step in machine.steps)
+        self.arrows = 0
+        self.end = max((step.end for step in machine.steps), default=0.0)
+        if machine.blocked:
+            self.end *= STUCK
+
+    def document(self) -> dict[str, Any]:
+        steps = self.machine.steps
+        for span in self._tiles():
+            self._slice(*span)
+        for number, step in enumerate(steps):
+            self._step(number, step)
+        for cluster, agent, op, since, tile in self.machine.blocked:
+            self._stuck(cluster, agent, op, since, tile)
+        for number, step in enumerate(steps):
+            self._arrow(number, step)
+        Occupancy(self.layout, steps, self.end).draw(self.made, self._ns, self._title)
+        for found in self.findings:
+            self._mark(found)
+        document = self.made.document()
+        document["otherData"] |= {
+            "time": "nanoseconds",
+            "clock": f"{self.gigahertz} GHz",
+            "cycles": round(self.end),
+            "reasons": list(REASONS),
+        }
+        return document
+
+    def _ns(self, cycles: float) -> int:
+        return round(cycles / self.gigahertz)
+
+    def _title(self, cluster: int) -> str:
+        return f"cluster {cluster}, " if self.several else ""
+
+    # ---- slices ---------------------------------------------------------------------------------------------------
+
+    def _tiles(self) -> Iterator[tuple[int, int, str, float, float]]:
+        """Each output tile of each warp: (cluster, agent, name, from, to)."""
+        spans: dict[tuple[int, int], tuple[str, float, float]] = {}
+        for step in self.machine.steps:
+            if isinstance(step.agent, Flight):
+                continue
+            key = step.cluster, step.agent
+            known = spans.get(key)
+            if known is not None and known[0] == step.tile:
+                spans[key] = known[0], known[1], step.end
+                continue
+            if known is not None and known[0]:
+                yield (*key, *known)
+            spans[key] = step.tile, step.came, step.end
+        for key, known in spans.items():
+            stuck = any((cluster, agent) == key for cluster, agent, *_ in self.machine.blocked)
+            if known[0]:
+                yield (*key, known[0], known[1], self.end if stuck else known[2])
+
+    def _slice(self, cluster: int, agent: int, name: str, began: float, end: float) -> None:
+        cta, warp = divmod(agent, self.layout.warps)
+        made = Event(0, cta, "", name, role=self.layout.role(agent), warp=warp)
+        self.made.span(
+            made, "tile", self._ns(began), self._ns(end), cluster * self.layout.ctas, self._title(cluster), {}
+        )
+
+    def _step(self, number: int, step: Step) -> None:
+        layout, process, title = self.layout, step.cluster * self.layout.ctas, self._title(step.cluster)
+        more: dict[str, Any]
+        if step.op is None:
+            assert isinstance(step.agent, int)
+            cta, warp = divmod(step.agent, layout.warps)
+            made = Event(number, cta, "", "computes", role=layout.role(step.agent), warp=warp)
+            began, end, more = self._ns(step.began), self._ns(step.end), {"cycles": round(step.end - step.began)}
+            self.slices[number] = self.made.span(made, "compute", began, end, process, title, more)
+            return
+        what = described(layout, step.op) if isinstance(step.agent, Flight) else ""
+        if step.last is ops.StoreRead:
+            return  # the slice of a store is its way to memory
+        phase = phase_of(step)
+        made = event(layout, number, step.agent, step.op, what, phase)
+        more = {"cycles": round(step.end - step.came)}
+        category, came = "engine" if isinstance(step.agent, Flight) else "op", step.came
+        if isinstance(step.agent, Flight):
+            more["queued"] = round(step.began - step.came)
+            came = step.began
+        elif declared(type(step.op)).blocks:
+            more["waits for"] = reason(layout, step.op)
+            if step.began > step.came:
+                category = "wait"
+                more["waited"] = round(step.began - step.came)
+        if phase is not None and made.ring:
+            more["iteration"] = iteration(layout, step.op, phase)
+        self.slices[number] = self.made.span(made, category, self._ns(came), self._ns(step.end), process, title, more)
+
+    def _stuck(self, cluster: int, agent: int, op: Any, since: float, tile: str) -> None:
+        made = event(self.layout, len(self.machine.steps), agent, op)
+        made = attrs.evolve(made, what=f"{made.what} in vain")
+        more = {"waits for": reason(self.layout, op), "cycles": round(self.end - since)}
+        process = cluster * self.layout.ctas
+        self.made.span(made, "stuck", self._ns(since), self._ns(self.end), process, self._title(cluster), more)
+
+    # ---- arrows and marks -----------------------------------------------------------------------------------------
+
+    def _arrow(self, number: int, step: Step) -> None:
+        cause, here = self.slices.get(step.ended_by), self.slices.get(number)
+        if cause is None or here is None:
+            return
+        self.arrows += 1
+        self.made.arrow(self.arrows, cause, here, reason(self.layout, step.op))
+
+    def _mark(self, found: Mark) -> None:
+        """At the step that the finding names, or where its warp could not go on, or at the last one."""
+        warp = found.cta, found.warp
+        drawn = [each for each in self.made.events if each["ph"] == "X" and each["cat"] != "tile"]
+        own = [each for each in drawn if (each["pid"], each["tid"]) == warp]
+        named = [each for each in own if each["name"] == found.what]
+        stuck = [each for each in (*own, *drawn) if each["cat"] == "stuck"]
+        for place in (*named[:1], *stuck[:1], *(own or drawn)[-1:]):
+            return self.made.flag(place, found.title, found.args | ({"level": "note"} if found.note else {}))
+
+
+# ---- what a step is about -------------------------------------------------------------------------------------------------
+
+
+def described(layout: Layout, op: Any) -> str:
+    """What is under way, as its operation's sentence says it."""
+    text = describe(layout, op)
+    return text.removeprefix("starts ").removeprefix("the TMA load of ").removeprefix("the TMA store ")
+
+
+def phase_of(step: Step) -> int | None:
+    """The phase of an mbarrier that a step counted in, or saw complete."""
+    if isinstance(step.op, ops.MbarWait):
+        return int(step.facts)
+    counted = isinstance(step.facts, tuple) and step.facts and isinstance(step.facts[0], ops.Counted)
+    return step.facts[0].phase if counted else None
+
+
+def iteration(layout: Layout, op: Any, phase: int) -> int:
+    """How many slots of the ring came before the one that an operation on its barrier is about."""
+    barrier, stage = layout.bars[op.bar % layout.nbars]
+    ring = next(r for r in layout.plan.rings if barrier in r.barriers)
+    later = isinstance(op, ops.MbarWait) and barrier == ring.barriers[-1] and not ring.held
+    return (phase + later) * ring.stages + stage % ring.stages
+
+
+def reason(layout: Layout, op: Any) -> str:
+    """What a wait is for: one of `REASONS`."""
+    kind = type(op)
+    if kind is ops.MbarWait:
+        barrier = layout.barrier(op.bar)
+        ring = next((r for r in layout.plan.rings if barrier in r.barriers), None)
+        if ring is not None:
+            return "a free slot" if barrier == ring.barriers[-1] and not ring.held else "data"
+        queue = layout.plan.queue
+        if queue is not None and barrier in (queue.full, queue.free):
+            return "data" if barrier == queue.full else "a free slot"
+        return "a turn" if barrier.name.endswith(".turn") else "the cluster"
+    if kind is ops.BarWait and ".turn" in layout.named_barrier_name(op.id):
+        return "a turn"
+    return _REASONS[kind]
+
+
+_REASONS = {
+    ops.WgmmaWait: "the tensor core", ops.BulkWait: "stores", ops.BarWait: "warps", ops.ClusterWait: "the cluster",
+    ops.SetMaxNreg: "registers",
+}  # fmt: skip
