@@ -12,6 +12,7 @@ from tmapipe.integers import ceil_div
 from tmapipe.program.trace import trace
 from tmapipe.protocol.turns import TeamsInTurn
 from tmapipe.prove.joint import prove
+from tmapipe.prove.recurrence import RunState
 from tmapipe.tiles.persistent import NumberedTiles
 
 S = tp.schedules
@@ -161,3 +162,29 @@ FORMS = {
 def test_ping_pong_is_proved(name):
     found = prove(trace(FORMS[name]()))
     assert found.closed, found.why
+
+
+def test_a_joined_state_covers_both_and_a_joined_one_that_goes_wrong_is_taken_back(monkeypatch):
+    made, joined = RunState.knowing_less, []
+
+    def knowing_less(self, other):
+        found = made(self, other)
+        if found is not None:
+            joined.append((self.covered_by(found), other.covered_by(found), found.covered_by(other)))
+        return found
+
+    monkeypatch.setattr(RunState, "knowing_less", knowing_less)
+    program = trace(FORMS["two stages"]())
+    assert prove(program).closed
+    assert joined and all(mine and theirs for mine, theirs, _ in joined)
+    assert not all(same for *_, same in joined)
+
+    def knowing_nothing(self, other):
+        found = made(self, other)
+        if found is not None:
+            for clock in found.check.clocks.of:
+                clock[:] = 0
+        return found
+
+    monkeypatch.setattr(RunState, "knowing_less", knowing_nothing)
+    assert prove(program).closed, "the search begins again without joining"

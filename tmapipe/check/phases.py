@@ -46,9 +46,12 @@ class Phase:
         self.steps: list[Step] = []
 
     def copy(self) -> Phase:
-        if self.complete:
-            return self
+        return self if self.complete else self.apart()
+
+    def apart(self) -> Phase:
+        """A copy, also of a complete phase."""
         other = Phase(self.clock.copy())
+        other.complete = self.complete
         other.by, other.landed = dict(self.by), self.landed
         other.armed, other.loose, other.steps = list(self.armed), list(self.loose), list(self.steps)
         return other

@@ -54,6 +54,7 @@ class Future:
         for row, agents in zip(self.checked, sets.values(), strict=True):
             row[list(agents)] = True
         self.as_one = np.array([key[0] == "exit" for key in sets])
+        self.checked_of = _Numbers(lambda key: self.sets[_checked_against(key, self.sets)])  # by fact
         self.facts: dict[Key, int] = {}  # numbers of all that can be known, the same in all states
         self.knowers: dict[Key, int] = {}  # and of all who can know it
         self.forms: dict[tuple[Any, ...], int] = {}  # and of what must be equal in two states
@@ -116,14 +117,13 @@ class Future:
 
 
 class Here:
-    """Numbers of facts and knowers, by their names where the warps are. rename: to stages counted from there; facts: with
-    the set of warps that can be checked."""
+    """Numbers of facts and knowers, by their names where the warps are. rename: to stages counted from there."""
 
     def __init__(self, future: Future, rename: Renaming):
-        knowers, facts, checked = future.knowers, future.facts, future.sets
+        knowers, facts = future.knowers, future.facts
         self.rename = rename
         self.knowers = _Numbers(lambda key: _number(knowers, rename, key))
-        self.facts = _Numbers(lambda key: (_number(facts, rename, key), checked[_checked_against(key, checked)]))
+        self.facts = _Numbers(lambda key: _number(facts, rename, key))
 
 
 def _checked_against(fact: Key, sets: Mapping[Key, int]) -> Key:

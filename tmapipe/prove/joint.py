@@ -17,7 +17,7 @@ from tmapipe.check.linear import LinearCheck
 from tmapipe.check.log import FindingLog
 from tmapipe.errors import HazardError, PipelineError
 from tmapipe.machine import Layout, State
-from tmapipe.machine.scheduler import Scheduler
+from tmapipe.prove.driving import Driver, TooMany
 from tmapipe.prove.everything import everything, foreseen
 from tmapipe.prove.future import Future
 from tmapipe.prove.isa import Open
@@ -61,17 +61,21 @@ def prove(program: Any) -> Proof:
     """Whether every run of a traced program, as `trace` gives it, is safe: for every shape, every count, every cluster."""
     teams = any(role.teams > 1 for role in program.plan.roles)
     search = Search(program, not teams)
-    try:
-        search.run()
-    except (Stopped, Open, HazardError) as error:
-        why = str(error).split("\n")[0]
-        return Proof(False, search.count, search.log.order, why, tuple(sorted(search.loops.free)), search.facts())
-    return Proof(True, search.count, search.log.order, "", tuple(sorted(search.loops.free)))
+    error = search.error()
+    if error is not None and search.joined:
+        search = Search(program, not teams, joining=False)
+        error = search.error()
+    why = "" if error is None else str(error).split("\n")[0]
+    facts = frozenset() if error is None else search.facts()
+    return Proof(error is None, search.count, search.log.order, why, tuple(sorted(search.loops.free)), facts)
 
 
 class Search:
-    def __init__(self, program: Any, mixed: bool):
-        self.program = program
+    """One search. mixed: whether each tile may take other decisions on what is the same in a whole run; joining: whether
+    states of teams may be taken to know less than they do."""
+
+    def __init__(self, program: Any, mixed: bool, joining: bool = True):
+        self.program, self.teams, self.joining = program, not mixed, joining and not mixed
         self.shared = Shared(program)
         self.layout: Layout = self.shared.layout
         self.places = Places(self.layout, program.nodes)
@@ -79,6 +83,7 @@ class Search:
         self.loops = Loops(self.shared, self.places, self.solver, mixed)
         self.log = FindingLog(self.layout)
         self.count = 0
+        self.joined = False  # whether a state was taken to know less than it does
         self.future: Any = None
         self.known: dict[Any, list[RunState]] = {}
         self.stages = stages_of(self.layout)
@@ -89,6 +94,14 @@ class Search:
         self.idle: dict[Any, set[Any]] = {}  # location -> those to which nothing leads but decisions
 
     # ---- the search -------------------------------------------------------------------------------------------------
+
+    def error(self) -> Exception | None:
+        """Why it does not close, or None."""
+        try:
+            self.run()
+        except (Stopped, Open, HazardError) as error:
+            return error
+        return None
 
     def run(self) -> None:
         while True:
@@ -103,6 +116,7 @@ class Search:
         positions = Positions(layout)
         every, origin = everything(self.shared, self.places.pinned)
         positions.at.update(origin)
+        self.driver = Driver(layout.agents)
         self.future = Future(layout, [every], set(range(layout.agents)))
         first = RunState(State(layout), LinearCheck(layout, {}, self.log), positions, self.future)
         todo: list[tuple[Point, RunState, tuple[Any, ...]]] = [(start, first, ())]
@@ -125,8 +139,9 @@ class Search:
             if left:
                 found = left.pop(0)
             else:
-                found = options[-1]  # tiles of few steps first: what is left to look at later is then mostly covered
-                todo.extend((point, before, (*taken, other)) for other in options[:-1])
+                # tiles of few steps first, or for teams many: what is left to look at later is then mostly covered
+                found = options[0 if point.options and self.teams and len(point.loops) > 1 else -1]
+                todo.extend((point, before, (*taken, other)) for other in options if other is not found)
             taken.append(found)
             return found
 
@@ -148,14 +163,14 @@ class Search:
         for walker in now.walkers:
             self._skip(walker, state.positions)
         self._leave_out(now, state.positions)
-        known = self.is_known(now, state)
+        to = self.found(now, state)
         if began == (self.log.order, self.loops.iterations):
             self.idle.setdefault(point.key, set()).add(now.key)
-        if not known:
+        if to is not None:
             self.count += 1
             if self.count > MOST_STATES or self.log.order > MOST_EVENTS:
                 raise Stopped("still no state recurs")
-            todo.append((now, state, ()))
+            todo.append((now, to, ()))
 
     def facts(self) -> frozenset[Sym]:
         """What is decided where it is."""
@@ -184,40 +199,14 @@ class Search:
                 decided[condition] = self.solver.decided(replaced(condition, turns), facts)
             return decided[condition]
 
-        positions = state.positions
-        relative = positions.relative
-
-        def watch(agent: Any, op: Any, facts: Any) -> None:
-            if type(agent) is int:
-                relative(agent, op)
-
-        positions._positions = None
         entered: set[int] = set()  # loops of which only one thing could come; each at most once, so that this ends
         while True:
-            stops: list[Any] = [None] * len(now.walkers)
-
-            def feed(walker: Walker, stops: list[Any] = stops) -> Any:
-                while True:
-                    stop = walker.go_on(decide)
-                    self._skip(walker, positions)
-                    if stop is not None:
-                        stops[walker.agent] = stop
-                        return
-                    yield walker.queue.popleft()
-
-            programs = [feed(walker) for walker in now.walkers]
-            scheduler = Scheduler(
-                state.state, programs, "fair", watchers=(state.check.watch, watch), max_steps=1_000_000
-            )
             try:
-                scheduler._run_fair()
-            except HazardError as error:
+                stops = self.driver.run(now.walkers, state, decide, self._skip)
+            except TooMany:
+                raise Stopped("more operations than are looked at between two iterations") from None
+            except PipelineError as error:  # also one of the machine
                 raise Stopped(str(error).split("\n")[0]) from None
-            except PipelineError as error:
-                raise Stopped(str(error).split("\n")[0]) from None
-            for walker in now.walkers:
-                if scheduler.current[walker.agent] is not None:
-                    walker.queue.appendleft(scheduler.current[walker.agent])
             open_ = next((stop[1] for stop in stops if stop is not None and stop[0] == "decide"), None)
             if open_ is not None:
                 taken = choose([True, False])
@@ -282,7 +271,7 @@ class Search:
             for array in self.arrays[ring]:
                 where = walker.agent, array
                 positions.skipped[where] = positions.skipped.get(where, 0) + slots
-            positions._positions = None
+            positions.moved()
         walker.skips.clear()
 
     def _leave_out(self, now: Point, positions: Positions) -> None:
@@ -294,19 +283,24 @@ class Search:
                 other = live.keys[first]
                 there = at.get(other, 0) + skipped.get((other[0], other[2]), 0)
                 at[key] = there - skipped.get((key[0], key[2]), 0)
-                positions._positions = None
+                positions.moved()
 
     # ---- what recurs ------------------------------------------------------------------------------------------------
 
-    def is_known(self, now: Point, state: RunState) -> bool:
-        """Whether a state covers this one that was looked at; else this one is added."""
+    def found(self, now: Point, state: RunState) -> RunState | None:
+        """None if a state that was looked at covers this one; else the state to go on from, which is added: this one, or one
+        that knows less and covers it and others."""
         key = now.key = self._location(now, state)
         state.telling = self.spread.from_here(now.walkers)
         others = self.known.setdefault(key, [])
         if any(state.covered_by(each) for each in reversed(others)):
-            return True
+            return None
+        for each in reversed(others) if self.joining else ():
+            less = state.knowing_less(each)
+            if less is not None:
+                state, self.joined = less, True
         others[:] = [*(each for each in others if not each.covered_by(state)), state]
-        return False
+        return state
 
     def _location(self, now: Point, state: RunState) -> Any:
         here = state.here

@@ -58,6 +58,14 @@ class Positions:
             found.append(((agent, sort, array), (position - self.skipped.get((agent, array), 0)) % around, around))
         return found
 
+    def moved(self) -> None:
+        """Warps move on: where they are is looked up again."""
+        self._positions = None
+
+    def places(self, op: Any) -> list[tuple[Any, str, int, int]]:
+        """(sort of operation, array, stage, stages) of an operation. For waits, stages are counted through two laps."""
+        return self._apart(op)[1]
+
     def _apart(self, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]]]:
         key = without_position(op)
         parts = self.parts.get(key)

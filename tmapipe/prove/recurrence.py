@@ -57,6 +57,33 @@ class RunState:
         both = min(known.shape[1], enough.shape[1])
         return not ((known[at, :both] & ~enough[:, :both]).any() or known[at, both:].any())
 
+    def knowing_less(self, other: RunState) -> RunState | None:
+        """This state, but that complete phases of mbarriers tell only what they do in *other* as well, so that both are
+        covered by it; None if that is not all in which *other* knows less, or if it has facts of its own."""
+        if self.form != other.form:
+            return None
+        (mine, known, _), (theirs, _, enough) = self.known, other.known
+        at = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
+        if not (mine[at] == theirs).all():
+            return None
+        enough = np.pad(enough, ((0, 0), (0, max(0, known.shape[1] - enough.shape[1]))))
+        more = np.unpackbits(known[at] & ~enough[:, : known.shape[1]], axis=1)
+        names = {number: key for key, number in self.here.knowers.items() if key in self.knowers}
+        for column in np.flatnonzero(more.any(0)).tolist():
+            if names[column][0] != "complete" or not self.check.phases.waits[names[column][1]]:
+                return None
+        own = {number: key for key, number in self.here.facts.items() if key in self.facts}
+        found = self.copy()
+        found.telling = self.telling
+        done = found.check.phases.done
+        for row, column in np.argwhere(more).tolist():
+            bar = names[column][1]
+            if done[bar] is self.check.phases.done[bar]:
+                done[bar] = done[bar].apart()
+            for entry, least in self.facts[own[int(theirs[row])]]:
+                done[bar].clock[entry] = min(done[bar].clock[entry], least - 1)
+        return found if other.covered_by(found) else None
+
     # ---- the machine's state --------------------------------------------------------------------------------------
 
     @cached_property
@@ -117,39 +144,61 @@ class RunState:
         return _knowers(self.state, self.check, self.future)
 
     @cached_property
-    def knows(self) -> Any:
-        """By fact, who knows it."""
-        clocks = np.stack(list(self.knowers.values()), axis=1)
-        ways = [(i, *way) for i, known in enumerate(self.facts.values()) for way in known]
-        facts, entries, least = np.array(ways, np.int64).reshape(-1, 3).T
-        first = np.flatnonzero(np.diff(facts, prepend=-1))
-        found = np.zeros((len(self.facts), clocks.shape[1]), bool)
-        found[facts[first]] = np.logical_or.reduceat(clocks[entries] >= least[:, None], first)
-        return found
-
-    @cached_property
     def known(self) -> tuple[Any, Any, Any]:
         """The numbers of open facts; who knows each, and who knows it or is of no matter: bits, one a knower. Open: someone
         who can be checked against it does not know it.
 
         Numbers of facts and knowers are the same at all states that differ only in how far the warps are.
         """
-        future, here, keys = self.future, self.here, list(self.facts)
-        numbers, sets = np.array([here.facts[key] for key in keys]).T
-        checked, knowing = future.checked[sets], self.knows[:, : self.layout.agents]
+        future, here = self.future, self.here
+        keys, of, entries, least = self._ways()
+        warps = np.stack(self.check.clocks.of, axis=1)
+        knowing = _known_by(warps, len(keys), of, entries, least)
+        sets = np.array([future.checked_of[key] for key in keys])
+        checked = future.checked[sets]
         lacking = checked & ~knowing
         lacking[future.as_one[sets] & (checked & knowing).any(1)] = False
         is_open = np.flatnonzero(lacking.any(1))
-        is_open = is_open[np.argsort(numbers[is_open])]
-        rows = [here.knowers[key] for key in self.knowers]
+        numbers = np.array([here.facts[keys[i]] for i in is_open], np.int64)
+        order = np.argsort(numbers)
+        is_open, numbers = is_open[order], numbers[order]
+        knowers = self.knowers
+        rows = [here.knowers[key] for key in knowers]
+        place = np.full(len(keys), -1)
+        place[is_open] = range(len(is_open))
+        kept = np.flatnonzero(place[of] >= 0)
+        clocks = np.stack(list(knowers.values()), axis=1)
+        all_known = _known_by(clocks, len(is_open), place[of[kept]], entries[kept], least[kept])
         known = np.zeros((len(is_open), 1 + max(rows)), bool)
-        known[:, rows] = self.knows[is_open]
+        known[:, rows] = all_known
         enough = known
         if self.telling is not None:
             bars = [keys[i][1] if keys[i][0] == "bar" else -1 for i in is_open]
             enough = known.copy()
-            enough[:, rows] |= ~self.telling.matter(bars, lacking[is_open], knowing[is_open], list(self.knowers))
-        return numbers[is_open], np.packbits(known, axis=1), np.packbits(enough, axis=1)
+            enough[:, rows] |= ~self.telling.matter(bars, lacking[is_open], knowing[is_open], list(knowers))
+        return numbers, np.packbits(known, axis=1), np.packbits(enough, axis=1)
+
+    def _ways(self) -> tuple[list[Key], Any, Any, Any]:
+        """The facts; and of each way to know one: which, the entry of a clock, and the least value."""
+        of: list[int] = []
+        flat: list[int] = []
+        for i, known in enumerate(self.facts.values()):
+            for way in known:
+                of.append(i)
+                flat += way
+        entries, least = np.array(flat, np.int64).reshape(-1, 2).T
+        return list(self.facts), np.array(of, np.int64), entries, least
+
+
+def _known_by(clocks: Any, facts: int, of: Any, entries: Any, least: Any) -> Any:
+    """By fact, which clocks (columns) know it. of: by way to know a fact, which; in groups."""
+    found = np.zeros((facts, clocks.shape[1]), bool)
+    ways = clocks[entries] >= least[:, None]
+    first = np.flatnonzero(np.diff(of, prepend=-1))
+    found[of[first]] = ways[first]
+    more = np.flatnonzero(np.diff(of, prepend=-1) == 0)
+    np.logical_or.at(found, of[more], ways[more])
+    return found
 
 
 # ---- facts, and who can know them ----------------------------------------------------------------------------------------
