@@ -11,7 +11,7 @@ from tmapipe.isa.fragments import Fragments
 from tmapipe.machine.locate import locate
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.program.captured import captured
-from tmapipe.program.expressions import Expr
+from tmapipe.program.expressions import Expr, Var
 from tmapipe.program.nodes import Function
 from tmapipe.program.reductions import Reduction
 
@@ -24,7 +24,7 @@ class TracingFragments(Fragments):
 
     def __init__(self, isa: TracingIsa):
         self.isa, self.exchanges = isa, {}
-        self.registers: dict[Any, int] = {}  # of a thread, by the data of fragments
+        self.registers: dict[Var, int] = {}  # of a thread, by the data of fragments
 
     def _record(self, method: str, *arguments: Any, result: str | None = "v", **named: Any) -> Any:
         found = self.isa.record(f"fragments.{method}", arguments, named, [] if result is None else [result])
@@ -32,8 +32,9 @@ class TracingFragments(Fragments):
 
     def made(self, values: Fragment) -> None:
         layout = values.layout
-        count = 0 if layout is None or values.kind == "bool" else layout.slots(values.along)
-        self.registers.setdefault(values.data, count)
+        if isinstance(values.data, Var):
+            count = 0 if layout is None or values.kind == "bool" else layout.slots(values.along)
+            self.registers.setdefault(values.data, count)
 
     def kind_of(self, name: str, value: Any) -> str:
         return "bool" if isinstance(value, Expr) and value.boolean else super().kind_of(name, value)
