@@ -16,6 +16,7 @@ from tmapipe.fields import is_count
 if TYPE_CHECKING:
     from tmapipe.gpu.launch import Launcher
     from tmapipe.machine import Machine, Run
+    from tmapipe.program.trace import Traced
     from tmapipe.schedule import Schedule
 
 __all__ = [
@@ -129,8 +130,8 @@ def _launcher(schedule: Schedule, bound: Bound) -> Launcher:
         from tmapipe.gpu.launch import Launcher
     from tmapipe.prove.verdicts import require_safe_once
 
-    def gate(identity: str | None) -> None:
-        schedule.__dict__["_partly"] = require_safe_once(schedule, bound.dtypes, identity)
+    def gate(program: Traced | None, identity: str | None) -> None:
+        schedule.__dict__["_partly"] = require_safe_once(schedule, bound.dtypes, program, identity)
 
     launcher = Launcher(schedule, bound, gate)
     bound.check_whole(schedule.__dict__.get("_partly", ()))

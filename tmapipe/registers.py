@@ -1,26 +1,29 @@
-"""What fragments need, by role, from recording the bodies on a small problem: registers, and accesses of shared memory."""
+"""What fragments need, by role, from the traced program: registers, and accesses of shared memory."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from tmapipe.errors import PipelineError
-from tmapipe.kernel import kernel_main
-from tmapipe.machine import Layout, record
-from tmapipe.machine.banks import Accesses, WatchedFragments, copies
-from tmapipe.machine.live import Live, Most
-from tmapipe.machine.warp import MachineIsa
+from tmapipe.machine.banks import Accesses, access_of, copies
 from tmapipe.plan.explain import Touched
 from tmapipe.plan.model import Plan
+from tmapipe.program.expressions import Expr, Var, resolve
+from tmapipe.program.int32 import FOLD
+from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.program.trace import Traced
+from tmapipe.program.uses import parts
 
-if TYPE_CHECKING:
-    from tmapipe.schedule import Schedule
+__all__ = ["Most", "Needs", "fragments_held", "fragments_need", "touched_by"]
 
-__all__ = ["Needs", "fragments_held", "fragments_need", "touched_by"]
+Nodes = Sequence[Any]
 
-ITERATIONS = 3  # tiles along each dimension: an inner loop's first iteration, one between, and the last
+
+class Most(NamedTuple):
+    """Registers a thread that fragments need at most at one time, and the line at which they do."""
+
+    registers: int
+    line: str
 
 
 class Needs(NamedTuple):
@@ -30,39 +33,120 @@ class Needs(NamedTuple):
     accesses: Accesses
 
 
-def fragments_held(schedule: Schedule, plan: Plan) -> dict[str, Most]:
+def fragments_held(program: Traced) -> dict[str, Most]:
     """Role -> the registers of `fragments_need`, of roles that have fragments."""
-    return {role: needs.most for role, needs in fragments_need(schedule, plan).items() if needs.most.registers}
+    return {role: needs.most for role, needs in fragments_need(program).items() if needs.most.registers}
 
 
-def fragments_need(schedule: Schedule, plan: Plan) -> dict[str, Needs]:
-    """Role -> what its fragments need at most, of a problem of a few tiles along each dimension. Left out is what bodies do
-    that cannot be recorded.
-    """
-    sizes = {dim: size for part in plan.transfers for dim, size in zip(part.dims, part.tile, strict=True)}
-    shapes = plan.shapes({dim: size * (ITERATIONS if size > 1 else 1) for dim, size in sizes.items()})
+def fragments_need(program: Traced) -> dict[str, Needs]:
+    """Role -> what its fragments need at most."""
     found = {}
-    for role in plan.roles:
-        live, seen = Live(), Accesses()
-
-        def make(
-            layout: Layout, agent: int, emit: Callable[[Any], None], live: Live = live, seen: Accesses = seen
-        ) -> MachineIsa:
-            isa = _Watched(layout, agent, 0, 1, shapes, emit)
-            isa.fragments = WatchedFragments(isa, live, seen)
-            return isa
-
-        with contextlib.suppress(PipelineError):  # which a call or a check will raise
-            record(plan, lambda isa: kernel_main(isa, schedule), shapes, only=role.first_warp, make=make)
-        found[role.name] = Needs(live.most(), seen)
+    for role in program.plan.roles:
+        of_warp = _OfWarp(program, role.first_warp)
+        accesses: Accesses = {}
+        for node in of_warp.calls(program.nodes):
+            made = access_of(node.method, node.args, node.named, role.first_warp)
+            if made is not None:
+                stage, access = made
+                accesses.setdefault((stage, f"{access.what} ({node.where})"), access)
+        of_warp.before(program.nodes, set())
+        found[role.name] = Needs(of_warp.most, accesses)
     return found
 
 
-class _Watched(MachineIsa):
-    """The instruction set of a warp whose fragments are noted. Each entry of a table is larger than the one before."""
+class _OfWarp:
+    """The program as one warp runs it.
 
-    def load_entry(self, table: str, i: int, without_data: int) -> int:
-        return super().load_entry(table, i, without_data or ITERATIONS * i)
+    most: registers of the fragments that are live at a time, of the places that `before` has seen; carrier: for data that are
+    a step of an operation on fragments, what they are made of.
+    """
+
+    def __init__(self, program: Traced, warp: int):
+        self.made, self.warp = program.isa.fragments.registers, warp
+        self.most = Most(0, "")
+        self.carrier: dict[Var, set[Var]] = {}
+
+    # ---- structure ------------------------------------------------------------------------------------------------
+
+    def arms(self, node: If) -> Sequence[tuple[Nodes, int]]:
+        """The arms that the warp may take, with the place of their values in `node.phis`."""
+        holds = self._value(node.condition)
+        both = (node.then, 1), (node.other, 2)
+        return both if isinstance(holds, Expr) else both[:1] if holds else both[1:]
+
+    def _value(self, x: Any) -> Any:
+        """A number if the warp decides it, else an expression."""
+        if not isinstance(x, Expr):
+            return x
+        if x.op == "symbol" and x.args[0] == "warp":
+            return self.warp
+        if x.op not in FOLD:
+            return x
+        args = [self._value(each) for each in x.args]
+        return x if any(isinstance(each, Expr) for each in args) else FOLD[x.op](*args)
+
+    def calls(self, nodes: Nodes) -> Iterator[Call]:
+        for node in nodes:
+            if type(node) is Call:
+                yield node
+            elif type(node) is If:
+                for arm, _ in self.arms(node):
+                    yield from self.calls(arm)
+            elif type(node) is not Let:
+                yield from self.calls(node.body)
+
+    # ---- what is live ---------------------------------------------------------------------------------------------
+
+    def before(self, nodes: Nodes, live: set[Var]) -> set[Var]:
+        """The fragments that are live before *nodes*, of those that are live after them."""
+        for node in nodes:
+            if type(node) is Call:
+                self._note_carriers(node)
+        for node in reversed(nodes):
+            if type(node) is Call:
+                self._look(live, node)
+                live = live.difference(node.results) | self.used(node.args) | self.used(node.named)
+                self._look(live, node)
+            elif type(node) is If:
+                after = live.difference(phi for phi, _, _ in node.phis)
+                chosen = [phi for phi in node.phis if phi[0] in live]
+                arms = [
+                    self.before(arm, after | self.used([phi[which] for phi in chosen]))
+                    for arm, which in self.arms(node)
+                ]
+                live = set().union(*arms)
+            elif type(node) in (For, While):
+                live = self._before_loop(node, live)
+        return live
+
+    def _before_loop(self, node: For | While, live: set[Var]) -> set[Var]:
+        phis = {phi for phi, _, _, _ in node.carried}
+        after = live.difference(last for _, _, _, last in node.carried)
+        begins: set[Var] = set()
+        while True:
+            kept = [each for each in node.carried if each[0] in begins or each[3] in live]
+            ends = after | self.used([each[2] for each in kept]) | (begins - phis)
+            found = self.before(node.body, ends)
+            if found == begins:
+                return (begins - phis) | self.used([each[1] for each in kept])
+            begins = found
+
+    def _note_carriers(self, node: Call) -> None:
+        for result in node.results:
+            if result not in self.made:
+                self.carrier[result] = self.used(node.args) | self.used(node.named)
+
+    def used(self, x: Any) -> set[Var]:
+        """The fragments in an operand."""
+        x = resolve(x)
+        if isinstance(x, Var):
+            return {x} if self.made.get(x) else self.carrier.get(x, set())
+        return set() if isinstance(x, Expr) else set().union(*map(self.used, parts(x)))
+
+    def _look(self, live: set[Var], node: Call) -> None:
+        registers = sum(self.made[each] for each in live)
+        if registers and registers >= self.most.registers:  # the first place of the program, from the end on
+            self.most = Most(registers, node.where or "")
 
 
 def touched_by(plan: Plan, needs: Mapping[str, Needs]) -> dict[str, list[Touched]]:

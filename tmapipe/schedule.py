@@ -7,6 +7,7 @@ model. Subclass it to replace a body or a part.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from tmapipe.bind.memory import note_written
 from tmapipe.calling import as_declared, check_clusters, check_one_kernel, first_call, on_model, prepared
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, as_dtype
-from tmapipe.errors import InputError, needed
+from tmapipe.errors import InputError, PipelineError, needed
 from tmapipe.fields import check_bool
 from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare
@@ -181,10 +182,13 @@ class Schedule:
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text. Arguments as of `plan`."""
         over = None if self.over is None else {dim: axis.elements for dim, axis in self.axes.items()}
-        from tmapipe.registers import fragments_need, touched_by
+        from tmapipe.program.trace import trace
+        from tmapipe.registers import Needs, fragments_need, touched_by
 
         plan = self.plan(dtypes, arch=arch)
-        needs = fragments_need(self, plan)
+        needs: dict[str, Needs] = {}
+        with contextlib.suppress(PipelineError):  # which a call or a check will raise
+            needs = fragments_need(trace(self, plan))
         return explain(plan, over, {r: n.most for r, n in needs.items() if n.most.registers}, touched_by(plan, needs))
 
     def program(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:

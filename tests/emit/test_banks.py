@@ -9,6 +9,7 @@ from tests.emit.kernels import built
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tests.sweeps import ALL
 from tmapipe.machine.banks import times
+from tmapipe.program.trace import trace
 from tmapipe.registers import fragments_need, touched_by
 
 
@@ -80,7 +81,8 @@ def test_as_the_ptx_does(name, role):
     kernel = built(name)
     taken, least = in_ptx(kernel, kernel.plan.role(role).first_warp)
     expected = Counter(), Counter()
-    for stage, _, some, best in touched_by(kernel.plan, fragments_need(kernel.schedule, kernel.plan))[role]:
+    program = trace(kernel.schedule, kernel.plan)
+    for stage, _, some, best in touched_by(kernel.plan, fragments_need(program))[role]:
         expected[0][stage] += some
         expected[1][stage] += best
     assert taken.keys() == expected[0].keys() != set()

@@ -28,9 +28,10 @@ from typing import Any
 import attrs
 
 import tmapipe as tp
+from tests.oracle.plain import PlainIsa, record
 from tmapipe.check.program import check_operations
 from tmapipe.kernel import kernel_main
-from tmapipe.machine import Layout, MachineIsa, record
+from tmapipe.machine import Layout
 from tmapipe.prove.problem import Problem
 from tmapipe.prove.trips import EVERY
 
@@ -274,8 +275,8 @@ def problems_of(seed: int, ctas: int) -> list[Problem]:
 DIMS = {"x": "l m k", "z": "h j", "rows": "g", "y": "l m n"}
 
 
-class PlainIsa(MachineIsa):
-    """Records programs with plain numbers. The table has entries."""
+class WithRows(PlainIsa):
+    """The table has entries."""
 
     rows: Any = ()
 
@@ -288,8 +289,8 @@ def goes_wrong(schedule: Deciding, problem: Problem) -> bool:
     """One run, by itself."""
     layout = Layout(schedule.plan())
 
-    def make(layout: Layout, agent: int, emit: Callable[[Any], None]) -> PlainIsa:
-        isa = PlainIsa(layout, agent, problem.cluster, problem.clusters, problem.shapes, emit)
+    def make(*given: Any) -> WithRows:
+        isa = WithRows(*given)
         isa.rows = problem.tables.get("rows", ())
         return isa
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.oracle.plain import plainly, record
 from tmapipe.dtypes import DType, fp16, fp32
-from tmapipe.machine import Layout, Machine, Run, Scheduler, State, record
+from tmapipe.machine import Layout, Machine, Run, Scheduler, State
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
 
 TILE = (8, 16)
@@ -113,7 +114,7 @@ def warps(plan: Plan, *programs: Any) -> Any:
 
 
 def run(plan: Plan, entry: Any, tensors: dict[str, Any] | None = None, clusters: int = 1, **options: Any) -> Any:
-    return Machine(plan, **options).run(entry, tensors or {}, clusters)
+    return Machine(plan, **options).run(plainly(entry), tensors or {}, clusters)
 
 
 def run_recorded(plan: Plan, entry: Any, shapes: dict[str, Any], policy: str = "random", observer: Any = None) -> Any:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.machine.parts import TILE, CopyRing, ramp, run, run_recorded
+from tests.oracle.plain import record
 from tests.sweeps import examples
 from tmapipe.dtypes import bf16, fp8_e4m3, fp16, fp32
 from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError
-from tmapipe.machine import record
 from tmapipe.machine.scheduler import POLICIES
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import tmapipe as tp
 from tests.machine.parts import Parts, run
 from tests.oracle.judged_bodies import program_of
+from tests.oracle.plain import record
 from tests.sweeps import examples
 from tests.unit.errors import refused
 from tmapipe.isa import ops as o
-from tmapipe.machine import record
 from tmapipe.tiles.gpc_positions import COUNTERS, MOST_GPCS
 from tmapipe.tiles.grouped import count_entries
 

@@ -11,11 +11,12 @@ from tests.machine.parts import TILE, CopyRing, Parts, init, ramp, run, run_reco
 from tests.machine.slots import write_slot
 from tests.machine.test_tma import Pair
 from tests.machine.test_wgmma import SmallGemm
+from tests.oracle.plain import record
 from tests.oracle.states import snapshot, steps
 from tests.sweeps import examples
 from tmapipe.errors import HazardError, ScopeError
 from tmapipe.isa import ops as o
-from tmapipe.machine import Layout, Scheduler, State, record
+from tmapipe.machine import Layout, Scheduler, State
 from tmapipe.machine.scheduler import POLICIES
 from tmapipe.plan.thread_layout import vectors_of
 

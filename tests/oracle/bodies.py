@@ -1,4 +1,4 @@
-"""Bodies drawn at random, on which the judge and the traced program must agree: ``python -m tests.oracle.bodies 5000``.
+"""Bodies drawn at random, on which the judge and the program must agree: ``python -m tests.oracle.bodies 5000 --jobs 32``.
 
 Grammar (a seed draws one body; `body(seed)` is the same text on every machine)::
 
@@ -32,6 +32,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -553,12 +554,13 @@ class _Drawing:
 
 
 def main() -> int:
-    from tests.oracle.judged_bodies import table
+    from tests.oracle.judged_bodies import MILLION, table
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=SEED, help="of the first body, in units of a million")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--out", type=Path, default=None, help="a file for the results")
     parser.add_argument(
         "--show", type=int, default=None, help="print the body with this number, and what becomes of it"
     )
@@ -566,7 +568,7 @@ def main() -> int:
     if given.show is not None:
         print(body(given.show).source)
         return table([given.show])
-    return table(range(given.seed * 1_000_000, given.seed * 1_000_000 + given.count), given.jobs)
+    return table(range(given.seed * MILLION, given.seed * MILLION + given.count), given.jobs, given.out)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,13 @@ from tests.oracle.explore_copies import Places, async_bits
 from tests.oracle.explore_meanings import Meanings
 from tests.oracle.explore_programs import WarpProgram, inits
 from tests.oracle.explore_reduce import commutes, landing_commutes
+from tests.oracle.plain import record
 from tests.oracle.states import snapshot
 from tmapipe.check.findings import Kind
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops
 from tmapipe.isa.ops import Flight, LoadComplete
-from tmapipe.machine import Layout, State, record
+from tmapipe.machine import Layout, State
 from tmapipe.plan.model import Plan
 
 __all__ = ["Exploration", "explore", "explore_program"]
@@ -73,7 +74,7 @@ def explore(
     reduce: bool = True,
     first_only: bool = False,
 ) -> Exploration:
-    """All interleavings of *programs* (by agent, as `tmapipe.machine.record` makes them).
+    """All interleavings of *programs* (by agent, as `tests.oracle.plain.record` makes them).
 
     limit: transitions after which it gives up; reduce: leave out interleavings that cannot differ; first_only: stop at the
     first failure.

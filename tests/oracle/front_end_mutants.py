@@ -1,4 +1,4 @@
-"""Mistakes of a front end, each of which the judge must find: ``python -m tests.oracle.front_end_mutants``.
+"""Mistakes of a front end, each of which the judge must find: ``python -m tests.oracle.front_end_mutants --jobs 4``.
 
 A mutant is a change of the text of one file of `tmapipe/program`. It takes the place of the right code in a process of its own,
 which traces and replays drawn bodies until one differs from the judge.
@@ -7,13 +7,16 @@ which traces and replays drawn bodies until one differs from the judge.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
+import subprocess
 import sys
 import tempfile
 import traceback
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,15 +147,28 @@ def _first(mutant: Mutant) -> int | None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="of mutants: those whose names have one of them; by default all")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    given = parser.parse_args()
+    chosen = [each for each in MUTANTS if not given.words or any(word in each.what for word in given.words)]
     lost = 0
-    words = sys.argv[1:]
-    chosen = [each for each in MUTANTS if not words or any(word in each.what for word in words)]
-    for mutant in chosen:
-        seed = found_by(mutant)
-        lost += seed is None
-        print(f"{'NOT FOUND' if seed is None else f'body {seed}':14} {mutant.file:24} {mutant.what}", flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:  # each waits for the process of a mutant
+        for mutant, seed in zip(chosen, pool.map(_found_alone if given.jobs > 1 else found_by, chosen), strict=True):
+            lost += seed is None
+            print(f"{'NOT FOUND' if seed is None else f'body {seed}':14} {mutant.file:24} {mutant.what}", flush=True)
     print(f"{len(chosen) - lost} of {len(chosen)} mutants found")
     return int(lost > 0)
+
+
+def _found_alone(mutant: Mutant) -> int | None:
+    """As `found_by`, in a new interpreter: threads may not fork."""
+    command = "from tests.oracle import front_end_mutants as f; print(f.found_by(f.MUTANTS[{}]))"
+    done = subprocess.run(
+        [sys.executable, "-c", command.format(MUTANTS.index(mutant))], capture_output=True, text=True, check=True
+    )
+    answer = done.stdout.split()[-1]
+    return None if answer == "None" else int(answer)
 
 
 if __name__ == "__main__":

@@ -1,94 +1,35 @@
 """The judge: bodies as CPython runs them, with concrete numbers, once for each warp and tile.
 
 What the model, the proof and the GPU read is one trace of a body, so an error of the trace is an error of all three. The judge
-shares nothing with what traces (`tmapipe.program`): it calls the function that the user wrote, unchanged, on `JudgeIsa`, whose
+shares nothing with what traces (`tmapipe.program`): it calls the function that the user wrote, unchanged, on `PlainIsa`, whose
 control flow is Python's. It yields the operations of each warp with their operands, and the tensors that a run leaves.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from tests.oracle.plain import PlainIsa
 from tmapipe.isa.ops import Ballot, Exit, StAsync, TableLoad
 from tmapipe.kernel import kernel_main
-from tmapipe.machine.blocks import block
-from tmapipe.machine.fragments import MachineFragments
 from tmapipe.machine.layout import Layout
 from tmapipe.machine.machine import Machine
 from tmapipe.machine.warp import MachineIsa
 from tmapipe.plan.model import Plan
 from tmapipe.schedule import Schedule
 
-__all__ = ["JudgeIsa", "Ran", "entry_of", "operations", "ran"]
+__all__ = ["Ran", "entry_of", "operations", "ran"]
 
 Entry = Callable[[Any], None]
 
 
-class JudgeIsa(MachineIsa):
-    """One warp's instructions. Control flow, numbers and calls are Python's own, whatever the model makes of them."""
-
-    @classmethod
-    def of(cls, isa: MachineIsa) -> JudgeIsa:
-        """The judge's view of the warp that *isa* is."""
-        made = object.__new__(cls)
-        vars(made).update(vars(isa))
-        made.fragments = MachineFragments(made)
-        return made
-
-    def cells(self, *initial: Any) -> list[Any]:
-        return list(initial)
-
-    def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
-        return then if condition else otherwise
-
-    def here(self, value: Any) -> Any:
-        return value
-
-    def when(self, condition: Any, body: Callable[[], None]) -> None:
-        if condition:
-            body()
-
-    def lane_0(self, body: Callable[[], None], when: Any = True) -> None:
-        if when:
-            body()
-
-    def loop(self, trips: Any, body: Callable[[Any], None]) -> None:
-        for i in range(trips):
-            body(i)
-
-    def loop_while(self, state: Any, body: Callable[[], None], iterations: Callable[[], int] | None = None) -> None:
-        if self.memory is None and iterations is not None:
-            for _ in range(iterations()):
-                body()
-        while state[0]:
-            body()
-
-    def block(self) -> tuple[Any, ...]:
-        return block(self.body)
-
-    def call(self, body: Callable[..., None], *arguments: Any) -> None:
-        plain = inspect.unwrap(body)
-        self.body = plain.__code__
-        plain(*arguments)
-
-    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
-
-    def extent(self, argument: str, dim: int) -> int:
-        return int(super().extent(argument, dim))
-
-    def divisors(self, values: dict[str, int]) -> dict[str, int]:
-        return values
-
-
 def entry_of(schedule: Schedule) -> Entry:
     """The program of a warp, as the judge has it."""
-    return lambda isa: kernel_main(JudgeIsa.of(isa), schedule)
+    return lambda isa: kernel_main(PlainIsa.of(isa), schedule)
 
 
 def _up_to_the_last(program: list[Any]) -> list[Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import importlib.util
+import json
 import multiprocessing
+import platform
 import re
 import sys
 import tempfile
@@ -23,6 +26,7 @@ import numpy as np
 import tmapipe as tp
 from tests.oracle.bodies import Body, body
 from tests.oracle.judge import Entry, entry_of, operations, ran
+from tests.oracle.mutant_table import commit
 from tmapipe.errors import PipelineError
 
 __all__ = ["AGREES", "DIFFERS", "FAILS", "REFUSED", "WRONG", "Outcome", "outcome", "program_of", "table"]
@@ -30,6 +34,7 @@ __all__ = ["AGREES", "DIFFERS", "FAILS", "REFUSED", "WRONG", "Outcome", "outcome
 AGREES, REFUSED, DIFFERS, FAILS, WRONG = "agrees", "refused", "DIFFERS", "FAILS", "wrong in Python"
 SHAPES = ((20, 36), (1, 4))  #: of x and of y
 PLACES = ((0, 1), (1, 3))  #: cluster, and of how many
+MILLION = 1_000_000
 
 
 @attrs.frozen
@@ -163,9 +168,9 @@ def outcomes_of(seeds: Sequence[int]) -> list[Outcome]:
     return found
 
 
-def table(seeds: Iterable[int], jobs: int = 1) -> int:
+def table(seeds: Iterable[int], jobs: int = 1, out: Path | None = None) -> int:
     """Judges the bodies of these seeds, and prints what became of them. Returns 1 if one that is right is refused too often,
-    or any differs."""
+    or any differs. out: a file for the results."""
     began, every = time.perf_counter(), list(seeds)
     parts = [every[first : first + 25] for first in range(0, len(every), 25)]
     if jobs > 1:
@@ -175,18 +180,33 @@ def table(seeds: Iterable[int], jobs: int = 1) -> int:
         outcomes = [each for part in parts for each in outcomes_of(part)]
     right = [each for each in outcomes if each.body.right and each.end != WRONG]
     kept = [each for each in outcomes if not each.body.right and each.end != WRONG]
-    print(f"{len(outcomes)} bodies, {time.perf_counter() - began:.0f} s")
-    for name, of in (("right in plain Python", right), ("with state outside of locals, or asking Python", kept)):
-        counts = Counter(each.end for each in of)
-        print(f"{name}: {len(of)}: " + ", ".join(f"{end} {n} ({n / len(of):.2%})" for end, n in counts.most_common()))
-    print(f"wrong in Python, and left out: {len(outcomes) - len(right) - len(kept)}")
-    for title, of, end in (
-        ("right, but refused", right, REFUSED),
-        ("left out", outcomes, WRONG),
-        ("fails", outcomes, FAILS),
-    ):
-        for text, n in Counter(reason(each.why) for each in of if each.end == end).most_common(25):
-            print(f"  {title}: {n:5} {text}")
-    bad = sum(each.end in (DIFFERS, FAILS) for each in outcomes)
+    found = {
+        "suite": "bodies",
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": "none",
+        "versions": {"python": platform.python_version(), "tmapipe": tp.__version__},
+        "commit": commit(),
+        "command": f"python -m tests.oracle.bodies {len(every)} --seed {every[0] // MILLION}",
+        "bodies": len(outcomes),
+        "seconds": round(time.perf_counter() - began, 1),
+        "jobs": jobs,
+        "right in plain Python": dict(Counter(each.end for each in right).most_common()),
+        "with state outside of locals, or asking Python": dict(Counter(each.end for each in kept).most_common()),
+        "wrong in Python, and left out": len(outcomes) - len(right) - len(kept),
+        "right, but refused": _by_reason(right, REFUSED),
+        "left out": _by_reason(outcomes, WRONG),
+        "disagree": [
+            f"{each.end} {each.body.seed}: {each.why[:300]}" for each in outcomes if each.end in (DIFFERS, FAILS)
+        ],
+    }
+    text = json.dumps(found, indent=1)
+    print(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n")
     refused = sum(each.end == REFUSED for each in right)
-    return int(bad > 0 or refused > 0.02 * len(right))
+    return int(bool(found["disagree"]) or refused > 0.02 * len(right))
+
+
+def _by_reason(outcomes: Sequence[Outcome], end: str) -> dict[str, int]:
+    return dict(Counter(reason(each.why) for each in outcomes if each.end == end).most_common())

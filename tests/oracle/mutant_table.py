@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import os
 import platform
 import subprocess
 from collections import Counter
@@ -134,7 +135,7 @@ def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool 
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "gpu": "none",
         "versions": {"python": platform.python_version(), "tmapipe": tmapipe.__version__},
-        "commit": ", ".join(dict.fromkeys([*before.get("commit", "").split(", "), _commit()])).lstrip(", "),
+        "commit": ", ".join(dict.fromkeys([*before.get("commit", "").split(", "), commit()])).lstrip(", "),
         "method": {
             "seconds": round(spent["seconds"] + seconds, 1),
             "steps": spent["steps"] + sum(o.steps for o in outcomes),
@@ -162,9 +163,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def _commit() -> str:
+def commit() -> str:
+    """The commit, short; TMAPIPE_COMMIT says it where there is no repository."""
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
+    return found.stdout.strip() or os.environ.get("TMAPIPE_COMMIT", "")
 
 
 # ---- equivalent mutants -----------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from tests.oracle.peer_forms import (
     Swapped,
     WholeBoxes,
 )
+from tests.oracle.plain import record
 from tests.oracle.program_forms import FORMS
 from tests.oracle.registry import REGISTRY, Registered
 from tests.oracle.result_forms import Chained, Overlapped
@@ -47,7 +48,7 @@ from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterR
 from tests.oracle.value_forms import Normalized
 from tmapipe.check.findings import Kind
 from tmapipe.epilogue import Epilogue
-from tmapipe.machine import Layout, record
+from tmapipe.machine import Layout
 from tmapipe.prove.problem import Sizes
 from tmapipe.schedules import Copy, Gemm, PingPong
 

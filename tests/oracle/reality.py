@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.oracle.mutations import mutations_of
+from tests.oracle.plain import record
 from tests.oracle.random_pipelines import draw
 from tmapipe.kernel import kernel_main
-from tmapipe.machine import record
 
 ROOT = Path(__file__).parents[2]
 WORKER = ["-m", "tests.oracle.reality_worker"]

@@ -17,6 +17,7 @@ import torch
 
 from tests.oracle.mutations import Mutation
 from tests.oracle.one_run import check_program
+from tests.oracle.plain import plainly
 from tests.oracle.random_pipelines import Pipeline, draw
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.kernel import kernel_main
@@ -108,7 +109,7 @@ def run_model(pipeline: Pipeline, mutation: Mutation | None) -> tuple[str, str]:
         out = pipeline.poisoned("cpu")
         bound = bind(pipeline.schedule, tuple(inputs), {}, out)
         try:
-            Machine(plan, policy=policy, seed=seed).run(entry, bound.arrays(), 2)
+            Machine(plan, policy=policy, seed=seed).run(plainly(entry), bound.arrays(), 2)
         except DeadlockError as error:
             return "hung", f"{policy} order: {str(error).splitlines()[1].strip()}"
         except HazardError as error:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.oracle.explore import explore, explore_program
 from tests.oracle.one_run import check_program
+from tests.oracle.plain import record
 from tests.oracle.program_families import FAMILIES, set_up
 from tests.oracle.random_programs import changed
 from tests.oracle.small_program import SLOT_BYTES, SmallProgram
@@ -14,7 +15,7 @@ from tests.sweeps import ALL
 from tmapipe.check import Kind
 from tmapipe.check.program import check_operations
 from tmapipe.isa import ops
-from tmapipe.machine import Layout, record
+from tmapipe.machine import Layout
 
 ONE_TILE = [("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]
 LEAVE = [("cluster arrive",), ("cluster wait",)]

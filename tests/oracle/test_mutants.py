@@ -11,6 +11,7 @@ from tests.oracle.mutant_sites import Change, Program, Site
 from tests.oracle.mutant_table import Outcome, read, show, table, why_equivalent, write
 from tests.oracle.mutants import VARIANTS, Mutant, Target, judge, judged, mutants_of
 from tests.oracle.one_run import check_program
+from tests.oracle.plain import record
 from tests.oracle.registry import REGISTRY
 from tests.sweeps import ALL
 from tmapipe.check import Kind, Report
@@ -20,7 +21,6 @@ from tmapipe.isa import effects, operands
 from tmapipe.isa.effects import Effect, declared
 from tmapipe.isa.ops import BarArrive, BarWait, CounterAdd, MbarWait, WarpSync
 from tmapipe.kernel import kernel_main
-from tmapipe.machine import record
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "mutants.json"
 EVERY = 13 if ALL else 29  # of the changes to a schedule, one in so many is judged here,

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.oracle.plain import block
 from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
 from tmapipe.kernel import kernel_main
-from tmapipe.machine.blocks import block
 from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Peer, Plan, Store
 from tmapipe.plan.syncs import Syncs
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
@@ -49,7 +49,7 @@ class RecordingIsa:
         """The events of these kinds, in order."""
         return [event for event in self.events if event[0] in kinds]
 
-    def used(self, values: Any) -> None:
+    def made(self, values: Any) -> None:
         """Of fragments, as in `Fragments`."""
 
     def _note(self, *event: Any) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 import tmapipe as tp
 from examples.attention import attention_of
+from tmapipe.program.trace import trace
 from tmapipe.registers import fragments_held
 
 S = tp.schedules
@@ -145,7 +146,7 @@ def test_registers_of_fragments_that_a_loop_carries():
                 low, high = tp.math.minimum(low, values), tp.math.maximum(high, values)
             k.y.store(tile, high - low)
 
-    held = fragments_held(Carried(), Carried().plan())
+    held = fragments_held(trace(Carried()))
     assert held.keys() == {"work"} and held["work"][0] == 48  # both and what is read
     assert "test_explain.py" in held["work"][1]
     del Carried.add

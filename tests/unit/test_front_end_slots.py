@@ -6,8 +6,8 @@ from typing import NamedTuple
 import pytest
 
 import tmapipe as tp
+from tests.oracle.plain import record
 from tmapipe.kernel import kernel_main
-from tmapipe.machine.machine import record
 from tmapipe.program.replay import replay
 from tmapipe.program.trace import trace
 

@@ -1,8 +1,8 @@
-"""Checks one concrete run of a program on one cluster: a plan, an entry, the tensors' shapes."""
+"""Checks one concrete run on one cluster: the operations of its warps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tmapipe.check.deadlocks import deadlock_finding
@@ -11,41 +11,20 @@ from tmapipe.check.findings import Finding, Kind
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.trip_counts import cause_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
-from tmapipe.machine import Layout, State, record
+from tmapipe.machine import Layout, State
 from tmapipe.machine.describe import lines
 from tmapipe.machine.layout import Shapes
 from tmapipe.machine.scheduler import Scheduler
-from tmapipe.plan.model import Plan
 
-__all__ = ["MAX_STEPS", "check_operations", "ordered", "refused", "run_checked"]
+__all__ = ["MAX_STEPS", "check_operations", "ordered", "refused"]
 
 MAX_STEPS = 1_000_000
-
-Entry = Callable[[Any], None]
-
-
-def run_checked(
-    plan: Plan, entry: Entry, shapes: Shapes, cluster: int = 0, clusters: int = 1
-) -> tuple[list[Finding], int]:
-    """(findings, transitions) of one cluster. Source lines are looked up only if there is something to report."""
-
-    def once(locate: bool) -> tuple[list[Finding], int]:
-        try:
-            options: Any = {"layout": layout, "locate": locate, "max_steps": MAX_STEPS}
-            programs = record(plan, entry, shapes, cluster, clusters, **options)
-        except PipelineError as error:
-            return refused(error, LinearCheck(layout, shapes)), 0
-        return check_operations(layout, programs, shapes)
-
-    layout = Layout(plan)
-    found, steps = once(locate=False)
-    return once(locate=True) if found else (found, steps)
 
 
 def check_operations(
     layout: Layout, programs: Sequence[Sequence[Any]], shapes: Shapes | None = None
 ) -> tuple[list[Finding], int]:
-    """(findings, transitions) for operations as `record` makes them: one list per warp of the cluster, `Exit` last."""
+    """(findings, transitions) for operations: one list per warp of the cluster, `Exit` last."""
     check = LinearCheck(layout, shapes or {})
     error: PipelineError | None = None
     try:

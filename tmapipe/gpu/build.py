@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -28,15 +27,13 @@ from tmapipe.gpu.notes import Resources, check_notes, options_for
 from tmapipe.gpu.objects import Code
 from tmapipe.gpu.sm80 import backend_for
 from tmapipe.plan.model import Plan
-from tmapipe.program.trace import ONE_AT_A_TIME, trace
+from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 from tmapipe.registers import fragments_held
 from tmapipe.tiles.gpc_positions import COUNTERS
 from tmapipe.tma_rules import ALIGNMENT
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
-
-Entry = Callable[[GpuIsa], None]
 
 __all__ = ["Compiled", "build", "cluster_of"]
 
@@ -76,10 +73,10 @@ class Compiled:
 
 
 class _Kernel:
-    """What CuTe DSL traces: `host` makes the TMA descriptors and launches `device`, which emits what *entry* says."""
+    """What CuTe DSL traces: `host` makes the TMA descriptors and launches `device`, which emits the program."""
 
-    def __init__(self, schedule: Schedule, plan: Plan, entry: Entry, backend: type[GpuIsa]):
-        self.schedule, self.plan, self.entry, self.backend = schedule, plan, entry, backend
+    def __init__(self, program: Traced, backend: type[GpuIsa]):
+        self.program, self.schedule, self.plan, self.backend = program, program.schedule, program.plan, backend
 
     @cute.jit
     def host(self, tensors: list, numbers: list, stream: Any) -> None:
@@ -97,10 +94,7 @@ class _Kernel:
 
     @cute.kernel
     def device(self, given: Any) -> None:
-        self.trace(given)
-
-    def trace(self, given: Any) -> None:
-        self.entry(self.backend(self.plan, given))
+        emit(self.program, self.backend(self.plan, given))
 
     def given(self, tensors: list, numbers: list) -> SimpleNamespace:
         """The kernel's parameters, as `GpuIsa` documents them. CuTe DSL takes namespaces, but no dictionaries."""
@@ -153,7 +147,7 @@ def build(
     keep: bool = False,
     unroll: bool = True,
     backend: type[GpuIsa] | None = None,
-    entry: Entry | None = None,
+    program: Traced | None = None,
 ) -> Compiled:
     """Compiles *schedule* for `plan.arch`. Needs no GPU. Compilations in one process run one after another.
 
@@ -164,7 +158,7 @@ def build(
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
         backend: The class that emits instructions, by default that of the architecture. Another may leave something out, to
             measure what it costs.
-        entry: What a warp does; by default the program of the schedule.
+        program: The schedule's, if it has been traced.
 
     Raises:
         InputError: For a body without source, or if ptxas notes that it serializes matmuls.
@@ -181,11 +175,10 @@ def build(
     # Two traces at once in threads break CuTe DSL.
     with ONE_AT_A_TIME, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         notes = Path(folder) / "notes"
-        if entry is None:
-            entry = functools.partial(emit, trace(schedule, plan))
+        program = program or trace(schedule, plan)
         try:
             made = cute.compile(
-                _Kernel(schedule, plan, entry, backend or backend_for(plan)).host,
+                _Kernel(program, backend or backend_for(plan)).host,
                 fakes,
                 numbers,
                 make_fake_stream(use_tvm_ffi_env_stream=True),
@@ -195,7 +188,7 @@ def build(
             )
         finally:
             forget_ir()
-        used = check_notes(plan, notes, functools.partial(fragments_held, schedule, plan))
+        used = check_notes(plan, notes, functools.partial(fragments_held, program))
     return Compiled(plan, Code.of(made), used, made.__ptx__ if keep else None, made.__cubin__ if keep else None)
 
 

@@ -188,7 +188,7 @@ class _Emission:
         if type(x) is dict:
             return {name: self.operand(each) for name, each in x.items()}
         if isinstance(x, Fragment):
-            return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.values.of(x._data))
+            return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.values.of(x.data))
         if isinstance(x, ClusterExchange):
             return SimpleNamespace(rank=self.values.of(x.rank), mask=self.values.of(x.mask), peers=x.peers, full=x.full)
         return x

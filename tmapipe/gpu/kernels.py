@@ -20,12 +20,11 @@ import cutlass
 from tmapipe import disk
 from tmapipe.errors import PipelineError
 from tmapipe.gpu.build import Compiled, build
-from tmapipe.gpu.emission import emit
 from tmapipe.gpu.notes import Resources
 from tmapipe.gpu.objects import Code
 from tmapipe.plan.model import Plan
 from tmapipe.program.identity import identity
-from tmapipe.program.trace import ONE_AT_A_TIME, trace
+from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -41,34 +40,35 @@ def kernel_for(
     schedule: Schedule,
     plan: Plan,
     ranks: Mapping[str, int],
-    gate: Callable[[str | None], object] = lambda identity: None,
+    gate: Callable[[Traced | None, str | None], object] = lambda program, identity: None,
 ) -> Compiled:
     """The compiled kernel: one of this process's, from disk, or new.
 
     Args:
         plan: The schedule's plan.
         ranks: Number of dimensions of each tensor.
-        gate: Called with the kernel's identity before it is used. It raises an error for one that is not to be.
+        gate: Called with the traced program and its identity before the kernel is used. It raises an error for one that is
+            not to be.
     """
     try:
         with ONE_AT_A_TIME:
             program = trace(schedule, plan)
     except PipelineError:
-        gate(None)  # which says where it stands
+        gate(None, None)  # which says where it stands
         raise
     known = identity(program)
-    make = functools.partial(build, schedule, plan, dict(ranks), entry=functools.partial(emit, program))
+    make = functools.partial(build, schedule, plan, dict(ranks), program=program)
     if known is None:
-        gate(None)
+        gate(program, None)
         return make()
     with _lock:
         name = _name(known, ranks)
         found = kept.get(name) or _on_disk(name, plan)
         if found is not None:
-            gate(known)
+            gate(program, known)
         else:
             with disk.locked(disk.lock_of(name)):  # others wait, and find it on disk
-                gate(known)
+                gate(program, known)
                 found = _on_disk(name, plan)
                 if found is None:
                     found = make()

@@ -18,6 +18,7 @@ from tmapipe.gpu.descriptors import WORDS, encoded_words
 from tmapipe.gpu.gpcs import gpcs
 from tmapipe.gpu.kernels import kernel_for
 from tmapipe.gpu.residency import resident_clusters
+from tmapipe.program.trace import Traced
 from tmapipe.tiles.gpc_positions import COUNTERS
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
 __all__ = ["Launcher", "Prepared", "adopt"]
+
+Gate = Callable[[Traced | None, str | None], object]
 
 
 class Launcher:
@@ -34,11 +37,11 @@ class Launcher:
     an output that is passed overlaps another tensor, and whether all tensors still have their memory.
     """
 
-    def __init__(self, schedule: Schedule, bound: Bound, gate: Callable[[str | None], object]):
+    def __init__(self, schedule: Schedule, bound: Bound, gate: Gate):
         """Compiles *schedule* for the tensors' types and ranks, unless it has been.
 
         Args:
-            gate: Called with the kernel's identity, as of `tmapipe.gpu.kernels.kernel_for`.
+            gate: Called with the traced program and its identity, as of `tmapipe.gpu.kernels.kernel_for`.
 
         Raises:
             MissingGpuError: There is no GPU.
@@ -137,7 +140,7 @@ class Prepared:
         return self.result
 
 
-def compiled_for(schedule: Schedule, bound: Bound, gate: Callable[[str | None], object]) -> Compiled:
+def compiled_for(schedule: Schedule, bound: Bound, gate: Gate) -> Compiled:
     """The compiled kernel for these tensors, of the schedule's or as `kernel_for` finds it."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
     key = _key({name: bound.dtypes[name].name for name in ranks}, ranks)

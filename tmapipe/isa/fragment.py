@@ -31,20 +31,14 @@ class Fragment(Carried):
 
     backend: what carries out operations. layout: how the tile is distributed; None: operations by element only. along: "tile",
     "rows", "columns" or "one"; "parts": one number a row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind:
-    "fp32", "int32" or "bool"; "operand": rounded and packed for a matmul, which alone takes it.
+    "fp32", "int32" or "bool"; "operand": rounded and packed for a matmul, which alone takes it. data: the backend's.
     """
 
-    __slots__ = ("_data", "along", "backend", "kind", "layout")
+    __slots__ = ("along", "backend", "data", "kind", "layout")
 
     def __init__(self, backend: Fragments, layout: ThreadLayout | None, along: str, kind: str, data: Any):
-        self.backend, self.layout, self.along, self.kind, self._data = backend, layout, along, kind, data
-        backend.used(self)
-
-    @property
-    def data(self) -> Any:
-        """The backend's."""
-        self.backend.used(self)
-        return self._data
+        self.backend, self.layout, self.along, self.kind, self.data = backend, layout, along, kind, data
+        backend.made(self)
 
     @property
     def rows(self) -> Fragment:

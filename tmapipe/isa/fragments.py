@@ -367,8 +367,8 @@ class Fragments(Scans):
 
     # ---- data -----------------------------------------------------------------------------------------------------
 
-    def used(self, values: Fragment) -> None:
-        """Called when *values* are made, and whenever they are used."""
+    def made(self, values: Fragment) -> None:
+        """Called when *values* are made."""
 
     def kind_of(self, name: str, value: Any) -> str:
         """The kind of a number, known or at run time. Raises `ScopeError` for anything else, in operation *name*."""

@@ -1,12 +1,12 @@
 """The CPU backend: a model of the hardware that runs a kernel's program as it is.
 
 `Machine` runs a program, with data or without. `State` is the model itself, a transition system. Other drivers (the check, the
-exhaustive search) use it with the programs that `record` makes. `tmapipe.isa` documents the operations.
+exhaustive search of the tests) use it with operations that were listed before. `tmapipe.isa` documents the operations.
 """
 
 from tmapipe.isa.ops import Counted, Flight
 from tmapipe.machine.layout import Layout
-from tmapipe.machine.machine import Machine, record, steps_for
+from tmapipe.machine.machine import Machine, steps_for
 from tmapipe.machine.run import Run, TraceEntry
 from tmapipe.machine.scheduler import Scheduler
 from tmapipe.machine.state import State
@@ -22,6 +22,5 @@ __all__ = [
     "Scheduler",
     "State",
     "TraceEntry",
-    "record",
     "steps_for",
 ]

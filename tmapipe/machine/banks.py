@@ -6,20 +6,17 @@ banks, or in one word. Of more than 4 bytes a lane, half the lanes come together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
 from tmapipe.machine.elements import indices_of
-from tmapipe.machine.fragments import MachineFragments
-from tmapipe.machine.live import Live
-from tmapipe.machine.locate import locate
 from tmapipe.plan.distributed import Buffer, Distributed
-from tmapipe.plan.model import WARP, Load, Matmul
+from tmapipe.plan.model import WARP, Load
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
-__all__ = ["Access", "Accesses", "WatchedFragments", "copies", "times"]
+__all__ = ["Access", "Accesses", "access_of", "copies", "times"]
 
 BANKS, WORD, WIDEST = 32, 4, 16  # of shared memory; bytes; bytes of a lane in one instruction
 Places = Sequence[int]  # of the lanes' bytes in a slot
@@ -63,71 +60,78 @@ def copies(load: Load, warps: int) -> Access:
     return _sum(f"copied, {load.vector} bytes a lane", [(places, load.vector) for places in placed])
 
 
-class WatchedFragments(MachineFragments):
-    """Fragments of a warp that are noted in `live`, and their accesses to slots in `seen`."""
+def access_of(method: str, given: Sequence[Any], named: Mapping[str, Any], warp: int) -> tuple[str, Access] | None:
+    """What an instruction on fragments does to a slot: (stage, accesses); None if it is none of those that are counted.
 
-    def __init__(self, isa: Any, live: Live, seen: Accesses):
-        super().__init__(isa)
-        self.live, self.seen = live, seen
+    Args:
+        method: As a node of a program has it.
+        given: Its arguments.
+        named: Its arguments by name.
+        warp: That executes it.
+    """
+    of = _OF.get(method.removeprefix("fragments."))
+    if of is None:
+        return None
+    slot, how, each = of(warp, *given, **named)
+    return (slot.buffer.name, _sum(how, each)) if each else None
 
-    def used(self, values: Fragment) -> None:
-        self.live.use(values)
 
-    def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
-        made = super().accumulator_values(matmul, acc)
-        self.live.of_matmul.add(id(made))
-        return made
+_Found = tuple[SlotRef, str, list[tuple[Places, int]]]
 
-    def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
-        self._note(slot, "read", _elements(slot.buffer, layout, along, self.isa.warp))
-        return super().read(slot, layout, along)
 
-    def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
-        self._note(slot, "read transposed", _transposed(slot.buffer, layout, self.isa.warp))
-        return super().read_transposed(slot, layout)
+def _read(warp: int, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> _Found:
+    return slot, "read", _elements(slot.buffer, layout, along, warp)
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int = 0) -> Fragment:
-        first = tuple(x if isinstance(x, int) else 0 for x in at)
-        aligned = isinstance(at[1], int) and not (at[1] % layout.width or (pitch or slot.buffer.tile[1]) % layout.width)
-        width = layout.width if aligned else 1
-        self._note(slot, "read in part", _elements(slot.buffer, layout, "tile", self.isa.warp, first, width, pitch))
-        return super().read_part(slot, layout, at, pitch)
 
-    def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
-        assert values.layout is not None
-        places = _elements(slot.buffer, values.layout, values.along, self.isa.warp, at or (0, 0))
-        self._note(slot, "written", places)
-        super().write(slot, values, at)
+def _read_transposed(warp: int, slot: SlotRef, layout: AccumulatorLayout) -> _Found:
+    return slot, "read transposed", _transposed(slot.buffer, layout, warp)
 
-    def read_columns(
-        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> Fragment:
-        layout = AccumulatorLayout(64 * matmul.warpgroups, columns, matmul.warpgroups, matmul.first_warp)
-        if along == ("rows", "columns"):
-            self._note(slot, "read by an epilogue", _elements(slot.buffer, layout, "tile", self.isa.warp))
-        elif along == ("columns", "rows"):
-            self._note(slot, "read transposed", _transposed(slot.buffer, layout, self.isa.warp))
-        return super().read_columns(matmul, slot, along, columns, first)
 
-    def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
-        buffer, warp = slot.buffer, self.isa.warp % 4
-        columns, size = buffer.tile[-2 if transposed else -1], buffer.dtype.bytes
-        piece = AccumulatorLayout(64, columns, 1, 0)
-        if size == 2:  # stmatrix: 8 rows of 16 bytes at a time
-            starts = [(16 * warp + 8 * half, 8 * i) for half in range(2) for i in range(columns // 8)]
-            along = [(n, m) for m, n in starts] if transposed else starts
-            matrices = [[buffer.byte_in_slot(row + i, column * size) for i in range(8)] for row, column in along]
-            self._note(slot, "written by stmatrix", [(places, WIDEST) for places in matrices])
-        elif transposed:
-            self._note(slot, "written transposed", _transposed(buffer, piece, warp))
-        else:
-            self._note(slot, "written", _elements(buffer, piece, "tile", warp))
-        super().write_columns(values, slot, transposed=transposed)
+def _read_part(warp: int, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int = 0) -> _Found:
+    first = tuple(x if isinstance(x, int) else 0 for x in at)
+    aligned = isinstance(at[1], int) and not (at[1] % layout.width or (pitch or slot.buffer.tile[1]) % layout.width)
+    width = layout.width if aligned else 1
+    return slot, "read in part", _elements(slot.buffer, layout, "tile", warp, first, width, pitch)
 
-    def _note(self, slot: SlotRef, how: str, each: Sequence[tuple[Places, int]]) -> None:
-        key = slot.buffer.name, f"{how} ({locate()})"
-        if key not in self.seen and each:
-            self.seen[key] = _sum(how, each)
+
+def _write(warp: int, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> _Found:
+    assert values.layout is not None
+    return slot, "written", _elements(slot.buffer, values.layout, values.along, warp, at or (0, 0))
+
+
+def _read_columns(
+    warp: int, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
+) -> _Found:
+    layout = AccumulatorLayout(64 * matmul.warpgroups, columns, matmul.warpgroups, matmul.first_warp)
+    if along == ("rows", "columns"):
+        return slot, "read by an epilogue", _elements(slot.buffer, layout, "tile", warp)
+    if along == ("columns", "rows"):
+        return slot, "read transposed", _transposed(slot.buffer, layout, warp)
+    return slot, "", []
+
+
+def _write_columns(warp: int, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> _Found:
+    buffer, warp = slot.buffer, warp % 4
+    columns, size = buffer.tile[-2 if transposed else -1], buffer.dtype.bytes
+    piece = AccumulatorLayout(64, columns, 1, 0)
+    if size == 2:  # stmatrix: 8 rows of 16 bytes at a time
+        starts = [(16 * warp + 8 * half, 8 * i) for half in range(2) for i in range(columns // 8)]
+        along = [(n, m) for m, n in starts] if transposed else starts
+        matrices = [[buffer.byte_in_slot(row + i, column * size) for i in range(8)] for row, column in along]
+        return slot, "written by stmatrix", [(places, WIDEST) for places in matrices]
+    if transposed:
+        return slot, "written transposed", _transposed(buffer, piece, warp)
+    return slot, "written", _elements(buffer, piece, "tile", warp)
+
+
+_OF: dict[str, Callable[..., _Found]] = {
+    "read": _read,
+    "read_transposed": _read_transposed,
+    "read_part": _read_part,
+    "write": _write,
+    "read_columns": _read_columns,
+    "write_columns": _write_columns,
+}
 
 
 def _sum(what: str, each: Sequence[tuple[Places, int]]) -> Access:

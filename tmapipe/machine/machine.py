@@ -1,4 +1,4 @@
-"""Machine: runs a kernel program on the CPU, every warp of every CTA. `record` has its operations without running it."""
+"""Machine: runs a kernel program on the CPU, every warp of every CTA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import greenlet
 import numpy as np
 
-from tmapipe.errors import InputError, PipelineError
+from tmapipe.errors import InputError
 from tmapipe.isa.ops import Exit
 from tmapipe.machine.layout import Layout, Shapes
 from tmapipe.machine.locate import locate as find_location
@@ -20,7 +20,7 @@ from tmapipe.machine.warp import MachineIsa
 from tmapipe.machine.written import Written
 from tmapipe.plan.model import Plan
 
-__all__ = ["Machine", "at_most", "record", "steps_for"]
+__all__ = ["Entry", "Machine", "shapes_of", "steps_for"]
 
 Entry = Callable[[MachineIsa], None]
 
@@ -138,57 +138,6 @@ def _operations(warp: greenlet.greenlet, isa: MachineIsa) -> Iterator[Any]:
         yield op
         op = warp.switch()
     yield Exit()
-
-
-def record(
-    plan: Plan,
-    entry: Entry,
-    tensors: dict[str, Any],
-    cluster: int = 0,
-    clusters: int = 1,
-    *,
-    layout: Layout | None = None,
-    locate: bool = False,
-    max_steps: int = 50_000_000,
-    only: int | None = None,
-    make: Callable[[Layout, int, Callable[[Any], None]], Any] | None = None,
-) -> list[list[Any]]:
-    """The operations of each warp of one cluster (or of the one warp *only*), `Exit` last, without executing them.
-
-    No operation's outcome reaches the program unless it looks at data, so the lists are the same in every interleaving.
-    *make* makes the instruction set of a warp, by default a `MachineIsa`, from the layout, the warp's number and what takes
-    operations.
-    """
-    layout = layout or Layout(plan)
-    shapes = shapes_of(tensors)
-    programs: dict[int, list[Any]] = {}
-    for agent in range(layout.agents) if only is None else (only,):
-        program: list[Any] = []
-        add = at_most(max_steps, program, sum(map(len, programs.values())))
-        if locate:
-            add = _locating(add)
-        isa = make(layout, agent, add) if make else MachineIsa(layout, agent, cluster, clusters, shapes, add)
-        entry(isa)
-        program.append(Exit())
-        programs[agent] = program
-    return list(programs.values())
-
-
-def at_most(max_steps: int, program: list[Any], before: int = 0) -> Callable[[Any], None]:
-    """What adds an operation to *program*. Raises `PipelineError` after *max_steps* of them, with *before* that were recorded
-    earlier: a loop of a body may never end."""
-    most = max_steps - before
-
-    def add(op: Any) -> None:
-        program.append(op)
-        if len(program) > most:
-            program.clear()
-            place = find_location()
-            error = PipelineError(f"stopped after recording {max_steps} operations (max_steps), at {place}")
-            error.where = place
-            raise error
-
-    return add
 
 
 def shapes_of(tensors: dict[str, Any]) -> Shapes:

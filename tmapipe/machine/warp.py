@@ -6,7 +6,6 @@ executed it, or at once if the operations are only listed.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +16,10 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.globals import TableLoad
 from tmapipe.isa.interface import Isa
 from tmapipe.isa.values import SlotRef
-from tmapipe.machine.blocks import block
 from tmapipe.machine.fragments import MachineFragments
 from tmapipe.machine.hazard import hazard, set_location
 from tmapipe.machine.layout import Layout, Shapes
-from tmapipe.machine.locate import line_of_errors, locate
+from tmapipe.machine.locate import locate
 from tmapipe.machine.memory import Memory
 from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Store
 from tmapipe.protocol.tile import Tile
@@ -56,42 +54,8 @@ class MachineIsa(Isa):
         self.cta_rank, self.warp = divmod(agent, layout.warps)
         self.cluster_id, self.clusters, self._shapes = cluster_id, clusters, shapes
         self.fragments = MachineFragments(self)
-        self.body: Any = None  # the code of the role's body, which is being called
 
-    # ---- control flow and registers -------------------------------------------------------------------------------
-
-    def cells(self, *initial: int) -> list[int]:
-        return list(initial)
-
-    def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
-        return then if condition else otherwise
-
-    def here(self, value: Any) -> Any:
-        return value
-
-    def when(self, condition: bool, body: Callable[[], None]) -> None:
-        if condition:
-            body()
-
-    def loop(self, trips: int, body: Callable[[int], None]) -> None:
-        for i in range(trips):
-            body(i)
-
-    def loop_while(self, state: Any, body: Callable[[], None], iterations: Callable[[], int] | None = None) -> None:
-        if self.memory is None and iterations is not None:
-            self.loop(iterations(), lambda i: body())
-        while state[0]:
-            body()
-
-    def block(self) -> tuple[Any, ...]:
-        return block(self.body)
-
-    def call(self, body: Callable[..., None], *arguments: Any) -> None:
-        self.body = inspect.unwrap(body).__code__
-        for tile in (each for each in arguments if isinstance(each, Tile)):
-            self.enter(tile)
-        with line_of_errors():
-            body(*arguments)
+    # ---- what the kernel was launched with -------------------------------------------------------------------------
 
     def extent(self, argument: str, dim: int) -> int:
         return self._shapes[argument][dim]

@@ -188,7 +188,7 @@ def _joined(name: str, values: tuple[Any, ...], number: Any, fragment: Any, othe
         return number(name, *values)
     if isinstance(first, Fragment):
         if all(isinstance(v, Fragment) and fragment_form(v) == fragment_form(first) for v in values):
-            data = fragment(name, *(v._data for v in values))
+            data = fragment(name, *(v.data for v in values))
             return Fragment(first.backend, first.layout, first.along, first.kind, data)
         return other(name, *values)
     forms = [_form(v) for v in values]

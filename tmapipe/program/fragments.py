@@ -11,7 +11,7 @@ from tmapipe.isa.fragments import Fragments
 from tmapipe.machine.locate import locate
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.program.captured import captured
-from tmapipe.program.expressions import Expr
+from tmapipe.program.expressions import Expr, Var
 from tmapipe.program.nodes import Function
 from tmapipe.program.reductions import Reduction
 
@@ -24,10 +24,17 @@ class TracingFragments(Fragments):
 
     def __init__(self, isa: TracingIsa):
         self.isa, self.exchanges = isa, {}
+        self.registers: dict[Var, int] = {}  # of a thread, by the data of fragments
 
     def _record(self, method: str, *arguments: Any, result: str | None = "v", **named: Any) -> Any:
         found = self.isa.record(f"fragments.{method}", arguments, named, [] if result is None else [result])
         return found[0] if found else None
+
+    def made(self, values: Fragment) -> None:
+        layout = values.layout
+        if isinstance(values.data, Var):
+            count = 0 if layout is None or values.kind == "bool" else layout.slots(values.along)
+            self.registers.setdefault(values.data, count)
 
     def kind_of(self, name: str, value: Any) -> str:
         return "bool" if isinstance(value, Expr) and value.boolean else super().kind_of(name, value)
@@ -54,6 +61,7 @@ class TracingFragments(Fragments):
 
     def accumulator_values(self, matmul: Any, acc: Any) -> Fragment:
         data = self._record("accumulator_values", matmul, acc)
+        self.registers[data] = 0  # they stay where they are
         return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
@@ -132,7 +140,9 @@ class TracingFragments(Fragments):
         self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any
     ) -> Fragment:
         found = self._record("only_inside", tile, along, first, end, surely, other)
-        return Fragment(self, tile.layout, "tile", tile.kind, found)
+        made = Fragment(self, tile.layout, "tile", tile.kind, found)
+        del self.registers[found]  # a step of a reduction, element by element
+        return made
 
     # data
     def convert(self, data: Any, kind: str, to: str) -> Any:

@@ -100,7 +100,7 @@ class _Program(Canonical):
 
     def _other(self, x: Any, kind: type) -> None:
         if kind is Fragment:
-            self._parts(b"\x09", x.layout, x.along, x.kind, x._data)
+            self._parts(b"\x09", x.layout, x.along, x.kind, x.data)
         elif kind is SlotRef:
             self._parts(b"\x0a", x.buffer, x.stage)
         elif kind is OfModel:

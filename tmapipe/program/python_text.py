@@ -302,7 +302,7 @@ class _Writer:
             return f"{{{', '.join(f'{self.constant(n)}: {self.operand(each)}' for n, each in x.items())}}}"
         if isinstance(x, Fragment):
             fixed = f"{self.constant(x.layout)}, {x.along!r}, {x.kind!r}"
-            return f"Fragment(fragments, {fixed}, {self.of(x._data)})"
+            return f"Fragment(fragments, {fixed}, {self.of(x.data)})"
         if isinstance(x, ClusterExchange):
             return f"Exchange({self.of(x.rank)}, {self.of(x.mask)}, {x.peers}, {self.constant(x.full)})"
         return self.constant(x)

@@ -101,7 +101,7 @@ class Given:
 def parts(x: Any) -> Iterator[Any]:
     """Parts of an operand that may hold expressions."""
     if isinstance(x, Fragment):
-        yield x._data
+        yield x.data
     elif isinstance(x, ClusterExchange):
         yield from (x.rank, x.mask)
     elif isinstance(x, (Captured, Tile)):

@@ -28,8 +28,7 @@ from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.machine import Layout
 from tmapipe.machine.describe import lines
 from tmapipe.machine.locate import line_of
-from tmapipe.plan.model import Plan
-from tmapipe.program.trace import ONE_AT_A_TIME, trace
+from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.joint import prove
 from tmapipe.prove.outputs import Outputs, look_at_outputs
@@ -49,34 +48,40 @@ LARGE = 100_000  # operations of a problem that need not be looked at
 
 
 def check_schedule(
-    schedule: Schedule, dtypes: Mapping[str, DType | str] | None = None, arch: str | None = None
+    schedule: Schedule,
+    dtypes: Mapping[str, DType | str] | None = None,
+    arch: str | None = None,
+    program: Traced | None = None,
 ) -> Report:
-    """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster."""
+    """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster. program: if it has been
+    traced."""
     started = time.perf_counter()
     plan = schedule.plan(dtypes, arch=arch)
     with ONE_AT_A_TIME, _collector_at_rest():
         try:
-            report = _Check(schedule, plan).report()
+            report = _Check(program or trace(schedule, plan)).report()
         except PipelineError as error:
             report = Report(plan.name, tuple(refused(error, LinearCheck(Layout(plan), {}))), "no trip count")
     found = placed(schedule, plan, ordered([*budget_findings(plan), *report.findings]))
     return attrs.evolve(report, findings=found, seconds=time.perf_counter() - started)
 
 
-def require_safe(schedule: Schedule, dtypes: Mapping[str, DType | str] | None = None) -> Report | None:
+def require_safe(
+    schedule: Schedule, dtypes: Mapping[str, DType | str] | None = None, program: Traced | None = None
+) -> Report | None:
     """The gate before the compiler: the report on a schedule, or None if it is not to be checked (`Schedule.checked` is False,
     or TMAPIPE_CHECK=0 in the environment).
 
     It is asked each time before a schedule is compiled for launching, and remembers nothing. A compiled kernel is kept by the
     schedule that it was compiled for, and two schedules that look alike may differ in a helper function, a closure or an
-    attribute that their bodies read.
+    attribute that their bodies read. Arguments as of `check_schedule`.
 
     Raises:
         UnsafeError: It can hang, race or corrupt. The message is the report.
     """
     if not schedule.checked or os.environ.get("TMAPIPE_CHECK", "1") == "0":
         return None
-    report = check_schedule(schedule, dtypes)
+    report = check_schedule(schedule, dtypes, program=program)
     if not report.ok:
         raise UnsafeError(str(report))
     return report
@@ -101,9 +106,9 @@ class _Check:
     shown and how; failed: a problem in which a body fails, and how; size: (tiles, steps) of the largest problem.
     """
 
-    def __init__(self, schedule: Schedule, plan: Plan):
-        self.schedule, self.plan = schedule, plan
-        self.program = trace(schedule, plan)
+    def __init__(self, program: Traced):
+        self.program, self.schedule, self.plan = program, program.schedule, program.plan
+        schedule, plan = self.schedule, self.plan
         self.bodies = Bodies(self.program)
         self.sizes = Sizes(schedule, plan)
         uneven = uneven_starts(self.bodies)

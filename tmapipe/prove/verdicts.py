@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tmapipe import disk
 from tmapipe.dtypes import DType
+from tmapipe.program.trace import Traced
 from tmapipe.prove.trips import require_safe
 
 if TYPE_CHECKING:
@@ -19,11 +20,14 @@ __all__ = ["known", "require_safe_once"]
 known: dict[str, tuple[str, ...]] = {}  #: of what has been found safe in this process, by identity
 
 
-def require_safe_once(schedule: Schedule, dtypes: Mapping[str, DType], identity: str | None) -> tuple[str, ...]:
+def require_safe_once(
+    schedule: Schedule, dtypes: Mapping[str, DType], program: Traced | None, identity: str | None
+) -> tuple[str, ...]:
     """As `require_safe`, unless this version of the library has found a kernel of this identity safe. Returns the outputs of
     which some shapes store a part.
 
     Args:
+        program: The schedule's, if it could be traced.
         identity: As of `tmapipe.program.identity`; None: it is proved each time.
 
     Raises:
@@ -32,19 +36,19 @@ def require_safe_once(schedule: Schedule, dtypes: Mapping[str, DType], identity:
     if not schedule.checked or os.environ.get("TMAPIPE_CHECK", "1") == "0":
         return ()
     if identity is None:
-        return _proved(schedule, dtypes)
+        return _proved(schedule, dtypes, program)
     if identity not in known:
         name = hashlib.sha256(f"{identity} {disk.library()}".encode()).hexdigest()
         found = _kept(name)
         if found is None:
-            found = _proved(schedule, dtypes)
+            found = _proved(schedule, dtypes, program)
             disk.keep("verdicts", name, {"safe": True, "partly": found})
         known[identity] = found
     return known[identity]
 
 
-def _proved(schedule: Schedule, dtypes: Mapping[str, DType]) -> tuple[str, ...]:
-    report = require_safe(schedule, dtypes)
+def _proved(schedule: Schedule, dtypes: Mapping[str, DType], program: Traced | None) -> tuple[str, ...]:
+    report = require_safe(schedule, dtypes, program)
     return () if report is None else report.partly
 
 
