@@ -124,7 +124,7 @@ class Sizes:
 
     group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; along: that one
     along which a CTA gets more or fewer tiles, the last one that may have any extent; others: dimensions that the output
-    lacks.
+    lacks, but for batches that one of the output's follows.
     """
 
     def __init__(self, schedule: Schedule, plan: Plan):
@@ -136,7 +136,9 @@ class Sizes:
         self.along = next(free, self.dims[-1])
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)
-        self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
+        inner = dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims)
+        batches = {dim.of for dim in plan.relations if dim.name in self.dims and self.tiles(str(dim.of)) == {1}}
+        self.others = tuple(d for d in inner if d not in batches)
 
     def tiles(self, dim: str) -> set[int]:
         """Elements of tiles along a dimension."""
