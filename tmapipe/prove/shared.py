@@ -145,7 +145,8 @@ def _written(declared: Any) -> dict[str, tuple[str, str, str | None]]:
     for name, stage in declared.shared.items():
         if type(stage) is SharedStage:
             writer = declared.name_of(stage.writer)
-            body = inspect.unwrap(declared.bodies[writer]).__code__
+            of = declared.befores if stage.ring.held else declared.bodies
+            body = inspect.unwrap(of[writer]).__code__
             found[name] = writer, declared.name_of(stage.ring), f"{body.co_filename}:{body.co_firstlineno}"
     return found
 
