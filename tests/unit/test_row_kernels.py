@@ -36,7 +36,9 @@ def check_forward(shape, dtype, device=HERE):
     close(rstd, (wide.var(-1, correction=0) + 1e-5).rsqrt(), FP32)
     plain = S.LayerNorm()(x, weight)
     close(plain, functional.layer_norm(wide, (n,), weight.double()), dtype)
-    size = 1 + wide.norm(dim=-1)  # of a partial sum: a sum of terms of both signs is rounded relative to these, not to itself
+    size = 1 + wide.norm(
+        dim=-1
+    )  # of a partial sum: a sum of terms of both signs is rounded relative to these, not to itself
     close(S.Reduce("sum")(x) / size.float(), wide.sum(-1) / size, FP32)
     others = {"mean": wide.mean(-1), "max": wide.amax(-1), "min": wide.amin(-1), "logsumexp": wide.logsumexp(-1)}
     for operation, wanted in others.items():
