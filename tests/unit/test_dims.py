@@ -43,6 +43,31 @@ def test_related_extents_are_explained_and_proved():
     assert Scaled().check({"x": "fp32", "y": "fp32", "s": "fp32"}).ok
 
 
+def test_an_extent_that_is_several_times_another():
+    class Twice(Scaled):
+        """y[b, q] = each row of x twice, in order of tiles."""
+
+        relations = (tp.Dim("q", of="m", times=2), tp.Dim("mb", of="m", per=8), tp.Dim("n", size=64))
+        over = "b m n"
+        load, work = Scaled.load, Scaled.work
+        y = tp.TmaStoreStage("b q n", tile=(8, 64), role=work)
+
+        @work.jit
+        def scale(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read() + slot.s.read()
+            for i in range(2):
+                k.y.store(tile.also(q=2 * tile.m + i), values)
+
+    x, s = np.ones((2, 24, 64), np.float32), np.ones((3, 64), np.float32)
+    assert "dimension q = m * 2" in Twice().explain() and Twice().plan().shapes({"q": 5})["x"][1] == 3
+    assert Twice()(x, s).shape == (2, 48, 64)
+    refused(Twice(), x, s, np.ones((2, 40, 64), np.float32), argument="y.shape", rule="by its Dim it is 48")
+    report = Twice().check({"x": "fp32", "y": "fp32", "s": "fp32"})
+    assert report.ok and not report.outputs, str(report)
+    refused(tp.Dim, "q", of="m", times=0, argument="Dim(times)", rule="positive")
+
+
 class Valid(tp.Schedule):
     """y[i, n] = x[i, n] + x[i + 2, n], which has two rows less than x; its rows come out column by column of tiles."""
 

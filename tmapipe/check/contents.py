@@ -30,18 +30,19 @@ class Contents(Rules):
         super().__init__(clocks, log)
         layout, self.short = self.layout, dict[int, dict[int, frozenset[Cut]]]()
         self.parts: dict[int, dict[int, frozenset[Cut]]] = {}
-        rings = {ring.name: ring for ring in layout.plan.rings if not ring.held}
-        roles = {role.name: role for role in layout.plan.roles}
+        rings = {ring.name: ring for ring in layout.plan.rings}
         #: buffer -> ring, writer and line of the writer's body
         self.of: dict[str, tuple[Ring, str, str | None]] = {
-            name: (rings[ring], writer, where)
-            for name, (writer, ring, where) in layout.written.items()
-            if ring in rings and roles[writer].teams == 1
+            name: (rings[ring], writer, where) for name, (writer, ring, where) in layout.written.items()
         }
         self.entered: dict[
             tuple[str, str], list[str]
         ] = {}  # (role, barrier that it waits for) -> buffers that it writes
         for name, (ring, writer, _) in self.of.items():
+            if ring.held and not ring.phase_of(writer):  # it enters the only slot without a wait
+                first = layout.slot_base[name]
+                self.short |= {cta * layout.nslots + first: {} for cta in range(layout.ctas)}
+                continue
             awaited = ring.barriers[(ring.phase_of(writer) or 0) - 1].name
             self.entered.setdefault((writer, awaited), []).append(name)
 
@@ -50,7 +51,9 @@ class Contents(Rules):
         barrier, stage = self.layout.bars[bar]
         for name in self.entered.get((self.layout.role(agent), barrier.name), ()):
             slot = self._flat(agent, self.layout.slot_base[name] + stage)
-            self.note(slot, {**self.parts.get(slot, {}), agent: frozenset()})
+            team = self._team(agent)  # of what another team has written there, nothing counts any more
+            known = {other: cuts for other, cuts in self.parts.get(slot, {}).items() if self._team(other) == team}
+            self.note(slot, {**known, agent: frozenset()})
 
     def access(self, step: Step, own: int, write: bool) -> None:
         """Threads, TMA or wgmma read a slot of their CTA, or threads write a part of it."""
@@ -72,6 +75,10 @@ class Contents(Rules):
             self.short.pop(slot, None)
         else:
             self.short[slot] = known
+
+    def _team(self, agent: int) -> int:
+        warp = agent % self.layout.warps
+        return int(self.layout.plan.role(self.layout.role(agent)).team(warp))
 
     def _flat(self, agent: int, own: int) -> int:
         return self.layout.cta_of(agent) * self.layout.nslots + own

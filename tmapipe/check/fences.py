@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Container
 from typing import Any
 
 from tmapipe.check.clocks import Clocks
@@ -17,8 +18,8 @@ __all__ = ["Fences"]
 class Fences:
     """Proxy fences, by source line.
 
-    A line is redundant if, each time that the run came by, the warp had not accessed any slot that TMA or wgmma access since
-    its last fence.
+    A line is redundant if, each time that the run came by, the warp had not accessed any slot that TMA or wgmma access, in
+    this run or another one of the program, since its last fence.
     """
 
     def __init__(self, clocks: Clocks, log: FindingLog, slots: Slots):
@@ -37,9 +38,11 @@ class Fences:
         self.lines.setdefault(key, (set(), step))[0].update(self.touched[agent])
         self.touched[agent].clear()
 
-    def finish(self) -> None:
+    def finish(self, through_async: Container[str]) -> None:
+        """After a run. through_async: names of what TMA or wgmma access in other runs."""
         layout = self.log.layout
-        wanted = {alias for slot in self.slots.async_slots for alias in layout.aliases[slot]}
+        touched = self.slots.async_slots | {i for i in range(layout.nslots) if layout.slots[i][0].name in through_async}
+        wanted = {alias for slot in touched for alias in layout.aliases[slot]}
         for covered, step in self.lines.values():
             if covered & wanted:
                 continue

@@ -9,7 +9,7 @@ argument why one run is enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from tmapipe.check.barriers import Barriers
@@ -101,10 +101,10 @@ class LinearCheck:
                 ctas = [own] if mask is None else [cta for cta in range(self.layout.ctas) if mask >> cta & 1]
                 self.slots.start(step, effect, tuple(Flight("", agent, -1, cta) for cta in ctas))
 
-    def finish(self) -> None:
-        """After a run that has reached its end."""
+    def finish(self, through_async: Container[str] = ()) -> None:
+        """After a run that has reached its end. through_async: names of what TMA or wgmma access in other runs."""
         self.lifetimes.finish()
-        self.fences.finish()
+        self.fences.finish(through_async)
 
     # ---- what effects do to clocks --------------------------------------------------------------------------------
 

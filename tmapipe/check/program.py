@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from tmapipe.check.deadlocks import deadlock_finding
@@ -22,14 +22,18 @@ MAX_STEPS = 1_000_000
 
 
 def check_operations(
-    layout: Layout, programs: Sequence[Sequence[Any]], shapes: Shapes | None = None
+    layout: Layout,
+    programs: Sequence[Sequence[Any]],
+    shapes: Shapes | None = None,
+    through_async: Container[str] = (),
 ) -> tuple[list[Finding], int]:
-    """(findings, transitions) for operations: one list per warp of the cluster, `Exit` last."""
+    """(findings, transitions) for operations: one list per warp of the cluster, `Exit` last.
+    through_async: names of what TMA or wgmma access in other runs."""
     check = LinearCheck(layout, shapes or {})
     error: PipelineError | None = None
     try:
         run_segment(State(layout), [iter(program) for program in programs], check)
-        check.finish()
+        check.finish(through_async)
     except PipelineError as stopped:
         error = stopped
     wrong = error is not None or any(not finding.kind.note for finding in check.findings)

@@ -125,7 +125,10 @@ class RingUse:
             for agent in self._agents(role) if role in self.ring.signals else ():
                 entered, left = self.waits(agent, phase), self.arrivals(agent, phase)
                 tail = self.ring.stages if phase == 0 and self.ring.peers > 1 else 0  # slots that are only waited for
-                uneven, other = len(left) != len(entered) - tail, self._of_another_slot(entered, left)
+                once = self.ring.held and phase == 0  # it enters the only slot, without a wait
+                uneven, other = len(left) != (1 if once else len(entered) - tail), []
+                if not uneven and not once:
+                    other = self._of_another_slot(entered, left)
                 if uneven or other:
                     found.append(self._kept(agent, phase, entered, left) if uneven else self._gives_back(other))
                     break
@@ -220,9 +223,9 @@ class RingUse:
         role, name, barrier = self.layout.role(agent), self.ring.name, self.ring.barriers[phase].name
         arrives = _by_line(left, f"arrives at {barrier}")
         enters = _by_line(entered, f"enters a slot of {name}")
-        slots = f"{len(entered)} slot{'s' * (len(entered) != 1)}"
-        text = f"{who(self.layout, agent)} enters {slots} of {name} and gives back {len(left)}"
-        if len(left) > len(entered):
+        many = 1 if self.ring.held and phase == 0 else len(entered)
+        text = f"{who(self.layout, agent)} enters {many} slot{'s' * (many != 1)} of {name} and gives back {len(left)}"
+        if len(left) > many:
             fix = f"let {role} arrive at {barrier} once a slot: leaving the slot does it"
             return self._finding(Kind.SURPLUS_ARRIVAL, text, fix, [*enters, *reversed(arrives)], barrier)
         scope, leave, enter = ("consume", "release", "wait") if phase else ("produce", "commit", "acquire")

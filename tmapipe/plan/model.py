@@ -21,6 +21,7 @@ from tmapipe.plan.boxes import box_of
 from tmapipe.plan.distributed import Buffer, Distributed, HeldTile, Matmul
 from tmapipe.plan.frozenmap import NOTHING, frozen
 from tmapipe.plan.rings import Queue, Ring
+from tmapipe.plan.units import in_units, units_of
 from tmapipe.windows import Windows
 
 __all__ = [
@@ -332,24 +333,23 @@ class Plan:
         return {name: most for name, most in found.items() if most is not None}
 
     def related(self, extents: dict[str, int]) -> dict[str, int]:
-        """*extents* of dimensions, with those that are fixed or follow from others, or that others follow from; none above its
-        largest."""
+        """*extents*, with those that are fixed or follow from others, or that others follow from; none above its largest."""
         most = self.most
         found = {name: min(extent, most.get(name, extent)) for name, extent in extents.items()}
         for dim in self.relations:
+            if dim.of is not None and dim.of not in found and dim.name in found:
+                found[dim.of] = dim.longest_of(found[dim.name] + dim.times - 1)
             extent = dim.extent(found)
             if extent is not None:
                 found[dim.name] = min(extent, most.get(dim.name, extent))
-            elif dim.of is not None and dim.name in found:
-                found[dim.of] = max(0, found[dim.name] - dim.plus) * dim.per
-            if extent is not None and dim.of is not None and extent > found[dim.name]:
-                found[dim.of] = max(0, found[dim.name] - dim.plus) * dim.per
+                if dim.of is not None and extent > found[dim.name]:
+                    found[dim.of] = dim.longest_of(found[dim.name])
         return found
 
     def shapes(self, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors, from the extents of dimensions and what follows from them; 1 for those left."""
+        """Shapes of all tensors: from extents, made whole units, and what follows from them; 1 for those left."""
         others = {dim: 1 for dims in self.dims.values() for dim in dims}
-        every = self.related({**others, **self.related(dict(extents))})
+        every = self.related(in_units({**others, **self.related(dict(extents))}, units_of(self), self.most))
         return {name: tuple(every[dim] for dim in dims) for name, dims in self.dims.items()}
 
     @property

@@ -6,11 +6,16 @@ wrap around, whether they are folded here or computed by a reader: `tmapipe.prog
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 import weakref
 from typing import Any
 
+import numpy as np
+
 from tmapipe.errors import ScopeError
+from tmapipe.isa.values import Carried
 from tmapipe.program.int32 import FOLD, fitting, wrapped
 
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
@@ -29,6 +34,10 @@ at_work = _AtWork()
 def symbolic(value: Any) -> bool:
     """Whether it is known only when the kernel runs."""
     return isinstance(value, Expr)
+
+
+class DividedByZeroError(ScopeError, ZeroDivisionError):
+    """What Python raises, with the line."""
 
 
 class Expr:
@@ -79,6 +88,18 @@ class Expr:
 
     __truediv__ = __rtruediv__ = _no_fraction
 
+    def __pow__(self, by: Any) -> Any:
+        if type(by) is not int or not 1 <= by <= 31:
+            raise ScopeError(
+                f"`{show(self)}` to the power of {type(by).__name__ if symbolic(by) else by}. It takes 1 to 31."
+            )
+        return functools.reduce(operator.mul, [self] * by)
+
+    def __rpow__(self, base: Any) -> Any:
+        raise ScopeError(
+            f"{base} to the power of `{show(self)}`, which only the kernel knows. Of 2, write 1 << number."
+        )
+
     def _unknown(self, what: str) -> Any:
         raise ScopeError(f"{what} of `{show(self)}`, which only the kernel knows")
 
@@ -110,8 +131,12 @@ def _operator(name: str, swapped: bool = False) -> Any:
             raise ScopeError(
                 f"arithmetic of `{show(self)}`, which only the kernel knows, with {other}. Numbers are whole."
             )
-        if not isinstance(other, (int, Expr)):
+        other = int(other) if isinstance(other, np.integer) else other
+        if other is None or isinstance(other, Carried) or (not isinstance(other, (int, Expr)) and name in ("eq", "ne")):
             return NotImplemented
+        if not isinstance(other, (int, Expr)):
+            kind = type(other).__name__
+            raise ScopeError(f"arithmetic of `{show(self)}`, which only the kernel knows, with a {kind}. It takes int.")
         if not isinstance(other, Expr):
             fitting(other)
         return Expr.of(name, other, self) if swapped else Expr.of(name, self, other)
@@ -152,7 +177,9 @@ def _simpler(op: str, a: tuple[Any, ...]) -> tuple[Any] | None:
         if _is(a[1], 1) and not _condition(a[0]):
             return (a[0],)
     if op in ("floordiv", "mod") and _is(a[1], 0):
-        raise ZeroDivisionError(f"`{show(a[0])}` is divided by 0")
+        raise DividedByZeroError(f"`{show(a[0])}` is divided by 0")
+    if op in ("lshift", "rshift") and type(a[1]) is int and not 0 <= a[1] < 32:
+        raise ScopeError(f"a shift of `{show(a[0])}` by {a[1]}. A number has 32 bits: shift it by 0 to 31.")
     if op == "floordiv" and _is(a[1], 1) and not _condition(a[0]):
         return (a[0],)
     if op == "and" and isinstance(a[1], bool) and _condition(a[0]):

@@ -99,6 +99,9 @@ class TracingFragments(Fragments):
             if value is not None and not isinstance(value, (Fragment, int, float, Expr)):
                 text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
                 raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
+            if isinstance(value, int) and value.bit_length() > 127:
+                text = f"{where_is(function)} returned an int of more than 128 bits"
+                raise ScopeError(f"{text}. Return a smaller number or a float.")
         traced = Function(getattr(function, "__name__", "epilogue"), given, by_name, body, made)
         names = [name or "v" for name in made]
         results = self.isa.record("fragments.apply", (traced, list(fragments), dict(named)), {}, names)

@@ -34,9 +34,8 @@ def fitting(value: Any) -> Any:
     """*value*, a constant of Python. Raises `ScopeError` if it has more than 32 bits."""
     if LEAST <= value <= MOST:
         return value
-    raise ScopeError(
-        f"{value} meets a number of the kernel, which has 32 bits. Use constants from -2**31 to 2**31 - 1."
-    )
+    said = value if abs(value) < 2**64 else f"an int of {value.bit_length()} bits"
+    raise ScopeError(f"{said} meets a number of the kernel, which has 32 bits. Use constants from -2**31 to 2**31 - 1.")
 
 
 def _wrapping(function: Callable[..., Any]) -> Callable[..., Any]:

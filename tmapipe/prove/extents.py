@@ -7,16 +7,21 @@ meant, as in a scale a block: a note. So is what nobody loads, since a program m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from tmapipe.check.findings import Finding, Kind
 from tmapipe.plan.model import Load
+from tmapipe.plan.units import units_of
 from tmapipe.program.expressions import Expr
 from tmapipe.program.reductions import Reduction
 from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.moves import Move, is_turn
+from tmapipe.prove.solutions import NoNumber, value_of
 from tmapipe.prove.stores import Grid, counts_to
-from tmapipe.prove.symbols import Sym, add, parts, text
+from tmapipe.prove.symbols import Sym, add, leaf, leaves, parts, text
 
 __all__ = ["look_at_extents"]
 
@@ -99,6 +104,46 @@ def _loaded(bodies: Bodies, grid: Grid, load: Load, moves: list[Move]) -> Iterat
         if all(short):
             fix = f'let the loop run to the end, k.steps("{load.name}", "{dim}"), in all roles of the ring'
             yield Finding(Kind.UNREAD, f"{load.name} is loaded along {dim} {short[0]}", fix, where=lines)
+        elif not any(short) and (said := _left_out(grid, starts.values(), i, dim)):
+            fix = f'let the loop go through all tiles, k.steps("{load.name}", "{dim}"), in all roles of the ring'
+            yield Finding(Kind.UNREAD, f"{load.name} is loaded along {dim} without {said}", fix, where=lines)
+
+
+def _left_out(grid: Grid, moves: Iterable[Move], i: int, dim: str) -> str:
+    """Elements along a dimension that no turn of the loops loads, of some extent; empty if there are none, or if not the
+    dimension alone decides where tiles start."""
+    extent, own = 0, leaf("extent", dim)
+    for move in moves:
+        extent = move.part.part[i]
+        counts = [count for key, count in move.loops if key in leaves(move.at[i])]
+        indices = {key for key, _ in move.loops}
+        if leaves(move.at[i]) - indices or any(count is None or leaves(count) - {own} for count in counts):
+            return ""
+    most, unit = grid.plan.most.get(dim), units_of(grid.plan).get(dim, 1)
+    for tiles, more in itertools.product((1, 2, 3, 5, 9, 33, 129), (0, 1, extent // 2)):
+        length = tiles * extent + more
+        if length % unit or (most is not None and length > most):
+            continue
+        loaded = np.zeros(length, bool)
+        for move in moves:
+            if not _mark(loaded, move, i, {own: length}):
+                return ""
+        if not loaded.all():
+            return f"element {int(np.argmin(loaded))} of {length}"
+    return ""
+
+
+def _mark(loaded: np.ndarray, move: Move, i: int, values: dict[Sym, int]) -> bool:
+    """Marks what a move loads in all turns of its loops; whether that has a number."""
+    loops = [(key, count) for key, count in move.loops if key in leaves(move.at[i])]
+    try:
+        turns = itertools.product(*(range(value_of(count, values)) for _, count in loops))
+        for turn in turns:
+            start = value_of(move.at[i], {**values, **dict(zip((key for key, _ in loops), turn, strict=True))})
+            loaded[max(0, start) : max(0, start + move.part.part[i])] = True
+    except NoNumber:
+        return False
+    return True
 
 
 def _short(grid: Grid, move: Move, i: int, dim: str, most: int | None) -> str:

@@ -11,9 +11,11 @@ from tmapipe.check.findings import Finding
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.program import check_operations, refused
 from tmapipe.errors import PipelineError
+from tmapipe.isa.effects import Access, Proxy, Start, declared, proxy_of
 from tmapipe.machine.layout import Layout, Shapes
 from tmapipe.machine.locate import locate
 from tmapipe.plan.model import Plan
+from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.program.replay import operations
 
 if TYPE_CHECKING:
@@ -91,10 +93,26 @@ def _run_cluster(program: Any, layout: Layout, problem: Problem, most: int) -> t
             programs = operations_of(program, layout, problem, most, located)
         except PipelineError as error:
             return refused(error, LinearCheck(layout, problem.shapes)), 0
-        return check_operations(layout, programs, problem.shapes)
+        return check_operations(layout, programs, problem.shapes, through_async)
 
+    through_async = _through_async(program.nodes)
     found, steps = once(False)
     return once(True) if found else (found, steps)
+
+
+def _through_async(nodes: list[Any]) -> set[str]:
+    """Names of what TMA or wgmma access in some run."""
+    found: set[str] = set()
+    for node in nodes:
+        if type(node) is If:
+            found |= _through_async(node.then) | _through_async(node.other)
+        elif type(node) in (For, While):
+            found |= _through_async(node.body)
+        for op in node.ops if type(node) is Call else ():
+            for effect in declared(type(op)).all(Access) + declared(type(op)).all(Start):
+                if effect.slot and proxy_of(effect.proxy, op) is Proxy.ASYNC:
+                    found.add(getattr(op, effect.slot).buffer.name)
+    return found
 
 
 def operations_of(
@@ -124,7 +142,7 @@ class Sizes:
 
     group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; along: that one
     along which a CTA gets more or fewer tiles, the last one that may have any extent; others: dimensions that the output
-    lacks.
+    lacks, but for batches that one of the output's follows.
     """
 
     def __init__(self, schedule: Schedule, plan: Plan):
@@ -136,7 +154,9 @@ class Sizes:
         self.along = next(free, self.dims[-1])
         self.group = max([role.teams for role in plan.roles])
         self.slots = max([ring.stages for ring in plan.rings], default=1)
-        self.others = tuple(dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims))
+        inner = dict.fromkeys(d for part in plan.transfers for d in part.dims if d not in self.dims)
+        batches = {dim.of for dim in plan.relations if dim.name in self.dims and self.tiles(str(dim.of)) == {1}}
+        self.others = tuple(d for d in inner if d not in batches)
 
     def tiles(self, dim: str) -> set[int]:
         """Elements of tiles along a dimension."""

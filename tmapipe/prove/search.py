@@ -28,13 +28,15 @@ class Varying:
     """What bodies decide on.
 
     dims: whose extents, or coordinates; tables: whose entries; by_cluster: whether the number of the cluster, or of all;
-    far: the largest number of tiles with which something is compared.
+    far: the largest number of tiles with which something is compared; turning: extents at which a condition turns, by
+    dimension.
     """
 
     def __init__(self, sizes: Sizes, asked: Iterable[Any]):
         self.dims: set[str] = set()
         self.tables: set[str] = set()
         self.by_cluster, self.far = False, 0
+        self.turning: dict[str, set[int]] = {}
         self._seen: set[Sym] = set()
         for each in asked:
             self._look(each)
@@ -65,7 +67,11 @@ class Varying:
                 self.by_cluster = True
         elif x.op in ("ge", "eq"):
             constant, factors = parts(x.args[0])
-            if not any(term.op == "leaf" and term.args[0] == "extent" for term in factors):
+            extents = [term for term in factors if term.op == "leaf" and term.args[0] == "extent"]
+            if extents == [*factors]:
+                for term in extents[:1]:
+                    self.turning.setdefault(term.args[1], set()).add(abs(constant) // abs(factors[term]))
+            if not extents:
                 far = abs(constant) // min(map(abs, factors.values())) + 1
                 self.far = max(self.far, far if far <= FARTHEST else 0)
         self._look(x.args)
@@ -103,7 +109,7 @@ def _near(sizes: Sizes, varying: Varying, entries: int) -> Iterator[Problem]:
     """Small problems first, which differ in what bodies decide on. entries: the extent of each table."""
     if not varying.anything:
         return
-    choices = {dim: _extents(sizes, dim, dim in varying.dims, varying.far) for dim in (*sizes.dims, *sizes.others)}
+    choices = {dim: _extents(sizes, dim, varying) for dim in (*sizes.dims, *sizes.others)}
     tables = list(_tables(sizes, varying.tables))
     clusters = [(c, of) for of in ((1, 2, 3) if varying.by_cluster else (1,)) for c in range(of)]
     names = list(choices)
@@ -119,17 +125,19 @@ def _near(sizes: Sizes, varying: Varying, entries: int) -> Iterator[Problem]:
         yield Problem(sizes.plan.shapes(extents), cluster, of, tables[at[-2]])
 
 
-def _extents(sizes: Sizes, dim: str, varied: bool, far: int) -> list[int]:
+def _extents(sizes: Sizes, dim: str, varying: Varying) -> list[int]:
     """Extents to try: some whole tiles, and some that are none."""
     tiles = sizes.tiles(dim)
     unit = max(tiles, default=1) * sizes.plan.cluster.get(dim, 1)
     usual = 2 * sizes.group if dim == sizes.along else 1
-    if not varied:
+    if dim not in varying.dims:
         return [usual * unit]
+    far, turning = varying.far, sorted(each for each in varying.turning.get(dim, ()) if each <= FARTHEST * unit)
     whole = [*range(1, 5), sizes.slots + 1, sizes.slots + 2, 2 * sizes.slots + 2, far - 1, far, far + 2, 2 * far]
     ragged = [unit + 1, unit // 2, 2 * unit - 1, 2 * unit + 1, *tiles]
     both = [usual * unit, *itertools.chain.from_iterable(itertools.zip_longest([n * unit for n in whole], ragged))]
-    return list(dict.fromkeys(extent for extent in both if extent and extent > 0))
+    near = [each + more for each in turning for more in (0, 1, -1)]
+    return list(dict.fromkeys(extent for extent in [*both[:1], *near, *both] if extent and extent > 0))
 
 
 def _tables(sizes: Sizes, names: set[str]) -> Iterator[dict[str, Any]]:

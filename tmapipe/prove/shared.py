@@ -14,7 +14,7 @@ from tmapipe.program.nodes import Call, If, Let
 from tmapipe.prove.isa import Open, ProofIsa
 from tmapipe.prove.operations import arithmetic
 from tmapipe.prove.slicing import LOCAL, WITHOUT_OPERATIONS, Slice, operands, variables
-from tmapipe.prove.symbols import Sym, add, divide, leaf, text
+from tmapipe.prove.symbols import Sym, add, divide, leaf, multiply, text
 from tmapipe.prove.walker import Walker
 from tmapipe.stage import SharedStage
 
@@ -124,7 +124,8 @@ class Shared:
             return leaf("extent", name)
         if relation.size is not None:
             return relation.size
-        found = add(divide(add(self._extent(str(relation.of)), relation.per - 1), relation.per), relation.plus)
+        of = multiply(self._extent(str(relation.of)), relation.times)
+        found = add(divide(add(of, relation.per - 1), relation.per), relation.plus)
         if relation.plus >= 0:
             return found
         return arithmetic("max", found, 0)
@@ -144,7 +145,8 @@ def _written(declared: Any) -> dict[str, tuple[str, str, str | None]]:
     for name, stage in declared.shared.items():
         if type(stage) is SharedStage:
             writer = declared.name_of(stage.writer)
-            body = inspect.unwrap(declared.bodies[writer]).__code__
+            of = declared.befores if stage.ring.held else declared.bodies
+            body = inspect.unwrap(of[writer]).__code__
             found[name] = writer, declared.name_of(stage.ring), f"{body.co_filename}:{body.co_firstlineno}"
     return found
 

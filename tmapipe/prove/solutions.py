@@ -13,7 +13,7 @@ from typing import Any
 from tmapipe.prove.problem import Problem, Sizes
 from tmapipe.prove.symbols import Sym
 
-__all__ = ["solutions"]
+__all__ = ["NoNumber", "solutions", "value_of"]
 
 ROUNDS = 40
 LARGE = 2**20
@@ -29,7 +29,7 @@ def solutions(facts: Iterable[Sym], sizes: Sizes) -> Iterator[Problem]:
             return
 
 
-class _Unknown(Exception):
+class NoNumber(Exception):
     """What has no number here."""
 
 
@@ -104,8 +104,8 @@ class _Search:
 
     def _sum(self, fact: Sym, changed: dict[Sym, int] | None = None) -> int | None:
         try:
-            return _value(fact.args[0], {**self.values, **(changed or {})})
-        except _Unknown:
+            return value_of(fact.args[0], {**self.values, **(changed or {})})
+        except NoNumber:
             return None
 
     def _with(self, x: Sym, value: int) -> int:
@@ -129,8 +129,8 @@ class _Search:
         for x, value in self.values.items():
             if x.args[0] == "entry":
                 try:
-                    tables.setdefault(x.args[1], {})[_value(x.args[2], self.values)] = value
-                except _Unknown:
+                    tables.setdefault(x.args[1], {})[value_of(x.args[2], self.values)] = value
+                except NoNumber:
                     tables.setdefault(x.args[1], {})
         entries = {
             name: [at.get(i, 1) for i in range(1 + max([0, *at]))]
@@ -155,34 +155,35 @@ def _distance(x: Any, values: dict[Sym, int]) -> int:
         if not isinstance(x, Sym):
             return int(not x)
         if x.op == "ge":
-            return max(0, -_value(x.args[0], values))
+            return max(0, -value_of(x.args[0], values))
         if x.op == "eq":
-            return abs(_value(x.args[0], values))
+            return abs(value_of(x.args[0], values))
         if x.op == "all":
             return sum(_distance(each, values) for each in x.args)
         if x.op == "any":
             return min(_distance(each, values) for each in x.args)
-        return int(not _value(x, values))
-    except _Unknown:
+        return int(not value_of(x, values))
+    except NoNumber:
         return 0
 
 
-def _value(x: Any, values: dict[Sym, int]) -> int:
+def value_of(x: Any, values: dict[Sym, int]) -> int:
+    """The number that a formula has with these leaves. Raises `NoNumber` if it has none."""
     if not isinstance(x, Sym):
         return int(x)
     a = x.args
     if x.op == "leaf":
         return values[x]
     if x.op == "sum":
-        return a[0] + sum(n * _value(term, values) for term, n in a[1])
+        return a[0] + sum(n * value_of(term, values) for term, n in a[1])
     if x.op == "select":
-        return _value(a[1] if _value(a[0], values) else a[2], values)
-    if x.op == "div" and not _value(a[1], values):
-        raise _Unknown
+        return value_of(a[1] if value_of(a[0], values) else a[2], values)
+    if x.op == "div" and not value_of(a[1], values):
+        raise NoNumber
     operate = _OF.get(x.op)
     if operate is None:
-        raise _Unknown
-    return int(operate(*(_value(each, values) for each in a)))
+        raise NoNumber
+    return int(operate(*(value_of(each, values) for each in a)))
 
 
 def _product(*factors: int) -> int:

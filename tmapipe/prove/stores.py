@@ -57,9 +57,9 @@ class Grid(NamedTuple):
             return True
         for each in self.plan.relations:
             if (each.name, each.of) == (dim, of):
-                return stride * each.per >= self.tile[of] and each.plus <= 0
+                return stride * each.per >= self.tile[of] * each.times and each.plus <= 0
             if (each.of, each.name) == (dim, of):
-                return stride >= self.tile[of] * each.per and each.plus >= 0
+                return stride * each.times >= self.tile[of] * each.per and each.plus >= 0
         return False
 
 

@@ -31,7 +31,8 @@ def with_order(schedule: Any, declared: Declarations) -> Declarations:
     check_names("Schedule.transposed", schedule.transposed, declared.arguments)
     if not isinstance(schedule.checked, bool):
         raise InputError("Schedule.checked", schedule.checked, "is True or False", "use True, to be safe")
-    declared = attrs.evolve(declared, bounded=schedule.tiles.bounded, relations=schedule.relations)
+    relations = (*schedule.relations, *schedule.tiles.relations(declared, schedule.relations))
+    declared = attrs.evolve(declared, bounded=schedule.tiles.bounded, relations=relations)
     queue = schedule.tiles.queue(len(axes_of(declared, schedule.over)) if declared.stages or declared.stores else 0)
     if queue is None:
         return declared

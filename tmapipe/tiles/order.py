@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tmapipe.dim import Dim
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.interface import Isa
@@ -30,6 +31,10 @@ class TileOrder:
     def of_rows(self, rows: int) -> TileOrder:
         """This order for output tiles of *rows* rows along m."""
         return self
+
+    def relations(self, declared: Declarations, given: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """What its tiles say of extents, besides what the schedule has *given*."""
+        return ()
 
     def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
         """Raises `InputError` for a schedule that cannot take its tiles, of a grid with these axes."""

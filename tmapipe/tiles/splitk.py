@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from tmapipe.dim import Dim
 from tmapipe.errors import InputError
 from tmapipe.fields import IS_NAME, is_count, must
 from tmapipe.integers import ceil_div
@@ -98,6 +99,13 @@ class SplitKTiles(PartTiles):
     )
 
     without_steps = True
+
+    def relations(self, declared: Declarations, given: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """As in `TileOrder`: so many parts of each matrix."""
+        if any(dim.name == "s" for dim in given) or not any("s" in store.dims for store in declared.stores.values()):
+            return ()
+        batch = any("l" in load.dims for load in declared.loads.values())
+        return (Dim("s", of="l", times=self.parts) if batch else Dim("s", size=self.parts),)
 
     @property
     def launch_words(self) -> int:  # type: ignore[override]
