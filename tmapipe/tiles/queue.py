@@ -5,8 +5,8 @@
 
 The words travel by st.async. Their bytes complete on the mbarrier of the CTA where they land.
 
-The scheduler counts in global memory. A schedule has one set of counters per stream, and a set for each stream of a CUDA graph's
-capture. So graphs and launches may run at once; two replays of one graph may not.
+The scheduler counts in global memory. A schedule has one set of counters per stream, and one for each stream of a capture of a
+CUDA graph. So graphs and launches may run at once; two replays of one graph may not.
 """
 
 from __future__ import annotations
