@@ -8,6 +8,7 @@ from tmapipe import epilogue, math, schedules
 from tmapipe.barrier import BarrierRing
 from tmapipe.bulk_stage import BulkLoadStage
 from tmapipe.bulk_store import BulkStoreStage
+from tmapipe.calling import export
 from tmapipe.cluster_sum import ClusterSum
 from tmapipe.cp_async_stage import CpAsyncLoadStage
 from tmapipe.descriptor_stage import DescriptorStage
@@ -25,6 +26,7 @@ from tmapipe.errors import (
 )
 from tmapipe.im2col_stage import Im2colLoadStage
 from tmapipe.l2_stage import L2Stage
+from tmapipe.loaded import load
 from tmapipe.matmul import Wgmma
 from tmapipe.multicast import MulticastGroup
 from tmapipe.peer_stage import PeerStage, ReducedStage, SentStage
@@ -110,6 +112,7 @@ __all__ = [
     "autotune",
     "bf16",
     "epilogue",
+    "export",
     "fp8_e4m3",
     "fp8_e5m2",
     "fp16",
@@ -119,6 +122,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "load",
     "mainloop",
     "math",
     "schedules",

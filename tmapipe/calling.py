@@ -1,35 +1,188 @@
-"""What a call of a schedule does: it binds the tensors, and launches a kernel or runs the model; and what it prepares once."""
+"""What a call of a schedule does: it binds the tensors, and launches a kernel or runs the model; what it prepares once, and
+what it exports."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import check_held, check_kind, note_written
 from tmapipe.bind.tensors import signature
+from tmapipe.dtypes import DType, as_dtype, bf16, fp32, int32
 from tmapipe.errors import InputError, needed
 from tmapipe.fields import is_count
 
 if TYPE_CHECKING:
+    from tmapipe.gpu.exporting import Exported
     from tmapipe.gpu.launch import Launcher
     from tmapipe.machine import Machine, Run
     from tmapipe.program.trace import Traced
     from tmapipe.schedule import Schedule
 
 __all__ = [
+    "Calls",
     "as_declared",
+    "called",
     "check_clusters",
     "check_one_kernel",
-    "first_call",
-    "launcher_for",
+    "export",
     "on_model",
     "prepared",
+    "remember",
 ]
 
 Tensors = tuple[Any, ...]
+MOST = 4  # callers that a schedule tries
+
+
+class Calls:
+    """How a `Schedule` is called."""
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """Runs the schedule.
+
+        CUDA tensors: compiled once a signature, launched on the current stream, nothing is waited for. CPU tensors and
+        NumPy arrays: the machine model.
+
+        Args:
+            tensors: One a load stage, then one a table, then one a store stage, in the order of declaration.
+            out: The first store's tensor. Those of stores that are left out are made.
+            named: Tensors by the names of stages and tables.
+
+        Returns:
+            The store's tensor, or a tuple of them.
+
+        Raises:
+            InputError: Before anything is launched.
+        """
+        for call in self.__dict__.get("_callers", ()):
+            found = call(tensors, out, named)
+            if found is not None:
+                return found
+        return called(_schedule(self), tensors, named, out)
+
+    def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
+        """A call with these tensors, to be made many times: everything is looked at here, once.
+
+        The tensors stay where they are, and their memory is what it is now; outputs that are left out are made here, and
+        overwritten each time.
+
+        Args:
+            tensors, out, named: As of a call.
+
+        Raises:
+            InputError: As a call.
+
+        Returns:
+            A function that runs the schedule, on CUDA tensors on the current stream, and returns what a call does.
+        """
+        schedule = _schedule(self)
+        check_one_kernel(schedule, "prepare")
+        return prepared(schedule, schedule.bind(*tensors, out=out, **named))
+
+    def warm_up(self, *tensors: Any, out: Any = None, **named: Any) -> None:
+        """Does what a first call with tensors like these does besides launching: compiles, and makes what launches work in.
+
+        A later call on the same stream, or in a CUDA graph that is captured, then compiles and makes nothing but outputs. A
+        schedule whose call is several kernels is called, with outputs of its own unless they are passed.
+
+        Args:
+            tensors, out, named: As of a call. Nothing is read or written.
+
+        Raises:
+            InputError: As a call.
+        """
+        schedule = _schedule(self)
+        if not schedule.one_kernel:
+            schedule(*tensors, out=out, **named)
+            return
+        tensors, named = _by_position(schedule, tensors, named)
+        known_as = None if named else signature(tensors, out)
+        bound = schedule.bind(*tensors, out=out, **named)
+        schedule.plan(bound.dtypes)
+        if bound.on_gpu and not bound.empty:
+            launchers = self.__dict__.setdefault("_launchers", {})
+            launcher = launchers.get(known_as) or _launcher(schedule, bound)
+            launcher.warm_up()
+            _keep(schedule, launcher, bound, tensors, known_as, launchers)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *tensors: Any,
+        name: str | None = None,
+        dtypes: Mapping[str, DType | str] | None = None,
+        arch: str | None = None,
+    ) -> Path:
+        """Writes the kernel, ahead of time and without a GPU, to a library that needs the CUDA driver alone, and beside it a C
+        header. `tmapipe.load` opens it in Python. `tmapipe.export` writes several kernels to one library.
+
+        Args:
+            path: Of the library, with the ending .so.
+            tensors: One an input and a table, then those of outputs that lie otherwise than a call would make them. Either
+                extents, such as (512, 256), or arrays on the CPU that have the types and strides.
+            name: Of the function; by default the path's.
+            dtypes: Element types by name, where extents are given; by default what the stage says, or bf16.
+            arch: The target; by default the schedule's.
+
+        Raises:
+            InputError: The tensors do not fit, or the schedule is launched by what a device says.
+            UnsafeError: The schedule is not safe.
+            MissingPackageError: CuTe DSL or a C compiler is not installed.
+
+        Returns:
+            The header's path.
+        """
+        if not isinstance(path, (str, os.PathLike)):
+            raise InputError("path", path, "is the path of a library to be written", 'e.g. "gemm.so"')
+        name = Path(path).stem if name is None else name
+        return _export(path, {name: _exported(self, tensors, {} if dtypes is None else dtypes)}, arch)
+
+
+def export(path: str | os.PathLike[str], kernels: Mapping[str, tuple[Any, ...]], *, arch: str | None = None) -> Path:
+    """Writes kernels to one library, as `Schedule.export` does one.
+
+    Args:
+        path: Of the library, with the ending .so.
+        kernels: By the names of their functions, a schedule and its tensors each: ``{"gemm": (schedule, a, b)}``.
+        arch: The target; by default that of the schedules.
+
+    Raises:
+        InputError, UnsafeError, MissingPackageError: As of `Schedule.export`.
+
+    Returns:
+        The header's path.
+    """
+    if not isinstance(kernels, Mapping) or not kernels:
+        raise InputError(
+            "kernels", kernels, "is a dictionary of a schedule and its tensors each", 'e.g. {"gemm": (gemm, a, b)}'
+        )
+    for name, given in kernels.items():
+        if not isinstance(given, tuple) or not given or not isinstance(given[0], Calls):
+            raise InputError(
+                f"kernels[{name!r}]", given, "is a tuple of a schedule and its tensors", "e.g. (gemm, a, b)"
+            )
+    return _export(path, {name: _exported(given[0], given[1:], {}) for name, given in kernels.items()}, arch)
+
+
+def _schedule(calls: Calls) -> Schedule:
+    return cast("Schedule", calls)
+
+
+def _by_position(schedule: Any, tensors: Tensors, named: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors by position, if those that are given by name are the next ones."""
+    if named:
+        following = schedule.declared.arguments[len(tensors) : len(tensors) + len(named)]
+        if set(named) == set(following):
+            return (*tensors, *(named[name] for name in following)), {}
+    return tensors, named
 
 
 def as_declared(schedule: Schedule, tensors: Tensors, named: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
@@ -49,7 +202,24 @@ def as_declared(schedule: Schedule, tensors: Tensors, named: dict[str, Any]) -> 
     return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
 
 
-def first_call(
+def called(schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any) -> Any:
+    """A call that no caller has taken: by a launcher of its signature, or by a new one."""
+    count = len(tensors)
+    tensors, others = _by_position(schedule, tensors, named) if named else (tensors, named)
+    known_as = None if others else signature(tensors, out)
+    launchers = schedule.__dict__.setdefault("_launchers", {})
+    launcher = launchers.get(known_as)
+    if launcher is None:
+        return _first_call(schedule, tensors, others, out, known_as, launchers)
+    found = launcher(tensors, out)
+    if schedule.one_kernel:
+        call = launcher.caller(tensors, schedule.declared.arguments[count : len(tensors)], out)
+        if call is not None:
+            schedule.__dict__["_callers"] = (call, *schedule.__dict__.get("_callers", ()))[:MOST]
+    return found
+
+
+def _first_call(
     schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any, known_as: Any, launchers: dict[Any, Any]
 ) -> Any:
     """A call of a signature that has no launcher yet: it is kept in *launchers* as *known_as*, unless that is None."""
@@ -58,20 +228,38 @@ def first_call(
     if bound.on_gpu and not bound.empty:
         launcher = _launcher(schedule, bound)
         launcher.launch(list(bound.tensors.values()))
-        given = schedule.declared.arguments[: len(tensors)]
-        if known_as and all(x.ndim == bound.tensors[name].ndim for x, name in zip(tensors, given, strict=True)):
-            launcher.views = [i for i, name in enumerate(given) if name in schedule.transposed and tensors[i].ndim > 1]
-            launchers[known_as] = launcher
+        _keep(schedule, launcher, bound, tensors, known_as, launchers)
     else:
         schedule._simulate(bound)
     note_written(bound.outputs)
     return bound.result()
 
 
-def launcher_for(schedule: Schedule, tensors: Tensors) -> Callable[[Tensors, Any], Any] | None:
-    """What launches a call with tensors like these, inputs in the order of declaration, if there was one: it takes them, and
-    `out`. The schedule must not change."""
-    return schedule.__dict__.get("_launchers", {}).get(signature(tensors, None)) if schedule.one_kernel else None
+def _keep(
+    schedule: Schedule, launcher: Launcher, bound: Bound, tensors: Tensors, known_as: Any, launchers: dict[Any, Any]
+) -> None:
+    """Keeps a launcher for calls with tensors like these, unless *known_as* is None."""
+    given = schedule.declared.arguments[: len(tensors)]
+    if known_as and all(x.ndim == bound.tensors[name].ndim for x, name in zip(tensors, given, strict=True)):
+        launcher.views = [i for i, name in enumerate(given) if name in schedule.transposed and tensors[i].ndim > 1]
+        launchers[known_as] = launcher
+
+
+def remember(
+    schedule: Any, run: Callable[[], Any], tensors: Tensors, out: Any, named: dict[str, Any], *results: Any
+) -> None:
+    """Runs a call of a schedule, or of a kernel of rows, that passes other views of its tensors on. If that is one launch,
+    notes in `_again` what makes it again."""
+    if named or not getattr(results[0], "is_cuda", False):
+        run()
+        return
+    from tmapipe.gpu.launch import repeated, watched
+
+    with watched() as launches:
+        run()
+    call = repeated(launches, tensors, out, results)
+    if call is not None:
+        schedule.__dict__["_again"] = (call, *schedule.__dict__.get("_again", ()))[:MOST]
 
 
 def prepared(schedule: Schedule, bound: Bound) -> Callable[[], Any]:
@@ -136,3 +324,57 @@ def _launcher(schedule: Schedule, bound: Bound) -> Launcher:
     launcher = Launcher(schedule, bound, gate)
     bound.check_whole(schedule.__dict__.get("_partly", ()))
     return launcher
+
+
+# ---- ahead of time ----------------------------------------------------------------------------------------------------
+
+
+def _exported(schedule: Any, tensors: Tensors, dtypes: Mapping[str, DType | str]) -> Exported:
+    """The kernel for tensors of which some are extents."""
+    with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
+        from tmapipe.gpu.exporting import Exported
+
+    check_one_kernel(schedule, "export")
+    declared = schedule.declared
+    schedule.plan(types := {name: as_dtype(dtype) for name, dtype in dtypes.items()})
+    names = declared.arguments
+    if len(tensors) > len(names):
+        raise InputError(
+            "tensors", f"{len(tensors)} tensors", f"at most {len(names)}: {', '.join(names)}", "pass fewer"
+        )
+    given = {name: _example(schedule, name, x, types) for name, x in zip(names, tensors, strict=False)}
+    bound = schedule.bind(*given.values())
+    if bound.on_gpu or bound.empty:
+        what = "tensors on the CPU, or extents" if bound.on_gpu else "no extent of 0"
+        raise InputError("tensors", bound.shapes, f"are {what}", "pass extents such as (512, 256)")
+    whole = {name: given.get(name, bound.tensors[name]) for name in names}
+    return Exported(schedule, whole, bound)
+
+
+def _example(schedule: Any, name: str, tensor: Any, dtypes: Mapping[str, DType]) -> Any:
+    """An array of these extents, of which nothing is read; an array as it is."""
+    if not isinstance(tensor, (tuple, list)):
+        return tensor
+    if not all(is_count(extent) for extent in tensor):
+        raise InputError(name, tensor, "has extents that are positive integers", "e.g. (512, 256)")
+    declared = schedule.declared
+    part = declared.inputs.get(name) or declared.stores.get(name)
+    dtype = dtypes.get(name) or (int32 if part is None else getattr(part, "dtype", None))
+    if dtype is None:
+        dtype = fp32 if getattr(part, "number", False) else bf16
+    return np.empty(tuple(tensor), as_dtype(dtype).in_memory.numpy)
+
+
+def _export(path: str | os.PathLike[str], kernels: Mapping[str, Exported], arch: str | None) -> Path:
+    if not isinstance(path, (str, os.PathLike)) or Path(path).suffix != ".so":
+        raise InputError("path", path, "is the path of a library, which ends with .so", 'e.g. "gemm.so"')
+    with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
+        from tmapipe.gpu.exporting import export as write
+        from tmapipe.gpu.exporting import in_c
+    for name in kernels:
+        if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or in_c(name) != name:
+            rule = "is the name of a C function that the library does not have yet"
+            raise InputError("name", name, rule, 'e.g. "gemm"')
+    from tmapipe.prove.verdicts import require_safe_once
+
+    return write(Path(path), kernels, require_safe_once, arch)

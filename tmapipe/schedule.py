@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tmapipe.bind import tensors as tensors_
 from tmapipe.bind.bound import Bound
 from tmapipe.bind.memory import note_written
-from tmapipe.calling import as_declared, check_clusters, check_one_kernel, first_call, on_model, prepared
+from tmapipe.calling import Calls, as_declared, check_clusters, check_one_kernel, on_model
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, as_dtype
 from tmapipe.errors import InputError, PipelineError, needed
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
 __all__ = ["Schedule"]
 
 _ON_THE_HOST = ("checked",)  # attributes that no plan and no kernel depends on
-_MADE = ("_declared", "_plans", "_compiled", "_launchers", "_partly")  # attributes that follow from the others
+# Attributes that follow from the others.
+_MADE = ("_declared", "_plans", "_compiled", "_launchers", "_callers", "_again", "_partly")
 
 
-class Schedule:
+class Schedule(Calls):
     """Base of all schedules.
 
     Parts are attributes, of a class or of an instance, and have the attributes' names. A subclass or an instance replaces a
@@ -245,54 +246,6 @@ class Schedule:
         return 0.0
 
     # ---- running --------------------------------------------------------------------------------------------------
-
-    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """Runs the schedule.
-
-        CUDA tensors: compiled once a signature, launched on the current stream, nothing is waited for. CPU tensors and
-        NumPy arrays: the machine model.
-
-        Args:
-            tensors: One a load stage, then one a table, then one a store stage, in the order of declaration.
-            out: The first store's tensor. Those of stores that are left out are made.
-            named: Tensors by the names of stages and tables.
-
-        Returns:
-            The store's tensor, or a tuple of them.
-
-        Raises:
-            InputError: Before anything is launched.
-        """
-        if named:  # as positions, if they are the next ones
-            following = self.declared.arguments[len(tensors) : len(tensors) + len(named)]
-            if tuple(named) == following:
-                tensors, named = (*tensors, *named.values()), {}
-            elif set(named) == set(following):
-                tensors, named = (*tensors, *(named[name] for name in following)), {}
-        signature = None if named else tensors_.signature(tensors, out)
-        launchers = self.__dict__.setdefault("_launchers", {})
-        launcher = launchers.get(signature)
-        if launcher is not None:
-            return launcher(tensors, out)
-        return first_call(self, tensors, named, out, signature, launchers)
-
-    def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
-        """A call with these tensors, to be made many times: everything is looked at here, once.
-
-        The tensors stay where they are, and their memory is what it is now; outputs that are left out are made here, and
-        overwritten each time.
-
-        Args:
-            tensors, out, named: As of a call.
-
-        Raises:
-            InputError: As a call.
-
-        Returns:
-            A function that runs the schedule, on CUDA tensors on the current stream, and returns what a call does.
-        """
-        check_one_kernel(self, "prepare")
-        return prepared(self, self.bind(*tensors, out=out, **named))
 
     def simulate(
         self,

@@ -72,7 +72,7 @@ def test_once_a_process_and_once_on_disk(folder, monkeypatch):
     again = kernel_of(copy())
     assert again is not first and (again.used, again.code.object) == (first.used, first.code.object)
     with pytest.raises(ValueError, match="expected device_type=cuda"):  # it is loaded, and looks at its arguments
-        again.function([torch.zeros(4, 64, dtype=torch.int32)] * 2, [1])
+        again.function([torch.zeros(4, 64, dtype=torch.int32)] * 2, [1], None)
     with pytest.raises(AssertionError, match="build"):
         kernel_for(copy(), copy().plan(), {"x": 2, "y": 1})
     environment = {**os.environ, "PYTHONHASHSEED": "5"}

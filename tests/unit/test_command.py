@@ -173,6 +173,14 @@ def test_compiles(mine):
     assert (mine / "made" / "Copy.cubin").read_bytes()[:4] == b"\x7fELF"
 
 
+def test_exports(mine):
+    code, document = said("export", "mine.py:Copy", "made/copy.so", "--shape", "x=64x128")
+    assert code == 0 and document["functions"] == ["copy"] and document["arch"] == "sm_90a"
+    assert "int copy(const void *x, void *y" in pathlib.Path(document["header"]).read_text()
+    code, document = said("export", "mine.py:Copy", "copy.txt", "--shape", "x=64x128")
+    assert code == 2 and document["error"]["argument"] == "path"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -74,6 +74,7 @@ def test_tests_of_the_gpu_can_be_imported(name):
 #: Packages and modules from the lowest layer up. Each imports only from lines above its own, and from its own package.
 LAYERS = (
     ("errors", "integers", "disk"),
+    ("loaded",),
     ("moved",),
     ("arithmetic", "dtypes", "fields"),
     ("tma_rules",),

@@ -16,6 +16,7 @@ from tmapipe.command.machine import bench, cache, demo, doctor, tune
 from tmapipe.command.named import made, settings_of
 from tmapipe.command.tensors import dtypes_of, fitted, tensors_of
 from tmapipe.errors import InputError
+from tmapipe.loaded import load
 from tmapipe.schedule import Schedule
 
 __all__ = ["app", "main"]
@@ -201,6 +202,36 @@ def compile_(
             f"{used.spill_bytes} bytes spilled, {used.shared_bytes} bytes of shared memory",
             *files.values(),
         ]
+
+
+@app.command()
+def export(
+    schedule: Name,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The library, FILE.so; FILE.h is written beside it.")],
+    shape: Shapes = [],  # noqa: B006
+    set_: Settings = [],  # noqa: B006
+    dtype: Types = [],  # noqa: B006
+    tensor: Files = [],  # noqa: B006
+    name: Annotated[str | None, typer.Option(help="Of the function; by default the file's.")] = None,
+    arch: Arch = None,
+    json_: Json = False,
+) -> None:
+    """Writes a kernel ahead of time, without a GPU: a library that needs the CUDA driver alone, with a C header."""
+    with answering("export", json_) as answer:
+        types, given = dtypes_of(dtype), made(schedule, settings_of(set_))
+        inputs = tensors_of(given, shape, types, tensor)
+        found = fitted(given, shape, types)
+        with working(f"compiling {schedule}"):
+            header = found.export(file, *inputs.values(), name=name, arch=arch)
+        kernels = load(file)
+        answer.facts = {
+            "schedule": type(found).__name__,
+            "arch": kernels.arch,
+            "library": str(file),
+            "header": str(header),
+            "functions": list(kernels),
+        }
+        answer.text = [f"{file}: {', '.join(kernels)} for {kernels.arch}, of {type(found).__name__}", str(header)]
 
 
 def _write(path: Path, content: str | bytes) -> None:

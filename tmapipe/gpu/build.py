@@ -181,7 +181,7 @@ def build(
                 _Kernel(program, backend or backend_for(plan)).host,
                 fakes,
                 numbers,
-                make_fake_stream(use_tvm_ffi_env_stream=True),
+                make_fake_stream(),
                 options=f"{flags} --dump-dir={folder} {options_for(notes)}",
                 trace_finalize_hooks=None if unroll else _forbid_unrolling,
                 no_jit_engine=True,  # what is exported is loaded again, and called without a layer of Python

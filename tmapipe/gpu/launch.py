@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.graph import increment_version
-from tvm_ffi import convert
+from cuda.bindings import driver
 
 from tmapipe.bind.memory import check_apart, check_held, span
+from tmapipe.bind.tensors import signature
 from tmapipe.dtypes import int32
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled
+from tmapipe.gpu.callers import Caller, caller_of, capturing, increment_version, stream_of
 from tmapipe.gpu.descriptors import WORDS, encoded_words
-from tmapipe.gpu.gpcs import gpcs
+from tmapipe.gpu.gpcs import called, gpcs
 from tmapipe.gpu.kernels import kernel_for
+from tmapipe.gpu.packed import Memory, Packed, type_of
 from tmapipe.gpu.residency import resident_clusters
 from tmapipe.program.trace import Traced
 from tmapipe.tiles.gpc_positions import COUNTERS
@@ -28,13 +32,15 @@ if TYPE_CHECKING:
 __all__ = ["Launcher", "Prepared", "adopt"]
 
 Gate = Callable[[Traced | None, str | None], object]
+MOST_CALLERS = 16
+in_graphs: list[Any] = []  # what graphs use, for as long as the process runs: nobody tells when a graph ends
 
 
 class Launcher:
     """Launches one schedule for one signature of tensors, which `bind` has checked.
 
-    Calling it again with tensors of the same signature costs a few microseconds on the host. What is checked again is whether
-    an output that is passed overlaps another tensor, and whether all tensors still have their memory.
+    Calling it again with tensors of the same signature checks whether an output that is passed overlaps another tensor, and
+    whether all tensors still have their memory. `caller` makes a function that does the same in a few microseconds.
     """
 
     def __init__(self, schedule: Schedule, bound: Bound, gate: Gate):
@@ -47,27 +53,40 @@ class Launcher:
             MissingGpuError: There is no GPU.
             InputError: The GPU has another architecture than the plan.
         """
-        compiled = compiled_for(schedule, bound, gate)
-        self.function = compiled.function
-        self.device = bound.tensors[compiled.plan.arguments[0]].device
-        resident = resident_clusters(self.device.index, compiled.plan.cluster_size)
-        tiles = schedule.cluster_count(bound.shapes)
-        near = functools.partial(gpcs, self.device.index)
-        self.numbers: Any = list(schedule.tiles.launch_numbers(tiles, resident, compiled.plan.cluster_size, near))
-        for load in compiled.plan.encoded:
-            self.numbers += encoded_words(load, bound.tensors[load.argument])
-        self.inputs = len(compiled.plan.arguments) - len(compiled.plan.stores)
+        device = next(iter(bound.tensors.values())).device
+        with uncaptured(device):
+            compiled = compiled_for(schedule, bound, gate)
+            plan, self.name = compiled.plan, compiled.plan.name
+            self.device, self.index = device, device.index or 0
+            resident = resident_clusters(self.index, plan.cluster_size)
+            tiles = schedule.cluster_count(bound.shapes)
+            near = functools.partial(gpcs, self.index)
+            numbers = list(schedule.tiles.launch_numbers(tiles, resident, plan.cluster_size, near))
+            function = compiled.function
+        for load in plan.encoded:
+            numbers += encoded_words(load, bound.tensors[load.argument])
+        self.inputs = len(plan.arguments) - len(plan.stores)
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
         self.sizes = [tensor.itemsize for tensor in bound.tensors.values()]
-        made = sum(buffer.stages for buffer in compiled.plan.made) * compiled.plan.cluster_size * self.numbers[0]
+        made = sum(buffer.stages for buffer in plan.made) * plan.cluster_size * numbers[0]
         self.scratch: list[tuple[int, torch.dtype]] = []
-        if compiled.plan.queue is not None:
+        if plan.queue is not None:
             self.scratch.append((COUNTERS, torch.int32))  # which each launch leaves at 0
         if made:
             self.scratch.append((WORDS * made, torch.int64))  # for the descriptors that the kernel makes
-        self.scratch_of: dict[int, list[Any]] = {}  # by stream, since launches on different streams may run at once
-        self.numbers = convert(self.numbers)
+        self.scratch_of: dict[
+            int, list[int]
+        ] = {}  # addresses by stream, since launches on several streams may run at once
+        self.kept: list[Any] = []  # the memory there
+        layouts = [
+            (*type_of(bound.dtypes[name]), tuple(tensor.shape), tensor.stride())
+            for name, tensor in bound.tensors.items()
+        ]
+        layouts += [(0, 8 * dtype.itemsize, (n,), (1,)) for n, dtype in self.scratch]
+        self.packed = Packed(function, layouts, numbers, self.index)
+        self.numbers = numbers
+        self.callers = 0  # that were made
         self.one_device = torch.cuda.device_count() == 1
         self.views: list[int] = []  # positions of tensors that are passed with their last two dimensions exchanged
         self.outputs = []
@@ -80,16 +99,13 @@ class Launcher:
         """Launches with tensors in the order of declaration, makes the outputs that are left out, and returns the outputs."""
         arguments = [*tensors] if out is None else [*tensors, out]
         given = len(arguments)
-        for i in self.views:
-            arguments[i] = arguments[i].mT
         for tensor, extent, size in zip(arguments, self.spans, self.sizes, strict=False):
             if tensor.untyped_storage().nbytes() < extent + tensor.storage_offset() * size:
                 for name, each in zip(self.names, arguments, strict=False):
                     check_held(name, each)
         if given > self.inputs:
-            self._check_apart(arguments)
+            self._check_apart([x.mT if i in self.views else x for i, x in enumerate(arguments)])
         for shape, strides, dtype, added_to in self.outputs[given - self.inputs :]:
-            # a torch.Size in the place of a tuple, or torch.empty, takes some microseconds more
             made = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
             arguments.append(made.zero_() if added_to else made)
         self.launch(arguments)
@@ -97,6 +113,13 @@ class Launcher:
             increment_version(arguments[self.inputs :])
         results = arguments[self.inputs :]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def caller(self, tensors: Sequence[Any], names: Sequence[str], out: Any, like: Sequence[Any] = ()) -> Caller | None:
+        """As `tmapipe.gpu.callers.caller_of`; None in a capture, or after several that did not take their own tensors."""
+        if capturing() or self.callers >= MOST_CALLERS:
+            return None
+        self.callers += 1
+        return caller_of(self, tensors, names, out, like)
 
     def _check_apart(self, arguments: list[Any]) -> None:
         """Raises `InputError` if an output overlaps another tensor. Looks closely only where their spans overlap."""
@@ -106,22 +129,69 @@ class Launcher:
                 if starts[i] < starts[j] + self.spans[j] and starts[j] < starts[i] + self.spans[i]:
                     check_apart(dict(zip(self.names, arguments, strict=False)), self.names[self.inputs :])
 
-    def launch(self, arguments: list[Any]) -> None:
+    def launch(self, arguments: Sequence[Any]) -> None:
         """Launches on torch's current stream of the tensors' device."""
-        if self.scratch:
-            arguments = [*arguments, *self._scratch()]
-        if self.one_device or torch.cuda.current_device() == self.device.index:
-            self.function(arguments, self.numbers)
-        else:
+        if not self.one_device and torch.cuda.current_device() != self.index:
             with torch.cuda.device(self.device):
-                self.function(arguments, self.numbers)
+                self.launch(arguments)
+            return
+        stream = stream_of(self.index)
+        addresses = [*(x.data_ptr() for x in arguments), *self.scratch_for(stream)]
+        if _watched.launches is not None:
+            _watched.launches.append((self, addresses[: len(arguments)]))
+        with relaxed():  # where a first launch loads the kernel
+            launched = self.packed.launch(addresses, stream)
+        if not launched:
+            self.fail(arguments)
 
-    def _scratch(self) -> list[Any]:
-        """Global memory that the kernel works in, beside its tensors: each stream's own, made at its first launch there."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        if stream not in self.scratch_of:
-            self.scratch_of[stream] = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
-        return self.scratch_of[stream]
+    def fail(self, arguments: Sequence[Any]) -> None:
+        """Raises what the kernel's host code says of a launch that it has refused."""
+        made = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
+        viewed = [x.mT if i in self.views else x for i, x in enumerate(arguments)]
+        self.packed.function([*viewed, *made], self.numbers, stream_of(self.index))
+        raise RuntimeError(f"{self.name} could not be launched")
+
+    def scratch_for(self, stream: int) -> list[int]:
+        """Where the kernel works in global memory, beside its tensors: each stream's own, and each captured graph's own. It is
+        never made by a capture: a graph that is replayed before the one that was captured first finds it at 0 all the same."""
+        if not capturing():
+            if self.scratch and stream not in self.scratch_of:
+                self.scratch_of[stream] = self._made()
+            return self.scratch_of.get(stream, [])
+        known_as = (_capture(stream), stream)  # streams of one capture may run at once in the graph
+        found = self.graphs.get(known_as)
+        if found is None:
+            in_graphs.append(self.packed)  # the kernel
+            found = self.graphs[known_as] = self.spare.pop() if self.spare else self._made()
+        return found
+
+    @functools.cached_property
+    def graphs(self) -> dict[tuple[int, int], list[int]]:
+        """By capture and stream: addresses of scratch memory."""
+        return {}
+
+    @functools.cached_property
+    def spare(self) -> list[list[int]]:
+        """Scratch memory for captures to come."""
+        return []
+
+    def _made(self) -> list[int]:
+        if not self.scratch:
+            return []
+        with uncaptured(self.device) as inside:
+            made = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
+        (in_graphs if inside else self.kept).append(made)
+        return [x.data_ptr() for x in made]
+
+    def warm_up(self) -> None:
+        """Makes what launches on the current stream, and in a graph, work in."""
+        with torch.cuda.device(self.device):
+            self.scratch_for(stream_of(self.index))
+            if self.scratch and not self.spare:
+                made = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
+                torch.cuda.current_stream().synchronize()
+                in_graphs.append(made)
+                self.spare.append([x.data_ptr() for x in made])
 
 
 class Prepared:
@@ -129,15 +199,112 @@ class Prepared:
 
     def __init__(self, launcher: Launcher, bound: Bound):
         self.launcher, self.arguments = launcher, list(bound.tensors.values())
-        self.outputs, self.result = bound.outputs, bound.result()
+        self.outputs, self.result = list(bound.outputs), bound.result()
         self.begin = bound.begin_sums if set(bound.made) & set(bound.added_to) else None
+        self.packed = packed = launcher.packed
+        self.call, self.handle, self.count, self.place = packed.call, packed.handle, packed.count, packed.stream
+        self.plain = launcher.one_device and not launcher.scratch
+        self.index, self.stream_of, self.free = (
+            launcher.index,
+            stream_of,
+            [packed.make([x.data_ptr() for x in self.arguments])],
+        )
 
     def __call__(self) -> Any:
         if self.begin is not None:
             self.begin()
-        self.launcher.launch(self.arguments)
+        stream = self.stream_of(self.index)
+        if not self.plain or capturing():
+            self.launcher.launch(self.arguments)
+        else:
+            memory = self.take()
+            words, arguments, result = memory
+            words[self.place] = stream
+            if self.call(self.handle, arguments, self.count, result):
+                self.launcher.fail(self.arguments)
+            self.free.append(memory)
         increment_version(self.outputs)
         return self.result
+
+    def take(self) -> Memory:
+        """Memory of a launch with these tensors: one thread's while it launches."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            return self.packed.make([x.data_ptr() for x in self.arguments])
+
+
+class _Watched(threading.local):
+    launches: list[tuple[Launcher, list[int]]] | None = None
+
+
+_watched = _Watched()
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[tuple[Launcher, list[int]]]]:
+    """Notes this thread's launches: each launcher, and the addresses of its tensors."""
+    before, _watched.launches = _watched.launches, []
+    try:
+        yield _watched.launches
+    finally:
+        _watched.launches = before
+
+
+def repeated(
+    launches: Sequence[tuple[Launcher, list[int]]], tensors: Sequence[Any], out: Any, results: Sequence[Any]
+) -> Caller | None:
+    """What makes a call again that was one launch of other views of its tensors; None if it was more.
+
+    Args:
+        launches: Of the call, as `watched` has noted them.
+        tensors: The call's, in the launcher's order.
+        out: Its first output, or None.
+        results: All of its outputs.
+    """
+    if len(launches) != 1 or signature(tuple(tensors), out) is None:
+        return None
+    ((launcher, addresses),) = launches
+    given = [*tensors] if out is None else [*tensors, out]
+    whole = [*given, *results[len(given) - launcher.inputs :]]
+    if [x.data_ptr() for x in whole] != addresses:
+        return None
+    return launcher.caller(tensors, (), out, results)
+
+
+@contextlib.contextmanager
+def uncaptured(device: Any) -> Iterator[bool]:
+    """Within it, work is done now, also if the current stream of *device* is captured: on a stream of its own, which has ended
+    when the scope does. Yields whether there is a capture."""
+    if device.type != "cuda" or not torch.cuda.is_available() or not capturing():
+        yield False
+        return
+    with relaxed():
+        aside = torch.cuda.Stream(device)
+        with torch.cuda.stream(aside):
+            yield True
+        aside.synchronize()
+
+
+@contextlib.contextmanager
+def relaxed() -> Iterator[None]:
+    """Within it, this thread may load kernels and wait for streams while one is captured."""
+    if not capturing():
+        yield
+        return
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = called(driver.cuThreadExchangeStreamCaptureMode(mode))
+    try:
+        yield
+    finally:
+        called(driver.cuThreadExchangeStreamCaptureMode(before))
+
+
+def _capture(stream: int) -> int:
+    """The number of the capture that a stream is in."""
+    status, _, number, *_ = driver.cuStreamGetCaptureInfo(driver.CUstream(stream))
+    called((status,))
+    return int(number)
 
 
 def compiled_for(schedule: Schedule, bound: Bound, gate: Gate) -> Compiled:

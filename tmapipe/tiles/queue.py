@@ -5,8 +5,8 @@
 
 The words travel by st.async. Their bytes complete on the mbarrier of the CTA where they land.
 
-The scheduler counts in global memory. A schedule has one set of counters per stream, so a CUDA graph that was captured on a
-stream must not run at the same time as other launches of the schedule on it.
+The scheduler counts in global memory. A schedule has one set of counters per stream, and one for each stream of a capture of a
+CUDA graph. So graphs and launches may run at once; two replays of one graph may not.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,7 @@ import torch
 from torch.nn import functional
 
 from tmapipe.bind.made import outputs_of
-from tmapipe.bind.tensors import signature
-from tmapipe.calling import launcher_for
+from tmapipe.calling import called
 from tmapipe.epilogue import Epilogue, PerColumn
 from tmapipe.errors import InputError
 from tmapipe.schedules.gemm import Gemm
@@ -21,9 +21,10 @@ from tmapipe.tuning import Problem, choose
 
 __all__ = ["gemm", "linear"]
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # whose extents are numbers
 TYPES = (torch.bfloat16, torch.float16)
 MOST = 4096  # signatures of calls that are known
-_known: dict[Any, Callable[..., torch.Tensor]] = {}  # signature of a call -> what takes (tensors, None), with x as rows
+_callers: dict[Any, Any] = {}  # extents of a call -> its callers, as of `tmapipe.gpu.callers`
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -36,11 +37,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """
     if torch.is_autocast_enabled(x.device.type):
         x, weight, bias = _cast(x, weight, bias)
-    if not torch.compiler.is_compiling():
+    if type(x) in PLAIN and not torch.compiler.is_compiling():
         given = (x, weight) if bias is None else (x, weight, bias)
-        known = _known.get(signature(given, None))
-        if known is not None and not torch._C._len_torch_dispatch_stack():
-            return known(given, None) if x.ndim == 2 else _by_rows(known, given)
+        for call in _callers.get((x.shape, weight.shape, len(given)), ()):
+            found = call(given, None, {})
+            if found is not None:
+                return found
     return torch.ops.tmapipe.linear(x, weight, bias)
 
 
@@ -53,10 +55,11 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     if torch.is_autocast_enabled(a.device.type):
         a, b = _cast(a, b)
-    if not torch.compiler.is_compiling():
-        known = _known.get(signature((a, b), None))
-        if known is not None and a.ndim == b.ndim and not torch._C._len_torch_dispatch_stack():
-            return known((a, b), None)
+    if type(a) in PLAIN and not torch.compiler.is_compiling():
+        for call in _callers.get((a.shape, b.shape), ()):
+            found = call((a, b), None, {})
+            if found is not None:
+                return found
     return torch.ops.tmapipe.gemm(a, b)
 
 
@@ -70,13 +73,6 @@ def _cast(*given: torch.Tensor | None) -> Any:
 # ---- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def _by_rows(call: Callable[..., torch.Tensor], given: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """A product of the last dimension of the first tensor, which may have any number of others."""
-    x, *others = given
-    d = call((x.reshape(-1, x.shape[-1]), *others), None)
-    return d.view(*x.shape[:-1], others[0].shape[0])
-
-
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     given = (x, weight) if bias is None else (x, weight, bias)
 
@@ -85,8 +81,8 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[-1] or not x.numel() or not weight.numel():
         return run()  # an error that torch words, or nothing to multiply
-    d = _product("linear", given, (x.reshape(-1, x.shape[-1]), *given[1:]), run)
-    return d.view(*x.shape[:-1], weight.shape[0])
+    shape = (*x.shape[:-1], weight.shape[0])
+    return _product("linear", given, (x.reshape(-1, x.shape[-1]), *given[1:]), shape, run)
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -99,13 +95,17 @@ def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         )
     if a.shape[-1] != b.shape[-1] or not a.numel() or not b.numel():
         return run()
-    return _product("gemm", (a, b), (a, b), run)
+    return _product("gemm", (a, b), (a, b), (*a.shape[:-1], b.shape[-2]), run)
 
 
 def _product(
-    operator: str, given: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...], run: Callable[[], torch.Tensor]
+    operator: str,
+    given: tuple[torch.Tensor, ...],
+    tensors: tuple[torch.Tensor, ...],
+    shape: tuple[int, ...],
+    run: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
-    """What a kernel computes of *tensors*, those *given* with the first as rows, or *run* with torch."""
+    """What a kernel computes of *tensors*, which are those *given* with rows, in the output's *shape*, or what *run* does."""
     a, b = tensors[:2]
     tf32 = a.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     reason = where(a)
@@ -120,16 +120,47 @@ def _product(
     with torch.no_grad():
         try:
             problem = Problem.of(a, b, tf32=tf32)
-            schedule = _schedule(attrs.evolve(problem, m=_rounded(problem.m)), len(tensors) > 2)
-            found = schedule(*tensors)
+            schedule = _chosen(attrs.evolve(problem, m=_rounded(problem.m)), len(tensors) > 2, a.device)
+            with _watched(a) as launches:
+                found = called(schedule, tensors, {}, None) if schedule.one_kernel else schedule(*tensors)
         except InputError as error:
             return otherwise(operator, reason_of(error), run)
-    key = signature(given, None)
-    if key is not None:
-        if len(_known) >= MOST:
-            _known.clear()
-        _known[key] = launcher_for(schedule, tensors) or (lambda tensors, out: schedule(*tensors))
+    found = found.view(shape)
+    if launches:
+        _remember(operator, given, launches, found)
     return found
+
+
+def _chosen(problem: Problem, bias: bool, device: torch.device) -> Gemm:
+    """As `_schedule`, which may measure on a GPU: not in what a graph captures."""
+    if device.type != "cuda":
+        return _schedule(problem, bias)
+    from tmapipe.gpu.launch import uncaptured
+
+    with uncaptured(device):
+        return _schedule(problem, bias)
+
+
+def _watched(tensor: torch.Tensor) -> Any:
+    """Notes the launches, where there are some."""
+    if not tensor.is_cuda:
+        return contextlib.nullcontext()
+    from tmapipe.gpu.launch import watched
+
+    return watched()
+
+
+def _remember(operator: str, given: tuple[torch.Tensor, ...], launches: Any, found: torch.Tensor) -> None:
+    """Keeps what makes this call again, if it was one launch."""
+    from tmapipe.gpu.launch import repeated
+
+    call = repeated(launches, given, None, (found,))
+    if call is not None:
+        if len(_callers) >= MOST:
+            _callers.clear()
+        shapes = [x.shape for x in given[:2]]
+        key = (*shapes, len(given)) if operator == "linear" else (*shapes,)
+        _callers[key] = (call, *_callers.get(key, ()))[:4]
 
 
 def _rounded(m: int) -> int:

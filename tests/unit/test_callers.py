@@ -1,0 +1,182 @@
+"""Callers: functions written for a signature, on the CPU. A function of TVM FFI stands for the kernel's host code: it gets the
+arguments as a launch packs them, and copies the input's memory to the output's."""
+
+import ctypes
+
+import pytest
+import torch
+import tvm_ffi
+
+import tmapipe as tp
+from tests.unit.test_export import Move
+from tmapipe.gpu import callers, launch
+from tmapipe.gpu.packed import Packed
+
+
+class Code:
+    """Stands for a compiled kernel."""
+
+    def __init__(self, plan, copied):
+        self.plan, self.launches = plan, []
+
+        def function(tensors, numbers, stream):
+            x, y = tensors[:2]
+            if self.launches == ["refuse"]:
+                raise ValueError("refused")
+            shapes = [tuple(each.shape) for each in tensors]
+            strides = [tuple(each.strides) for each in tensors]
+            self.launches.append((shapes, strides, list(numbers), stream.value))
+            ctypes.memmove(y.data_ptr(), x.data_ptr(), copied)
+
+        self.function = tvm_ffi.convert(function)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Makes (schedule, launcher, code) for a call with these tensors, as if the CPU were a GPU."""
+    monkeypatch.setattr(launch, "resident_clusters", lambda device, size: 7)
+    for module in (launch, callers):
+        monkeypatch.setattr(module, "capturing", lambda: False)
+    monkeypatch.setattr(launch, "stream_of", lambda device: 5)
+    monkeypatch.setattr(callers, "_stream_of", lambda device: 5)
+
+    def make(*tensors, out=None, schedule=None):
+        schedule = schedule or Move()
+        bound = schedule.bind(*tensors, out=out)
+        code = Code(schedule.plan(bound.dtypes), tensors[0].numel() * tensors[0].element_size())
+        monkeypatch.setattr(launch, "compiled_for", lambda *given: code)
+        made = launch.Launcher(schedule, bound, lambda identity: None)
+        made.one_device = True
+        return schedule, made, code
+
+    return make
+
+
+def half(*shape):
+    return torch.randn(*shape).bfloat16()
+
+
+def test_packs_what_a_launch_needs():
+    got = []
+    function = tvm_ffi.convert(lambda *given: got.append(given))
+    packed = Packed(function, [(4, 16, (3, 5), (8, 1)), (0, 32, (7,), (1,))], [9, -2], 1)
+    assert packed.launch([0x1000, 0x2000], 0x77) and packed.launch([0x3000, 0x4000], 0) and len(packed.free) == 1
+    (tensors, numbers, stream), _ = got
+    assert [(tuple(x.shape), tuple(x.strides), str(x.dtype), str(x.device)) for x in tensors] == [
+        ((3, 5), (8, 1), "bfloat16", "cuda:1"),
+        ((7,), (1,), "int32", "cuda:1"),
+    ]
+    assert list(numbers) == [9, -2] and stream.value == 0x77
+
+
+def test_says_when_the_host_code_refuses():
+    def refuse(*given):
+        raise ValueError("no")
+
+    assert not Packed(tvm_ffi.convert(refuse), [], [1], 0).launch([], 0)
+
+
+def test_a_caller_takes_what_it_was_made_for_and_nothing_else(launched):
+    x = half(32, 128)
+    _, launcher, code = launched(x)
+    call = launcher.caller((x,), (), None)
+    y = call((x,), None, {})
+    assert torch.equal(y, x)
+    assert code.launches == [([(32, 128)] * 2, [(128, 1)] * 2, [2], 5)]
+    wide, cut = half(32, 256), torch.empty(32 * 128, dtype=torch.bfloat16).view(32, 128)
+    cut.untyped_storage().resize_(64)
+    freed = half(32, 128)
+    freed.untyped_storage().resize_(0)
+    negated = torch._neg_view(x)
+    others = [
+        half(64, 128),
+        x.float(),
+        wide[:, ::2],
+        wide[:, :128],
+        x.view(2, 16, 128),
+        x.clone().requires_grad_(),
+        cut,
+    ]
+    others += [
+        torch.nn.Parameter(x, requires_grad=False),
+        torch.empty(32 * 128 + 1).bfloat16()[1:].view(32, 128),
+        freed,
+    ]
+    others += [negated, x.to("meta")]
+    assert [i for i, other in enumerate(others) if call((other,), None, {}) is not None] == []
+    for tensors, out, named in (((), None, {}), ((x, x), None, {}), ((x,), y, {}), ((x,), None, {"x": x})):
+        assert call(tensors, out, named) is None
+    assert len(code.launches) == 1
+
+
+def test_outputs_that_are_passed(launched):
+    x, y = half(32, 128), half(32, 128)
+    _, launcher, code = launched(x, out=y)
+    call = launcher.caller((x,), (), y)
+    used = (torch.ones(32, 128, requires_grad=True) * y).sum()
+    assert call((x,), y, {}) is y
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        used.backward()
+    both = half(48, 128)
+    assert call((both[:32],), both[16:], {}) is None and call((x,), x, {}) is None and call((x,), None, {}) is None
+    assert call((both[:16].repeat(2, 1),), both[16:], {}) is not None and len(code.launches) == 2
+
+
+def test_names_and_other_shapes(launched):
+    x = half(32, 128)
+    _, launcher, _ = launched(x)
+    by_name = launcher.caller((x,), ("x",), None)
+    assert by_name((), None, {"x": x}) is not None and by_name((), None, {"y": x}) is None
+    rows = x.view(2, 16, 128)
+    assert launcher.caller((rows,), (), None, [rows])((rows,), None, {}).shape == (2, 16, 128)
+
+
+def test_without_torchs_comparison(launched, monkeypatch):
+    monkeypatch.setattr(callers, "GUARDS", None)
+    test_a_caller_takes_what_it_was_made_for_and_nothing_else(launched)
+    test_outputs_that_are_passed(launched)
+
+
+def test_a_schedule_calls_it(launched):
+    x = half(32, 128)
+    schedule, launcher, code = launched(x)
+    from tmapipe.bind.tensors import signature
+
+    schedule.__dict__["_launchers"] = {signature((x,), None): launcher}
+    for count in range(1, 4):
+        schedule(x)
+        assert len(code.launches) == count and len(schedule.__dict__["_callers"]) == 1
+    schedule.cluster = {}
+    assert "_callers" not in schedule.__dict__ and "_launchers" not in schedule.__dict__
+
+
+def test_what_the_host_code_says_is_raised(launched):
+    x = half(32, 128)
+    _, launcher, code = launched(x)
+    code.launches.append("refuse")
+    with pytest.raises(ValueError, match="refused"):
+        launcher((x,), None)
+    with pytest.raises(ValueError, match="refused"):
+        launcher.caller((x,), (), None)((x,), None, {})
+
+
+def test_scratch_memory_of_streams_and_captures(launched, monkeypatch):
+    class Queued(Move):
+        tiles = tp.DynamicTiles()
+
+    x = half(32, 128)
+    _, launcher, code = launched(x, schedule=Queued())
+    call = launcher.caller((x,), (), None)
+    assert call((x,), None, {}) is None  # before the stream has its own
+    launcher((x,), None)
+    assert call((x,), None, {}) is not None and len(launcher.kept) == 1
+    eager, captured = launcher.scratch_for(5), []
+    monkeypatch.setattr(launch, "capturing", lambda: True)
+    monkeypatch.setattr(launch, "relaxed", lambda: __import__("contextlib").nullcontext())
+    for capture in (1, 1, 2):
+        monkeypatch.setattr(launch, "_capture", lambda stream, capture=capture: capture)
+        captured.append(launcher.scratch_for(5))
+    assert captured[0] is captured[1] and len({eager[0], captured[0][0], captured[2][0]}) == 3
+    assert launcher.packed in launch.in_graphs
+    launcher((x,), None)
+    assert len(code.launches) == 3
