@@ -1,6 +1,8 @@
 """The command `tmapipe`: each verb on a shipped schedule, on one of a user's, on a broken one, and with bad arguments."""
 
+import ctypes
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -14,9 +16,9 @@ from typer.testing import CliRunner
 import tmapipe as tp
 from tests.unit.test_docs import ROOT, blocks, steady
 from tests.user_copy import COPY
-from tmapipe.command import machine
+from tmapipe.command import examined, machine
 from tmapipe.command.app import app
-from tmapipe.command.examined import BAD, cache_item, dsl_items, gpu_items, torch_item
+from tmapipe.command.examined import BAD, cache_item, driver_and_gpus, dsl_items, gpu_items, package_item, torch_item
 
 SCHEMA = json.loads((pathlib.Path(tp.__file__).parent / "command" / "output.schema.json").read_text())
 MINE = f"""
@@ -243,7 +245,7 @@ def test_faults_of_the_library_keep_their_traceback(mine, monkeypatch):
 
 
 def test_doctor_without_a_gpu_compiles_nothing(mine, monkeypatch):
-    monkeypatch.setattr("tmapipe.command.examined._driver", lambda: (None, []))
+    monkeypatch.setattr("tmapipe.command.examined.driver_and_gpus", lambda: (None, []))
     monkeypatch.setattr(machine, "_compare", None)
     code, document = said("doctor")
     names = [item["name"] for item in document["items"]]
@@ -258,7 +260,10 @@ def test_doctor_knows_bad_combinations(tmp_path):
         return [item.name for item in items if item.state == BAD and item.fix]
 
     dsl = "nvidia-cutlass-dsl"
-    assert bad(*dsl_items({})) == bad(*dsl_items({dsl: "4.9.0"})) == [dsl]
+    assert bad(*dsl_items({dsl: "4.9.0"})) == [dsl]
+    assert bad(package_item("json", ("json",), (2, 0), {"json": "1.9"})) == ["json"]
+    assert bad(package_item("no.such", ("it",), (2, 0), {"it": "2.9"})) == ["it"]
+    assert not bad(package_item("json", ("a", "b"), (2, 0), {"b": "2.0"}))
     assert bad(*dsl_items({dsl: "4.8.1", f"{dsl}-libs-cu12": "4.8.0"})) == [f"{dsl}-libs-cu12"]
     assert not bad(*dsl_items({dsl: "4.8.1", f"{dsl}-libs-cu12": "4.8.1"}))
     assert bad(torch_item(None, None, False, False)) and bad(torch_item("2.5.1", None, False, False))
@@ -274,6 +279,102 @@ def test_doctor_knows_bad_combinations(tmp_path):
     assert bad(cache_item(open_to_all)) == ["cache"]
     open_to_all.chmod(0o700)
     assert not bad(cache_item(open_to_all), cache_item(tmp_path / "none" / "yet"))
+
+
+def lacking(monkeypatch, *modules, versions):
+    """A machine without these modules, on which packages of these versions alone have metadata."""
+    find = examined.importlib.util.find_spec
+    monkeypatch.setattr(examined.importlib.util, "find_spec", lambda name: None if name in modules else find(name))
+    installed = {name: (version, "here") for name, version in versions.items()}
+    monkeypatch.setattr(examined, "_installed", lambda: installed)
+
+
+PARTLY = {"cuda-bindings": "13.0.3", "filelock": "3.20.0", "greenlet": "3.2.0"}
+RAN = {"name": "Copy", "error": 0.0, "seconds": 0.1, "ok": True}
+HOPPER = ("NVIDIA H200", 90, 140 << 30)
+
+
+def test_doctor_runs_kernels_without_metadata_and_optional_tools(mine, monkeypatch):
+    """A folder on PYTHONPATH has no metadata; torch brings cuda-bindings without cuda-python."""
+    lacking(monkeypatch, "cloudpickle", "tqdm", versions=PARTLY)
+    monkeypatch.setattr(examined, "driver_and_gpus", lambda: (13000, [HOPPER]))
+    monkeypatch.setattr(examined, "_torch", lambda: ("2.11.0+cu130", "13.0", True))
+    monkeypatch.setattr(machine, "_compare", lambda on_gpu: [RAN])
+    code, document = said("doctor")
+    assert code == 0 and document["gpu"] and document["runs"] == [RAN]
+    items = {item["name"]: item for item in document["items"]}
+    for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi", "cloudpickle", "tqdm"):
+        assert items[name]["state"] == "note" and items[name]["fix"], items[name]
+    assert items["cuda-python"]["state"] == items["filelock"]["state"] == "ok"
+    assert items["nvidia-cutlass-dsl"]["value"].startswith("4.8")  # what the module says
+
+
+def test_doctor_does_not_run_kernels_without_what_they_need(mine, monkeypatch):
+    lacking(monkeypatch, "tvm_ffi", versions={})
+    monkeypatch.setattr(examined, "driver_and_gpus", lambda: (13000, [HOPPER]))
+    monkeypatch.setattr(examined, "_torch", lambda: ("2.11.0+cu130", "13.0", True))
+    code, document = said("doctor")
+    bad = [item["name"] for item in document["items"] if item["state"] == "bad"]
+    assert code == 1 and bad == ["apache-tvm-ffi"] and not document["runs"]
+
+
+def test_doctor_says_what_a_run_raises(mine, monkeypatch):
+    monkeypatch.setattr(machine, "examine", lambda: ([], True))
+    monkeypatch.setattr(machine, "_ON_GPU", {"m": 8, "n": 8, "k": 8})
+
+    def fail(schedule, inputs):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(machine, "_on_gpu", fail)
+    code, document = said("doctor")
+    assert code == 1 and [run["ok"] for run in document["runs"]] == [False, False]
+    assert "no kernel image" in document["runs"][0]["failed"] and "did not run" in document["items"][0]["fix"]
+
+
+def set_at(place, kind, value):
+    """Sets what `ctypes.byref` refers to."""
+    ctypes.cast(place, ctypes.POINTER(kind)).contents.value = value
+
+
+class FakeDriver:
+    """What `examined.driver_and_gpus` asks of libcuda."""
+
+    def __init__(self, starts=0):
+        self.starts = starts
+
+    def cuDriverGetVersion(self, found):
+        set_at(found, ctypes.c_int, 13000)
+        return 0
+
+    def cuInit(self, flags):
+        return self.starts
+
+    def cuDeviceGetCount(self, found):
+        set_at(found, ctypes.c_int, 1)
+        return 0
+
+    def cuDeviceGet(self, found, index):
+        set_at(found, ctypes.c_int, 7)
+        return 0
+
+    def cuDeviceGetAttribute(self, found, attribute, device):
+        set_at(found, ctypes.c_int, {75: 9, 76: 0}[attribute])
+        return 0
+
+    def cuDeviceGetName(self, name, size, device):
+        name.value = b"NVIDIA H200"
+
+    def cuDeviceTotalMem_v2(self, found, device):
+        set_at(found, ctypes.c_size_t, 140 << 30)
+
+
+def test_the_driver_is_asked_without_packages(monkeypatch):
+    monkeypatch.setattr(examined.ctypes, "CDLL", lambda name: FakeDriver())
+    assert driver_and_gpus() == (13000, [HOPPER])
+    monkeypatch.setattr(examined.ctypes, "CDLL", lambda name: FakeDriver(starts=100))
+    assert driver_and_gpus() == (13000, [])
+    monkeypatch.setattr(examined.ctypes, "CDLL", os.listdir)  # an OSError
+    assert driver_and_gpus() == (None, [])
 
 
 def test_demo_and_cache(mine, monkeypatch):

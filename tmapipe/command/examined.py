@@ -5,6 +5,8 @@ Nothing is compiled here, and no kernel runs.
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -21,13 +23,26 @@ import attrs
 
 from tmapipe.disk import cache_folder
 
-__all__ = ["BAD", "NONE", "OK", "Item", "cache_item", "dsl_items", "examine", "gpu_items", "torch_item"]
+__all__ = [
+    "BAD", "NONE", "OK", "Item", "cache_item", "driver_and_gpus", "dsl_items", "examine", "gpu_items", "package_item",
+    "torch_item",
+]  # fmt: skip
 
 OK, NONE, NOTE, BAD = "ok", "none", "note", "bad"
 DSL = "nvidia-cutlass-dsl"
 DSL_VERSION = (4, 8)  # as pyproject.toml has it
-LEAST = {"torch": (2, 6), "apache-tvm-ffi": (0, 1, 10), "cuda-python": (12, 8)}
+TORCH = (2, 6)
+#: What else a kernel needs on its way to the GPU: the module, the packages that may bring it, and the oldest version.
+PACKAGES: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
+    ("tvm_ffi", ("apache-tvm-ffi",), (0, 1, 10)),
+    ("cuda.bindings", ("cuda-python", "cuda-bindings"), (12, 8)),
+    ("filelock", ("filelock",), (3, 20)),
+    ("greenlet", ("greenlet",), (3, 1)),
+)
+#: What only some verbs need, and what for.
+OPTIONAL = {"cloudpickle": "tune", "tqdm": "tune"}
 NVDISASM = (13, 4)  # older ones do not know what the DSL's compiler emits
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 CUDA = 12_000  # of the driver, as cuDriverGetVersion says it: that of the compiler which the DSL brings
 
 
@@ -56,53 +71,104 @@ def examine() -> tuple[list[Item], bool]:
     """(what was found, whether there is a GPU)."""
     version = platform.python_version()
     fix = "" if sys.version_info >= (3, 10) else "install Python 3.10 or newer"
-    items = [Item("Python", version, BAD if fix else OK, fix), *dsl_items(_versions(DSL))]
-    items += [_package(name, least) for name, least in LEAST.items() if name != "torch"]
-    driver, gpus = _driver()
+    installed = _installed()
+    versions = {name: version for name, (version, _) in installed.items()}
+    _, folder = installed.get(DSL, ("", None))  # parts in other folders are not those that are imported
+    dsl = {name: each for name, (each, where) in installed.items() if name.startswith(DSL) and where == folder}
+    items = [Item("Python", version, BAD if fix else OK, fix), *dsl_items(dsl)]
+    items += [package_item(module, names, least, versions) for module, names, least in PACKAGES]
+    items += [_optional(module, verb) for module, verb in OPTIONAL.items()]
+    driver, gpus = driver_and_gpus()
     items += [torch_item(*_torch(), bool(gpus)), *gpu_items(driver, gpus), _nvdisasm(), cache_item(cache_folder())]
     if os.environ.get("TMAPIPE_CHECK", "1") == "0":
         items.append(Item("TMAPIPE_CHECK", "0: schedules are launched unchecked", NOTE, "unset TMAPIPE_CHECK"))
     return items, bool(gpus)
 
 
-def _versions(start: str) -> dict[str, str]:
-    """Versions by the names of the packages whose names begin so."""
-    found = importlib.metadata.distributions()
-    names = {str(each.metadata["Name"] or "").lower(): each.version for each in found}
-    return {name: version for name, version in sorted(names.items()) if name.startswith(start)}
+def _installed() -> dict[str, tuple[str, str]]:
+    """(version, folder) of the packages that have metadata, by their names; of several, the one that is imported."""
+    found: dict[str, tuple[str, str]] = {}
+    for each in importlib.metadata.distributions():
+        try:
+            name, version = each.metadata["Name"], each.version
+        except Exception:  # of a package that is half removed, as the reader of its files raises it
+            continue
+        if name and version:
+            place = str(each.locate_file(""))
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), (version, place))
+    return dict(sorted(found.items()))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
 
 
-def _package(name: str, least: tuple[int, ...]) -> Item:
-    version, wanted = _versions(name).get(name), ".".join(map(str, least))
-    fix = f"pip install '{name}>={wanted}'"
-    if version is None:
-        return Item(name, "is not installed", BAD, fix)
-    return Item(name, version) if _numbers(version) >= least else Item(name, f"{version} is too old", BAD, fix)
+def _has(module: str) -> bool:
+    """Whether a module can be found. Imports the packages that it lies in."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _says(module: str) -> str | None:
+    """The version that a module says it has; None if it says none, or cannot be imported."""
+    try:
+        version = getattr(importlib.import_module(module), "__version__", None)
+    except Exception:  # whatever its own code raises
+        return None
+    return version if isinstance(version, str) else None
+
+
+def package_item(module: str, names: tuple[str, ...], least: tuple[int, ...], versions: dict[str, str]) -> Item:
+    """A package that a kernel needs on its way to the GPU.
+
+    Args:
+        module: That is imported of it.
+        names: Of the packages that may bring it.
+        least: The oldest version.
+        versions: Of the packages that have metadata.
+    """
+    fix = f"pip install '{names[0]}>={'.'.join(map(str, least))}'"
+    if not _has(module):
+        return Item(names[0], f"is not installed: no module {module}", BAD, fix)
+    version = next((versions[name] for name in names if name in versions), None)
+    said = version or _says(module)
+    if said is None:
+        return Item(names[0], f"of an unknown version: module {module} has no metadata", NOTE, fix)
+    if _numbers(said) < least:
+        return Item(names[0], f"{said} is too old", BAD, fix)
+    return Item(names[0], said) if version else Item(names[0], f"{said}, without metadata", NOTE, fix)
+
+
+def _optional(module: str, verb: str) -> Item:
+    if _has(module):
+        return Item(module, "is installed")
+    return Item(module, f"is not installed: tmapipe {verb} needs it", NOTE, f"pip install {module}")
 
 
 def dsl_items(versions: dict[str, str]) -> list[Item]:
     """CuTe DSL and its parts, by their versions."""
     wanted = "{}.{}".format(*DSL_VERSION)
     fix = f"pip install 'nvidia-cutlass-dsl>={wanted},<{DSL_VERSION[0]}.{DSL_VERSION[1] + 1}'"
-    whole = versions.get(DSL)
-    if whole is None:
+    found, whole = _has("cutlass"), versions.get(DSL)
+    if whole is None and not found:
         return [Item(DSL, "is not installed: schedules can be checked and simulated, not compiled", BAD, fix)]
-    fits = _numbers(whole)[:2] == DSL_VERSION
-    items = [Item(DSL, whole if fits else f"{whole}: the library works below the DSL's stable surface, of {wanted}")]
-    if not fits:
-        items = [attrs.evolve(items[0], state=BAD, fix=fix)]
-    elif importlib.util.find_spec("cutlass") is None:
+    if not found:
         repair = f"pip install --force-reinstall '{DSL}=={whole}'"
-        items = [Item(DSL, f"{whole}, whose module cutlass is not found", BAD, repair)]
+        return [Item(DSL, f"{whole}, whose module cutlass is not found", BAD, repair)]
+    said = whole or _says("cutlass")
+    if said is None:
+        items = [Item(DSL, "of an unknown version: module cutlass has no metadata", NOTE, fix)]
+    elif _numbers(said)[:2] != DSL_VERSION:
+        items = [Item(DSL, f"{said}: the library works below the DSL's stable surface, of {wanted}", BAD, fix)]
+    else:
+        items = [Item(DSL, whole) if whole else Item(DSL, f"{said}, without metadata", NOTE, fix)]
     for name, version in versions.items():
         if name != DSL:
-            other = f"{version}, beside {whole} of {DSL}: parts of one version go together"
-            repair = f"pip install --force-reinstall '{DSL}=={whole}'"
-            items.append(Item(name, version) if version == whole else Item(name, other, BAD, repair))
+            other = f"{version}, beside {said} of {DSL}: parts of one version go together"
+            repair = f"pip install --force-reinstall '{DSL}=={said or wanted + '.*'}'"
+            items.append(Item(name, version) if said in (None, version) else Item(name, other, BAD, repair))
     return items
 
 
@@ -117,8 +183,8 @@ def _torch() -> tuple[str | None, str | None, bool]:
 
 def torch_item(version: str | None, built_for: str | None, usable: bool, gpu: bool) -> Item:
     """PyTorch, on a machine with or without a GPU."""
-    wanted = ".".join(map(str, LEAST["torch"]))
-    if version is None or _numbers(version) < LEAST["torch"]:
+    wanted = ".".join(map(str, TORCH))
+    if version is None or _numbers(version) < TORCH:
         said = f"{version} is too old" if version else "is not installed"
         return Item("torch", said, BAD, f"pip install 'torch>={wanted}'")
     built = f"{version}, for CUDA {built_for}" if built_for else f"{version}, for the CPU alone"
@@ -132,29 +198,32 @@ def torch_item(version: str | None, built_for: str | None, usable: bool, gpu: bo
     return Item("torch", f"{built}, does not reach the GPU", BAD, fix)
 
 
-def _driver() -> tuple[int | None, list[tuple[str, int, int]]]:
-    """(CUDA version of the driver, None without one; (name, capability as 90, bytes of memory) of each GPU)."""
+def driver_and_gpus() -> tuple[int | None, list[tuple[str, int, int]]]:
+    """(CUDA version of the driver, None without one; (name, capability as 90, bytes of memory) of each GPU). Asks the
+    driver's library itself: no package has to be there."""
     try:
-        from cuda.bindings import driver
-
-        failed, version = driver.cuDriverGetVersion()
-        if failed != driver.CUresult.CUDA_SUCCESS or driver.cuInit(0)[0] != driver.CUresult.CUDA_SUCCESS:
-            return None if failed != driver.CUresult.CUDA_SUCCESS else int(version), []
-        count = driver.cuDeviceGetCount()[1]
-        return int(version), [_gpu(driver, i) for i in range(count)]
-    except (ImportError, RuntimeError):  # no package, or no libcuda
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
         return None, []
 
+    def asked(function: str, *arguments: Any) -> int | None:
+        """The number that a function of the driver's gives; None if it fails."""
+        found = ctypes.c_int(0)
+        return None if getattr(driver, function)(ctypes.byref(found), *arguments) else found.value
 
-def _gpu(driver: Any, index: int) -> tuple[str, int, int]:
-    device = driver.cuDeviceGet(index)[1]
-    kinds = driver.CUdevice_attribute
-    major, minor = (
-        driver.cuDeviceGetAttribute(getattr(kinds, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{each}"), device)[1]
-        for each in ("MAJOR", "MINOR")
-    )
-    name = driver.cuDeviceGetName(96, device)[1].split(b"\0")[0].decode()
-    return name, 10 * major + minor, int(driver.cuDeviceTotalMem(device)[1])
+    version = asked("cuDriverGetVersion")
+    if version is None or driver.cuInit(0):
+        return version, []
+    return version, [_gpu(driver, asked, i) for i in range(asked("cuDeviceGetCount") or 0)]
+
+
+def _gpu(driver: Any, asked: Any, index: int) -> tuple[str, int, int]:
+    device = asked("cuDeviceGet", index)
+    name, memory = ctypes.create_string_buffer(96), ctypes.c_size_t(0)
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    major, minor = (asked("cuDeviceGetAttribute", attribute, device) or 0 for attribute in _CAPABILITY)
+    return name.value.decode(errors="replace"), 10 * major + minor, memory.value
 
 
 def gpu_items(driver: int | None, gpus: list[tuple[str, int, int]]) -> list[Item]:

@@ -42,17 +42,18 @@ def _compare(on_gpu: bool) -> list[dict[str, Any]]:
     right = product(a.astype(np.float32), b.astype(np.float32))
     found = []
     for name, schedule, inputs, expected in (("Copy", schedules.Copy(), (a,), a), ("Gemm", gemm, (a, b), right)):
+        run: dict[str, Any] = {"name": f"{name} {'x'.join(map(str, (m, k) if name == 'Copy' else (m, n, k)))} bf16"}
+        found.append(run | {"error": None, "ok": False})
         began = time.perf_counter()
-        result = _on_gpu(schedule, inputs) if on_gpu else schedule(*inputs)
-        error = off(result, expected)
-        found.append(
-            {
-                "name": f"{name} {'x'.join(map(str, (m, k) if name == 'Copy' else (m, n, k)))} bf16",
-                "error": error if np.isfinite(error) else None,
-                "seconds": time.perf_counter() - began,
-                "ok": error <= (0.0 if name == "Copy" else within(result)),
-            }
-        )
+        try:
+            result = _on_gpu(schedule, inputs) if on_gpu else schedule(*inputs)
+        except Exception as error:  # on a machine that is not set up: to be said with the rest
+            found[-1] |= {"failed": f"{type(error).__name__}: {error}"}
+        else:
+            apart = off(result, expected)
+            right_enough = apart <= (0.0 if name == "Copy" else within(result))
+            found[-1] |= {"error": apart if np.isfinite(apart) else None, "ok": right_enough}
+        found[-1]["seconds"] = time.perf_counter() - began
     return found
 
 
@@ -81,7 +82,8 @@ def doctor(json_: Json = False) -> None:
         else:
             items.append(Item("runs on the GPU", "none: this machine has no GPU. Nothing was compiled", NONE))
         for run in runs:
-            fix = "" if run["ok"] else "the kernel computes wrong numbers here: please report it with this output"
+            why = "the kernel did not run" if "failed" in run else "the kernel computes wrong numbers"
+            fix = "" if run["ok"] else f"{why} here: please report it with this output"
             items.append(Item(run["name"], _said(run), "ok" if run["ok"] else BAD, fix))
         table = Table(box=None, show_header=False, padding=(0, 1))
         for _ in range(3):
@@ -94,6 +96,8 @@ def doctor(json_: Json = False) -> None:
 
 
 def _said(run: dict[str, Any]) -> str:
+    if "failed" in run:
+        return f"{run['failed']} (FAILED)"
     error = "not finite" if run["error"] is None else f"{run['error']:.1e}"
     return f"differs from NumPy's by {error}, {run['seconds']:.1f} s{'' if run['ok'] else ' (WRONG)'}"
 

@@ -96,7 +96,7 @@ WORDS_OF_C = [
     "seek",
     "sought",
 ]  # and what bundle.c defines
-Prove = Callable[[Any, Mapping[str, Any], "str | None"], object]
+Prove = Callable[[Any, Mapping[str, Any], Any, "str | None"], object]
 
 
 @attrs.frozen
@@ -120,7 +120,7 @@ def export(path: Path, kernels: Mapping[str, Exported], prove: Prove, arch: str 
     Args:
         path: With the ending .so.
         kernels: By the names of their functions.
-        prove: Called with a schedule, types and the kernel's identity. Raises an error for a kernel that is not to be.
+        prove: Called with a schedule, types, the traced program and its identity. Raises an error for a kernel that is not to be.
         arch: As of `Schedule.plan`.
 
     Raises:
