@@ -120,7 +120,8 @@ def export(path: Path, kernels: Mapping[str, Exported], prove: Prove, arch: str 
     Args:
         path: With the ending .so.
         kernels: By the names of their functions.
-        prove: Called with a schedule, types, the traced program and its identity. Raises an error for a kernel that is not to be.
+        prove: Called with a schedule, types, the traced program and its identity. It raises an error for a kernel that is not
+            to be.
         arch: As of `Schedule.plan`.
 
     Raises:
