@@ -314,14 +314,14 @@ def test_sums_of_nothing_never_reach_a_kernel():
 def states(schedule, monkeypatch):
     """Where states are compared: (location, state), in the order of the proof."""
     found = []
-    is_known = joint.Search.is_known
+    to_go_on = joint.Search.to_go_on
 
     def noted(self, now, state):
-        known = is_known(self, now, state)
+        to = to_go_on(self, now, state)
         found.append((now.key, state))
-        return known
+        return to
 
-    monkeypatch.setattr(joint.Search, "is_known", noted)
+    monkeypatch.setattr(joint.Search, "to_go_on", noted)
     assert joint.prove(trace(schedule)).closed
     return found
 
@@ -344,9 +344,11 @@ def test_knowing_less_is_not_covered(run_state):
     """Whatever a warp does not know any more, of what it knew and can be checked against: no cover."""
     future = run_state.future
     contested = []
-    for (key, known), by in zip(run_state.facts.items(), run_state.knows, strict=True):
-        _, who = run_state.here.facts[key]
-        needed = np.flatnonzero(by[: run_state.layout.agents] & future.checked[who])
+    clocks = np.stack(run_state.check.clocks.of)
+    for key, known in run_state.facts.items():
+        who = future.checked_of[key]
+        by = np.any([clocks[:, entry] >= least for entry, least in known], axis=0) if known else np.array(False)
+        needed = np.flatnonzero(by & future.checked[who])
         contested += [(q, known) for q in needed if not future.as_one[who] or len(needed) == 1]
     assert len({q for q, _ in contested}) > 1
     for q, known in contested:

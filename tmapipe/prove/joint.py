@@ -163,7 +163,7 @@ class Search:
         for walker in now.walkers:
             self._skip(walker, state.positions)
         self._leave_out(now, state.positions)
-        to = self.found(now, state)
+        to = self.to_go_on(now, state)
         if began == (self.log.order, self.loops.iterations):
             self.idle.setdefault(point.key, set()).add(now.key)
         if to is not None:
@@ -287,7 +287,7 @@ class Search:
 
     # ---- what recurs ------------------------------------------------------------------------------------------------
 
-    def found(self, now: Point, state: RunState) -> RunState | None:
+    def to_go_on(self, now: Point, state: RunState) -> RunState | None:
         """None if a state that was looked at covers this one; else the state to go on from, which is added: this one, or one
         that knows less and covers it and others."""
         key = now.key = self._location(now, state)

@@ -317,17 +317,18 @@ class Loops:
 
     def _of_words(self, now: Point, facts: frozenset[Sym]) -> set[Sym]:
         """What is decided on words of a queue that somebody still looks at, or has not read yet."""
-        kept = {
-            each for walker in now.walkers for value in walker.env.values() for each in leaves(value) if is_word(each)
-        }
+        words = {fact: found for fact in facts if (found := list(filter(is_word, fact.leaves)))}
+        if not words:
+            return set()
+        values = {value for walker in now.walkers for value in walker.env.values() if isinstance(value, Sym)}
+        kept = {each for value in values for each in value.leaves if is_word(each)}
         reads, turns = dict.fromkeys(walker.reads for walker in now.walkers if walker.frames), now.turns()
 
         def is_kept(word: Sym) -> bool:
             ahead = [replaced(add(word.args[2], each, -1), turns) for each in reads]
             return word in kept or any(not isinstance(n, Sym) and n >= 0 for n in ahead)
 
-        words = {fact: list(filter(is_word, fact.leaves)) for fact in facts}
-        return {fact for fact, found in words.items() if found and all(map(is_kept, found))}
+        return {fact for fact, found in words.items() if all(map(is_kept, found))}
 
     def _taken(self, loop: Loop) -> dict[str, int]:
         """By ring, how many slots its members take in one turn."""

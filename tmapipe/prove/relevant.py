@@ -23,16 +23,21 @@ class Relevant:
     def of(self, now: Point) -> set[Sym]:
         """Symbols of which conditions that may still come are computed."""
         found: set[Sym] = {loop.index for loop in now.loops}
+        values: set[Sym] = set()
+        rest: dict[tuple[int, int], Any] = {}
         for walker in now.walkers:
-            for value in walker.env.values():
-                found |= leaves(value)
+            values.update([value for value in walker.env.values() if isinstance(value, Sym)])
             for frame in walker.frames:
                 if frame[0] == "block":
-                    found |= self._symbols(frame[1], frame[2])
+                    rest[id(frame[1]), frame[2]] = frame[1]
                 elif frame[0] in ("joint", "for", "one", "head"):
-                    found |= self._symbols(frame[1].body, 0)
+                    rest[id(frame[1].body), 0] = frame[1].body
                     if type(frame[1]) is For:
                         found |= leaves(walker.number(frame[1].count))
+        for value in values:
+            found |= value.leaves
+        for (_, at), nodes in rest.items():
+            found |= self._symbols(nodes, at)
         return found
 
     def _symbols(self, nodes: Any, at: int) -> set[Sym]:

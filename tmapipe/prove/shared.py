@@ -22,10 +22,12 @@ __all__ = ["Shared", "bounds"]
 
 
 class Operands(NamedTuple):
-    """found: (place, argument, whether only data depends on it); variables: in those on which more depends."""
+    """found: (place, argument, whether only data depends on it); variables: in those on which more depends; special: the
+    walker's method, if it has one for this instruction."""
 
     found: list[tuple[int | str, Any, bool]]
     variables: tuple[Any, ...]
+    special: str
 
 
 class Shared:
@@ -43,6 +45,7 @@ class Shared:
         self.decides = Slice(program.nodes).decides
         self._carried: dict[int, list[Any]] = {}
         self._inert: dict[int, bool] = {}
+        self._next: dict[int, tuple[list[Any], list[int]]] = {}
         self._symbols: dict[Any, Any] = {}
         self._local: dict[type, bool] = {}
         self.values: dict[Any, Any] = {}  # of expressions, by warp and values of their variables
@@ -59,9 +62,13 @@ class Shared:
         """The operands of an instruction, and the variables on which its operations depend."""
         found = self._operands.get(id(node))
         if found is None:
-            given = operands(node)
-            on = variables([x for _, x, data in given if not data])
-            found = self._operands[id(node)] = Operands(given, tuple(on))
+            special = "_do_nothing" if node.method in WITHOUT_OPERATIONS else f"_{node.method}"
+            if hasattr(Walker, special):
+                found = Operands([], (), special)
+            else:
+                given = operands(node)
+                found = Operands(given, tuple(variables([x for _, x, data in given if not data])), "")
+            self._operands[id(node)] = found
         return found
 
     @functools.cached_property
@@ -81,6 +88,19 @@ class Shared:
             if of is not Kind.AT and isinstance(getattr(op, name), Sym):
                 raise Open(f"{text(getattr(op, name))}, an operand of {kind.__name__} at {node.where}")
         queue.append(op)
+
+    def next_in(self, nodes: list[Any]) -> list[int]:
+        """By number, the next of these nodes that executes something, or gives something on which something depends."""
+        known = self._next.get(id(nodes))
+        if known is None:
+            found = [len(nodes)]
+            for i in range(len(nodes) - 1, -1, -1):
+                found.append(found[-1] if self._is_nothing(nodes[i]) else i)
+            known = self._next[id(nodes)] = nodes, found[::-1]
+        return known[1]
+
+    def _is_nothing(self, node: Any) -> bool:
+        return node.method in WITHOUT_OPERATIONS if type(node) is Call else self.inert(node)
 
     def inert(self, node: Any) -> bool:
         """Whether a loop or branch executes nothing that synchronizes, and gives nothing on which something depends."""

@@ -33,10 +33,13 @@ def restate(walker: Walker, say: Callable[[Any, str], Any]) -> None:
     if not walker.behind:
         return
     moved: dict[str, int] = {}
+    said: dict[Any, Any] = {}
     for var, value in walker.env.items():
         if is_behind_skips(value):
             base, slots, stages, ring = value.args
-            slots = say(slots, ring)
+            if (slots, ring) not in said:
+                said[slots, ring] = say(slots, ring)
+            slots = said[slots, ring]
             walker.env[var] = after(value.op, base, slots, stages, ring)
             moved[ring] = parts(slots)[0]
     walker.behind = any(map(is_behind_skips, walker.env.values()))

@@ -26,6 +26,7 @@ class Solver:
     def __init__(self, bounds: Callable[[Sym], tuple[int | None, int | None]]):
         self.bounds = bounds
         self._known: dict[frozenset[Sym], bool] = {}
+        self._defined: dict[Sym, tuple[list[Any], Choice, list[Sym]]] = {}
 
     def possible(self, conditions: Iterable[Any]) -> bool:
         """Whether all of them may hold together."""
@@ -99,38 +100,46 @@ class Solver:
         found: list[Any] = []
         choices: dict[Sym, Choice] = {}
         seen: set[Sym] = set()
-        todo = [term for row in rows for term in parts(row)[1]]
+        todo = [term for row in rows for term in terms_of(row)]
         while todo:
             term = todo.pop()
             if term in seen:
                 continue
             seen.add(term)
-            new: list[Any] = []
-            if term.op == "leaf":
-                low, high = self.bounds(term)
-                new = [] if low is None else [add(term, -low)]
-                new += [] if high is None else [add(high, term, -1)]
-            elif term.op == "div" and not isinstance(term.args[1], Sym) and term.args[1] > 0:
-                a, b = term.args
-                new = [add(a, term, -b), add(add(b - 1, a, -1), term, b)]
-            elif term.op == "div" and isinstance(term.args[1], Sym):
-                pass
-            elif term.op in ("min", "max"):
-                a, b = term.args
-                sign = 1 if term.op == "min" else -1
-                new = [add(0, add(each, term, -1), sign) for each in (a, b)]
-                choices[term] = tuple(at_least_0(add(0, add(term, each, -1), sign)) for each in (a, b))
-            elif term.op == "select":
-                condition, a, b = term.args
-                same = [both(at_least_0(add(term, each, -1)), at_least_0(add(each, term, -1))) for each in (a, b)]
-                choices[term] = (both(condition, same[0]), both(negated(condition), same[1]))
-            elif term.op == "number":
-                new = [term, add(1, term, -1)]
-            elif term.op == "prod" and all(self._least(factor) for factor in term.args):
-                new = [term]
+            if term not in self._defined:
+                self._defined[term] = self._definition(term)
+            new, choice, inside = self._defined[term]
             found += new
-            todo += [each for row in new for each in parts(row)[1]]
-        return found, {term: choice for term, choice in choices.items() if term not in settled}
+            todo += inside
+            if choice and term not in settled:
+                choices[term] = choice
+        return found, choices
+
+    def _definition(self, term: Sym) -> tuple[list[Any], Choice, list[Sym]]:
+        """What holds of one term: sums that are at least 0, conditions of which one holds, and the terms of the sums."""
+        new: list[Any] = []
+        choice: Choice = ()
+        if term.op == "leaf":
+            low, high = self.bounds(term)
+            new = [] if low is None else [add(term, -low)]
+            new += [] if high is None else [add(high, term, -1)]
+        elif term.op == "div" and not isinstance(term.args[1], Sym) and term.args[1] > 0:
+            a, b = term.args
+            new = [add(a, term, -b), add(add(b - 1, a, -1), term, b)]
+        elif term.op in ("min", "max"):
+            a, b = term.args
+            sign = 1 if term.op == "min" else -1
+            new = [add(0, add(each, term, -1), sign) for each in (a, b)]
+            choice = tuple(at_least_0(add(0, add(term, each, -1), sign)) for each in (a, b))
+        elif term.op == "select":
+            condition, a, b = term.args
+            same = [both(at_least_0(add(term, each, -1)), at_least_0(add(each, term, -1))) for each in (a, b)]
+            choice = (both(condition, same[0]), both(negated(condition), same[1]))
+        elif term.op == "number":
+            new = [term, add(1, term, -1)]
+        elif term.op == "prod" and all(self._least(factor) for factor in term.args):
+            new = [term]
+        return new, choice, [each for row in new for each in terms_of(row)]
 
     def _least(self, term: Sym) -> bool:
         """Whether a factor is known to be at least 0."""
@@ -160,16 +169,23 @@ class Solver:
                         uneven.setdefault(term, set()).add(n > 0)
             # first those without which nothing is lost, since all are integers
             term = min(counts, key=lambda t: (len(uneven.get(t, ())) > 1, counts[t][0] * counts[t][1], t.number))
-            up = [row for row in rows if dict(row[0]).get(term, 0) > 0]
-            down = [row for row in rows if dict(row[0]).get(term, 0) < 0]
-            rest = rows.difference(up, down)
-            for one, m in up:
-                for other, n in down:
-                    a, b = dict(one), dict(other)
-                    p, q = -b[term], a[term]
-                    made = {t: p * a.get(t, 0) + q * b.get(t, 0) for t in {*a, *b} if t is not term}
+            rest: set[Row] = set()
+            up: list[tuple[dict[Sym, int], int, int]] = []
+            down: list[tuple[dict[Sym, int], int, int]] = []
+            for row in rows:
+                factors = dict(row[0])
+                n = factors.pop(term, 0)
+                if not n:
+                    rest.add(row)
+                else:
+                    (up if n > 0 else down).append((factors, abs(n), row[1]))
+            for one, p, m in up:
+                for other, q, n in down:
+                    made = {t: q * x for t, x in one.items()}
+                    for t, x in other.items():
+                        made[t] = made.get(t, 0) + p * x
                     made = {t: x for t, x in made.items() if x}
-                    constant = p * m + q * n
+                    constant = q * m + p * n
                     if not made:
                         if constant < 0:
                             return False
@@ -179,6 +195,13 @@ class Solver:
                 return True
             rows = rest
         return True
+
+
+def terms_of(value: Any) -> tuple[Sym, ...]:
+    """The terms of a sum."""
+    if not isinstance(value, Sym):
+        return ()
+    return tuple([term for term, _ in value.args[1]]) if value.op == "sum" else (value,)
 
 
 def _tight(terms: dict[Sym, int], constant: int) -> Row:

@@ -169,7 +169,9 @@ class Telling:
             lacking: By fact and warp: whether the warp can be checked against it and does not know it.
             knowing: By fact and warp: whether it knows it.
         """
-        cases, of = np.unique(np.packbits(np.hstack([lacking, knowing]), axis=1), axis=0, return_inverse=True)
+        packed = np.ascontiguousarray(np.packbits(np.hstack([lacking, knowing]), axis=1))
+        rows, of = np.unique(packed.view(np.dtype((np.void, packed.shape[1]))), return_inverse=True)
+        cases = rows.view(np.uint8).reshape(len(rows), packed.shape[1])
         agents = self.layout.agents
         apart = np.unpackbits(cases, axis=1, count=2 * agents).astype(bool)
         reach, knowing = apart[:, :agents], apart[:, agents:]

@@ -16,10 +16,9 @@ from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.ops import Exit
 from tmapipe.isa.values import SlotRef
 from tmapipe.program.expressions import Expr, Var, resolve
-from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.program.nodes import Call, For, If, While
 from tmapipe.prove.isa import Open
 from tmapipe.prove.operations import arithmetic, skipped
-from tmapipe.prove.slicing import WITHOUT_OPERATIONS
 from tmapipe.prove.symbols import Sym, leaf, parts, truth
 
 __all__ = ["Walker"]
@@ -151,11 +150,14 @@ class Walker:
                     self.leave_loop(top[1])
                 continue
             if top[0] == "block":
-                _, nodes, at = top
+                nodes = top[1]
+                at = self.shared.next_in(nodes)[top[2]]
                 if at == len(nodes):
                     self.frames.pop()
                     self._left()
                     continue
+                if at != top[2]:
+                    self.frames[-1] = ("block", nodes, at)
                 found = self._node(nodes[at], decide)
                 if found is not None:
                     return found
@@ -232,9 +234,7 @@ class Walker:
 
     def _node(self, node: Any, decide: Callable[[Any], bool | None]) -> tuple[Any, ...] | None:
         kind = type(node)
-        if kind is Let or (kind is not Call and self.shared.inert(node)):
-            self._pass()
-        elif kind is Call:
+        if kind is Call:
             return self._call(node, decide)
         elif kind is If:
             condition = truth(self.number(node.condition))
@@ -262,15 +262,11 @@ class Walker:
     # ---- instructions -----------------------------------------------------------------------------------------------
 
     def _call(self, node: Call, decide: Callable[[Any], bool | None]) -> tuple[Any, ...] | None:
-        if node.method in WITHOUT_OPERATIONS:
-            self._pass()
-            return None
-        special = getattr(self, f"_{node.method}", None)
-        if special is not None:
-            special(node)
-            self._pass()
-            return None
         on = self.shared.operands_of(node)
+        if on.special:
+            getattr(self, on.special)(node)
+            self._pass()
+            return None
         key = id(node), self.agent, *[_exactly(self.env.get(var)) for var in on.variables]
         ops = self.shared.emitted.get(key)
         if ops is None:
@@ -355,8 +351,10 @@ class Walker:
     def _atomic_add(self, node: Call) -> None:
         self._answer(node, "a counter")
 
-    def _store_counter(self, node: Call) -> None:
+    def _do_nothing(self, node: Call) -> None:
         pass
+
+    _store_counter = _do_nothing
 
     def _ballot(self, node: Call) -> None:
         self._answer(node, "votes")
