@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tmapipe.errors import PipelineError
 from tmapipe.machine.banks import Accesses, access_of, copies
 from tmapipe.plan.explain import Touched
 from tmapipe.plan.model import Plan
 from tmapipe.program.expressions import Expr, Var, resolve
 from tmapipe.program.int32 import FOLD
 from tmapipe.program.nodes import Call, For, If, Let, While
-from tmapipe.program.trace import Traced
+from tmapipe.program.trace import Traced, trace
 from tmapipe.program.uses import parts
 
-__all__ = ["Most", "Needs", "fragments_held", "fragments_need", "touched_by"]
+__all__ = ["Most", "Needs", "explained", "fragments_held", "fragments_need", "touched_by"]
+
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
 
 Nodes = Sequence[Any]
 
@@ -147,6 +151,16 @@ class _OfWarp:
         registers = sum(self.made[each] for each in live)
         if registers and registers >= self.most.registers:  # the first place of the program, from the end on
             self.most = Most(registers, node.where or "")
+
+
+def explained(schedule: Schedule, plan: Plan) -> tuple[dict[str, Most], dict[str, list[Touched]]]:
+    """What `explain` shows: registers of fragments, and accesses of slots, by role. Bodies that cannot be traced do nothing:
+    a call or a check will say why."""
+    try:
+        program = trace(schedule, plan)
+    except PipelineError:
+        return {}, touched_by(plan, {})
+    return fragments_held(program), touched_by(plan, fragments_need(program))
 
 
 def touched_by(plan: Plan, needs: Mapping[str, Needs]) -> dict[str, list[Touched]]:

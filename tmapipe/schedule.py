@@ -7,7 +7,6 @@ model. Subclass it to replace a body or a part.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -19,7 +18,7 @@ from tmapipe.bind.memory import note_written
 from tmapipe.calling import Calls, as_declared, check_clusters, check_one_kernel, on_model
 from tmapipe.dim import Dim
 from tmapipe.dtypes import DType, as_dtype
-from tmapipe.errors import InputError, PipelineError, needed
+from tmapipe.errors import InputError, needed
 from tmapipe.fields import check_bool
 from tmapipe.plan.arch import arch_named
 from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare
@@ -183,14 +182,10 @@ class Schedule(Calls):
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text. Arguments as of `plan`."""
         over = None if self.over is None else {dim: axis.elements for dim, axis in self.axes.items()}
-        from tmapipe.program.trace import trace
-        from tmapipe.registers import Needs, fragments_need, touched_by
+        from tmapipe.registers import explained
 
         plan = self.plan(dtypes, arch=arch)
-        needs: dict[str, Needs] = {}
-        with contextlib.suppress(PipelineError):  # which a call or a check will raise
-            needs = fragments_need(trace(self, plan))
-        return explain(plan, over, {r: n.most for r, n in needs.items() if n.most.registers}, touched_by(plan, needs))
+        return explain(plan, over, *explained(self, plan))
 
     def program(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """The traced program as text: role by role, its loops and operations, with the lines of the bodies. The model, the

@@ -10,9 +10,9 @@ import pytest
 import tmapipe as tp
 from tests.raw_rows import Doubled, double_on_cpu
 from tmapipe.errors import UnsafeError
-from tmapipe.gpu import kernels
+from tmapipe.gpu import build, kernels
 from tmapipe.gpu.kernels import kernel_for
-from tmapipe.prove import verdicts
+from tmapipe.prove import trips, verdicts
 from tmapipe.prove.verdicts import require_safe_once
 
 torch = pytest.importorskip("torch")
@@ -60,6 +60,8 @@ print(found.used.registers, len(found.code.object), callable(found.function))
 
 
 def test_once_a_process_and_once_on_disk(folder, monkeypatch):
+    for module in (trips, build):  # what is identified is proved and compiled: traced once
+        forbid(monkeypatch, module, "trace")
     first = kernel_of(copy())
     assert (first.used.registers, first.used.spill_bytes) == (8, 0)
     assert sorted(path.name for path in folder.iterdir()) == ["kernels", "locks", "verdicts"]

@@ -146,6 +146,19 @@ def test_registers_of_fragments_that_a_loop_carries():
                 low, high = tp.math.minimum(low, values), tp.math.maximum(high, values)
             k.y.store(tile, high - low)
 
+    class Rare(Carried):
+        @Carried.work.jit
+        def rarely(self, k, tile):
+            total = k.full("y", 0.0)
+            for _ in range(k.steps("x", "n")):
+                with k.ring.consume() as slot:
+                    if tile.m == 12345:  # four at once, in one tile that few problems have
+                        a, b, c = slot.x.read(), slot.x.read() * 2.0, slot.x.read() * 3.0
+                        total = total + a * b * c + c * a
+            k.y.store(tile, total)
+
+    held = fragments_held(trace(Rare()))
+    assert held["work"][0] == 64 and "test_explain.py" in held["work"][1]
     held = fragments_held(trace(Carried()))
     assert held.keys() == {"work"} and held["work"][0] == 48  # both and what is read
     assert "test_explain.py" in held["work"][1]
