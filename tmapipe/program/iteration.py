@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import PipelineError
-from tmapipe.machine.locate import locate
+from tmapipe.machine.locate import as_python, locate
 from tmapipe.program.expressions import Var, resolve, symbolic
 from tmapipe.program.loops import Loop
 from tmapipe.program.nodes import Let
@@ -49,7 +49,7 @@ class Items:
         self.stops = [names.index(name) for name in stops if name in names]
 
     def __iter__(self) -> Iterator[Any]:
-        for item in self.around:
+        for item in as_python(iter, self.around):
             yield item
             if any(self.state[at] is True for at in self.stops):
                 return
