@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import tmapipe as tp
+from tests.fuzz import calls_of_rows
 from tests.fuzz.declarations import LOAD, NEEDED, RING, USE, A, B
 from tests.fuzz.junk import junk, said
 from tests.fuzz.outcomes import Call, Unsafe, Wrong
@@ -78,9 +79,10 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
         f"math.{name}": (getattr(tp.math, name), dict.fromkeys(inspect.signature(getattr(tp.math, name)).parameters, MATRIX))
         for name in ("exp", "log2", "tanh", "gelu", "maximum", "where", "row_sum", "cast", "rsqrt")
     },
-}  # fmt: skip
+} | calls_of_rows.CALLABLES  # fmt: skip
 #: Of methods, whose signatures take any: further arguments.
 FURTHER = {
+    **calls_of_rows.FURTHER,
     "plan": ("dtypes", "arch"), "check": ("dtypes", "arch"), "explain": ("dtypes", "arch"),
     "simulate": ("a", "b", "out", "clusters", "seed", "trace", "d"), "bind": ("a", "b", "out", "d"),
     "__call__": ("a", "b", "out", "d"), "MulticastGroup": ("axes", "whole", "ctas"),

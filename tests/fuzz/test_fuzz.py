@@ -4,7 +4,10 @@ import attrs
 import pytest
 
 import tmapipe as tp
-from tests.fuzz import compiling, declarations, options, valid
+import tmapipe.testing
+import tmapipe.torch
+import tmapipe.tuning
+from tests.fuzz import calls_of_rows, compiling, declarations, options, publics, valid
 from tests.fuzz.__main__ import KINDS, calls_of, read, table, write
 from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
 from tests.fuzz.schedules import SCHEDULES
@@ -69,6 +72,16 @@ def test_no_constructor_fails_on_junk():
     judged = [(call.text, *judge(call)) for call in declarations.calls()]
     assert not [entry for entry in judged if not entry[1].good]
     assert sum(outcome is Outcome.REFUSED for _, outcome, _ in judged) > 0.7 * len(judged)
+
+
+def test_every_public_callable_is_drawn():
+    drawn = {name.rpartition(".")[2] for name in publics.CALLABLES} | calls_of_rows.LEFT_OUT
+    modules = (tp, tp.schedules, tp.epilogue, tp.math, tp.mainloop, tmapipe.tuning, tmapipe.testing, tmapipe.torch)
+    for module in modules:
+        for name in module.__all__:
+            public = getattr(module, name)
+            error = isinstance(public, type) and issubclass(public, Exception)
+            assert name in drawn or error or not callable(public), f"{module.__name__}.{name}"
 
 
 def raising(error):

@@ -8,12 +8,13 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
 
-__all__ = ["TRACED", "Place", "line_of", "line_of_errors", "locate"]
+__all__ = ["TRACED", "Place", "as_python", "line_of", "line_of_errors", "locate"]
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
@@ -65,6 +66,26 @@ def line_of_errors() -> Iterator[None]:
     except (InputError, ScopeError) as error:
         error.args = (f"{error} At {line_of(error)}.",)
         raise
+    except Exception as error:
+        _end_at_user(error)
+        raise
+
+
+def as_python(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+    """What Python does for a line of a body. An error that this raises is of that line, where its traceback then ends."""
+    return function(*arguments, **named)
+
+
+def _end_at_user(error: Exception) -> None:
+    frames, last = [], error.__traceback__
+    while last is not None:
+        frames.append(last)
+        last = last.tb_next
+    if frames[-1].tb_frame.f_code is as_python.__code__:
+        for each in reversed(frames):
+            if _classify(each.tb_frame.f_code.co_filename, each.tb_frame.f_code.co_name)[0] >= 2:
+                each.tb_next = None
+                return
 
 
 def line_of(error: Exception) -> str | None:

@@ -41,6 +41,7 @@ class Kind(enum.Enum):
     UNFILLED = "a tile is read in a slot in which nobody has written it, or not all of it"
     SAME_OUTPUT = "two stores of one value to one element of an output"
     UNWRITTEN = "elements of an output that nobody stores"
+    ENDLESS = "a loop that goes on for ever"
     LIMIT = "a resource limit was reached before the answer was known"
 
     @property

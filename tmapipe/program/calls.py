@@ -13,6 +13,7 @@ import numpy as np
 
 from tmapipe.errors import ScopeError
 from tmapipe.isa.values import Carried
+from tmapipe.machine.locate import as_python
 from tmapipe.program.carried import Undefined
 from tmapipe.program.convert import converted, is_users
 from tmapipe.program.expressions import resolve, show
@@ -51,7 +52,7 @@ class Calls(Refusals):
             return (
                 self.call(function.__func__, function.__self__, *arguments, **named)
                 if isinstance(function.__func__, _CACHED)
-                else function(*arguments, **named)
+                else as_python(function, *arguments, **named)
             )
         if isinstance(function, functools.partial):
             return self.call(function.func, *function.args, *arguments, **{**function.keywords, **named})
@@ -66,7 +67,7 @@ class Calls(Refusals):
         own = inspect.getattr_static(type(function), "__call__", None)
         if is_users(own):
             return self._of_function(own, (function, *arguments), named)
-        return function(*arguments, **named)
+        return as_python(function, *arguments, **named)
 
     def user(self, function: Any, top: bool = False) -> Any:
         """A callable that the library was given by its user, as rewritten code calls it."""
@@ -81,7 +82,7 @@ class Calls(Refusals):
                 inner = self._converted(inner)
                 return self.made(contextlib.contextmanager(inner)(*arguments, **named))
         if not is_users(function):
-            return function(*arguments, **named)
+            return as_python(function, *arguments, **named)
         found = self._converted(function)(*arguments, **named)
         if inspect.isgenerator(found):
             self.made(found)
@@ -164,7 +165,7 @@ class Calls(Refusals):
             self.changes(named["out"], "`out=`")
         arguments = [self._argument(each) for each in arguments]
         named = {n: self._argument(each) for n, each in named.items()}
-        found = function(*arguments, **named)
+        found = as_python(function, *arguments, **named)
         if (type(found).__name__ == "ndarray" and getattr(found, "base", 1) is None) or name in _MAKING:
             if self.home(found) is None:
                 self.made(found)
@@ -197,7 +198,7 @@ class Calls(Refusals):
                 self.stores_attribute(target, name)
             target.__dict__[name] = found
             return found
-        return getattr(target, name)
+        return as_python(getattr, target, name)
 
     def entering(self, manager: Any) -> Any:
         """What a `with` enters."""

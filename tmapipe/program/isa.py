@@ -23,7 +23,7 @@ from tmapipe.program.fragments import TracingFragments
 from tmapipe.program.nodes import Call, Let, OfModel
 from tmapipe.protocol.tile import Tile
 
-MOST = 100_000  # instructions of a program: a loop of Python's may never end
+MOST = 30_000  # instructions of a program: a loop of Python's may never end
 
 
 class BarRef(tuple):

@@ -5,9 +5,12 @@ Each has `state`, the names before an arm or iteration and after all of them, an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tmapipe.errors import PipelineError
+from tmapipe.machine.locate import as_python, locate
 from tmapipe.program.expressions import Var, resolve, symbolic
 from tmapipe.program.loops import Loop
 from tmapipe.program.nodes import Let
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from tmapipe.program.control import Tracing
 
 __all__ = ["Decided", "ForRange", "Items", "WhileLoop", "iterations", "pure"]
+
+MOST_TURNS = 5_000_000  #: of a `while` loop that Python decides
 
 
 def pure(nodes: list[Any]) -> bool:
@@ -44,7 +49,7 @@ class Items:
         self.stops = [names.index(name) for name in stops if name in names]
 
     def __iter__(self) -> Iterator[Any]:
-        for item in self.around:
+        for item in as_python(iter, self.around):
             yield item
             if any(self.state[at] is True for at in self.stops):
                 return
@@ -113,7 +118,7 @@ class WhileLoop:
     def __iter__(self) -> Iterator[None]:
         tracer, exits = self.tracer, []
         nodes = tracer.nodes
-        while True:  # as Python does
+        for turn in itertools.count():  # as Python does
             begun = len(nodes)
             yield
             acts = not pure(nodes[begun:])
@@ -122,6 +127,12 @@ class WhileLoop:
                 break
             if not self.test or any(each is True for each in exits):
                 return
+            if turn >= MOST_TURNS:
+                error = PipelineError(
+                    f"stopped after {MOST_TURNS} iterations of a loop, at {locate()}. Fix: let it end."
+                )
+                error.where = locate()
+                raise error
         known = not symbolic(self.test)  # then an exit is not
         self.acts = acts and not known
         loop = self.loop = Loop(tracer, self.names, self.heads, self.live, self.state, self.stops)

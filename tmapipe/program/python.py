@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
+from tmapipe.machine.locate import as_python
 from tmapipe.program.expressions import Expr, show, symbolic
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class SymbolicRange:
 
 def _range(tracer: Tracing, *bounds: Any) -> Any:
     if not any(map(symbolic, bounds)):
-        return range(*bounds)
+        return as_python(range, *bounds)
     return SymbolicRange(*((0, *bounds) if len(bounds) == 1 else bounds))
 
 

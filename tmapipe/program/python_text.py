@@ -7,9 +7,11 @@ fail: what is under a condition may have no value where that does not hold. What
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tmapipe.errors import PipelineError
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import SlotRef
@@ -24,6 +26,7 @@ from tmapipe.protocol.tile import Tile
 
 __all__ = ["code_of"]
 
+MOST_TURNS = 5_000_000  #: of a `while` loop of a body
 DEPTH = 8  #: of expressions in one that has a name of its own even if it is used once
 
 
@@ -45,6 +48,17 @@ _SIGNS = {
 _MAY_WRAP = ("add", "sub", "mul", "floordiv")
 
 
+def _counted(where: str | None) -> Iterator[bool]:
+    """True for each iteration of a loop. Raises `PipelineError` after too many."""
+    yield from itertools.repeat(True, MOST_TURNS)
+    at = "" if where is None else f" at {where}"
+    error = PipelineError(
+        f"stopped after {MOST_TURNS} iterations of the loop{at}. Fix: see that every loop of a body ends."
+    )
+    error.where = where
+    raise error
+
+
 def _data(found: Any) -> Any:
     return found.data if isinstance(found, Fragment) else found
 
@@ -59,6 +73,7 @@ class _Writer:
             "SlotRef": SlotRef,
             "Fragment": Fragment,
             "Exchange": _Exchange,
+            "counted": _counted,
         }
         self.numbers: dict[int, str] = {}  # of constants, by id
         self.lines: list[str] = []
@@ -167,7 +182,12 @@ class _Writer:
         if node.iterations is not None:
             self.say("if without_data:")
             self.scope(lambda: self._known_turns(node, carried))
-        self.say(f"while {self.of(node.condition)}:")
+            self.say(f"while {self.of(node.condition)}:")
+        else:  # of a body, which may forget to end it
+            self.named += 1
+            counted = f"v{self.named}"
+            self.say(f"{counted} = counted({self.constant(node.where)})")
+            self.say(f"while ({self.of(node.condition)}) and next({counted}):")
         self._turns(node, carried)
 
     def _known_turns(self, node: While, carried: list[Any]) -> None:

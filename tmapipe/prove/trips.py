@@ -30,6 +30,7 @@ from tmapipe.machine.describe import lines
 from tmapipe.machine.locate import line_of
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 from tmapipe.prove.bodies import Bodies
+from tmapipe.prove.endless import look_at_loops
 from tmapipe.prove.joint import prove
 from tmapipe.prove.outputs import Outputs, look_at_outputs
 from tmapipe.prove.problem import Problem, Sizes, TooLarge, run_problem
@@ -123,7 +124,10 @@ class _Check:
 
     def report(self) -> Report:
         """The verdict."""
-        trips = self._trips()
+        endings = look_at_loops(self.bodies)
+        if endings.never:
+            return Report(self.plan.name, endings.never, "no trip count")
+        trips = self._trips(endings.open)
         left = [store.name for store in self.plan.stores if store.name not in self.bodies.stored]
         if left and self._safe:
             fix = "store it in the body of its role, or leave the stage out"
@@ -144,15 +148,15 @@ class _Check:
     def _safe(self) -> bool:
         return all(finding.kind.note for finding in self.found)
 
-    def _trips(self) -> str:
-        """For which trip counts the findings hold."""
+    def _trips(self, endless: str) -> str:
+        """For which trip counts the findings hold. endless: a loop that is not known to end, in words, or empty."""
         proof = prove(self.program)
         self.events += proof.events
-        if proof.closed and not self.uneven:
+        if proof.closed and not self.uneven and not endless:
             self.runs.append(f"closed: {proof.states} states between iterations")
             self._run((problem, False) for problem in self._whole())  # of which none may be like a given one
             return EVERY if self._safe else "no trip count"
-        why = proof.why or self.uneven
+        why = proof.why or self.uneven or endless
         self.runs.append(f"not shown for every trip count: {why}")
         self._run(problems(self.sizes, self.varying, solutions(proof.facts, self.sizes)))
         if not self._safe:

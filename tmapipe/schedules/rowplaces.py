@@ -45,7 +45,8 @@ def together(x: Any, together: int, start: int) -> Any:
 def seen_as(x: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Any:
     """A tensor's memory, from *start* elements before its first one on, with other extents and strides (elements)."""
     if isinstance(x, np.ndarray):
-        return np.lib.stride_tricks.as_strided(x, shape, [step * x.itemsize for step in strides])
+        words = x.view(f"u{x.itemsize}")  # NumPy makes no such view of every type
+        return np.lib.stride_tricks.as_strided(words, shape, [step * x.itemsize for step in strides]).view(x.dtype)
     return x.as_strided(shape, strides, x.storage_offset() - start)
 
 

@@ -112,3 +112,12 @@ def check_relations(declared: Declarations) -> None:
             raise InputError("Dim(name)", dim.name, rule, "name one of those")
         if dim.of not in {*stages, *named, None}:
             raise InputError("Dim(of)", dim.of, rule, "name one of those")
+    following = {dim.name: dim.of for dim in declared.relations}
+    for name in following:
+        seen, other = {name}, following[name]
+        while other is not None and other not in seen:
+            seen.add(other)
+            other = following.get(other)
+        if other is not None:
+            circle = " and ".join(sorted(seen))
+            raise InputError("Schedule.relations", circle, "follow from each other in a circle", "drop one of the Dims")

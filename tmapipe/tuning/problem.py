@@ -173,7 +173,9 @@ class Device:
     name: str = attrs.field(
         validator=must(lambda name: isinstance(name, str) and name != "", "is a name", 'e.g. "NVIDIA H200"')
     )
-    multiprocessors: int = attrs.field(validator=must(is_count, "is a positive number of SMs", "e.g. 132"))
+    multiprocessors: int = attrs.field(
+        validator=must(lambda n: is_count(n) and n < 2**16, "is a positive number of SMs below 2^16", "e.g. 132")
+    )
     clusters: tuple[tuple[int, int], ...] = attrs.field(
         validator=must(_of_clusters, "is a tuple of (CTAs of a cluster, resident clusters)", "e.g. ((1, 132), (2, 66))")
     )

@@ -1,0 +1,109 @@
+"""What random calls have found: each was a bare exception or a hang once."""
+
+import traceback
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe import tuning
+
+X = np.ones((8, 64), np.float32)
+
+
+def copy_of(work_body):
+    """A copy whose second role does something else."""
+
+    class Copy(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(2, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
+        y = tp.TmaStoreStage("m n", tile=(4, 64), role=work)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def drain(self, k, tile):
+            work_body(k, tile)
+
+    return Copy()
+
+
+def numbers(k, tile):
+    for _ in range(1.0):
+        pass
+
+
+def nothing(k, tile):
+    for _ in None:
+        pass
+
+
+def slots(k, tile):
+    for _ in k.ring.consume():
+        pass
+
+
+def no_attribute(k, tile):
+    acc = None
+    acc.values()
+
+
+def too_few(k, tile):
+    k.steps("x")
+
+
+def unknown(k, tile):
+    with k.ring.consume() as slot:
+        k.y.store(tile, value=slot.x.read())
+
+
+@pytest.mark.parametrize("body", [numbers, nothing, slots, no_attribute, too_few, unknown])
+def test_pythons_own_errors_end_at_the_line_of_the_body(body):
+    for call in (copy_of(body).check, lambda: copy_of(body)(X)):
+        with pytest.raises((TypeError, AttributeError)) as info:
+            call()
+        last = traceback.extract_tb(info.value.__traceback__)[-1]
+        assert (last.filename, last.name) == (__file__, body.__name__)
+
+
+def test_an_error_inside_the_library_keeps_its_traceback(monkeypatch):
+    def broken(*_):
+        raise TypeError("inside")
+
+    monkeypatch.setattr("tmapipe.protocol.stores.BoundStore.store", broken, raising=False)
+    with pytest.raises(TypeError, match="inside") as info:
+        copy_of(lambda k, tile: k.y.store(tile, k.full("y", 0.0))).check()
+    assert traceback.extract_tb(info.value.__traceback__)[-1].name == "broken"
+
+
+def test_a_role_that_never_stops_producing():
+    def produces(k, tile):
+        while True:
+            with k.ring.consume() as slot:
+                slot.x.read()
+
+    report = copy_of(produces).check()
+    assert report.errors[0].kind is tp.check.Kind.LIMIT and __file__ in report.errors[0].where[0]
+
+
+def test_dims_in_a_circle():
+    schedule = tp.schedules.Copy((4, 64))
+    schedule.relations = (tp.Dim("m", of="n", plus=2), tp.Dim("n", of="m", plus=-2))
+    refused(schedule.plan, argument="relations", value="m and n", rule="in a circle")
+
+
+@pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "bfloat16"])
+def test_rows_of_every_type(name):
+    x = np.arange(80 * 96).reshape(80, 96).astype(getattr(ml_dtypes, name))
+    assert (tp.schedules.Copy((4, 64))(x).view("u1") == x.view("u1")).all()
+
+
+def test_devices_have_few_multiprocessors():
+    for many in (2**16, 10**9):
+        refused(tuning.Device, "X", many, ((1, 4),), argument="multiprocessors", value=many, rule="below")
