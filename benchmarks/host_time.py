@@ -102,12 +102,12 @@ def measured(
     return found
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """The entry point; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", metavar="FOLDER", help="where host_time.json goes (default: benchmarks/results)")
     parser.add_argument("--schedules", action="store_true", help="leave out the operators of tmapipe.torch")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     gpu = gpu_of("host_time")
     if not gpu:
         return 2

@@ -496,6 +496,7 @@ ON_A_GPU = [
     "gather",
     "gemm",
     "grouped",
+    "host_time",
     "kernels",
     "l2_requests",
     "programs",

@@ -108,6 +108,7 @@ LAYERS = (
     ("check", "gpu"),
     ("prove",),
     ("math",),
+    ("ahead",),
     ("calling",),
     ("timeline",),
     ("schedule",),
