@@ -30,6 +30,7 @@ from tmapipe.schedules.layernorm import LayerNorm, LayerNormRows
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.reduce import Reduce, ReduceRows
 from tmapipe.schedules.rmsnorm import RmsNorm, RmsNormRows
+from tmapipe.schedules.rotary import Rotary, RotaryTiles
 from tmapipe.schedules.softmax import LogSoftmax, LogSoftmaxRows, Softmax, SoftmaxRows
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
@@ -67,6 +68,8 @@ __all__ = [
     "RmsNorm",
     "RmsNormBackward",
     "RmsNormRows",
+    "Rotary",
+    "RotaryTiles",
     "Softmax",
     "SoftmaxBackward",
     "SoftmaxBackwardRows",
