@@ -35,6 +35,7 @@ from tmapipe.schedules import (
     SoftmaxRows,
     SplitK,
     StreamK,
+    TransposeTiles,
 )
 from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.schedules.operand import Operand
@@ -246,6 +247,18 @@ REGISTRY: tuple[Registered, ...] = (
         "Rotary, pairs",
         lambda: RotaryTiles((("c m n", 2), ("m n", 4), ("m n", 4)), "c m n", (16, 64), pairs=True),
         lambda: RotaryTiles((("m n", 2), ("n", 2), ("m n", 2)), "m n", (8, 32), pairs=True, inverse=True, each=2),
+        ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Transpose",
+        TransposeTiles,
+        lambda: TransposeTiles(tile=(64, 64), ctas=1),
+        ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Transpose, by threads",
+        lambda: TransposeTiles("fp32", "b m n", (64, 64), 4),
+        lambda: TransposeTiles("fp32", "m n", (64, 64), 8, ctas=1),
         ((1, 1, {}), (2, 1, {})),
     ),
     Registered(

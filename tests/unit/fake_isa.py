@@ -362,6 +362,9 @@ class RecordingIsa:
     def read_part(self, slot: SlotRef, layout: Any, at: Any, pitch: int = 0) -> Fragment:
         return self.read(slot, layout)
 
+    def read_transposed(self, slot: SlotRef, layout: Any) -> Fragment:
+        return self.read(slot, layout)
+
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         return self.read(slot, None, "one")
 

@@ -34,6 +34,7 @@ from tmapipe.schedules.rotary import Rotary, RotaryTiles
 from tmapipe.schedules.softmax import LogSoftmax, LogSoftmaxRows, Softmax, SoftmaxRows
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
+from tmapipe.schedules.transpose import Transpose, TransposeTiles
 
 __all__ = [
     "AddParts",
@@ -76,4 +77,6 @@ __all__ = [
     "SoftmaxRows",
     "SplitK",
     "StreamK",
+    "Transpose",
+    "TransposeTiles",
 ]
