@@ -21,8 +21,8 @@ from tmapipe.machine import elements
 
 __all__ = [
     "abs", "cast", "column_max", "column_min", "column_sum", "erf", "exp", "exp2", "floor", "gelu",
-    "log", "log2", "maximum", "minimum", "relu", "row_cumsum", "row_logsumexp", "row_max",
-    "row_min", "row_sum", "rsqrt", "sigmoid", "silu", "sqrt", "swap_pairs", "tanh", "where",
+    "join_pairs", "log", "log2", "maximum", "minimum", "relu", "row_cumsum", "row_logsumexp", "row_max",
+    "row_min", "row_sum", "rsqrt", "sigmoid", "silu", "split_pairs", "sqrt", "swap_pairs", "tanh", "where",
 ]  # fmt: skip
 
 
@@ -205,6 +205,29 @@ def swap_pairs(x: Fragment) -> Fragment:
     """
     _check_fragment("swap_pairs", x)
     return x.backend.swap_pairs(x)
+
+
+def split_pairs(x: Fragment) -> tuple[Fragment, Fragment]:
+    """Columns 2 i, and columns 2 i + 1, of each row: two tiles of half as many columns, such as the parts of complex numbers.
+
+    Args:
+        x: A fragment of a whole tile, or of one number a column, read from a slot, whose threads have two or more columns side
+            by side.
+    """
+    _check_fragment("split_pairs", x)
+    return x.backend.split_pairs(x)
+
+
+def join_pairs(even: Fragment, odd: Fragment) -> Fragment:
+    """A tile with the columns of two in turn: what `split_pairs` has taken apart.
+
+    Args:
+        even: A fragment of a whole tile, or of one number a column, whose threads have up to 4 columns side by side.
+        odd: Another one, distributed alike.
+    """
+    _check_fragment("join_pairs(even)", even)
+    _check_fragment("join_pairs(odd)", odd)
+    return even.backend.join_pairs(even, odd)
 
 
 def column_sum(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:

@@ -249,6 +249,12 @@ THREADS = {
         READY_MADE["Cumsum, rows that begin anywhere"], {}, {"a": 1, "b": 8, "w": 8 * 9001, "n": 9001}
     ),
     "elementwise": Kernel(READY_MADE["Elementwise"], {"x2": "fp32"}, {"c": 2, "m": 20, "n": 1000}),
+    "transpose": Kernel(READY_MADE["Transpose"], {}, {"m": 200, "n": 304}),
+    "transpose by threads": Kernel(READY_MADE["Transpose, by threads"], {}, {"b": 3, "m": 67, "n": 304}),
+    "rotary": Kernel(READY_MADE["Rotary"], {"x2": "fp32", "x3": "fp32"}, {"b": 2, "m": 20, "n": 64}),
+    "rotary, pairs": Kernel(
+        READY_MADE["Rotary, pairs"], {"x1": "fp32", "x2": "fp32"}, {"c": 2, "m": 20, "n": 64, "p": 128}
+    ),
     "elementwise, rows that begin anywhere": Kernel(
         READY_MADE["Elementwise, rows that begin anywhere"], {}, {"m": 100, "n": 101, "w": 10100, "r": 100}
     ),

@@ -30,10 +30,12 @@ from tmapipe.schedules import (
     PingPong,
     ReduceRows,
     RmsNormRows,
+    RotaryTiles,
     SoftmaxBackwardRows,
     SoftmaxRows,
     SplitK,
     StreamK,
+    TransposeTiles,
 )
 from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.schedules.operand import Operand
@@ -234,6 +236,30 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: ElementwiseTiles(_weighted, (("c m n", 2), ("n", 2), ("c m", 2)), "c m n", (8, 512)),
         lambda: ElementwiseTiles(_weighted, (("m n", 2), ("n", 2), ("", 2)), "m n", (8, 32), each=2),
         ((1, 1, {"z2": 1}), (2, 1, {"z2": 1})),
+    ),
+    Registered(
+        "Rotary",
+        RotaryTiles,
+        lambda: RotaryTiles((("m n", 2), ("m n", 2), ("n", 2), ("n", 2)), "m n", (8, 32), each=2),
+        ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Rotary, pairs",
+        lambda: RotaryTiles((("c m n", 2), ("m n", 4), ("m n", 4)), "c m n", (16, 64), pairs=True),
+        lambda: RotaryTiles((("m n", 2), ("n", 2), ("m n", 2)), "m n", (8, 32), pairs=True, inverse=True, each=2),
+        ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Transpose",
+        TransposeTiles,
+        lambda: TransposeTiles(tile=(64, 64), ctas=1),
+        ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Transpose, by threads",
+        lambda: TransposeTiles("fp32", "b m n", (64, 64), 4),
+        lambda: TransposeTiles("fp32", "m n", (64, 64), 8, ctas=1),
+        ((1, 1, {}), (2, 1, {})),
     ),
     Registered(
         "Elementwise, rows that begin anywhere",

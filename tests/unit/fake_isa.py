@@ -362,6 +362,9 @@ class RecordingIsa:
     def read_part(self, slot: SlotRef, layout: Any, at: Any, pitch: int = 0) -> Fragment:
         return self.read(slot, layout)
 
+    def read_transposed(self, slot: SlotRef, layout: Any) -> Fragment:
+        return self.read(slot, layout)
+
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         return self.read(slot, None, "one")
 
@@ -372,6 +375,7 @@ class RecordingIsa:
 
     exchange_for, over_warps = Fragments.exchange_for, Fragments.over_warps
     cumsum, swap_pairs, whole_tile = Fragments.cumsum, Fragments.swap_pairs, Fragments.whole_tile
+    split_pairs, join_pairs, alike = Fragments.split_pairs, Fragments.join_pairs, Fragments.alike
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
         return Fragments.reduce(self, values, op, along)  # type: ignore[arg-type]
@@ -405,6 +409,12 @@ class RecordingIsa:
 
     def swapped_pairs(self, layout: Any, along: str, data: Any) -> tuple[Any, ...]:
         return data
+
+    def picked_of_pairs(self, layout: Any, along: str, data: Any, which: int) -> tuple[Any, ...]:
+        return ()
+
+    def joined_pairs(self, layout: Any, along: str, even: Any, odd: Any) -> tuple[Any, ...]:
+        return ()
 
     def chunk_totals(self, layout: Any, data: Any) -> tuple[Any, ...]:
         return ()

@@ -79,6 +79,10 @@ def test_every_lane_has_the_sums_of_its_elements(name, scans):
             assert (found == wanted[tuple(at)]).all()
         for at, other in zip(own, w.swapped_pairs(layout, "tile", [x[tuple(at)] for at in own]), strict=True):
             assert (other == x[at[0], at[1] ^ 1]).all()
+        parts = [w.picked_of_pairs(layout, "tile", own, i) for i in (0, 1)]
+        assert w.joined_pairs(layout, "tile", *parts) == own
+        for even, odd in zip(*parts, strict=True):
+            assert (even[0] == odd[0]).all() and (even[1] + 1 == odd[1]).all()
 
 
 # ---- in bodies ----------------------------------------------------------------------------------------------------------
@@ -158,6 +162,8 @@ def test_bad_input():
     refused(WithoutRoom(), torch.ones(2, 4096), torch.ones(4096), argument="reduction of a tile", rule="8 in a warp")
     refused(tp.math.row_cumsum, 3.0, argument="tmapipe.math.row_cumsum", rule="takes a fragment")
     refused(tp.math.swap_pairs, 3.0, argument="tmapipe.math.swap_pairs", rule="takes a fragment")
+    refused(tp.math.split_pairs, 3.0, argument="tmapipe.math.split_pairs", rule="takes a fragment")
+    refused(tp.math.join_pairs, 3.0, 3.0, argument="tmapipe.math.join_pairs(even)", rule="takes a fragment")
     refused(Cumsum(), torch.ones(3, 4).long(), argument="x.dtype", rule="is one of bf16")
 
 

@@ -11,7 +11,7 @@ from tmapipe.gpu.functions import KINDS, choose
 from tmapipe.gpu.runs import Runs
 from tmapipe.isa.values import SlotRef
 from tmapipe.plan.model import WARP
-from tmapipe.plan.thread_layout import ThreadLayout
+from tmapipe.plan.thread_layout import ThreadLayout, VectorLayout
 
 
 class Scans(Runs):
@@ -88,6 +88,12 @@ class Scans(Runs):
 
     def swapped_pairs(self, layout: ThreadLayout, along: str, data: Any) -> Any:
         return [data[i ^ 1] for i in range(len(data))]
+
+    def picked_of_pairs(self, layout: VectorLayout, along: str, data: Any, which: int) -> Any:
+        return [data[i] for i in range(which, len(data), 2)]
+
+    def joined_pairs(self, layout: VectorLayout, along: str, even: Any, odd: Any) -> Any:
+        return [(even, odd)[i % 2][i // 2] for i in range(2 * len(even))]
 
 
 def _runs_of(layout: ThreadLayout) -> list[list[int]]:

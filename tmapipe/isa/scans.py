@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.values import Carried, SlotRef
+from tmapipe.plan.thread_layout import WIDTHS, VectorLayout
 
 if TYPE_CHECKING:
     from tmapipe.isa.exchange import Exchange
@@ -61,6 +64,41 @@ class Scans(Carried):
         data = self.swapped_pairs(layout, values.along, values.data)
         return Fragment(self, layout, values.along, values.kind, data)  # type: ignore[arg-type]
 
+    def split_pairs(self, values: Fragment) -> tuple[Fragment, Fragment]:
+        """Columns 2 i, and columns 2 i + 1, of a tile or of one number a column: a thread has both."""
+        layout = values.layout
+        if layout is None or values.along not in ("tile", "columns"):
+            raise ScopeError(f"the pairs of {values!r}. They are of a whole tile, or of one number a column.")
+        if not isinstance(layout, VectorLayout) or layout.width % 2:
+            rule = "has two or more columns side by side in a thread, as a tile read from a slot"
+            raise InputError("split_pairs of a tile", (layout.rows, layout.columns), rule, "use fewer warps")
+        half = attrs.evolve(layout, tile=(*layout.tile[:-1], layout.columns // 2), width=layout.width // 2)
+        found = [self.picked_of_pairs(layout, values.along, values.data, i) for i in (0, 1)]
+        even, odd = (Fragment(self, half, values.along, values.kind, data) for data in found)  # type: ignore[arg-type]
+        return even, odd
+
+    def join_pairs(self, even: Fragment, odd: Fragment) -> Fragment:
+        """What `split_pairs` gave two fragments of, or functions of them, as columns 2 i and 2 i + 1 of one tile."""
+        layout, (along, kind, (first, second)) = even.layout, self.alike("join_pairs", even, odd)
+        if not isinstance(layout, VectorLayout) or 2 * layout.width > max(WIDTHS):
+            rule = f"has at most {max(WIDTHS) // 2} columns side by side in a thread, as of split_pairs"
+            raise InputError("join_pairs of tiles", repr(even), rule, "read it with width=4")
+        whole = attrs.evolve(layout, tile=(*layout.tile[:-1], layout.columns * 2), width=layout.width * 2)
+        data = self.joined_pairs(layout, along, first, second)
+        return Fragment(self, whole, along, kind, data)  # type: ignore[arg-type]
+
+    def alike(self, name: str, one: Fragment, other: Fragment) -> tuple[str, str, list[Any]]:
+        """Along what, of which kind, and the data of two fragments that are distributed alike, or are made so."""
+        layout = one.layout
+        if layout is None or other.layout != layout or {one.along, other.along} - {"tile", "rows", "columns"}:
+            raise ScopeError(f"{name} of {one!r} and {other!r}. They are distributed alike, such as by split_pairs.")
+        along = one.along if one.along == other.along == "columns" else "tile"
+        kind = one.kind if one.kind == other.kind else "fp32"
+        data = [
+            self.expand(layout, each.along, self.convert(each.data, each.kind, kind), along) for each in (one, other)
+        ]
+        return along, kind, data
+
     def whole_tile(self, what: str, values: Fragment) -> Fragment:
         """*values* of a whole tile in fp32 or int32."""
         layout = values.layout
@@ -89,6 +127,14 @@ class Scans(Carried):
 
     def swapped_pairs(self, layout: ThreadLayout, along: str, data: Any) -> Any:
         """Data along a "tile" or its "columns" in which neighbours have changed places."""
+        raise NotImplementedError
+
+    def picked_of_pairs(self, layout: VectorLayout, along: str, data: Any, which: int) -> Any:
+        """Of each pair of neighbours the first (0) or the second (1), from data along a "tile" or its "columns"."""
+        raise NotImplementedError
+
+    def joined_pairs(self, layout: VectorLayout, along: str, even: Any, odd: Any) -> Any:
+        """Data of a *layout* twice as wide, in which those of *even* and of *odd* alternate."""
         raise NotImplementedError
 
     if TYPE_CHECKING:  # of `Fragments`

@@ -9,7 +9,7 @@ import numpy as np
 
 from tmapipe.machine import elements
 from tmapipe.machine.accesses import SlotAccesses, of_data
-from tmapipe.plan.thread_layout import ThreadLayout
+from tmapipe.plan.thread_layout import ThreadLayout, VectorLayout
 
 
 @functools.lru_cache(maxsize=256)
@@ -70,6 +70,17 @@ class Scans(SlotAccesses):
         found = np.empty(whole.size, whole.dtype)
         found[pairs] = whole.reshape(-1)[pairs[:, ::-1]]
         return found.reshape(whole.shape)
+
+    @of_data
+    def picked_of_pairs(self, layout: VectorLayout, along: str, data: Any, which: int) -> Any:
+        whole = data if along == "columns" else np.broadcast_to(data, self._indices(layout)[0].shape)
+        return whole[..., which::2].copy()
+
+    @of_data
+    def joined_pairs(self, layout: VectorLayout, along: str, even: Any, odd: Any) -> Any:
+        shape = (layout.columns,) if along == "columns" else self._indices(layout)[0].shape
+        pairs = np.stack([np.broadcast_to(each, shape) for each in (even, odd)], axis=-1)
+        return pairs.reshape(*shape[:-1], -1)
 
 
 def _exclusive(data: np.ndarray) -> np.ndarray:

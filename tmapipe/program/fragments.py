@@ -179,6 +179,8 @@ for _name in (
     "chunks_before",
     "add_chunks",
     "swapped_pairs",
+    "picked_of_pairs",
+    "joined_pairs",
 ):
     setattr(TracingFragments, _name, _fragment_method(_name, "v"))
 _WRITES = ("write", "write_columns", "write_row_sums", "write_column_sums", "write_partial")

@@ -30,9 +30,11 @@ from tmapipe.schedules.layernorm import LayerNorm, LayerNormRows
 from tmapipe.schedules.pingpong import PingPong
 from tmapipe.schedules.reduce import Reduce, ReduceRows
 from tmapipe.schedules.rmsnorm import RmsNorm, RmsNormRows
+from tmapipe.schedules.rotary import Rotary, RotaryTiles
 from tmapipe.schedules.softmax import LogSoftmax, LogSoftmaxRows, Softmax, SoftmaxRows
 from tmapipe.schedules.splitk import SplitK
 from tmapipe.schedules.streamk import StreamK
+from tmapipe.schedules.transpose import Transpose, TransposeTiles
 
 __all__ = [
     "AddParts",
@@ -67,10 +69,14 @@ __all__ = [
     "RmsNorm",
     "RmsNormBackward",
     "RmsNormRows",
+    "Rotary",
+    "RotaryTiles",
     "Softmax",
     "SoftmaxBackward",
     "SoftmaxBackwardRows",
     "SoftmaxRows",
     "SplitK",
     "StreamK",
+    "Transpose",
+    "TransposeTiles",
 ]

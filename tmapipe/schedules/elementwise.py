@@ -20,7 +20,7 @@ from tmapipe import math
 from tmapipe.barrier import BarrierRing
 from tmapipe.bind.memory import check_kind
 from tmapipe.bind.tensors import new_like
-from tmapipe.dtypes import as_dtype, dtype_of, fp32
+from tmapipe.dtypes import DType, as_dtype, dtype_of, fp32
 from tmapipe.errors import InputError
 from tmapipe.integers import ceil_div
 from tmapipe.isa.fragment import Fragment
@@ -58,6 +58,7 @@ class ElementwiseTiles(Schedule):
         vector: Bytes of which the output's rows are whole multiples.
         ctas: CTAs that share a multiprocessor; None: as many as keep memory busy.
         each: Tiles that a CTA takes one after another; None: 4 where a tile is few bytes, so that threads keep registers.
+        outputs: How many results the function returns, of one shape. One is called y, several y0, y1 and so on.
     """
 
     load, work = Role(warps=1), Role(warps=4)
@@ -71,9 +72,11 @@ class ElementwiseTiles(Schedule):
         vector: int = ALIGNMENT,
         ctas: int | None = None,
         each: int | None = None,
+        outputs: int = 1,
     ):
         self.function, self.inputs, self.over = function, inputs, dims
         self.work = Role(warps=min(4, max(1, tile[0] * tile[1] // 512)))
+        self.results = ("y",) if outputs == 1 else tuple(f"y{i}" for i in range(outputs))
         bytes_ = max(TILE // 2, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
         each = each or (EACH if bytes_ <= TILE else 1)
         slots = 1 if each == 1 else 2
@@ -84,40 +87,46 @@ class ElementwiseTiles(Schedule):
             shape = few if last not in ("m", "n") else tile[:1] if last == "m" else tile if "m" in along else tile[1:]
             named = along or f"z{i}"
             setattr(self, f"x{i}", TmaLoadStage(named, tile=shape, ring=self.ring, l2_hint="evict_last"))
-        self.y = ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector)
+        for name in self.results:
+            setattr(self, name, ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector))
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.produce() as slot:
-            for i, (along, size) in enumerate(self.inputs):
-                stage, unit = getattr(slot, f"x{i}"), ALIGNMENT // size
-                dims = along.split()
-                if not dims:
-                    stage.load_from(0)
-                elif dims[-1] in "mn":
-                    stage.load(tile)
-                else:
-                    *others, last = (getattr(tile, dim) for dim in dims)
-                    stage.load_from(*others, last // unit * unit)
+            for i, _ in enumerate(self.inputs):
+                self._load(slot, i, tile, tile.n)
 
     @work.jit
     def compute(self, k: KernelContext, tile: Tile) -> None:
-        whole = k.full("y", 0.0)
+        whole = k.full(self.results[0], 0.0)
         with k.ring.consume() as slot:
-            values = []
-            for i, (along, size) in enumerate(self.inputs):
-                stage, unit = getattr(slot, f"x{i}"), ALIGNMENT // size
-                dims = along.split()
-                if not dims:
-                    read = stage.read(at=0)
-                elif dims[-1] == "n":
-                    read = stage.read(like=whole) if "m" in dims else stage.read(columns_of=whole)
-                elif dims[-1] == "m":
-                    read = stage.read(rows_of=whole)
-                else:
-                    read = stage.read(at=getattr(tile, dims[-1]) % unit)
-                values.append(read)
-            k.y.store(tile, on_tile(self.function(*values), whole))
+            found = self.function(*[self._read(slot, i, tile, whole) for i, _ in enumerate(self.inputs)])
+            for name, values in zip(self.results, (found,) if len(self.results) == 1 else found, strict=True):
+                getattr(k, name).store(tile, on_tile(values, whole))
+
+    def _load(self, slot: Any, i: int, tile: Tile, n: Any) -> None:
+        """Starts the load of a tensor for a tile whose columns are the n-th."""
+        (along, size), stage = self.inputs[i], getattr(slot, f"x{i}")
+        dims, unit = along.split(), ALIGNMENT // size
+        if not dims:
+            stage.load_from(0)
+        elif dims[-1] == "n":
+            stage.load(tile, n=n)
+        elif dims[-1] == "m":
+            stage.load(tile)
+        else:
+            *others, last = (getattr(tile, dim) for dim in dims)
+            stage.load_from(*others, last // unit * unit)
+
+    def _read(self, slot: Any, i: int, tile: Tile, whole: Any) -> Any:
+        """What a tensor has for the elements of a tile, which are distributed as *whole* is."""
+        (along, size), stage = self.inputs[i], getattr(slot, f"x{i}")
+        dims, unit = along.split(), ALIGNMENT // size
+        if not dims:
+            return stage.read(at=0)
+        if dims[-1] == "n":
+            return stage.read(like=whole) if "m" in dims else stage.read(columns_of=whole)
+        return stage.read(rows_of=whole) if dims[-1] == "m" else stage.read(at=getattr(tile, dims[-1]) % unit)
 
 
 def on_tile(result: Any, whole: Fragment) -> Any:
@@ -199,12 +208,7 @@ class Elementwise:
         kinds = {kind.name: kind for x in tensors if (kind := dtype_of(x, "x")).name in KINDS}
         dtype = self.dtype or (fp32 if len(kinds) != 1 else next(iter(kinds.values())))
         whole = [strides_of(x) for x in views if all(strides_of(x)) or 1 in shape]
-        order = list(range(len(shape)))
-        for steps in whole[:1]:
-            order.sort(key=lambda dim: -steps[dim])
-        made = new_like(tensors[0], tuple(shape[dim] for dim in order), dtype)
-        back = sorted(range(len(shape)), key=order.__getitem__)
-        return made.transpose(back) if isinstance(made, np.ndarray) else made.permute(back)
+        return made_like(tensors[0], shape, whole[0] if whole else (0,) * len(shape), dtype)
 
     def _run(self, views: list[Any], out: Any) -> None:
         """Of tensors that have been broadcast."""
@@ -226,8 +230,8 @@ class Elementwise:
     def _matrices(self, views: list[Any], out: Any) -> None:
         """Of two dimensions or more."""
         full = [x for x in views if 0 not in strides_of(x)]
-        if out.ndim <= len(DIMS) and all(map(_aligned, (*full, out))):
-            self._tiles([x if _aligned(x) else padded(x) for x in views], out)
+        if out.ndim <= len(DIMS) and all(map(fits_tma, (*full, out))):
+            self._tiles([x if fits_tma(x) else padded(x) for x in views], out)
         elif out.ndim == 2:
             self._rows(views, out)
         elif len(full) < len(views) and out.ndim > 2:
@@ -238,19 +242,15 @@ class Elementwise:
 
     def _tiles(self, views: list[Any], out: Any) -> None:
         """By TMA, of tensors that it takes."""
-        names = DIMS[len(DIMS) - out.ndim :]
-        along = [" ".join(n for n, step in zip(names, strides_of(x), strict=True) if step) for x in views]
+        over, along = " ".join(DIMS[len(DIMS) - out.ndim :]), list(map(along_of, views))
         sizes = [x.dtype.itemsize for x in views]
-        beside = any(dims != " ".join(names) for dims in along)
+        beside = any(dims != over for dims in along)
         least = max((ALIGNMENT // size for dims, size in zip(along, sizes, strict=True) if dims[-1:] == "m"), default=1)
         tile = tile_of(tuple(out.shape[-2:]), max(sizes), beside, least)
-        steps = [step for step, n in zip(strides_of(out)[:-1], out.shape[:-1], strict=True) if n > 1]
-        size = out.dtype.itemsize
-        vector = numbers.gcd(ALIGNMENT, address_of(out), out.shape[-1] * size, *(step * size for step in steps))
-        inputs = tuple(zip(along, sizes, strict=True))
+        inputs, vector = tuple(zip(along, sizes, strict=True)), vector_of(out)
         key = inputs, tile, vector, out.ndim
         if key not in self.fitted:
-            self.fitted[key] = ElementwiseTiles(self.function, inputs, " ".join(names), tile, vector)
+            self.fitted[key] = ElementwiseTiles(self.function, inputs, over, tile, vector)
         self.fitted[key](**{f"x{i}": varying(x) for i, x in enumerate(views)}, y=out)
 
     def _rows(self, views: list[Any], out: Any) -> None:
@@ -298,6 +298,27 @@ def as_rows(x: Any, rows: int, columns: int) -> Any:
     return seen_as(x, (rows, columns), (columns * step, step))
 
 
+def along_of(x: Any) -> str:
+    """The dimensions along which a tensor varies, the last ones of "a b c m n"."""
+    names = DIMS[len(DIMS) - x.ndim :]
+    return " ".join(name for name, step in zip(names, strides_of(x), strict=True) if step)
+
+
+def vector_of(out: Any) -> int:
+    """Bytes of which the rows of an output are whole multiples: at most 16."""
+    steps = [step for step, n in zip(strides_of(out)[:-1], out.shape[:-1], strict=True) if n > 1]
+    size = out.dtype.itemsize
+    return numbers.gcd(ALIGNMENT, address_of(out), out.shape[-1] * size, *(step * size for step in steps))
+
+
+def made_like(x: Any, shape: tuple[int, ...], steps: tuple[int, ...], dtype: DType | None = None) -> Any:
+    """A new tensor, dense, whose dimensions lie in the order of such strides; its type is that of *x* if not another one."""
+    order = sorted(range(len(shape)), key=lambda dim: -steps[dim])
+    made = new_like(x, tuple(shape[dim] for dim in order), dtype)
+    back = sorted(range(len(shape)), key=order.__getitem__)
+    return made.transpose(back) if isinstance(made, np.ndarray) else made.permute(back)
+
+
 def varying(x: Any) -> Any:
     """A tensor without the dimensions along which it is repeated; of a number, a vector of one element."""
     dims = [(n, step) for n, step in zip(x.shape, strides_of(x), strict=True) if step] or [(1, 1)]
@@ -305,7 +326,7 @@ def varying(x: Any) -> Any:
     return seen_as(x, shape, strides)
 
 
-def _aligned(x: Any) -> bool:
+def fits_tma(x: Any) -> bool:
     """Whether TMA takes a tensor without the dimensions along which it is repeated."""
     steps = [step for step in strides_of(x) if step]
     size = x.dtype.itemsize

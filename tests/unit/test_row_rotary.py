@@ -1,0 +1,94 @@
+"""Rotary: both conventions, tables that are repeated, any columns and layouts. `tests/gpu` runs the same cases."""
+
+import numpy as np
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tests.unit.test_row_schedules import BF16, FP16, FP32, close
+
+CASES = {  # the shape of x, that of the tables, and both types
+    "positions, heads": ((2, 9, 4, 64), (9, 1, 32), BF16, FP32),
+    "heads, positions": ((2, 3, 9, 64), (9, 32), BF16, BF16),
+    "positions of each sequence": ((2, 9, 4, 32), (2, 9, 1, 16), FP16, FP16),
+    "some columns": ((9, 3, 80), (9, 1, 16), BF16, FP32),
+    "an angle for each": ((5, 48), (5, 24), FP32, FP32),
+    "one position": ((3, 1, 2, 128), (1, 1, 64), BF16, BF16),
+    "columns of no 16 bytes": ((7, 3, 20), (7, 1, 10), BF16, FP32),
+    "an odd number of angles": ((7, 30), (15,), BF16, BF16),
+    "a vector": ((256,), (128,), FP32, BF16),
+    "two angles of some": ((11, 5), (11, 2), FP32, FP32),
+}
+
+
+def tensors(name, device="cpu"):
+    shape, angles, kind, table = CASES[name]
+    source = torch.Generator().manual_seed(len(name))
+    x, turn = torch.randn(shape, generator=source).to(kind), 9 * torch.rand(angles, generator=source)
+    return x.to(device), turn.cos().to(device, table), turn.sin().to(device, table)
+
+
+def wanted(x, cos, sin, pairs):
+    y, r = x.double(), cos.shape[-1]
+    rest, y = y[..., 2 * r :], y[..., : 2 * r]
+    first, second = (y[..., ::2], y[..., 1::2]) if pairs else (y[..., :r], y[..., r:])
+    cos, sin = cos.double(), sin.double()
+    both = first * cos - second * sin, second * cos + first * sin
+    return torch.cat([torch.stack(both, -1).flatten(-2) if pairs else torch.cat(both, -1), rest], -1)
+
+
+def check(given, pairs, out=None):
+    found = tp.schedules.Rotary(pairs)(*given, out=out)
+    close(found, wanted(*given, pairs), found.dtype)
+    return found
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["halves", "pairs"])
+@pytest.mark.parametrize("name", CASES)
+def test_conventions(name, pairs):
+    check(tensors(name), pairs)
+
+
+def check_views(device="cpu"):
+    x, cos, sin = tensors("positions, heads", device)
+    lying = x.transpose(1, 2)  # heads before positions, as they lie
+    found = check((lying, cos[:, 0], sin[:, 0]), False)
+    assert found.stride() == lying.stride()
+    wide = torch.cat([x, x], -1)[..., 8:72]
+    check((wide, cos, sin), True, torch.empty(2, 9, 4, 66, dtype=BF16, device=device)[..., 1:65])
+    check((x[:, ::2], cos[::2], sin[::2]), False)
+    check((x.mT.contiguous().mT, cos, sin), True)
+    both = torch.stack([cos, sin], -1)
+    check((x, both[..., 0], both[..., 1]), False, torch.empty_like(x, dtype=FP32))
+
+
+def test_views():
+    check_views()
+
+
+def test_the_inverse_turns_back():
+    x, cos, sin = tensors("positions of each sequence")
+    for pairs in (False, True):
+        rotated = tp.schedules.Rotary(pairs)(x.float(), cos.float(), sin.float())
+        back = tp.schedules.Rotary(pairs, inverse=True)(rotated, cos.float(), sin.float())
+        torch.testing.assert_close(back, x.float(), atol=3e-3, rtol=3e-3)  # tables of 11 bits
+
+
+def test_arrays_and_nothing():
+    x = np.ones((3, 8), np.float32)
+    found = tp.schedules.Rotary()(x, np.zeros((4,), np.float32), np.ones((4,), np.float32))
+    assert (found == [-1] * 4 + [1] * 4).all()
+    assert tp.schedules.Rotary()(x[:0], x[0, :4], x[0, :4]).shape == (0, 8)
+
+
+def test_bad_input():
+    rotary, x, cos = tp.schedules.Rotary(), torch.ones(3, 8), torch.ones(3, 4)
+    refused(rotary, x.long(), cos, cos, argument="x.dtype", rule="is one of bf16")
+    refused(rotary, x, x, x, argument="cos.shape", rule="from 2 to half of x's 8 columns")
+    refused(rotary, x, cos[:, :1], cos, argument="cos.shape", rule="from 2 to half")
+    refused(rotary, x, cos[:2], cos, argument="cos.shape", rule=r"broadcasts to \(3, 4\)")
+    refused(rotary, x, cos, cos[:1], argument="sin.shape", rule="is of cos's shape")
+    refused(lambda: rotary(x, cos, cos, out=x[:2]), argument="out.shape", rule="is that of x")
+    refused(lambda: rotary(x, cos, cos, out=torch.ones(8, 3).T), argument="out.stride", rule="contiguous")
+    refused(rotary, torch.ones(1, 1, 1, 1, 1, 8), cos, cos, argument="x.shape", rule="one to five dimensions")

@@ -1,0 +1,181 @@
+"""Transpose: dimensions in another order, through swizzled shared memory.
+
+load (1 warp)          a tile of x -> the slot of the CTA, TMA
+work (1 or 2 warpgroups)  reads it with rows as columns, writes it into a tile beside it
+store                  the TMA engine; where rows of the result begin elsewhere, a warpgroup from its registers
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tmapipe.barrier import BarrierRing
+from tmapipe.bind.memory import check_kind, check_memory
+from tmapipe.bind.tensors import new_like
+from tmapipe.dtypes import as_dtype, dtype_of
+from tmapipe.errors import InputError
+from tmapipe.kernel import KernelContext
+from tmapipe.protocol.tile import Tile
+from tmapipe.role import Role
+from tmapipe.schedule import Schedule
+from tmapipe.schedules.copy import Copy
+from tmapipe.schedules.elementwise import DIMS, collapsed, fits_tma, vector_of
+from tmapipe.schedules.rowkernel import KINDS
+from tmapipe.schedules.rowplaces import copied, padded, seen_as, strides_of
+from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.thread_store import ThreadStoreStage
+from tmapipe.tiles.grid import GridTiles
+from tmapipe.tiles.raster import Grouped
+from tmapipe.tma_rules import ALIGNMENT
+
+TYPES = (*KINDS, "int32")
+SWIZZLE = 128  # bytes
+CTAS = 4  # on a multiprocessor, each with a tile of x and one of y: 128 KiB of both
+CTAS_OF_THREADS = 3  # likewise where threads store, which need more registers
+
+
+class TransposeTiles(Schedule):
+    """``y[..., n, m] = x[..., m, n]``, of tensors of which x lies at multiples of 16 bytes.
+
+    The hardware takes the tiles along m first, so that those in flight write rows of the output that are next to each other.
+    What is read stays in L2, so that what is written leaves it soon, while its neighbours do.
+
+    Args:
+        dtype: Of both.
+        dims: Of x, the last ones of "a b c m n".
+        tile: Its (rows, columns) that a CTA takes; columns in units of 64.
+        vector: Bytes of which rows of y are whole multiples; with fewer than 16, threads store.
+        ctas: CTAs that share a multiprocessor; None: 4, or 3 where threads store.
+    """
+
+    load, work, store = Role(warps=1), Role(warpgroups=1), Role(warps=1)
+
+    def __init__(
+        self,
+        dtype: str = "bf16",
+        dims: str = "m n",
+        tile: tuple[int, int] = (64, 128),
+        vector: int = ALIGNMENT,
+        ctas: int | None = None,
+    ):
+        rows, columns = tile
+        result = f"{dims[:-3]}n m"
+        self.over, self.vector, self.width = result, vector, max(1, vector // as_dtype(dtype).bytes)
+        self.work = Role(warpgroups=columns // 64)
+        self.store = Role(warps=1 if vector == ALIGNMENT else 4)
+        self.tiles = GridTiles(Grouped(1), ctas or (CTAS if vector == ALIGNMENT else CTAS_OF_THREADS))
+        self.ring = BarrierRing(1, chain=(self.load, self.work, self.store))
+        self.x = TmaLoadStage(dims, tile=tile, ring=self.ring, dtype=dtype, swizzle=SWIZZLE, l2_hint="evict_last")
+        self.z = SharedStage(tile=(columns, rows), ring=self.ring, writer=self.work, dtype=dtype, swizzle=SWIZZLE)
+        if vector == ALIGNMENT:
+            self.y: Any = TmaStoreStage(result, source=self.z, stages=0)
+        else:
+            self.y = ThreadStoreStage(result, tile=(columns, rows), role=self.store, vector=vector)
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def transpose(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            slot.z.write(slot.x.read(transposed=True))
+
+    @store.jit
+    def drain(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            if self.vector == ALIGNMENT:
+                slot.y.store(tile)
+            else:
+                k.y.store(tile, slot.z.read(width=self.width))  # so that lanes store next to each other
+
+
+class Transpose:
+    """A tensor of bf16, fp16, fp32 or int32 with its dimensions in another order, dense.
+
+    Rows of x that begin at no multiples of 16 bytes are copied to such places first.
+
+    Args:
+        dims: Which dimension of x is the first of the result, the second and so on, as of ``torch.permute``; None: the last
+            two change places.
+    """
+
+    def __init__(self, dims: tuple[int, ...] | None = None):
+        whole = dims is None or (isinstance(dims, (tuple, list)) and all(type(dim) is int for dim in dims))
+        if not whole or (dims is not None and len({dim % len(dims) for dim in dims}) < len(dims)):
+            raise InputError("Transpose(dims)", dims, "names each dimension once, by its number", "e.g. (0, 2, 1)")
+        self.dims = None if dims is None else tuple(dims)
+        self.fitted: dict[Any, TransposeTiles] = {}
+        self.copy = Copy()
+
+    def __call__(self, x: Any, *, out: Any = None) -> Any:
+        """``x.permute(dims)``, dense.
+
+        Args:
+            x: Of one to five dimensions.
+            out: Where the result goes, of its shape and x's type, contiguous along some dimension; None: made.
+
+        Returns:
+            The result.
+
+        Raises:
+            InputError: For shapes or types that do not fit.
+        """
+        check_kind("x", x)
+        kind = dtype_of(x, "x").name
+        if kind not in TYPES:
+            raise InputError("x.dtype", kind, f"is one of {', '.join(TYPES)}", "view it as int32")
+        dims = self._dims(x)
+        shape = tuple(x.shape[dim] for dim in dims)
+        out = new_like(x, shape) if out is None else out
+        check_kind("out", out)
+        if tuple(out.shape) != shape or out.dtype != x.dtype:
+            rule = f"is of {shape}, {x.dtype}"
+            raise InputError("out", (tuple(out.shape), str(out.dtype)), rule, "make it so")
+        if 0 not in shape:
+            check_memory("x", x, output=False)
+            check_memory("out", out, output=True)
+            self._run(x.transpose(dims) if isinstance(x, np.ndarray) else x.permute(dims), out)
+        return out
+
+    def _dims(self, x: Any) -> tuple[int, ...]:
+        last = (x.ndim - 1, x.ndim - 2) if x.ndim > 1 else range(x.ndim)
+        dims = (*range(x.ndim - 2), *last) if self.dims is None else self.dims
+        if not 1 <= x.ndim <= len(DIMS):
+            raise InputError("x.shape", tuple(x.shape), "has one to five dimensions", "reshape it")
+        if len(dims) != x.ndim or not all(-x.ndim <= dim < x.ndim for dim in dims):
+            raise InputError("x.shape", tuple(x.shape), f"has dimensions {dims}", "pass such a tensor")
+        return tuple(dims)
+
+    def _run(self, x: Any, out: Any) -> None:
+        """Copies *x* to *out*, of the same shape, in the order of whose dimensions it does not lie."""
+        (x,), out = collapsed([x], out)
+        if strides_of(out)[-1] != 1:
+            rule = "has a dimension along which it is contiguous"
+            raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
+        if 1 not in strides_of(x) or 0 in strides_of(x):
+            x = copied(x)
+        along, last = strides_of(x).index(1), x.ndim - 1
+        if along == last:
+            self.copy(x, out)
+            return
+        others = [dim for dim in range(last) if dim != along]
+        self._tiles(_ordered(x, [*others, last, along]), _ordered(out, [*others, along, last]))
+
+    def _tiles(self, x: Any, out: Any) -> None:
+        x = x if fits_tma(x) else padded(x)
+        vector, size = vector_of(out), x.dtype.itemsize
+        rows, columns = 64, 128 if size == 2 and vector == ALIGNMENT and x.shape[-1] > 64 else 64
+        key = dtype_of(x, "x").name, " ".join(DIMS[len(DIMS) - x.ndim :]), (rows, columns), vector
+        if key not in self.fitted:
+            self.fitted[key] = TransposeTiles(*key)
+        self.fitted[key](x=x, y=out)
+
+
+def _ordered(x: Any, order: list[int]) -> Any:
+    """A tensor with its dimensions in this order."""
+    return seen_as(x, tuple(x.shape[dim] for dim in order), tuple(strides_of(x)[dim] for dim in order))
