@@ -123,7 +123,9 @@ FURTHER = {
     "LogSoftmaxBackward()": ("y", "dy", "out"),
     "RmsNormBackward()": ("x", "weight", "dy", "out"),
     "LayerNormBackward()": ("x", "weight", "dy", "out"),
-    **dict.fromkeys((name for name in CALLABLES if name.endswith("Rows") and "Elementwise" not in name), ("form", "stored")),
+    **dict.fromkeys(
+        (name for name in CALLABLES if name.endswith("Rows") and "Elementwise" not in name), ("form", "stored")
+    ),
     "autotune": ("space", "key", "most", "jobs", "progress"),
     "candidates": ("problem", "device"),
 }
