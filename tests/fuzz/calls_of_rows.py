@@ -1,5 +1,5 @@
-"""Public callables besides those of `publics.py`: kernels of rows, attention, operators of torch, tuning of one's own, and calls
-whose result is compared with NumPy's."""
+"""Public callables besides those of `publics.py`: kernels of rows, attention, operators of torch, tuning of one's own, and
+calls whose result is compared with NumPy's."""
 
 from __future__ import annotations
 

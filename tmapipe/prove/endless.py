@@ -1,4 +1,5 @@
-"""Whether `while` loops of bodies end. The proof goes through any number of iterations: that there is a last one is shown here.
+"""Whether `while` loops of bodies end. The proof goes through any number of iterations: that there is a last one is shown
+here.
 
 A loop ends if its condition says that a number is at least 0, alone or with others, and each iteration makes it less. Where
 entries of tables or answers decide, that they let the loop end is taken for granted.
@@ -122,8 +123,8 @@ class _Ends(Walk):
             left = stay
 
     def _comes_closer(self, term: Any, known: list[Any], first: dict[Sym, Any], following: dict[Sym, Any]) -> bool:
-        """Whether a condition says that a number is at least 0, and each iteration makes it less; or that it is not 0, and each
-        iteration brings it closer by 1."""
+        """Whether a condition says that a number is at least 0, and each iteration makes it less; or that it is not 0, and
+        each iteration brings it closer by 1."""
         if term.op == "ge":
             number = term.args[0]
             change = add(replaced(number, following), number, -1)
