@@ -19,7 +19,7 @@ from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, setting
 from benchmarks.programs import flash
 from benchmarks.results import OURS, Results
 from tmapipe.schedules import Attention
-from tmapipe.tuning.timing import rested
+from tmapipe.tuning.compiling import rested
 
 TOKENS, WIDTH, SAMPLED = 16384, 2048, 48
 
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     gpu = gpu_of("attention")
     if not gpu:
         return 2
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     results, failed, clock = Results("attention", gpu, settings(args)), [], CudaClock(args.flush)
     for length in args.lengths:

@@ -50,7 +50,7 @@ def main_of(name: str, description: str | None, cases: Sequence[Case], argv: lis
     gpu = gpu_of(name)
     if not gpu:
         return 2
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     return run_cases(name, cases, args, CudaClock(args.flush), gpu, "cuda")
 

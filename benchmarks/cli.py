@@ -9,7 +9,7 @@ import attrs
 
 from benchmarks.results import OURS, Results
 from benchmarks.tables import print_summary
-from tmapipe.tuning.timing import Method
+from tmapipe.tuning.compiling import Method
 
 __all__ = ["add_options", "finish", "gpu_of", "kept", "method_of", "settings"]
 

@@ -4,7 +4,7 @@ python -m benchmarks.copy                          64 MiB to 4 GiB contiguous, a
 python -m benchmarks.copy --problems 1GiB sub-bf16 --rounds 10
 
 torch's copy_ is cudaMemcpy for contiguous tensors. "sub" copies columns 4096 to 12288 of a 16384 x 16384 matrix to a
-contiguous 16384 x 8192 matrix. `tmapipe.tuning.timing` says how it is measured.
+contiguous 16384 x 8192 matrix. `tmapipe.tuning.compiling` says how it is measured.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     gpu = gpu_of("copy")
     if not gpu:
         return 2
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     return run_suite(args, CudaClock(args.flush), gpu, "cuda")
 

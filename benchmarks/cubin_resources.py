@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from tmapipe.errors import PipelineError
-from tmapipe.gpu.notes import Resources
+from tmapipe.gpu.build import Resources
 
 __all__ = ["read_resources"]
 

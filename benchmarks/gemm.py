@@ -6,7 +6,7 @@ python -m benchmarks.gemm --dtype fp8 --every
 python -m benchmarks.gemm --peers tmapipe cublas cutlass --rounds 10
 
 All variants of a problem run in one process on the same random normal data. Each writes to an output filled with NaN, which is
-checked against float64 on random rows and columns. `tmapipe.tuning.timing` says how it is measured.
+checked against float64 on random rows and columns. `tmapipe.tuning.compiling` says how it is measured.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     gpu = gpu_of("gemm")
     if not gpu:
         return 2
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     return run_suite(args, CudaClock(args.flush), gpu, "cuda")
 

@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     gpu = gpu_of("grouped")
     if not gpu:
         return 2
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     return run_suite(args, CudaClock(args.flush), gpu, "cuda")
 

@@ -28,7 +28,7 @@ import attrs
 
 from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.results import Results, print_table
-from tmapipe.tuning.timing import rested
+from tmapipe.tuning.compiling import rested
 
 FOLDERS = ("tmapipe", "examples", "tests")
 OTHER = "_other"
@@ -218,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if args.other is None:
         parser.error("--other FOLDER names the other version")
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     copied(args.other)
     ours, theirs = schedules(""), schedules(OTHER)

@@ -29,7 +29,7 @@ from examples.mlp import Mlp
 from examples.ragged import RaggedSums
 from examples.row_sums import RowSums
 from examples.stencil import Stencil
-from tmapipe.tuning.timing import rested
+from tmapipe.tuning.compiling import rested
 
 
 @attrs.frozen
@@ -289,7 +289,7 @@ def main(argv: list[str] | None = None) -> int:
     gpu = gpu_of("programs")
     if not gpu:
         return 2
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     results, failed = Results("programs", gpu, settings(args)), []
     clock = CudaClock(args.flush)

@@ -25,9 +25,8 @@ from benchmarks.results import OURS, Results, print_table
 from tmapipe.epilogue import Epilogue, Matrix, PerColumn, PerRow
 from tmapipe.math import gelu
 from tmapipe.tuning import Candidate, Device, Problem
-from tmapipe.tuning.choose import likely
-from tmapipe.tuning.compiling import build_all
-from tmapipe.tuning.timing import rested
+from tmapipe.tuning.compiling import build_all, rested
+from tmapipe.tuning.tuner import likely
 
 KINDS = {
     "plain": Epilogue(),
@@ -146,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     import torch
 
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
     from tmapipe.tuning.tuner import device_of
 
     ends, device = time.monotonic() + args.seconds, device_of()

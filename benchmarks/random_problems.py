@@ -38,12 +38,10 @@ from benchmarks import peers
 from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.results import OURS, Results, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
-from tmapipe.tuning.choose import unsure
-from tmapipe.tuning.compiling import compile_all, load
+from tmapipe.tuning.compiling import compile_all, load, rested, screen
 from tmapipe.tuning.cost import estimates
 from tmapipe.tuning.problem import LINE
-from tmapipe.tuning.timing import rested, screen
-from tmapipe.tuning.tuner import METHOD, pick
+from tmapipe.tuning.tuner import METHOD, pick, unsure
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8_e4m3"}
 OUT = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
@@ -483,7 +481,7 @@ def main(argv: list[str] | None = None) -> int:
     guard = threading.Timer(1.1 * args.seconds + 60, os._exit, (3,))  # a device that does not answer
     guard.daemon = True
     guard.start()
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
     from tmapipe.tuning.tuner import device_of
 
     device = device_of()

@@ -26,17 +26,12 @@ from typing import Any, NamedTuple
 from benchmarks.cases import checker
 from benchmarks.cli import add_options, gpu_of, kept, method_of, settings
 from benchmarks.results import OURS, Results, print_table, read
-from tmapipe.schedules.crossentropy import CrossEntropy
-from tmapipe.schedules.layernorm import LayerNorm
-from tmapipe.schedules.reduce import Reduce
-from tmapipe.schedules.rmsnorm import RmsNorm
+from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.schedules.crossentropy import CrossEntropy, LogSoftmax, Reduce, Softmax
+from tmapipe.schedules.norms import LayerNorm, RmsNorm
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rowkernel import RowKernel
-from tmapipe.schedules.rows import Rows
-from tmapipe.schedules.softmax import LogSoftmax, Softmax
-from tmapipe.tma_rules import ALIGNMENT
-from tmapipe.tuning.compiling import compile_each, ready
-from tmapipe.tuning.timing import rested
+from tmapipe.schedules.rows import RowKernel, Rows
+from tmapipe.tuning.compiling import compile_each, ready, rested
 
 BYTES = 256 << 20
 LEAST, MOST = 64, 262144
@@ -331,7 +326,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     import torch
 
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     started = time.monotonic()
     cases = draw(args.draw, args.count, args.kernels)

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.cases import Case, checker, returning
 from benchmarks.cli import add_options, gpu_of, kept, method_of, settings
 from benchmarks.results import OURS, Results, print_table
-from tmapipe.tuning.timing import rested
+from tmapipe.tuning.compiling import rested
 
 BYTES = 128 << 20  # of the largest tensor
 LIMIT = 1e-2
@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     import torch
 
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     started, results = time.monotonic(), Results("rows_kernels", gpu, settings(args))
     if args.append:

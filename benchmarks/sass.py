@@ -28,7 +28,7 @@ from benchmarks.cubin_resources import read_resources
 from benchmarks.cubin_tools import disassemble
 from benchmarks.results import OURS, Results, print_table
 from benchmarks.sass_loops import Loop, innermost, loops, parse
-from tmapipe.gpu.notes import Resources
+from tmapipe.gpu.build import Resources
 
 MATH, LOAD = r"[HQI]GMMA", r"UTMALDG"
 

@@ -95,8 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     from tmapipe.gpu.build import build
-    from tmapipe.gpu.clock import CudaClock
-    from tmapipe.gpu.launch import adopt
+    from tmapipe.gpu.launch import CudaClock, adopt
     from tmapipe.tuning import Problem, ranked
 
     clock, rows = CudaClock(), []

@@ -26,10 +26,9 @@ from benchmarks.gemm import SHAPES, checker, make_operands, shape
 from benchmarks.results import OURS, Results, read
 from tmapipe.tuning import Candidate, Problem, candidates, estimate, ranked
 from tmapipe.tuning.candidates import hinted
-from tmapipe.tuning.compiling import build_all
+from tmapipe.tuning.compiling import build_all, rested
 from tmapipe.tuning.cost import FITTED, Constants, times, together, work
 from tmapipe.tuning.problem import H200
-from tmapipe.tuning.timing import rested
 
 OTHERS = (
     "3072x3072x3072", "6144x6144x2048", "1536x8960x1536", "256x4096x4096", "64x14336x4096", "2048x512x8192",
@@ -63,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(wanted: dict[Problem, Any], schedules: dict[Candidate, Any], results: Results, args: Any) -> None:
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     clock = CudaClock(args.flush)
     for problem, few in wanted.items():

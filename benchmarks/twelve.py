@@ -21,7 +21,7 @@ from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.gemm import SHAPES, checker, make_operands, shape
 from benchmarks.results import OURS, Results, print_table
 from benchmarks.versions import OTHER, add_other, other_package
-from tmapipe.tuning.timing import rested
+from tmapipe.tuning.compiling import rested
 
 BEFORE = "before"
 
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     import torch
 
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     other_package(parser, args.other)
     os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")])  # for what compiles it

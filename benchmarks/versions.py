@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.results import Results, print_table
-from tmapipe.tuning.timing import rested
+from tmapipe.tuning.compiling import rested
 
 OTHER = "tmapipe_other"
 
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     import tmapipe
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     results, clock = Results("versions", gpu, settings(args)), CudaClock(args.flush)
     given, body, wrong = tensors(), [], []

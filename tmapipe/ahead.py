@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tmapipe.dtypes import DType, as_dtype, bf16, fp32, int32
-from tmapipe.errors import InputError, needed
-from tmapipe.fields import is_count
+from tmapipe.base.arithmetic import DType, as_dtype, bf16, fp32, int32
+from tmapipe.errors import InputError, is_count, needed
 
 if TYPE_CHECKING:
     from tmapipe.gpu.exporting import Exported
@@ -62,6 +61,6 @@ def export_all(path: str | os.PathLike[str], kernels: Mapping[str, Exported], ar
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or in_c(name) != name:
             rule = "is the name of a C function that the library does not have yet"
             raise InputError("name", name, rule, 'e.g. "gemm"')
-    from tmapipe.prove.verdicts import require_safe_once
+    from tmapipe.prove.trips import require_safe_once
 
     return write(Path(path), kernels, require_safe_once, arch)

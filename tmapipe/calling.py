@@ -11,30 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tmapipe.ahead import export_all, exported
-from tmapipe.bind.bound import Bound
-from tmapipe.bind.memory import check_held, check_kind, note_written
+from tmapipe.bind.bound import Bound, check_held, check_kind, note_written
 from tmapipe.bind.tensors import signature
-from tmapipe.errors import InputError, needed
-from tmapipe.fields import is_count
+from tmapipe.errors import InputError, is_count, needed
 
 if TYPE_CHECKING:
-    from tmapipe.dtypes import DType
+    from tmapipe.base.arithmetic import DType
     from tmapipe.gpu.launch import Launcher
-    from tmapipe.machine import Machine, Run
+    from tmapipe.model.machine import Machine
+    from tmapipe.model.run import Run
     from tmapipe.program.trace import Traced
     from tmapipe.schedule import Schedule
 
-__all__ = [
-    "Calls",
-    "as_declared",
-    "called",
-    "check_clusters",
-    "check_one_kernel",
-    "export",
-    "on_model",
-    "prepared",
-    "remember",
-]
 
 Tensors = tuple[Any, ...]
 MOST = 4  # callers that a schedule tries
@@ -310,9 +298,8 @@ def check_clusters(clusters: Any) -> None:
 
 def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Callable[..., Machine]) -> Run:
     """Runs these tensors on what *machine* makes of a plan and options: a `Machine`. clusters: as of `Schedule.simulate`."""
-    from tmapipe.machine import steps_for
-    from tmapipe.program.replay import replay
-    from tmapipe.program.trace import trace
+    from tmapipe.model.machine import steps_for
+    from tmapipe.program.trace import replay, trace
 
     plan = schedule.plan(bound.dtypes)
     spans = schedule.spans(bound.shapes)
@@ -338,7 +325,7 @@ def _run_again(schedule: Schedule, bound: Bound) -> Any:
 def _launcher(schedule: Schedule, bound: Bound) -> Launcher:
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.launch import Launcher
-    from tmapipe.prove.verdicts import require_safe_once
+    from tmapipe.prove.trips import require_safe_once
 
     def gate(program: Traced | None, identity: str | None) -> None:
         schedule.__dict__["_partly"] = require_safe_once(schedule, bound.dtypes, program, identity)

@@ -1,24 +1,50 @@
-"""The errors that the library raises. Each says which argument, its value, the rule it breaks and a fix."""
+"""The errors that the library raises, the validators of what users declare, which raise them, and mappings that do not
+change."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import pickle
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import attrs
 
 __all__ = [
     "DeadlockError",
+    "FrozenMap",
     "HazardError",
+    "IS_NAME",
     "InputError",
     "MissingGpuError",
     "MissingPackageError",
     "MissingPartError",
+    "NOTHING",
     "PipelineError",
     "ScopeError",
     "UnsafeError",
+    "as_tuple",
+    "changed",
+    "check_bool",
+    "check_type",
+    "fill",
+    "frozen",
+    "is_count",
+    "is_whole",
+    "moved",
+    "must",
     "needed",
+    "old_spelling",
+    "optional",
+    "shown",
 ]
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+#
+# The errors that the library raises. Each says which argument, its value, the rule it breaks and a fix.
 
 
 class PipelineError(Exception):
@@ -113,3 +139,170 @@ def needed(module: str, package: str, why: str) -> Iterator[None]:
             raise
         text = f"{package} is needed {why}, and is not installed. Fix: pip install {package}."
         raise MissingPackageError(text, name=error.name) from error
+
+
+# ---- fields ----------------------------------------------------------------------------------------------------------
+#
+# Fields of what users declare: validators that raise `InputError`, and a repr that shows what was given.
+
+
+P = TypeVar("P")
+Validator = Callable[[Any, Any, Any], None]
+
+
+def must(holds: Callable[[Any], bool], rule: str, fix: str) -> Validator:
+    """A validator of an attrs field, which raises `InputError` for values of which *holds* is false."""
+
+    def check(part: Any, field: Any, value: Any) -> None:
+        try:
+            right = bool(holds(value))
+        except Exception:  # what is compared with something of another kind, such as an array
+            right = False
+        if not right:
+            raise InputError(f"{type(part).__name__}({field.name})", value, rule, fix)
+
+    return check
+
+
+def optional(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """What *holds* says, or True for None."""
+    return lambda value: value is None or holds(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether *value* is an integer."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """Whether *value* is a positive integer."""
+    return is_whole(value) and value >= 1
+
+
+def check_type(argument: str, value: object, kind: type, fix: str) -> None:
+    """Raises `InputError` unless *value* is a *kind*."""
+    if not isinstance(value, kind):
+        raise InputError(argument, value, f"is an object of type {kind.__name__}", fix)
+
+
+def check_bool(argument: str, value: object) -> None:
+    """Raises `InputError` unless *value* is True or False."""
+    if not isinstance(value, bool):
+        raise InputError(argument, value, "is True or False", "use one of them")
+
+
+IS_NAME = must(lambda value: isinstance(value, str) and value.isidentifier(), "is a name", 'e.g. "a"')
+
+
+def as_tuple(extents: tuple[int, ...] | list[int]) -> tuple[int, ...]:
+    """A list as a tuple; anything else as it is."""
+    return tuple(extents) if isinstance(extents, list) else extents
+
+
+def fill(part: Any, **fields: Any) -> None:
+    """Sets fields of a frozen attrs object that is being made: what follows from the others."""
+    for name, value in fields.items():
+        object.__setattr__(part, name, value)
+
+
+def changed(part: P, **fields: Any) -> P:
+    """A copy of a frozen attrs object with other values in these fields, which its constructor does not take."""
+    other = copy.copy(part)
+    fill(other, **fields)
+    return other
+
+
+def shown(part: Any, *hidden: str) -> str:
+    """The repr of an attrs object: its fields by name, but for those *hidden* and those of their default."""
+    text = [
+        f"{field.alias}={(field.repr if callable(field.repr) else repr)(getattr(part, field.name))}"
+        for field in attrs.fields(type(part))
+        if field.name not in hidden and getattr(part, field.name) != field.default
+    ]
+    return f"{type(part).__name__}({', '.join(text)})"
+
+
+# ---- moved -----------------------------------------------------------------------------------------------------------
+#
+# Old keywords: an error names the new spelling. docs/migration.md lists them all.
+
+
+Given = ParamSpec("Given")
+R = TypeVar("R")
+
+
+def moved(spellings: Mapping[str, Callable[[Any], str]]) -> Callable[[Callable[Given, R]], Callable[Given, R]]:
+    """Decorates a function so that old keywords raise `InputError`.
+
+    Args:
+        spellings: Keyword -> how its value is spelled now.
+    """
+
+    def decorate(function: Callable[Given, R]) -> Callable[Given, R]:
+        @functools.wraps(function)
+        def checked(*arguments: Given.args, **options: Given.kwargs) -> R:
+            for keyword, value in options.items():
+                if keyword in spellings:
+                    raise InputError(keyword, value, "has another spelling now", spellings[keyword](value))
+            return function(*arguments, **options)
+
+        return checked
+
+    return decorate
+
+
+def old_spelling(kind: Any, spellings: Mapping[str, Callable[[Any], str]]) -> None:
+    """As `moved`, for the constructor of a class."""
+    kind.__init__ = moved(spellings)(kind.__init__)
+
+
+# ---- frozenmap -------------------------------------------------------------------------------------------------------
+#
+# FrozenMap: a mapping that does not change, so that what holds one can be hashed.
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenMap(Mapping[K, V]):
+    """A mapping whose items never change. Their order counts: two are equal if they have the same items in the same order.
+
+    Compared with any other mapping, only the items count, as for `collections.OrderedDict`. Values must be hashable.
+    """
+
+    __slots__ = ("_found",)
+
+    def __init__(self, items: Mapping[K, V]):
+        self._found = dict(items)
+
+    def __getitem__(self, key: K) -> V:
+        return self._found[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._found)
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, FrozenMap):
+            return tuple(self._found.items()) == tuple(other._found.items())
+        return self._found == other if isinstance(other, Mapping) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._found.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._found)
+
+
+def frozen(items: Mapping[Any, Any]) -> FrozenMap[Any, Any]:
+    """*items*, as they are now: a converter of attrs fields."""
+    return FrozenMap(items)
+
+
+NOTHING: FrozenMap[Any, Any] = FrozenMap({})

@@ -16,33 +16,26 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tmapipe import protocol
+from tmapipe.base.arithmetic import ceil_div
+from tmapipe.base.tensor_map import along
 from tmapipe.errors import InputError, MissingPartError, ScopeError
-from tmapipe.integers import ceil_div
-from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried, is_index
-from tmapipe.multicast import along
-from tmapipe.plan.declarations import Declarations, Part
+from tmapipe.isa.fragment import Carried, Fragment, is_index
+from tmapipe.isa.ops import Isa
+from tmapipe.plan.declarations import Declarations, Part, branches_of, without_role
 from tmapipe.plan.model import RoleWarps
-from tmapipe.plan.placement import branches_of, without_role
 from tmapipe.plan.rings import Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
-from tmapipe.protocol.cluster import share_index
-from tmapipe.protocol.groups import Groups
-from tmapipe.protocol.held import HeldEnd
-from tmapipe.protocol.parts import SlotPart
-from tmapipe.protocol.raw import raw
-from tmapipe.protocol.registry import bound_by
-from tmapipe.protocol.ring import RingEnd
+from tmapipe.protocol.peers import raw, sync
+from tmapipe.protocol.ring import Groups, HeldEnd, RingEnd
+from tmapipe.protocol.slots import SlotPart
 from tmapipe.protocol.stores import StoreOfSlot
-from tmapipe.protocol.syncs import sync
+from tmapipe.protocol.tile import bound_by, share_index
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles.queue import SCHEDULER
+from tmapipe.tiles.order import SCHEDULER
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["KernelContext", "kernel_main"]
 
 for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
     importlib.import_module(module.name)  # they register what stands for declared parts

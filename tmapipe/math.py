@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.dtypes import DType, as_dtype
+from tmapipe.base.arithmetic import DType, as_dtype
 from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Fragment, combine
-from tmapipe.machine import elements
+from tmapipe.model import elements
 
 __all__ = [
     "abs", "cast", "column_max", "column_min", "column_sum", "erf", "exp", "exp2", "floor", "gelu",
@@ -277,7 +277,7 @@ def _apply(name: str, *arguments: Any) -> Any:
     if any(isinstance(x, Fragment) for x in arguments):
         return combine(name, *arguments)
     if any(type(x).__module__.partition(".")[0] == "cutlass" for x in arguments):
-        from tmapipe.gpu import functions
+        from tmapipe.gpu import control as functions
 
         return functions.of_numbers(name, *arguments)
     for x in arguments:

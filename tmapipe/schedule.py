@@ -12,35 +12,28 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tmapipe.barrier import Role
+from tmapipe.base.arithmetic import Dim, DType, as_dtype
 from tmapipe.bind import tensors as tensors_
-from tmapipe.bind.bound import Bound
-from tmapipe.bind.memory import note_written
+from tmapipe.bind.bound import Bound, note_written
 from tmapipe.calling import Calls, as_declared, check_clusters, check_one_kernel, on_model
-from tmapipe.dim import Dim
-from tmapipe.dtypes import DType, as_dtype
-from tmapipe.errors import InputError, needed
-from tmapipe.fields import check_bool
-from tmapipe.plan.arch import arch_named
-from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare
-from tmapipe.plan.equality import key_of, same
+from tmapipe.errors import InputError, check_bool, needed
+from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare, key_of, same
 from tmapipe.plan.explain import explain
 from tmapipe.plan.model import Plan
 from tmapipe.plan.planner import make_plan
+from tmapipe.plan.rings import arch_named
 from tmapipe.protocol.tile import Tile
-from tmapipe.role import Role
-from tmapipe.tiles.axes import Axis, axes_of, check_axes, check_relations, check_rows
-from tmapipe.tiles.declared import with_order
-from tmapipe.tiles.order import TileOrder
+from tmapipe.tiles.order import Axis, TileOrder, axes_of, check_axes, check_relations, check_rows, with_order
 from tmapipe.tiles.persistent import PersistentTiles
 
 if TYPE_CHECKING:
     from tmapipe.check import Report
     from tmapipe.gpu.build import Compiled
     from tmapipe.kernel import KernelContext
-    from tmapipe.machine import Run
+    from tmapipe.model.run import Run
     from tmapipe.timeline.trace import Trace
 
-__all__ = ["Schedule"]
 
 _ON_THE_HOST = ("checked",)  # attributes that no plan and no kernel depends on
 # Attributes that follow from the others.
@@ -103,7 +96,7 @@ class Schedule(Calls):
     def __eq__(self, other: object) -> bool:
         """Whether both are of one type, with the same declarations and attributes: then their kernels are the same.
 
-        `checked` does not count. See `tmapipe.plan.equality` for what is the same.
+        `checked` does not count. See `tmapipe.plan.declarations` for what is the same.
         """
         if not isinstance(other, Schedule) or type(self) is not type(other):
             return NotImplemented
@@ -182,7 +175,7 @@ class Schedule(Calls):
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text. Arguments as of `plan`."""
         over = None if self.over is None else {dim: axis.elements for dim, axis in self.axes.items()}
-        from tmapipe.registers import explained
+        from tmapipe.program.trace import explained
 
         plan = self.plan(dtypes, arch=arch)
         return explain(plan, over, *explained(self, plan))
@@ -194,8 +187,7 @@ class Schedule(Calls):
         Raises:
             ScopeError: A body does what is not traced; names its line.
         """
-        from tmapipe.program.listing import listing
-        from tmapipe.program.trace import trace
+        from tmapipe.program.trace import listing, trace
 
         return listing(trace(self, self.plan(dtypes, arch=arch)))
 
@@ -294,7 +286,7 @@ class Schedule(Calls):
         Raises:
             InputError: For tensors that do not fit.
         """
-        from tmapipe.timeline.run import trace
+        from tmapipe.timeline.trace import trace
 
         check_one_kernel(self, "trace")
         check_clusters(clusters)
@@ -304,7 +296,9 @@ class Schedule(Calls):
         return traced
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
-        from tmapipe.machine import Layout, Machine, Run
+        from tmapipe.model.layout import Layout
+        from tmapipe.model.machine import Machine
+        from tmapipe.model.run import Run
 
         if bound.empty:
             bound.fill_outputs(self.empty_value(bound))

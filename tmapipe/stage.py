@@ -1,4 +1,5 @@
-"""TmaLoadStage and SharedStage: what lies in the slots of a ring, and how it gets there."""
+"""TmaLoadStage and SharedStage: what lies in the slots of a ring, and how it gets there; with the other loads of
+tensors: BulkLoadStage, CpAsyncLoadStage, Im2colLoadStage."""
 
 from __future__ import annotations
 
@@ -7,31 +8,15 @@ from typing import Any, ClassVar
 
 import attrs
 
-from tmapipe.barrier import BarrierRing
-from tmapipe.dtypes import DType, as_dtype, tf32
-from tmapipe.errors import InputError
-from tmapipe.fields import as_tuple, changed, fill, is_count, must, optional, shown
-from tmapipe.moved import old_spelling
-from tmapipe.multicast import MulticastGroup, optional_group
-from tmapipe.role import Role
-from tmapipe.tma_rules import check_steps
-from tmapipe.windows import Windows
+from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base.arithmetic import DType, as_dtype, tf32
+from tmapipe.base.tensor_map import MulticastGroup, optional_group
+from tmapipe.base.tma_rules import Windows, check_steps
+from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, old_spelling, optional, shown
 
-__all__ = [
-    "DEFAULT_DIMS",
-    "L2_HINTS",
-    "SWIZZLES",
-    "SharedStage",
-    "TmaLoadStage",
-    "TokenStage",
-    "as_matrix",
-    "check_dims",
-    "is_tile",
-    "is_written",
-    "joined",
-    "names_in",
-    "optional_hint",
-]
+# ---- stage -----------------------------------------------------------------------------------------------------------
+#
+# TmaLoadStage and SharedStage: what lies in the slots of a ring, and how it gets there.
 
 
 DEFAULT_DIMS = {1: "n", 2: "m n"}  # of a tile of so many extents
@@ -353,3 +338,124 @@ class SharedStage(SlotStage):
 def as_matrix(tile: tuple[int, ...]) -> tuple[int, ...]:
     """A tile of three or more extents as one of two: all but the last make its rows."""
     return tile if len(tile) < 3 else (math.prod(tile[:-1]), tile[-1])
+
+
+# ---- bulk stage ------------------------------------------------------------------------------------------------------
+#
+# BulkLoadStage: pieces of a vector, loaded into the slots of a ring without a descriptor.
+
+
+#: Validator of tiles of one extent.
+is_piece = must(
+    lambda tile: isinstance(tile, tuple) and len(tile) == 1 and is_count(tile[0]),
+    "is one extent (elements)",
+    "e.g. tile=(4096,)",
+)
+_NONE = must(lambda value: value is None, "needs a descriptor", "use a TmaLoadStage")
+
+
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class BulkLoadStage(TmaLoadStage):
+    """A piece of a vector, or of a row of a matrix, that ``cp.async.bulk`` loads into each slot of `ring`.
+
+    It needs no descriptor, so one instruction moves any number of elements; a box of the TMA engine has 256 at most. There is
+    a whole number of pieces, also for each cluster, since nothing fills what lies outside of the tensor.
+
+    Args:
+        dims: The name of the vector's dimension; or, with others before it, of the one that pieces lie along, such as "m n".
+        tile: Elements of a piece, as a tuple of one. A multiple of 16 bytes (PTX ISA, cp.async.bulk).
+        ring: Whose slots hold the pieces.
+        dtype: As of `TmaLoadStage`.
+        loader: As of `TmaLoadStage`.
+        l2_hint: As of `TmaLoadStage`.
+        swizzle, multicast: None: they need a descriptor.
+
+    Raises:
+        InputError: For a tile of more than one extent, or any other value.
+    """
+
+    tensor_map = False
+    tile: tuple[int, ...] = attrs.field(converter=as_tuple, validator=is_piece)
+    swizzle: int | None = attrs.field(default=None, validator=_NONE)
+    multicast: MulticastGroup | None = attrs.field(default=None, validator=_NONE)
+
+
+# ---- cp async stage --------------------------------------------------------------------------------------------------
+#
+# CpAsyncLoadStage: tiles that threads copy into the slots of a ring, of tensors that the TMA engine does not take.
+
+
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class CpAsyncLoadStage(TmaLoadStage):
+    """A tile that the threads of a role copy into each slot of `ring` with ``cp.async``, and go on meanwhile.
+
+    It needs no descriptor: rows of the tensor may begin at any multiple of `vector` bytes, where TMA wants multiples of 16.
+    The copies signal the same mbarriers as TMA loads, so a ring may have stages of both kinds. Beyond the tensor's edge a
+    slot holds zeros.
+
+    Args:
+        dims: Names of the tensor's dimensions, as in `TmaLoadStage`.
+        tile: Elements, as in `TmaLoadStage`. Rows are whole units of 16 bytes.
+        ring: Whose slots hold the tiles.
+        vector: Bytes that a thread copies at once: 4, 8 or 16. The tensor's address and strides are multiples of it, and so
+            is where a tile starts along the contiguous dimension.
+        dtype: Of the elements, by default that of the tensor.
+        swizzle: Span (bytes), as in `TmaLoadStage`.
+        loader: The role that copies, with any number of warps, where the ring's first phase has several.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    filled_by = "threads"
+    tensor_map = False
+    dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype), validator=is_written)
+    vector: int = attrs.field(
+        default=16,
+        validator=must(
+            lambda n: type(n) is int and n in (4, 8, 16), "is 4, 8 or 16 bytes", "the most that divides the row pitch"
+        ),
+    )
+    multicast: MulticastGroup | None = attrs.field(default=None, init=False)
+    l2_hint: str | None = attrs.field(default=None, init=False)
+
+
+# ---- im2col stage ----------------------------------------------------------------------------------------------------
+#
+# Im2colLoadStage: elements of a convolution's windows, which the TMA engine gathers into the rows of a tile.
+
+
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+class Im2colLoadStage(TmaLoadStage):
+    """A tile whose rows are windows of images, and whose columns are channels: of each window one element, such as the upper
+    left one. It is what an implicit GEMM multiplies.
+
+    Windows are numbered through all images, the last dimension fastest: row m of the output [m, o] belongs to window m. Once
+    a tile, ``first = k.windows("x", m)`` says where one begins. Then ``slot.x.load_windows(first, r, s, c)`` loads element
+    (r, s) of it and of those after it, from channel c on. Outside of an image, and after the last one, there are zeros.
+
+    Args:
+        dims: Names of the tensor's dimensions: images, one to three of their own, channels, which are contiguous: "n h w c".
+        tile: (windows, channels) of a slot; up to 1024 windows, and 256 channels or any whole number of swizzle spans.
+        ring: Whose slots hold the tiles.
+        windows: Their size, padding, stride and dilation.
+        **options: As of `TmaLoadStage`.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    def __init__(self, dims: str, *, tile: tuple[int, int], windows: Windows, **options: Any):
+        if not isinstance(windows, Windows):
+            raise InputError("Im2colLoadStage(windows)", windows, "is a Windows", "e.g. Windows((3, 3), padding=1)")
+        if not isinstance(tile, (tuple, list)) or len(tile) != 2:
+            raise InputError("Im2colLoadStage(tile)", tile, "is (windows, channels)", "e.g. (128, 64)")
+        super().__init__(dims, tile=tuple(tile), **options)
+        object.__setattr__(self, "windows", windows)
+        if len(self.dims) != len(windows.size) + 2:
+            rule = f"names images, the {len(windows.size)} dimensions that windows have, and channels"
+            raise InputError("Im2colLoadStage(dims)", dims, rule, 'e.g. "n h w c"')
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return (*(1,) * (len(self.dims) - 1), self.tile[-1])

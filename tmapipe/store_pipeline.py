@@ -1,12 +1,5 @@
-"""TmaStoreStage: results on their way to global memory through the TMA engine.
-
-The life of a buffer: free -> written by threads -> fenced and synchronized -> read by the engine -> free. One thread issues
-all stores of a unit and tracks them as bulk groups. ``wait_group.read`` says that the bytes of a buffer have been read:
-threads may overwrite it, and at the end the CTA may exit. (The writes are visible when the kernel has ended.)
-
-From a slot (``source=`` a load stage or a shared stage) there is no buffer and no copy: the engine reads the slot, and the
-ring releases it when the read has retired.
-"""
+"""TmaStoreStage and the other stores: results on their way to global memory, and StoredStage, for roles that load them
+again."""
 
 from __future__ import annotations
 
@@ -15,16 +8,24 @@ from typing import Any, ClassVar
 
 import attrs
 
-from tmapipe.dtypes import DType, as_dtype
-from tmapipe.errors import InputError
-from tmapipe.fields import as_tuple, changed, fill, is_count, must, optional, shown
-from tmapipe.matmul import Wgmma
-from tmapipe.moved import old_spelling
-from tmapipe.register_tile import RegisterTile
-from tmapipe.role import Role
-from tmapipe.stage import L2_HINTS, SlotStage, TmaLoadStage, check_dims, is_tile, joined, names_in
+from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base.arithmetic import DType, as_dtype
+from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, old_spelling, optional, shown
+from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.stage import L2_HINTS, SlotStage, TmaLoadStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
 
-__all__ = ["FROM_ZERO", "REDUCTIONS", "TmaStoreStage"]
+# ---- store pipeline --------------------------------------------------------------------------------------------------
+#
+# TmaStoreStage: results on their way to global memory through the TMA engine.
+#
+# The life of a buffer: free -> written by threads -> fenced and synchronized -> read by the engine -> free. One
+# thread issues all stores of a unit and tracks them as bulk groups. ``wait_group.read`` says that the bytes of a
+# buffer have been read: threads may overwrite it, and at the end the CTA may exit. (The writes are visible when the
+# kernel has ended.)
+#
+# From a slot (``source=`` a load stage or a shared stage) there is no buffer and no copy: the engine reads the slot,
+# and the ring releases it when the read has retired.
+
 
 #: Reduction -> element types that it is done in. The hardware compares int32 too (PTX ISA, cp.reduce.async.bulk), but with the
 #: descriptors of CuTe DSL 4.8.1 it does so without a sign, as seen on an H200: so "min" and "max" are not for it. (They are
@@ -235,3 +236,130 @@ def _check_follows(source: SlotStage, tile: Any, columns: Any, dtype: Any) -> No
     if (tile or source.tile) != source.tile or columns is not None or other:
         given, rule = (tile, columns, dtype), "follow from the slot"
         raise InputError("TmaStoreStage(tile, columns, dtype)", given, rule, "leave them out")
+
+
+# ---- bulk store ------------------------------------------------------------------------------------------------------
+#
+# BulkStoreStage: pieces of a vector, stored without a descriptor.
+
+
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class BulkStoreStage(TmaStoreStage):
+    """Stores pieces of a vector by ``cp.async.bulk``, or adds to it by ``cp.reduce.async.bulk``.
+
+    It needs no descriptor. The vector has a multiple of 16 bytes, of which the last piece may be shorter; for others there is
+    `ThreadStoreStage`.
+
+    Args:
+        dims: The name of the vector's dimension, by default the source's.
+        source: The stage whose slots are stored; None: what the threads of `role` computed.
+        tile: Elements of a piece, as a tuple of one, by default the source's. A multiple of 16 bytes.
+        role: Who stores, where that does not follow from the source.
+        reduce: As of `TmaStoreStage`; "min" and "max" of int32 and int64 too.
+        stages: As of `TmaStoreStage`.
+        columns: None: it is of stores of accumulators.
+        dtype: As of `TmaStoreStage`.
+
+    Raises:
+        InputError: For a tile of more than one extent, or another source.
+    """
+
+    tensor_map = False
+    source: SlotStage | None = attrs.field(
+        default=None,
+        validator=must(
+            optional(lambda source: isinstance(source, SlotStage) and len(source.tile) == 1),
+            "is a stage of slots with one extent, or None",
+            "use a TmaStoreStage",
+        ),
+    )
+    tile: tuple[int, ...] = attrs.field(default=None, converter=as_tuple, validator=attrs.validators.optional(is_piece))
+    columns: int | None = attrs.field(
+        default=None, validator=must(lambda columns: columns is None, "is of other stores", "use a TmaStoreStage")
+    )
+
+    @property
+    def reducible(self) -> tuple[str, ...]:
+        return (*super().reducible, *(("int32", "int64") if self.reduce in ("min", "max") else ()))
+
+
+# ---- thread store ----------------------------------------------------------------------------------------------------
+#
+# ThreadStoreStage: results that threads store from registers, to tensors that the TMA engine does not take.
+
+
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class ThreadStoreStage(TmaStoreStage):
+    """Stores what the threads of `role` have computed straight from their registers, with ``st.global``.
+
+    It needs no descriptor, no shared memory and no waits: rows of the tensor may begin at any multiple of `vector` bytes,
+    where TMA wants multiples of 16, and it runs on sm_80. Elements outside the tensor are not written.
+
+    Args:
+        dims: Names of the tensor's dimensions, as in `TmaStoreStage`.
+        tile: Elements, as in `TmaStoreStage`: the extents of the fragments that are stored.
+        role: Who stores.
+        vector: Bytes that a thread stores at once, if it has so many side by side: 1, 2, 4, 8 or 16, and no less than an
+            element. The tensor's address, strides and rows are multiples of it, and so is where a tile starts along the
+            contiguous dimension.
+        wide: Whether a thread stores 16 bytes at once where so many lie side by side at a multiple of 16, which it finds out
+            when it stores, and the others by `vector`: for rows that begin anywhere, with tiles that start before them.
+        dtype: Of the elements, by default that of the tensor.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    vector: int = attrs.field(
+        default=16,
+        validator=must(
+            lambda n: type(n) is int and n in (1, 2, 4, 8, 16),
+            "is one of 1, 2, 4, 8, 16 bytes",
+            "the most that divides the row pitch",
+        ),
+    )
+    wide: bool = attrs.field(
+        default=False, validator=must(lambda value: isinstance(value, bool), "is True or False", "leave it out")
+    )
+    tensor_map = False
+    source: None = attrs.field(default=None, init=False)
+    stages: int = attrs.field(default=1, init=False)
+    columns: int | None = attrs.field(default=None, init=False)
+    reduce: str | None = attrs.field(default=None, init=False)
+
+
+# ---- stored stage ----------------------------------------------------------------------------------------------------
+#
+# StoredStage: that tiles of an output have been written, for roles of the same kernel that load them.
+
+
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class StoredStage(TokenStage):
+    """That a CTA's tiles of an output have been written, and may be loaded by the same CTA.
+
+    Its slots have no memory. The role that stores calls ``slot.<stage>.publish()`` in one, after its stores: that waits until
+    the engine has written them, and fences. The next roles of the ring load them, by a stage ``of_result(store)``, once they
+    have entered the slot. Tiles of the next output tile may be stored meanwhile. The same tile is stored again only once its
+    bytes have come.
+
+    (For the next kernel of the stream nothing is needed: it waits until this one has ended, and written everything.)
+
+    Args:
+        store: The stage that stores the tiles.
+        ring: Produced by the role that stores.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    store: TmaStoreStage = attrs.field(kw_only=False)
+
+    def __attrs_post_init__(self) -> None:
+        store, ring = self.store, self.ring
+        if not isinstance(store, TmaStoreStage):
+            raise InputError("StoredStage(store)", store, "is a stage that stores tiles", "e.g. a TmaStoreStage")
+        if not isinstance(ring, BarrierRing) or ring.per == "cta":
+            rule = "is a BarrierRing whose slots follow the tiles"
+            raise InputError("StoredStage(ring)", ring, rule, "e.g. BarrierRing(1, producer=store, consumer=load)")
+        if store.storing is not None and not any(store.storing is role for role in ring.phases[0]):
+            raise InputError("StoredStage(ring)", ring, "is produced by the role that stores", "name that as producer")

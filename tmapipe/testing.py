@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tmapipe.base.arithmetic import DType
 from tmapipe.check import Report
-from tmapipe.dtypes import DType
-from tmapipe.fields import check_bool, check_type
+from tmapipe.errors import check_bool, check_type
 from tmapipe.schedule import Schedule
 
 __all__ = ["NotSafe", "assert_safe"]

@@ -149,7 +149,7 @@ def test_a_loop_of_python_alone_ends_the_call(monkeypatch):
             while True:
                 pass
 
-    monkeypatch.setattr("tmapipe.program.iteration.MOST_TURNS", 1000)
+    monkeypatch.setattr("tmapipe.program.control.MOST_TURNS", 1000)
     for call in (lambda: Waits()(np.ones((8, 64), np.float32)), lambda: Waits().check()):
         try:
             said = str(call())

@@ -15,9 +15,9 @@ from tests.oracle.one_run import check_program
 from tests.raw_rows import Doubled, double_on_cpu, double_on_gpu
 from tests.sweeps import examples
 from tmapipe.check import Kind
-from tmapipe.check.program import check_operations
+from tmapipe.check.deadlocks import check_operations
 from tmapipe.isa.barriers import FenceProxyAsync
-from tmapipe.machine import Layout
+from tmapipe.model import Layout
 from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.program.trace import trace
 from tmapipe.prove.problem import Problem, operations_of

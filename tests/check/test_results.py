@@ -6,10 +6,10 @@ import pytest
 
 from tests.machine.parts import TILE, Parts, ramp, run, warps
 from tests.oracle.one_run import check_program
+from tmapipe.base.arithmetic import fp16
 from tmapipe.check import Kind
-from tmapipe.dtypes import fp16
 from tmapipe.isa.ops import TileStore
-from tmapipe.machine.scheduler import POLICIES
+from tmapipe.model.machine import POLICIES
 
 TILES = 3
 SHAPES = {"x": (8 * TILES, 16), "y": (8 * TILES, 16), "z": (8 * TILES, 16)}

@@ -21,12 +21,13 @@ from tests.oracle.one_run import check_program
 from tests.oracle.random_programs import draw
 from tests.oracle.small_program import SmallProgram
 from tests.sweeps import ALL
-from tmapipe.check.findings import Kind
-from tmapipe.check.program import check_operations
-from tmapipe.isa import effects, operands, ops
+from tmapipe.check.deadlocks import check_operations
+from tmapipe.isa import effects, ops
+from tmapipe.isa import effects as operands
 from tmapipe.isa.__main__ import manual
 from tmapipe.isa.effects import TABLE, Declared, Group, Proxy, Scope, Use, declared
-from tmapipe.machine.describe import describe
+from tmapipe.model.layout import Kind
+from tmapipe.model.run import describe
 from tmapipe.prove.positions import Positions
 
 IDS = [type(op).__name__ for op in EXAMPLES]

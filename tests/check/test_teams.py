@@ -8,9 +8,9 @@ import pytest
 
 import tmapipe as tp
 from tests.sweeps import sample
-from tmapipe.integers import ceil_div
+from tmapipe.base.arithmetic import ceil_div
 from tmapipe.program.trace import trace
-from tmapipe.protocol.turns import TeamsInTurn
+from tmapipe.protocol.matmuls import TeamsInTurn
 from tmapipe.prove.joint import prove
 from tmapipe.prove.recurrence import RunState
 from tmapipe.tiles.persistent import NumberedTiles

@@ -14,8 +14,8 @@ from tests.check.test_corpus import CASES, check
 from tests.oracle.judged_bodies import program_of
 from tmapipe.check import Kind
 from tmapipe.isa.ops import LoadComplete, MbarWait, StoreWrite, TmaLoad, TmaStore, WgmmaDone
-from tmapipe.machine import Machine
-from tmapipe.machine.timeline import ENGINES
+from tmapipe.model import Machine
+from tmapipe.model.run import ENGINES
 
 S = tp.schedules
 FIELDS = {"name", "ph", "ts", "pid", "tid", "args"}

@@ -13,8 +13,7 @@ from tests.oracle.random_pipelines import draw
 from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
 from tmapipe.kernel import kernel_main
-from tmapipe.program.replay import replay
-from tmapipe.program.trace import trace
+from tmapipe.program.trace import replay, trace
 from tmapipe.prove import joint
 from tmapipe.prove.problem import Sizes
 
@@ -288,7 +287,7 @@ def test_what_no_events_are_left_for_is_not_claimed(monkeypatch):
 
 def test_iterations_that_never_come_show_nothing(monkeypatch):
     """If only forty tiles at once were gone through, a CTA that has fewer would come to the same loop again and again."""
-    monkeypatch.setattr("tmapipe.prove.together.Together.paces", lambda self, now, nodes, counts: [40] * len(nodes))
+    monkeypatch.setattr("tmapipe.prove.shared.Together.paces", lambda self, now, nodes, counts: [40] * len(nodes))
     proof = joint.prove(trace(Tiles()))
     assert not proof.closed and "portions of which none fits" in proof.why
 

@@ -6,11 +6,10 @@ import pytest
 import tmapipe as tp
 from tests.check.deciding import ByTurn, Tiles, one_if, put, steps, take
 from tmapipe.program.trace import trace
-from tmapipe.prove.everything import everything
 from tmapipe.prove.joint import prove
 from tmapipe.prove.places import Places
 from tmapipe.prove.shared import Shared
-from tmapipe.prove.spread import Spread, Telling, Uses
+from tmapipe.prove.spread import Spread, Telling, Uses, everything
 
 S = tp.schedules
 
@@ -174,6 +173,6 @@ def test_operations_of_later_iterations_are_foreseen():
 
 
 def test_a_proof_without_foresight_stops(monkeypatch):
-    monkeypatch.setattr("tmapipe.prove.everything._Everything._maybe", lambda self, nodes: None)
+    monkeypatch.setattr("tmapipe.prove.spread._Everything._maybe", lambda self, nodes: None)
     proof = prove(trace(EverySecond()))
     assert not proof.closed and "foreseen" in proof.why

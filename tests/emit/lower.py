@@ -13,12 +13,11 @@ import numpy as np
 from tests.oracle.ptx import LEADER
 from tests.oracle.ptx_execution import Launch
 from tests.unit.fake_isa import Event
-from tmapipe.machine.elements import indices_of
-from tmapipe.plan.boxes import cut_by_hand
-from tmapipe.plan.model import Load, Matmul, Peer, Plan, Store
-from tmapipe.plan.syncs import Syncs
+from tmapipe.base.tma_rules import MAX_BOX
+from tmapipe.model.elements import indices_of
+from tmapipe.plan.model import Load, Peer, Plan, Store, Syncs
+from tmapipe.plan.rings import Matmul, cut_by_hand
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.tma_rules import MAX_BOX
 
 __all__ = ["lower"]
 

@@ -17,7 +17,7 @@ from tests.emit.lower import lower
 from tests.oracle.ptx_execution import Execution, Launch
 from tests.sweeps import ALL, sample
 from tests.unit.fake_isa import record
-from tmapipe.isa.values import Carried
+from tmapipe.isa.fragment import Carried
 from tmapipe.program.isa import TracingIsa
 
 

@@ -8,9 +8,8 @@ import pytest
 from tests.emit.kernels import built
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tests.sweeps import ALL
-from tmapipe.machine.banks import times
-from tmapipe.program.trace import trace
-from tmapipe.registers import fragments_need, touched_by
+from tmapipe.model.banks import times
+from tmapipe.program.trace import fragments_need, touched_by, trace
 
 
 class Touching(Execution):

@@ -17,7 +17,7 @@ from tests.emit.lower import lower
 from tests.oracle.ptx_execution import Execution, Launch
 from tests.sweeps import ALL
 from tests.unit.fake_isa import Event, record
-from tmapipe.tiles.gpc_positions import COUNTERS
+from tmapipe.tiles.dynamic import COUNTERS
 
 
 def events_of(kernel: Built, launch: Launch, warp: int) -> list[Event]:

@@ -4,7 +4,7 @@ import pytest
 
 import tmapipe as tp
 from tests.matmul_schedules import FromZero, Written
-from tmapipe.gpu.notes import check_notes
+from tmapipe.gpu.build import check_notes
 
 
 class UsedInFlight(FromZero):

@@ -10,9 +10,8 @@ from cutlass import Float32
 
 import tmapipe as tp
 from tests.raw_rows import Doubled, double_on_cpu
-from tmapipe.machine import Machine
-from tmapipe.program.replay import replay
-from tmapipe.program.trace import trace
+from tmapipe.model import Machine
+from tmapipe.program.trace import replay, trace
 
 
 def test_raw_code_is_in_the_kernel():

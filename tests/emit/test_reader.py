@@ -4,8 +4,9 @@ import pytest
 
 from tests.emit.kernels import built
 from tests.oracle.ptx import Facts, Ptx
-from tmapipe.dtypes import bf16
-from tmapipe.plan.model import Barrier, Buffer, Plan
+from tmapipe.base.arithmetic import bf16
+from tmapipe.plan.model import Plan
+from tmapipe.plan.rings import Barrier, Buffer
 
 PLAN = Plan(
     name="hand", arch="sm_90a", cluster={}, roles=(), named_barriers=(), rings=(), loads=(), stores=(), matmuls=(),

@@ -29,9 +29,9 @@ import attrs
 
 import tmapipe as tp
 from tests.oracle.plain import PlainIsa, record
-from tmapipe.check.program import check_operations
+from tmapipe.check.deadlocks import check_operations
 from tmapipe.kernel import kernel_main
-from tmapipe.machine import Layout
+from tmapipe.model import Layout
 from tmapipe.prove.problem import Problem
 from tmapipe.prove.trips import EVERY
 

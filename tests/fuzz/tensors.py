@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from tests.fuzz.junk import junk
 from tests.fuzz.outcomes import Call, Wrong
 from tests.fuzz.schedules import SCHEDULES, Schedule
-from tmapipe.dtypes import dtype_of
+from tmapipe.base.arithmetic import dtype_of
 
 __all__ = ["call"]
 

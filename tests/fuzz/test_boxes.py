@@ -23,7 +23,7 @@ def test_right_or_refused(few):
 
 def test_a_wrong_row_is_noticed(monkeypatch):
     """The model, changed: stores of tiles write one element more."""
-    from tmapipe.machine import stores
+    from tmapipe.model import copies as stores
 
     right = stores.MOVES[stores.TmaStore]
 

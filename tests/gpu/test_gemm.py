@@ -7,7 +7,7 @@ import torch
 from cutlass.utils import HardwareInfo
 
 import tmapipe as tp
-from tmapipe.gpu.gpcs import gpcs
+from tmapipe.gpu.kernels import gpcs
 
 DTYPES = [torch.bfloat16, torch.float16]
 TILES = [(128, 256, 64), (128, 128, 64), (128, 64, 64), (64, 128, 64), (128, 192, 64), (128, 128, 128), (256, 128, 64)]

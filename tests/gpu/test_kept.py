@@ -8,7 +8,7 @@ import torch
 from cutlass.utils import HardwareInfo
 
 import tmapipe as tp
-from tmapipe.gpu.residency import resident_clusters
+from tmapipe.gpu.launch import resident_clusters
 
 PROGRAM = """
 import sys
@@ -16,7 +16,7 @@ import time
 import torch
 import tmapipe as tp
 from tmapipe.gpu import kernels
-from tmapipe.prove import verdicts
+from tmapipe.prove import trips as verdicts
 
 made, build = [], kernels.build
 kernels.build = lambda *given, **named: made.append(given) or build(*given, **named)

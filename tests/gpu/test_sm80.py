@@ -10,9 +10,8 @@ import torch
 import tmapipe as tp
 from tests.gpu.test_cp_async import matrix
 from tests.oracle.copy_forms import Mapped
-from tmapipe.gpu.build import build
+from tmapipe.gpu.build import Sm80Isa, build
 from tmapipe.gpu.launch import adopt
-from tmapipe.gpu.sm80 import Sm80Isa
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "double_buffer.py"))
 

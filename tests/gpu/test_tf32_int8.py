@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tmapipe.machine.memory import round_to_tf32
+from tmapipe.model.memory import round_to_tf32
 from tmapipe.tuning import Problem, choose
 
 S = tp.schedules

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from tests.oracle.plain import plainly, record
-from tmapipe.dtypes import DType, fp16, fp32
-from tmapipe.machine import Layout, Machine, Run, Scheduler, State
-from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tmapipe.base.arithmetic import DType, fp16, fp32
+from tmapipe.model import Layout, Machine, Run, Scheduler, State
+from tmapipe.plan.model import Load, Plan, RoleWarps, Store
+from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
 
 TILE = (8, 16)
 

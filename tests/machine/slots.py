@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from tmapipe.isa import ops
-from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import SlotRef
-from tmapipe.machine import elements
+from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.ops import Isa
+from tmapipe.model import elements
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.thread_layout import vectors_of
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import tmapipe
 import tmapipe as tp
 from tests.oracle.arithmetic import STATED, Bytes, digest
-from tmapipe import arithmetic
-from tmapipe.dtypes import bf16, fp8_e4m3, fp8_e5m2, fp16, tf32
-from tmapipe.machine.reductions import lines_of
+from tmapipe.base import arithmetic
+from tmapipe.base.arithmetic import bf16, fp8_e4m3, fp8_e5m2, fp16, tf32
+from tmapipe.model.elements import lines_of
 from tmapipe.plan.thread_layout import VectorLayout
 
 FUNCTIONS = {

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.machine.parts import TILE, CopyRing, ramp, run, run_recorded
 from tests.oracle.plain import record
 from tests.sweeps import examples
-from tmapipe.dtypes import bf16, fp8_e4m3, fp16, fp32
+from tmapipe.base.arithmetic import bf16, fp8_e4m3, fp16, fp32
 from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError
-from tmapipe.machine.scheduler import POLICIES
+from tmapipe.model.machine import POLICIES
 
 
 def copy(ring: CopyRing, x: np.ndarray, clusters: int = 1, **options):

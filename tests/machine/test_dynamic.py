@@ -12,10 +12,10 @@ import tmapipe as tp
 from tests.oracle.judged_bodies import program_of
 from tests.sweeps import examples, sample
 from tests.unit.errors import refused
-from tmapipe.machine import Machine
-from tmapipe.machine.scheduler import POLICIES
-from tmapipe.machine.warp import MachineIsa
-from tmapipe.tiles.gpc_positions import COUNTERS, keep_positions
+from tmapipe.model import Machine
+from tmapipe.model.machine import POLICIES
+from tmapipe.model.warp import MachineIsa
+from tmapipe.tiles.dynamic import COUNTERS, keep_positions
 
 S = tp.schedules
 

@@ -14,7 +14,7 @@ from tests.oracle.plain import record
 from tests.sweeps import examples
 from tests.unit.errors import refused
 from tmapipe.isa import ops as o
-from tmapipe.tiles.gpc_positions import COUNTERS, MOST_GPCS
+from tmapipe.tiles.dynamic import COUNTERS, MOST_GPCS
 from tmapipe.tiles.grouped import count_entries
 
 S = tp.schedules

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.machine.parts import Parts, run, warps
 from tests.sweeps import examples
 from tmapipe.errors import DeadlockError, HazardError
-from tmapipe.isa.ops import ALL_LANES, MbarArrive, MbarArriveCluster, MbarArriveTx, MbarExpectTx, MbarInit, MbarWait
-from tmapipe.machine import Layout, State
+from tmapipe.isa.effects import ALL_LANES
+from tmapipe.isa.ops import MbarArrive, MbarArriveCluster, MbarArriveTx, MbarExpectTx, MbarInit, MbarWait
+from tmapipe.model import Layout, State
 
 
 def state(count: int = 1, cluster: int = 1) -> State:

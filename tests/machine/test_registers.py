@@ -7,8 +7,8 @@ import pytest
 from tests.machine.parts import Parts, init, run, warps
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa import ops as o
-from tmapipe.machine import Layout, State
-from tmapipe.machine.scheduler import POLICIES
+from tmapipe.model import Layout, State
+from tmapipe.model.machine import POLICIES
 
 # ---- setmaxnreg -------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from tests.machine.parts import run_recorded
 from tests.oracle.judged_bodies import program_of
 from tests.sweeps import sample
 from tmapipe import Grouped, Hilbert, Operand, PersistentTiles, ScopeError, Snake
-from tmapipe.machine import Machine
-from tmapipe.machine.scheduler import POLICIES
+from tmapipe.model import Machine
+from tmapipe.model.machine import POLICIES
 from tmapipe.schedules import Copy, Gemm, SplitK, StreamK
 
 

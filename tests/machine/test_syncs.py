@@ -7,11 +7,11 @@ import pytest
 
 from tests.machine.parts import TILE, Parts, init, run, warps
 from tests.machine.slots import read_slot, write_slot
-from tmapipe.dtypes import bf16, fp8_e4m3, fp16, fp32
+from tmapipe.base.arithmetic import bf16, fp8_e4m3, fp16, fp32
 from tmapipe.errors import DeadlockError, HazardError
-from tmapipe.isa.values import SlotRef
-from tmapipe.machine import Layout, elements
-from tmapipe.machine.scheduler import POLICIES
+from tmapipe.isa.fragment import SlotRef
+from tmapipe.model import Layout, elements
+from tmapipe.model.machine import POLICIES
 from tmapipe.plan.thread_layout import vectors_of
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tmapipe as tp
-from tmapipe.arithmetic import products
-from tmapipe.machine.memory import Accumulator, round_to_tf32
+from tmapipe.base.arithmetic import products
+from tmapipe.model.memory import Accumulator, round_to_tf32
 
 S = tp.schedules
 INT8 = {"a": "int8", "b": "int8"}

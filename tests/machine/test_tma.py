@@ -8,14 +8,15 @@ import pytest
 from tests.machine.parts import TILE, Parts, init, ramp, run, warps
 from tests.machine.slots import read_slot, write_slot
 from tests.oracle.states import steps
-from tmapipe.dtypes import bf16, fp16, fp32, int8
+from tmapipe.base.arithmetic import bf16, fp16, fp32, int8
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa import ops as o
-from tmapipe.isa.values import SlotRef
-from tmapipe.machine import Layout, State
-from tmapipe.machine.memory import gather
-from tmapipe.machine.scheduler import POLICIES
-from tmapipe.plan.model import Buffer, Load
+from tmapipe.isa.fragment import SlotRef
+from tmapipe.model import Layout, State
+from tmapipe.model.machine import POLICIES
+from tmapipe.model.memory import gather
+from tmapipe.plan.model import Load
+from tmapipe.plan.rings import Buffer
 
 
 class Pair:

@@ -16,8 +16,8 @@ from tests.oracle.states import snapshot, steps
 from tests.sweeps import examples
 from tmapipe.errors import HazardError, ScopeError
 from tmapipe.isa import ops as o
-from tmapipe.machine import Layout, Scheduler, State
-from tmapipe.machine.scheduler import POLICIES
+from tmapipe.model import Layout, Scheduler, State
+from tmapipe.model.machine import POLICIES
 from tmapipe.plan.thread_layout import vectors_of
 
 
@@ -185,7 +185,7 @@ def test_a_branch_on_values_is_refused():
     role = parts.role("one", 1)
     slots = parts.buffer("x", TILE)
     plan = parts.plan()
-    from tmapipe.isa.values import SlotRef
+    from tmapipe.isa.fragment import SlotRef
 
     def entry(isa):
         init(isa)

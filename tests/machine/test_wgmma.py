@@ -8,12 +8,12 @@ import pytest
 from tests.machine.parts import Parts, init, run, run_recorded, warps
 from tests.machine.slots import write_slot
 from tests.oracle.states import steps
-from tmapipe.dtypes import bf16, fp16, fp32
+from tmapipe.base.arithmetic import bf16, fp16, fp32
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops as o
-from tmapipe.isa.values import SlotRef
-from tmapipe.machine import Layout, State
-from tmapipe.machine.scheduler import POLICIES
+from tmapipe.isa.fragment import SlotRef
+from tmapipe.model import Layout, State
+from tmapipe.model.machine import POLICIES
 
 FOUR = range(4)
 

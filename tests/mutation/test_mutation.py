@@ -46,11 +46,13 @@ def test_changed_code_is_that_of_the_outermost_function():
 
 
 def test_the_changed_function_takes_the_place_of_the_right_one():
-    mutant = next(m for m in draw(0, 10**6) if m.file == "tmapipe/integers.py" and m.change.what == "returns None")
+    mutant = next(
+        m for m in draw(0, 10**6) if m.file == "tmapipe/base/arithmetic.py" and m.change.what == "returns None"
+    )
     pid = os.fork()
     if not pid:
-        os._exit(0 if swapped(mutant) == 1 and tp.integers.ceil_div(3, 2) is None else 1)
-    assert os.waitpid(pid, 0)[1] == 0 and tp.integers.ceil_div(3, 2) == 2
+        os._exit(0 if swapped(mutant) == 1 and tp.base.arithmetic.ceil_div(3, 2) is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0 and tp.base.arithmetic.ceil_div(3, 2) == 2
 
 
 def test_draws_differ_by_seed_alone():

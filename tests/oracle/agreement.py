@@ -18,7 +18,7 @@ from tests.oracle.explore import explore_program
 from tests.oracle.one_run import check_program
 from tests.oracle.random_programs import draw
 from tests.oracle.small_program import SmallProgram
-from tmapipe.check.findings import Kind
+from tmapipe.model.layout import Kind
 
 __all__ = ["Verdicts", "compare", "shrunk"]
 

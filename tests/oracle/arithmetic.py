@@ -21,9 +21,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tmapipe import arithmetic
-from tmapipe.dtypes import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, int8, tf32
-from tmapipe.machine.memory import convert, round_to_tf32
+from tmapipe.base import arithmetic
+from tmapipe.base.arithmetic import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, int8, tf32
+from tmapipe.model.memory import convert, round_to_tf32
 
 __all__ = ["STATED", "digest", "settings"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.machine.parts import Parts
-from tmapipe.dtypes import fp16
+from tmapipe.base.arithmetic import fp16
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops
 from tmapipe.isa.effects import (
@@ -32,8 +32,8 @@ from tmapipe.isa.effects import (
     WaitAt,
     declared,
 )
-from tmapipe.machine import Layout, State
-from tmapipe.machine.tensorcore import REGISTERS
+from tmapipe.model import Layout, State
+from tmapipe.model.barriers import REGISTERS
 
 __all__ = ["EXAMPLES", "observed", "promised"]
 

@@ -32,11 +32,11 @@ from tests.oracle.explore_programs import WarpProgram, inits
 from tests.oracle.explore_reduce import commutes, landing_commutes
 from tests.oracle.plain import record
 from tests.oracle.states import snapshot
-from tmapipe.check.findings import Kind
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops
 from tmapipe.isa.ops import Flight, LoadComplete
-from tmapipe.machine import Layout, State
+from tmapipe.model import Layout, State
+from tmapipe.model.layout import Kind
 from tmapipe.plan.model import Plan
 
 __all__ = ["Exploration", "explore", "explore_program"]

@@ -29,10 +29,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.check.findings import Kind
 from tmapipe.isa import ops
-from tmapipe.isa.ops import ALL_LANES
-from tmapipe.machine.layout import Layout
+from tmapipe.isa.effects import ALL_LANES
+from tmapipe.model.layout import Kind, Layout
 
 __all__ = [
     "COPIES",

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 from tests.oracle.explore_accesses import REDUCED, WHOLE, Classes, is_release
 from tests.oracle.explore_programs import Visible, WarpProgram
-from tmapipe.check.findings import Kind
 from tmapipe.isa import ops
 from tmapipe.isa.ops import Flight
-from tmapipe.machine.layout import Layout
-from tmapipe.machine.state import State
+from tmapipe.model.layout import Kind, Layout
+from tmapipe.model.state import State
 
 __all__ = ["Conflicts"]
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tmapipe.check.findings import Kind
 from tmapipe.isa import ops
 from tmapipe.isa.ops import Flight
-from tmapipe.machine.layout import Layout
+from tmapipe.model.layout import Kind, Layout
 
 __all__ = ["Meanings"]
 

@@ -21,7 +21,7 @@ from tests.oracle.explore_accesses import (
 )
 from tests.oracle.explore_copies import async_bits, told
 from tmapipe.isa import ops
-from tmapipe.machine.layout import Layout
+from tmapipe.model.layout import Layout
 
 __all__ = [
     "ARRIVE",

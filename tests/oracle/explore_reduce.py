@@ -26,7 +26,7 @@ from tests.oracle.explore_programs import (
 )
 from tmapipe.isa import ops
 from tmapipe.isa.ops import Flight
-from tmapipe.machine.state import State
+from tmapipe.model.state import State
 
 __all__ = ["Reach", "commutes", "landing_commutes"]
 

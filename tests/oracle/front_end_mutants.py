@@ -23,7 +23,8 @@ from typing import NamedTuple
 from tests.oracle.bodies import body
 from tests.oracle.body_forms import SHOWN
 from tests.oracle.judged_bodies import DIFFERS, FAILS, outcome
-from tmapipe.program import replay, trace
+from tmapipe.program import trace
+from tmapipe.program import trace as replay
 
 __all__ = ["MUTANTS", "Mutant", "found_by"]
 
@@ -46,34 +47,34 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
-    Mutant("`or` gives a truth, not its operand", "operands.py", '(second, 0)))', '(second, 0))) if word == "and" else self.flag(first)', "and / or of numbers"),
-    Mutant("`and` gives 1", "operands.py", "(second, 0)))", "(1, 0)))", "and / or of numbers", first=3),
-    Mutant("`or` takes its second operand first", "operands.py", '*((first, second) if word == "or"', '*((second, first) if word == "or"', "and / or of numbers"),
-    Mutant("the second operand is always evaluated", "conditions.py", "    if total(second):\n        return Expr.of(\"and\"", "    if True:\n        return Expr.of(\"and\"", "guarded division in a condition"),
-    Mutant("`or` as `and`", "conditions.py", 'return Expr.of("or", first, second)', 'return Expr.of("and", first, second)', "and / or", first=3),
-    Mutant("what an operand does is not guarded", "operands.py", "        branch.turn()\n        if test and not symbolic(second):", "        branch.turn(); self.nodes[:0] = branch.nodes.pop(); branch.nodes.append([])\n        if test and not symbolic(second):", "guarded read", first=10),
-    Mutant("the arms of a conditional expression are swapped", "operands.py", "return select(branch.condition, then, other)", "return select(branch.condition, other, then)", "conditional expression"),
-    Mutant("the middle of a chain is its first operand", "operands.py", "        return self.pending[-1][5]", "        return self.pending[-1][1]", "chain", first=3),
+    Mutant("`or` gives a truth, not its operand", "control.py", '(second, 0)))', '(second, 0))) if word == "and" else self.flag(first)', "and / or of numbers"),
+    Mutant("`and` gives 1", "control.py", "(second, 0)))", "(1, 0)))", "and / or of numbers", first=3),
+    Mutant("`or` takes its second operand first", "control.py", '*((first, second) if word == "or"', '*((second, first) if word == "or"', "and / or of numbers"),
+    Mutant("the second operand is always evaluated", "loops.py", "    if total(second):\n        return Expr.of(\"and\"", "    if True:\n        return Expr.of(\"and\"", "guarded division in a condition"),
+    Mutant("`or` as `and`", "loops.py", 'return Expr.of("or", first, second)', 'return Expr.of("and", first, second)', "and / or", first=3),
+    Mutant("what an operand does is not guarded", "control.py", "        branch.turn()\n        if test and not symbolic(second):", "        branch.turn(); self.nodes[:0] = branch.nodes.pop(); branch.nodes.append([])\n        if test and not symbolic(second):", "guarded read", first=10),
+    Mutant("the arms of a conditional expression are swapped", "control.py", "return select(branch.condition, then, other)", "return select(branch.condition, other, then)", "conditional expression"),
+    Mutant("the middle of a chain is its first operand", "control.py", "        return self.pending[-1][5]", "        return self.pending[-1][1]", "chain", first=3),
     Mutant("a chain stops at its first pair", "rewrite_expressions.py", "made = pair if made is None else self._joined(", "made = pair if made is None else (lambda *_: pair)(", "chain", first=3),
-    Mutant("`not` of a number is its complement", "operands.py", "else value == 0", "else Expr.of(\"invert\", value)", first=3),
+    Mutant("`not` of a number is its complement", "control.py", "else value == 0", "else Expr.of(\"invert\", value)", first=3),
     Mutant("the arms of `if` are swapped", "rewrite.py", "self.block(node.body), self.block(node.orelse))", "self.block(node.orelse), self.block(node.body))", first=3),
     Mutant("the second arm begins with the names of the first", "blocks.py", "        self.state = self.before\n", "        pass\n", first=18),
     Mutant("the second arm begins with the cells of the first", "blocks.py", "        self.restore()\n        self.state = self.before", "        self.state = self.before\n", "branches in a slot", first=18),
     Mutant("a joined name has one arm's value", "blocks.py", "        return joined(name, (then, other), self._number", "        return joined(name, (then, then), self._number", first=3),
-    Mutant("a range ends one early", "python.py", "            return self.stop - self.start\n", "            return self.stop - self.start - 1\n", first=3),
-    Mutant("a range with a step rounds down", "python.py", "(width + (abs(self.step) - 1)) // abs(self.step)", "width // abs(self.step)", first=21),
-    Mutant("an index counts by one", "iteration.py", "yield self.around.start + index * self.around.step", "yield self.around.start + index", first=25),
-    Mutant("an index counts from 0", "iteration.py", "yield self.around.start + index * self.around.step", "yield index * self.around.step", first=19),
+    Mutant("a range ends one early", "refuse.py", "            return self.stop - self.start\n", "            return self.stop - self.start - 1\n", first=3),
+    Mutant("a range with a step rounds down", "refuse.py", "(width + (abs(self.step) - 1)) // abs(self.step)", "width // abs(self.step)", first=21),
+    Mutant("an index counts by one", "control.py", "yield self.around.start + index * self.around.step", "yield self.around.start + index", first=25),
+    Mutant("an index counts from 0", "control.py", "yield self.around.start + index * self.around.step", "yield index * self.around.step", first=19),
     Mutant("a loop hands on what was before it", "loops.py", "        self.carried.append((phi, initial, last, after))\n        return after\n\n    def _after", "        self.carried.append((phi, initial, initial, after))\n        return after\n\n    def _after"),
     Mutant("after a loop, names are as before it", "loops.py", "        after = Var(phi.name, phi.is_bool)\n        self.carried.append((phi, initial, last, after))\n        return after\n\n    def _after", "        after = Var(phi.name, phi.is_bool)\n        self.carried.append((phi, initial, last, after))\n        return initial\n\n    def _after", first=3),
     Mutant("a loop does not restore what was before it", "loops.py", "            phi.alias = (initial,)\n            return resolve(initial)", "            phi.alias = (0,)\n            return resolve(initial)", "a name that stays", first=16),
-    Mutant("an early return does not end its loop", "exits.py", "stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))", "stops = (*([broken] if breaks else []),)", "return alone", first=94),
-    Mutant("`break` does not end its loop", "exits.py", "stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))", "stops = (*([RETURNED] if returns else []),)", "break alone", first=16),
-    Mutant("`continue` is `break`", "exits.py", "            s.body = [_set(continued, False, s), *s.body]", "            pass", "continue alone", first=16),
-    Mutant("what follows a return is forgotten", "exits.py", "s.orelse, rest = [*s.orelse, *rest], []", "s.orelse, rest = [*s.orelse], []", "early return", first=94),
-    Mutant("a returned value is forgotten", "exits.py", "return [*begin, *made, located(ast.Return(ast.Name(VALUE, ast.Load())), last)]", "return [*begin, *made, located(ast.Return(ast.Constant(1)), last)]", "early return", first=3),
-    Mutant("`max` is `min`", "python.py", "            found = Expr.of(name, found, each)", '            found = Expr.of("min", found, each)', "min and max", first=21),
-    Mutant("`divmod` truncates", "python.py", "return (a // b, a % b) if symbolic(a)", "return (a // b, a - a // b) if symbolic(a)", "divmod", first=16),
+    Mutant("an early return does not end its loop", "rewrite_expressions.py", "stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))", "stops = (*([broken] if breaks else []),)", "return alone", first=94),
+    Mutant("`break` does not end its loop", "rewrite_expressions.py", "stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))", "stops = (*([RETURNED] if returns else []),)", "break alone", first=16),
+    Mutant("`continue` is `break`", "rewrite_expressions.py", "            s.body = [_set(continued, False, s), *s.body]", "            pass", "continue alone", first=16),
+    Mutant("what follows a return is forgotten", "rewrite_expressions.py", "s.orelse, rest = [*s.orelse, *rest], []", "s.orelse, rest = [*s.orelse], []", "early return", first=94),
+    Mutant("a returned value is forgotten", "rewrite_expressions.py", "return [*begin, *made, located(ast.Return(ast.Name(VALUE, ast.Load())), last)]", "return [*begin, *made, located(ast.Return(ast.Constant(1)), last)]", "early return", first=3),
+    Mutant("`max` is `min`", "refuse.py", "            found = Expr.of(name, found, each)", '            found = Expr.of("min", found, each)', "min and max", first=21),
+    Mutant("`divmod` truncates", "refuse.py", "return (a // b, a % b) if symbolic(a)", "return (a // b, a - a // b) if symbolic(a)", "divmod", first=16),
     Mutant("// rounds to zero", "python_text.py", 'text = f"{args[0]} {sign} {args[1]}"', 'text = f"int({args[0]} / {args[1]})" if sign == "//" else f"{args[0]} {sign} {args[1]}"', first=19),
     Mutant("% has the sign of the dividend", "python_text.py", 'text = f"{args[0]} {sign} {args[1]}"', 'text = f"{args[0]} - {args[1]} * int({args[0]} / {args[1]})" if sign == "%" else f"{args[0]} {sign} {args[1]}"'),
     Mutant("- with its operands swapped", "expressions.py", "Expr.of(name, other, self) if swapped else", "Expr.of(name, self, other) if swapped else"),

@@ -16,9 +16,9 @@ import numpy as np
 from tests.oracle.plain import PlainIsa
 from tmapipe.isa.ops import Ballot, Exit, StAsync, TableLoad
 from tmapipe.kernel import kernel_main
-from tmapipe.machine.layout import Layout
-from tmapipe.machine.machine import Machine
-from tmapipe.machine.warp import MachineIsa
+from tmapipe.model.layout import Layout
+from tmapipe.model.machine import Machine
+from tmapipe.model.warp import MachineIsa
 from tmapipe.plan.model import Plan
 from tmapipe.schedule import Schedule
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from tests.oracle.mutant_sites import Change, Program, Site, array_of, is_second
 from tmapipe.isa import effects
-from tmapipe.isa.effects import Declared, Effect, Group, Use, declared
-from tmapipe.isa.operands import ALL_LANES, Kind
-from tmapipe.machine.layout import Layout
+from tmapipe.isa.effects import ALL_LANES, Declared, Effect, Group, Kind, Use, declared
+from tmapipe.model.layout import Layout
 
 __all__ = ["CHANGES", "THINGS", "changed", "changes_at", "rule_of", "thing_of"]
 

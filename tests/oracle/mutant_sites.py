@@ -15,16 +15,15 @@ from typing import Any
 import attrs
 
 import tmapipe
-from tmapipe.isa.effects import declared
-from tmapipe.isa.operands import Kind
+from tmapipe.isa.effects import Kind, declared
 from tmapipe.kernel import kernel_main
-from tmapipe.machine.layout import Layout
-from tmapipe.machine.warp import MachineIsa
+from tmapipe.model.layout import Layout
+from tmapipe.model.warp import MachineIsa
 
 __all__ = ["Change", "Program", "Site", "array_of", "is_second", "program_of"]
 
 _LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
-_LOWERING = (os.path.join(_LIBRARY, "isa") + os.sep, os.path.join(_LIBRARY, "machine") + os.sep)
+_LOWERING = (os.path.join(_LIBRARY, "isa") + os.sep, os.path.join(_LIBRARY, "model") + os.sep)
 _OUTERMOST = "program_of"
 
 

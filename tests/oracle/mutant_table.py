@@ -18,7 +18,6 @@ import attrs
 import tmapipe
 from tests.oracle.mutant_changes import rule_of
 from tests.oracle.mutant_sites import Change
-from tmapipe.check.findings import Kind
 from tmapipe.isa.effects import (
     Access,
     Accumulators,
@@ -39,6 +38,7 @@ from tmapipe.isa.effects import (
     WaitAt,
     declared,
 )
+from tmapipe.model.layout import Kind
 
 __all__ = ["Outcome", "Row", "read", "show", "table", "text_of", "why_equivalent", "write"]
 

@@ -46,9 +46,9 @@ from tests.oracle.registry import REGISTRY, Registered
 from tests.oracle.result_forms import Chained, Overlapped
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
 from tests.oracle.value_forms import Normalized
-from tmapipe.check.findings import Kind
 from tmapipe.epilogue import Epilogue
-from tmapipe.machine import Layout
+from tmapipe.model import Layout
+from tmapipe.model.layout import Kind
 from tmapipe.prove.problem import Sizes
 from tmapipe.schedules import Copy, Gemm, PingPong
 

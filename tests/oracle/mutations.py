@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.isa.values import Carried
+from tmapipe.isa.fragment import Carried
 from tmapipe.kernel import kernel_main
 from tmapipe.plan.model import Plan
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.oracle.plain import run_checked
 from tmapipe.check import Report
-from tmapipe.check.budgets import budget_findings
-from tmapipe.check.program import ordered
+from tmapipe.check.deadlocks import ordered
+from tmapipe.check.trip_counts import budget_findings
 from tmapipe.plan.model import Plan
 
 __all__ = ["check_program"]

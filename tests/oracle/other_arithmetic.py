@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe import arithmetic
-from tmapipe.machine import elements, fragments, memory, reductions
+from tmapipe.base import arithmetic
+from tmapipe.model import elements, memory
+from tmapipe.model import elements as reductions
+from tmapipe.model import warp as fragments
 
 
 def _towards_zero(exact: Any) -> Any:

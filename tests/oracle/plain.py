@@ -15,17 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from tmapipe.check.deadlocks import check_operations, refused
 from tmapipe.check.findings import Finding
 from tmapipe.check.linear import LinearCheck
-from tmapipe.check.program import check_operations, refused
 from tmapipe.errors import PipelineError
 from tmapipe.isa.ops import Exit
-from tmapipe.machine import Layout, warp
-from tmapipe.machine.fragments import MachineFragments
-from tmapipe.machine.layout import Shapes
-from tmapipe.machine.locate import locate as find_location
-from tmapipe.machine.machine import Entry, shapes_of
-from tmapipe.machine.warp import MachineIsa
+from tmapipe.model import Layout, warp
+from tmapipe.model.layout import Shapes
+from tmapipe.model.layout import locate as find_location
+from tmapipe.model.machine import Entry, shapes_of
+from tmapipe.model.warp import MachineFragments, MachineIsa
 from tmapipe.plan.model import Plan
 
 __all__ = ["PlainIsa", "block", "plainly", "record", "run_checked"]

@@ -21,8 +21,8 @@ from tests.oracle.ptx import LEADER, SHARED, Instruction, Ptx, defined, register
 from tests.oracle.ptx_values import Peer, Registers, computation, signed
 from tmapipe.plan.model import Store
 from tmapipe.store_pipeline import REDUCTIONS
-from tmapipe.tiles.gpc_positions import COUNTERS as MOST_COUNTERS
-from tmapipe.tiles.gpc_positions import keep_positions
+from tmapipe.tiles.dynamic import COUNTERS as MOST_COUNTERS
+from tmapipe.tiles.dynamic import keep_positions
 
 __all__ = ["BASE", "Event", "Execution", "Launch"]
 

@@ -91,7 +91,8 @@ def compile_only(pipeline: Pipeline, mutation: Mutation | None) -> None:
 
 def _mutate_gpu(mutation: Mutation | None) -> None:
     """From here on this process builds kernels with the mutation in them."""
-    from tmapipe.gpu import build, emission
+    from tmapipe.gpu import build
+    from tmapipe.gpu import isa as emission
 
     build.emit = emission.emit if mutation is None else lambda program, isa: emission.emit(program, mutation.on(isa))
 
@@ -99,7 +100,7 @@ def _mutate_gpu(mutation: Mutation | None) -> None:
 def run_model(pipeline: Pipeline, mutation: Mutation | None) -> tuple[str, str]:
     """The same on the CPU model, in a few orders: "right", "corrupted" (a hazard or a wrong result) or "hung"."""
     from tmapipe.bind.tensors import bind
-    from tmapipe.machine import Machine
+    from tmapipe.model import Machine
 
     plan = pipeline.schedule.plan(pipeline.dtypes)
     mutated = None if mutation is None else mutation.entry(pipeline.schedule)

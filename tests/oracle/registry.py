@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tmapipe.base.tma_rules import Windows
 from tmapipe.epilogue import Epilogue, Matrix
 from tmapipe.math import relu
 from tmapipe.schedule import Schedule
@@ -37,13 +38,10 @@ from tmapipe.schedules import (
     StreamK,
     TransposeTiles,
 )
-from tmapipe.schedules.mainloop import Cooperative
-from tmapipe.schedules.operand import Operand
+from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.schedules.rowform import RowForm, row_form
-from tmapipe.tiles.dynamic import DynamicTiles
-from tmapipe.tiles.gpc import GpcTiles
+from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles
 from tmapipe.tiles.persistent import PersistentTiles
-from tmapipe.windows import Windows
 
 __all__ = ["REGISTRY", "Registered"]
 

@@ -13,9 +13,10 @@ from typing import Any
 import attrs
 
 from tests.machine.slots import read_slot, write_slot
-from tmapipe.dtypes import fp16
-from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import Barrier, Buffer, Load, Matmul, NamedBarrier, Plan, RoleWarps, Store
+from tmapipe.base.arithmetic import fp16
+from tmapipe.isa.fragment import SlotRef
+from tmapipe.plan.model import Load, Plan, RoleWarps, Store
+from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
 
 __all__ = ["SLOT_BYTES", "Call", "SmallProgram"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tmapipe.isa.ops import Flight
-from tmapipe.machine import State
+from tmapipe.model import State
 
 __all__ = ["snapshot", "steps"]
 

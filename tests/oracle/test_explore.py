@@ -13,9 +13,9 @@ from tests.oracle.random_programs import changed
 from tests.oracle.small_program import SLOT_BYTES, SmallProgram
 from tests.sweeps import ALL
 from tmapipe.check import Kind
-from tmapipe.check.program import check_operations
+from tmapipe.check.deadlocks import check_operations
 from tmapipe.isa import ops
-from tmapipe.machine import Layout
+from tmapipe.model import Layout
 
 ONE_TILE = [("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]
 LEAVE = [("cluster arrive",), ("cluster wait",)]

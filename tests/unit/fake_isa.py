@@ -10,13 +10,12 @@ from typing import Any
 
 from tests.oracle.plain import block
 from tmapipe.isa.exchange import ClusterExchange, Exchange
-from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.fragments import Fragments
-from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import SlotRef
+from tmapipe.isa.ops import Isa
 from tmapipe.kernel import kernel_main
-from tmapipe.plan.model import Barrier, Load, Matmul, NamedBarrier, Peer, Plan, Store
-from tmapipe.plan.syncs import Syncs
+from tmapipe.plan.model import Load, Peer, Plan, Store, Syncs
+from tmapipe.plan.rings import Barrier, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 
 Event = tuple[Any, ...]

@@ -9,7 +9,7 @@ import torch
 
 import tmapipe as tp
 from tests.unit.errors import refused
-from tmapipe.dtypes import as_dtype
+from tmapipe.base.arithmetic import as_dtype
 from tmapipe.store_pipeline import REDUCTIONS
 
 

@@ -12,8 +12,8 @@ from tests.unit.errors import refused
 from tmapipe import autotune
 from tmapipe.errors import PipelineError
 from tmapipe.tuning.autotune import METHOD, differing, job_of, measured
-from tmapipe.tuning.cache import keep, recall
-from tmapipe.tuning.compiling import compile_each
+from tmapipe.tuning.compiling import compile_each, keep
+from tmapipe.tuning.compiling import recall_entry as recall
 
 
 def scaled_of(rows, stages=2, columns=64):

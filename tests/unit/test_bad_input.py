@@ -7,9 +7,9 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.errors import refused
-from tmapipe.dtypes import as_dtype
-from tmapipe.plan.arch import arch_named
+from tmapipe.base.arithmetic import as_dtype
 from tmapipe.plan.planner import make_plan
+from tmapipe.plan.rings import arch_named
 
 S = tp.schedules
 

@@ -4,9 +4,9 @@ import pytest
 
 import tmapipe as tp
 from tests.oracle.copy_forms import Images, Mapped
-from tmapipe.dtypes import bf16, fp32
-from tmapipe.machine.banks import times
-from tmapipe.plan.model import Buffer
+from tmapipe.base.arithmetic import bf16, fp32
+from tmapipe.model.banks import times
+from tmapipe.plan.rings import Buffer
 
 LANES = range(32)
 

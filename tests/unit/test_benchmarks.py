@@ -21,8 +21,8 @@ from benchmarks.results import read as read_results
 from benchmarks.sass_loops import innermost, loops, parse
 from benchmarks.sustained import estimate_seconds, sustained
 from tmapipe import tuning
-from tmapipe.gpu.notes import Resources
-from tmapipe.tuning.timing import Method, Timing, rested, screen
+from tmapipe.gpu.build import Resources
+from tmapipe.tuning.compiling import Method, Timing, rested, screen
 
 METHOD = Method(rounds=6, batch=8, rest=0.3, preheat=3.0, hot=0.25, seed=0)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.bind.tensors import bind, signature
-from tmapipe.machine import Machine
+from tmapipe.model import Machine
 
 S = tp.schedules
 

@@ -9,8 +9,9 @@ import tvm_ffi
 
 import tmapipe as tp
 from tests.unit.test_export import Move
-from tmapipe.gpu import callers, launch
-from tmapipe.gpu.packed import Packed
+from tmapipe.gpu import kernels as callers
+from tmapipe.gpu import launch
+from tmapipe.gpu.exporting import Packed
 
 
 class Code:

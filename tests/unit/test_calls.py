@@ -10,7 +10,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe import testing, tuning
-from tmapipe.tuning import cache
+from tmapipe.tuning import compiling as cache
 
 S, E = tp.schedules, tp.epilogue
 X = np.ones((64, 64), np.float16)
@@ -310,12 +310,12 @@ def test_the_cache_without_a_home_is_the_user_s_own(monkeypatch, tmp_path, home)
     assert folder == tmp_path / f"tmapipe-{os.getuid()}"
     problem, entry = tuning.Problem(64, 64, 64), cache.Entry(tuning.Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
     cache.store(problem, "GPU", entry)
-    assert folder.stat().st_mode & 0o777 == 0o700 and cache.load(problem, "GPU") == entry
+    assert folder.stat().st_mode & 0o777 == 0o700 and cache.load_entry(problem, "GPU") == entry
     folder.chmod(0o777)  # another user may have put files there
-    assert cache.load(problem, "GPU") is None
+    assert cache.load_entry(problem, "GPU") is None
     with pytest.raises(PermissionError, match="TMAPIPE_CACHE_DIR"):
         cache.store(problem, "GPU", entry)
     folder.rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").chmod(0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    assert cache.load(problem, "GPU") is None
+    assert cache.load_entry(problem, "GPU") is None

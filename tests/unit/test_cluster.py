@@ -12,8 +12,8 @@ import tmapipe as tp
 from tests.oracle.peer_forms import Paired, WholeBoxes
 from tests.unit.errors import refused
 from tmapipe import MulticastGroup
-from tmapipe.multicast import along, check_cluster, peer_pattern
-from tmapipe.protocol.cluster import cluster_coordinate, peer_mask, peer_rank, share_index
+from tmapipe.base.tensor_map import along, check_cluster, peer_pattern
+from tmapipe.protocol.tile import cluster_coordinate, peer_mask, peer_rank, share_index
 
 AXES = ("m", "n", "k", "l")
 

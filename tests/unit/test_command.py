@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 import tmapipe as tp
 from tests.unit.test_docs import ROOT, blocks, steady
 from tests.user_copy import COPY
-from tmapipe.command import examined, machine
+from tmapipe.command import machine
+from tmapipe.command import machine as examined
 from tmapipe.command.app import app
-from tmapipe.command.examined import BAD, cache_item, driver_and_gpus, dsl_items, gpu_items, package_item, torch_item
+from tmapipe.command.machine import BAD, cache_item, driver_and_gpus, dsl_items, gpu_items, package_item, torch_item
 
 SCHEMA = json.loads((pathlib.Path(tp.__file__).parent / "command" / "output.schema.json").read_text())
 MINE = f"""
@@ -245,7 +246,7 @@ def test_faults_of_the_library_keep_their_traceback(mine, monkeypatch):
 
 
 def test_doctor_without_a_gpu_compiles_nothing(mine, monkeypatch):
-    monkeypatch.setattr("tmapipe.command.examined.driver_and_gpus", lambda: (None, []))
+    monkeypatch.setattr("tmapipe.command.machine.driver_and_gpus", lambda: (None, []))
     monkeypatch.setattr(machine, "_compare", None)
     code, document = said("doctor")
     names = [item["name"] for item in document["items"]]

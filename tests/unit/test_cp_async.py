@@ -11,7 +11,7 @@ import tmapipe as tp
 from tests.oracle.copy_forms import Added, Ahead, CopiedGemm, Images
 from tests.unit.errors import refused
 from tmapipe.check import Kind
-from tmapipe.plan.arrivals import readers_of
+from tmapipe.plan.transfers import readers_of
 
 
 def rows(pitch, columns, dtype=np.float32, first=0, count=70, seed=0):
@@ -67,7 +67,7 @@ def test_checked(form):
 
 
 def test_a_reader_through_the_async_proxy_needs_a_fence(monkeypatch):
-    monkeypatch.setattr("tmapipe.plan.arrivals.readers_of", lambda *given: (*readers_of(*given)[:2], ()))
+    monkeypatch.setattr("tmapipe.plan.transfers.readers_of", lambda *given: (*readers_of(*given)[:2], ()))
     for form in (CopiedGemm, Images):
         report = form().check()
         assert report.kinds() == {Kind.PROXY}

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from tmapipe import disk
+from tmapipe.base import disk
 
 NAME = hashlib.sha256(b"a kernel").hexdigest()
 

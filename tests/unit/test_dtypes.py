@@ -9,8 +9,8 @@ import tmapipe as tp
 from examples.softmax import softmax_of
 from tests.unit.errors import refused
 from tests.unit.test_added import Stacked
-from tmapipe import dtypes
-from tmapipe.dtypes import as_dtype, dtype_of
+from tmapipe.base import arithmetic as dtypes
+from tmapipe.base.arithmetic import as_dtype, dtype_of
 
 OF_TENSORS = (tp.bf16, tp.fp16, tp.fp32, tp.fp8_e4m3, tp.fp8_e5m2, tp.int8, tp.int16, tp.int32, tp.int64, tp.fp64)
 ALL = (*OF_TENSORS, tp.tf32)

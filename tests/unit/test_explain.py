@@ -6,8 +6,7 @@ import pytest
 
 import tmapipe as tp
 from examples.attention import attention_of
-from tmapipe.program.trace import trace
-from tmapipe.registers import fragments_held
+from tmapipe.program.trace import fragments_held, trace
 
 S = tp.schedules
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.unit.generated_functions import Generator
 from tests.unit.traced import Plain, Program, agree
-from tmapipe.program.nodes import For, If, Let, While
+from tmapipe.program.expressions import For, If, Let, While
 
 ONE = [(i,) for i in range(-3, 8)]
 TWO = list(itertools.product(range(-2, 6), range(-1, 6)))

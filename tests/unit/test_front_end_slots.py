@@ -8,8 +8,7 @@ import pytest
 import tmapipe as tp
 from tests.oracle.plain import record
 from tmapipe.kernel import kernel_main
-from tmapipe.program.replay import replay
-from tmapipe.program.trace import trace
+from tmapipe.program.trace import replay, trace
 
 
 def sums(body, stages=6, fill=None):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.unit.errors import refused
 from tmapipe import DynamicTiles, GpcTiles, Grouped, GroupedTiles, PersistentTiles, StreamKTiles
-from tmapipe.gpu import gpcs
-from tmapipe.gpu.gpcs import joined
-from tmapipe.tiles.gpc_positions import GPC_WORDS, MOST_GPCS, WORDS, keep_positions
+from tmapipe.gpu import kernels as gpcs
+from tmapipe.gpu.kernels import joined
+from tmapipe.tiles.dynamic import GPC_WORDS, MOST_GPCS, WORDS, keep_positions
 
 #: An H200: a GPC of 8 multiprocessors besides those of 16 and 18, and four pairs by themselves.
 H200 = [

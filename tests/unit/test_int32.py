@@ -8,8 +8,7 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.traced import evaluate
-from tmapipe.program.expressions import Expr, Var
-from tmapipe.program.int32 import FOLD
+from tmapipe.program.expressions import FOLD, Expr, Var
 
 EDGES = (-(2**31), -(2**31) + 1, -65537, -7, -1, 0, 1, 2, 7, 65536, 2**31 - 2, 2**31 - 1)
 WRAPPING = ("add", "sub", "mul", "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne", "min", "max")

@@ -9,8 +9,8 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.errors import refused
-from tmapipe.moved import moved
-from tmapipe.schedules.moved import OLD_KEYWORDS
+from tmapipe.errors import moved
+from tmapipe.schedules.mainloop import OLD_KEYWORDS
 from tmapipe.tuning import Problem, choose, tune
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "migration.md").read_text()

@@ -103,10 +103,10 @@ def test_epilogues_that_parts_have_not(make):
 def test_parts_that_are_added_in_any_type():
     """Of those in which the engine adds."""
     for name in ("fp8_e4m3", "fp8_e5m2"):
-        d = np.zeros((64, 64), tp.dtypes.as_dtype(name).numpy)
+        d = np.zeros((64, 64), tp.base.arithmetic.as_dtype(name).numpy)
         refused(S.SplitK(2, *SMALL, reduce="add"), A, B, d, argument="d", value=name, rule="TMA stores can add")
     for name in ("fp16", "bf16"):
-        d = np.zeros((64, 64), tp.dtypes.as_dtype(name).numpy)
+        d = np.zeros((64, 64), tp.base.arithmetic.as_dtype(name).numpy)
         found = S.SplitK(2, *SMALL, reduce="add")(A[:, :2], B[:, :2], d)
         assert np.allclose(
             found.astype(np.float32), A[:, :2].astype(np.float32) @ B[:, :2].astype(np.float32).T, rtol=0.2

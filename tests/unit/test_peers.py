@@ -10,8 +10,8 @@ from tests.oracle.peer_forms import Looked, Reduced, Rotated, RotatedInPairs, Sc
 from tests.sweeps import sample
 from tests.unit.errors import refused
 from tests.unit.test_added import expected
-from tmapipe.check.findings import Kind
 from tmapipe.errors import DeadlockError, HazardError, ScopeError
+from tmapipe.model.layout import Kind
 
 
 def whole(*shape, seed=0):

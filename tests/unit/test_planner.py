@@ -11,9 +11,9 @@ import tmapipe as tp
 from tests.sweeps import examples
 from tests.unit.errors import refused
 from tests.unit.test_cluster import peers_of
-from tmapipe.dtypes import as_dtype
-from tmapipe.plan.arch import arch_named
+from tmapipe.base.arithmetic import as_dtype
 from tmapipe.plan.planner import MAX_SLOTS
+from tmapipe.plan.rings import arch_named
 
 S = tp.schedules
 ARCH = arch_named("sm_90a")

@@ -8,7 +8,7 @@ import pytest
 
 import tmapipe as tp
 from tests.oracle.registry import REGISTRY
-from tmapipe.plan.frozenmap import FrozenMap
+from tmapipe.errors import FrozenMap
 from tmapipe.plan.thread_layout import AccumulatorLayout
 
 S = tp.schedules

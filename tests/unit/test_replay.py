@@ -10,13 +10,10 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.traced import evaluate
-from tmapipe.machine import Layout
-from tmapipe.program.expressions import Expr, select
-from tmapipe.program.int32 import FOLD, wrapped
-from tmapipe.program.nodes import Call, Let
+from tmapipe.model import Layout
+from tmapipe.program.expressions import FOLD, Call, Expr, Let, select, wrapped
 from tmapipe.program.python_text import code_of
-from tmapipe.program.replay import operations
-from tmapipe.program.trace import trace
+from tmapipe.program.trace import operations, trace
 
 EDGES = (-(2**31), -(2**31) + 1, -65537, -7, -1, 0, 1, 2, 7, 31, 65536, 2**31 - 2, 2**31 - 1)
 A, B = Expr.of("symbol", "warp"), Expr.of("symbol", "cluster")

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.fake_isa import RecordingIsa
-from tmapipe.dtypes import bf16
+from tmapipe.base.arithmetic import bf16
+from tmapipe.base.tensor_map import along
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
-from tmapipe.multicast import along
-from tmapipe.plan.model import Barrier, Buffer, Load, Plan, RoleWarps, Store
-from tmapipe.plan.rings import Ring
+from tmapipe.plan.model import Load, Plan, RoleWarps, Store
+from tmapipe.plan.rings import Barrier, Buffer, Ring
 from tmapipe.plan.thread_layout import vectors_of
-from tmapipe.protocol.parts import PartInSlot, SlotPart
 from tmapipe.protocol.ring import RingEnd
+from tmapipe.protocol.slots import PartInSlot, SlotPart
 from tmapipe.protocol.stores import StoreOfSlot
 
 NBYTES = 1024

@@ -93,7 +93,7 @@ def test_cross_entropy(shape, dtype):
 
 @pytest.mark.parametrize("shape, dtype", SHAPES[:3], ids=str)
 def test_gradients(shape, dtype, monkeypatch):
-    monkeypatch.setattr("tmapipe.schedules.backward.PARTS", 8)  # so that CTAs take several rows
+    monkeypatch.setattr("tmapipe.schedules.norms.PARTS", 8)  # so that CTAs take several rows
     check_gradients(shape, dtype)
 
 
@@ -173,7 +173,8 @@ def test_wide_stores_of_tiles_that_begin_elsewhere():
 def test_kernels_with_tables_from_other_processes():
     """They are launched without being compiled again."""
     pytest.importorskip("cutlass")
-    from tmapipe.gpu.launch import Compiled, adopt, compiled_for
+    from tmapipe.gpu.build import Compiled
+    from tmapipe.gpu.launch import adopt, compiled_for
 
     rows = S.CrossEntropyRows(S.rowform.RowForm(60, 4, 64, 1, packed=True))
     x, numbers, target = rows_of((4, 60), BF16), torch.empty(4), torch.zeros(8, dtype=torch.int32)

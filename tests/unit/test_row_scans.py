@@ -41,7 +41,7 @@ class Lanes:
 @pytest.fixture
 def scans(monkeypatch):
     pytest.importorskip("cutlass")
-    from tmapipe.gpu import scans
+    from tmapipe.gpu import sums as scans
 
     monkeypatch.setattr(scans, "cute", SimpleNamespace(arch=Lanes))
     monkeypatch.setattr(scans, "cutlass", SimpleNamespace(select_=np.where))

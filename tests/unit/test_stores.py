@@ -7,7 +7,7 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.fake_isa import RecordingIsa, record
-from tmapipe.protocol.turns import TeamsInTurn
+from tmapipe.protocol.matmuls import TeamsInTurn
 
 S = tp.schedules
 EXTENTS = {"a": (1, 300, 100), "b": (1, 520, 100), "d": (1, 300, 520)}

@@ -13,7 +13,7 @@ from tests.unit.errors import refused
 from tests.unit.test_tiles import Place
 from tmapipe import Grouped, Hilbert, PersistentTiles, Snake, StreamKTiles
 from tmapipe import schedules as S
-from tmapipe.integers import ceil_div
+from tmapipe.base.arithmetic import ceil_div
 
 
 @attrs.frozen

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tmapipe as tp
 from tests.sweeps import examples
 from tests.unit.errors import refused
-from tmapipe.tma_rules import TYPES
+from tmapipe.base.tma_rules import TYPES
 
 
 class Memory:

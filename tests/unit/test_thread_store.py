@@ -63,7 +63,7 @@ def test_types_and_vectors(vector, dtype):
     schedule = through((16, 128), tp.Role(warps=4), vector, dtype)
     integer = dtype.startswith("int")
     x = np.random.default_rng(1).integers(-9, 9, (40, 96)).astype(np.int32 if integer else BF16)
-    y, z = np.zeros((40, 96), tp.dtypes.as_dtype(dtype).numpy), np.zeros(40, np.float32)
+    y, z = np.zeros((40, 96), tp.base.arithmetic.as_dtype(dtype).numpy), np.zeros(40, np.float32)
     assert schedule.check({"x": "int32" if integer else "bf16"}).ok
     schedule(x, out=y, z=z)
     assert (y == x.astype(np.float32) + 1).all() and (z == x.astype(np.float32).sum(1)).all()

@@ -12,7 +12,7 @@ from tests.sweeps import examples
 from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa
 from tmapipe import Backwards, Columns, Grouped, Hilbert, PersistentTiles, Snake
-from tmapipe.integers import ceil_div
+from tmapipe.base.arithmetic import ceil_div
 from tmapipe.protocol.tile import Tile, start_of
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import tmapipe as tp
 from tests.check.test_timeline import Forgets
-from tmapipe.machine.page import page
-from tmapipe.timeline.costs import H200, cycles_of_wgmma
+from tmapipe.model.run import page
+from tmapipe.timeline.timed import H200, cycles_of_wgmma
 from tmapipe.timeline.trace import REASONS
 
 S = tp.schedules

@@ -9,7 +9,7 @@ from torch.nn import functional
 import tmapipe as tp
 import tmapipe.torch as tt
 from tests.unit.errors import refused
-from tmapipe.torch.fallback import settings
+from tmapipe.torch.operators import settings
 
 S = tp.schedules
 

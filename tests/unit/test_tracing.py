@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from tmapipe.isa.fragments import Fragments
-from tmapipe.program.fragments import TracingFragments
+from tmapipe.program.isa import TracingFragments
 
 ABSTRACT = [
     name

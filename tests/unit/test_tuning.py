@@ -20,22 +20,13 @@ from tmapipe import GpcTiles, InputError, MissingGpuError, Windows, fp16, schedu
 from tmapipe.bind.tensors import bind
 from tmapipe.epilogue import ColumnSum, Epilogue, Matrix, Output, PerColumn, PerRow, RowSum, Scalar
 from tmapipe.math import gelu, relu
-from tmapipe.tuning import (
-    Candidate,
-    Problem,
-    cache,
-    candidates,
-    choose,
-    choose_conv,
-    epilogues,
-    estimate,
-    ranked,
-    tune,
-    tuner,
-)
-from tmapipe.tuning.cost import MACS, Constants
+from tmapipe.tuning import Candidate, Problem, candidates, choose, choose_conv, estimate, ranked, tune, tuner
+from tmapipe.tuning import compiling as cache
+from tmapipe.tuning import problem as epilogues
+from tmapipe.tuning.candidates import MACS
+from tmapipe.tuning.compiling import Method
+from tmapipe.tuning.cost import Constants
 from tmapipe.tuning.problem import H200
-from tmapipe.tuning.timing import Method
 from tmapipe.tuning.tuner import pick
 
 sizes = st.integers(1, 20000)
@@ -321,7 +312,7 @@ def test_choosing_may_look_at_candidates_of_like_estimates(monkeypatch):
     assert len({(each.schedule, each.tile, each.accumulators) for each in asked[0]}) == 3, (
         "clusters alone are not looked at"
     )
-    monkeypatch.setattr(sys.modules["tmapipe.tuning.choose"], "UNSURE", 0.999)
+    monkeypatch.setattr(sys.modules["tmapipe.tuning.tuner"], "UNSURE", 0.999)
     assert isinstance(choose(problem, look=3), schedules.Gemm) and len(asked) == 1, "sure: nothing is measured"
     for wrong in (0, -1, True, 2.0, "2"):
         refused(choose, problem, look=wrong, argument="choose(look)", value=wrong, rule="a number of candidates")
@@ -478,10 +469,10 @@ def test_what_is_stored_is_loaded(folder):
     assert dict(candidate.options)["l2_hints"] == ("evict_last", "evict_first")
     entry = cache.Entry(candidate, 42.5, 12)
     cache.store(problem, "Some GPU", entry)
-    assert cache.load(problem, "Some GPU") == entry
-    assert cache.load(other, "Some GPU") is None and cache.load(problem, "Another") is None
+    assert cache.load_entry(problem, "Some GPU") == entry
+    assert cache.load_entry(other, "Some GPU") is None and cache.load_entry(problem, "Another") is None
     cache.store(other, "Some GPU", entry)
-    assert cache.load(problem, "Some GPU") == cache.load(other, "Some GPU") == entry
+    assert cache.load_entry(problem, "Some GPU") == cache.load_entry(other, "Some GPU") == entry
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".lock"]  # nothing half-written is left
 
 
@@ -517,10 +508,10 @@ def test_what_was_found_among_fewer_candidates_is_no_answer(folder):
 def test_another_epilogue_is_another_entry(folder):
     problem, entry = Problem(8, 8, 8), cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
     cache.store(problem, "GPU", entry, FUSED)
-    assert cache.load(problem, "GPU", FUSED) == entry
+    assert cache.load_entry(problem, "GPU", FUSED) == entry
     assert (
-        cache.load(problem, "GPU") is None
-        and cache.load(problem, "GPU", Epilogue(relu, operands=FUSED.operands)) is None
+        cache.load_entry(problem, "GPU") is None
+        and cache.load_entry(problem, "GPU", Epilogue(relu, operands=FUSED.operands)) is None
     )
 
 
@@ -554,7 +545,7 @@ def test_a_broken_file_counts_as_empty(folder, text):
     path = cache.store(problem, "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1))
     assert json.loads(path.read_text())
     path.write_text(text)
-    assert cache.load(problem, "GPU") is None
+    assert cache.load_entry(problem, "GPU") is None
 
 
 def store_many(first):
@@ -565,7 +556,7 @@ def store_many(first):
 def test_writers_do_not_lose_each_others_entries(folder):
     with ProcessPoolExecutor(2) as pool:
         list(pool.map(store_many, (1, 21)))
-    assert [cache.load(Problem(m, 8, 8), "GPU").us for m in range(1, 41)] == list(range(1, 41))
+    assert [cache.load_entry(Problem(m, 8, 8), "GPU").us for m in range(1, 41)] == list(range(1, 41))
 
 
 def test_a_writer_that_stopped_does_not_stop_others(folder, monkeypatch):
@@ -575,7 +566,7 @@ def test_a_writer_that_stopped_does_not_stop_others(folder, monkeypatch):
     with open(path.with_suffix(".lock")) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         cache.store(Problem(16, 8, 8), "GPU", entry)
-    assert cache.load(Problem(16, 8, 8), "GPU") == cache.load(problem, "GPU") == entry
+    assert cache.load_entry(Problem(16, 8, 8), "GPU") == cache.load_entry(problem, "GPU") == entry
 
 
 @pytest.mark.parametrize(
@@ -590,7 +581,7 @@ def test_a_writer_that_stopped_does_not_stop_others(folder, monkeypatch):
 def test_an_entry_that_means_nothing_today_is_none(folder, candidate):
     problem = Problem(8, 8, 8)
     cache.store(problem, "GPU", cache.Entry(candidate, 1.0, 1))
-    assert cache.load(problem, "GPU") is not None and tuner.recall(problem, "GPU", Epilogue()) is None
+    assert cache.load_entry(problem, "GPU") is not None and tuner.recall(problem, "GPU", Epilogue()) is None
     good = Candidate("Gemm", (64, 64), (1, 1))
     cache.store(problem, "GPU", cache.Entry(good, 2.0, 1))
     found = tuner.recall(problem, "GPU", Epilogue())
@@ -600,9 +591,9 @@ def test_an_entry_that_means_nothing_today_is_none(folder, candidate):
 def test_an_entry_with_a_tile_of_three_extents_is_none(folder):
     problem, good = Problem(8, 8, 8), cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
     path = cache.store(problem, "GPU", good)
-    assert cache.load(problem, "GPU") == good
+    assert cache.load_entry(problem, "GPU") == good
     path.write_text(path.read_text().replace("64,\n   64\n", "64,\n   64,\n   64\n"))
-    assert cache.load(problem, "GPU") is None
+    assert cache.load_entry(problem, "GPU") is None
 
 
 def test_a_result_outlives_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
@@ -610,7 +601,7 @@ def test_a_result_outlives_a_folder_that_cannot_be_written(tmp_path, monkeypatch
     monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path / "file" / "below"))
     with pytest.warns(UserWarning, match="cannot keep its result"):
         tuner.remember(Problem(8, 8, 8), "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1), Epilogue())
-    assert cache.load(Problem(8, 8, 8), "GPU") is None
+    assert cache.load_entry(Problem(8, 8, 8), "GPU") is None
 
 
 def test_where_the_cache_lies(monkeypatch, tmp_path):

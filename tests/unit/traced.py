@@ -4,13 +4,11 @@ import weakref
 from typing import Any
 from unittest.mock import Mock
 
-from tmapipe.isa.values import Carried
-from tmapipe.machine.locate import line_of_errors, locate
+from tmapipe.isa.fragment import Carried
+from tmapipe.model.layout import line_of_errors, locate
 from tmapipe.program.control import Cells, Tracing
-from tmapipe.program.convert import tracing
-from tmapipe.program.expressions import Expr, Var, resolve, symbolic
-from tmapipe.program.int32 import FOLD
-from tmapipe.program.nodes import Call, For, If, Let, While
+from tmapipe.program.expressions import FOLD, Call, Expr, For, If, Let, Var, While, resolve, symbolic
+from tmapipe.program.rewrite import tracing
 
 
 class Device(Carried):

@@ -13,20 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tmapipe.bind.bound import Bound
-from tmapipe.bind.made import made_as, of_sums
-from tmapipe.bind.memory import check_apart, check_kind, check_memory, is_torch
-from tmapipe.dim import Dim
-from tmapipe.dtypes import DType, dtype_of, fp32
+from tmapipe.base.arithmetic import Dim, DType, dtype_of, fp32
+from tmapipe.base.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
+from tmapipe.bind.bound import Bound, check_apart, check_kind, check_memory, is_torch, made_as
 from tmapipe.errors import InputError
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import FROM_ZERO, TmaStoreStage
-from tmapipe.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
-
-__all__ = ["bind", "match", "of_sums"]
 
 
 def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:

@@ -1,31 +1,169 @@
-"""Rules of the mbarriers: everything counts in the phase that it is meant for, in every interleaving.
-
-- A wait that sees phase n complete knows that phase n - 1 is complete, or it could have returned two phases early.
-- That wait happens before the completion of phase n + 1, or it could be overtaken.
-- Whatever counts in phase n + 1 (arrival, expect-tx, bytes) knows that phase n is complete, or it could count there.
-- Bytes armed without an arrival are armed before some arrival of their phase, or the phase could complete without them.
-
-A warp knows that a phase is complete if it has waited for it, through whatever chain, or if everything that counted in it
-happened before. The second is possible for arrivals but not for bytes, since only the wait shows that they have landed.
-"""
+"""Vector clocks, and the rules of barriers that are checked with them: each wait and arrival is of the phase that it is
+meant for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from tmapipe.check.clocks import Clock, Clocks, Known
-from tmapipe.check.findings import Kind
-from tmapipe.check.log import FindingLog, Step
-from tmapipe.check.rules import Key, Rules
+from tmapipe.check.findings import FindingLog, Step
 from tmapipe.isa.effects import Arm, Start, declared
 from tmapipe.isa.ops import Counted
-from tmapipe.machine.describe import bar_name, who
-from tmapipe.machine.state import State
+from tmapipe.model.layout import Kind, Layout
+from tmapipe.model.run import bar_name, who
+from tmapipe.model.state import State
 
-__all__ = ["Phase", "Phases"]
+# ---- clocks ----------------------------------------------------------------------------------------------------------
+#
+# Vector clocks: what each warp, and each phase of a barrier, has in its past.
+#
+# A clock is one array of integers with six parts. The time of a warp is the number of its operations so far.
+#
+# executed   by warp: its operations up to this time have been executed
+# published  by warp: what all of its lanes accessed up to this time is visible here
+# fenced     by warp: what it accessed up to this time was followed by its own proxy fence, which is visible here
+# told       by warp: the mbarriers that its elected lane initialized up to this time are initialized here
+# phases     by mbarrier: this many of its phases have been waited for
+# handed_on  by mbarrier: this many of its phases have been waited for, and then a proxy fence was executed
+#
+# The lanes of a body are converged at every call, so an operation of one lane is *executed* for all. Memory differs:
+# the arrival of one lane publishes the other lanes' accesses and fences only up to their last common synchronization.
+# The elected lane tells of what it initializes itself.
+
+
+Clock = np.ndarray
+Known = tuple[tuple[int, int], ...]  # (entry of a clock, least value): a fact is known to clocks that have one of them
+
+
+def knows(clock: Clock, known: Known) -> bool:
+    """Whether a fact is in the past of a clock."""
+    for entry, least in known:  # noqa: SIM110 - any() takes twice as long, and most of a check asks this
+        if clock[entry] >= least:
+            return True
+    return False
+
+
+class Clocks:
+    """The warps' clocks.
+
+    of: by warp, what it knows (in its own entries: executed now; published and fenced at its lanes' last common
+    synchronization); time: by warp; fence: by warp, the time of its last proxy fence.
+    """
+
+    def __init__(self, layout: Layout):
+        self.agents = layout.agents
+        self.published, self.fenced, self.told, self.phases = (i * layout.agents for i in range(1, 5))
+        self.handed_on = self.phases + layout.ctas * layout.nbars
+        self.size = self.handed_on + layout.ctas * layout.nbars
+        self.of = [self.zero() for _ in range(layout.agents)]
+        self.time = [0] * layout.agents
+        self.fence = [0] * layout.agents
+
+    def take(self, other: Clocks) -> None:
+        """Copies *other*, to go on independently."""
+        self.of = [clock.copy() for clock in other.of]
+        self.time, self.fence = list(other.time), list(other.fence)
+
+    def zero(self) -> Clock:
+        return np.zeros(self.size, np.int32)
+
+    def tick(self, agent: int) -> int:
+        """The warp executes its next operation, at the time returned."""
+        time = self.time[agent] + 1
+        self.time[agent] = time
+        self.of[agent][agent] = time
+        return time
+
+    def release(self, agent: int, into: Clock, all_lanes: bool, elected: bool = False) -> None:
+        """Joins what the warp knows into a barrier's clock: as known to all of its lanes, or to one, maybe the elected one."""
+        clock = self.of[agent]
+        np.maximum(into, clock, out=into)
+        if all_lanes or elected:
+            into[self.told + agent] = self.time[agent]
+        if all_lanes:
+            into[self.published + agent] = self.time[agent]
+            into[self.fenced + agent] = self.fence[agent]
+
+    def execute(self, agent: int, into: Clock) -> None:
+        """Joins only what has been executed and waited for: for an operation that counts but releases no accesses."""
+        self.join_executed(self.of[agent], into)
+
+    def join_executed(self, clock: Clock, into: Clock) -> None:
+        """Joins what *clock* has of what has been executed and waited for."""
+        np.maximum(into[: self.agents], clock[: self.agents], out=into[: self.agents])
+        np.maximum(into[self.phases :], clock[self.phases :], out=into[self.phases :])
+
+    def fence_proxy(self, agent: int) -> None:
+        """The warp executes a proxy fence: after its own accesses, and after what threads have copied that it has waited
+        for."""
+        self.fence[agent] = self.time[agent]
+        own = self.of[agent]
+        waited = own[self.phases : self.handed_on]
+        np.maximum(own[self.handed_on :], waited, out=own[self.handed_on :])
+
+    def acquire(self, agent: int, clock: Clock) -> None:
+        """All lanes of the warp come to know *clock*."""
+        own = self.of[agent]
+        np.maximum(own, clock, out=own)
+
+    def synchronize_lanes(self, agent: int) -> None:
+        """``bar.warp.sync``: each lane knows what the others did."""
+        clock = self.of[agent]
+        clock[self.told + agent] = clock[self.published + agent] = self.time[agent]
+        clock[self.fenced + agent] = self.fence[agent]
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
+#
+# What the rules of the linear check have in common: clocks, a log, and that what they hold of a run can be copied.
+
+
+Key = tuple[Any, ...]  # the name of a fact
+
+
+class Rules:
+    """Some rules, and what they hold of a run so far. kept: the names of what changes along a run."""
+
+    kept: ClassVar[tuple[str, ...]]
+
+    def __init__(self, clocks: Clocks, log: FindingLog):
+        self.clocks, self.log, self.layout = clocks, log, log.layout
+
+    def take(self, other: Rules) -> None:
+        """Copies what *other* holds, where nothing is in flight, to go on independently."""
+        for name in self.kept:
+            setattr(self, name, copied(getattr(other, name)))
+
+    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+        """What later operations are checked against, each fact with what tells it. Nothing is in flight."""
+        raise NotImplementedError
+
+
+def copied(value: Any) -> Any:
+    """A copy of containers, clocks and what else can be copied, in each other."""
+    if isinstance(value, (int, tuple)):
+        return value
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [copied(each) for each in value]
+    return value.copy() if hasattr(value, "copy") else value
+
+
+# ---- phases ----------------------------------------------------------------------------------------------------------
+#
+# Rules of the mbarriers: everything counts in the phase that it is meant for, in every interleaving.
+#
+# - A wait that sees phase n complete knows that phase n - 1 is complete, or it could have returned two phases early.
+# - That wait happens before the completion of phase n + 1, or it could be overtaken. - Whatever counts in phase n + 1
+# (arrival, expect-tx, bytes) knows that phase n is complete, or it could count there. - Bytes armed without an
+# arrival are armed before some arrival of their phase, or the phase could complete without them.
+#
+# A warp knows that a phase is complete if it has waited for it, through whatever chain, or if everything that counted
+# in it happened before. The second is possible for arrivals but not for bytes, since only the wait shows that they
+# have landed.
 
 
 class Phase:
@@ -224,3 +362,108 @@ class Phases(Rules):
             "unordered with it; the bytes cancel out in the end"
         )
         self.log.add(Kind.COPY_BEFORE_ARM, text, "arm the barrier, then start the load", step, bar=bar, phase=phase)
+
+
+# ---- barriers --------------------------------------------------------------------------------------------------------
+#
+# Rules of the barriers of warps: the CTA's, the named ones and the cluster's.
+#
+# Whatever arrives in generation n + 1 must know that generation n is complete, or it could count there. Warps that
+# have returned count as arrived at the CTA's and the cluster's barrier, so their last clock joins what these release.
+
+
+CLUSTER = -1
+
+
+class Barriers(Rules):
+    """Barriers by number: ``16 * cta + id``, or `CLUSTER`. generations: by barrier and number; latest: the number of that of
+    each barrier; returned: warps."""
+
+    kept = ("generations", "latest", "returned")
+
+    def __init__(self, clocks: Clocks, log: FindingLog):
+        super().__init__(clocks, log)
+        self.generations: dict[tuple[int, int], Phase] = {}
+        self.latest: dict[int, int] = {}
+        self.returned: set[int] = set()
+
+    def recent(self) -> Iterator[tuple[tuple[int, Any], Phase]]:
+        """Generations at which those who still come may look: the latest of each barrier, and the one before if it is not
+        complete. Each with the barrier's number, and whether it is complete."""
+        for which, number in self.latest.items():
+            latest, before = self.generations[which, number], self.generations.get((which, number - 1))
+            yield (which, latest.complete), latest
+            if before is not None and not latest.complete:
+                yield (which, "before"), before
+
+    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+        for key, generation in self.recent():
+            for agent, time in generation.by.items():
+                yield ("barrier", *key, agent), ((agent, time),)
+
+    def arrive(self, step: Step, id: int | None, facts: tuple[int, bool], order_only: bool) -> None:
+        """The warp arrives at a barrier.
+
+        Args:
+            id: A hardware barrier of its CTA; None: the cluster's.
+            facts: The generation that it counts in, and whether that is then complete.
+            order_only: Whether it releases nothing.
+        """
+        (number, complete), clocks, agent = facts, self.clocks, step.agent
+        which, warps = self._barrier(agent, id)
+        step = step._replace(phase=number)
+        before = self.generations.get((which, number - 1))
+        if before is not None and any(clocks.of[agent][other] < time for other, time in before.by.items()):
+            self._early(step, number, before)
+        now = self.generations.get((which, number))
+        if now is None:
+            now = self.generations[which, number] = Phase(clocks.zero())
+            self.latest[which] = number
+            self.generations.pop((which, number - 3), None)
+        now.by[agent] = step.time
+        now.steps.append(step)
+        now.complete = complete
+        if order_only:
+            clocks.execute(agent, now.clock)
+        else:
+            clocks.release(agent, now.clock, all_lanes=True)
+        if complete and not id:
+            self._join_returned(now, warps)
+
+    def wait(self, agent: int, id: int | None, generation: int) -> None:
+        """The warp saw the generation complete."""
+        found = self.generations.get((self._barrier(agent, id)[0], generation))
+        if found is not None:
+            self.clocks.acquire(agent, found.clock)
+
+    def exit(self, agent: int) -> None:
+        """The warp returns, which may complete what all others have arrived at."""
+        self.returned.add(agent)
+        for which, warps in (self._barrier(agent, 0), self._barrier(agent, None)):
+            latest = self.generations.get((which, self.latest.get(which, -1)))
+            if latest is not None and not latest.complete and all(w in latest.by or w in self.returned for w in warps):
+                latest.complete = True
+                self._join_returned(latest, warps)
+
+    def _barrier(self, agent: int, id: int | None) -> tuple[int, range]:
+        """The number of a barrier of the warp, and the warps that may take part in it."""
+        cta = self.layout.cta_of(agent)
+        return (CLUSTER, range(self.layout.agents)) if id is None else (16 * cta + id, self.layout.cta_warps(cta))
+
+    def _join_returned(self, latest: Phase, warps: range) -> None:
+        """Joins the clocks of those that have returned without arriving: the barrier could not complete before."""
+        for agent in self.returned:
+            if agent in warps and agent not in latest.by:
+                self.clocks.release(agent, latest.clock, all_lanes=True)
+
+    def _early(self, step: Step, number: int, before: Phase) -> None:
+        name = self.layout.named_barrier_name(getattr(step.op, "id", 0))
+        others = ", ".join(dict.fromkeys(self.layout.role(s.agent) for s in before.steps))
+        text = (
+            f"{who(self.layout, step.agent)} arrives at {name} for its use number {number} and does not know that use number "
+            f"{number - 1} (by {others}) is over, so it can count there"
+        )
+        fix = (
+            "give each group of warps an id of its own, and let a warp that only arrives know that the last use is over"
+        )
+        self.log.add(Kind.NAMED_BARRIER, text, fix, step, *before.steps)

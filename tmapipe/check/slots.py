@@ -1,51 +1,245 @@
-"""Rules of the slots: two accesses to the same bytes, one of them a write, are ordered, with what their proxies need.
-
-    first access           is over for a second one if the past of the second has ...
-    threads read or write  the access, published by all lanes of its warp; and for the async proxy, their fence after it
-    raw, by async proxy    the access, published by all lanes of its warp
-    TMA load writes        the phase that its bytes complete, waited for
-    cp.async writes        the phase that its lanes complete, waited for; and for the async proxy, a proxy fence after the wait
-    a copy to a peer reads the phase of the peer's barrier that its bytes complete, waited for
-    TMA store reads        the issuing thread's wait_group(.read) for its group
-    wgmma reads            a wgmma wait_group for its group, by one of the warpgroup's warps
-
-For each slot the last access of each kind and agent is kept: whatever is ordered after it is ordered after earlier ones.
-"""
+"""Rules of the slots: two accesses to the same bytes, one of them a write, are ordered; races and redundant fences."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+import linecache
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Iterator
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
-from tmapipe.check import accesses
-from tmapipe.check.accesses import (
-    COPY,
-    COUNTED,
-    GENERIC,
-    LOAD,
-    MMA,
-    REDUCE,
-    SEND,
-    STORE,
-    WHOLE,
-    WRITE,
-    WRITES,
-    Access,
-    Part,
-    Waits,
-)
-from tmapipe.check.clocks import Clock, Clocks, Known, knows
-from tmapipe.check.findings import Kind
-from tmapipe.check.log import FindingLog, Step
-from tmapipe.check.races import report_race
-from tmapipe.check.rules import Key, Rules
+from tmapipe.check.findings import FindingLog, Step
+from tmapipe.check.phases import Clock, Clocks, Key, Known, Rules, knows
 from tmapipe.isa import effects
 from tmapipe.isa.effects import Group, Proxy, proxy_of
-from tmapipe.isa.ops import Flight
-from tmapipe.machine.state import State
+from tmapipe.isa.ops import Flight, TmaLoadThrough
+from tmapipe.model.layout import Kind
+from tmapipe.model.run import bar_name, slot_name, who
+from tmapipe.model.state import State
 
-__all__ = ["Slots"]
+if TYPE_CHECKING:
+    from tmapipe.model.layout import Layout
+
+
+# ---- accesses --------------------------------------------------------------------------------------------------------
+#
+# Accesses to slots, and the waits that end those which are asynchronous.
+
+
+#: What an access does. ASYNC_*: raw code of threads, through the async proxy, which has waited for its end.
+READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY, SEND, REDUCE = range(10)
+DOES = (
+    "{who} reads",
+    "{who} writes",
+    "a TMA load issued by {who} writes",
+    "a TMA store issued by {who} reads",
+    "a wgmma issued by {who} reads",
+    "raw code of {who} reads",
+    "raw code of {who} writes",
+    "a cp.async issued by {who} writes",
+    "a copy to a peer issued by {who} reads",
+    "a reduction issued by {who} changes",
+)
+WRITES = (WRITE, LOAD, ASYNC_WRITE, COPY, REDUCE)
+THREADS, RAW = (READ, WRITE), (ASYNC_READ, ASYNC_WRITE)
+GENERIC = (*THREADS, COPY)
+COUNTED = (LOAD, COPY, SEND, REDUCE)  # their end, on an mbarrier
+Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
+WHOLE: Part = ("whole", 0, 1)
+
+
+class Access:
+    """One access to a slot.
+
+    kind: one of the above; agent, time: the warp that made or issued it, and when; part: of the slot; slot: its number in the
+    CTA; number: what ends it, a load's phase, a store's bulk group or a wgmma's serial (None: not known yet); bar: of a load.
+    """
+
+    __slots__ = ("agent", "bar", "kind", "number", "part", "slot", "step", "time")
+
+    def __init__(self, kind: int, part: Part, step: Step, slot: int):
+        self.kind, self.agent, self.time, self.part, self.step, self.slot = (
+            kind,
+            step.agent,
+            step.time,
+            part,
+            step,
+            slot,
+        )
+        self.number: int | None = None
+        self.bar = -1
+
+
+class Waits:
+    """The waits of one thread or warp that have covered more than those before them, each as (n, step): all with smaller
+    numbers than n (groups, serials) are over."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, found: Iterable[tuple[int, Step]] = ()):
+        self.found = list(found)
+
+    def add(self, upto: int, step: Step) -> None:
+        if upto > self.upto:
+            self.found.append((upto, step))
+
+    def copy(self) -> Waits:
+        return Waits(self.found)
+
+    @property
+    def upto(self) -> int:
+        """How many are over."""
+        return self.found[-1][0] if self.found else 0
+
+    def first(self, number: int | None) -> Step | None:
+        """The first wait that covers *number*."""
+        i = len(self.found) if number is None else bisect_right(self.found, number, key=itemgetter(0))
+        return self.found[i][1] if i < len(self.found) else None
+
+
+# ---- races -----------------------------------------------------------------------------------------------------------
+#
+# The report of two accesses that nothing orders: who, which bytes, what is missing, what to change.
+
+
+def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: int, other: int) -> None:
+    """Reports that *access*, to the slot at flat index *slot*, conflicts with *before*, to the slot at *other* (the same, or
+    aliased).
+    """
+    log, layout = slots.log, slots.layout
+    owner: Step | None = None
+    if kind is Kind.STORE_SOURCE_REUSED:
+        owner = _foreign_wait(slots, before, access)
+        kind = Kind.GROUP_OWNER if owner is not None else kind
+    name, alias = slot_name(layout, slot), slot_name(layout, other)
+    first, second = _does(layout, before), _does(layout, access)
+    same = "it" if slot == other else f"{alias}, which lies in the same bytes"
+    text, fix, blame = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
+    extra = [step for step in (owner, _end(slots, before)) if step is not None]
+    log.add(kind, text, fix, access.step, before.step, *extra, slot=slot, blame=blame)
+
+
+def _texts(
+    slots: Slots, kind: Kind, before: Access, access: Access, second: str, first: str, owner: Step | None
+) -> tuple[str, str, Step]:
+    """What happens, what to change, and at which step."""
+    layout, clocks = slots.layout, slots.clocks
+    role, later, issuer = layout.role(before.agent), layout.role(access.agent), who(layout, before.agent)
+    array, then, while_ = layout.slots[access.slot][0].name, f"{second} after {first}", f"{second} while {first}"
+    clock = clocks.of[access.agent]
+    bar = bar_name(layout, before.bar) if before.bar >= 0 else ""
+    bars = bar.split("[")[0]
+    if kind is Kind.PROXY:
+        text = f"{second} through the async proxy after {first} through the generic proxy, and no proxy fence"
+        if before.kind == COPY:
+            fix = f"let {later} execute fence_proxy_async after it has waited for {bars}"
+            return f"{text} lies between", fix, access.step
+        text += f" of {role} lies between"
+        fix = f"execute fence_proxy_async after its access to {array}, before the synchronization that hands it on"
+    elif owner is not None:
+        text = f"{while_}: {who(layout, owner.agent)} waits for bulk groups, but the store's group belongs to {issuer}, and "
+        text += "wait_group covers only the calling thread's own"
+        return text, f"let {issuer}, which commits the group, wait for it (bulk_wait_group)", before.step
+    elif kind is Kind.STORE_SOURCE_REUSED:
+        text = f"{while_}: no wait_group.read for that store lies between"
+        fix = f"wait for the store's group (bulk_wait_group(..., read=True)) before it hands {array} on"
+    elif before.agent == access.agent and before.kind in THREADS and access.kind in THREADS:
+        text = (
+            f"{then}, with the elements distributed over lanes in another way, and nothing orders the lanes of one warp"
+        )
+        fix = f"{'execute warp_sync' if _alone(layout, role) else 'call k.sync()'} between the two"
+    elif before.kind not in (STORE, MMA, *COUNTED) and clock[before.agent] >= before.time:
+        if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # some warp knows it
+            text = f"{then}, but the signals between are relaxed, or came before that warp's lanes were synchronized: they "
+            text += "order what is executed, not these accesses"
+            fix = f'synchronize its lanes after its access to {array}, then signal without scope="relaxed"'
+        else:
+            text = f"{then}, but only one lane of that warp is ordered before it: the others' accesses are not"
+            fix = f"execute warp_sync between its access to {array} and the signal of one lane"
+            if _lacks_fence(slots, before, access):
+                text += f", and no proxy fence of {role} lies between"
+                fix = f"execute fence_proxy_async, then warp_sync, after its access to {array}, before one lane goes on"
+    elif before.kind == MMA:
+        text = f"{while_}: no wgmma_wait for that group lies between"
+        fix = f"wait for the wgmma's group (wgmma_wait) before it releases {array}"
+    elif before.kind == SEND:
+        what = "copy has read it"
+        fix = f"the peer has waited for {bars}: until the slot is free again"
+        if isinstance(before.step.op, TmaLoadThrough):
+            what, fix = "load is over", f"a role that has waited for {bars} releases {array}, as one of its consumers"
+        return f"{while_}: nothing makes it wait until the {what}", f"let {later} wait until {fix}", access.step
+    elif before.kind not in COUNTED:
+        return f"{while_}: nothing orders the two", _ordered(layout, before.agent, access.agent, array), access.step
+    elif (access.kind, access.agent, None) == (before.kind, before.agent, before.number):
+        fix = f"let {role} load {array} once a slot (each part of it once), and enter another slot for the next tile"
+        return f"{while_}: the first one's bytes may still be on their way", fix, access.step
+    else:
+        phase = f" (phase {before.number} of {bar})" if before.number is not None else ""
+        text = f"{while_}: nothing makes it wait until the bytes have landed{phase}"
+        return text, f"let {later} wait for {bars} before it touches {array}", access.step
+    return text, f"let {role} {fix}", before.step
+
+
+def _does(layout: Layout, access: Access) -> str:
+    through = access.kind == SEND and isinstance(access.step.op, TmaLoadThrough)
+    says = "a TMA load issued by {who} reads" if through else DOES[access.kind]
+    return says.format(who=who(layout, access.agent))
+
+
+def _alone(layout: Layout, role: str) -> bool:
+    """Whether it is a role of one warp, or of warps that no plan names."""
+    return role == "idle" or layout.plan.role(role).warps == 1
+
+
+def _ordered(layout: Layout, first: int, second: int, array: str) -> str:
+    """How two accesses by threads are ordered by what a body can do."""
+    role, later = layout.role(first), layout.role(second)
+    if role != later or _alone(layout, role) or first // layout.warps != second // layout.warps:
+        return f"let {later} wait until {role} is done with {array}: for a slot that it hands on then, or by k.sync in both"
+    of = layout.plan.role(role)
+    if of.team(first % layout.warps) != of.team(second % layout.warps):
+        return f"let the teams of {role} do this in turns: `with k.<name>.turn()` of a Turnstile({role}, stores=({array},))"
+    return f"let {role} call k.sync() between the two"
+
+
+def _lacks_fence(slots: Slots, before: Access, access: Access) -> bool:
+    """Whether *access* goes through the async proxy, and *before*, by threads, has not been fenced by its warp so far."""
+    fenced = slots.clocks.fence[before.agent] >= before.time
+    return before.kind in THREADS and access.kind not in (*THREADS, COPY) and not fenced
+
+
+def _end(slots: Slots, before: Access) -> Step | None:
+    """The wait that ended *before*, a store, if there was one, for the timeline."""
+    if before.kind != STORE:
+        return None
+    return slots.bulk_waits[before.agent].first(before.number)
+
+
+def _foreign_wait(slots: Slots, before: Access, access: Access) -> Step | None:
+    """A wait for bulk groups after the store and before the access, by a warp that has no groups of its own."""
+    clock: Any = slots.clocks.of[access.agent]
+    for agent in slots.layout.cta_warps(slots.layout.cta_of(before.agent)):
+        wait = slots.idle_waits.get(agent) if agent != before.agent else None
+        if wait is not None and clock[agent] >= wait.time and wait.order > before.step.order:
+            return wait
+    return None
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+#
+# Rules of the slots: two accesses to the same bytes, one of them a write, are ordered, with what their proxies need.
+#
+# first access           is over for a second one if the past of the second has ... threads read or write  the access,
+# published by all lanes of its warp; and for the async proxy, their fence after it raw, by async proxy    the access,
+# published by all lanes of its warp TMA load writes        the phase that its bytes complete, waited for cp.async
+# writes        the phase that its lanes complete, waited for; and for the async proxy, a proxy fence after the wait a
+# copy to a peer reads the phase of the peer's barrier that its bytes complete, waited for TMA store reads        the
+# issuing thread's wait_group(.read) for its group wgmma reads            a wgmma wait_group for its group, by one of
+# the warpgroup's warps
+#
+# For each slot the last access of each kind and agent is kept: whatever is ordered after it is ordered after earlier
+# ones.
 
 
 class Slots(Rules):
@@ -96,7 +290,7 @@ class Slots(Rules):
         slot, proxy = getattr(op, effect.slot), proxy_of(effect.proxy, op)
         if proxy is Proxy.ASYNC:
             self.async_slots.add(slot)
-        kind = (accesses.THREADS if proxy is Proxy.GENERIC else accesses.RAW)[effect.write]
+        kind = (THREADS if proxy is Proxy.GENERIC else RAW)[effect.write]
         part = WHOLE if effect.mask else (op.split, op.part, op.parts)
         access = Access(kind, part, step, slot)
         cta = getattr(op, effect.mask).bit_length() - 1 if effect.mask else self.layout.cta_of(agent)
@@ -208,8 +402,8 @@ class Slots(Rules):
     def order(self, before: Access, access: Access, clock: Clock) -> Kind | None:
         """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""
         if before.agent == access.agent and before.kind not in (STORE, MMA, *COUNTED):
-            same = before.part == access.part and before.slot == access.slot and access.kind in accesses.THREADS
-            if before.kind in accesses.RAW or same:  # each thread its own elements
+            same = before.part == access.part and before.slot == access.slot and access.kind in THREADS
+            if before.kind in RAW or same:  # each thread its own elements
                 return None
         if not knows(clock, self.over(before)):
             return Kind.STORE_SOURCE_REUSED if before.kind == STORE else Kind.RACE
@@ -242,3 +436,52 @@ class Slots(Rules):
 def _disjoint(one: Part, other: Part) -> bool:
     """Parts of the same cut with different numbers, however a part is distributed over lanes."""
     return one[1] != other[1] and one[2] == other[2] and one[0].split("/")[0] == other[0].split("/")[0]
+
+
+# ---- fences ----------------------------------------------------------------------------------------------------------
+#
+# Redundant proxy fences, reported as notes: those that order nothing.
+
+
+class Fences:
+    """Proxy fences, by source line.
+
+    A line is redundant if, each time that the run came by, the warp had not accessed any slot that TMA or wgmma access, in
+    this run or another one of the program, since its last fence.
+    """
+
+    def __init__(self, clocks: Clocks, log: FindingLog, slots: Slots):
+        self.clocks, self.log, self.slots = clocks, log, slots
+        self.touched: list[set[int]] = [set() for _ in range(clocks.agents)]  # slots since the last fence
+        self.lines: dict[Any, tuple[set[int], Step]] = {}
+
+    def access(self, agent: int, slot: int) -> None:
+        self.touched[agent].add(slot)
+
+    def fence(self, step: Step) -> None:
+        agent, where = step.agent, step.op.where
+        again = self.clocks.fence[agent] == step.time - 1  # the same line, once more at once
+        self.clocks.fence_proxy(agent)
+        key = (self.log.layout.role(agent), where, again) if where else (agent, step.time)
+        self.lines.setdefault(key, (set(), step))[0].update(self.touched[agent])
+        self.touched[agent].clear()
+
+    def finish(self, through_async: Container[str]) -> None:
+        """After a run. through_async: names of what TMA or wgmma access in other runs."""
+        layout = self.log.layout
+        touched = self.slots.async_slots | {i for i in range(layout.nslots) if layout.slots[i][0].name in through_async}
+        wanted = {alias for slot in touched for alias in layout.aliases[slot]}
+        for covered, step in self.lines.values():
+            if covered & wanted:
+                continue
+            names = ", ".join(dict.fromkeys(layout.slots[slot][0].name for slot in sorted(covered)))
+            why = f"only threads touch {names}" if names else "it has touched no slot since its last fence"
+            text = f"the proxy fence of {who(layout, step.agent)} orders nothing: {why}"
+            fix = "none: a `with` block put it there, and it does no harm"
+            self.log.add(Kind.REDUNDANT_FENCE, text, "drop this fence" if _asked_for(step.op.where) else fix, step)
+
+
+def _asked_for(where: str | None) -> bool:
+    """Whether the source line itself asks for the fence."""
+    path, _, line = (where or ":0").rpartition(":")
+    return where is None or "fence" in linecache.getline(path, int(line))

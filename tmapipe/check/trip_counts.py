@@ -1,19 +1,29 @@
-"""Whether all roles of a ring enter the same number of its slots, and leave each slot that they enter."""
+"""Whether all roles of a ring enter the same number of its slots; what the plan and the bodies of a subclass show alone."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
-from tmapipe.check.findings import Finding, Kind
-from tmapipe.check.log import Step, events_of
+import attrs
+
+from tmapipe.check.findings import Finding, Step, events_of, of_library
 from tmapipe.isa.effects import Arm, Arrive, Start, Wait, declared
-from tmapipe.machine.describe import lines, who
-from tmapipe.machine.layout import Layout
+from tmapipe.model.layout import Kind, Layout
+from tmapipe.model.run import lines, who
+from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Ring
 
-__all__ = ["RingUse", "cause_findings"]
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
+
+
+# ---- trip counts -----------------------------------------------------------------------------------------------------
+#
+# Whether all roles of a ring enter the same number of its slots, and leave each slot that they enter.
 
 
 def cause_findings(layout: Layout, programs: Sequence[Sequence[Any]], wrong: bool) -> list[Finding]:
@@ -246,3 +256,107 @@ def _by_line(uses: list[Step], what: str) -> list[Step]:
     for step in uses:
         by_line.setdefault(step.op.where, []).append(step)
     return [at[0]._replace(what=f"{what}, {len(at)} time{'s' * (len(at) > 1)}") for at in by_line.values()]
+
+
+# ---- budgets ---------------------------------------------------------------------------------------------------------
+#
+# What the plan alone shows: shared memory, registers, ids of named barriers.
+
+
+NAMED_BARRIERS = range(1, 16)  # of a CTA; 0 is its own (PTX ISA, barrier)
+
+
+def budget_findings(plan: Plan) -> Iterator[Finding]:
+    """Budgets that do not fit, whatever runs."""
+    limit, buffers = plan.target.smem, plan.buffers
+    end = max([plan.smem_bytes, *(b.offset + b.stages * b.pitch for b in buffers)])
+    if end > limit:
+        terms = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in buffers if b.over is None)
+        message = f"the plan takes {end} bytes of shared memory ({terms}); a CTA on {plan.arch} has {limit}"
+        yield Finding(Kind.SHARED_MEMORY, message, "use fewer stages or a smaller tile")
+    groups, given = -(-plan.warps // 4), plan.registers.values()
+    budget, total = plan.launch_registers * groups, sum(given)
+    if given and total > budget:
+        terms = " + ".join(map(str, given))
+        message = (
+            f"setmaxnreg asks for {terms} = {total} registers a thread over {groups} warpgroups; the CTA is launched with "
+            f"{plan.launch_registers} x {groups} = {budget}"
+        )
+        yield Finding(Kind.REGISTERS, message, f"take {total - budget} registers from some role")
+    owners: dict[int, str] = {}
+    for barrier in plan.named_barriers:
+        for id in range(barrier.id, barrier.id + barrier.instances):
+            if id not in NAMED_BARRIERS:
+                message = f"named barrier {barrier.name} has id {id}; ids run from 1 to 15"
+                yield Finding(Kind.NAMED_BARRIER, message, "use an id from 1 to 15 that no other barrier has")
+            elif id in owners:
+                message = f"named barriers {owners[id]} and {barrier.name} have the same id {id}"
+                yield Finding(Kind.NAMED_BARRIER, message, "give each named barrier an id of its own")
+            owners[id] = barrier.name
+
+
+# ---- overrides -------------------------------------------------------------------------------------------------------
+#
+# Where a schedule of a user's is wrong though no operation is at fault: a body that enters no slot, and what a
+# subclass of a shipped schedule puts in the place of the shipped one, such as a method that returned before an
+# operation.
+
+
+_OF_LIBRARY = (Kind.REDUNDANT_FENCE, Kind.REGISTERS, Kind.SHARED_MEMORY, Kind.LIMIT)  # say it in other words
+
+
+def placed(schedule: Schedule, plan: Plan, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings. A body of the user's that enters no slot of a ring is a place of that finding: the first one if it does
+    not even name the ring, or if a shipped body enters the others. A finding that no line of the user's shows gets those of
+    what *schedule* replaces: first the bodies of the roles that take part."""
+    bodies = {role: inspect.unwrap(body) for role, body in schedule.declared.bodies.items() if _of_user(body)}
+    own = [*bodies.values(), *_overrides(type(schedule))]
+    found = []
+    for finding in findings:
+        idle = [bodies[role] for role in _idle(plan, finding) if role in bodies]
+        shipped = any(map(of_library, finding.where))
+        first = [body for body in idle if shipped or finding.slot not in _names(body.__code__)]
+        last = idle
+        if finding.kind not in _OF_LIBRARY and all(map(of_library, finding.where)):
+            last = [*idle, *(bodies[step.role] for step in finding.steps if step.role in bodies), *own]
+        where = (*map(_line, first), *finding.where, *map(_line, last))
+        found.append(attrs.evolve(finding, where=where))
+    return tuple(found)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names of attributes and functions that a function uses."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return {*code.co_names}.union(*map(_names, inner))
+
+
+def _of_user(part: Any) -> bool:
+    return part.__module__.partition(".")[0] != "tmapipe" and part is not object
+
+
+def _overrides(cls: type) -> Iterator[Any]:
+    """Functions of the user's that stand in the place of those of a shipped schedule, but for its ``__init__``."""
+    shipped = [each for each in cls.__mro__ if not _of_user(each)]
+    for each in filter(_of_user, cls.__mro__):
+        for name, value in vars(each).items():
+            function = inspect.unwrap(getattr(value, "fget", None) or value)
+            if inspect.isfunction(function) and not name.startswith("__") and any(name in vars(c) for c in shipped):
+                yield function
+
+
+def _line(function: Any) -> str:
+    """ "file:line" of its ``def``."""
+    code, line = function.__code__, function.__code__.co_firstlineno
+    try:
+        above = next((i for i, text in enumerate(inspect.getsourcelines(function)[0]) if "def " in text), 0)
+    except (OSError, TypeError):
+        above = 0
+    return f"{code.co_filename}:{line + above}"
+
+
+def _idle(plan: Plan, finding: Finding) -> list[str]:
+    """The roles of a ring that enter none of its slots, where that is the finding."""
+    ring = next((ring for ring in plan.rings if ring.name == finding.slot), None)
+    if finding.kind is not Kind.TRIP_COUNTS or ring is None:
+        return []
+    return [role for roles in ring.phases for role in roles if role not in {step.role for step in finding.steps}]

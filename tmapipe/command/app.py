@@ -9,17 +9,12 @@ from typing import Annotated, Any
 import typer
 
 import tmapipe
-from tmapipe.command.answer import WRONG, answering, working
-from tmapipe.command.compared import references, simulate_seeds
-from tmapipe.command.drawn import timeline
+from tmapipe.command.compared import references, simulate_seeds, timeline
 from tmapipe.command.machine import bench, cache, demo, doctor, tune
-from tmapipe.command.named import made, settings_of
-from tmapipe.command.tensors import dtypes_of, fitted, tensors_of
+from tmapipe.command.named import WRONG, answering, dtypes_of, fitted, made, settings_of, tensors_of, working
 from tmapipe.errors import InputError
 from tmapipe.loaded import load
 from tmapipe.schedule import Schedule
-
-__all__ = ["app", "main"]
 
 app = typer.Typer(
     name="tmapipe",

@@ -1,31 +1,47 @@
-"""Runs on the CPU model, of several interleavings, whose results are compared with each other and with a reference."""
+"""Verbs that run a call on the model: several interleavings, whose results are compared, and timelines."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
+from rich.table import Table
 
+from tmapipe.base.arithmetic import DType
 from tmapipe.bind.bound import Bound
-from tmapipe.command.answer import WRONG, Answer
-from tmapipe.command.named import named, users_code
-from tmapipe.dtypes import DType
+from tmapipe.command.named import (
+    WRONG,
+    Answer,
+    answering,
+    dtypes_of,
+    made,
+    named,
+    settings_of,
+    tensors_of,
+    users_code,
+    working,
+)
 from tmapipe.errors import InputError
-from tmapipe.machine import Run
+from tmapipe.model.run import Run
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.clustersplitk import ClusterSplitK
 from tmapipe.schedules.copy import Copy
+from tmapipe.schedules.crossentropy import Softmax
 from tmapipe.schedules.gemm import Gemm
-from tmapipe.schedules.pingpong import PingPong
-from tmapipe.schedules.softmax import Softmax
-from tmapipe.schedules.splitk import SplitK
-from tmapipe.schedules.streamk import StreamK
+from tmapipe.schedules.gemms import ClusterSplitK, PingPong, SplitK, StreamK
 from tmapipe.tuning.tuner import WITHIN, WITHIN_8_BITS
 
-__all__ = ["off", "product", "references", "simulate_seeds", "within"]
+if TYPE_CHECKING:
+    from tmapipe.timeline.trace import Trace
+
+
+# ---- compared --------------------------------------------------------------------------------------------------------
+#
+# Runs on the CPU model, of several interleavings, whose results are compared with each other and with a reference.
+
 
 Reference = Callable[..., Any]
 
@@ -198,3 +214,89 @@ def _answer(
 def _finite(number: float) -> float | None:
     """JSON has no infinity: None stands for it."""
     return number if np.isfinite(number) else None
+
+
+# ---- drawn -----------------------------------------------------------------------------------------------------------
+#
+# The verb `timeline`: a call on the model with times, drawn.
+
+
+def timeline(
+    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="Gemm, module:object, or file.py:object.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="A page (.html), or .json for Perfetto. [NAME.html]"),
+    ] = None,
+    shape: Annotated[
+        list[str], typer.Option("--shape", metavar="NAME=EXTENTS", help="Of an input, e.g. a=512x256; repeat it.")
+    ] = [],  # noqa: B006 - typer's way to say: none
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="NAME=VALUE", help="An argument, e.g. tile=128,128,64; repeat it.")
+    ] = [],  # noqa: B006
+    dtype: Annotated[
+        list[str], typer.Option("--dtype", metavar="NAME=TYPE", help="Of a tensor, e.g. a=fp16; repeat it.")
+    ] = [],  # noqa: B006
+    tensor: Annotated[
+        list[str], typer.Option("--tensor", metavar="NAME=FILE", help="An input from a .npy file; repeat it.")
+    ] = [],  # noqa: B006
+    clusters: Annotated[int | None, typer.Option(min=1, max=1024, help="In the grid; by default up to 2.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Draws what runs when and what waits for what, on the CPU model with a cost model of an H200. Exit code 1: the check
+    finds something wrong."""
+    with answering("timeline", json_) as answer:
+        given = made(schedule, settings_of(set_))
+        inputs = tensors_of(given, shape, dtypes_of(dtype), tensor)
+        with working(f"running {schedule}"):
+            found = traced(given, inputs, clusters)
+        path = out or Path(f"{found.plan.name}.html")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            found.write_timeline(path)
+        except OSError as error:
+            raise InputError("-o", str(path), f"cannot be written: {error.strerror}", "name another file") from None
+        wrong = [each.args["kind"] for each in found.findings if not each.note]
+        roles = found.roles()
+        answer.facts = {
+            "schedule": found.plan.name,
+            "cycles": found.cycles,
+            "nanoseconds": found.nanoseconds,
+            "findings": wrong,
+            "roles": roles,
+            "file": str(path),
+        }
+        head = f"{found.plan.name}: {found.cycles} cycles, {found.nanoseconds / 1000:.2f} us on the model"
+        answer.text = [f"{head}; found: {', '.join(wrong)}" if wrong else head, _table(roles), str(path)]
+        answer.code = WRONG if wrong else 0
+
+
+def traced(schedule: Any, inputs: dict[str, Any], clusters: int | None) -> Trace:
+    """The trace of a call's first launch on the model: of a kernel of rows, of the schedule that it makes."""
+    from tmapipe.timeline.trace import trace
+
+    found: list[Trace] = []
+    simulate: Callable[..., Any] = Schedule._simulate
+
+    def timed(schedule: Schedule, bound: Bound) -> Any:
+        if found or bound.empty:
+            return simulate(schedule, bound)
+        found.append(trace(schedule, bound, clusters))
+        return None
+
+    Schedule._simulate = timed  # type: ignore[assignment,method-assign]
+    try:
+        schedule(**inputs)
+    finally:
+        Schedule._simulate = simulate  # type: ignore[method-assign]
+    if not found:
+        raise InputError("--shape", [x.shape for x in inputs.values()], "have elements to compute from", "pass some")
+    return found[0]
+
+
+def _table(roles: dict[str, dict[str, float]]) -> Table:
+    """What each role spends its time on."""
+    table = Table("role", "of its time", box=None)
+    for role, parts in roles.items():
+        shown = sorted(parts.items(), key=lambda part: -part[1])[:4]
+        table.add_row(role, ", ".join(f"{name} {part:.0%}" for name, part in shown))
+    return table

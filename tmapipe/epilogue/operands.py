@@ -1,15 +1,4 @@
-"""Operands of an epilogue: matrices, vectors and scalars that are combined with the accumulator.
-
-A role of one warp loads them by TMA into a ring of their own, ahead of the warpgroups. These read them piece by piece
-(`tmapipe.protocol.pieces`), distributed like the accumulator. If there is a matrix, a slot holds what one piece needs. Vectors
-and numbers alone share one slot for the whole tile::
-
-    fetch (1 warp)         c, bias of piece 0, 1, 2, ...   -> ring of slots
-    math (warpgroups)      mainloop | piece 0: wait, read, release, compute, store | piece 1 ...
-
-    fetch (1 warp)         bias of tile 0, 1, 2, ...       -> ring of slots
-    math (warpgroups)      mainloop | wait, piece 0: read, compute, store | piece 1 ... read, compute, store, release
-"""
+"""Operands and further outputs of an epilogue: what is combined with the accumulator, and what is stored beside d."""
 
 from __future__ import annotations
 
@@ -21,21 +10,90 @@ import attrs
 import numpy as np
 
 from tmapipe.barrier import BarrierRing
+from tmapipe.base.arithmetic import DType, as_dtype, ceil_div
+from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import Bound
-from tmapipe.dtypes import DType, as_dtype
-from tmapipe.errors import InputError
-from tmapipe.fields import is_count
-from tmapipe.integers import ceil_div
+from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Fragment
-from tmapipe.matmul import Wgmma
+from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.plan.transfers import even_columns
-from tmapipe.protocol.pieces import pieces
+from tmapipe.protocol.matmuls import pieces
 from tmapipe.protocol.tile import Tile
-from tmapipe.register_tile import RegisterTile
 from tmapipe.stage import TmaLoadStage
-from tmapipe.tma_rules import ALIGNMENT
+from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["EpilogueOperand", "Matrix", "Operands", "PerBatch", "PerColumn", "PerRow", "Scalar", "columns_of"]
+# ---- outputs ---------------------------------------------------------------------------------------------------------
+#
+# Outputs of an epilogue beside the first one, d: further outputs of d's shape, or sums of its rows or columns.
+
+
+@attrs.frozen
+class StoreForm:
+    """What the stores of all outputs of an epilogue have in common.
+
+    batch: names of the dimensions before m, each with a space; and of whole outputs: stages: buffers of a warpgroup; columns:
+    of a buffer (None: as many as fill 128 bytes); l2_hint: of the stores.
+    """
+
+    batch: str
+    stages: int
+    columns: int | None = None
+    l2_hint: str | None = None
+
+
+class EpilogueOutput:
+    """Base of the kinds. `reduced`: whether the kernel stores parts of it, which a second kernel adds."""
+
+    reduced = False
+
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
+        """The store of what the epilogue makes of *mma*'s tiles, in pieces of *width* columns."""
+        raise NotImplementedError
+
+    def type_of(self, sums: DType) -> DType:
+        """Type of its tensor, if a call makes one of sums of this type."""
+        raise NotImplementedError
+
+    def whole(self, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """The output, from what the epilogue gives for a whole d of *shape*."""
+        raise NotImplementedError
+
+
+@attrs.frozen
+class Output(EpilogueOutput):
+    """An output of d's shape.
+
+    Args:
+        dtype: Of its elements; None: the tensor's, or where a call makes it a's.
+    """
+
+    dtype: DType | str | None = None
+
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
+        options: dict[str, Any] = {"stages": form.stages, "columns": form.columns, "dtype": self.dtype}
+        return TmaStoreStage(f"{form.batch}m n", source=mma, **options).with_l2_hint(form.l2_hint)
+
+    def type_of(self, sums: DType) -> DType:
+        return as_dtype(self.dtype or sums)
+
+    def whole(self, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+        return np.broadcast_to(np.asarray(values, np.float32), shape).copy()
+
+
+# ---- operands --------------------------------------------------------------------------------------------------------
+#
+# Operands of an epilogue: matrices, vectors and scalars that are combined with the accumulator.
+#
+# A role of one warp loads them by TMA into a ring of their own, ahead of the warpgroups. These read them piece by
+# piece (`tmapipe.protocol.matmuls`), distributed like the accumulator. If there is a matrix, a slot holds what one
+# piece needs. Vectors and numbers alone share one slot for the whole tile::
+#
+# fetch (1 warp)         c, bias of piece 0, 1, 2, ...   -> ring of slots
+# math (warpgroups)      mainloop | piece 0: wait, read, release, compute, store | piece 1 ...
+#
+# fetch (1 warp)         bias of tile 0, 1, 2, ...       -> ring of slots
+# math (warpgroups)      mainloop | wait, piece 0: read, compute, store | piece 1 ... read, compute, store, release
+
 
 ELEMENT = "_element"  # ends the name of a number's only dimension
 VECTOR = 128  # a vector's slot has a multiple of as many elements, since slots start at multiples of 128 bytes

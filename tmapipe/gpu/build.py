@@ -1,10 +1,16 @@
-"""From a plan to a compiled kernel: the traced host function, and what the compiler says about the result."""
+"""From a plan to a compiled kernel: the traced host function, what ptxas says of the result, and its object file."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
+import os
+import re
+import sys
 import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,26 +22,251 @@ from cutlass._mlir import ir
 from cutlass._mlir_helpers.op import _set_enable_frame_filtering
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
-from tmapipe.gpu.caches import forget_ir
-from tmapipe.gpu.descriptors import WORDS, describe
-from tmapipe.gpu.edges import edge_of
-from tmapipe.gpu.emission import emit
-from tmapipe.gpu.isa import GpuIsa
-from tmapipe.gpu.layouts import cute_type, full_shape, make_atom, to_core_first
-from tmapipe.gpu.notes import Resources, check_notes, options_for
-from tmapipe.gpu.objects import Code
-from tmapipe.gpu.sm80 import backend_for
+from tmapipe.gpu import control
+from tmapipe.gpu.control import emit_ptx
+from tmapipe.gpu.copies import copy_tile
+from tmapipe.gpu.fragments import edge_of
+from tmapipe.gpu.isa import GpuIsa, emit
+from tmapipe.gpu.layouts import WORDS, cute_type, describe, full_shape, make_atom, to_core_first
 from tmapipe.plan.model import Plan
-from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
-from tmapipe.registers import fragments_held
-from tmapipe.tiles.gpc_positions import COUNTERS
-from tmapipe.tma_rules import ALIGNMENT
+from tmapipe.plan.rings import Barrier
+from tmapipe.program.trace import ONE_AT_A_TIME, Traced, fragments_held, trace
+from tmapipe.tiles.dynamic import COUNTERS
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-__all__ = ["Compiled", "build", "cluster_of"]
+
+# ---- sm80 ------------------------------------------------------------------------------------------------------------
+#
+# The instruction set on architectures before sm_90, whose mbarriers count no bytes and whose warps elect no lane.
+
+
+WAIT = """{
+.reg .pred done;
+wait_${:uid}:
+mbarrier.test_wait.parity.shared.b64 done, [$0], $1;
+@!done bra wait_${:uid};
+}"""
+
+
+class Sm80Isa(GpuIsa):
+    """`GpuIsa` for sm_80 to sm_89. CuTe DSL has these instructions for sm_90 and later only, so they are inline PTX."""
+
+    def mbarrier_init(self, barrier: Barrier, count: int) -> None:
+        def init() -> None:
+            for stage in range(barrier.stages):
+                cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count)
+
+        control.when(self.lane == 0, init)
+
+    def mbarrier_wait(self, barrier: Barrier, stage: Any, parity: Any) -> None:
+        emit_ptx(WAIT, "rr", self._address(barrier, stage), parity)
+
+    def mbarrier_arrive(self, barrier: Barrier, stage: Any, lanes: int = 1, when: Any = True) -> None:
+        def arrive() -> None:
+            emit_ptx("mbarrier.arrive.shared.b64 _, [$0];", "r", self._address(barrier, stage))
+
+        self.when(when, arrive if lanes == 32 else lambda: control.when(self.lane == 0, arrive))
+
+    def cp_async(
+        self, load: Any, stage: Any, at: Any, barrier: Barrier, share: Any, shares: int, anywhere: bool
+    ) -> None:
+        copy_tile(self, load, stage, at, share, shares)
+        emit_ptx("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r", self._address(barrier, stage))
+
+    def _address(self, barrier: Barrier, stage: Any) -> Any:
+        return self.mbarrier(barrier, stage).toint()
+
+
+def backend_for(plan: Plan) -> type[GpuIsa]:
+    """The class that emits instructions for the plan's architecture."""
+    return GpuIsa if plan.target.tma else Sm80Isa
+
+
+# ---- caches ----------------------------------------------------------------------------------------------------------
+#
+# What CuTe DSL remembers of a compilation, and with it the whole of its IR, until later ones push it out.
+
+
+def forget_ir() -> None:
+    """Empties the DSL's caches of values in IR. Each keeps the last 128, each of which keeps megabytes."""
+    for clear in _clears():
+        clear()
+
+
+@functools.cache
+def _clears() -> tuple[Callable[[], None], ...]:
+    """`cache_clear` of all functions under ``lru_cache_ir``, of the modules that are imported."""
+    found: dict[int, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "cutlass":
+            for function in _functions(vars(module)):
+                clear: Any = getattr(function, "cache_clear", None)
+                if "lru_cache_ir" in getattr(getattr(clear, "__self__", None), "__qualname__", ""):
+                    found[id(clear.__self__)] = clear
+    return tuple(found.values())
+
+
+def _functions(namespace: Any) -> Iterator[Any]:
+    """Functions, methods and properties, also those that another decorator is around."""
+    for value in list(namespace.values()):
+        for each in vars(value).values() if isinstance(value, type) else (value,):
+            function = each.fget if isinstance(each, property) else each
+            yield from (function, getattr(function, "__wrapped__", None))
+
+
+# ---- notes -----------------------------------------------------------------------------------------------------------
+#
+# What ptxas notes while it assembles a kernel: wgmmas that it serializes, registers that it uses and spills.
+
+
+#: Notes C7510 to C7519: wgmmas are serialized, or fences and waits for them are put in.
+_WGMMA = re.compile(r"\(C751\d\)[^\n]*")
+_MEMORY = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
+_USED = re.compile(r"Used (\d+) registers")
+REST = 32  #: registers a thread that a role needs beside sums and fragments, about
+MANY = 32  #: copies of boxes a slot whose addresses may take more
+
+
+@attrs.frozen
+class Resources:
+    """Args:
+    registers: per thread, at launch
+    spill_bytes: local memory per thread: spilled registers and arrays
+    shared_bytes: shared memory per CTA
+    """
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+def options_for(file: Path) -> str:
+    """Options of CuTe DSL's compiler that write the notes to *file*."""
+    return f"--remark-output={file} --remark-filter=ptxas"
+
+
+def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[int, str]]] = dict) -> Resources | None:
+    """What the kernel uses; None if the file is not there. Warns of spilled registers.
+
+    Args:
+        held: Returns, by role, how many registers a thread its fragments need at once, and the line.
+
+    Raises:
+        InputError: If ptxas serializes wgmmas, or waits for them where the kernel does not.
+    """
+    text = file.read_text() if file.exists() else ""
+    found = _WGMMA.search(text)
+    if found:
+        note = re.split(r" in function |in the function", found[0])[0].strip()
+        rule = "is what ptxas does where registers of a matmul in flight are used: its matmuls run one after another"
+        fix = "use an accumulator, or what was given to start() from registers, after .wait(), and start in one block of code"
+        raise InputError(f"compile of {plan.name}", note, rule, fix)
+    if not _USED.search(text):
+        return None
+    used = int(_USED.findall(text)[-1])
+    memory = _MEMORY.findall(text)  # of the kernel, and of functions that it calls
+    frame, spilled = (max(int(each[i]) for each in memory) for i in range(2))
+    if spilled:
+        warnings.warn(
+            f"{plan.name}: ptxas spills {spilled} bytes of registers a thread to local memory.{_reason(plan, held(), used)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return Resources(used, frame, plan.smem_bytes)
+
+
+def _reason(plan: Plan, held: Mapping[str, tuple[int, str]], used: int) -> str:
+    """What the role holds whose registers are short by most, or nearest to it, or how many boxes one loads; and what to do.
+
+    Args:
+        used: Registers a thread at launch.
+    """
+    found = (0, "")
+    for role in plan.roles:
+        has = plan.registers.get(role.first_warp // 4, used)
+        needs = {f"for {m.name}": sum(m.registers) for m in plan.matmuls if m.first_warp == role.first_warp}
+        if role.name in held:
+            count, line = held[role.name]
+            needs[f"for fragments at {line}"] = count
+        text = ", ".join(f"{count} {what}" for what, count in needs.items())
+        if needs:
+            text = f" Role {role.name}, with {has} registers a thread, holds {text} (see explain())."
+            found = max(found, (sum(needs.values()) - has + 256, text))
+    copies = max((_copies(plan, role.name), role.name) for role in plan.roles)
+    if copies[0] >= MANY and found[0] <= 256 - REST:
+        return (
+            f" Role {copies[1]} loads {copies[0]} boxes a slot, and each one's coordinates take registers. Use "
+            "smaller tiles, or a BulkLoadStage, which loads a tile at once."
+        )
+    return found[1] + " Use smaller tiles, more warps, or Role(registers=)."
+
+
+def _copies(plan: Plan, role: str) -> int:
+    """Boxes that the role loads into a slot, at most."""
+    boxes = {x.name: math.prod(x.buffer.tile) // (x.peers * math.prod(x.box)) for x in plan.loads if x.tensor_map}
+    return max(sum(boxes.get(name, 0) for name in ring.loads.get(role, ())) for ring in plan.rings)
+
+
+# ---- objects ---------------------------------------------------------------------------------------------------------
+#
+# Machine code of kernels as object files: exported from what CuTe DSL has compiled, and loaded without its compiler.
+
+
+_SYMBOL = "tmapipe_kernel"
+
+
+class Code:
+    """A kernel's machine code.
+
+    Args:
+        export: Returns the object file. Called once, when it is needed.
+    """
+
+    def __init__(self, export: Callable[[], bytes]):
+        self._export: Callable[[], bytes] | None = export
+
+    @staticmethod
+    def of(compiled: Any) -> Code:
+        """Of what `cute.compile` has returned."""
+        return Code(functools.partial(_exported, compiled))
+
+    @functools.cached_property
+    def object(self) -> bytes:
+        """The object file."""
+        with ONE_AT_A_TIME:
+            if self._export is None:  # another thread has exported it meanwhile
+                return self.object
+            found = self._export()
+            self.__dict__["object"], self._export = found, None  # the IR is no longer needed
+        return found
+
+    @functools.cached_property
+    def function(self) -> Any:
+        """Call it with a list of tensors and a list of numbers, as `Compiled` says."""
+        file = os.memfd_create(_SYMBOL)
+        try:
+            with open(file, "wb", closefd=False) as to:
+                to.write(self.object)
+            module = cute.runtime.load_module(f"/proc/self/fd/{file}", enable_tvm_ffi=True)
+        finally:
+            os.close(file)
+        return getattr(module, _SYMBOL)
+
+
+def _exported(compiled: Any) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+        path = Path(folder, "kernel.o")
+        compiled.export_to_c(str(path), function_name=_SYMBOL)
+        return path.read_bytes()
+
+
+# ---- build -----------------------------------------------------------------------------------------------------------
+#
+# From a plan to a compiled kernel: the traced host function, and what the compiler says about the result.
 
 
 @attrs.frozen

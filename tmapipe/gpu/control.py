@@ -1,23 +1,30 @@
-"""Run-time control flow: MLIR's structured loops and branches, with the values that they carry.
-
-Carried values are numbers of CuTe DSL (`Int32`, `Boolean`, `Float32`). What a block returns has the types that the values
-before it have, or, of a branch, that the other block returns.
-"""
+"""Numbers and control flow in a kernel: MLIR's loops and branches, expressions, functions of fragments, PTX inline."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cutlass import Boolean, Int32
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int16, Int32, Int64
 from cutlass._mlir import ir
-from cutlass._mlir.dialects import scf
+from cutlass._mlir.dialects import arith, llvm, scf
+from cutlass.cutlass_dsl import T
 
-from tmapipe.plan.boxes import UNROLLED
+from tmapipe.plan.rings import UNROLLED
+from tmapipe.program.expressions import Expr, Var, resolve
 
-__all__ = ["both", "choice", "constant", "each", "loop", "loop_while", "rolled", "when"]
+# ---- control ---------------------------------------------------------------------------------------------------------
+#
+# Run-time control flow: MLIR's structured loops and branches, with the values that they carry.
+#
+# Carried values are numbers of CuTe DSL (`Int32`, `Boolean`, `Float32`). What a block returns has the types that the
+# values before it have, or, of a branch, that the other block returns.
 
-Values = Sequence[Any]
+
+Carried = Sequence[Any]
 
 TOGETHER = 8  # of a long row of copies, in a turn of the loop
 
@@ -46,7 +53,7 @@ def when(condition: Any, body: Callable[[], None]) -> None:
         scf.yield_([])
 
 
-def choice(condition: Any, then: Callable[[], Values], other: Callable[[], Values]) -> list[Any]:
+def choice(condition: Any, then: Callable[[], Carried], other: Callable[[], Carried]) -> list[Any]:
     """What *then* returns if *condition*, else what *other* does. Types are known once both are emitted."""
     made = scf.IfOp(Boolean(condition).ir_value(), has_else=True)
     found = []
@@ -66,7 +73,7 @@ def choice(condition: Any, then: Callable[[], Values], other: Callable[[], Value
 
 
 def loop(
-    trips: Any, body: Callable[..., Values | None], carried: Values = (), annotation: ir.Attribute | None = None
+    trips: Any, body: Callable[..., Carried | None], carried: Carried = (), annotation: ir.Attribute | None = None
 ) -> list[Any]:
     """Runs ``body(i, *values)`` for i from 0 to *trips* - 1, which returns the values of the next iteration.
 
@@ -84,7 +91,7 @@ def loop(
     return _numbers(types, made.results)
 
 
-def loop_while(carried: Values, condition: Callable[..., Any], body: Callable[..., Values]) -> list[Any]:
+def loop_while(carried: Carried, condition: Callable[..., Any], body: Callable[..., Carried]) -> list[Any]:
     """Runs ``body(*values)``, which returns the next values, as long as ``condition(*values)``.
 
     Returns:
@@ -129,9 +136,334 @@ def each(count: int, body: Callable[[Any], None]) -> None:
         body(i)
 
 
-def _registers(values: Values) -> list[ir.Value]:
+def _registers(values: Carried) -> list[ir.Value]:
     return [value.ir_value() for value in values]
 
 
 def _numbers(types: Sequence[type], values: Sequence[ir.Value]) -> list[Any]:
     return [of(value) for of, value in zip(types, values, strict=True)]
+
+
+# ---- inline ----------------------------------------------------------------------------------------------------------
+#
+# PTX instructions that CuTe DSL has no operation for.
+
+
+TYPES = {"r": Int32, "l": Int64, "h": Int16, "f": Float32}  # of registers, as LLVM calls them
+
+
+def emit_ptx(text: str, kinds: str, *operands: Any, words: int = 0, pure: bool = False) -> list[Int32]:
+    """Emits an instruction, and returns the words that it gives.
+
+    Args:
+        text: The instruction, with $0, $1, ... for the words that it gives and then its operands.
+        kinds: Of the operands' registers, such as "rl": r and f of 32 bits, l of 64, h of 16.
+        operands: Numbers, or values of the IR.
+        words: How many it gives, each of 32 bits.
+        pure: Whether it reads and writes nothing else; otherwise it may read and write memory.
+    """
+    values = [TYPES[kind](operand).ir_value() for kind, operand in zip(kinds, operands, strict=True)]
+    several = f"!llvm.struct<({', '.join(['i32'] * words)})>"
+    found = llvm.inline_asm(
+        None if words == 0 else T.i32() if words == 1 else ir.Type.parse(several),
+        values,
+        text,
+        ",".join([*["=r"] * words, *kinds, *([] if pure else ["~{memory}"])]),
+        has_side_effects=not pure,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    if words == 1:
+        return [Int32(found)]
+    return [Int32(llvm.extractvalue(T.i32(), found, [i])) for i in range(words)]
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+#
+# The operations of fragments on one thread's numbers, as CuTe DSL scalars: Float32, Int32 and Boolean.
+
+
+LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
+KINDS = {"fp32": Float32, "int32": Int32, "bool": Boolean}
+
+
+def widened(values: Any, kind: str) -> list[Any]:
+    """The numbers of a tensor in registers. Two of bf16 are the halves of a word: a shift or a mask makes fp32 of either."""
+    if kind == "fp32" and values.element_type is cutlass.BFloat16 and cute.size(values) % 2 == 0:
+        words = cute.recast_tensor(values, Int32)
+        halves = [half for i in range(cute.size(words)) for half in (words[i] << 16, words[i] & -(1 << 16))]
+        return [Float32(llvm.bitcast(T.f32(), half.ir_value())) for half in halves]
+    wide = values.load().to(KINDS[kind])
+    return [wide[i] for i in range(cute.size(values))]
+
+
+def of_numbers(name: str, *arguments: Any) -> Any:
+    """The function on numbers, of which some are known at run time only."""
+    if name == "where":
+        condition, x, y = arguments
+        return cutlass.select_(Boolean(condition), Float32(x), Float32(y))
+    return FUNCTIONS[name](*(Float32(x) for x in arguments))
+
+
+def choose(condition: Any, x: Any, y: Any) -> Any:
+    """x where the condition holds, else y, of the same type; what CuTe DSL selects has lost it."""
+    return type(x)(cutlass.select_(condition, x, y))
+
+
+def _maximum(x: Any, y: Any) -> Any:
+    if isinstance(x, Int32):
+        return choose(x > y, x, y)
+    return cute.arch.fmax(x, y, nan=True)
+
+
+def _minimum(x: Any, y: Any) -> Any:
+    if isinstance(x, Int32):
+        return choose(x < y, x, y)
+    return cute.arch.fmin(x, y, nan=True)
+
+
+def _abs(x: Any) -> Any:
+    return choose(x < 0, -x, x) if isinstance(x, Int32) else cute.math.abs(x)
+
+
+def _floordiv(x: Any, y: Any) -> Any:
+    """Rounded down; the hardware's division rounds towards 0."""
+    quotient, rest = _divided(x, y)
+    return quotient - choose((rest != 0) & ((rest < 0) != (y < 0)), Int32(1), Int32(0))
+
+
+def _mod(x: Any, y: Any) -> Any:
+    """With the sign of the divisor; the hardware's has that of the dividend."""
+    _, rest = _divided(x, y)
+    return rest + choose((rest != 0) & ((rest < 0) != (y < 0)), y, Int32(0))
+
+
+def _divided(x: Any, y: Any) -> tuple[Any, Any]:
+    """The quotient, rounded towards 0, and the remainder."""
+    quotient = Int32(arith.divsi(x.ir_value(), y.ir_value()))
+    return quotient, x - quotient * y
+
+
+def _rounded(dtype: Any) -> Callable[[Any], Any]:
+    def rounded(x: Any) -> Any:
+        return x.to(dtype).to(Float32)
+
+    return rounded
+
+
+def _rounded_8(dtype: Any) -> Callable[[Any], Any]:
+    def rounded(x: Any) -> Any:  # conversions of 8-bit floats take vectors of 4
+        four = cute.TensorSSA(cute.full((4,), x, Float32).ir_value(), (4,), Float32).to(dtype).to(Float32)
+        return four[0]
+
+    return rounded
+
+
+def _to_int32(x: Any) -> Any:
+    return emit_ptx("cvt.rni.s32.f32 $0, $1;", "f", x, words=1, pure=True)[0]
+
+
+#: One number from numbers of the kinds that `tmapipe.isa.fragment.combine` gives.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "neg": operator.neg,
+    "abs": _abs,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "invert": lambda x: x ^ True if isinstance(x, Boolean) else x ^ -1,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "where": choose,
+    "widen": lambda x: x,
+    "exp": lambda x: cute.math.exp2(x * LOG2_E, fastmath=True),
+    "exp2": lambda x: cute.math.exp2(x, fastmath=True),
+    "log": lambda x: cute.math.log2(x, fastmath=True) * LN_2,
+    "log2": lambda x: cute.math.log2(x, fastmath=True),
+    "floor": cute.math.floor,
+    "tanh": lambda x: cute.math.tanh(x, approx=True),
+    "erf": cute.math.erf,
+    "sqrt": lambda x: cute.math.sqrt(x, fastmath=True),
+    "rsqrt": lambda x: cute.math.rsqrt(x, fastmath=True),
+    "sigmoid": lambda x: cute.arch.rcp_approx(cute.math.exp2(-x * LOG2_E, fastmath=True) + 1.0),
+    "to_bf16": _rounded(cutlass.BFloat16),
+    "to_fp16": _rounded(cutlass.Float16),
+    "to_fp8_e4m3": _rounded_8(cutlass.Float8E4M3FN),
+    "to_fp8_e5m2": _rounded_8(cutlass.Float8E5M2),
+    "to_int32": _to_int32,
+}
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+#
+# What the expressions of a program are in a kernel: numbers of CuTe DSL, each computed once a block of code.
+
+
+class Values:
+    """Numbers by expression. A block of code sees those of the blocks around it, as its operations come after theirs.
+
+    isa: what gives divisors. symbols: what a launch knows.
+    """
+
+    def __init__(self, isa: Any, symbols: dict[Expr, Any]):
+        self.isa, self.blocks, self.counts = isa, [dict(symbols)], set[Var]()
+
+    def inside(self, emit: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """What *emit* returns, in a block of its own."""
+        self.blocks.append({})
+        try:
+            return emit(*arguments, **named)
+        finally:
+            self.blocks.pop()
+
+    def bind(self, variable: Var, value: Any, counts: bool = False) -> None:
+        """What a variable is from here on, in this block. counts: whether it is never negative."""
+        self.blocks[-1][variable] = value
+        if counts:
+            self.counts.add(variable)
+
+    def is_count(self, value: Any) -> bool:
+        """Whether an expression is seen never to be negative: then remainders need no sign."""
+        value = resolve(value)
+        if isinstance(value, Var):
+            return value in self.counts
+        if not isinstance(value, Expr):
+            return value >= 0
+        if value.op in ("mod", "and"):
+            return any(map(self.is_count, value.args if value.op == "and" else value.args[1:]))
+        return value.op == "symbol" or (
+            value.op in _OF_COUNTS
+            and all(map(self.is_count, value.args[1 if value.op in ("select", "divisor") else 0 :]))
+        )
+
+    def known(self, value: Any) -> bool:
+        """Whether all variables of an expression have values here."""
+        value = resolve(value)
+        if not isinstance(value, Expr) or any(value in block for block in self.blocks):
+            return True
+        return bool(value.args) and value.op != "symbol" and all(map(self.known, value.args))
+
+    def of(self, value: Any) -> Any:
+        """What *value* is here; itself if it is no expression. Computed here if no block around has."""
+        value = resolve(value)
+        if not isinstance(value, Expr):
+            return value
+        for block in reversed(self.blocks):
+            if value in block:
+                return block[value]
+        found = self.blocks[-1][value] = self._computed(value)
+        return found
+
+    def number(self, value: Any) -> Any:
+        """The same as a number of CuTe DSL, whose type stays the same in a loop."""
+        found = self.of(value)
+        if isinstance(found, (bool, int, float)):
+            return (Boolean if isinstance(found, bool) else Int32 if isinstance(found, int) else cutlass.Float32)(found)
+        return found
+
+    def _computed(self, value: Expr) -> Any:
+        if value.op == "divisor":
+            return self.isa.divisors({value.args[0]: None})[value.args[0]]
+        if value.op == "floordiv" and _divides(value.args[1]):
+            return self.of(value.args[0]) // self.of(value.args[1])
+        if value.op == "mod" and all(map(self.is_count, value.args)):
+            return operator.mod(*map(self._operand, value.args))
+        return OPERATIONS[value.op](*map(self._operand, value.args))
+
+    def _operand(self, value: Any) -> Any:
+        """A divisor is a number to all but the division."""
+        value = resolve(value)
+        return self.of(value.args[1] if _divides(value) else value)
+
+
+#: Of what is not negative they make what is not.
+_OF_COUNTS = {
+    "add",
+    "mul",
+    "floordiv",
+    "rshift",
+    "lshift",
+    "min",
+    "max",
+    "select",
+    "next",
+    "flipped",
+    "divisor",
+    "or",
+    "xor",
+}
+
+
+def _divides(value: Any) -> bool:
+    value = resolve(value)
+    return isinstance(value, Expr) and value.op == "divisor"
+
+
+def _select(condition: Any, then: Any, other: Any) -> Any:
+    if isinstance(condition, bool):
+        return then if condition else other
+    of = Boolean if isinstance(then, (bool, Boolean)) else Int32
+    return of(cutlass.select_(condition, of(then), of(other)))
+
+
+def _mod_of_ints(a: Any, b: Any) -> Any:
+    """With the sign of *b*, as in Python; the hardware's has that of *a*."""
+    if isinstance(b, int) and b > 0 and b & (b - 1) == 0:
+        return a & (b - 1)
+    rest = a % b
+    if isinstance(b, int):
+        other = rest < 0 if b > 0 else rest > 0
+    else:
+        other = (rest != 0) & ((rest < 0) != (b < 0))
+    return choose(other, rest + b, rest)
+
+
+def _next(slot: Any, stages: int) -> Any:
+    following = slot + 1
+    return _select(following == stages, 0, following)
+
+
+def _flipped(parity: Any, slot: Any, stages: int) -> Any:
+    return _select(slot + 1 == stages, parity ^ 1, parity)
+
+
+#: One number of others, of which at least one is not known.
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": _mod_of_ints,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "neg": operator.neg,
+    "abs": FUNCTIONS["abs"],
+    "invert": lambda a: a ^ -1,
+    "not": lambda a: a ^ True,
+    "min": lambda a, b: _select(a < b, a, b),
+    "max": lambda a, b: _select(a > b, a, b),
+    "select": _select,
+    "next": _next,
+    "flipped": _flipped,
+}

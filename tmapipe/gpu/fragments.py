@@ -1,32 +1,43 @@
-"""Fragments as CuTe DSL scalars, a list of a thread's numbers: from accumulators, from and to slots, and epilogues on them."""
+"""Fragments as CuTe DSL scalars, a list of a thread's numbers; what a warp of a kernel has; loads of tiles over an edge."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import attrs
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from tmapipe.gpu.functions import FUNCTIONS, KINDS, choose, widened
-from tmapipe.gpu.layouts import cute_type
-from tmapipe.gpu.matmuls import operand
-from tmapipe.gpu.matrices import read_blocks, write_piece
-from tmapipe.gpu.peers import PeerFragments
+from tmapipe.gpu import control
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
+from tmapipe.gpu.layouts import (
+    clips,
+    core_modes,
+    cute_type,
+    full_shape,
+    moved_extents,
+    moved_slots,
+    partition,
+    slot_layout,
+)
+from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, write_piece
 from tmapipe.gpu.sums import Sums
-from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.raw import call_raw
-from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import Distributed, Matmul, RoleWarps
+from tmapipe.isa.exchange import call_raw
+from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.ops import Isa
+from tmapipe.plan.model import Load, Plan, RoleWarps, Store, Syncs
+from tmapipe.plan.rings import Barrier, Buffer, Distributed, Matmul
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, compared
 
-if TYPE_CHECKING:
-    pass
+# ---- fragments -------------------------------------------------------------------------------------------------------
+#
+# Fragments as CuTe DSL scalars, a list of a thread's numbers: from accumulators, from and to slots, and epilogues on
+# them.
 
-__all__ = ["GpuFragments"]
 
 #: Values per thread that an epilogue is applied to at a time: 16 columns.
 PART = 8
@@ -317,3 +328,147 @@ def _scalars_of(tensor: Any) -> list[Any]:
 
 def _scalars(vector: Any) -> list[Any]:
     return [vector[i] for i in range(cute.size(vector.shape))]
+
+
+# ---- warp ------------------------------------------------------------------------------------------------------------
+#
+# What a warp of a kernel that is being traced has: its ids, the launch's arguments, the CTA's slots and mbarriers.
+
+
+class GpuWarp(Isa):
+    """What instructions are emitted with, as documented in `tmapipe.isa`. Loops and cells are the program's.
+
+    Args:
+        plan: The kernel's plan.
+        given: What the kernel was launched with. atoms: (TMA atom, coordinate tensor) of each load and store, and of each
+            load's tiles over the edge, by name; divisors: by name, as the host prepared them; clusters: how many were
+            launched; addressed: tensors that are reached by their address, by name; scratch: counters, of a queued order, and
+            memory for descriptors that the kernel makes; kept: the words that the order adds to a launch.
+    """
+
+    fragments: GpuFragments
+
+    def __init__(self, plan: Plan, given: Any):
+        self.plan, self.clusters, self.kept, self.scratch = plan, given.clusters, given.kept, given.scratch
+        self.atoms, self.host_divisors, self.addressed = vars(given.atoms), vars(given.divisors), vars(given.addressed)
+        self.syncs = Syncs(plan)
+        self.thread, _, _ = cute.arch.thread_idx()
+        self.lane = cute.arch.lane_idx()
+        self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        block, _, _ = cute.arch.block_idx()
+        if plan.cluster_size > 1:
+            self.cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+            self.cluster_id = block // plan.cluster_size
+        else:
+            self.cta_rank, self.cluster_id = Int32(0), block
+        self.shared = _opaque(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024))
+        self.buffers = {buffer.name: self._buffer(buffer) for buffer in plan.buffers}
+        self.fragments = GpuFragments(self)
+        self.matmuls = {matmul.name: MatmulHandles(self, matmul) for matmul in plan.matmuls}
+
+    # ---- control flow and registers -------------------------------------------------------------------------------
+
+    when = staticmethod(control.when)
+
+    def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
+        if control.constant(condition):
+            return then if condition else otherwise
+        return cutlass.select_(condition, Int32(then), Int32(otherwise))
+
+    def here(self, value: Any) -> Any:
+        # A shuffle, which no compiler moves across a barrier.
+        return value if control.constant(value) else cute.arch.make_warp_uniform(Int32(value))
+
+    def extent(self, argument: str, dim: int) -> Any:
+        if argument in self.plan.tables:
+            return self.addressed[argument].shape[dim]
+        part = self._part(argument)
+        if part.dims[dim] in self.plan.fixed:
+            return self.plan.fixed[part.dims[dim]]
+        if argument in self.addressed:
+            return full_shape(self.addressed[argument], part)[dim]
+        shape = self.atoms[part.name][1].shape
+        if clips(part):
+            return (shape[2] - 1, shape[1])[dim]  # see `layouts.clipped`
+        return shape[core_modes(part).index(dim)]
+
+    def divisors(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.host_divisors[name] for name in values}
+
+    # ---- slots and mbarriers --------------------------------------------------------------------------------------
+
+    def _part(self, argument: str) -> Load | Store:
+        return next(part for part in self.plan.transfers if part.argument == argument)
+
+    def mbarrier(self, barrier: Barrier, stage: Any) -> Any:
+        return cute.recast_ptr(self.shared + barrier.offset, dtype=cutlass.Int64) + stage
+
+    def slot_address(self, buffer: Buffer, stage: Any) -> Any:
+        """Of slot *stage*, in shared memory."""
+        return self.shared.toint() + buffer.offset + stage * buffer.pitch
+
+    def _buffer(self, buffer: Buffer) -> Any:
+        layout = slot_layout(buffer)
+        start = self.shared + buffer.offset
+        if buffer.swizzle:
+            pointer = cute.recast_ptr(start.align(1024), layout.inner, dtype=cute_type(buffer.dtype))
+            return cute.make_tensor(pointer, layout.outer)
+        return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
+
+    def partition_of(
+        self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, first: Any = None, piece: Any = 0
+    ) -> tuple[Any, Any]:
+        """The slots, or what begins at *first* along their first extent, and the tile of global memory that starts at element
+        *at*, as the TMA atom takes them; of its rows, one piece."""
+        extents = moved_extents(part)
+        place = at if isinstance(piece, int) and piece == 0 else (*at[:-1], at[-1] + piece * extents[-1])
+        start = tuple(place[mode] for mode in core_modes(part))
+        slots = moved_slots(self.buffers[part.buffer.name], part, first, piece)
+        return partition(self.atoms[part.name], slots, extents, start, share, peers)
+
+
+def _opaque(pointer: Any) -> Any:
+    """The same pointer to shared memory, as a value that the compiler keeps in a uniform register.
+
+    Otherwise it computes the address of the CTA's shared memory anew at every use (4 instructions per k-tile of a GEMM).
+    """
+    address = cute.arch.make_warp_uniform(pointer.toint())
+    return cute.make_ptr(cutlass.Uint8, address, cute.AddressSpace.smem, assumed_align=1024)
+
+
+# ---- edges -----------------------------------------------------------------------------------------------------------
+#
+# Loads of tiles that reach over a tensor's edge, if the rows beyond it may hold anything
+# (`TmaLoadStage.anything_outside`).
+#
+# The TMA engine fills rows beyond the edge with zeros, which takes longer than loading them. So such a tile is loaded
+# in several small boxes. A box that lies outside as a whole is replaced by the tile's first box, loaded again. The
+# slot then gets as many bytes as its mbarrier expects.
+
+
+def edge_of(load: Load) -> Load:
+    """The load of such tiles: in parts of `load.edge_rows` rows. One CTA loads each for all peers."""
+    return attrs.evolve(load, name=f"{load.name} edge", parts=load.buffer.tile[0] // load.edge_rows, peers=1)
+
+
+def load_edge(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
+    """The TMA load of one such tile.
+
+    Args:
+        stage: Index of the slot.
+        at: Where the tile starts (elements), one per dimension of the tensor.
+        share: Which of the multicast shares this CTA loads.
+        how: Options of the copies.
+    """
+    row, rows, own = len(load.dims) - 2, load.edge_rows, load.buffer.tile[0] // load.peers
+    edge, extent = edge_of(load), isa.extent(load.argument, row)
+    again = isa.select(at[row] < extent, at[row], 0)
+
+    def some(i: Any) -> None:
+        first = share * own + i * rows
+        start = [*at]
+        start[row] = isa.select(at[row] + first < extent, at[row] + first, again)
+        slot, source = isa.partition_of(edge, start, 0, 1, first)
+        cute.copy(isa.atoms[edge.name][0], source, slot[(None, stage)], **how)
+
+    control.loop(own // rows, some)

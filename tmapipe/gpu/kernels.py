@@ -1,35 +1,305 @@
-"""Kernels are kept: a kernel is compiled once, in all processes, however many schedules it belongs to.
-
-It is known by its identity (`tmapipe.program.identity`), the number of dimensions of its tensors, the library's source, and
-CuTe DSL's version, which says that of ptxas. On disk it is an object file with what ptxas has noted.
-"""
+"""Kernels are kept: compiled once, in all processes; the function of each signature that launches one; the GPCs of a
+device."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import cutlass
+import torch
+from cuda.bindings import driver
 
-from tmapipe import disk
+from tmapipe.base import disk
+from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.bind.bound import span
 from tmapipe.errors import PipelineError
-from tmapipe.gpu.build import Compiled, build
-from tmapipe.gpu.notes import Resources
-from tmapipe.gpu.objects import Code
+from tmapipe.gpu.build import Code, Compiled, Resources, build
 from tmapipe.plan.model import Plan
 from tmapipe.program.identity import identity
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 
 if TYPE_CHECKING:
+    from tmapipe.gpu.launch import Launcher
     from tmapipe.schedule import Schedule
 
-__all__ = ["kept", "kernel_for"]
+
+# ---- gpcs ------------------------------------------------------------------------------------------------------------
+#
+# Which multiprocessors of a device lie in one GPC, as `tmapipe.tiles.dynamic` asks.
+#
+# No register names the GPC of a multiprocessor. But the CTAs of a cluster always lie in one GPC. So clusters of
+# several sizes are launched, each CTA writes down its multiprocessor, and multiprocessors that were seen in one
+# cluster belong together.
+#
+# On an H200, four pairs of multiprocessors form clusters only by themselves, and a GPC has half as many as the
+# others. These are taken as one GPC; they are near the same half of L2.
+
+
+SIZES = (2, 3, 4, 5, 6, 7, 8, 16)  # CTAs of a cluster; more than 8 is not portable
+SHARED_BYTES = 128 << 10  # so that each multiprocessor gets one CTA
+
+#: Each CTA writes its multiprocessor's number and stays for 20 microseconds, so that no two CTAs share one.
+PTX = b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry note_multiprocessor(.param .u64 numbers) {
+    .reg .pred %early;
+    .reg .b32 %cta, %multiprocessor;
+    .reg .b64 %to, %offset, %begun, %now;
+    mov.u64 %begun, %globaltimer;
+    ld.param.u64 %to, [numbers];
+    mov.u32 %cta, %ctaid.x;
+    mul.wide.u32 %offset, %cta, 4;
+    add.u64 %to, %to, %offset;
+    mov.u32 %multiprocessor, %smid;
+    st.global.u32 [%to], %multiprocessor;
+stay:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %begun;
+    setp.lt.u64 %early, %now, 20000;
+    @%early bra stay;
+    ret;
+}
+"""
+
+
+@functools.cache
+def gpcs(device: int) -> tuple[tuple[int, ...], ...]:
+    """The multiprocessors of a CUDA device, by GPC. Measured once per process."""
+    with torch.cuda.device(device):
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        numbers = torch.empty(count, dtype=torch.int32, device="cuda")
+        module = called(driver.cuModuleLoadData(PTX))
+        kernel = called(driver.cuModuleGetFunction(module, b"note_multiprocessor"))
+        attribute = driver.CUfunction_attribute
+        for kind, value in (
+            (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, SHARED_BYTES),
+            (attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+        ):
+            called(driver.cuFuncSetAttribute(kernel, kind, value))
+        clusters = [cluster for size in SIZES for cluster in clusters_of(kernel, size, numbers)]
+        called(driver.cuModuleUnload(module))
+    return joined(count, clusters)
+
+
+def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The numbers below *count* in sets, such that each of *clusters* lies in one set; sorted."""
+    of = {number: {number} for number in range(count)}
+    for first, *others in clusters:
+        for other in others:
+            if of[other] is not of[first]:
+                of[first] |= of[other]
+                of |= dict.fromkeys(of[other], of[first])
+    return tuple(sorted({tuple(sorted(found)) for found in of.values()}))
+
+
+def clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]]:
+    """The multiprocessors of each cluster, for as many clusters of *size* CTAs as fit on the device at once.
+
+    None if the device has no clusters of that size.
+    """
+    config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = len(numbers) // size * size, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
+    config.sharedMemBytes = SHARED_BYTES
+    config.attrs, config.numAttrs = [cluster], 1
+    status, *most = driver.cuOccupancyMaxActiveClusters(kernel, config)
+    if status != driver.CUresult.CUDA_SUCCESS or not most[0]:
+        return []
+    fit = most[0]
+    config.gridDimX, config.hStream = fit * size, torch.cuda.current_stream().cuda_stream
+    called(driver.cuLaunchKernelEx(config, kernel, ((numbers.data_ptr(),), (ctypes.c_void_p,)), 0))
+    found = numbers[: fit * size].tolist()
+    return [found[i : i + size] for i in range(0, len(found), size)]
+
+
+def called(result: tuple[Any, ...]) -> Any:
+    """What a driver call returned. Raises `RuntimeError` if it failed."""
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the CUDA driver answered {status.name} when it was asked about the device")
+    return values[0] if values else None
+
+
+# ---- callers ---------------------------------------------------------------------------------------------------------
+#
+# Callers: one function a signature, written for it, which looks at what the signature fixes and launches.
+#
+# A caller is Python code of a few lines: one comparison of all tensors, by torch where it has one, then their
+# addresses and the size of their memory. What does not fit is None, and goes the long way, which says what is wrong.
+
+
+#: (tensors, out, named) -> the outputs, or None for a call of another kind.
+Caller = Callable[[tuple[Any, ...], Any, dict[str, Any]], Any]
+NEWEST = (2, 13)  # of torch, whose comparison of tensors was tried
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdecimal())
+
+
+def _quick() -> tuple[Any, Any]:
+    """(torch's comparison of tensors, what makes an output), as Inductor's code has them, or None."""
+    if not (2, 6) <= _version() <= NEWEST:
+        return None, None
+    try:
+        from torch._C._dynamo import guards
+
+        return guards.TensorGuards, getattr(guards, "_empty_strided_cuda", None)
+    except (ImportError, AttributeError):
+        return None, None
+
+
+GUARDS, EMPTY_ON_CUDA = _quick()
+capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+_stream_of: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
+)
+
+
+def same_as(tensors: Sequence[Any]) -> Callable[..., bool]:
+    """Tells whether as many tensors are like these: type, element type, device, extents, strides, lazy views, gradients."""
+    if GUARDS is not None:
+        sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+        check: Callable[..., bool] = GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        return check
+    known = [(type(x), x.dtype, x.device, tuple(x.shape), x.stride()) for x in tensors]
+
+    def check_each(*given: Any) -> bool:
+        if torch._C._len_torch_dispatch_stack():
+            return False
+        for x, (kind, dtype, device, shape, strides) in zip(given, known, strict=True):
+            if type(x) is not kind or x.dtype != dtype or x.device != device or x.shape != shape:
+                return False
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                return False
+            if x.stride() != strides or x.is_neg() or x.is_conj() or (x.requires_grad and torch.is_grad_enabled()):
+                return False
+        return True
+
+    return check_each
+
+
+def caller_of(
+    launcher: Launcher, tensors: Sequence[Any], names: Sequence[str], out: Any, like: Sequence[Any] = ()
+) -> Caller:
+    """What makes calls like this one, which the launcher takes.
+
+    Args:
+        tensors: By position, then those given by name. They may have other shapes than the launcher's, for the same places.
+        names: Of the last tensors, which are given by name.
+        out: The first output, or None.
+        like: What the outputs that are made are like, if they are others than the launcher's.
+    """
+    packed, count, inputs = launcher.packed, len(tensors) - len(names), launcher.inputs
+    given = [*tensors] if out is None else [*tensors, out]
+    at = [f"x{i}" for i in range(len(given))]
+    made = range(len(given) - inputs, len(launcher.outputs))
+    results = [f"d{i}" if i in made else f"x{inputs + i}" for i in range(len(launcher.outputs))]
+    fits: list[str] = []  # conditions, any of which sends a call the long way
+    fits.append("out is not None" if out is not None else "out is None")
+    fits.append(f"len(named) == {len(names)}" if names else "not named")
+    lines = ["def call(tensors, out, named):", f"    if not ({' and '.join(fits)}):", "        return None", "    try:"]
+    lines.append(f"        {''.join(f'{x}, ' for x in at[:count])} = tensors" if count else "        () = tensors")
+    lines += [f"        {x} = named[{name!r}]" for x, name in zip(at[count:], names, strict=False)]
+    lines += ["    except (ValueError, KeyError):", "        return None"]
+    lines += [f"    {at[-1]} = out"] * (out is not None)
+    refused = [f"not same({', '.join(at)})"]
+    for i, x in enumerate(given):  # its address, and the end of its memory
+        refused.append(f"(p{i} := x{i}.data_ptr()) % {ALIGNMENT} != {x.data_ptr() % ALIGNMENT}")
+        refused.append(f"len(x{i}.untyped_storage()) < {span(x)} + x{i}.storage_offset() * {x.element_size()}")
+    for i in range(inputs, len(given)):
+        refused += [f"p{i} < p{j} + {span(given[j])} and p{j} < p{i} + {span(given[i])}" for j in range(i)]
+    refused.append(f"(stream := stream_of({launcher.index})) and capturing()")  # never the default stream
+    refused += ["(scratch := scratch_of.get(stream)) is None"] * bool(launcher.scratch)
+    refused += [f"current_device() != {launcher.index}"] * (not launcher.one_device)
+    lines += [f"    if {each}:\n        return None" for each in refused]
+    for i in made:
+        shape, strides, _, added_to = launcher.outputs[i]
+        if like:
+            shape, strides = tuple(like[i].shape), like[i].stride()
+        lines.append(f"    d{i} = empty({shape!r}, {strides!r}, type_{i}){'.zero_()' * added_to}")
+    addresses = [f"p{i}" for i in range(len(given))] + [f"d{i}.data_ptr()" for i in made]
+    addresses += [f"scratch[{i}]" for i in range(len(launcher.scratch))]
+    lines += ["    try:", "        memory = pop()", "    except IndexError:", "        memory = make()"]
+    lines.append("    words, arguments, result = memory")
+    lines += [f"    words[{place}] = {each}" for place, each in zip(packed.places, addresses, strict=True)]
+    lines.append(f"    words[{packed.stream}] = stream")
+    whole = ", ".join([*at, *(f"d{i}" for i in made)])
+    lines += ["    if launch(handle, arguments, three, result):", f"        fail(({whole},))", "    push(memory)"]
+    lines += [f"    written(({', '.join(at[inputs:])},))"] * (len(given) > inputs)
+    lines.append(f"    return {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}")
+    names_of: dict[str, Any] = {
+        "same": same_as(given),
+        "capturing": capturing,
+        "stream_of": _stream_of,
+        "scratch_of": launcher.scratch_of,
+        "current_device": torch.cuda.current_device,
+        "empty": (launcher.device.type == "cuda" and EMPTY_ON_CUDA) or _empty_on(launcher.device),
+        "pop": packed.free.pop,
+        "push": packed.free.append,
+        "make": packed.make,
+        "launch": packed.call,
+        "handle": packed.handle,
+        "three": packed.count,
+        "fail": launcher.fail,
+        "written": increment_version,
+        **{f"type_{i}": like[i].dtype if like else output[2] for i, output in enumerate(launcher.outputs)},
+    }
+    exec(compile("\n".join(lines), f"<a caller of {launcher.name}>", "exec"), names_of)
+    made_here: Caller = names_of["call"]
+    return made_here
+
+
+def _empty_on(device: Any) -> Callable[..., Any]:
+    def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    return empty
+
+
+def _increment() -> Callable[[Sequence[Any]], None]:
+    """`torch.autograd.graph.increment_version`, without its layer of Python where that can be left out."""
+    quick: Callable[[Sequence[Any]], None] | None = getattr(torch._C, "_increment_version", None)
+    try:
+        probe = torch.empty(0)
+        if quick is not None:
+            quick([probe, probe])
+            if probe._version == 2:
+                return quick
+    except (TypeError, RuntimeError):
+        pass
+    return torch.autograd.graph.increment_version
+
+
+increment_version = _increment()
+
+
+def stream_of(device: int) -> int:
+    """The handle of torch's current stream of a device."""
+    return _stream_of(device)
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+#
+# Kernels are kept: a kernel is compiled once, in all processes, however many schedules it belongs to.
+#
+# It is known by its identity (`tmapipe.program.identity`), the number of dimensions of its tensors, the library's
+# source, and CuTe DSL's version, which says that of ptxas. On disk it is an object file with what ptxas has noted.
+
 
 MOST = 256  # kernels that the process keeps, beside those of schedules that are in use
 kept: OrderedDict[str, Compiled] = OrderedDict()  #: this process's kernels, by name

@@ -1,35 +1,141 @@
-"""Launching: from bound CUDA tensors to a running kernel, with one compilation per signature."""
+"""Launching: from bound CUDA tensors to a running kernel; how many clusters a device holds; its clock."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from cuda.bindings import driver
 
-from tmapipe.bind.memory import check_apart, check_held, span
+from tmapipe.base.arithmetic import int32
+from tmapipe.bind.bound import check_apart, check_held, span
 from tmapipe.bind.tensors import signature
-from tmapipe.dtypes import int32
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled
-from tmapipe.gpu.callers import Caller, caller_of, capturing, increment_version, stream_of
-from tmapipe.gpu.descriptors import WORDS, encoded_words
-from tmapipe.gpu.gpcs import called, gpcs
-from tmapipe.gpu.kernels import kernel_for
-from tmapipe.gpu.packed import Memory, Packed, type_of
-from tmapipe.gpu.residency import resident_clusters
+from tmapipe.gpu.exporting import Memory, Packed, type_of
+from tmapipe.gpu.kernels import Caller, called, caller_of, capturing, gpcs, increment_version, kernel_for, stream_of
+from tmapipe.gpu.layouts import WORDS, encoded_words
 from tmapipe.program.trace import Traced
-from tmapipe.tiles.gpc_positions import COUNTERS
+from tmapipe.tiles.dynamic import COUNTERS
 
 if TYPE_CHECKING:
     from tmapipe.bind.bound import Bound
     from tmapipe.schedule import Schedule
 
-__all__ = ["Launcher", "Prepared", "adopt"]
+
+# ---- residency -------------------------------------------------------------------------------------------------------
+#
+# How many clusters a device holds at once: what the driver says of a kernel that does nothing and takes all shared
+# memory.
+
+
+EMPTY_KERNEL = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\0"
+THREADS = 128  # of a CTA, of which one fits on a multiprocessor: it takes all shared memory
+
+
+@functools.cache
+def resident_clusters(device: int, cluster_size: int) -> int:
+    """Clusters of this size that the device holds at once, with one CTA per multiprocessor."""
+    if cluster_size == 1:
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    number = called(driver.cuDeviceGet(device))
+    called(driver.cuCtxPushCurrent(called(driver.cuDevicePrimaryCtxRetain(number))))  # torch's, in any thread
+    try:
+        return _asked(number, cluster_size)
+    finally:
+        called(driver.cuCtxPopCurrent())
+        called(driver.cuDevicePrimaryCtxRelease(number))
+
+
+def _asked(number: driver.CUdevice, cluster_size: int) -> int:
+    most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    shared = called(driver.cuDeviceGetAttribute(most, number))
+    module = called(driver.cuModuleLoadData(EMPTY_KERNEL))
+    kernel = called(driver.cuModuleGetFunction(module, b"nothing"))
+    attribute = driver.CUfunction_attribute
+    for kind, value in (
+        (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
+        (attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+    ):
+        called(driver.cuFuncSetAttribute(kernel, kind, value))
+    config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = cluster_size, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = cluster_size, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
+    config.sharedMemBytes, config.attrs, config.numAttrs = shared, [cluster], 1
+    found = called(driver.cuOccupancyMaxActiveClusters(kernel, config))
+    called(driver.cuModuleUnload(module))
+    return int(found)
+
+
+# ---- clock -----------------------------------------------------------------------------------------------------------
+#
+# The clock of `tmapipe.tuning.compiling` for a CUDA device: events around each launch, after a flush of the L2 cache.
+
+
+FLUSH_BYTES = 256 << 20  # more than four times an H200's L2 cache of 60 MB
+HEAD_START_CYCLES = 4_000_000  # the device idles for about 2 ms, in which the host queues the batch
+
+
+class CudaClock:
+    """Times kernels by the device's own clock. The cost of a launch on the host is hidden behind work of the device.
+
+    Args:
+        flush: What is done before each launch: "write" zeroes a large buffer, which leaves dirty lines that the launch must
+            evict; "read" reads it, which leaves clean lines; "none" leaves the cache warm.
+        device: As torch names it.
+    """
+
+    def __init__(self, flush: str = "write", device: str = "cuda"):
+        if flush not in ("write", "read", "none"):
+            raise ValueError(f"flush={flush!r}: give 'write', 'read' or 'none'")
+        self.mode = flush
+        self.buffer = torch.zeros(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+
+    def rest(self, seconds: float) -> None:
+        torch.cuda.synchronize()
+        time.sleep(seconds)
+
+    def batch(self, run: Callable[[], object], launches: int) -> list[float]:
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(launches)]
+        torch.cuda.synchronize()
+        torch.cuda._sleep(HEAD_START_CYCLES)
+        for start, end in pairs:
+            self._flush()
+            start.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+    def span(self, run: Callable[[], object], seconds: float) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        once = max(self.batch(run, 1)[0], 1.0)
+        launches = max(1, round(seconds * 1e6 / once))
+        start.record()
+        for _ in range(launches):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e3 / launches
+
+    def _flush(self) -> None:
+        if self.mode == "write":
+            self.buffer.zero_()
+        elif self.mode == "read":
+            self.buffer.max()
+
+
+# ---- launch ----------------------------------------------------------------------------------------------------------
+#
+# Launching: from bound CUDA tensors to a running kernel, with one compilation per signature.
+
 
 Gate = Callable[[Traced | None, str | None], object]
 MOST_CALLERS = 16
@@ -115,7 +221,7 @@ class Launcher:
         return results[0] if len(results) == 1 else tuple(results)
 
     def caller(self, tensors: Sequence[Any], names: Sequence[str], out: Any, like: Sequence[Any] = ()) -> Caller | None:
-        """As `tmapipe.gpu.callers.caller_of`; None in a capture, or after several that did not take their own tensors."""
+        """As `tmapipe.gpu.kernels.caller_of`; None in a capture, or after several that did not take their own tensors."""
         if capturing() or self.callers >= MOST_CALLERS:
             return None
         self.callers += 1

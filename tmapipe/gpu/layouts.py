@@ -1,25 +1,31 @@
-"""Shared-memory layouts, TMA atoms and element types of CuTe DSL for the parts of a plan.
-
-*Core first* means: the tensor's dimensions in the order of the kernel, those of the slot before the batch dimensions.
-"""
+"""Shared-memory layouts, TMA atoms, element types and descriptors of CuTe DSL for the parts of a plan."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int64
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import cute as cute_ir
+from cutlass._mlir.dialects import cute_nvgpu, vector
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from tmapipe.dtypes import DType, tf32
-from tmapipe.plan.boxes import cut_by_hand
-from tmapipe.plan.model import Buffer, Load, Store
+from tmapipe.base.arithmetic import DType, tf32
+from tmapipe.base.tensor_map import Im2colBox, TensorMap
+from tmapipe.base.tma_rules import type_of
+from tmapipe.plan.model import Load, Store
+from tmapipe.plan.rings import Buffer, cut_by_hand
 
-__all__ = [
-    "L2_POLICIES", "clips", "core_modes", "cute_type", "full_shape", "make_atom", "moved_extents", "moved_slots",
-    "one_slot_layout", "partition", "pieces_of", "rows_of", "slot_layout", "to_core_first",
-]  # fmt: skip
+# ---- layouts ---------------------------------------------------------------------------------------------------------
+#
+# Shared-memory layouts, TMA atoms and element types of CuTe DSL for the parts of a plan.
+#
+# *Core first* means: the tensor's dimensions in the order of the kernel, those of the slot before the batch dimensions.
+
 
 #: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
 L2_POLICIES = {
@@ -210,3 +216,77 @@ def partition(
         copy, share, shares, cute.group_modes(slots, 0, core), cute.group_modes(tile, 0, core)
     )
     return own, tile[(None, *(0,) * outer)]
+
+
+# ---- descriptors -----------------------------------------------------------------------------------------------------
+#
+# Descriptors that the library encodes, for loads of which CuTe DSL's TMA atoms cannot say everything.
+#
+# `TensorMap` encodes them for each signature of tensors. A launch passes their words. The host part of the kernel
+# puts the tensor's address into the first one. They are parameters of the kernel.
+
+
+WORDS = 16  # of 8 bytes, a descriptor
+L2_PROMOTION = 128  # bytes, as CuTe DSL has it
+
+
+class Descriptor:
+    """A descriptor, as a value of the host's code and a parameter of the kernel."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [self.value]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Descriptor:
+        return Descriptor(values[0])
+
+    def __extract_mlir_attributes__(self) -> list[Any]:
+        return [ir.DictAttr.get({"cute_nvgpu.grid_constant": ir.UnitAttr.get()})]
+
+    @property
+    def address(self) -> Any:
+        """In the kernel: where it lies."""
+        pointer = cute_nvgpu.GetGridConstantPointerOp(self.value).operation
+        return cute_ir.ptrtoint(ir.IntegerType.get_signless(64), pointer)
+
+
+def encoded_words(load: Load, tensor: Any) -> list[int]:
+    """The words of the load's descriptor, for tensors at any address, laid out as *tensor* is.
+
+    Raises:
+        InputError: The driver's rules are broken.
+    """
+    tensor = tensor[(None,) * (len(load.dims) - tensor.ndim)]
+    box: Any = (*(1,) * (len(load.dims) - load.core), *(load.box if load.windows is None else ()))
+    steps = load.steps
+    if load.windows is None:
+        box = tuple(n * step for n, step in zip(box, steps, strict=True))
+    else:
+        (lower, upper), (pixels, channels) = load.windows.corners, load.box
+        box = Im2colBox(lower, upper, channels, pixels)
+        steps = (1, *load.windows.stride, 1)
+    options: Any = {"steps": steps, "swizzle": load.buffer.swizzle, "fill": load.outside, "l2_promotion": L2_PROMOTION}
+    found = TensorMap(tensor, box, dtype=type_of(load.buffer.dtype), **options).encode()
+    return [int.from_bytes(found[i : i + 8], "little", signed=True) for i in range(0, len(found), 8)]
+
+
+def describe(tensor: Any, words: Sequence[Any]) -> tuple[Descriptor, Any]:
+    """What stands for the TMA atom and coordinate tensor of a load from *tensor*, which is core first: its descriptor, of what
+    `encoded_words` gave, and coordinates of the tensor's shape."""
+    values = [tensor.iterator.toint(), *words[1:]]
+    made = vector.from_elements(
+        ir.VectorType.get([WORDS], ir.IntegerType.get_signless(64)), [Int64(x).ir_value() for x in values]
+    )
+    return Descriptor(made), cute.make_identity_tensor(tensor.shape)
+
+
+def address_of(atom: Any) -> Any:
+    """In the kernel: where the descriptor of a TMA atom, or of what stands for one, lies."""
+    if isinstance(atom, Descriptor):
+        return atom.address
+    executable = cute_nvgpu.atom_make_exec_tma(atom._trait.value)
+    kind = ir.Type.parse("!cute.ptr<!cute_nvgpu.tma_descriptor_tiled, generic, align<64>>")
+    found = cute_nvgpu.get_tma_desc_addr(kind, executable)
+    return found.toint()

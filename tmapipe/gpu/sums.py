@@ -1,25 +1,231 @@
-"""Reductions over rows and columns: sums of pieces of accumulators for epilogues, and those of whole tiles; over CTAs too."""
+"""Where a thread's numbers of a fragment are, reductions over rows and columns, running sums along rows."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Boolean, Float32
 
 from tmapipe.gpu import control
-from tmapipe.gpu.functions import FUNCTIONS, choose
-from tmapipe.gpu.scans import Scans
-from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.fragments import NEUTRAL
-from tmapipe.isa.values import SlotRef
-from tmapipe.plan.thread_layout import ThreadLayout
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose
+from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.fragments import NEUTRAL, Fragments
+from tmapipe.plan.model import WARP
+from tmapipe.plan.rings import Buffer
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
-__all__ = ["Sums"]
+if TYPE_CHECKING:
+    from tmapipe.gpu.fragments import GpuWarp
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+#
+# A thread's numbers of a fragment: where in the tile they are, and runs of them that lie side by side in a slot.
+
+
+class Runs(Fragments):
+    """What the backend's other classes of fragments build on."""
+
+    def __init__(self, isa: GpuWarp):
+        self.isa, self.exchanges = isa, {}
+
+    def place(self, layout: ThreadLayout, along: str, i: int) -> tuple[Any, Any]:
+        """The row and column of value *i* of a fragment; of one number a row or column, row 0 and its place among these."""
+        if along != "tile":
+            return 0, self.row(layout, i) if along == "rows" else self.column(layout, i)
+        return self.row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
+
+    def row(self, layout: ThreadLayout, slot: int) -> Any:
+        """The row of a row slot."""
+        isa = self.isa
+        if isinstance(layout, VectorLayout) and layout.by_rows:
+            return layout.warp(isa.warp) * layout.row_slots + slot
+        if isinstance(layout, VectorLayout):
+            return (self._thread(layout) + slot * layout.own * layout.threads) // layout.row_vectors
+        assert isinstance(layout, AccumulatorLayout)
+        block, half = divmod(slot, 2)
+        return (block * layout.warpgroups + layout.group(isa.warp)) * 64 + isa.warp % 4 * 16 + isa.lane // 4 + 8 * half
+
+    def column(self, layout: ThreadLayout, slot: int) -> Any:
+        """The column of a column slot."""
+        if isinstance(layout, VectorLayout):
+            i, j = divmod(slot, layout.width)
+            if layout.by_rows:
+                return (self.isa.lane + i * WARP) * layout.width + j
+            return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
+        eight, i = divmod(slot, 2)
+        return 8 * eight + self.isa.lane % 4 * 2 + i
+
+    def _thread(self, layout: VectorLayout) -> Any:
+        """The calling thread in its team."""
+        own = self.isa.thread - WARP * layout.first_warp
+        return own if layout.teams == 1 else own % layout.threads
+
+    def runs(
+        self, layout: ThreadLayout, width: int, along: str = "tile", at: tuple[Any, Any] | None = None
+    ) -> Iterator[tuple[int, Any, Any]]:
+        """The first number of each run of *width* of a thread's, and its row and column, in a tile where it begins at *at*."""
+        for i in range(0, layout.slots(along), width):
+            row, column = self.place(layout, along, i)
+            yield (i, row, column) if at is None else (i, row + at[0], column + at[1])
+
+    def vectors(
+        self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Any, Any] | None = None
+    ) -> list[tuple[Any, int]]:
+        """The calling thread's runs of a slot, or of what begins at *at* in it, each with its number of elements."""
+        inside = self.isa.buffers[slot.buffer.name][(*(None,) * len(slot.buffer.tile), slot.stage)]
+        width = width_of(layout, along)
+        runs = self.runs(layout, width, along, at)
+        return [(_vector_at(inside, slot.buffer, row, column, width), width) for _, row, column in runs]
+
+    def first_to_have(self, layout: ThreadLayout, along: str) -> Any:
+        """Whether the calling lane is the first of those that have the same rows or columns."""
+        lane, warp = self.isa.lane, layout.warp(self.isa.warp)
+        if along == "rows":
+            first = lane % layout.row_lanes == 0
+            return first if layout.row_warps == 1 else Boolean(first) & Boolean(warp % layout.row_warps == 0)
+        first = lane < layout.row_lanes
+        return Boolean(first) & Boolean(warp < layout.row_warps)
+
+    def vector(self, values: Fragment, shape: Any) -> Any:
+        """A fragment's numbers as a vector of CuTe DSL, which converts several at a time."""
+        kind = KINDS[values.kind]
+        data = values.data * cute.size(shape) if values.along == "one" else values.data
+        whole = cute.make_rmem_tensor(shape, kind)
+        for i, value in enumerate(data):
+            whole[i] = value
+        return whole.load()
+
+    def converted(self, values: Fragment, first: int, width: int, dtype: Any) -> Any:
+        """A run of a fragment's numbers, in registers, in a type of CuTe DSL."""
+        run = Fragment(self, values.layout, "tile", values.kind, values.data[first : first + width])
+        made = cute.make_rmem_tensor((width,), dtype)
+        made.store(self.vector(run, (width,)).to(dtype))
+        return made
+
+
+def width_of(layout: ThreadLayout, along: str) -> int:
+    """How many numbers of a thread lie side by side."""
+    return 1 if along == "rows" else layout.width
+
+
+def _vector_at(inside: Any, buffer: Buffer, row: Any, first: Any, width: int) -> Any:
+    """*width* elements of a slot from (row, first) on; the row counts over all extents but the last."""
+    place = [first // width]
+    for extent in reversed(buffer.tile[1:-1]):
+        row, rest = row // extent, row % extent
+        place.insert(0, rest)
+    if len(buffer.tile) > 1:
+        place.insert(0, row)
+    tiler = (1,) * (len(buffer.tile) - 1) + (width,)
+    return cute.coalesce(cute.local_tile(inside, tiler, tuple(place)))
+
+
+# ---- scans -----------------------------------------------------------------------------------------------------------
+#
+# Running sums along rows, and neighbours in pairs, by CuTe DSL: as documented in `tmapipe.isa.exchange`.
+
+
+class Scans(Runs):
+    """Of a thread's numbers, those of each row slot and chunk lie side by side in the tile."""
+
+    def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
+        found, lane = list(data), self.isa.lane % layout.row_lanes
+        for places in _runs_of(layout):
+            sums = [data[places[0]]]
+            for i in places[1:]:
+                sums.append(sums[-1] + data[i])
+            upto = self._upto(sums[-1], lane, layout.row_lanes, kind)
+            before = self._before(upto, lane, layout.row_lanes, kind)
+            for i, value in zip(places, sums, strict=True):
+                found[i] = value if before is None else before + value
+        return found
+
+    def _upto(self, value: Any, lane: Any, lanes: int, kind: str) -> Any:
+        """The sum of the values of a lane and of those before it among so many."""
+        distance = 1
+        while distance < lanes:
+            other = cute.arch.shuffle_sync_up(value, distance)
+            value = value + choose(lane >= distance, other, KINDS[kind](0))
+            distance *= 2
+        return value
+
+    def _before(self, upto: Any, lane: Any, lanes: int, kind: str) -> Any:
+        """Of sums up to a lane, that up to the one before it; None: there is one lane."""
+        if lanes == 1:
+            return None
+        return choose(lane >= 1, cute.arch.shuffle_sync_up(upto, 1), KINDS[kind](0))
+
+    def chunk_totals(self, layout: ThreadLayout, data: Any) -> Any:
+        last = self.isa.lane | (layout.row_lanes - 1)
+        return [cute.arch.shuffle_sync(data[places[-1]], last) for places in _runs_of(layout)]
+
+    def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
+        found: list[Any] = []
+        for i in range(len(data)):
+            first = i % layout.chunks == 0
+            found.append(None if first else data[i - 1] if found[-1] is None else found[-1] + data[i - 1])
+        return found
+
+    def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
+        found = list(data)
+        for places, number in zip(_runs_of(layout), before, strict=True):
+            for i in places if number is not None else ():
+                found[i] = number + data[i]
+        return found
+
+    def chunks_read(self, layout: ThreadLayout, slot: SlotRef) -> list[Any]:
+        """For each row and chunk, the sum of what warps have left of those before it, in the order of the row: lane i reads
+        the i-th, and lanes are summed up."""
+        isa, warps = self.isa, layout.row_warps
+        source, mine = isa.buffers[slot.buffer.name], layout.warp(isa.warp)
+        first, own = mine // warps * warps, mine % warps
+        together = WARP // warps  # chunks that lanes have at once
+        found: list[Any] = []
+        for row in range(layout.row_slots):
+            carry: Any = None
+            for chunk in range(0, layout.chunks, together):
+                entries = min(together, layout.chunks - chunk) * warps
+                inside = isa.lane < entries
+                entry = cutlass.select_(inside, isa.lane, 0)
+                place = row * layout.chunks + chunk + entry // warps
+                value = source[(first + entry % warps, place, slot.stage)]
+                upto = self._upto(choose(inside, value, KINDS["fp32"](0)), isa.lane, WARP, "fp32")
+                before = self._before(upto, isa.lane, WARP, "fp32")
+                before = before if carry is None else before + carry
+                found += [cute.arch.shuffle_sync(before, own + i) for i in range(0, entries, warps)]
+                total = cute.arch.shuffle_sync(upto, WARP - 1)
+                carry = total if carry is None else carry + total
+        return found
+
+    def swapped_pairs(self, layout: ThreadLayout, along: str, data: Any) -> Any:
+        return [data[i ^ 1] for i in range(len(data))]
+
+    def picked_of_pairs(self, layout: VectorLayout, along: str, data: Any, which: int) -> Any:
+        return [data[i] for i in range(which, len(data), 2)]
+
+    def joined_pairs(self, layout: VectorLayout, along: str, even: Any, odd: Any) -> Any:
+        return [(even, odd)[i % 2][i // 2] for i in range(2 * len(even))]
+
+
+def _runs_of(layout: ThreadLayout) -> list[list[int]]:
+    """A thread's values by row slot and chunk, in the order of columns."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for i in sorted(range(layout.values), key=layout.column_slot):
+        found.setdefault((layout.row_slot(i), layout.column_slot(i) // layout.width), []).append(i)
+    return [found[key] for key in sorted(found)]
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------------
+#
+# Reductions over rows and columns: sums of pieces of accumulators for epilogues, and those of whole tiles; over CTAs
+# too.
+
 
 # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16. Value
 # i + 2 half + 4 eight of its fragment is column i of these two, in row half, of the 8 columns from 8 eight on.

@@ -5,10 +5,7 @@ from __future__ import annotations
 import attrs
 
 from tmapipe.isa import ops  # noqa: F401 - declares them
-from tmapipe.isa.effects import TABLE, Declared, Effect, declared
-from tmapipe.isa.operands import Kind
-
-__all__ = ["manual"]
+from tmapipe.isa.effects import TABLE, Declared, Effect, Kind, declared
 
 HEAD = """# The instruction set
 

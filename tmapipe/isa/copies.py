@@ -1,30 +1,41 @@
-"""Operations and instructions that copy: TMA loads and stores, bulk groups, st.async."""
+"""Operations and instructions that copy: TMA loads and stores, bulk groups, copies to peers of the cluster, rows by
+their numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.isa.effects import AwaitGroup, EndGroup, Group, Start, Tile, Until, operation
-from tmapipe.isa.lowering import Lowering
-from tmapipe.isa.operands import ALL_LANES, ELECTED, At, Bar, Bytes, Flag, Lanes, Mask, Name, Number, Pending, Slot
-from tmapipe.isa.values import SlotRef, Value
-from tmapipe.plan.model import Barrier, Load, Store
+from tmapipe.isa.barriers import Lowering
+from tmapipe.isa.effects import (
+    ALL_LANES,
+    ELECTED,
+    At,
+    AwaitGroup,
+    Bar,
+    Bytes,
+    EndGroup,
+    Flag,
+    Group,
+    Lanes,
+    Mask,
+    Name,
+    Number,
+    Pending,
+    Slot,
+    Start,
+    Tile,
+    Until,
+    operation,
+)
+from tmapipe.isa.fragment import SlotRef, Value
+from tmapipe.plan.model import Load, Peer, Store
+from tmapipe.plan.rings import Barrier
 
-__all__ = [
-    "BulkCommit",
-    "BulkLoad",
-    "BulkPrefetch",
-    "BulkStore",
-    "BulkWait",
-    "CopyInstructions",
-    "CpAsync",
-    "PrefetchDescriptor",
-    "StAsync",
-    "TmaLoad",
-    "TmaPrefetch",
-    "TmaStore",
-]
+# ---- copies ----------------------------------------------------------------------------------------------------------
+#
+# Operations and instructions that copy: TMA loads and stores, bulk groups, st.async.
+
 
 ON_BAR = Until(bar="bar", nbytes="nbytes")
 
@@ -294,3 +305,129 @@ class CopyInstructions(Lowering):
         everyone = (1 << self.plan.cluster_size) - 1
         place, bar = self.slot(slot.buffer, slot.stage), self.bar(barrier, slot.stage)
         self.emit(StAsync(place, bar, slot.buffer.slot_bytes, everyone, tuple(words)))
+
+
+# ---- peers -----------------------------------------------------------------------------------------------------------
+#
+# Operations and instructions that copy, or reduce, into the shared memory of other CTAs of the cluster.
+
+
+@operation(
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
+    "starts a copy of {source} into {slot} of CTAs {mask}[ (part {part} to share {share} of {shares})], {nbytes} bytes that "
+    "complete on {bar}",
+    Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
+    Start("source", ON_BAR, mask="mask"),
+)
+class PeerCopy(NamedTuple):
+    """Of `source`, or part `part` of `shares` of it, to `slot`, or share `share` of that, of the CTA in `mask`, completing
+    `nbytes` on its `bar`. Facts: tuple of its `Flight`."""
+
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    mask: Mask
+    source: Slot
+    part: Number = 0
+    share: Number = 0
+    shares: Number = 1
+
+
+@operation(
+    "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
+    "starts the reduction {peer} of part {part} of {source} into {slot} of CTAs {mask}, {nbytes} bytes that complete on {bar}",
+    Start("slot", ON_BAR, write=True, mask="mask", reduces=True),
+    Start("source", ON_BAR, mask="mask"),
+)
+class PeerReduce(NamedTuple):
+    """Of part `part` of `parts` of `source` into `slot` of the CTA in `mask`, in the way of `peer`, completing `nbytes` on its
+    `bar`. Facts: tuple of its `Flight`."""
+
+    peer: Name
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    mask: Mask
+    source: Slot
+    part: Number
+    parts: Number
+
+
+class PeerInstructions(Lowering):
+    """Instructions of clusters."""
+
+    def peer_copy(
+        self, peer: Peer, stage: Value, to: Value, barrier: Barrier, part: Value = None, into: Value = 0
+    ) -> None:
+        """``cp.async.bulk`` from shared memory to that of a CTA of the cluster: copies slot *stage* of `peer.source` to slot
+        *stage* of `peer.buffer` of the CTA with rank *to*, and completes its bytes on ``barrier[stage]`` there, later, by
+        itself. With *part*, only that one of `peer.peers` equal parts along the slot's first extent, to part *into*. With
+        `peer.reduce`, ``cp.reduce.async.bulk``: part *part* of the source is combined with all of the slot. Async proxy."""
+        assert peer.source is not None
+        slot, source, bar = self.slot(peer.buffer, stage), self.slot(peer.source, stage), self.bar(barrier, stage)
+        nbytes, shares = peer.buffer.slot_bytes, 1 if part is None else peer.peers
+        if peer.reduce is not None:
+            self.emit(PeerReduce(peer.name, slot, bar, nbytes, 1 << to, source, part, shares))
+        else:
+            self.emit(PeerCopy(slot, bar, nbytes // shares, 1 << to, source, 0 if part is None else part, into, shares))
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+#
+# Operations and instructions that move four rows of a matrix, by their numbers.
+
+
+@operation(
+    "cp.async.bulk.tensor.2d.global.tile::gather4.mbarrier::complete_tx::bytes",
+    "starts the TMA load of 4 rows of {load} into {slot} (share {share} of {shares}), {nbytes} bytes that complete on {bar}",
+    Start("slot", ON_BAR, write=True, share="share", shares="shares"),
+)
+class TmaGather(NamedTuple):
+    """Of the rows `numbers` of a matrix, from column `at[-1]` on, to share `share` of `shares` of `slot`, completing `nbytes`
+    on `bar`. Rows outside of the matrix are zero. Facts: tuple of its `Flight`."""
+
+    load: Name
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    share: Number
+    shares: Number
+    numbers: At = ()
+    at: At = ()
+
+
+@operation(
+    "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group",
+    "starts the TMA store {store} of 4 rows from {slot} (part {part})",
+    Start("slot", Until(Group.BULK)),
+)
+class TmaScatter(NamedTuple):
+    """Of 4 rows of the slot, which are part `part` of it, to the rows `numbers` of a matrix, from column `at[-1]` on. Rows
+    beyond the matrix are not written. Facts: tuple of its `Flight`."""
+
+    store: Name
+    slot: Slot
+    part: Number
+    numbers: At = ()
+    at: At = ()
+    lanes: Lanes = ELECTED
+
+
+class RowInstructions(Lowering):
+    """Instructions of sm_100 and later."""
+
+    def tma_gather(
+        self, load: Load, stage: Value, rows: Sequence[Value], at: Sequence[Value], barrier: Barrier, part: Value
+    ) -> None:
+        """``cp.async.bulk.tensor.2d.tile::gather4``: copies four rows of a matrix, those numbered *rows*, from column *at[-1]*
+        on, to the rows from 4 *part* on of slot *stage*, and completes their bytes on ``barrier[stage]``, later, by itself.
+        Rows outside of the matrix count as bytes, and read as zero. Async proxy."""
+        slot, bar, shares = self.slot(load.buffer, stage), self.bar(barrier, stage), load.parts // 4
+        where = (tuple(map(self.plain, rows)), self.start(load, at))
+        self.emit(TmaGather(load.name, slot, bar, load.buffer.slot_bytes // shares, part, shares, *where))
+
+    def tma_scatter(self, store: Store, stage: Value, rows: Sequence[Value], at: Sequence[Value], part: Value) -> None:
+        """``cp.async.bulk.tensor.2d.tile::scatter4``: copies the four rows from 4 *part* on of slot *stage* to those numbered
+        *rows* of a matrix, from column *at[-1]* on, later. Rows beyond the matrix are not written. Async proxy."""
+        where = (tuple(map(self.plain, rows)), self.start(store, at))
+        self.emit(TmaScatter(store.name, self.slot(store.buffer, stage), part, *where))

@@ -1,7 +1,7 @@
 """Fragments: what one warp does with values that are distributed over the registers of the threads of a role.
 
 Bodies see `tmapipe.isa.fragment.Fragment`. Its data is the backend's: a NumPy array in the machine, a list of scalars when
-traced. Each method is made of instructions (`tmapipe.isa.compute`), or of registers alone. *A piece of an accumulator* is 64
+traced. Each method is made of instructions (`tmapipe.isa.barriers`), or of registers alone. *A piece of an accumulator* is 64
 rows of a warpgroup and some columns, distributed as wgmma does it.
 """
 
@@ -11,14 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.exchange import ClusterExchange, Exchange
-from tmapipe.isa.fragment import Fragment, combine, in_range
-from tmapipe.isa.scans import Scans
-from tmapipe.isa.values import SlotRef, Value
-from tmapipe.plan.model import Barrier, Distributed, Matmul, RoleWarps
+from tmapipe.isa.exchange import ClusterExchange, Exchange, Scans
+from tmapipe.isa.fragment import Fragment, SlotRef, Value, combine, in_range
+from tmapipe.plan.model import RoleWarps
+from tmapipe.plan.rings import Barrier, Distributed, Matmul
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
-
-__all__ = ["Fragments"]
 
 #: What a reduction begins with, by operation and kind.
 NEUTRAL = {

@@ -1,34 +1,34 @@
-"""A schedule's declared parts by kind and name, and what each refers to.
-
-Names belong to the schedule, not to the parts: a part is called as the attribute is that it was assigned to, so that one
-object can be a part of several schedules. A part that takes the name of an earlier one, in a subclass or in an instance, takes
-its place for all that refer to the earlier one: where a subclass replaces a role of two warpgroups by one of three, the ring
-that was declared with the first has the second, which runs the first one's body.
-"""
+"""A schedule's declared parts by kind and name, when two schedules are equal, and where the roles run."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import attrs
 
-from tmapipe.barrier import BarrierRing
-from tmapipe.dim import Dim
-from tmapipe.errors import InputError
-from tmapipe.fields import changed
-from tmapipe.matmul import Wgmma
-from tmapipe.multicast import check_cluster
-from tmapipe.register_tile import RegisterTile
-from tmapipe.role import Role, mark_of
-from tmapipe.scratch import Scratch
+from tmapipe.barrier import BarrierRing, Role, mark_of
+from tmapipe.base.arithmetic import Dim, ceil_div
+from tmapipe.base.tensor_map import check_cluster
+from tmapipe.errors import InputError, changed
+from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts.stages import Scratch, Table, Turnstile
+from tmapipe.plan.model import Plan, RoleWarps
+from tmapipe.plan.rings import Arch
 from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, TokenStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.table import Table
-from tmapipe.turnstile import Turnstile
 
-__all__ = ["PARTS", "Body", "Declarations", "Part", "check_names", "check_roles", "declare", "fields_of"]
+# ---- declarations ----------------------------------------------------------------------------------------------------
+#
+# A schedule's declared parts by kind and name, and what each refers to.
+#
+# Names belong to the schedule, not to the parts: a part is called as the attribute is that it was assigned to, so
+# that one object can be a part of several schedules. A part that takes the name of an earlier one, in a subclass or
+# in an instance, takes its place for all that refer to the earlier one: where a subclass replaces a role of two
+# warpgroups by one of three, the ring that was declared with the first has the second, which runs the first one's
+# body.
+
 
 Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
 PARTS = (
@@ -246,3 +246,167 @@ def _check_visible(kind: type, name: str, method: Body, role: str) -> None:
         rule = f"hides the body of role {role}, which {method.__qualname__} is"
         fix = f"decorate it with @{role}.jit, or give it another name"
         raise InputError(f"{cls.__name__}.{name}", other, rule, fix)
+
+
+# ---- equality --------------------------------------------------------------------------------------------------------
+#
+# Equality of schedules: two are equal if everything that a plan, or a body, can read of them is equal.
+
+
+def same(one: Declarations, other: Declarations, of_one: Mapping[str, Any], of_other: Mapping[str, Any]) -> bool:
+    """Whether two schedules of one type have the same declarations and the same other attributes.
+
+    Parts are the same if their fields are; a field that is another part counts by its name. A value without an equality of its
+    own is the same if it has the same type and attributes. A function is the same only as itself.
+
+    Args:
+        one: Declared parts of the first.
+        other: Of the second.
+        of_one: Attributes of the first that are no parts, by name.
+        of_other: Of the second.
+    """
+    parts = [{name: (type(part), dict(fields_of(part))) for name, part in of.parts.items()} for of in (one, other)]
+    return _Comparison(one, other).same((parts[0], of_one), (parts[1], of_other))
+
+
+def key_of(declared: Declarations) -> tuple[Any, ...]:
+    """A hashable value, equal for equal schedules."""
+    parts = ((name, type(part), getattr(part, "tile", None)) for name, part in declared.parts.items())
+    return declared.name, *parts
+
+
+class _Comparison:
+    def __init__(self, one: Declarations, other: Declarations):
+        self.one, self.other = one, other
+        self.assumed: set[tuple[int, int]] = set()  # pairs that are being compared
+
+    def same(self, one: Any, other: Any) -> bool:
+        if one is other:
+            return True
+        if isinstance(one, PARTS) and isinstance(other, PARTS):
+            name = self.one.names.get(one)
+            return name is not None and name == self.other.names.get(other)
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, Mapping):
+            return list(one) == list(other) and all(map(self.same, one.values(), other.values()))
+        if isinstance(one, (tuple, list)):
+            return len(one) == len(other) and all(map(self.same, one, other))
+        if any("__eq__" in vars(cls) for cls in type(one).__mro__[:-1]):  # but for object's
+            return _equal(one, other)
+        if callable(one) or not hasattr(one, "__dict__"):
+            return False
+        if (id(one), id(other)) in self.assumed:
+            return True
+        self.assumed.add((id(one), id(other)))
+        return self.same(_attributes(one), _attributes(other))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):  # arrays, for one, have no single answer
+        return False
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What *value* has, without what it has computed from the rest."""
+    kind = type(value)
+    return {n: v for n, v in vars(value).items() if not isinstance(getattr(kind, n, None), functools.cached_property)}
+
+
+# ---- placement -------------------------------------------------------------------------------------------------------
+#
+# Where roles run: which warps, which branches of the kernel, and how many registers a thread each warpgroup gets.
+
+
+LOAD_REGISTERS = {2: 40, 3: 40, 4: 32}  # warpgroups in the CTA -> registers a thread of those that only move data
+
+
+def place_roles(declared: Declarations) -> tuple[dict[str, RoleWarps], int]:
+    """Roles of single warps first, side by side; roles of whole warpgroups after them, from a multiple of 4 on."""
+    placed: dict[str, RoleWarps] = {}
+    warp = 0
+    for name, role in sorted(declared.roles.items(), key=lambda item: item[1].by_warpgroup):
+        if role.by_warpgroup:
+            warp = ceil_div(warp, 4) * 4
+        placed[name] = RoleWarps(name, warp, role.warps, role.registers, role.teams)
+        warp += role.warps
+    if any(role.registers for role in declared.roles.values()):
+        warp = ceil_div(warp, 4) * 4
+    if warp > 32:
+        raise InputError("roles", f"{warp} warps", "a CTA has at most 32 warps (1024 threads)", "use fewer")
+    return placed, warp
+
+
+def launch_registers(warps: int, target: Arch) -> int:
+    """Registers a thread that a CTA of so many warps is launched with: what the register file divides into.
+
+    Every fourth warp has its registers in the same quarter of it.
+    """
+    return min(255, target.registers // (ceil_div(warps, 4) * 4 * 32) // 8 * 8)
+
+
+def share_registers(declared: Declarations, roles: dict[str, RoleWarps], warps: int, launch: int) -> dict[int, int]:
+    """Registers a thread by warpgroup, after setmaxnreg; empty without it.
+
+    setmaxnreg moves registers within what the CTA was launched with, so the sum over the warpgroups must not exceed
+    *launch* registers x warpgroups.
+    """
+    asked = {name: role.registers for name, role in declared.roles.items() if role.registers}
+    if warps % 4 or warps < 8:
+        for name, count in asked.items():
+            raise InputError(f"Role({name}).registers", count, "needs two or more whole warpgroups", "leave it out")
+        return {}
+    if not asked and not declared.matmuls:
+        return {}
+    groups = warps // 4
+    budget = launch // 8 * 8 * groups
+    given: dict[int, int] = {}
+    for group in range(groups):
+        inside = _of_group(group, roles.values())
+        for role in inside:
+            if role.registers and given.setdefault(group, role.registers) != role.registers:
+                rule = f"shares warpgroup {group}, of which setmaxnreg sets all 4 warps, with a role of {given[group]}"
+                raise InputError(f"Role({role.name}).registers", role.registers, rule, "give both the same number")
+        if group not in given and not any(declared.roles[role.name].by_warpgroup for role in inside):
+            given[group] = LOAD_REGISTERS.get(groups, 24)
+    rest = [group for group in range(groups) if group not in given]
+    left = budget - sum(given.values())
+    given |= {group: min(240, left // len(rest) // 8 * 8) for group in rest}
+    total = sum(given.values())
+    if total > budget or min(given.values()) < 24:
+        rule = f"are {total} registers a thread over {groups} warpgroups, of {launch} x {groups} = {budget} at launch"
+        raise InputError("Role(registers)", dict(sorted(given.items())), rule, "ask for fewer in some role")
+    return dict(sorted(given.items()))
+
+
+def _of_group(group: int, roles: Iterable[RoleWarps]) -> list[RoleWarps]:
+    """Those of *roles* that run on some warp of a warpgroup."""
+    return [role for role in roles if role.first_warp < 4 * group + 4 and role.first_warp + role.warps > 4 * group]
+
+
+def branches_of(plan: Plan) -> list[tuple[int, int, int | None, list[RoleWarps]]]:
+    """(first warp, warps, registers, roles) of each branch of the kernel.
+
+    Warpgroups that run the same roles share a branch: setmaxnreg stands at its top, and their code exists once.
+    """
+    if not plan.registers:
+        return [(role.first_warp, role.warps, None, [role]) for role in plan.roles]
+    branches: list[tuple[int, int, int | None, list[RoleWarps]]] = []
+    for group in range(plan.warps // 4):
+        roles = _of_group(group, plan.roles)
+        if branches and roles and branches[-1][3] == roles and branches[-1][2] == plan.registers[group]:
+            first, count, registers, _ = branches[-1]
+            branches[-1] = (first, count + 4, registers, roles)
+        else:
+            branches.append((4 * group, 4, plan.registers[group], roles))
+    return branches
+
+
+def without_role(plan: Plan) -> list[tuple[int, int]]:
+    """(first warp, warps) of the warps that only fill up a warpgroup."""
+    roles = sorted(plan.roles, key=lambda role: role.first_warp)
+    ends = [0, *(role.first_warp + role.warps for role in roles)]
+    starts = [*(role.first_warp for role in roles), plan.warps]
+    return [(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]

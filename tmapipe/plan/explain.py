@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tmapipe.multicast import rank_stride
-from tmapipe.plan.frozenmap import NOTHING
-from tmapipe.plan.model import Load, Matmul, Peer, Plan, Store
-from tmapipe.plan.rings import Ring
-
-__all__ = ["explain"]
-
+from tmapipe.base.tensor_map import rank_stride
+from tmapipe.errors import NOTHING
+from tmapipe.plan.model import Load, Peer, Plan, Store
+from tmapipe.plan.rings import Matmul, Ring
 
 #: A stage, what is done to a slot, accesses that it takes, accesses without conflicts.
 Touched = tuple[str, str, int, int]

@@ -1,42 +1,43 @@
-"""The plan: every number of a kernel, derived from the declarations before anything runs.
-
-`Schedule.plan(...)` makes it; `explain()` prints it; the backends take its parts as operands; the emitted PTX is compared with
-it. Plans and their parts compare by value and can be hashed. Sizes and offsets are in bytes unless a field says otherwise;
-offsets are from the start of the CTA's dynamic shared memory; tiles and boxes are in elements.
-"""
+"""The plan: every number of a kernel, derived from the declarations before anything runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import attrs
 
-from tmapipe.dim import Dim
-from tmapipe.multicast import Along
-from tmapipe.plan.arch import Arch, arch_named
-from tmapipe.plan.barriers import Barrier, NamedBarrier
-from tmapipe.plan.boxes import box_of
-from tmapipe.plan.distributed import Buffer, Distributed, HeldTile, Matmul
-from tmapipe.plan.frozenmap import NOTHING, frozen
-from tmapipe.plan.rings import Queue, Ring
-from tmapipe.plan.units import in_units, units_of
-from tmapipe.windows import Windows
+from tmapipe.base.arithmetic import Dim
+from tmapipe.base.tensor_map import Along
+from tmapipe.base.tma_rules import Windows
+from tmapipe.errors import NOTHING, frozen
+from tmapipe.plan.rings import (
+    Arch,
+    Barrier,
+    Buffer,
+    Distributed,
+    HeldTile,
+    Matmul,
+    NamedBarrier,
+    Queue,
+    Ring,
+    arch_named,
+    box_of,
+    in_units,
+    next_id,
+    units_of,
+)
 
-__all__ = [
-    "Barrier",
-    "Buffer",
-    "Distributed",
-    "HeldTile",
-    "Load",
-    "Matmul",
-    "NamedBarrier",
-    "Peer",
-    "Plan",
-    "RoleWarps",
-    "Store",
-]
+# ---- model -----------------------------------------------------------------------------------------------------------
+#
+# The plan: every number of a kernel, derived from the declarations before anything runs.
+#
+# `Schedule.plan(...)` makes it; `explain()` prints it; the backends take its parts as operands; the emitted PTX is
+# compared with it. Plans and their parts compare by value and can be hashed. Sizes and offsets are in bytes unless a
+# field says otherwise; offsets are from the start of the CTA's dynamic shared memory; tiles and boxes are in
+# elements.
+
 
 WARP = 32  # threads a warp
 
@@ -398,3 +399,35 @@ def _named(parts: tuple[Any, ...], name: str) -> Any:
         if part.name == name:
             return part
     raise KeyError(f"{name!r}; there are {', '.join(part.name for part in parts) or 'none'}")
+
+
+# ---- syncs -----------------------------------------------------------------------------------------------------------
+#
+# Hardware barriers for ``k.sync()``: bodies name the roles, and get ids that the plan has left free.
+
+
+class Syncs:
+    """The barriers of one kernel, or of one model of it. All its warps share them; each set of roles has one.
+
+    made: those so far, by the names of the roles in order of their warps.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.made: dict[tuple[str, ...], NamedBarrier] = {}
+
+    def of(self, roles: Sequence[RoleWarps]) -> NamedBarrier:
+        """The barrier for all threads of *roles*; of a single role with teams, one instance for each team.
+
+        Raises:
+            InputError: All ids are taken.
+        """
+        roles = sorted(set(roles), key=lambda role: role.first_warp)
+        names = tuple(role.name for role in roles)
+        if names not in self.made:
+            taken = (*self.plan.named_barriers, *self.made.values())
+            instances = roles[0].teams if len(roles) == 1 else 1
+            threads = sum(role.threads for role in roles) // instances
+            first = next_id(taken, instances, "k.sync", ", ".join(names))
+            self.made[names] = NamedBarrier(f"{'+'.join(names)}.threads", first, threads, instances)
+        return self.made[names]

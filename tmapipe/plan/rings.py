@@ -1,17 +1,402 @@
-"""Rings and queues of a plan: slots that go from role to role, and the mbarriers that hand them on."""
+"""What a plan is made of: architectures, barriers, boxes, slots of shared memory and what lies in registers, rings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
-from tmapipe.multicast import Along
-from tmapipe.plan.barriers import Barrier
-from tmapipe.plan.distributed import Buffer
-from tmapipe.plan.frozenmap import NOTHING, frozen
+from tmapipe.base.arithmetic import DType, ceil_div
+from tmapipe.base.tensor_map import Along
+from tmapipe.base.tma_rules import ALIGNMENT, MAX_BOX
+from tmapipe.errors import NOTHING, InputError, frozen
 
-__all__ = ["Queue", "Ring"]
+if TYPE_CHECKING:
+    from tmapipe.plan.model import Plan
+
+
+# ---- arch ------------------------------------------------------------------------------------------------------------
+#
+# What differs between GPU architectures and matters to a plan.
+
+
+SM_RESERVED = 1024  #: bytes of shared memory that the system takes for each CTA
+
+
+@attrs.frozen
+class Arch:
+    """What the planner needs to know of an architecture (CUDA programming guide, table of compute capabilities).
+
+    Args:
+        name: As the compiler spells it.
+        smem: Shared memory that a CTA can have (bytes), without the 1 KB of the SM's own.
+        wgmma: Whether there are warpgroup matmuls.
+        max_cluster: CTAs of the largest cluster.
+        tma: Whether there are engines that copy, and with them byte counts of mbarriers, clusters, proxy fences, setmaxnreg
+            and dependent launches: all that came with sm_90.
+        gather4: Whether the engine loads four rows of a matrix at once by their numbers.
+        scatter4: Whether it stores them so.
+        fp8: Whether threads convert 8-bit floats.
+        registers: Of an SM, of 32 bits each.
+    """
+
+    name: str
+    smem: int
+    wgmma: bool
+    max_cluster: int
+    tma: bool = True
+    gather4: bool = False
+    scatter4: bool = False
+    fp8: bool = True
+    registers: int = 65536
+
+
+_ARCHS = {
+    "sm_80": Arch("sm_80", 163 * 1024, wgmma=False, max_cluster=1, tma=False, fp8=False),
+    "sm_86": Arch("sm_86", 99 * 1024, wgmma=False, max_cluster=1, tma=False, fp8=False),
+    "sm_89": Arch("sm_89", 99 * 1024, wgmma=False, max_cluster=1, tma=False),
+    "sm_90a": Arch("sm_90a", 227 * 1024, wgmma=True, max_cluster=16),
+    "sm_100a": Arch("sm_100a", 227 * 1024, wgmma=False, max_cluster=16, gather4=True, scatter4=True),
+    "sm_103a": Arch("sm_103a", 227 * 1024, wgmma=False, max_cluster=16, gather4=True, scatter4=True),
+    "sm_120a": Arch("sm_120a", 99 * 1024, wgmma=False, max_cluster=8, gather4=True),
+}
+
+
+def arch_named(name: str) -> Arch:
+    """The architecture called *name*. Raises `InputError` for one unknown to the library."""
+    if not isinstance(name, str) or name not in _ARCHS:
+        raise InputError("arch", name, "is one of " + ", ".join(_ARCHS), "use sm_90a for an H100 or H200")
+    return _ARCHS[name]
+
+
+# ---- barriers --------------------------------------------------------------------------------------------------------
+#
+# The barriers of a plan.
+
+
+MAX_NAMED_BARRIERS = 16  # a CTA; id 0 is bar.sync 0 (PTX ISA)
+
+
+@attrs.frozen
+class Barrier:
+    """An array of mbarriers, 8 bytes each.
+
+    Args:
+        name: Of the array, such as "ring.full".
+        offset: Where it begins (bytes).
+        stages: How many mbarriers it has: one a slot, say.
+        count: Arrivals that complete a phase, besides the bytes armed by expect-tx.
+        formula: How `count` came about, for `explain`.
+    """
+
+    name: str
+    offset: int
+    stages: int
+    count: int
+    formula: str = ""
+
+
+@attrs.frozen
+class NamedBarrier:
+    """Hardware barriers side by side: ``bar.sync id + instance, threads``.
+
+    Args:
+        name: Of all instances.
+        id: Of the first instance, 1 to 15; id 0 is the CTA's own.
+        threads: That one instance waits for.
+        instances: How many there are: one a warpgroup, say.
+    """
+
+    name: str
+    id: int
+    threads: int
+    instances: int = 1
+
+
+def next_id(taken: Sequence[NamedBarrier], instances: int, argument: str, value: str) -> int:
+    """The first id after those *taken*. Raises `InputError`, of *argument* and *value*, if a CTA has too few."""
+    first = 1 + sum(barrier.instances for barrier in taken)
+    if first + instances > MAX_NAMED_BARRIERS:
+        others = ", ".join(barrier.name for barrier in taken)
+        rule = f"a CTA has {MAX_NAMED_BARRIERS}, id 0 its own, and the others are those of {others}"
+        raise InputError(argument, value, rule, "use fewer stores, or sync the same roles again")
+    return first
+
+
+# ---- boxes -----------------------------------------------------------------------------------------------------------
+#
+# Boxes: how much of a slot one TMA instruction moves, and from where on.
+
+
+SLOT_ALIGNMENT = 128  # bytes: where the engine writes to shared memory, and reads from it
+UNROLLED = 16  # instructions of one copy that stand one after another; more are a loop
+
+
+def box_of(tile: tuple[int, ...], span: int, peers: int, element: int) -> tuple[int, ...]:
+    """The box of one TMA instruction (elements along the extents of a slot's *tile*).
+
+    A box has one of *peers* shares of the rows, each at most a swizzle span long. Rows without a swizzle that are longer than
+    a box can be are moved one by one, in equal pieces.
+
+    Args:
+        tile: Elements of a slot along the extents that the engine moves it by.
+        span: Of the swizzle (elements), 0 without one.
+        peers: CTAs that move a slot together.
+        element: Bytes of an element.
+    """
+    *outer, inner = tile
+    if outer:
+        outer[0] //= peers
+    else:
+        inner //= peers
+    if span:
+        return (*outer, min(inner, span))
+    if inner > MAX_BOX:
+        whole = bool(outer) or peers == 1
+        aligned = [d for d in _pieces(inner) if whole and d * element % SLOT_ALIGNMENT == 0]
+        return (*(1 for _ in outer), max(aligned or _pieces(inner)))
+    return (*outer, inner)
+
+
+def cut_by_hand(inner: int, box: int, span: int) -> int:
+    """Into how many pieces rows of *inner* elements are cut before CuTe DSL sees them: 1, unless it would take longer boxes
+    than these of *box* elements, the longest ones that divide a row, or issue too many of them one after another."""
+    alike = inner <= MAX_BOX or (box == max(_pieces(inner)) and inner // box <= UNROLLED)
+    return 1 if span or alike else inner // box
+
+
+def _pieces(inner: int) -> list[int]:
+    return [d for d in range(1, MAX_BOX + 1) if inner % d == 0]
+
+
+# ---- units -----------------------------------------------------------------------------------------------------------
+#
+# Extents that calls may have: `bind` refuses others, so no problem that is looked at has them.
+
+
+def units_of(plan: Plan) -> dict[str, int]:
+    """Elements that the extent of a dimension is a multiple of, by dimension.
+
+    What is loaded without a descriptor comes in whole pieces of a cluster. The rows of an output are whole units of 16 bytes,
+    or of what a thread stores at once.
+    """
+    found: dict[str, int] = {}
+    for load in plan.loads:
+        if not load.tensor_map and not load.vector:
+            for dim, extent in zip(load.dims, load.tile, strict=True):
+                found[dim] = math.lcm(found.get(dim, 1), extent * plan.cluster.get(dim, 1))
+    for store in plan.stores:
+        unit, size = store.vector or ALIGNMENT, store.buffer.dtype.in_memory.bytes
+        found[store.dims[-1]] = math.lcm(found.get(store.dims[-1], 1), unit // math.gcd(unit, size))
+    return {dim: unit for dim, unit in found.items() if unit > 1}
+
+
+def in_units(extents: Mapping[str, int], units: Mapping[str, int], most: Mapping[str, int]) -> dict[str, int]:
+    """*extents*, made longer to whole *units*, or shorter where they would be beyond the *most*."""
+    found = dict(extents)
+    for dim, unit in units.items():
+        if found.get(dim, 0) % unit:
+            longer = ceil_div(found[dim], unit) * unit
+            found[dim] = longer if longer <= most.get(dim, longer) else found[dim] // unit * unit or found[dim]
+    return found
+
+
+# ---- distributed -----------------------------------------------------------------------------------------------------
+#
+# Of a plan: slots of shared memory, and what is distributed over the registers of warpgroups as accumulators are.
+
+
+BESIDE_SUMS = 26  # registers a thread that ptxas wants at launch for a wgmma besides its sums (its note C7602)
+
+
+def widest(launch: int) -> int:
+    """The largest n of a wgmma where threads are launched with so many registers."""
+    return min(256, (launch - BESIDE_SUMS) * 2 // 8 * 8)
+
+
+class MatmulRegisters(NamedTuple):
+    """Of a thread. sums: of the tile; a: for an a from registers; slot: for the sums of one slot, which are promoted before
+    another matmul's begin."""
+
+    sums: int
+    a: int
+    slot: int
+
+
+def registers_of(
+    shape: tuple[int, int, int], warpgroups: int, promote: bool = False, from_registers: bool = False
+) -> MatmulRegisters:
+    """Of a matmul of *shape*; an a from registers is of 16 bits."""
+    (m, n, k), threads = shape, 128 * warpgroups
+    sums = m * n // threads
+    return MatmulRegisters(sums, m * k // (2 * threads) if from_registers else 0, sums if promote else 0)
+
+
+@attrs.frozen
+class Buffer:
+    """Slots of shared memory, all alike.
+
+    Args:
+        name: That of the stage whose tiles lie in it.
+        offset: Where the first slot begins (bytes).
+        stages: How many slots there are, of all owners together.
+        tile: Elements of a slot along its one or two extents, the last one contiguous. (A tile of three or more extents lies
+            in it as a matrix.)
+        dtype: Of the elements.
+        swizzle: Span (bytes): 0, 32, 64 or 128.
+        owners: Warpgroups that have stages / owners slots each, and use those alone.
+        gap: Bytes between slots, so that each starts where TMA takes it.
+        over: The stage in whose slots these lie, if they have no memory of their own.
+    """
+
+    name: str
+    offset: int
+    stages: int
+    tile: tuple[int, ...]
+    dtype: DType
+    swizzle: int = 0
+    owners: int = 1
+    gap: int = 0
+    over: str | None = None
+
+    @property
+    def slot_bytes(self) -> int:
+        return math.prod(self.tile) * self.dtype.bytes
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one slot to the next."""
+        return self.slot_bytes + self.gap
+
+    def byte_in_slot(self, row: Any, column: Any) -> Any:
+        """At which byte of a slot byte *column* of a row lies; run-time values too. Rows are cut into swizzle spans, whose
+        16-byte units are permuted among each 8 rows."""
+        if not self.swizzle:
+            return row * (self.tile[-1] * self.dtype.bytes) + column
+        span = self.swizzle
+        found = column // span * (self.tile[0] * span) + row * span + column % span
+        return found ^ (((found >> 7) & (span // 16 - 1)) << 4)
+
+
+class Distributed:
+    """What values in registers that are distributed as accumulators have in common."""
+
+    name: str
+    shape: tuple[int, ...]
+    warpgroups: int
+    first_warp: int
+    teams: int
+
+    def group(self, warp: Any) -> Any:
+        """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""
+        own = warp // 4 - self.first_warp // 4
+        return own if self.teams == 1 else own % self.warpgroups
+
+
+@attrs.frozen
+class SentParts:
+    """Parts of a `ClusterSum` on their way between CTAs of a cluster.
+
+    Args:
+        buffer: One slot, for a part from each CTA.
+        full: Completes when all parts have come: it counts one warp, and the bytes.
+        free: Completes when the slots of all these CTAs have been read: it counts each warp of theirs.
+        axis: Of the cluster, along which the CTAs lie.
+        ctas: How many they are.
+    """
+
+    buffer: Buffer
+    full: Barrier
+    free: Barrier
+    axis: str
+    ctas: int
+
+
+@attrs.frozen
+class HeldTile(Distributed):
+    """A tile of fp32 values that warpgroups compute and store as a matmul's accumulators.
+
+    Args:
+        name: Of the `RegisterTile`.
+        shape: (m, n) elements.
+        first_warp: Of the role.
+        warpgroups: Of the role, with 64 rows each.
+        sent: Of a `ClusterSum`.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    first_warp: int
+    warpgroups: int = 1
+    sent: SentParts | None = None
+    teams = 1
+
+
+@attrs.frozen
+class Matmul(Distributed):
+    """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]`` with b, and mostly a, read from slots.
+
+    The warpgroups that work on one tile, a team, share its rows in blocks of 64: warp w of the team's warpgroup g holds the
+    rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16`` for r = 0, 1, ...
+
+    Args:
+        name: Of the matmul.
+        a: Slots of the first operand; None: it comes from registers.
+        b: Slots of the second operand.
+        shape: (m, n, k) elements of the CTA's tile.
+        warpgroups: Of one team.
+        first_warp: Of the role, all of its teams together.
+        teams: Of the role.
+        promote: Whether sums leave the tensor core after each slot.
+        transposed: Whether the slots of (a, b) hold tiles (k, m) and (k, n), contiguous along m and n.
+        widest: The largest n of one instruction.
+    """
+
+    name: str
+    a: Buffer | None
+    b: Buffer
+    shape: tuple[int, int, int]
+    warpgroups: int
+    first_warp: int
+    teams: int = 1
+    promote: bool = False
+    transposed: tuple[bool, bool] = (False, False)
+    widest: int = 256
+
+    @property
+    def types(self) -> tuple[DType, DType]:
+        """Of (a, b)."""
+        return self.b.dtype if self.a is None else self.a.dtype, self.b.dtype
+
+    @property
+    def registers(self) -> MatmulRegisters:
+        """Of a thread."""
+        return registers_of(self.shape, self.warpgroups, self.promote, self.a is None)
+
+    @property
+    def n_instructions(self) -> tuple[int, ...]:
+        """n of the wgmma instructions side by side.
+
+        Two where the tile is so wide that one instruction would need more registers than a thread is launched with, where
+        there are many.
+        """
+        n, step = self.shape[1], 16 if self.b.dtype.integer else 8
+        if n <= self.widest:
+            return (n,)
+        left = -(-n // (2 * step)) * step
+        return left, n - left
+
+    @property
+    def k_instructions(self) -> int:
+        """wgmma instructions a slot along k: each takes 32 bytes of k."""
+        return self.shape[2] * self.b.dtype.bytes // 32
+
+
+# ---- rings -----------------------------------------------------------------------------------------------------------
+#
+# Rings and queues of a plan: slots that go from role to role, and the mbarriers that hand them on.
 
 
 @attrs.frozen

@@ -1,23 +1,307 @@
-"""Tracing: what rewritten code calls for its control flow, and where the nodes of a program go."""
+"""Tracing: what rewritten code calls for its control flow, what its branches and loops iterate over, and where nodes go."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tmapipe.errors import ScopeError
-from tmapipe.program.blocks import Block, Branch
-from tmapipe.program.carried import Undefined
-from tmapipe.program.expressions import Var, resolve, symbolic
-from tmapipe.program.iteration import Decided, ForRange, Items, WhileLoop, iterations
-from tmapipe.program.loops import Loop
-from tmapipe.program.nodes import Let
-from tmapipe.program.operands import Operands
-from tmapipe.program.python import SymbolicRange
+from tmapipe.errors import PipelineError, ScopeError
+from tmapipe.model.layout import as_python, locate
+from tmapipe.program.blocks import Block, Branch, Undefined, is_boolean, is_number
+from tmapipe.program.calls import Calls
+from tmapipe.program.expressions import Expr, Let, Var, resolve, select, symbolic
+from tmapipe.program.loops import Loop, both, either
+from tmapipe.program.refuse import SymbolicRange
 
-__all__ = ["Cells", "Tracing"]
+# ---- iteration -------------------------------------------------------------------------------------------------------
+#
+# What rewritten branches and loops iterate over: once for each arm, item or iteration that is traced.
+#
+# Each has `state`, the names before an arm or iteration and after all of them, and `end`, which takes them at the end
+# of each.
+
+
+MOST_TURNS = 5_000_000  #: of a `while` loop that Python decides
+
+
+def pure(nodes: list[Any]) -> bool:
+    return all(type(node) is Let for node in nodes)
+
+
+class Decided:
+    """A branch that Python decides."""
+
+    def __init__(self, arm: bool, state: Any):
+        self.taken, self.state = arm, state
+
+    def __iter__(self) -> Iterator[bool]:
+        return iter((self.taken,))
+
+    def end(self, state: Any) -> None:
+        self.state = state
+
+
+class Items:
+    """A loop over what Python has. It ends early where a name in *stops* is known to be true."""
+
+    def __init__(self, around: Iterable[Any], names: Any, state: Any, stops: Any):
+        self.around, self.state = around, state
+        self.stops = [names.index(name) for name in stops if name in names]
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in as_python(iter, self.around):
+            yield item
+            if any(self.state[at] is True for at in self.stops):
+                return
+
+    def end(self, state: Any) -> None:
+        self.state = state
+
+
+def iterations(tracer: Tracing, loop: Loop, count: Any) -> Iterator[Var]:
+    """The index of a loop, as often as its body is traced."""
+    index = Var("ijlpqr"[min(5, sum(isinstance(block, Loop) for block in tracer.opened))])
+    while True:
+        loop.enter()
+        yield index
+        if not loop.leave(sure=not symbolic(count) and count > 0):
+            break
+    loop.made_for(index, count)
+
+
+class ForRange:
+    """A loop over a range that is a loop of the program."""
+
+    def __init__(self, tracer: Tracing, around: SymbolicRange, loop: Loop):
+        self.tracer, self.around, self.loop = tracer, around, loop
+        self.end = loop.end
+
+    @property
+    def state(self) -> Any:
+        return self.loop.state
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in iterations(self.tracer, self.loop, self.around.count):
+            yield self.around.start + index * self.around.step
+
+
+class WhileLoop:
+    """A `while` loop: Python's as long as Python knows its condition and its exits, then one of the program.
+
+    tests: whether the condition is evaluated in this turn; `enters` takes it, and says whether the body follows.
+    """
+
+    def __init__(self, tracer: Tracing, names: Any, heads: Any, live: Any, state: Any, stops: Any, known: bool = False):
+        self.tracer, self.names, self.heads, self.live, self.state = tracer, names, heads, live, state
+        self.stops, self.only_known = stops, known
+        self.tests, self.enter, self.acts = True, True, False
+        self.test: Any = None
+        self.loop: Loop | None = None
+
+    def _exits(self) -> list[Any]:
+        return [resolve(self.state[self.names.index(name)]) for name in self.stops]
+
+    def enters(self, test: Any) -> bool:
+        test = resolve(test)
+        if self.only_known:
+            test = self.tracer.known(test, "a loop with `yield`")
+        self.test = test
+        if self.loop is None:
+            return not symbolic(test) and bool(test)
+        if not pure(self.tracer.nodes):
+            self.acts = True
+        return self.enter
+
+    def end(self, state: Any) -> None:
+        self.state = state
+
+    def __iter__(self) -> Iterator[None]:
+        tracer, exits = self.tracer, []
+        nodes = tracer.nodes
+        for turn in itertools.count():  # as Python does
+            begun = len(nodes)
+            yield
+            acts = not pure(nodes[begun:])
+            exits = self._exits()
+            if symbolic(self.test) or any(map(symbolic, exits)):
+                break
+            if not self.test or any(each is True for each in exits):
+                return
+            if turn >= MOST_TURNS:
+                error = PipelineError(
+                    f"stopped after {MOST_TURNS} iterations of a loop, at {locate()}. Fix: let it end."
+                )
+                error.where = locate()
+                raise error
+        known = not symbolic(self.test)  # then an exit is not
+        self.acts = acts and not known
+        loop = self.loop = Loop(tracer, self.names, self.heads, self.live, self.state, self.stops)
+        first = tracer.flag(self.test)
+        while True:
+            loop.enter()
+            self.state = loop.state
+            if not self.acts:
+                self.tests, self.enter = True, True
+                yield
+                if self.acts:  # its condition does something when it is evaluated again
+                    self._throw_away(loop)
+                    continue
+                condition: Any = tracer.flag(self.test)
+            else:
+                self.tests = False
+                yield
+                if any(each is not False for each in self._exits()):
+                    tracer.refuse("a `while` whose condition does something, and that is left early")
+                self.tests, self.enter = True, False
+                yield
+                last = tracer.flag(self.test)
+                condition = tracer.var("goes_on", True)
+            loop.end(self.state)
+            if not loop.leave():
+                break
+        if self.acts:
+            loop.carried.append((condition, first, last, Var(condition.name, True)))
+        loop.made_while(condition)
+        self.state = loop.state
+
+    def _throw_away(self, loop: Loop) -> None:
+        self.tracer.close()
+        loop.restore()
+
+
+# ---- operands --------------------------------------------------------------------------------------------------------
+#
+# Operands that Python may skip: the second ones of `and`, `or` and chains of comparisons, and those of ``x if c else
+# y``.
+#
+# They are evaluated in place. If Python knows what decides, as it does; else each in a block of its own. If nothing
+# happens in that, the value is an expression, of which readers compute only the part that counts.
+
+
+class Operands(Calls):
+    """A part of `Tracing`. pending: operands that were begun (`first`, `takes`) and are not complete."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: list[Any] = []
+
+    @property
+    def _tracing(self) -> Any:
+        return self
+
+    def flag(self, value: Any) -> Any:
+        """The truth of a value."""
+        value = resolve(value)
+        if symbolic(value):
+            return value if value.boolean else value != 0
+        return bool(value)
+
+    def not_(self, value: Any) -> Any:
+        value = resolve(value)
+        if symbolic(value):
+            return Expr.of("not", value) if value.boolean else value == 0
+        return not value
+
+    def exited(self, *flags: Any) -> Any:
+        """Whether one of the exits was taken."""
+        found: Any = False
+        for flag in map(resolve, flags):
+            if flag is True:
+                return True
+            if symbolic(flag):
+                found = flag if found is False else Expr.of("or", found, flag)
+        return found
+
+    def first(self, word: str, value: Any, test: bool) -> bool:
+        """The first operand of `and` or `or` is *value*: whether the second is evaluated. test: only the truth counts."""
+        value = resolve(value)
+        middle = self.pending.pop() if word == "chain" else None
+        if not symbolic(value):
+            more = not value if word == "or" else bool(value)
+            self.pending.append([word, value, None, test, value, middle])
+            return more
+        condition = self.not_(value) if word == "or" else self.flag(value)
+        branch = Branch(self._tracing, condition, (), (), ())
+        branch.open()
+        self.pending.append([word, value, branch, test, None, middle])
+        return True
+
+    def second(self, value: Any) -> Any:
+        """The second operand."""
+        self.pending[-1][4] = resolve(value)
+        return value
+
+    def joined(self, _: Any) -> Any:
+        """The value of `and` or `or`."""
+        word, first, branch, test, second, _ = self.pending.pop()
+        if branch is None:
+            return second
+        branch.turn()
+        if test and not symbolic(second):
+            second = bool(second)
+        if test:
+            first = self.flag(first)
+        if pure(branch.nodes[0]) and is_number(second):
+            branch.finish()
+            if is_boolean(first) and is_boolean(second):
+                return either(first, second) if word == "or" else both(first, second)
+            return select(self.flag(first), *((first, second) if word == "or" else (second, 0)))
+        if word == "or":
+            return branch.finish_with(second, True if is_boolean(first) else first)
+        return branch.finish_with(second, False if is_boolean(first) else 0)
+
+    def keep_middle(self, value: Any) -> Any:
+        """An operand of a chain of comparisons, which two of them have."""
+        self.pending.append(value)
+        return value
+
+    def middle(self) -> Any:
+        return self.pending[-1][5]
+
+    def takes(self, condition: Any) -> bool:
+        """The condition of ``x if condition else y``: whether x is evaluated."""
+        condition = resolve(condition)
+        if not symbolic(condition):
+            self.pending.append([bool(condition), None, None])
+            return bool(condition)
+        branch = Branch(self._tracing, condition, (), (), ())
+        branch.open()
+        self.pending.append([None, branch, None])
+        return True
+
+    def arm(self, value: Any) -> Any:
+        return resolve(value)
+
+    def takes_other(self) -> bool:
+        known, branch, _ = self.pending[-1]
+        if branch is None:
+            return not known
+        branch.turn()
+        return True
+
+    def chosen(self, then: Any, other: Any) -> Any:
+        known, branch, _ = self.pending.pop()
+        if branch is None:
+            return then if known else other
+        if pure(branch.nodes[0]) and pure(self.nodes) and is_number(then) and is_number(other):
+            branch.finish()
+            return select(branch.condition, then, other)
+        return branch.finish_with(then, other)
+
+    def unguarded(self, name: str, value: Any, depth: int) -> Any:
+        """A value that is given a name in an operand which may be skipped."""
+        for each in self.pending[-depth:]:
+            if type(each) is list and any(isinstance(part, Branch) for part in each):
+                self.refuse(f"`{name} :=` in an operand that only the kernel decides on")
+        return value
+
+
+# ---- control ---------------------------------------------------------------------------------------------------------
+#
+# Tracing: what rewritten code calls for its control flow, and where the nodes of a program go.
 
 
 class Cells:

@@ -1,8 +1,4 @@
-"""Expressions: the values of a traced program, made of symbols, variables and arithmetic.
-
-Two expressions that are the same object are equal, whatever role they come from: each is made once. Numbers have 32 bits and
-wrap around, whether they are folded here or computed by a reader: `tmapipe.program.int32` has the rule of each operation.
-"""
+"""Expressions and nodes of a traced program: 32-bit numbers of symbols, variables and arithmetic."""
 
 from __future__ import annotations
 
@@ -10,13 +6,83 @@ import functools
 import operator
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tmapipe.errors import ScopeError
-from tmapipe.isa.values import Carried
-from tmapipe.program.int32 import FOLD, fitting, wrapped
+from tmapipe.isa.fragment import Carried
+
+# ---- int32 -----------------------------------------------------------------------------------------------------------
+#
+# Arithmetic of a traced program: numbers have 32 bits, in every reader.
+#
+# + - * abs, negation     wrap around, as the hardware's do
+# // %                    round down and have the sign of the divisor, as Python's do; -2^31 // -1 wraps to -2^31
+# << >>                   by 0 to 31; << drops what does not fit, >> keeps the sign
+# & | ^ ~                 of two's complement; of two conditions a condition
+# < <= > >= == !=         exact, and min and max with them
+#
+# Python's own integers are longer, but only Python's constants can be: one that does not fit is refused where it
+# meets a number of the kernel (`fitting`).
+
+
+LEAST, MOST = -(2**31), 2**31 - 1
+
+
+def wrapped(value: Any) -> Any:
+    """The number of 32 bits that is *value* modulo 2^32; a condition stays one."""
+    if LEAST <= value <= MOST:
+        return value
+    return (value - LEAST) % 2**32 + LEAST
+
+
+def fitting(value: Any) -> Any:
+    """*value*, a constant of Python. Raises `ScopeError` if it has more than 32 bits."""
+    if LEAST <= value <= MOST:
+        return value
+    said = value if abs(value) < 2**64 else f"an int of {value.bit_length()} bits"
+    raise ScopeError(f"{said} meets a number of the kernel, which has 32 bits. Use constants from -2**31 to 2**31 - 1.")
+
+
+def _wrapping(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *values: wrapped(function(*values))
+
+
+def _shift(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def shift(value: Any, by: Any) -> Any:
+        if not 0 <= by <= 31:
+            raise ScopeError(f"a shift by {by}. A number has 32 bits: shift it by 0 to 31.")
+        return wrapped(function(value, by))
+
+    return shift
+
+
+#: Operation -> its value.
+FOLD: dict[str, Callable[..., Any]] = {
+    **{name: _wrapping(getattr(operator, name)) for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "abs")},
+    **{name: _shift(getattr(operator, name)) for name in ("lshift", "rshift")},
+    **{name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "xor", "invert")},
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": operator.not_,
+    "min": min,
+    "max": max,
+    "select": lambda c, a, b: a if c else b,
+    "next": lambda slot, stages: 0 if slot + 1 == stages else slot + 1,
+    "flipped": lambda parity, slot, stages: parity ^ (slot + 1 == stages),
+}
+
+
+# ---- expressions -----------------------------------------------------------------------------------------------------
+#
+# Expressions: the values of a traced program, made of symbols, variables and arithmetic.
+#
+# Two expressions that are the same object are equal, whatever role they come from: each is made once. Numbers have 32
+# bits and wrap around, whether they are folded here or computed by a reader: `tmapipe.program.expressions` has the rule of
+# each operation.
+
 
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
 _interned: weakref.WeakValueDictionary[Any, Expr] = weakref.WeakValueDictionary()  # of programs that are still in use
@@ -263,3 +329,106 @@ def show(value: Any, outer: int = 0) -> str:
     else:
         return f"{value.op}({', '.join(map(show, a))})"
     return f"({text})" if level < outer else text
+
+
+# ---- nodes -----------------------------------------------------------------------------------------------------------
+#
+# The nodes of a traced program.
+#
+# Call(method, arguments, results, ops)      one instruction of the table; `ops` are its operations, with symbolic
+# operands For(index, count, carried, results, body)  runs body for index = 0 .. count - 1 While(carried, results,
+# condition, body, iterations) If(condition, then, other, phis, lane_0) Let(value)
+# here the trace computed a value, where the GPU and the model do, too; or a body begins, with the tile that is the
+# value
+
+
+class Node:
+    """where: "file:line" of the body that it comes from."""
+
+    __slots__ = ("where",)
+
+
+class Call(Node):
+    __slots__ = ("args", "method", "named", "ops", "results")
+
+    def __init__(self, method: str, args: Any, named: Any, results: list[Var], ops: list[Any], where: str | None):
+        self.method, self.args, self.named, self.results, self.ops, self.where = (
+            method,
+            args,
+            named,
+            results,
+            ops,
+            where,
+        )
+
+
+class Let(Node):
+    """Here the trace computed a value, or a body begins with a `Tile`: of no matter to most readers."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+class OfModel:
+    """What something is in the model, of no matter to others: values, and the nodes without operations that compute them.
+
+    Clusters take turns there, and it may run without data.
+    """
+
+    __slots__ = ("nodes", "values")
+
+    def __init__(self, nodes: list[Any], values: Any):
+        self.nodes, self.values = nodes, values
+
+
+class For(Node):
+    """carried: (variable in the body, before, its next value, after)."""
+
+    __slots__ = ("body", "carried", "count", "index")
+
+    def __init__(self, index: Var, count: Any, carried: list[Any], body: list[Node], where: str | None):
+        self.index, self.count, self.carried, self.body, self.where = index, count, carried, body, where
+
+
+class While(Node):
+    """iterations: how often it runs where there is no data (`OfModel`), or None."""
+
+    __slots__ = ("body", "carried", "condition", "iterations")
+
+    def __init__(self, condition: Any, carried: list[Any], body: list[Node], iterations: Any, where: str | None):
+        self.condition, self.carried, self.body, self.iterations, self.where = (
+            condition,
+            carried,
+            body,
+            iterations,
+            where,
+        )
+
+
+class If(Node):
+    """phis: (variable, of `then`, of `other`). lanes: whether lane 0 alone runs it."""
+
+    __slots__ = ("condition", "lane_0", "other", "phis", "then")
+
+    def __init__(self, condition: Any, then: list[Node], other: list[Node], phis: Any, lane_0: bool, where: str | None):
+        self.condition, self.then, self.other, self.phis, self.lane_0 = condition, then, other, phis, lane_0
+        self.where = where
+
+
+class Function:
+    """What is computed of fragments element by element, such as an epilogue.
+
+    inputs, named: variables for the data of what it is called with, by place and by name. outputs: what it gives, by name; ""
+    if that is one value. A value is a fragment, a number, or None.
+    """
+
+    __slots__ = ("body", "inputs", "name", "named", "outputs")
+
+    def __init__(self, name: str, inputs: list[Var], named: dict[str, Var], body: list[Any], outputs: dict[str, Any]):
+        self.name, self.inputs, self.named, self.body, self.outputs = name, inputs, named, body, outputs
+
+    def of(self, values: dict[str, Any]) -> Any:
+        """What it returns, of the values of its outputs."""
+        return values[""] if list(values) == [""] else values

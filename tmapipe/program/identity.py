@@ -1,30 +1,372 @@
-"""The identity of a kernel: a hash of its traced program and its plan, the same in any process.
-
-Kernels of one identity are the same: they compile to the same code, and a proof of one is a proof of the other. Lines, paths,
-names of variables, and how functions are split up do not count. Variables are numbered by first appearance, and so are
-expressions, of which equal ones are one object. Functions of `k.raw` count by their bytecode (`tmapipe.program.canonical`).
-"""
+"""The identity of a kernel: a hash of its traced program and its plan, of canonical bytes, the same in any process."""
 
 from __future__ import annotations
 
+import builtins
+import dis
+import enum
+import functools
 import hashlib
+import importlib.util
+import struct
+import sys
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
-from tmapipe.isa.effects import TABLE
+from tmapipe.isa.effects import TABLE, Kind
 from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.operands import Kind
-from tmapipe.isa.values import SlotRef
-from tmapipe.program.canonical import Canonical, NotCanonical
-from tmapipe.program.captured import Captured
-from tmapipe.program.expressions import Expr, Var, resolve
-from tmapipe.program.nodes import Call, For, Function, If, Let, OfModel, While
+from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.program.calls import Captured
+from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, OfModel, Var, While, resolve
+from tmapipe.program.rewrite import is_users_file
 from tmapipe.program.trace import Traced
 from tmapipe.protocol.tile import Tile
 
-__all__ = ["identity"]
+# ---- canonical -------------------------------------------------------------------------------------------------------
+#
+# Canonical bytes of Python's values and functions: equal for what does the same, in any process, whatever lines it is
+# on.
+#
+# The bytes of a function are of its bytecode, its defaults, its captured values and the globals that it names.
+# Functions among these values count in the same way. A class of the user's is all that it has. Code of packages is
+# its name and the package's version. What depends on more than that, such as an open file, the environment or a
+# tensor, has no canonical bytes: `NotCanonical`.
+
+
+#: Modules of Python whose functions give the same of the same arguments.
+_PURE = frozenset(
+    ["abc", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum", "fractions", "functools", "itertools",
+     "math", "numbers", "operator", "string", "struct", "types", "typing"]
+)  # fmt: skip
+#: Built-in functions that find what no name in the code says, or whose result no other process has.
+_OPAQUE = frozenset(
+    ["__import__", "breakpoint", "compile", "delattr", "eval", "exec", "getattr", "globals", "id", "input", "locals", "open",
+     "setattr", "vars"]
+)  # fmt: skip
+#: Packages of one version with the library, which whoever keeps bytes notes with them.
+_NOTED = frozenset(["cutlass", "tmapipe"])
+_OF_CLASSES = frozenset(
+    ["__annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__", "__qualname__", "__static_attributes__",
+     "__weakref__"]
+)  # fmt: skip
+_CODE = (
+    "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_code", "co_names", "co_varnames", "co_freevars",
+    "co_cellvars",
+)  # fmt: skip
+_CACHED = type(functools.lru_cache(lambda: None))
+
+
+class NotCanonical(Exception):
+    """What has no canonical bytes, in words."""
+
+
+class Canonical:
+    """Writes values, one after another. What is met again is written as its number, by first appearance."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+        self.numbers: dict[int, int] = {}
+        self.kept: list[Any] = []  # so that what has a number keeps its address
+
+    def begin(self, tag: bytes, count: int = 0) -> None:
+        """What follows is of a kind, and has so many parts."""
+        self.bytes += tag
+        self.bytes += struct.pack("<q", count)
+
+    def text(self, tag: bytes, text: str | bytes) -> None:
+        raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        self.begin(tag, len(raw))
+        self.bytes += raw
+
+    def again(self, x: Any) -> bool:
+        """Whether *x* has been met, and then writes its number; else gives it one."""
+        number = self.numbers.get(id(x))
+        if number is not None:
+            self.begin(b"@", number)
+            return True
+        self.numbers[id(x)] = len(self.kept)
+        self.kept.append(x)
+        return False
+
+    def write(self, x: Any) -> None:
+        """Raises `NotCanonical` for what has no canonical bytes."""
+        kind = type(x)
+        if x is None or kind is bool or x is Ellipsis or x is NotImplemented:
+            self.text(b"c", repr(x))
+        elif kind is int:
+            self.text(b"i", str(x) if abs(x) < 1 << 62 else hex(x))
+        elif kind is float:
+            self.text(b"f", struct.pack("<d", x))
+        elif kind is str or kind is bytes:
+            self.text(b"s" if kind is str else b"b", x)
+        elif kind is tuple or kind is list:
+            self._sequence(b"t" if kind is tuple else b"l", x)
+        elif kind is dict or kind is types.MappingProxyType:
+            self._mapping(b"d", x)
+        else:
+            self._other(x, kind)
+
+    def _sequence(self, tag: bytes, values: Any) -> None:
+        if tag == b"l" and self.again(values):
+            return
+        self.begin(tag, len(values))
+        for each in values:
+            self.write(each)
+
+    def _mapping(self, tag: bytes, values: Mapping[Any, Any]) -> None:
+        if tag == b"d" and self.again(values):
+            return
+        self.begin(tag, len(values))
+        for key, value in values.items():
+            self.write(key)
+            self.write(value)
+
+    def _other(self, x: Any, kind: type) -> None:
+        if kind is complex:
+            self.text(b"z", struct.pack("<dd", x.real, x.imag))
+        elif kind in (set, frozenset):
+            self._set(x)
+        elif isinstance(x, enum.Enum):
+            self._named(b"n", kind, x.name)
+        elif isinstance(x, types.FunctionType):
+            self._function(x)
+        elif isinstance(x, types.CodeType):
+            self._code(x)
+        elif isinstance(x, type):
+            self._class(x)
+        elif isinstance(x, types.ModuleType):
+            self._outside(x.__name__)
+        elif isinstance(x, (np.ndarray, np.generic, np.dtype, np.ufunc)):
+            self._of_numpy(x)
+        elif isinstance(x, functools.partial):
+            self._parts(b"p", x.func, x.args, x.keywords)
+        elif isinstance(x, types.MethodType):
+            self._parts(b"m", x.__func__, x.__self__)
+        elif isinstance(x, (staticmethod, classmethod)):
+            self._parts(b"w", kind.__name__, x.__func__)
+        elif isinstance(x, property):
+            self._parts(b"P", x.fget, x.fset)
+        elif isinstance(x, functools.cached_property):
+            self._parts(b"P", x.func)
+        elif isinstance(x, _CACHED):
+            self._parts(b"L", x.__wrapped__)
+        elif kind in (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, slice, range):
+            self._builtin(x)
+        else:
+            self._instance(x, kind)
+
+    def _parts(self, tag: bytes, *parts: Any) -> None:
+        self.begin(tag, len(parts))
+        for each in parts:
+            self.write(each)
+
+    def _set(self, values: Any) -> None:
+        found = []
+        for each in values:
+            alone = type(self)()
+            alone.write(each)
+            found.append(bytes(alone.bytes))
+        self.begin(b"S", len(found))
+        for each in sorted(found):
+            self.text(b"b", each)
+
+    def _named(self, tag: bytes, kind: type, name: str) -> None:
+        self.text(tag, f"{kind.__module__}.{kind.__qualname__}.{name}")
+
+    def _of_numpy(self, x: Any) -> None:
+        if isinstance(x, np.ufunc):
+            return self.text(b"u", x.__name__)
+        if isinstance(x, np.dtype):
+            return self.text(b"D", f"{x.str} {x.name}")
+        array = np.asarray(x)
+        if array.dtype.hasobject:
+            raise NotCanonical("an array of objects")
+        self._parts(b"A", array.dtype, array.shape, array.tobytes())
+
+    def _builtin(self, x: Any) -> None:
+        if isinstance(x, (slice, range)):
+            return self._parts(b"R", type(x).__name__, x.start, x.stop, x.step)
+        owner = getattr(x, "__self__", None) or getattr(x, "__objclass__", None)
+        if owner is None or isinstance(owner, types.ModuleType):
+            self._outside(owner.__name__ if owner else x.__module__)
+            if x.__name__ in _OPAQUE:
+                raise NotCanonical(f"{x.__name__}()")
+            return self.text(b"B", x.__name__)
+        self._parts(b"B", owner, x.__name__)
+
+    # ---- code -----------------------------------------------------------------------------------------------------
+
+    def _outside(self, module: str) -> None:
+        """A module that is not the user's: its name, and the version of its package."""
+        found = sys.modules.get(module)
+        file = getattr(found, "__file__", None)
+        if file is not None and is_users_file(file):
+            raise NotCanonical(f"module {module}, as a whole")
+        top = module.partition(".")[0]
+        if top in _NOTED or top == "builtins":
+            version = ""
+        elif top in sys.stdlib_module_names:
+            if top.lstrip("_") not in _PURE:
+                raise NotCanonical(f"module {module}, which may give something else in another process")
+            version = sys.version
+        else:
+            version = getattr(sys.modules.get(top), "__version__", "")
+            if not (isinstance(version, str) and version):
+                raise NotCanonical(f"module {module}, which has no version")
+        self.text(b"M", f"{module} {version}")
+
+    def _function(self, function: types.FunctionType) -> None:
+        if self.again(function):
+            return
+        inner = getattr(function, "__wrapped__", None)
+        module = function.__module__ or ""
+        if inner is None and not is_users_file(function.__code__.co_filename) and _found(module, function):
+            self._outside(module)
+            return self.text(b"N", function.__qualname__)
+        # CuTe DSL replaces the code of a function that it has traced
+        code = getattr(function, "_original_code", function.__code__)
+        cells = [_content(cell) for cell in function.__closure__ or ()]
+        self._parts(b"F", code, function.__defaults__, function.__kwdefaults__, cells, inner)
+        self._globals(code, function.__globals__)
+
+    def _code(self, code: types.CodeType) -> None:
+        self.begin(b"C", len(_CODE))
+        self.text(b"b", importlib.util.MAGIC_NUMBER)
+        for name in _CODE:
+            self.write(getattr(code, name))
+        self.write(getattr(code, "co_exceptiontable", b""))
+        self.write(code.co_consts)
+
+    def _globals(self, code: types.CodeType, names: Mapping[str, Any]) -> None:
+        """What a function finds by name: globals, and of a module of the user's what the function names."""
+        for found, attributes in _named_by(code, names.get("__package__") or ""):
+            if isinstance(found, str):
+                self.write(found)
+                if found in names:
+                    self._value_of(names[found], attributes)
+                elif hasattr(builtins, found):
+                    self.write(getattr(builtins, found))
+                else:
+                    raise NotCanonical(f"the name {found}, which has no value")
+            else:
+                self._outside(found[0])
+
+    def _value_of(self, value: Any, attributes: frozenset[str]) -> None:
+        file = getattr(value, "__file__", None) if isinstance(value, types.ModuleType) else None
+        if file is None or not is_users_file(file):
+            return self.write(value)
+        if self.again(value):
+            return
+        own = sorted(name for name in attributes if name in vars(value))
+        self.begin(b"U", len(own))
+        for name in own:
+            self.write(name)
+            self._value_of(vars(value)[name], attributes)
+
+    def _class(self, kind: type) -> None:
+        if self.again(kind):
+            return
+        module = sys.modules.get(kind.__module__)
+        file = getattr(module, "__file__", None)
+        if kind.__module__ == "builtins" or (file is not None and not is_users_file(file)):
+            self._outside(kind.__module__)
+            return self.text(b"T", kind.__qualname__)
+        own = {name: value for name, value in sorted(vars(kind).items()) if name not in _OF_CLASSES}
+        slots = [name for name, value in own.items() if isinstance(value, types.MemberDescriptorType)]
+        self._parts(b"K", kind.__name__, kind.__bases__, type(kind), slots)
+        for name, value in own.items():
+            if name not in slots and not isinstance(value, types.GetSetDescriptorType):
+                self.write(name)
+                self.write(value)
+
+    def _instance(self, x: Any, kind: type) -> None:
+        if self.again(x):
+            return
+        if isinstance(x, tuple):
+            self._parts(b"q", kind, tuple(x))
+        elif attrs.has(kind):
+            own = [field.name for field in attrs.fields(kind) if field.eq]
+            fields = [(name, getattr(x, name, None)) for name in own]
+            self._parts(b"a", kind, fields)
+        elif isinstance(x, Mapping) and kind.__module__.startswith("tmapipe."):
+            self._parts(b"x", kind, dict(x))
+        elif self._is_users(kind):
+            slots = [name for base in kind.__mro__ for name in _slots(base) if hasattr(x, name)]
+            values = {**dict(sorted(getattr(x, "__dict__", {}).items())), **{name: getattr(x, name) for name in slots}}
+            self._parts(b"o", kind, values)
+        else:
+            raise NotCanonical(f"a {kind.__module__}.{kind.__qualname__}")
+
+    def _is_users(self, kind: type) -> bool:
+        """Whether it and its bases are classes of the user's, whose instances have nothing but attributes."""
+        files = [getattr(sys.modules.get(base.__module__), "__file__", None) for base in kind.__mro__[:-1]]
+        return all(file is not None and is_users_file(file) for file in files)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that has no value yet
+        return NotImplemented
+
+
+def _found(module: str, function: types.FunctionType) -> bool:
+    """Whether the function is what its module has under its name."""
+    found: Any = sys.modules.get(module)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = vars(kind).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _named_by(code: types.CodeType, package: str) -> Iterator[tuple[Any, frozenset[str]]]:
+    """The globals that a code names, and of functions inside; with the names of attributes. An import: (module,)."""
+    attributes, seen = frozenset(_attributes(code)), set()
+    for each in _codes(code):
+        before: list[Any] = [None, None]
+        for step in dis.get_instructions(each):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                found: Any = step.argval
+            elif step.opname == "IMPORT_NAME":
+                if any(type(value) is int and value for value in before):
+                    raise NotCanonical(f"an import of {step.argval} in {package}")
+                found = (step.argval,)
+            else:
+                found = None
+            before = [before[1], step.argval]
+            if found is not None and found not in seen:
+                seen.add(found)
+                yield found, attributes
+
+
+def _attributes(code: types.CodeType) -> Iterator[str]:
+    for each in _codes(code):
+        yield from each.co_names
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes(each)
+
+
+# ---- identity --------------------------------------------------------------------------------------------------------
+#
+# The identity of a kernel: a hash of its traced program and its plan, the same in any process.
+#
+# Kernels of one identity are the same: they compile to the same code, and a proof of one is a proof of the other.
+# Lines, paths, names of variables, and how functions are split up do not count. Variables are numbered by first
+# appearance, and so are expressions, of which equal ones are one object. Functions of `k.raw` count by their bytecode
+# (`tmapipe.program.identity`).
 
 
 def identity(program: Traced) -> str | None:

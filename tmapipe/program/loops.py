@@ -1,26 +1,85 @@
-"""Loops of a trace: a body is traced once, for all iterations.
-
-A loop begins with a variable in the place of each number that it carries; what its body leaves is the next value. If the body
-has shown that a fact, or the kind of a number, is another one from the second iteration on, its trace is thrown away and made
-again.
-"""
+"""Loops of a trace: a body is traced once, for all iterations, with the conditions of its exits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
-from tmapipe.program.blocks import NOT_READ, Block, differing, fill, set_flag
-from tmapipe.program.carried import KEPT, Differs, Undefined, is_boolean, is_number, joined, kind_of, same
-from tmapipe.program.conditions import both
-from tmapipe.program.exits import RETURNED, VALUE
-from tmapipe.program.expressions import Expr, Var, resolve, symbolic
-from tmapipe.program.nodes import For, While
+from tmapipe.program.blocks import (
+    KEPT,
+    NOT_READ,
+    Block,
+    Differs,
+    Undefined,
+    differing,
+    fill,
+    is_boolean,
+    is_number,
+    joined,
+    kind_of,
+    same,
+    set_flag,
+)
+from tmapipe.program.expressions import Expr, For, Var, While, resolve, symbolic
+from tmapipe.program.rewrite_expressions import RETURNED, VALUE
 
 if TYPE_CHECKING:
     from tmapipe.program.control import Tracing
 
-__all__ = ["Loop"]
+
+# ---- conditions ------------------------------------------------------------------------------------------------------
+#
+# Conditions of two parts, of which the second may have no value where the first decides.
+
+
+def both(first: Any, second: Any) -> Any:
+    """*first* and *second*, of which the second is not computed where the first is false, if that could be an error."""
+    if second is True:
+        return first
+    if total(second):
+        return Expr.of("and", first, second)
+    return Expr.of("select", first, second, False)
+
+
+def either(first: Any, second: Any) -> Any:
+    """*first* or *second*, likewise."""
+    if second is False:
+        return first
+    if total(second):
+        return Expr.of("or", first, second)
+    return Expr.of("select", first, True, second)
+
+
+def total(value: Any) -> bool:
+    """Whether an expression has a value whatever its variables are: nothing is divided by what may be 0, or shifted."""
+    pending, seen = [resolve(value)], set()
+    while pending:
+        each = pending.pop()
+        if not isinstance(each, Expr) or id(each) in seen or isinstance(each, Var):
+            continue
+        seen.add(id(each))
+        if may_fail(each):
+            return False
+        pending += map(resolve, each.args)
+    return True
+
+
+def may_fail(value: Expr) -> bool:
+    """Whether the operation itself may have no value: it divides by what may be 0, or shifts by a number."""
+    by = resolve(value.args[-1]) if value.args else None
+    if value.op in ("floordiv", "mod"):
+        return bool(by.op != "divisor" if isinstance(by, Expr) else by == 0)
+    return value.op in ("lshift", "rshift") and symbolic(by)
+
+
+# ---- loops -----------------------------------------------------------------------------------------------------------
+#
+# Loops of a trace: a body is traced once, for all iterations.
+#
+# A loop begins with a variable in the place of each number that it carries; what its body leaves is the next value.
+# If the body has shown that a fact, or the kind of a number, is another one from the second iteration on, its trace
+# is thrown away and made again.
+
 
 MOST = 16  # times that a loop is traced, until its facts hold in every iteration
 TOUCHED = (

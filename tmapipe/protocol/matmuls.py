@@ -1,23 +1,105 @@
-"""Matmuls and their accumulators, as the role that executes them sees them."""
+"""Matmuls and their accumulators, as the role that executes them sees them, with its turns at a turnstile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import ScopeError
-from tmapipe.isa.fragment import Fragment
-from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
-from tmapipe.matmul import Wgmma
-from tmapipe.plan.model import Distributed, HeldTile, Matmul
+from tmapipe.isa.fragment import Carried, Fragment
+from tmapipe.isa.ops import Isa
+from tmapipe.parts.matmul import Wgmma
+from tmapipe.parts.stages import Turnstile
+from tmapipe.plan.model import Store
+from tmapipe.plan.rings import Barrier, Distributed, HeldTile, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.protocol.groups import Groups, Started
-from tmapipe.protocol.parts import PartInSlot
-from tmapipe.protocol.registry import stands_for
-from tmapipe.protocol.ring import RingEnd, Slot
+from tmapipe.protocol.ring import Groups, RingEnd, Slot, Started
+from tmapipe.protocol.slots import PartInSlot
+from tmapipe.protocol.tile import Tile, stands_for
 
-__all__ = ["Accumulator", "BoundMatmul", "BoundRegisterTile", "Epilogue", "TileValues"]
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+#
+# The pieces in which an output tile leaves the accumulators: 64 rows per warpgroup, and some columns.
+
+
+def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
+    """(row block, first column) of each piece of an output tile, in the order in which they are stored.
+
+    A last piece that would reach over the tile starts earlier instead, and has some columns a second time.
+
+    Args:
+        rows: Of the tile.
+        columns: Of the tile.
+        groups: Warpgroups, each of which takes 64 rows of a row block.
+        width: Columns of a piece.
+    """
+    firsts = [min(first, columns - width) for first in range(0, columns, width)]
+    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
+
+
+def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) -> tuple[Any, ...]:
+    """Where a piece starts in the output (elements), whose tile starts at *start*.
+
+    Args:
+        strip: Which 64 rows of the tile.
+        first: Its first column in the tile.
+    """
+    *outer, n = start
+    if store.transposed:
+        *outer, m = outer
+        return (*outer, m + first, n + strip * 64)
+    if not store.whole:
+        *outer, m = outer
+        return (*outer, m + strip * 64, n + first)
+    for i in reversed(range(len(outer))):  # its number, counted along the dimensions of the rows, the last one fastest
+        count = store.whole[i] // store.tile[i]
+        if count > 1:
+            outer[i] = outer[i] + strip % count * store.tile[i]
+            strip = strip // count
+    return (*outer, n + first)
+
+
+class Piece(NamedTuple):
+    """64 rows x `width` columns of a tile of accumulators: what a warpgroup takes at a time.
+
+    at: where it starts in the output (elements); strip: which 64 rows of the tile; first: its first column in the tile;
+    output: the store of the output that the tiles divide; stores: that the issuer issues (in each piece, once a row).
+    """
+
+    matmul: Distributed
+    tile: Tile
+    at: tuple[Any, ...]
+    strip: Any
+    first: int
+    width: int
+    output: Store
+    stores: tuple[int, int]
+
+    @property
+    def seen(self) -> int:
+        """How many of its columns the piece before had too."""
+        return -self.first % self.width
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the last piece of its rows."""
+        return self.first + self.width == self.matmul.shape[1]
+
+    @property
+    def a_row(self) -> int:
+        """How many pieces its rows have."""
+        return ceil_div(self.matmul.shape[1], self.width)
+
+    def stores_in(self, count: int) -> int:
+        """The least number of stores that the issuer starts from one of a piece up to that of *count* pieces later."""
+        each, once = self.stores
+        return each * count + once * (count // self.a_row)
+
+
+# ---- matmuls ---------------------------------------------------------------------------------------------------------
+#
+# Matmuls and their accumulators, as the role that executes them sees them.
 
 
 class BoundMatmul(Carried):
@@ -292,3 +374,85 @@ class TileValues(Carried):
 
 
 Epilogue = Callable[..., Any]
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+#
+# A turnstile as one team sees it, or one warpgroup of a role of one team.
+
+
+class BoundTurnstile(Carried):
+    """A turnstile as one of those sees it that take turns. own: its number among them, of which there are *units*."""
+
+    _facts: ClassVar[dict[str, str]] = {"inside": "same"}
+
+    def __init__(self, isa: Isa, name: str, own: Any, units: int):
+        self.isa, self.name, self.own, self.units = isa, name, own, units
+        self.inside = False
+        self.isa.follow(self)
+
+    def turn(self) -> BoundTurnstile:
+        """The scope of one turn: entering waits for the one before, leaving lets the next one in."""
+        return self
+
+    def __enter__(self) -> BoundTurnstile:
+        if self.inside:
+            raise ScopeError(f"turnstile {self.name!r} entered twice. Leave the first turn before the next.")
+        self.inside = True
+        self.wait()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.inside = False
+        if kind is None:
+            following = self.own + 1
+            self._let_in(self.isa.select(following == self.units, 0, following))
+
+    def wait(self) -> None:
+        """Waits until the one before has let this one in."""
+        raise NotImplementedError
+
+    def _let_in(self, following: Any) -> None:
+        raise NotImplementedError
+
+
+class TeamsInTurn(BoundTurnstile):
+    """Of teams, by mbarriers. The parity to wait for is kept in a register."""
+
+    def __init__(self, k: Any, name: str):
+        self.barrier: Barrier = k.plan.barrier(f"{name}.turn")
+        super().__init__(k.isa, name, k.role.team(k.isa.warp), k.role.teams)
+        self.parity = k.isa.cells(k.isa.select(self.own == 0, 1, 0))
+
+    def wait(self) -> None:
+        self.isa.mbarrier_wait(self.barrier, self.own, self.parity[0])
+        self.parity[0] = self.parity[0] ^ 1
+
+    def _let_in(self, following: Any) -> None:
+        self.isa.mbarrier_arrive(self.barrier, following)
+
+
+class WarpgroupsInTurn(BoundTurnstile):
+    """Of warpgroups that share tiles, by named barriers, which hand on sooner. At each meet the warpgroup that waits and the
+    one before it. The last one lets the first one in at the beginning, so that nobody is inside; at the end, the first one
+    meets it again."""
+
+    def __init__(self, k: Any, name: str):
+        self.barrier: NamedBarrier = next(each for each in k.plan.named_barriers if each.name == f"{name}.turn")
+        super().__init__(k.isa, name, k.isa.warp // 4 - k.role.first_warp // 4, self.barrier.instances)
+        k.isa.when(self.own == self.units - 1, lambda: self._let_in(0))
+
+    def finish(self) -> None:
+        """After the last tile."""
+        self.isa.when(self.own == 0, self.wait)
+
+    def wait(self) -> None:
+        self.isa.named_barrier_sync(self.barrier, self.own)
+
+    def _let_in(self, following: Any) -> None:
+        self.isa.named_barrier_arrive(self.barrier, following)
+
+
+@stands_for(Turnstile)
+def _of_turnstile(k: Any, name: str, turnstile: Turnstile) -> BoundTurnstile:
+    return (TeamsInTurn if k.role.teams > 1 else WarpgroupsInTurn)(k, name)

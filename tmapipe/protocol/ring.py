@@ -1,18 +1,155 @@
-"""The ends of a ring: a role's pipeline state, the events that it waits for and signals, and its open slots."""
+"""The ends of a ring: a role's pipeline state, the events that it waits for and signals, its open slots, its wgmma
+groups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tmapipe.errors import MissingPartError, ScopeError
-from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
+from tmapipe.isa.fragment import Block, Carried
+from tmapipe.isa.ops import Isa
 from tmapipe.plan.rings import Ring
-from tmapipe.protocol.cluster import peer_mask
-from tmapipe.protocol.groups import Groups, Started
+from tmapipe.protocol.tile import peer_mask
 
-__all__ = ["Parts", "RingEnd", "Slot"]
+if TYPE_CHECKING:
+    from tmapipe.protocol.matmuls import Accumulator
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+#
+# The wgmma groups of a role: what has been committed, what may still run, and matmuls that are started and awaited
+# apart.
+#
+# A warpgroup's groups retire in the order of their commits, whatever rings and accumulators they use, so a role has
+# one `Groups` for all of them. Which groups lie between two points of a body is known only where both are in one
+# block of code: a loop may run any number of times. What is committed in another block than where it is counted does
+# not count, so that waits are at worst stricter than they need be.
+
+
+class Groups(Carried):
+    """The groups of one role, as its body is executed or traced.
+
+    steps: commits and waits for all groups so far; latest: the block of the last one; open: blocks of wgmmas that no commit
+    after them is sure to cover; running: blocks of commits that no wait after them is sure to cover; started: matmuls not yet
+    awaited.
+    """
+
+    def __init__(self, isa: Isa):
+        self.isa = isa
+        self.steps = 0
+        self.latest: Block = ()
+        self.open: list[Block] = []
+        self.running: list[Block] = []
+        self.started: list[Started] = []
+
+    def issued(self) -> None:
+        """A wgmma has been issued, and belongs to the next group."""
+        _note(self.open, self.isa.block())
+
+    def commit(self) -> None:
+        """Ends a group."""
+        block = self.isa.block()
+        self.isa.wgmma_commit()
+        self._step(block)
+        self.open = [each for each in self.open if not _within(each, block)]
+        _note(self.running, block)
+        for started in self.started:
+            started.later.append(block)
+
+    def commit_since(self, steps: int) -> None:
+        """Ends a group, unless after the first *steps* one was ended, or all were waited for, with no wgmma issued since."""
+        if self.open or self.steps == steps or self.latest != self.isa.block():
+            self.commit()
+
+    def wait(self, pending: int) -> None:
+        """Waits until at most *pending* groups may still run."""
+        self.isa.wgmma_wait(pending)
+        if pending == 0:
+            block = self.isa.block()
+            self._step(block)
+            self.running = [each for each in self.running if not _within(each, block)]
+
+    def close(self) -> None:
+        """Ends the open group, if there is one."""
+        if self.open:
+            self.commit()
+
+    def settle(self) -> None:
+        """Waits for all groups, if some may still run."""
+        if self.running:
+            self.wait(0)
+
+    def _step(self, block: Block) -> None:
+        self.steps, self.latest = self.steps + 1, block
+
+    def check_awaited(self) -> None:
+        """Raises `ScopeError` if a matmul has been started and not awaited."""
+        if self.started:
+            name = self.started[0].accumulator.matmul.name
+            raise ScopeError(
+                f"a matmul of {name} was started, but not awaited where it was started. Call .wait() on it."
+            )
+
+
+class Started(Carried):
+    """A matmul that has been started, and runs until `wait`.
+
+    slots: which it reads; later: the blocks of commits after its own.
+    """
+
+    def __init__(self, groups: Groups, accumulator: Accumulator, slots: list[Slot]):
+        self.groups, self.accumulator, self.slots = groups, accumulator, slots
+        self.block = groups.isa.block()
+        groups.commit()
+        groups.started.append(self)
+        self.later: list[Block] = []
+        for slot in slots:
+            slot.reads.append(self)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has been awaited."""
+        return all(each is not self for each in self.groups.started)
+
+    def wait(self) -> Accumulator:
+        """Waits until the matmul is done, and those that were started before it. What was started after it may go on.
+
+        Its sums can be used then, and slots that were left while it read them are released.
+
+        Returns:
+            The accumulator.
+
+        Raises:
+            ScopeError: It was started in another block of code (a loop, a branch), or has been awaited already.
+        """
+        name = self.accumulator.matmul.name
+        if self.over:
+            raise ScopeError(f"a matmul of {name} awaited twice. Call .wait() once for each start().")
+        block = self.groups.isa.block()
+        if block != self.block:
+            fix = "Start and await it in the same iteration of a loop, or the same branch."
+            raise ScopeError(f"a matmul of {name} awaited in another block of code than it was started in. {fix}")
+        self.groups.wait(sum(each == block for each in self.later))
+        self.groups.started = [each for each in self.groups.started if each is not self]
+        for slot in self.slots:
+            slot.end.reads_over(slot)
+        return self.accumulator
+
+
+def _note(blocks: list[Any], block: Block) -> None:
+    if block not in blocks:
+        blocks.append(block)
+
+
+def _within(inner: Block, outer: Block) -> bool:
+    return inner[: len(outer)] == outer
+
+
+# ---- ring ------------------------------------------------------------------------------------------------------------
+#
+# The ends of a ring: a role's pipeline state, the events that it waits for and signals, and its open slots.
+
 
 Parts = Mapping[str, Callable[["Slot"], Any]]
 
@@ -279,3 +416,70 @@ class Slot(Carried):
             fix = f"its stages are {known}. Use one of those, or declare {name} with this ring."
             raise MissingPartError(f"ring {self.end.ring.name!r} has no stage {name!r}; {fix}")
         return part(self)
+
+
+# ---- held ------------------------------------------------------------------------------------------------------------
+#
+# The ends of a ring that is filled once a CTA: its slot is handed on before the first tile, and read at every tile.
+
+
+class HeldEnd(RingEnd):
+    """One role's end of such a ring (``BarrierRing(per="cta")``).
+
+    The roles of the last phase wait for the slot before their first tile and keep it: in their bodies, its tiles are
+    attributes, such as ``k.weights.w.read()``. The others enter it once, in what they do before their first tile.
+    """
+
+    _facts: ClassVar[dict[str, str]] = {**RingEnd._facts, "slot": "always"}
+
+    def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
+        super().__init__(isa, ring, role, parts, groups)
+        self.last = self.phase == len(ring.phases) - 1
+        self.before = False  # whether the role is at what it does before its first tile
+        self.slot: Slot | None = None
+
+    def begin(self) -> None:
+        """Before the first tile: the last phase waits for the slot. Others may enter it from now on."""
+        self.before = True
+        if self.last:
+            self._wait(0, 0)
+            self.slot = Slot(self)
+            self.slot.index, self.slot.open = 0, True
+            self.slot.touched_by_threads.update(
+                dict.fromkeys(self.parts, True)
+            )  # so that no tile differs from the first
+
+    def begun(self) -> None:
+        """What is done before the first tile is over. Raises `ScopeError` if the role has not entered the slot."""
+        self.before = False
+        if self.slot is None:
+            verb = "consume" if self.phase else "produce"
+            fix = f"In `@{self.role}.before.jit`: `with k.{self.ring.name}.{verb}() as slot`."
+            raise ScopeError(f"ring {self.ring.name!r} is filled once a CTA, and role {self.role!r} does not. {fix}")
+
+    def skip(self, slots: Any) -> None:
+        """Teams have the same slot."""
+
+    def finish(self) -> None:
+        """Nobody overwrites the slot, so nobody waits until it has been read."""
+
+    def _enter(self) -> Any:
+        if self.last or not self.before or self.slot is not None:
+            fix = f"read k.{self.ring.name}.<stage>" if self.last else f"enter it in `@{self.role}.before.jit`, once"
+            rule = f"it is filled once a CTA, before the first tile, and then held. To use it, {fix}."
+            raise ScopeError(f"a slot of ring {self.ring.name!r} entered in role {self.role!r}: {rule}")
+        if self.phase:
+            self._wait(0, 0)
+        nbytes = self.ring.armed.get(self.role, 0)
+        if nbytes:
+            self.isa.mbarrier_arrive_expect_tx(self.signalled, 0, nbytes)
+        self.slot = Slot(self)
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "slot" not in self.__dict__:
+            raise AttributeError(name)
+        if self.slot is None or not self.last:
+            rule = "The last phase of a ring filled once a CTA reads it so; others enter it."
+            raise MissingPartError(f"k.{self.ring.name}.{name} in role {self.role!r}. {rule}")
+        return getattr(self.slot, name)

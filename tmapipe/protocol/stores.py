@@ -1,4 +1,4 @@
-"""Stores as the storing role sees them: straight from a slot, or through buffers that it fills."""
+"""Stores as the storing role sees them: straight from a slot, through buffers that it fills, or by its threads."""
 
 from __future__ import annotations
 
@@ -8,24 +8,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.fragment import Fragment, applied, where_is
-from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried, SlotRef
-from tmapipe.plan.model import Distributed, Store
+from tmapipe.isa.fragment import Carried, Fragment, SlotRef, applied, where_is
+from tmapipe.isa.ops import Isa
+from tmapipe.plan.model import Store
+from tmapipe.plan.rings import Distributed
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues
-from tmapipe.protocol.pieces import Piece, pieces, strip_start
-from tmapipe.protocol.registry import stands_for
+from tmapipe.protocol.matmuls import Accumulator, Epilogue, Piece, TileValues, pieces, strip_start
 from tmapipe.protocol.ring import Slot
-from tmapipe.protocol.rows import move_rows, part_start, rows_start
-from tmapipe.protocol.table import BoundTable
-from tmapipe.protocol.tile import Tile, check_own, start_of, tile_at, within
-from tmapipe.protocol.values import check_rounded, write_values
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.protocol.tile import (
+    BoundTable,
+    Tile,
+    check_own,
+    check_rounded,
+    checked_values,
+    move_rows,
+    part_start,
+    rows_start,
+    stands_for,
+    start_of,
+    tile_at,
+    within,
+    write_values,
+)
+from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
+
+# ---- stores ----------------------------------------------------------------------------------------------------------
+#
+# Stores as the storing role sees them: straight from a slot, or through buffers that it fills.
+
 
 Held = Accumulator | TileValues
-
-__all__ = ["BoundStore", "StoreOfSlot"]
 
 
 class StoreOfSlot(Carried):
@@ -333,3 +345,47 @@ def _start_store(isa: Isa, store: Store, stage: Any, at: Sequence[Any], rows: An
         isa.tma_store(store, stage, at, rows)
     else:
         isa.bulk_store(store, stage, at)
+
+
+# ---- thread store ----------------------------------------------------------------------------------------------------
+#
+# A store by threads as the storing role sees it.
+
+
+@stands_for(ThreadStoreStage)
+class BoundThreadStore(Carried):
+    """A `ThreadStoreStage` in the role that stores. It has no buffers, so nothing is waited for."""
+
+    def __init__(self, k: Any, name: str, stage: ThreadStoreStage):
+        self.isa: Isa = k.isa
+        self.plan: Store = k.plan.store(name)
+
+    def store(self, tile: Tile, values: Any, epilogue: Any = None, *, surely: tuple[int, int] = (0, 0)) -> None:
+        """Converts *values* to the tensor's type and stores them to *tile*.
+
+        Args:
+            tile: Of the output.
+            values: A fragment of the tile's extents; or one number a row or a column, for a tile of one extent.
+            epilogue: Applied to *values* before the conversion.
+            surely: (first, end) of the tile's columns that are inside the tensor for every tile, of which the GPU compares no
+                index; with a `wide` stage, whose tiles then begin at multiples of 16 bytes.
+
+        Raises:
+            InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers.
+        """
+        name, plan = f"{self.plan.name}.store", self.plan
+        check_own(name, self.isa.plan, plan, tile, ())
+        made = values if epilogue is None else applied(epilogue, (values,), {})
+        found = checked_values(name, plan.buffer, made)
+        pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
+        if not pair:
+            raise InputError(f"{name}(surely)", surely, "is (first, end) of columns inside the tensor", "leave it out")
+        self.isa.store_values(plan, start_of(name, plan.dims, plan.tile, tile, {}), found, surely)
+
+    def store_from(self, *start: Any, values: Any, epilogue: Any = None, surely: tuple[int, int] = (0, 0)) -> None:
+        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
+        negative or beyond its end. The last one is a multiple of the stage's `vector` bytes."""
+        self.store(tile_at(f"{self.plan.name}.store_from", self.plan.dims, start), values, epilogue, surely=surely)
+
+    def finish(self) -> None:
+        """After the last tile: nothing is left to wait for."""

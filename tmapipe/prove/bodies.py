@@ -1,27 +1,321 @@
-"""What bodies do at a tile, taken from the traced program: the moves of tiles, and the conditions of branches.
-
-Coordinates of a tile are symbols (`coordinate`), and so is the index of a loop of open count (`turn_of`). A loop is gone
-through once, and both arms of a branch, unless it stores: then once for each outcome. So what is said here holds for every
-shape. `Visits` of one problem have numbers in the place of symbols.
-"""
+"""What bodies do at a tile, on symbols or in one concrete problem: one warp's way through the program, each loop once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tmapipe.machine.layout import Layout
-from tmapipe.plan.model import Load, Store
-from tmapipe.program.expressions import Expr, resolve
-from tmapipe.program.nodes import Call, For, If, While
-from tmapipe.prove.body_walk import Walk
-from tmapipe.prove.concrete import Concrete, Numbers
-from tmapipe.prove.moves import Fork, Move, Visit, coordinate
-from tmapipe.prove.problem import every_cluster
+from tmapipe.base.tensor_map import rank_stride
+from tmapipe.errors import InputError
+from tmapipe.model.layout import Layout
+from tmapipe.plan.model import Load, Plan, Store
+from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, resolve
+from tmapipe.protocol.tile import Tile
+from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Visit, coordinate, every_cluster, is_turn
 from tmapipe.prove.shared import Shared, bounds
-from tmapipe.prove.slicing import named
 from tmapipe.prove.solver import Solver
-from tmapipe.prove.symbols import Sym, negated
+from tmapipe.prove.symbols import Sym, add, leaf, leaves, named, negated, parts, truth
+from tmapipe.prove.walker import INLINE, Walker
+
+# ---- body walk -------------------------------------------------------------------------------------------------------
+#
+# One warp's way through the traced program, each loop once, with the moves of tiles that it comes to.
+
+
+class Walk(Walker):
+    """One warp's way through the program, each loop once.
+
+    found: its moves at a tile; before: those before the first tile; where: the line at which it is.
+    """
+
+    def __init__(self, bodies: Any, agent: int, facts: frozenset[Sym], forks: bool):
+        super().__init__(bodies.shared, agent)
+        self.bodies, self.facts, self.forks = bodies, facts, forks
+        self.found: list[Move] = []
+        self.before: list[Move] = []
+        self.into: list[Move] | None = None  # where moves go; None outside of bodies
+        self.loops: list[tuple[Sym, Any]] = []
+        self.turns = 0  # conditions around that only some iterations of a loop fulfil
+        self.known: dict[Any, Any] = {}
+        self.where: str | None = None
+
+    # ---- values -----------------------------------------------------------------------------------------------------
+
+    def number(self, x: Any, memo: dict[Any, Any] | None = None) -> Any:
+        x = resolve(x)
+        if isinstance(x, Var):
+            found = self.env.get(x)
+            return leaf("unknown", x.name, id(x)) if found is None else found
+        if not isinstance(x, Expr):
+            return x
+        return super().number(x, dict(self.known) if memo is None else memo)
+
+    def _computed(self, x: Expr, memo: dict[Any, Any]) -> Any:
+        if x.op == "flipped" and any(isinstance(self.number(a, memo), Sym) for a in x.args):
+            return leaf("unknown", "a parity", id(x))
+        found = super()._computed(x, memo)
+        if x.op in ("add", "sub", "mul") and isinstance(found, Sym):
+            constant, factors = parts(found)
+            for number in (constant, *factors.values()):
+                if not -(2**31) <= number < 2**31:
+                    rule = "has more than the 32 bits of a number of the kernel, as a factor or summand"
+                    raise InputError("number in a body", number, rule, f"use smaller numbers. At {self.where}")
+        return found
+
+    # ---- nodes ------------------------------------------------------------------------------------------------------
+
+    def nodes(self, nodes: list[Any]) -> None:
+        for node in nodes:
+            self.where = getattr(node, "where", None)
+            called = self.program.calls.get(id(node))
+            if called is not None:
+                around, self.loops = self.loops, []
+                self._enter(called[2])
+            if type(node) is not Let:
+                getattr(self, f"_{type(node).__name__}")(node)
+            if id(node) in self.bodies.ends:
+                self.loops, self.into, self.known = around, None, {}
+
+    def _enter(self, tile: Tile | None) -> None:
+        self.into = self.before if tile is None else self.found
+        if tile is not None:
+            for name, value in tile._coordinates.items():
+                value = resolve(value)
+                if isinstance(value, Expr):
+                    self._is(value, self._coordinate(name))
+
+    def _is(self, x: Expr, value: Any) -> None:
+        (self.env if isinstance(x, Var) else self.known)[x] = value
+
+    def _coordinate(self, name: str) -> Any:
+        plan = self.bodies.layout.plan
+        dims = {dim for part in plan.transfers for dim in part.dims}
+        if name in OF_CLUSTER or not (name in plan.cluster or name in dims):
+            return coordinate(name)
+        return add(coordinate_in_cluster(plan, self.rank, name), coordinate(name), plan.cluster.get(name, 1))
+
+    def _If(self, node: If) -> None:
+        condition = truth(self.number(node.condition))
+        if isinstance(condition, Sym):
+            self._ask(condition, node)
+            outcome = self._decided(condition, node)
+        else:
+            outcome = bool(condition)
+        if outcome is None:
+            by_turn = any(map(is_turn, leaves(condition)))
+            self.turns += by_turn
+            self.nodes(node.then)
+            self.nodes(node.other)
+            self.turns -= by_turn
+        else:
+            self.nodes(node.then if outcome else node.other)
+        for phi, then, other in node.phis:
+            values = [] if outcome is False else [self.number(then)]
+            values += [] if outcome is True else [self.number(other)]
+            if all(each is values[0] or (not isinstance(each, Sym) and each == values[0]) for each in values):
+                self.env[phi] = values[0]
+
+    def _ask(self, value: Any, node: Any) -> None:
+        if self.into is not None and not self.shared.inert(node):
+            self.bodies.asks(value, node.where)
+
+    def _decided(self, condition: Sym, node: If) -> bool | None:
+        if self.into is None or not self.bodies.stores(node) or any(map(is_turn, leaves(condition))):
+            return None
+        if not self.forks:
+            self.bodies.forks = True
+            return None
+        outcome = self.bodies.solver.decided(condition, self.facts)
+        if outcome is None:
+            raise Fork(condition)
+        return outcome
+
+    def _For(self, node: For) -> None:
+        count = self.number(node.count)
+        self._ask(count, node)
+        if not isinstance(count, Sym) and count <= INLINE:
+            for phi, initial, _, _ in node.carried:
+                self.env[phi] = self.number(initial)
+            for i in range(count):
+                self.env[node.index] = i
+                self.nodes(node.body)
+                values = [self.number(last) for _, _, last, _ in node.carried]
+                self.env.update(zip((phi for phi, *_ in node.carried), values, strict=True))
+            for phi, _, _, after in node.carried:
+                self.env[after] = self.env[phi]
+            return
+        index = leaf("index" if self.into is not None else "turn", id(node))
+        self.env[node.index] = index
+        self.loops.append((index, count))
+        self.nodes(node.body)
+        self.loops.pop()
+
+    def _While(self, node: While) -> None:
+        condition = truth(self.number(node.condition))
+        self._ask(condition, node)
+        self.loops.append((leaf("index" if self.into is not None else "turn", id(node)), None))
+        self.nodes(node.body)
+        self.loops.pop()
+
+    def _Call(self, node: Call) -> None:
+        move = self.bodies.move_of(node)
+        if move is not None:
+            self._move(node, *move)
+        if "when" in node.named:
+            self._ask(truth(self.number(node.named["when"])), node)
+        special = getattr(self, f"_of_{node.method}", None)
+        if special is not None:
+            special(node)
+
+    def _move(self, node: Call, part: Load | Store, at: Any) -> None:
+        bodies = self.bodies
+        if self.into is None:
+            return
+        bodies.lines.setdefault(part.name, node.where)
+        if isinstance(part, Store):
+            bodies.stored.add(part.name)
+        if node.method in ("tma_gather", "tma_scatter"):
+            bodies.by_rows.add(part.name)
+        start = tuple([self.number(x) for x in at])
+        if any(each.args[0] in DATA for x in start for each in leaves(x)):
+            _lies_anywhere(node)
+        self.into.append(Move(part, start, tuple(self.loops), self.turns > 0, self.agent, node.where))
+
+    def _of_here(self, node: Call) -> None:
+        self.env[node.results[0]] = self.number(node.args[0])
+
+    _of_shuffle = _of_here
+
+    def _of_load_entry(self, node: Call) -> None:
+        table, i, _ = node.args
+        self.env[node.results[0]] = self.shared.entry(table, self.number(i), self, node)
+
+
+def _lies_anywhere(node: Call) -> None:
+    """A load that data places may lie outside of its tensor: which entries a table has is no matter of the program."""
+    if node.method == "tma_load":
+        node.named["anywhere"] = True
+    elif node.method == "cp_async":
+        node.args = (*node.args[:-1], True)
+
+
+def coordinate_in_cluster(plan: Plan, rank: int, axis: str) -> int:
+    """That of a CTA along an axis of its cluster."""
+    return rank // rank_stride(plan.cluster, axis) % plan.cluster[axis] if plan.cluster.get(axis, 1) > 1 else 0
+
+
+# ---- concrete --------------------------------------------------------------------------------------------------------
+#
+# One warp's way through the traced program in one problem: numbers are in the place of symbols.
+
+
+class Numbers:
+    """The numbers of one problem, in the place of symbols."""
+
+    def __init__(self, bodies: Any, problem: Any):
+        self.problem, self.isa = problem, bodies.program.isa
+        self.shared = bodies.shared
+
+    def symbol(self, x: Any) -> int:
+        symbols, (name,) = self.isa.symbols, x.args
+        if x in symbols["extents"]:
+            argument, dim = symbols["extents"][x]
+            return self.problem.shapes[argument][dim]
+        if name in ("cluster", "clusters"):
+            return self.problem.cluster if name == "cluster" else self.problem.clusters
+        in_machine, words = symbols["launch"]
+        return in_machine(self.problem.clusters)[[word is x for word in words].index(True)]
+
+
+class Concrete(Walk):
+    """One warp's way through the program in one problem. visits: (place of the tile, its moves)."""
+
+    def __init__(self, bodies: Any, agent: int, numbers: Numbers):
+        super().__init__(bodies, agent, frozenset(), False)
+        self.numbers = numbers
+        self.visits: list[tuple[Mapping[str, int] | None, list[Move]]] = []
+
+    def _computed(self, x: Expr, memo: dict[Any, Any]) -> Any:
+        if x.op == "symbol" and x.args[0] not in ("warp", "rank"):
+            return self.numbers.symbol(x)
+        return super()._computed(x, memo)
+
+    def _enter(self, tile: Tile | None) -> None:
+        place = None if tile is None else self._place(tile)
+        self.into = []
+        self.visits.append((place, self.into))
+
+    def _place(self, tile: Tile) -> dict[str, int]:
+        plan = self.bodies.layout.plan
+        dims = {dim for part in plan.transfers for dim in part.dims}
+        return {
+            dim: (self.number(value) - coordinate_in_cluster(plan, self.rank, dim)) // plan.cluster.get(dim, 1)
+            for dim, value in tile._coordinates.items()
+            if dim in dims
+        }
+
+    def _For(self, node: For) -> None:
+        self._start(node)
+        for i in range(self.number(node.count)):
+            self.env[node.index] = i
+            self.nodes(node.body)
+            self._next(node)
+        self.leave_loop(node)
+
+    def _While(self, node: While) -> None:
+        self._start(node)
+        if node.iterations is not None:
+            for _ in range(self._of_model(node.iterations)):
+                self.nodes(node.body)
+                self._next(node)
+        while self.number(node.condition):
+            self.nodes(node.body)
+            self._next(node)
+        self.leave_loop(node)
+
+    def _followed(self, node: Any) -> list[Any]:
+        return node.carried
+
+    def _ask(self, value: Any, node: Any) -> None:
+        pass
+
+    def _of_model(self, of: Any) -> Any:
+        into, self.into = self.into, None
+        self.nodes(of.nodes)
+        self.into = into
+        return tuple(map(self.number, of.values)) if isinstance(of.values, (tuple, list)) else self.number(of.values)
+
+    def _of_read_words(self, node: Call) -> None:
+        self.env.update(zip(node.results, map(int, self._of_model(node.args[2])), strict=True))
+
+    def _of_atomic_add(self, node: Call) -> None:
+        self.env[node.results[0]] = self._of_model(node.args[1])
+
+    def _of_load_entry(self, node: Call) -> None:
+        table, i, without_data = node.args
+        entries, i = self.numbers.problem.tables.get(table, ()), self.number(i)
+        given = 1 if self.into is not None else without_data
+        self.env[node.results[0]] = entries[i] if self.into is not None and 0 <= i < len(entries) else given
+
+    def _of_ballot(self, node: Call) -> None:
+        _, first, count, (i, entry, holds), without_data = node.args
+        first, votes = self.number(first), 0
+        for at in range(first, min(first + 32, self.number(count))):
+            self.env[i], self.env[entry] = at, without_data
+            votes += bool(self.number(holds))
+        self.env[node.results[0]] = votes
+
+    def _of_smid(self, node: Call) -> None:
+        self.env[node.results[0]] = 0
+
+
+# ---- bodies ----------------------------------------------------------------------------------------------------------
+#
+# What bodies do at a tile, taken from the traced program: the moves of tiles, and the conditions of branches.
+#
+# Coordinates of a tile are symbols (`coordinate`), and so is the index of a loop of open count (`turn_of`). A loop is
+# gone through once, and both arms of a branch, unless it stores: then once for each outcome. So what is said here
+# holds for every shape. `Visits` of one problem have numbers in the place of symbols.
 
 
 class Bodies:

@@ -11,13 +11,13 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.findings import Finding, Kind
-from tmapipe.machine.describe import lines
-from tmapipe.program.nodes import For, If, While
-from tmapipe.prove.bodies import Bodies
-from tmapipe.prove.body_walk import Walk
-from tmapipe.prove.moves import DATA
-from tmapipe.prove.operations import arithmetic, replaced
+from tmapipe.check.findings import Finding
+from tmapipe.model.layout import Kind
+from tmapipe.model.run import lines
+from tmapipe.program.expressions import For, If, While
+from tmapipe.prove.bodies import Bodies, Walk
+from tmapipe.prove.problem import DATA
+from tmapipe.prove.solver import arithmetic, replaced
 from tmapipe.prove.symbols import Sym, add, at_least_0, leaf, leaves, negated, text, truth
 
 

@@ -13,28 +13,20 @@ from typing import Any
 
 import attrs
 
+from tmapipe.check.findings import FindingLog
 from tmapipe.check.linear import LinearCheck
-from tmapipe.check.log import FindingLog
 from tmapipe.errors import HazardError, PipelineError
-from tmapipe.machine import Layout, State
-from tmapipe.prove.driving import Driver, TooMany
-from tmapipe.prove.everything import everything, foreseen
-from tmapipe.prove.future import Future
-from tmapipe.prove.isa import Open
+from tmapipe.model.layout import Layout
+from tmapipe.model.state import State
 from tmapipe.prove.loops import Loops
-from tmapipe.prove.operations import replaced
 from tmapipe.prove.places import Places
-from tmapipe.prove.points import Again, Impossible, Loop, Point, Stopped
-from tmapipe.prove.positions import Positions, stages_of
-from tmapipe.prove.recurrence import RunState
-from tmapipe.prove.shared import Shared, bounds
-from tmapipe.prove.skips import arrays_of, is_behind_skips
-from tmapipe.prove.solver import Solver
-from tmapipe.prove.spread import Spread
+from tmapipe.prove.positions import Future, Positions, stages_of
+from tmapipe.prove.recurrence import Driver, RunState, TooMany
+from tmapipe.prove.shared import Again, Impossible, Loop, Point, Shared, Stopped, arrays_of, bounds, is_behind_skips
+from tmapipe.prove.solver import Solver, replaced
+from tmapipe.prove.spread import Spread, everything, foreseen
 from tmapipe.prove.symbols import Sym, negated, text
-from tmapipe.prove.walker import Walker
-
-__all__ = ["Proof", "prove"]
+from tmapipe.prove.walker import Open, Walker
 
 MOST_STATES = 400
 SAID = 8  # of what is decided, in words

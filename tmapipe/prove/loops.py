@@ -8,17 +8,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tmapipe.program.nodes import Call, For, If, While
-from tmapipe.prove.isa import Open
-from tmapipe.prove.liveness import Liveness
-from tmapipe.prove.operations import replaced
-from tmapipe.prove.places import Places
-from tmapipe.prove.points import Again, Loop, Point, with_facts
+from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.prove.places import Liveness, Places
 from tmapipe.prove.recurrence import RunState
-from tmapipe.prove.relevant import Relevant
-from tmapipe.prove.shared import Shared
-from tmapipe.prove.skips import is_behind_skips, restate, without
-from tmapipe.prove.solver import Solver
+from tmapipe.prove.shared import (
+    Again,
+    Loop,
+    Point,
+    Relevant,
+    Shared,
+    Together,
+    is_behind_skips,
+    restate,
+    with_facts,
+    without,
+)
+from tmapipe.prove.solver import Solver, replaced
 from tmapipe.prove.symbols import (
     Sym,
     add,
@@ -34,10 +39,7 @@ from tmapipe.prove.symbols import (
     of_launch,
     truth,
 )
-from tmapipe.prove.together import Together
-from tmapipe.prove.walker import Walker
-
-__all__ = ["Loops"]
+from tmapipe.prove.walker import Open, Walker
 
 
 class Loops:

@@ -1,23 +1,28 @@
-"""How far each warp is in its arrays of barriers and slots, and operations relative to that.
-
-A *relative operation* says by how many stages it moves on from the warp's last operation of its sort on the same array. So
-operations that differ only in their position in the ring are the same.
-"""
+"""How far each warp is in its arrays of barriers and slots, the names of stages from there, and operations that may
+still come."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from tmapipe.isa.effects import ArriveAt, declared
-from tmapipe.isa.operands import Kind as OperandKind
-from tmapipe.machine.layout import Layout
+from tmapipe.check.slots import COPY, COUNTED
+from tmapipe.isa.effects import ArriveAt, Kind, declared
+from tmapipe.isa.effects import Kind as OperandKind
+from tmapipe.model.layout import Layout
 
-__all__ = ["CLUSTER", "Key", "Live", "Positions", "Shifts", "stages_of", "without_position"]
+# ---- positions -------------------------------------------------------------------------------------------------------
+#
+# How far each warp is in its arrays of barriers and slots, and operations relative to that.
+#
+# A *relative operation* says by how many stages it moves on from the warp's last operation of its sort on the same
+# array. So operations that differ only in their position in the ring are the same.
+
 
 Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 Shifts = dict[tuple[int, str], int]  # (CTA, array) -> stages
@@ -189,3 +194,210 @@ def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]
     for name in of.named(OperandKind.SLOT):
         moves.append(((kind, name, *far), *layout.slot_places[getattr(op, name)]))
     return (*without_stages(op), *(array for _, array, _, _ in moves)), moves
+
+
+# ---- renaming --------------------------------------------------------------------------------------------------------
+#
+# Stages of one state, by their names in another: rings are uniform, so a state recurs wherever the warps are in them.
+
+
+class Renaming:
+    """Stages of one state, by their names in another. shifts: by CTA and array, as of `Positions.from_here`."""
+
+    def __init__(self, layout: Layout, shifts: Shifts):
+        self.layout, self.shifts = layout, shifts
+        self._renamed: dict[Any, Any] = {}
+
+    @cached_property
+    def bars(self) -> list[tuple[int, int]]:
+        """By an mbarrier's flat index in the cluster: its index there, and whether its parity flips."""
+        layout = self.layout
+        found = []
+        for cta in range(layout.ctas):
+            for i, (array, stage, stages) in enumerate(layout.bar_places):
+                laps, position = divmod(stage + self.shifts.get((cta, array), 0), stages)
+                found.append((cta * layout.nbars + i - stage + position, laps & 1))
+        return found
+
+    @cached_property
+    def slots(self) -> list[int]:
+        """By a slot's flat index in the cluster: its index there."""
+        layout = self.layout
+        found = []
+        for cta in range(layout.ctas):
+            for i, (array, position, around) in enumerate(layout.slot_places):
+                shift = self.shifts.get((cta, array), 0)
+                found.append(cta * layout.nslots + i - position + (position + shift) % around)
+        return found
+
+    def op(self, agent: int, op: Any) -> Any:
+        """The same operation of a warp there."""
+        layout, cta = self.layout, agent // self.layout.warps
+        bars, slots = cta * layout.nbars, cta * layout.nslots
+        key = cta, without_position(op)
+        found = self._renamed.get(key)
+        if found is None:
+            of = declared(type(op))
+            changes: dict[str, Any] = {
+                name: self.slots[slots + getattr(op, name)] - slots for name in of.named(Kind.SLOT)
+            }
+            for name in of.named(Kind.BAR):
+                there, flips = self.bars[bars + getattr(op, name)]
+                changes[name] = there - bars
+                changes.update({parity: getattr(op, parity) ^ flips for parity in of.named(Kind.PARITY)})
+            found = self._renamed[key] = op._replace(**changes) if changes else op
+        return found
+
+
+# ---- future ----------------------------------------------------------------------------------------------------------
+#
+# The operations that may still come in a run of a program.
+#
+# Rings are uniform: whoever uses one stage of a ring comes to use all.
+
+
+FactKey = tuple[Any, ...]  # of what can be known, or of who can know it
+
+
+class Future:
+    """What may still come.
+
+    live: the sorts of operations that come again; busy: the warps that do more than return; sets: sets of warps, by number;
+    checked: by that number, who they are; as_one: whether one of them is enough; waiters: the warps that wait for each
+    mbarrier of the cluster.
+    """
+
+    def __init__(self, layout: Layout, ends: Iterable[Positions], busy: set[int]):
+        self.layout = layout
+        # what a CTA knows when it exits is what all of its warps know together: one that is busy is enough
+        self.busy = sorted(busy if len(set(map(layout.cta_of, busy))) == layout.ctas else range(layout.agents))
+        self.touched: dict[Key, set[int]] = {}
+        arrivers: dict[int, list[int]] = {CLUSTER: []}
+        for end in ends:
+            for key, stages in end.touched.items():
+                self.touched.setdefault(key, set()).update(stages)
+            for agent, id in sorted(end.arrivals):
+                which = CLUSTER if id == CLUSTER else 16 * (agent // layout.warps) + id
+                if agent not in arrivers.setdefault(which, []):
+                    arrivers[which].append(agent)
+        self.live = Live(layout, self.touched)
+        self.waiters = self._waiters()
+        sets: dict[FactKey, Iterable[int]] = {("all",): self.busy, ("nobody",): ()}
+        for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("use", self._bar_users())):
+            sets.update({(kind, place): agents for place, agents in by_place.items()})
+        sets.update({("bar", bar): agents for bar, agents in self.waiters.items()})
+        sets.update({("exit", cta): layout.cta_warps(cta) for cta in range(layout.ctas)})
+        self.sets = {key: number for number, key in enumerate(sets)}
+        self.checked = np.zeros((len(sets), layout.agents), bool)
+        for row, agents in zip(self.checked, sets.values(), strict=True):
+            row[list(agents)] = True
+        self.as_one = np.array([key[0] == "exit" for key in sets])
+        self.checked_of = _Numbers(lambda key: self.sets[_checked_against(key, self.sets)])  # by fact
+        self.facts: dict[FactKey, int] = {}  # numbers of all that can be known, the same in all states
+        self.knowers: dict[FactKey, int] = {}  # and of all who can know it
+        self.forms: dict[tuple[Any, ...], int] = {}  # and of what must be equal in two states
+        self._here: dict[Renaming, Here] = {}
+        self._renamings: dict[tuple[int, ...], Renaming] = {}
+
+    def here(self, positions: Positions) -> Here:
+        """Names where the warps are."""
+        rename = self.renaming(positions.from_here(self.live))
+        if rename not in self._here:
+            self._here[rename] = Here(self, rename)
+        return self._here[rename]
+
+    def renaming(self, shifts: Shifts) -> Renaming:
+        """The renaming by these shifts of the arrays of `live`."""
+        key = tuple(shifts.values())
+        if key not in self._renamings:
+            self._renamings[key] = Renaming(self.layout, shifts)
+        return self._renamings[key]
+
+    def _waiters(self) -> dict[int, tuple[int, ...]]:
+        layout = self.layout
+        found: dict[int, tuple[int, ...]] = {}
+        for agent, sort, array in self.live.keys:
+            if tells_parity(sort):
+                first = agent // layout.warps * layout.nbars + layout.bar_base[array]
+                for stage in range(layout.plan.barrier(array).stages):
+                    found[first + stage] = (*found.get(first + stage, ()), agent)
+        return found
+
+    def _bar_users(self) -> dict[int, list[int]]:
+        """By mbarrier, who waits for it, arrives at it, or starts what counts there."""
+        layout = self.layout
+        found: dict[int, list[int]] = {}
+        for agent, sort, array in self.touched:
+            if array in layout.bar_base:
+                first, stages = layout.bar_base[array], layout.plan.barrier(array).stages
+                for cta in range(layout.ctas) if at_peers(sort) else (agent // layout.warps,):
+                    for bar in range(cta * layout.nbars + first, cta * layout.nbars + first + stages):
+                        found.setdefault(bar, []).append(agent)
+        return found
+
+    def _users(self) -> dict[int, list[int]]:
+        """Whoever accesses one slot of a buffer accesses all slots that others who access this one do."""
+        layout = self.layout
+        found: dict[int, list[int]] = {}
+        first_slots: dict[str, int] = {}
+        for i, (array, _, _) in enumerate(layout.slot_places):
+            first_slots.setdefault(array, i)
+        for (agent, sort, array), stages in self.touched.items():
+            if array not in first_slots:
+                continue
+            for others in [s for (_, _, other), s in self.touched.items() if other == array for _ in range(2)]:
+                stages = stages | others if stages & others else stages
+            for cta in range(layout.ctas) if at_peers(sort) else (agent // layout.warps,):
+                for stage in stages:
+                    for alias in layout.aliases[first_slots[array] + stage]:
+                        found.setdefault(cta * layout.nslots + alias, []).append(agent)
+        return found
+
+
+class Here:
+    """Numbers of facts and knowers, by their names where the warps are. rename: to stages counted from there."""
+
+    def __init__(self, future: Future, rename: Renaming):
+        knowers, facts = future.knowers, future.facts
+        self.rename = rename
+        self.knowers = _Numbers(lambda key: _number(knowers, rename, key))
+        self.facts = _Numbers(lambda key: _number(facts, rename, key))
+
+
+def _checked_against(fact: FactKey, sets: Mapping[FactKey, int]) -> FactKey:
+    """The set of warps that can be checked against a fact."""
+    kind: str = fact[0]
+    which: FactKey = ("all",)
+    if kind in ("arrival", "far read"):
+        which = "exit", fact[1]
+    elif kind == "slot" and fact[2] == COPY and fact[-1] != "fenced":
+        pass  # a proxy fence by any warp that knows its end counts
+    elif kind in ("slot", "barrier"):
+        which = fact[:2]
+    elif kind == "bar" and fact[2] in ("landing", "sent"):
+        which = "exit", fact[3]
+    elif kind == "bar" and fact[2] != "loads of":
+        which = fact[:2] if fact[2] in ("before", "last but one") else ("use", fact[1])
+    return which if which in sets else ("nobody",)
+
+
+class _Numbers(dict[FactKey, Any]):
+    """Numbers that are made when they are first asked for."""
+
+    def __init__(self, make: Callable[[FactKey], Any]):
+        self.make = make
+
+    def __missing__(self, key: FactKey) -> Any:
+        self[key] = made = self.make(key)
+        return made
+
+
+def _number(numbers: dict[FactKey, int], rename: Renaming, key: FactKey) -> int:
+    """Of a fact or a knower, with its barriers and slots renamed."""
+    kind = key[0]
+    if kind == "slot":
+        bars = (rename.bars[key[4]][0], *key[5:]) if key[2] in COUNTED else key[4:]
+        key = (kind, rename.slots[key[1]], *key[2:4], *bars)
+    elif kind in ("bar", "present", "complete"):
+        key = (kind, rename.bars[key[1]][0], *key[2:])
+    return numbers.setdefault(key, len(numbers))

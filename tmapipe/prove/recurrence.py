@@ -1,29 +1,35 @@
-"""Whether everything that goes well from one state of a run goes well from another, up to the position in the rings.
-
-Compared are the machine's abstract state and what the checker knows. That is, for every fact that a later operation can be
-checked against (the last accesses to each slot, what has counted in the present and last phases of each mbarrier, waits,
-arrivals at peers): who knows it. Stages are counted from where the warps are in each array. Phases count by their parity.
-
-Every rule asks that something is known. So a state is *covered* by another one if it has no fact that the other lacks, and
-whoever knew a fact there, directly or through a barrier that it will come by, knows it here.
-"""
+"""Whether everything that goes well from one state of a run goes well from another; operations of all warps, executed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from tmapipe.check.clocks import Known
+from tmapipe.check.findings import Step
 from tmapipe.check.linear import LinearCheck
-from tmapipe.machine.layout import Layout
-from tmapipe.machine.state import State
-from tmapipe.machine.tensorcore import REGISTERS
-from tmapipe.prove.future import Future, Here, Key
-from tmapipe.prove.positions import CLUSTER, Positions
+from tmapipe.check.phases import Known
+from tmapipe.isa.effects import ArriveAt, declared
+from tmapipe.isa.ops import Flight
+from tmapipe.model.barriers import REGISTERS
+from tmapipe.model.layout import Layout
+from tmapipe.model.state import APPLY, WAITS, State
+from tmapipe.prove.positions import CLUSTER, FactKey, Future, Here, Positions
+from tmapipe.prove.walker import Walker
 
-__all__ = ["RunState"]
+# ---- recurrence ------------------------------------------------------------------------------------------------------
+#
+# Whether everything that goes well from one state of a run goes well from another, up to the position in the rings.
+#
+# Compared are the machine's abstract state and what the checker knows. That is, for every fact that a later operation
+# can be checked against (the last accesses to each slot, what has counted in the present and last phases of each
+# mbarrier, waits, arrivals at peers): who knows it. Stages are counted from where the warps are in each array. Phases
+# count by their parity.
+#
+# Every rule asks that something is known. So a state is *covered* by another one if it has no fact that the other
+# lacks, and whoever knew a fact there, directly or through a barrier that it will come by, knows it here.
 
 
 class RunState:
@@ -133,13 +139,13 @@ class RunState:
         return self.future.here(self.positions)
 
     @cached_property
-    def facts(self) -> dict[Key, Known]:
+    def facts(self) -> dict[FactKey, Known]:
         """What a later operation may be checked against and not all warps know, and how it is known. What they all know is
         known to everything that comes after."""
         return _facts(self.state, self.check, self.future)
 
     @cached_property
-    def knowers(self) -> dict[Key, Any]:
+    def knowers(self) -> dict[FactKey, Any]:
         """Everything with a clock whose knowledge can still spread. The warps come first, by number."""
         return _knowers(self.state, self.check, self.future)
 
@@ -178,7 +184,7 @@ class RunState:
             enough[:, rows] |= ~self.telling.matter(bars, lacking[is_open], knowing[is_open], list(knowers))
         return numbers, np.packbits(known, axis=1), np.packbits(enough, axis=1)
 
-    def _ways(self) -> tuple[list[Key], Any, Any, Any]:
+    def _ways(self) -> tuple[list[FactKey], Any, Any, Any]:
         """The facts; and of each way to know one: which, the entry of a clock, and the least value."""
         of: list[int] = []
         flat: list[int] = []
@@ -204,8 +210,8 @@ def _known_by(clocks: Any, facts: int, of: Any, entries: Any, least: Any) -> Any
 # ---- facts, and who can know them ----------------------------------------------------------------------------------------
 
 
-def _facts(state: State, check: LinearCheck, future: Future) -> dict[Key, Known]:
-    facts: dict[Key, Known] = {("there is a fact",): ()}
+def _facts(state: State, check: LinearCheck, future: Future) -> dict[FactKey, Known]:
+    facts: dict[FactKey, Known] = {("there is a fact",): ()}
     for rules in check.holding:
         facts.update(rules.facts(state))
     for thread, groups in state.groups.items():
@@ -217,9 +223,9 @@ def _facts(state: State, check: LinearCheck, future: Future) -> dict[Key, Known]
     return facts
 
 
-def _knowers(state: State, check: LinearCheck, future: Future) -> dict[Key, Any]:
+def _knowers(state: State, check: LinearCheck, future: Future) -> dict[FactKey, Any]:
     """Clocks. The warps come first, by number. A complete phase tells nothing that all who wait for it know already."""
-    found: dict[Key, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
+    found: dict[FactKey, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
     for agent in range(check.clocks.agents):  # what an arrival by all of its lanes would tell
         known = found["all lanes of", agent] = check.clocks.zero()
         check.clocks.release(agent, known, all_lanes=True)
@@ -244,3 +250,127 @@ def _knowers(state: State, check: LinearCheck, future: Future) -> dict[Key, Any]
     for (group, serial), clock in check.slots.mma_issued.items():
         found["wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial] = clock
     return found
+
+
+# ---- driving ---------------------------------------------------------------------------------------------------------
+#
+# Operations of all warps, executed until each warp comes to something else: the machine's transitions, watched by the
+# check.
+#
+# The order is that of the machine's scheduler (policy "fair"). Operations come again and again here, so what is
+# looked up by their type is looked up once for each of them.
+
+
+MOST_OPERATIONS = 1_000_000  # between two boundaries
+
+
+class TooMany(Exception):
+    """More operations than are looked at before warps come to a loop of open count, or to their end."""
+
+
+class Doing:
+    """An operation of one warp. wait: of the machine, if it can block; apply: its transition; rules: of the check; moves: its
+    places, as (sort, stage, stages)."""
+
+    __slots__ = ("apply", "moves", "op", "rules", "wait")
+
+    def __init__(self, agent: int, op: Any, state: RunState):
+        kind = type(op)
+        self.op, self.wait, self.apply, self.rules = op, WAITS.get(kind), APPLY[kind], state.check.rules[kind]
+        positions = state.positions
+        self.moves = [((agent, sort, array), stage, around) for sort, array, stage, around in positions.places(op)]
+        meets = None if self.moves else declared(kind).effect(ArriveAt)
+        if meets is not None:
+            positions.arrivals.add((agent, getattr(op, meets.barrier) if meets.barrier else CLUSTER))
+        for key, stage, _ in self.moves:
+            positions.touched.setdefault(key, set()).add(stage)
+
+
+class Driver:
+    """Executes the operations of warps in one proof. known: by warp and `id`, what is known of operations, which it keeps."""
+
+    def __init__(self, agents: int):
+        self.known: list[dict[int, Doing]] = [{} for _ in range(agents)]
+
+    def run(self, walkers: list[Walker], state: RunState, decide: Callable[[Any], Any], skip: Any) -> list[Any]:
+        """Goes on until nobody can. Returns, by warp, what it has come to, as of `Walker.go_on`; None if it is blocked.
+
+        Args:
+            walkers: The warps.
+            state: Of the machine, the check and the positions, which goes on.
+            decide: Says how a condition has been decided.
+            skip: Called with a walker and positions when it may have moved on in a ring without operations.
+        """
+        self.walkers, self.state, self.decide, self.skip = walkers, state, decide, skip
+        self.stops: list[Any] = [None] * len(walkers)
+        self.blocked: dict[Any, list[int]] = {}
+        self.ready, self.flights = list(range(len(walkers))), list[Flight]()
+        self.limit = state.check.log.order + MOST_OPERATIONS
+        state.positions.moved()
+        while self.ready or self.flights:
+            now, self.ready = self.ready, []
+            for agent in now:
+                self._advance(agent)
+                if self.flights:
+                    self._move_all()
+            if self.flights and not self.ready:
+                self._move_all()
+        return self.stops
+
+    def _advance(self, agent: int) -> None:
+        """Executes operations of a warp until it blocks, or comes to something else."""
+        walker, run = self.walkers[agent], self.state
+        state, check, known = run.state, run.check, self.known[agent]
+        queue, log, clocks, positions = walker.queue, check.log, check.clocks, run.positions
+        woken, started, at, skipped = state.woken, state.started, positions.at, positions.skipped
+        time, clock = clocks.time, clocks.of[agent]
+        while True:
+            if not queue:
+                stop = walker.go_on(self.decide)
+                if walker.skips:
+                    self.skip(walker, positions)
+                if stop is not None:
+                    self.stops[agent] = stop
+                    return
+            op = queue[0]
+            doing = known.get(id(op))
+            if doing is None:
+                doing = known[id(op)] = Doing(agent, op, run)
+            wait = doing.wait
+            if wait is not None and not wait.enabled(state, agent, op):
+                self.blocked.setdefault(wait.key(state, agent, op), []).append(agent)
+                return
+            facts = doing.apply(state, agent, op)
+            queue.popleft()
+            log.order += 1
+            time[agent] = clock[agent] = now = time[agent] + 1
+            if doing.rules:
+                step = Step(log.order, agent, op, None, "", now)
+                for rule, effect in doing.rules:
+                    rule(check, effect, step, facts)
+            for key, stage, around in doing.moves:
+                at[key] = (stage - skipped.get(key[::2], 0)) % around if skipped else stage
+            if woken or started:
+                self._go_on()
+            if log.order > self.limit:
+                raise TooMany
+
+    def _move_all(self) -> None:
+        """One step of every engine that can take one now."""
+        flights, self.flights = self.flights, []
+        state, watch = self.state.state, self.state.check.watch
+        for flight in flights:
+            step = state.step_of(flight)
+            watch(flight, step, APPLY[type(step)](state, flight, step))
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Takes up the warps whose operations may have become enabled, and flights with a step to take."""
+        state = self.state.state
+        for key in state.woken:
+            agents = self.blocked.pop(key, None)
+            if agents:
+                self.ready += agents
+        state.woken.clear()
+        self.flights += state.started
+        state.started.clear()

@@ -1,24 +1,42 @@
-"""What all walkers of one proof share: the program, its layout, symbols, and where operations go."""
+"""What all walkers of one proof share: the program, the points where warps are, what they may depend on, loops that they
+go through together."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
-from tmapipe.isa.effects import declared
-from tmapipe.isa.operands import Kind
-from tmapipe.machine import Layout
-from tmapipe.program.nodes import Call, If, Let
-from tmapipe.prove.isa import Open, ProofIsa
-from tmapipe.prove.operations import arithmetic
-from tmapipe.prove.slicing import LOCAL, WITHOUT_OPERATIONS, Slice, operands, variables
-from tmapipe.prove.symbols import Sym, add, divide, leaf, multiply, text
-from tmapipe.prove.walker import Walker
+from tmapipe.isa.effects import Kind, declared
+from tmapipe.model.layout import Layout
+from tmapipe.plan.rings import Barrier
+from tmapipe.program.expressions import Call, Expr, For, If, Let, While, resolve
+from tmapipe.prove.solver import Solver, after, arithmetic
+from tmapipe.prove.symbols import (
+    LOCAL,
+    WITHOUT_OPERATIONS,
+    Slice,
+    Sym,
+    add,
+    at_least_0,
+    divide,
+    leaf,
+    leaves,
+    multiply,
+    operands,
+    parts,
+    text,
+    variables,
+)
+from tmapipe.prove.walker import Open, ProofIsa, Walker
 from tmapipe.stage import SharedStage
 
-__all__ = ["Shared", "bounds"]
+# ---- shared ----------------------------------------------------------------------------------------------------------
+#
+# What all walkers of one proof share: the program, its layout, symbols, and where operations go.
 
 
 class Operands(NamedTuple):
@@ -179,3 +197,289 @@ def bounds(x: Sym) -> tuple[int | None, int | None]:
     if kind in ("turn", "of the launch"):
         return 0, 2**31 - 1
     return None, None
+
+
+# ---- points ----------------------------------------------------------------------------------------------------------
+#
+# Where all warps of a cluster are between two boundaries, and what has been decided.
+
+
+class Loop(NamedTuple):
+    """An open loop that warps go through together.
+
+    site: which; index: the symbol of its iteration; turn: which iteration comes next, at most `apart`: earlier ones are told
+    apart from all others; members: (warp, node, first index, iterations left at entry, pace); before: facts at its entry; old:
+    what its members had carried at the beginning of the iteration.
+    """
+
+    site: int
+    index: Sym  # type: ignore[assignment]
+    turn: int
+    members: tuple[tuple[int, Any, Any, Any, int], ...]
+    before: frozenset[Sym]
+    old: dict[Any, Any]
+    apart: int = 1
+
+    def counts(self) -> dict[tuple[Any, int], None]:
+        """The different (iterations left at entry, pace) of its members."""
+        return dict.fromkeys((left, pace) for *_, left, pace in self.members)
+
+
+class Point:
+    """Where all warps are. facts: what is decided; loops: those entered, the innermost last; options: of the boundary."""
+
+    __slots__ = ("facts", "key", "loops", "options", "walkers")
+
+    def __init__(self, walkers: list[Walker], facts: frozenset[Sym], loops: tuple[Loop, ...], options: Any):
+        self.walkers, self.facts, self.loops, self.options = walkers, facts, loops, options
+        self.key: Any = None  # of the boundary, where states are compared
+
+    def turns(self) -> dict[Any, Any]:
+        """The numbers of iterations, of loops that are in one that is told apart."""
+        return {loop.index: loop.turn for loop in self.loops if loop.turn < loop.apart}
+
+
+class Stopped(Exception):
+    """Something goes wrong, or cannot be taken by itself."""
+
+
+class Again(Exception):
+    """A number is no formula of the iteration, which is known from now on: the search begins again."""
+
+
+class Impossible(Exception):
+    """What has been decided cannot be so."""
+
+
+def with_facts(facts: frozenset[Sym], more: Iterable[Any]) -> frozenset[Sym]:
+    return facts | {each for each in more if isinstance(each, Sym)}
+
+
+# ---- relevant --------------------------------------------------------------------------------------------------------
+#
+# The symbols on which what may still come depends: facts about others are left out of a state.
+
+
+class Relevant:
+    """Finds them, for the nodes of one program."""
+
+    def __init__(self, shared: Shared):
+        self.shared = shared
+        self._found: dict[tuple[int, int], set[Sym]] = {}
+
+    def of(self, now: Point) -> set[Sym]:
+        """Symbols of which conditions that may still come are computed."""
+        found: set[Sym] = {loop.index for loop in now.loops}
+        values: set[Sym] = set()
+        rest: dict[tuple[int, int], Any] = {}
+        for walker in now.walkers:
+            values.update([value for value in walker.env.values() if isinstance(value, Sym)])
+            for frame in walker.frames:
+                if frame[0] == "block":
+                    rest[id(frame[1]), frame[2]] = frame[1]
+                elif frame[0] in ("joint", "for", "one", "head"):
+                    rest[id(frame[1].body), 0] = frame[1].body
+                    if type(frame[1]) is For:
+                        found |= leaves(walker.number(frame[1].count))
+        for value in values:
+            found |= value.leaves
+        for (_, at), nodes in rest.items():
+            found |= self._symbols(nodes, at)
+        return found
+
+    def _symbols(self, nodes: Any, at: int) -> set[Sym]:
+        """Symbols of the launch in conditions and counts."""
+        key = id(nodes), at
+        if key not in self._found:
+            found: set[Sym] = set()
+            for node in nodes[at:]:
+                if type(node) is If:
+                    found |= self._in(node.condition) | self._symbols(node.then, 0) | self._symbols(node.other, 0)
+                elif type(node) is For:
+                    found |= self._in(node.count) | self._symbols(node.body, 0)
+                elif type(node) is While:
+                    found |= self._in(node.condition) | self._symbols(node.body, 0)
+                elif type(node) is Call:
+                    found |= self._in(node.named.get("when", True))
+                    if node.method == "here":
+                        found |= self._in(node.args[0])
+            self._found[key] = found
+        return self._found[key]
+
+    def _in(self, x: Any) -> set[Sym]:
+        x = resolve(x)
+        if not isinstance(x, Expr):
+            return set()
+        if x.op == "symbol":
+            return set() if x.args[0] in ("warp", "rank") else set(leaves(self.shared.symbol(x)))
+        return set().union(*map(self._in, x.args)) if x.args else set()
+
+
+# ---- skips -----------------------------------------------------------------------------------------------------------
+#
+# Positions of teams behind slots that other teams take: a slot, and how many slots later.
+#
+# That count is a formula. What it says does not change when a slot is taken from it and the position is one slot
+# later. So a loop in which the other team takes these slots brings the position to where its own are, iteration by
+# iteration.
+
+
+def arrays_of(plan: Any, ring: Any) -> list[str]:
+    """The arrays of a ring: its barriers, then the slots of what is loaded into it."""
+    loads = {name for names in ring.loads.values() for name in names}
+    slots = [f"slots of {load.buffer.name}" for load in plan.loads if load.name in loads]
+    return [*(barrier.name for barrier in ring.barriers), *slots]
+
+
+def is_behind_skips(value: Any) -> bool:
+    """Whether this is a slot or parity behind skipped slots whose number is open."""
+    return isinstance(value, Sym) and value.op in ("slot after", "parity after")
+
+
+def restate(walker: Walker, say: Callable[[Any, str], Any]) -> None:
+    """Says how many slots a warp's positions are behind by what `say(count, ring)` gives, which is the same number."""
+    if not walker.behind:
+        return
+    moved: dict[str, int] = {}
+    said: dict[Any, Any] = {}
+    for var, value in walker.env.items():
+        if is_behind_skips(value):
+            base, slots, stages, ring = value.args
+            if (slots, ring) not in said:
+                said[slots, ring] = say(slots, ring)
+            slots = said[slots, ring]
+            walker.env[var] = after(value.op, base, slots, stages, ring)
+            moved[ring] = parts(slots)[0]
+    walker.behind = any(map(is_behind_skips, walker.env.values()))
+    walker.skips += [(ring, slots) for ring, slots in moved.items() if slots]
+
+
+def without(number: Any, other: Any) -> Any:
+    """The number less as many times another one as one of its terms has."""
+    terms, others = parts(number)[1], parts(other)[1]
+    times = next((n // others[term] for term, n in terms.items() if term in others), 1)
+    return add(number, other, -times)
+
+
+# ---- together --------------------------------------------------------------------------------------------------------
+#
+# Which loops warps go through together, and how many iterations of each make one.
+
+
+class Together:
+    """Compares the loops before which warps stand."""
+
+    def __init__(self, shared: Shared, solver: Solver):
+        self.shared, self.solver = shared, solver
+        self._names: dict[int, frozenset[str]] = {}
+
+    def missing(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> set[str]:
+        """The arrays of these loops for which somebody waits that is not in a loop of its own yet."""
+        names: set[str] = set().union(*(self._arrays(node) for _, node in group))
+        waits = [self._waited_for(w) for w, stop in zip(now.walkers, stops, strict=True) if stop is None]
+        return names & set().union(*waits)
+
+    def _waited_for(self, walker: Walker) -> set[str]:
+        """The array of the barrier that a warp waits for."""
+        op = walker.queue[0]
+        return {self.shared.layout.bar_places[getattr(op, name)][0] for name in declared(type(op)).named(Kind.BAR)}
+
+    def group(self, now: Point, heads: list[tuple[Walker, Any]]) -> list[tuple[Walker, Any]]:
+        """Those that go over the same rings; of several such groups, the one of which nobody is missing."""
+        groups: list[tuple[set[str], list[tuple[Walker, Any]]]] = []
+        for walker, node in heads:
+            names = set(self._arrays(node)) or {f"{id(node)}"}
+            mine = [group for group in groups if group[0] & names]
+            groups = [group for group in groups if group not in mine]
+            groups.append((names.union(*(g[0] for g in mine)), [(walker, node), *(x for g in mine for x in g[1])]))
+
+        def missing(group: tuple[set[str], Any]) -> int:
+            inside = {walker.agent for walker, _ in group[1]}
+            return sum(
+                walker.agent not in inside and bool(group[0] & self._remaining(walker)) for walker in now.walkers
+            )
+
+        found = min(groups, key=missing)[1]
+        return sorted(found, key=lambda each: each[0].agent)
+
+    def _remaining(self, walker: Walker) -> set[str]:
+        """Arrays of barriers that a warp still comes to, in the iteration that it is in."""
+        found: set[str] = set()
+        for frame in reversed(walker.frames):
+            if frame[0] == "block":
+                for node in frame[1][frame[2] :]:
+                    found |= self._arrays(node)
+            elif frame[0] == "joint":
+                break
+        return found
+
+    def _arrays(self, node: Any) -> frozenset[str]:
+        """Arrays of barriers that a node uses."""
+        if id(node) not in self._names:
+            found: set[str] = set()
+            if type(node) is Call:
+                found = {x.name for x in node.args if isinstance(x, Barrier)}
+            elif type(node) is If:
+                found = set().union(*(self._arrays(each) for each in (*node.then, *node.other)))
+            elif type(node) in (For, While):
+                found = set().union(*(self._arrays(each) for each in node.body))
+            self._names[id(node)] = frozenset(found)
+        return self._names[id(node)]
+
+    def paces(self, now: Point, nodes: list[Any], counts: list[Any]) -> list[int]:
+        """How many iterations of each loop go with those of the others."""
+        if all(self._as_often(now, counts[0], each) for each in counts[1:]):
+            return [1] * len(nodes)
+        slots = [max(self.waits(node).values(), default=0) for node in nodes]
+        common = math.lcm(*(n for n in slots if n)) if any(slots) else 1
+        found = [common // n if n else 1 for n in slots]
+        if set(found) == {1}:  # a role of some teams, each of which takes its share of the iterations
+            slopes = [_slope(count) for count in counts]
+            if not any(
+                role.teams > 1 for role in self.shared.program.plan.roles
+            ):  # one with one, also of a loop of loops
+                slopes = [slope and Fraction(1, _share(count)) for slope, count in zip(slopes, counts, strict=True)]
+            if min(slopes) > 0:
+                whole = [int(each * math.lcm(*(slope.denominator for slope in slopes))) for each in slopes]
+                return [each // math.gcd(*whole) for each in whole]
+        return found
+
+    def waits(self, node: Any) -> dict[str, int]:
+        """By array of barriers, how many waits of it an iteration has outside of its own loops and branches."""
+        found: dict[str, int] = {}
+        for each in node.body:
+            if type(each) is Call and each.method == "mbarrier_wait":
+                found[each.args[0].name] = found.get(each.args[0].name, 0) + 1
+        return found
+
+    def _as_often(self, now: Point, a: Any, b: Any) -> bool:
+        """Whether loops of these counts run equally often: not at all, if both are 0 or less."""
+        return self.equal(now, a, b) or not any(
+            self.solver.possible((at_least_0(add(add(one, other, -1), -1)), at_least_0(add(one, -1)), *now.facts))
+            for one, other in ((a, b), (b, a))
+        )
+
+    def equal(self, now: Point, a: Any, b: Any) -> bool:
+        if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
+            return True
+        apart = add(a, b, -1)
+        if not isinstance(apart, Sym):
+            return apart == 0
+        more, less = at_least_0(add(apart, -1)), at_least_0(add(-1, apart, -1))
+        return not (self.solver.possible((more, *now.facts)) or self.solver.possible((less, *now.facts)))
+
+
+def _slope(x: Any) -> Fraction:
+    """How fast a count grows with what it is computed of."""
+    if isinstance(x, Sym) and x.op == "sum":
+        return sum((n * _slope(term) for term, n in parts(x)[1].items()), Fraction(0))
+    if isinstance(x, Sym) and x.op == "div" and type(x.args[1]) is int:
+        return _slope(x.args[0]) / x.args[1]
+    return Fraction(isinstance(x, Sym))
+
+
+def _share(count: Any) -> int:
+    """By how much a count of iterations is divided."""
+    if isinstance(count, Sym) and count.op == "sum":
+        return math.lcm(*map(_share, parts(count)[1]))
+    return count.args[1] if isinstance(count, Sym) and count.op == "div" and type(count.args[1]) is int else 1

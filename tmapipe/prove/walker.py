@@ -1,8 +1,4 @@
-"""Walker: one warp's way through a traced program, with numbers that are open.
-
-What a warp does is evaluated for its own number and its CTA's. Extents, tiles, entries of tables and counts stay symbols. A
-walker goes on until it comes to a loop of open count, to a condition that nobody has decided, or to its end.
-"""
+"""Walker: one warp's way through a traced program, with numbers that are open."""
 
 from __future__ import annotations
 
@@ -12,16 +8,64 @@ from types import SimpleNamespace
 from typing import Any
 
 from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.ops import Exit
-from tmapipe.isa.values import SlotRef
-from tmapipe.program.expressions import Expr, Var, resolve
-from tmapipe.program.nodes import Call, For, If, While
-from tmapipe.prove.isa import Open
-from tmapipe.prove.operations import arithmetic, skipped
+from tmapipe.model.layout import Layout
+from tmapipe.model.warp import MachineIsa
+from tmapipe.program.expressions import Call, Expr, For, If, Var, While, resolve
+from tmapipe.prove.solver import arithmetic, skipped
 from tmapipe.prove.symbols import Sym, leaf, parts, truth
 
-__all__ = ["Walker"]
+# ---- isa -------------------------------------------------------------------------------------------------------------
+#
+# The instruction set of a walker: operations of one warp, in which stages of barriers and slots are plain numbers.
+
+
+class Open(Exception):
+    """What the proof does not see through, in words."""
+
+
+class ProofIsa(MachineIsa):
+    """The instructions of one warp, whose operations go to *emit*. Coordinates are of no use here."""
+
+    def __init__(self, layout: Layout, agent: int, emit: Callable[[Any], None]):
+        super().__init__(layout, agent, 0, 1, {}, emit)
+
+    def start(self, of: Any, at: Any) -> tuple[int, ...]:
+        return (0,) * len(at)
+
+    def bar(self, barrier: Any, stage: Any) -> int:
+        return super().bar(barrier, _known(stage, f"the stage of {barrier.name}"))
+
+    def slot(self, buffer: Any, stage: Any) -> int:
+        return super().slot(buffer, _known(stage, f"the slot of {buffer.name}"))
+
+    def barrier_id(self, barrier: Any, instance: Any) -> int:
+        return super().barrier_id(barrier, _known(instance, f"the instance of {barrier.name}"))
+
+    def plain(self, number: Any) -> Any:
+        return 0 if isinstance(number, Sym) else number
+
+    def part(self, of: Any, index: Any) -> Any:
+        if isinstance(index, Sym):
+            raise Open(f"part {index} of a slot of {of.name}")
+        return super().part(of, index)
+
+
+def _known(number: Any, what: str) -> int:
+    if isinstance(number, Sym):
+        raise Open(f"{what}, which is {number}")
+    return number
+
+
+# ---- walker ----------------------------------------------------------------------------------------------------------
+#
+# Walker: one warp's way through a traced program, with numbers that are open.
+#
+# What a warp does is evaluated for its own number and its CTA's. Extents, tiles, entries of tables and counts stay
+# symbols. A walker goes on until it comes to a loop of open count, to a condition that nobody has decided, or to its
+# end.
+
 
 INLINE = 64  # iterations of a loop of known count that are taken one by one
 

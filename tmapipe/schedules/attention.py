@@ -17,27 +17,21 @@ from typing import Any
 import numpy as np
 
 from tmapipe import math as values_
-from tmapipe.barrier import BarrierRing
-from tmapipe.bind.memory import check_kind
+from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base.arithmetic import Dim, fp32
+from tmapipe.bind.bound import check_kind
 from tmapipe.bind.tensors import match, new_like
-from tmapipe.dim import Dim
-from tmapipe.dtypes import fp32
-from tmapipe.errors import InputError
-from tmapipe.fields import is_count
+from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
-from tmapipe.matmul import Wgmma
+from tmapipe.parts.matmul import Wgmma
+from tmapipe.parts.stages import Turnstile
 from tmapipe.protocol.tile import Tile
-from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.thread_store import ThreadStoreStage
+from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.order import TileOrder
-from tmapipe.tiles.raster import Backwards
-from tmapipe.turnstile import Turnstile
-
-__all__ = ["Attention"]
+from tmapipe.tiles.persistent import Backwards
 
 LOG2_E = math.log2(math.e)
 NEVER, LEAST = float("-inf"), -1e30  # of a key that is not seen; what a row without any is less by

@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of any length: the logarithm of the sum of powers of each row, less the logit of its target."""
+"""Softmax, cross-entropy and reductions of rows of any length."""
 
 from __future__ import annotations
 
@@ -10,22 +10,95 @@ import numpy as np
 
 from tmapipe import math
 from tmapipe.barrier import BarrierRing
-from tmapipe.bind.memory import check_kind
+from tmapipe.base.arithmetic import dtype_of, fp32
+from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.bind.bound import check_kind
 from tmapipe.bind.tensors import is_contiguous
-from tmapipe.dtypes import dtype_of, fp32
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rowkernel import RowKernel
-from tmapipe.schedules.rowplaces import address_of, copied
-from tmapipe.schedules.rows import Rows
+from tmapipe.schedules.rowform import RowForm, address_of, copied
+from tmapipe.schedules.rows import RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
-from tmapipe.tma_rules import ALIGNMENT
+
+# ---- softmax ---------------------------------------------------------------------------------------------------------
+#
+# Softmax, and its logarithm, of rows of any length.
+
+
+class SoftmaxRows(Rows):
+    """``y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])``, of one form.
+
+    Args:
+        form, stored: As of `Rows`.
+    """
+
+    @Rows.work.jit
+    def normalize(self, k: KernelContext, tile: Tile) -> None:
+        held, inside = self.form.held, self.inside(tile)
+        with k.ring.consume() as slot:
+            values = self.read_rows(slot.x)
+            base = (math.row_max if held else math.row_logsumexp)(values, **inside)
+            if not held:
+                values = self.read_rows(slot.x)  # again: meanwhile, the row needs no registers
+            powers = math.exp(values - base)
+            if held:
+                total: Any = math.row_sum(powers, **inside)
+                powers = powers * (1 / total)
+            self.store_rows(k.y, tile, powers)
+
+
+class LogSoftmaxRows(Rows):
+    """``y[m, n] = x[m, n] - log(sum over n of exp(x[m, n]))``, of one form.
+
+    Args:
+        form, stored: As of `Rows`.
+    """
+
+    @Rows.work.jit
+    def normalize(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            values = self.read_rows(slot.x)
+            base = math.row_logsumexp(values, **self.inside(tile))
+            if not self.form.held:
+                values = self.read_rows(slot.x)
+            self.store_rows(k.y, tile, values - base)
+
+
+class Softmax(RowKernel):
+    """Softmax over the last dimension of tensors of one to four, in bf16, fp16 or fp32, of any length."""
+
+    hold = 32
+    schedule: type[Rows] = SoftmaxRows
+
+    def __call__(self, x: Any, *, out: Any = None) -> Any:
+        """``y = exp(x) / sum of exp(x)``; of `LogSoftmax` its logarithm.
+
+        Args:
+            x: The rows.
+            out: y, of x's shape and of any type; None: made, as x.
+
+        Returns:
+            y.
+
+        Raises:
+            InputError: For shapes or types that do not fit.
+        """
+        return self.run({"x": x}, {"y": out}, {})
+
+
+class LogSoftmax(Softmax):
+    """The logarithm of `Softmax`, without leaving fp32."""
+
+    schedule = LogSoftmaxRows
+
+
+# ---- crossentropy ----------------------------------------------------------------------------------------------------
+#
+# Cross-entropy of rows of any length: the logarithm of the sum of powers of each row, less the logit of its target.
+
 
 WORDS = "int32", "int64"
-
-__all__ = ["CrossEntropy", "CrossEntropyBackward", "CrossEntropyBackwardRows", "CrossEntropyRows"]
 
 
 def logsumexp(x: Any, y: Any) -> Any:
@@ -260,3 +333,80 @@ def numbers_of(name: str, given: Any, x: Any) -> Any:
         found, rule = (tuple(given.shape), str(given.dtype)), f"is fp32 of {tuple(x.shape[:-1])}"
         raise InputError(name, found, rule, "pass a number for each row")
     return given.reshape(-1)
+
+
+# ---- reduce ----------------------------------------------------------------------------------------------------------
+#
+# Reduce: one number of each row of any length, such as its sum.
+
+
+def _sum(x: Any, y: Any) -> Any:
+    return x + y
+
+
+OPERATIONS = {
+    "sum": (math.row_sum, _sum),
+    "mean": (math.row_sum, _sum),
+    "max": (math.row_max, math.maximum),
+    "min": (math.row_min, math.minimum),
+    "logsumexp": (math.row_logsumexp, logsumexp),
+}
+
+
+class ReduceRows(Rows):
+    """``y[m]`` = the sum, or another number, of x[m, n] over n, of one form.
+
+    Args:
+        form: As of `Rows`: of rows one after another, or of one row by `form.ctas` pieces.
+        operation: As of `Reduce`.
+    """
+
+    stored, numbers = (), ("y",)
+
+    def __init__(self, form: RowForm, operation: str = "sum"):
+        super().__init__(form)
+        self.operation = operation
+
+    @Rows.work.jit
+    def reduce(self, k: KernelContext, tile: Tile) -> None:
+        reduce, join = OPERATIONS[self.operation]
+        found = self.reduced(k, tile, reduce, join)
+        self.store_numbers(k.y, tile, found * (1 / self.form.length) if self.operation == "mean" else found)
+
+
+class Reduce(RowKernel):
+    """One number, in fp32, of each row along the last dimension of tensors of one to four, in bf16, fp16 or fp32.
+
+    Args:
+        operation: "sum", "mean", "max", "min" or "logsumexp".
+
+    Raises:
+        InputError: For another operation.
+    """
+
+    schedule = ReduceRows
+
+    def __init__(self, operation: str = "sum"):
+        if operation not in OPERATIONS:
+            raise InputError("Reduce(operation)", operation, f"is one of {', '.join(OPERATIONS)}", 'e.g. "sum"')
+        super().__init__()
+        self.operation = operation
+
+    def __call__(self, x: Any, *, out: Any = None) -> Any:
+        """The number of each row.
+
+        Args:
+            x: The rows.
+            out: fp32, of x's shape without its last dimension; None: made.
+
+        Returns:
+            The numbers.
+
+        Raises:
+            InputError: For shapes or types that do not fit.
+        """
+        return self.run({"x": x}, {}, {}, {"y": out})
+
+    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> ReduceRows:
+        """As in `RowKernel`."""
+        return ReduceRows(form, self.operation)

@@ -1,33 +1,288 @@
-"""Fused: what schedules whose output tiles end with an `Epilogue` have in common."""
+"""Fused: what schedules whose output tiles end with an `Epilogue` have in common; and AddParts, the end of a split-K
+GEMM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import attrs
 import numpy as np
 
-from tmapipe.barrier import BarrierRing
-from tmapipe.bind.bound import Bound
-from tmapipe.epilogue.epilogue import Epilogue
-from tmapipe.epilogue.operands import Operands, columns_of
-from tmapipe.epilogue.outputs import Output, StoreForm
-from tmapipe.errors import InputError
+from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base.arithmetic import DType, ceil_div, dtype_of, fp32, int32
+from tmapipe.bind.bound import Bound, check_apart, check_kind, check_memory
+from tmapipe.epilogue.epilogue import Epilogue, Reduction
+from tmapipe.epilogue.operands import Matrix, Operands, Output, StoreForm, columns_of
+from tmapipe.errors import InputError, ScopeError, is_count
+from tmapipe.isa.fragment import applied
 from tmapipe.kernel import KernelContext
-from tmapipe.matmul import Wgmma
+from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan
-from tmapipe.protocol.tile import Tile
-from tmapipe.register_tile import RegisterTile
-from tmapipe.role import Role
+from tmapipe.protocol.ring import Slot
+from tmapipe.protocol.tile import Tile, check_rounded
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.reduced import Reductions
-from tmapipe.schedules.room import check_room
+from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["Fused"]
+# ---- required --------------------------------------------------------------------------------------------------------
+#
+# Parts that a ready-made schedule cannot do without.
+
+
+def check_stages(schedule: Schedule, *names: str) -> None:
+    """Raises `InputError` unless *schedule* loads or stores something under each of *names*."""
+    known = {**schedule.declared.loads, **schedule.declared.stores}
+    for name in names:
+        if name not in known:
+            kind = type(schedule).__name__
+            rule = f"is a stage, which every {kind} has"
+            raise InputError(f"{kind}.{name}", getattr(schedule, name, None), rule, f"make another {kind}")
+
+
+# ---- addparts --------------------------------------------------------------------------------------------------------
+#
+# AddParts: ``d = parts[0] + parts[1] + ...``, in this order: the end of a split-K GEMM.
+
+
+class AddParts(Schedule):
+    """``d[m, n] = epilogue(sum over s of x[s, m, n])``, with a batch dimension before each if the tensors have one.
+
+    The sums are in the type of x, in the order of s, and are converted once to the type of d. One warp loads, four add,
+    through slots that threads read.
+
+    Args:
+        tile: (m, n) elements at once.
+        stages: Slots in flight; None: as many as fit.
+        dtype: Of d; None: the tensor's, or if a call makes it that of x.
+        epilogue: A function of the sums, element by element; None: the sums themselves.
+        together: Parts in a slot, four of which take less time than one each. Those beyond the last one are zeros.
+    """
+
+    load, add = Role(warps=1), Role(warps=4)
+
+    def __init__(
+        self,
+        tile: tuple[int, int] = (8, 256),
+        stages: int | None = None,
+        *,
+        dtype: DType | str | None = None,
+        epilogue: Callable[[Any], Any] | None = None,
+        together: int = 1,
+    ):
+        if not is_count(together):
+            raise InputError("AddParts(together)", together, "is a number of parts in a slot", "use 4")
+        if not isinstance(tile, tuple) or len(tile) != 2:
+            raise InputError("AddParts(tile)", tile, "is (rows, columns)", "e.g. (8, 256)")
+        if epilogue is not None and not callable(epilogue):
+            raise InputError("AddParts(epilogue)", epilogue, "is a function of the sums, or None", "pass a function")
+        self.epilogue = epilogue
+        self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
+        self.rows, self.together = tile[0], together
+        self.x = TmaLoadStage("l s m n", tile=(together, *tile), ring=self.ring)
+        self.d = TmaStoreStage("l m n", tile=tile, role=self.add, stages=2, dtype=dtype)
+
+    def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
+        """As `Schedule.plan`. Raises `InputError` for types that cannot be added, or whose sums d cannot hold."""
+        check_stages(self, "x", "d")
+        made = super().plan(dtypes, arch=arch)
+        x, d = made.buffer("x").dtype, made.buffer("d").dtype
+        if x.name.startswith("fp8"):
+            raise InputError(
+                "x", x.name, "is a type that threads add, which fp8 is not", "add parts of bf16, fp16 or fp32"
+            )
+        if d.integer and not x.integer:
+            raise InputError("d", d.name, f"holds sums of {x}, which are not rounded to integers", 'use dtype="fp32"')
+        if x == int32 and d.name.startswith("fp8"):
+            raise InputError(
+                "d", d.name, f"is a type that {x} is converted to", 'use dtype="bf16", or add parts of fp32'
+            )
+        return made
+
+    def empty_value(self, bound: Bound) -> Any:
+        """The epilogue of empty sums."""
+        return 0.0 if self.epilogue is None else applied(self.epilogue, (np.zeros(bound.shapes["d"], np.float32),), {})
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        for some in range(k.steps("x", "s")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, s=some)
+
+    @add.jit
+    def total(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            total = self._sum(slot)
+        for _ in range(k.steps("x", "s") - 1):
+            with k.ring.consume() as slot:
+                total = self._sum(slot, total)
+        k.d.store(tile, total, self.epilogue)
+
+    def _sum(self, slot: Slot, *before: Any) -> Any:
+        """*before* plus the parts in a slot, one after another."""
+        parts = (slot.x.read(tile=self.d.tile, at=(i * self.rows, 0)) for i in range(self.together))
+        return functools.reduce(operator.add, (*before, *parts))
+
+
+# ---- room ------------------------------------------------------------------------------------------------------------
+#
+# Whether an epilogue has enough registers beside the accumulators.
+#
+# The numbers are from compiling random configurations: ``python -m tests.fuzz.compiling``.
+
+
+def check_room(plan: Plan, epilogue: Epilogue) -> None:
+    """Checks a plan whose accumulators end with *epilogue*.
+
+    Raises:
+        InputError: The compiler would keep accumulators in local memory, or results would be rounded to integers.
+
+    Warns:
+        UserWarning: It may keep some there.
+    """
+    for name in epilogue.whole_outputs:
+        if epilogue.function is not None:
+            check_rounded(name, plan.store(name).buffer.dtype)
+    if not plan.matmuls:
+        return
+    first = plan.matmuls[0]
+    groups = first.warpgroups * first.teams
+    kinds = (*epilogue.operands.values(), *epilogue.outputs.values())
+    tiles = any(isinstance(kind, (Matrix, Output)) for kind in kinds)
+    needed = sum(matmul.registers.sums + matmul.registers.a for matmul in plan.matmuls)
+    if len(plan.matmuls) > 1:  # the planner has checked these
+        room, sure = 184 if first.transposed[0] else 192, 168
+        sure = 0 if groups > 2 and all(first.transposed) else sure
+        spans = ceil_div(first.shape[2] * first.b.dtype.bytes, 128)
+        if first.promote and spans > 1:  # each adds wgmmas between two promotions
+            room, sure = (112, 104) if spans == 2 else (96, 88)
+            room, sure = (room, sure) if groups < 3 else (sure - 32, sure - 32)
+    elif epilogue.plain:
+        room, sure = 200, 192
+        if first.shape[0] // (64 * first.warpgroups) > 2:  # blocks of 64 rows
+            sure = 184
+    elif tiles:
+        room, sure = (152, 144) if groups < 3 else (96, 80)
+    elif kinds:
+        room, sure = (160, 152) if groups < 3 else (104, 96)
+    else:
+        room, sure = 200, 160
+    what = (
+        "the stores"
+        if epilogue.plain
+        else "an epilogue" + " with further tiles" * tiles + " with operands or sums" * (bool(kinds) and not tiles)
+    )
+    rule = f"needs {needed} accumulator registers a thread; {room} leave room for {what} with {groups} warpgroups"
+    if needed > room:
+        raise InputError(f"Wgmma({first.name}) tile", first.shape[:2], rule, "use a smaller tile or more warpgroups")
+    if needed > sure:
+        text = f"{plan.name}: {needed} accumulator registers a thread beside {what} may spill to local memory. "
+        warnings.warn(text + "Fix: use a smaller tile or more warpgroups.", stacklevel=4)
+
+
+# ---- reduced ---------------------------------------------------------------------------------------------------------
+#
+# Reductions: what a GEMM with outputs that are sums over rows or columns does around its kernel.
+
+
+class Reductions:
+    """The reductions among a GEMM's outputs. Its kernel stores partial sums to workspaces, which `AddParts` adds up.
+
+    kinds: of the reductions, by name; rows: of an output tile.
+    """
+
+    def __init__(self, kinds: Mapping[str, Reduction], rows: int):
+        self.kinds, self.rows = dict(kinds), rows
+
+    @functools.cached_property
+    def add_tiles(self) -> AddParts:
+        return AddParts((1, 256), together=4)
+
+    @functools.cached_property
+    def add_warps(self) -> AddParts:
+        return AddParts(together=4)
+
+    def call(self, schedule: Schedule, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
+        """Calls *run*, which makes the workspaces, then adds up the parts. Returns all outputs."""
+        loads, stores = tuple(schedule.declared.loads), tuple(schedule.declared.stores)
+        tensors, named = self._split((*loads, *stores), tensors, named)
+        wanted = {name: named.pop(name, None) for name in self.kinds}
+        wanted = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+        if wanted:
+            self._check(schedule, wanted, {**dict(zip((*loads, *stores), tensors, strict=False)), **named}, out)
+        results = dict(zip(stores, run(*tensors, out=out, **named), strict=True))
+        *_, m, n = results["d"].shape
+        for name, kind in self.kinds.items():
+            sums = self._add(kind, results[name], m if kind.along == "m" else n)
+            if name in wanted:
+                wanted[name][...] = sums
+            results[name] = wanted.get(name, sums)
+        return tuple(results.values())
+
+    def whole(self, values: Any, bound: Bound) -> dict[str, Any]:
+        """*values*, which an epilogue gives for a whole output, with workspaces for those that are reduced."""
+        if not isinstance(values, dict):
+            fix = f"Return a dictionary of d, {', '.join(self.kinds)}."
+            raise ScopeError(f"an epilogue returned a {type(values).__name__}, not one value for each output. {fix}")
+        found = dict(values)
+        for name, kind in self.kinds.items():
+            sums = kind.whole(values[name], bound.shapes["d"])
+            found[name] = np.zeros(bound.shapes[name], np.float32)
+            found[name][:, :1, : sums.shape[-1]] = sums[:, None]
+        return found
+
+    def _add(self, kind: Reduction, workspace: Any, extent: int) -> Any:
+        """The sums over the parts of *workspace*, [parts, extent] or [l, parts, extent], perhaps padded."""
+        parts = workspace if workspace.ndim == 3 else workspace[None]
+        a_tile = kind.first(self.rows)
+        if a_tile > 1:  # the parts of a tile first: many short sums, rather than few long ones
+            batch, count, n = parts.shape
+            tiles = parts.reshape(batch * (count // a_tile), a_tile, n)
+            parts = self.add_warps(tiles.swapaxes(0, 1)).reshape(batch, count // a_tile, n)
+        sums = self.add_tiles(parts.swapaxes(0, 1))[:, :extent]
+        return sums if workspace.ndim == 3 else sums[0]
+
+    def _split(
+        self, names: tuple[str, ...], tensors: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tensors by position up to the first reduction, and all others by name."""
+        first = next((i for i, name in enumerate(names[: len(tensors)]) if name in self.kinds), None)
+        if first is None or len(tensors) > len(names):
+            return tensors, dict(named)
+        moved = dict(zip(names[first:], tensors[first:], strict=False))
+        for name in moved:
+            if name in named:
+                raise InputError(name, type(named[name]).__name__, "is given twice", "pass it once")
+        return tensors[:first], {**named, **moved}
+
+    def _check(self, schedule: Any, wanted: dict[str, Any], others: dict[str, Any], out: Any) -> None:
+        """Raises `InputError` for tensors that the sums cannot be written to."""
+        *batch, m, n = schedule.shape_of_output(others)
+        a = next(iter(others.values()))
+        for name, tensor in wanted.items():
+            check_kind(name, tensor)
+            check_memory(name, tensor, output=True)
+            shape = (*batch, m if self.kinds[name].along == "m" else n)
+            if tuple(tensor.shape) != tuple(shape):
+                rule = f"has one element for each of {self.kinds[name].along}, and of the batch: {tuple(shape)}"
+                raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "pass such a tensor, or leave it out")
+            if dtype_of(tensor, name) != fp32:
+                raise InputError(name, dtype_of(tensor, name).name, "sums are in fp32", "pass a tensor of fp32")
+            if type(tensor) is not type(a) or getattr(tensor, "device", None) != getattr(a, "device", None):
+                raise InputError(name, type(tensor).__name__, "is of the kind and device of a", "convert or move it")
+        given = {**others, **wanted} | ({} if out is None else {"d": out})
+        check_apart({n: t for n, t in given.items() if hasattr(t, "shape")}, tuple(wanted))
+
+
+# ---- fused -----------------------------------------------------------------------------------------------------------
+#
+# Fused: what schedules whose output tiles end with an `Epilogue` have in common.
+
 
 FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have some
 

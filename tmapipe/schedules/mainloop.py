@@ -1,28 +1,36 @@
-"""Mainloops of a GEMM: how its warpgroups share the output tiles.
-
-Cooperative   all warpgroups on one tile: mainloop 0 | epilogue 0 | mainloop 1 | ...
-
-PingPong      each warpgroup on a tile of its own, so that one's epilogue runs under the other's mainloop:
-              team 0    mainloop 0 | epilogue 0           | mainloop 2 | ...
-              team 1               | mainloop 1           | epilogue 1 | ...
-"""
+"""Mainloops of a GEMM: how its warpgroups share the output tiles, and how its operands lie in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import attrs
 
+from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base.arithmetic import DType
+from tmapipe.base.tensor_map import MulticastGroup
 from tmapipe.epilogue.epilogue import Epilogue
-from tmapipe.errors import InputError
-from tmapipe.fields import must
+from tmapipe.errors import InputError, must
 from tmapipe.kernel import KernelContext
-from tmapipe.role import Role
+from tmapipe.parts.stages import Turnstile
+from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.order import TileOrder
-from tmapipe.turnstile import Turnstile
 
-__all__ = ["Cooperative", "PingPong"]
+__all__ = ["Cooperative", "OLD_KEYWORDS", "Operand", "PingPong", "in_shares"]
+
+
+# ---- mainloop --------------------------------------------------------------------------------------------------------
+#
+# Mainloops of a GEMM: how its warpgroups share the output tiles.
+#
+# Cooperative   all warpgroups on one tile: mainloop 0 | epilogue 0 | mainloop 1 | ...
+#
+# PingPong      each warpgroup on a tile of its own, so that one's epilogue runs under the other's mainloop:
+#               team 0    mainloop 0 | epilogue 0           | mainloop 2 | ...
+#               team 1               | mainloop 1           | epilogue 1 | ...
 
 
 _ALONG = must(lambda value: value in ("m", "n"), 'is "m" or "n" (of the output)', 'use "m"')
@@ -120,3 +128,136 @@ def _check_along(mainloop: Cooperative | PingPong, tiles: TileOrder, epilogue: E
         raise InputError("mainloop", mainloop, rule, 'use along="m"')
     if epilogue.outputs:
         raise InputError("mainloop", mainloop, "takes an epilogue without further outputs", 'use along="m"')
+
+
+# ---- operand ---------------------------------------------------------------------------------------------------------
+#
+# Operand: how one input of a matmul lies in memory, and how it is loaded.
+
+
+MAJORS = ("k", "m", "n")
+
+
+def in_shares(rows: int, peers: int) -> bool:
+    """Whether *peers* CTAs can load equal shares of *rows* rows along k: in steps of 8, the rows of a swizzle's pattern."""
+    return rows % (8 * peers) == 0
+
+
+@attrs.frozen
+class Operand:
+    """An input of a matmul, a [m, k] or b [n, k].
+
+    Args:
+        major: The dimension along which it is contiguous: "k", or for 16-bit types "m" (a) or "n" (b). torch's usual weight w,
+            [k, n], is passed as ``w.t()`` with major "n".
+        dtype: Of its elements; None: the tensor's. "tf32": a tensor of fp32, rounded to tf32 while it is loaded.
+        l2_hint: Of its loads: "evict_first" (read once), "evict_last" or "evict_normal".
+        outside: What slots hold of rows beyond its edge: "zeros", or "anything" (see `TmaLoadStage.anything_outside`), which
+            pays where its few rows fill little of a tile: with an m of 16, a GEMM takes 6 to 16 % less time.
+
+    Raises:
+        InputError: Another major, or ``outside="anything"`` for an operand that is not contiguous along k.
+    """
+
+    major: str = attrs.field(default="k")
+    dtype: DType | str | None = None
+    l2_hint: str | None = None
+    outside: str = attrs.field(
+        default="zeros",
+        validator=must(
+            lambda rows: rows in ("zeros", "anything"), "is one of zeros, anything (beyond the edge)", 'use "zeros"'
+        ),
+    )
+
+    @major.validator
+    def _check(self, attribute: Any, value: Any) -> None:
+        if not isinstance(value, str) or value not in MAJORS:
+            raise InputError("Operand(major)", value, 'is "k", or "m" of a, or "n" of b', 'e.g. "k"')
+        if value != "k" and self.outside != "zeros":
+            rule = f"is zeros for an operand that is contiguous along {value}: its rows are added up"
+            raise InputError("Operand(outside)", self.outside, rule, 'use "zeros"')
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the stage's last two dimensions are in the other order than the tensor's."""
+        return self.major != "k"
+
+    def stage(
+        self,
+        side: str,
+        rows: int,
+        k: int,
+        *,
+        ring: BarrierRing,
+        batch: str = "l ",
+        multicast: str | None,
+        peers: int = 1,
+    ) -> TmaLoadStage:
+        """Its load stage, in tiles of *rows* x *k* elements.
+
+        Args:
+            side: Its dimension besides k, "m" or "n".
+            rows: Elements of a tile along that.
+            k: Elements of a tile along k.
+            ring: Whose slots hold the tiles.
+            batch: Names of the dimensions before, each with a space.
+            multicast: The cluster's axis whose CTAs want the same tile, if there is one.
+            peers: CTAs along that axis. Each loads an equal part of the tile, or, if its rows are no multiple of 8 for each,
+                the first one all of it.
+        """
+        if self.major not in ("k", side):
+            argument = {"m": "a", "n": "b"}[side]
+            rule = f'of {argument} is "k" or "{side}"'
+            raise InputError("Operand(major)", self.major, rule, f"{argument}=Operand({side!r})")
+        whole = not self.transposed and not in_shares(rows, peers)
+        dims, tile = (f"{side} k", (rows, k)) if self.major == "k" else (f"k {side}", (k, rows))
+        stage = TmaLoadStage(
+            f"{batch}{dims}",
+            tile=tile,
+            ring=ring,
+            dtype=self.dtype,
+            multicast=None if multicast is None else MulticastGroup(multicast, whole=whole),
+            l2_hint=self.l2_hint,
+        )
+        return stage.anything_outside() if self.outside == "anything" else stage
+
+
+# ---- moved -----------------------------------------------------------------------------------------------------------
+#
+# Old keywords of `Gemm` and `tmapipe.tuning`, and how each is spelled now.
+
+
+def _pair(word: str, default: Any) -> Callable[[Any], str]:
+    """For an old value of (a, b): the new spelling."""
+
+    def fix(value: Any) -> str:
+        both = value if isinstance(value, (tuple, list)) and len(value) == 2 else ("...", "...")
+        said = [f"{side}=tp.Operand({word}={each!r})" for side, each in zip("ab", both, strict=True) if each != default]
+        return ", ".join(said) or "leave it out"
+
+    return fix
+
+
+def _in_epilogue(word: str) -> Callable[[Any], str]:
+    def fix(value: Any) -> str:
+        said = "{...}" if isinstance(value, Mapping) else repr(value)
+        return f"epilogue=tp.epilogue.Epilogue(..., {word}={said})"
+
+    return fix
+
+
+OLD_KEYWORDS: dict[str, Callable[[Any], str]] = {
+    "majors": _pair("major", "k"),
+    "l2_hints": _pair("l2_hint", None),
+    "outside": _pair("outside", "zeros"),
+    "tf32": lambda value: 'a=tp.Operand(dtype="tf32"), b=tp.Operand(dtype="tf32")',
+    "order": lambda value: f"tiles={value!r}",
+    "promote": lambda value: f"mainloop=tp.mainloop.Cooperative(promote={value!r})",
+    "dtype": _in_epilogue("dtype"),
+    "store_stages": _in_epilogue("stages"),
+    "operands": _in_epilogue("operands"),
+    "operand_stages": _in_epilogue("ahead"),
+    "outputs": lambda value: (
+        'epilogue=tp.epilogue.Epilogue(..., outputs={...}), where a type is an Output, e.g. tp.epilogue.Output("fp32")'
+    ),
+}

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from tmapipe import math
-from tmapipe.bind.memory import check_kind
-from tmapipe.dim import Dim
-from tmapipe.dtypes import dtype_of
+from tmapipe.base.arithmetic import Dim, dtype_of
+from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.bind.bound import check_kind
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
@@ -32,11 +32,10 @@ from tmapipe.schedules.elementwise import (
     varying,
     vector_of,
 )
-from tmapipe.schedules.rowkernel import KINDS
-from tmapipe.schedules.rowplaces import expanded, padded, seen_as, strides_of
+from tmapipe.schedules.rowform import expanded, padded, seen_as, strides_of
+from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import TmaLoadStage
-from tmapipe.thread_store import ThreadStoreStage
-from tmapipe.tma_rules import ALIGNMENT
+from tmapipe.store_pipeline import ThreadStoreStage
 
 PAIRS = "p"  # the name of the dimension of columns that are neighbours in pairs, twice as many as angles
 

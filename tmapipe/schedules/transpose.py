@@ -11,25 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.barrier import BarrierRing
-from tmapipe.bind.memory import check_kind, check_memory
+from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base.arithmetic import as_dtype, dtype_of
+from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.bind.bound import check_kind, check_memory
 from tmapipe.bind.tensors import new_like
-from tmapipe.dtypes import as_dtype, dtype_of
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
-from tmapipe.role import Role
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.elementwise import DIMS, collapsed, fits_tma, vector_of
-from tmapipe.schedules.rowkernel import KINDS
-from tmapipe.schedules.rowplaces import copied, padded, seen_as, strides_of
+from tmapipe.schedules.rowform import copied, padded, seen_as, strides_of
+from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import SharedStage, TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.thread_store import ThreadStoreStage
-from tmapipe.tiles.grid import GridTiles
-from tmapipe.tiles.raster import Grouped
-from tmapipe.tma_rules import ALIGNMENT
+from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
+from tmapipe.tiles.persistent import GridTiles, Grouped
 
 TYPES = (*KINDS, "int32")
 SWIZZLE = 128  # bytes

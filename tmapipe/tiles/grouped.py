@@ -1,17 +1,5 @@
-"""GroupedTiles: the output tiles of groups of rows, one group after another, whose sizes only the device knows.
-
-A table says where the rows of each group end. Tiles begin where their group begins, so the last tile of a group may reach over
-into the next group::
-
-    rows     0 1 2 3 4 5 6 7 8 9 ...          tiles of 4 rows, in the order of their numbers:
-    group    0 0 0 0 0 0|1 1 1|3 3 ...        0: 0-3    1: 4-5    2: 6-8    (3: none)    4: 9-...
-
-The host still knows how many numbers there are. With tiles of r rows, group g gets the numbers from
-``floor((start + g (r - 1)) / r)`` on. That is always enough, and at most one too many, which is skipped.
-
-Finding a tile takes several reads of the table, one after another. A scheduler warp does that ahead, and tells the others. It
-takes numbers from a counter: shared out beforehand, those that are skipped would leave some clusters with less to do.
-"""
+"""Tile schedulers of uneven tiles: parts of the inner steps (SplitKTiles, StreamKTiles), and groups of rows
+(GroupedTiles)."""
 
 from __future__ import annotations
 
@@ -20,20 +8,298 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import InputError
-from tmapipe.fields import IS_NAME
-from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Condition, Value
+from tmapipe.base.arithmetic import Dim, ceil_div
+from tmapipe.errors import IS_NAME, InputError, is_count, must
+from tmapipe.isa.fragment import Condition, Value
+from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
-from tmapipe.protocol.cluster import cluster_coordinate
-from tmapipe.protocol.tile import Tile, within
-from tmapipe.tiles.axes import Axis
+from tmapipe.protocol.tile import Tile, cluster_coordinate, within
 from tmapipe.tiles.dynamic import FetchedTiles
-from tmapipe.tiles.order import TilesOfRole
-from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.order import Axis, TileOrder, TilesOfRole
+from tmapipe.tiles.persistent import (
+    Grouped,
+    PersistentTiles,
+    TileNumbers,
+    is_raster,
+    number_divisors,
+    steps_of,
+    tile_of,
+)
 
-__all__ = ["GroupedTiles", "count_entries"]
+# ---- splitk ----------------------------------------------------------------------------------------------------------
+#
+# SplitKTiles: every output tile in several parts, each of which sums some of the inner steps.
+#
+# With two tiles of 7 steps and 3 parts:
+#
+# part 0   steps 0 1 2 of tile 0, of tile 1
+# part 1   steps 3 4 5 of tile 0, of tile 1
+# part 2   step 6 of tile 0, of tile 1
+
+
+#: Validator of a number of parts.
+is_number = must(lambda n: is_count(n) and n < 2**31, "is a positive number below 2^31", "use 4")
+
+
+@attrs.frozen
+class PartTiles(TileOrder):
+    """An order of parts of tiles, each of which sums some of the inner steps.
+
+    Args:
+        reduce: How parts are added.
+        stage: Name of the load stage whose tiles are the steps.
+        dim: The dimension along which they are counted.
+    """
+
+    reduce: str | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=must(lambda reduce: reduce in (None, "add"), 'is None or "add"', 'use "add"'),
+    )
+    stage: str = attrs.field(default="a", kw_only=True, validator=IS_NAME)
+    dim: str = attrs.field(default="k", kw_only=True, validator=IS_NAME)
+
+    in_parts = True
+    output_dims = "s "
+
+    def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
+        """As in `TileOrder`: it has the steps, and outputs for the parts."""
+        if not any(each == self.stage and self.dim in load.dims for each, load in declared.loads.items()):
+            rule = f"is a load of {declared.name} and one of its dimensions, whose tiles are the steps"
+            name = f"{type(self).__name__}(stage, dim)"
+            raise InputError(name, (self.stage, self.dim), rule, "name such a stage and dimension")
+        if "s" not in axes:
+            rule = "has parts of sums, which are stored along a dimension s of the output, or added to it"
+            raise InputError("Schedule.tiles", self, rule, 'e.g. TmaStoreStage("s m n", source=...)')
+
+    def steps(self, isa: Isa) -> Any:
+        """The steps of a tile."""
+        load = isa.plan.load(self.stage)
+        where = load.dims.index(self.dim)
+        return ceil_div(isa.extent(load.argument, where), load.tile[where])
+
+
+@attrs.frozen
+class SplitKTiles(PartTiles):
+    """An order in which the parts of an output tile are tiles of their own: for outputs of few tiles, and many steps.
+
+    The output has a dimension "s" for the parts, before those of the matrix; of a batch, for the parts of its first matrix,
+    then of the second, and so on. A tile's coordinates are s, l (which matrix), m, n, ..., first (its first step) and steps
+    (how many; the last parts have fewer, or none).
+
+    Args:
+        parts: Of each tile.
+        tiles: The order in which the tiles of all parts are taken. With ``GpcTiles()``, the CTAs of a part of up to eight
+            clusters are in one GPC.
+        reduce: How parts are added. None: a second kernel adds them in a fixed order, so the bits are the same in every run.
+            "add": the TMA engine adds them to the output as they arrive, and each addition rounds to the output's type.
+        stage: The steps are the tiles of this load ...
+        dim: ... along this dimension.
+    """
+
+    parts: int = attrs.field(validator=is_number)
+    tiles: TileOrder = attrs.field(
+        factory=PersistentTiles,
+        validator=must(
+            lambda order: isinstance(order, TileOrder) and not order.in_parts and not order.bounded,
+            "is an order of whole tiles",
+            "e.g. GpcTiles()",
+        ),
+    )
+
+    without_steps = True
+
+    def relations(self, declared: Declarations, given: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """As in `TileOrder`: so many parts of each matrix."""
+        if any(dim.name == "s" for dim in given) or not any("s" in store.dims for store in declared.stores.values()):
+            return ()
+        batch = any("l" in load.dims for load in declared.loads.values())
+        return (Dim("s", of="l", times=self.parts) if batch else Dim("s", size=self.parts),)
+
+    @property
+    def launch_words(self) -> int:  # type: ignore[override]
+        return self.tiles.launch_words
+
+    def launch_numbers(
+        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
+    ) -> list[int]:
+        """As in `TileOrder`."""
+        return self.tiles.launch_numbers(tiles, resident, cluster_size, gpcs)
+
+    def pieces(self, tiles: int, steps: int) -> tuple[int, int]:
+        """The least and the most parts of a tile, for *tiles* tiles of *steps* steps."""
+        return self.parts, self.parts
+
+    def queue(self, dims: int) -> tuple[int, int] | None:
+        """As in `TileOrder`."""
+        return self.tiles.queue(dims)
+
+    def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
+        """As in `TileOrder`."""
+        return self.tiles.clusters(grid, cluster)
+
+    def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
+        """As in `TileOrder`."""
+        return self.tiles.divisors(grid, cluster, clusters)
+
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """As in `TileOrder`; *grid* counts parts."""
+        return PartsOfRole(isa, self, self.tiles.bind(isa, grid, role))
+
+
+class PartsOfRole(TilesOfRole):
+    """The calling CTA's parts of *tiles*."""
+
+    order: SplitKTiles
+
+    def __init__(self, isa: Isa, order: SplitKTiles, tiles: TilesOfRole):
+        self.isa, self.order, self.tiles = isa, order, tiles
+
+    def begin(self) -> None:
+        """As in `TilesOfRole`."""
+        self.tiles.begin()
+
+    def each(self, body: Callable[[Tile], None]) -> None:
+        """As in `TilesOfRole`."""
+        self.tiles.each(lambda tile: body(self._part(tile)))
+
+    def finish(self) -> None:
+        """As in `TilesOfRole`."""
+        self.tiles.finish()
+
+    def _part(self, tile: Tile) -> Tile:
+        """The tile with its steps: every part has the same number, except the last ones."""
+        isa, steps = self.isa, self.order.steps(self.isa)
+        most = ceil_div(steps, self.order.parts)
+        matrix = tile.s // self.order.parts
+        first = (tile.s - matrix * self.order.parts) * most
+        return tile.also(l=matrix, first=first, steps=within(isa, steps - first, most))
+
+
+# ---- streamk ---------------------------------------------------------------------------------------------------------
+#
+# StreamKTiles: all inner steps of all output tiles, in one long row that is cut into equal shares.
+#
+# With three tiles of 8 steps and 4 shares of 6:
+#
+# tile    0 0 0 0 0 0 0 0 1 1 1 1 1 1 1 1 2 2 2 2 2 2 2 2
+# share   0 0 0 0 0 0|1 1 1 1 1 1|2 2 2 2 2 2|3 3 3 3 3 3
+#
+# So no CTA idles when the number of tiles is no multiple of the number of CTAs. A share has some whole tiles and up
+# to two pieces of tiles. The pieces of one tile are partial sums.
+
+
+@attrs.frozen
+class StreamKTiles(PartTiles):
+    """Stream-K order: each cluster takes one share, or several consecutive ones.
+
+    The output has a dimension "s" for the pieces of a tile, before those of the matrix. A tile's coordinates are s (which
+    piece), l (0), m, n, ..., first (its first step) and steps (how many). If s has extent 1, everything is one share.
+
+    Args:
+        raster: As in `PersistentTiles`.
+        shares: As many as clusters that work at once, e.g. 66 for clusters of two on 132 multiprocessors.
+        stage: Name of the load stage whose tiles are the steps.
+        dim: The dimension along which they are counted.
+        reduce: How pieces are added, as in `SplitKTiles`.
+    """
+
+    raster: Grouped = attrs.field(factory=Grouped, validator=is_raster)
+    shares: int = attrs.field(kw_only=True, validator=is_number)
+
+    @property
+    def parts(self) -> int:
+        """The most pieces that a tile can have."""
+        return self.shares
+
+    def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
+        """As in `TileOrder`: one per share."""
+        return self.shares
+
+    def pieces(self, tiles: int, steps: int) -> tuple[int, int]:
+        """The least and the most pieces of a tile, for *tiles* tiles (in units of clusters) of *steps* steps.
+
+        The boundaries of shares are ceil(tiles * steps / shares) steps apart.
+        """
+        least = ceil_div(steps, max(1, ceil_div(tiles * steps, self.shares)))
+        return least, least + 1
+
+    def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
+        """As in `TileOrder`."""
+        return number_divisors(self.raster, steps_of(_without_shares(grid), cluster))
+
+    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
+        """As in `TileOrder`."""
+        return PiecesOfRole(isa, self, grid)
+
+
+class PiecesOfRole(TilesOfRole):
+    """The calling CTA's pieces of tiles."""
+
+    def __init__(self, isa: Isa, order: StreamKTiles, grid: dict[str, Any]):
+        self.isa, self.order = isa, order
+        self.numbers = TileNumbers(isa, order, order.raster, _without_shares(grid))
+        steps = order.steps(isa)
+        self.total = self.numbers.total * steps
+        self.steps = isa.select(steps > 0, steps, 1)  # of a tile; to divide by
+        most = self._least(order.shares, self.numbers.total * grid["s"])
+        self.shares = isa.select(grid["s"] == 1, 1, most)
+        size = ceil_div(self.total, self.shares)  # of a share, in steps; the last ones may be smaller
+        self.size = isa.select(size > 0, size, 1)
+
+    def each(self, body: Callable[[Tile], None]) -> None:
+        """As in `TilesOfRole`."""
+        isa = self.isa
+        first, last = (c * self.shares // isa.clusters for c in (isa.cluster_id, isa.cluster_id + 1))
+        end = self._least(last * self.size, self.total)
+        at = isa.cells(first * self.size)
+        start = at[0]
+        cuts = (end - 1) // self.steps - start // self.steps + (end - 1) // self.size - start // self.size
+
+        def piece() -> None:
+            tile, after = self._piece(at[0], end)
+            at[0] = after
+            body(tile)
+
+        # Where a tile and a share end together they make one cut: then there is one piece less.
+        isa.loop(isa.select(start < end, cuts + 1, 0), lambda i: isa.when(at[0] < end, piece))
+
+    def _piece(self, start: Any, end: Any) -> tuple[Tile, Any]:
+        """The piece that begins with step *start*, and the step after it, at most *end*."""
+        number, share = start // self.steps, start // self.size
+        begins = number * self.steps
+        which = share - begins // self.size
+        after = self._least(self._least(begins + self.steps, (share + 1) * self.size), end)
+        tile = tile_of(self.isa, self.numbers.coordinates(number))
+        coordinates = {dim: tile[dim] for dim in self.numbers.steps}
+        return Tile({"s": which, "l": 0, **coordinates, "first": start - begins, "steps": after - start}), after
+
+    def _least(self, a: Any, b: Any) -> Any:
+        return self.isa.select(a < b, a, b)
+
+
+def _without_shares(grid: dict[str, Any]) -> dict[str, Any]:
+    return {dim: count for dim, count in grid.items() if dim != "s"}
+
+
+# ---- grouped ---------------------------------------------------------------------------------------------------------
+#
+# GroupedTiles: the output tiles of groups of rows, one group after another, whose sizes only the device knows.
+#
+# A table says where the rows of each group end. Tiles begin where their group begins, so the last tile of a group may
+# reach over into the next group::
+#
+# rows     0 1 2 3 4 5 6 7 8 9 ...          tiles of 4 rows, in the order of their numbers:
+# group    0 0 0 0 0 0|1 1 1|3 3 ...        0: 0-3    1: 4-5    2: 6-8    (3: none)    4: 9-...
+#
+# The host still knows how many numbers there are. With tiles of r rows, group g gets the numbers from
+# ``floor((start + g (r - 1)) / r)`` on. That is always enough, and at most one too many, which is skipped.
+#
+# Finding a tile takes several reads of the table, one after another. A scheduler warp does that ahead, and tells the
+# others. It takes numbers from a counter: shared out beforehand, those that are skipped would leave some clusters
+# with less to do.
+
 
 WHERE = ("n", "l", "row", "left")  # of a cluster's tile: along n, its group, first row, rows up to the end of the group
 LARGEST = 2**31 - 1  # every entry of the table in the machine without data

@@ -1,21 +1,141 @@
-"""TileOrder: what a tile scheduler supplies for planning, launching and running; TilesOfRole: the tiles of one warp."""
+"""TileOrder: what a tile scheduler supplies for planning, launching and running; the axes of the grid; queues of tiles."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tmapipe.dim import Dim
+import attrs
+
+from tmapipe.barrier import Role
+from tmapipe.base.arithmetic import Dim, ceil_div
+from tmapipe.base.tensor_map import MulticastGroup, check_cluster
 from tmapipe.errors import InputError
-from tmapipe.integers import ceil_div
-from tmapipe.isa.interface import Isa
-from tmapipe.isa.values import Carried
-from tmapipe.plan.declarations import Declarations
+from tmapipe.isa.fragment import Carried, SlotRef
+from tmapipe.isa.ops import Isa
+from tmapipe.plan.declarations import Declarations, check_names
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.protocol.tile import Tile
-from tmapipe.tiles.axes import Axis
+from tmapipe.stage import TmaLoadStage
+from tmapipe.store_pipeline import TmaStoreStage
 
-__all__ = ["TileOrder", "TilesOfRole"]
+# ---- axes ------------------------------------------------------------------------------------------------------------
+#
+# The dimensions of the grid of output tiles, and what each is divided into.
+
+
+class Axis(NamedTuple):
+    """A dimension of the grid: the one at `place` of the tensor of `stage`, in tiles of `elements`."""
+
+    stage: str
+    place: int
+    elements: int
+
+
+def axes_of(declared: Declarations, over: str | None) -> dict[str, Axis]:
+    """The axes of the grid by dimension, the last one varying fastest.
+
+    Args:
+        over: Names of its dimensions; by default those of the first store, else of the first load.
+
+    Raises:
+        InputError: There is no stage, or none with such a dimension.
+    """
+    parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.stores, **declared.loads}
+    if not parts:
+        raise InputError("Schedule", declared.name, "has no load and no store stage", "declare one")
+    known: dict[str, Axis] = {}
+    for name, part in parts.items():
+        for i, (dim, elements) in enumerate(zip(part.dims, part.span, strict=True)):
+            known.setdefault(dim, Axis(name, i, elements))
+    dims = tuple(over.split()) if isinstance(over, str) else next(iter(parts.values())).dims
+    if over is not None and (
+        not isinstance(over, str) or not dims or len(set(dims)) < len(dims) or set(dims) - set(known)
+    ):
+        rule = f"names different dimensions of stages ({', '.join(known)})"
+        raise InputError("Schedule.over", over, rule, 'e.g. over = "m n"')
+    return {dim: known[dim] for dim in dims}
+
+
+def check_axes(declared: Declarations, over: str | None) -> None:
+    """Raises `InputError` if the cluster or a multicast group names an axis that the grid does not have."""
+    check_cluster(declared.cluster)
+    axes = axes_of(declared, over)
+    named = itertools.chain(
+        ((f"cluster[{axis!r}]", axis) for axis in declared.cluster),
+        (
+            (f"{loaded}.multicast", axis)
+            for loaded, load in declared.loads.items()
+            if load.multicast is not None
+            for axis in load.multicast.axes
+        ),
+        ((f"{name}.group", axis) for name, group in _groups(declared).items() for axis in group.axes),
+    )
+    for argument, axis in named:
+        if axis not in axes:
+            rule = f"is no dimension of the output's tiles ({', '.join(axes)})"
+            raise InputError(argument, axis, rule, "name one of those")
+    for loaded, load in declared.loads.items():
+        if load.result is not None and (missing := [dim for dim in axes if dim not in load.result.dims]):
+            rule = f"is of a tensor with all dimensions of the grid ({', '.join(axes)}): else two output tiles share it"
+            fix = f"add {' '.join(missing)}, or set over="
+            raise InputError(f"{loaded}.of_result", " ".join(load.result.dims), rule, fix)
+
+
+def _groups(declared: Declarations) -> dict[str, MulticastGroup]:
+    """The groups of CTAs that send each other tiles or numbers, by the part that says so."""
+    parts: dict[str, Any] = {**declared.shared, **declared.scratches}
+    found = {name: getattr(part, "group", None) for name, part in parts.items()}
+    return {name: group for name, group in found.items() if group is not None}
+
+
+def check_rows(declared: Declarations, axes: Mapping[str, Axis], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises `InputError` if a tensor's rows, which are reduced over the CTAs of a cluster, do not fit into one cluster."""
+    for dim, name in rows_of(declared, axes).items():
+        axis, ctas = axes[dim], declared.cluster.get(dim, 1)
+        if shapes[axis.stage][axis.place] > axis.elements * ctas:
+            rule = f"has at most {ctas} x {axis.elements} elements along {dim}: {name} reduces them over {ctas} CTAs"
+            raise InputError(f"{axis.stage}.shape", shapes[axis.stage], rule, "use a larger tile or cluster")
+
+
+def rows_of(declared: Declarations, axes: Mapping[str, Axis]) -> dict[str, str]:
+    """The dimensions that are reduced over all CTAs of a cluster along them, each with the part that does."""
+    found = {}
+    for name, group in _groups(declared).items():
+        for dim in group.axes if name in declared.scratches else ():
+            if dim in axes and not group.ctas:  # the plan refuses others; blocks of CTAs each have rows of their own
+                found[dim] = name
+    return found
+
+
+def check_relations(declared: Declarations) -> None:
+    """Raises `InputError` if a `Dim` is about a dimension that no stage, table or other `Dim` has."""
+    stages: dict[str, None] = {}
+    tensors: dict[str, Any] = {**declared.loads, **declared.stores, **declared.tables}
+    for part in tensors.values():
+        stages |= dict.fromkeys(part.dims)
+    named, followed = {dim.name for dim in declared.relations}, {dim.of for dim in declared.relations}
+    rule = f"is a dimension of a stage ({', '.join(stages)})"
+    for dim in declared.relations:
+        if dim.name not in {*stages, *followed}:
+            raise InputError("Dim(name)", dim.name, rule, "name one of those")
+        if dim.of not in {*stages, *named, None}:
+            raise InputError("Dim(of)", dim.of, rule, "name one of those")
+    following = {dim.name: dim.of for dim in declared.relations}
+    for name in following:
+        seen, other = {name}, following[name]
+        while other is not None and other not in seen:
+            seen.add(other)
+            other = following.get(other)
+        if other is not None:
+            circle = " and ".join(sorted(seen))
+            raise InputError("Schedule.relations", circle, "follow from each other in a circle", "drop one of the Dims")
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+#
+# TileOrder: what a tile scheduler supplies for planning, launching and running; TilesOfRole: the tiles of one warp.
 
 
 class TileOrder:
@@ -126,3 +246,106 @@ class TilesOfRole(Carried):
 
     def finish(self) -> None:
         """After the last tile. Nothing is in flight where every CTA computes its tiles by itself."""
+
+
+# ---- queue -----------------------------------------------------------------------------------------------------------
+#
+# Tile schedulers with a scheduler warp, which finds something out at run time and tells all warps of its cluster.
+#
+# scheduler of CTA 0   finds 32-bit words, e.g. where a tile lies, and writes them to a slot of every CTA of the cluster
+# every warp           waits for the slot, reads the words, releases the slot
+#
+# The words travel by st.async. Their bytes complete on the mbarrier of the CTA where they land.
+#
+# The scheduler counts in global memory. A schedule has one set of counters per stream, and one for each stream of a
+# capture of a CUDA graph. So graphs and launches may run at once; two replays of one graph may not.
+
+
+SCHEDULER = "scheduler"  #: name of the role that finds the words
+
+
+class QueueEnd(Carried):
+    """The calling warp's end of the queue.
+
+    `leads` says whether the warp is the scheduler. The pipeline state, in registers, is the next slot and its parity.
+    """
+
+    def __init__(self, isa: Isa, role: RoleWarps):
+        assert isa.plan.queue is not None
+        self.isa, self.queue, self.leads = isa, isa.plan.queue, role.name == SCHEDULER
+        self.state = isa.cells(0, 0)
+
+    def take(
+        self, count: int, find: Callable[[], Sequence[Any]], without_data: Callable[[], Sequence[int]]
+    ) -> Sequence[Any]:
+        """The first *count* words of the next slot.
+
+        Args:
+            find: Finds the words, in the scheduler of the cluster's first CTA.
+            without_data: What the words are in the check, which runs without data.
+        """
+        isa, queue, index, parity = self.isa, self.queue, self.state[0], self.state[1]
+        slot = SlotRef(queue.buffer, index)
+
+        def put() -> None:
+            isa.store_words(slot, find(), queue.full)
+
+        if self.leads:
+            isa.mbarrier_wait(queue.free, index, parity ^ 1)
+            isa.mbarrier_arrive_expect_tx(queue.full, index, queue.buffer.slot_bytes)
+            self.once_a_cluster(put)
+        isa.mbarrier_wait(queue.full, index, parity)
+        found = isa.read_words(slot, count, without_data)
+        isa.fence_proxy_async()
+        isa.warp_sync()
+        if isa.plan.cluster_size > 1:
+            isa.mbarrier_arrive_cluster(queue.free, index, (1 << isa.plan.cluster_size) - 1)
+        else:
+            isa.mbarrier_arrive(queue.free, index)
+        isa.advance(self.state, queue.buffer.stages)
+        return found
+
+    def once_a_cluster(self, body: Callable[[], None]) -> None:
+        """Runs *body* in the scheduler of the cluster's first CTA, and in no other warp."""
+        if not self.leads:
+            return
+        if self.isa.plan.cluster_size > 1:
+            self.isa.when(self.isa.cta_rank == 0, body)
+        else:
+            body()
+
+    def finish(self) -> None:
+        """The scheduler waits for the last release of every slot, so that its CTA does not exit before them."""
+        if self.leads and self.isa.plan.cluster_size > 1:
+            for _ in range(self.queue.buffer.stages):
+                self.isa.mbarrier_wait(self.queue.free, self.state[0], self.state[1] ^ 1)
+                self.isa.advance(self.state, self.queue.buffer.stages)
+
+
+# ---- declared --------------------------------------------------------------------------------------------------------
+#
+# What the order of output tiles adds to a schedule's declarations.
+
+
+def with_order(schedule: Any, declared: Declarations) -> Declarations:
+    """*declared*, with what the order of tiles has of its own: bounds, a role, a queue.
+
+    Raises:
+        InputError: For attributes of the schedule that are not what they should be.
+    """
+    if not isinstance(schedule.tiles, TileOrder):
+        fix = "e.g. PersistentTiles()"
+        raise InputError("Schedule.tiles", schedule.tiles, "is an order of output tiles", fix)
+    if not isinstance(schedule.relations, tuple) or not all(isinstance(dim, Dim) for dim in schedule.relations):
+        raise InputError("Schedule.relations", schedule.relations, "is a tuple of Dim", 'e.g. (Dim("r", size=3),)')
+    check_names("Schedule.transposed", schedule.transposed, declared.arguments)
+    if not isinstance(schedule.checked, bool):
+        raise InputError("Schedule.checked", schedule.checked, "is True or False", "use True, to be safe")
+    relations = (*schedule.relations, *schedule.tiles.relations(declared, schedule.relations))
+    declared = attrs.evolve(declared, bounded=schedule.tiles.bounded, relations=relations)
+    queue = schedule.tiles.queue(len(axes_of(declared, schedule.over)) if declared.stages or declared.stores else 0)
+    if queue is None:
+        return declared
+    if SCHEDULER in declared.roles:
+        raise InputError("Schedule.tiles", schedule.tiles, f"has a role {SCHEDULER!r} of its own", "rename yours")
+    return attrs.evolve(declared, parts={**declared.parts, SCHEDULER: Role(warps=1)}, queue=queue)

@@ -1,29 +1,117 @@
-"""Trace: a timed run of a schedule on the CPU model, as Chrome trace events and as a page (see `tmapipe.machine.timeline`).
-
-To the events of every timeline it adds: a slice for each output tile of a warp, which encloses what the warp does for it; of a
-wait, what it waits for; an arrow (``s`` and ``f``) from what ended a wait to its end; for each slot of a ring, how long it
-is being filled and in use, and as counters how many slots of a ring are.
-"""
+"""Trace: a timed run of a call of a schedule on the model, as Chrome trace events and as a page, with how full rings
+are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from tmapipe.bind.bound import Bound
+from tmapipe.calling import on_model
+from tmapipe.errors import DeadlockError, HazardError, InputError
 from tmapipe.isa import ops
 from tmapipe.isa.effects import declared
-from tmapipe.isa.ops import Flight
-from tmapipe.machine.describe import describe, event
-from tmapipe.machine.layout import Layout
-from tmapipe.machine.timeline import Drawn, Event, Timeline
+from tmapipe.isa.ops import Counted, Flight
+from tmapipe.model.layout import Layout
+from tmapipe.model.run import Drawn, Event, Timeline, describe, event_of
 from tmapipe.plan.model import Plan
-from tmapipe.timeline.costs import Costs
-from tmapipe.timeline.occupancy import Occupancy
-from tmapipe.timeline.timed import Step, TimedMachine
+from tmapipe.plan.rings import Barrier, Ring
+from tmapipe.timeline.timed import H200, Costs, Share, Step, TimedMachine
 
-__all__ = ["Mark", "Trace", "clock_of"]
+if TYPE_CHECKING:
+    from tmapipe.check import Report
+    from tmapipe.schedule import Schedule
+
+
+# ---- occupancy -------------------------------------------------------------------------------------------------------
+#
+# How full rings are: what each slot is at any time, and how many slots are being filled and in use.
+
+
+FREE, FILLING, FULL = "free", "filling", "in use"
+Slot = tuple[int, int, str, int]  # cluster, CTA, ring, number
+
+
+class Occupancy:
+    """What each slot of each ring was, from the steps of a run.
+
+    A slot is being filled from the time when the ring's first role has found it free, if it then fills it; in use from the
+    phase in which the first barrier completes, and free again when the last one does. changes: (time, what it is then,
+    iteration) of each slot, by (cluster, CTA, ring, slot).
+    """
+
+    def __init__(self, layout: Layout, steps: Iterable[Step], end: float):
+        self.layout, self.end = layout, end
+        self.changes: dict[Slot, list[tuple[float, str, int]]] = {}
+        self.found_free: dict[tuple[Slot, int], float] = {}
+        rings = {barrier: ring for ring in layout.plan.rings for barrier in ring.barriers}
+        for step in steps:
+            if isinstance(step.op, ops.MbarWait) and isinstance(step.agent, int):
+                cta, bar = step.agent // layout.warps, step.op.bar
+                barrier, stage = layout.bars[bar]
+                ring = rings.get(barrier)
+                if ring is not None and barrier == ring.barriers[-1] and not ring.held:
+                    slot = step.cluster, cta, ring.name, stage % ring.stages
+                    self.found_free.setdefault((slot, int(step.facts) + 1), step.began)
+            for fact in step.facts if isinstance(step.facts, tuple) else ():
+                if isinstance(fact, Counted):
+                    barrier, stage = layout.bars[fact.bar % layout.nbars]
+                    if barrier in rings:
+                        self._count(rings[barrier], barrier, stage, fact, step)
+
+    def _count(self, ring: Ring, barrier: Barrier, stage: int, fact: Counted, step: Step) -> None:
+        """Something counts in a phase of a ring's barrier."""
+        slot: Slot = step.cluster, fact.cta, ring.name, stage % ring.stages
+        iteration, known = fact.phase * ring.stages + slot[-1], self.changes.setdefault(slot, [])
+        if barrier == ring.barriers[0] and (not known or known[-1][1] == FREE):
+            known.append((self.found_free.get((slot, fact.phase), step.began), FILLING, iteration))
+        if fact.completed and barrier == ring.barriers[0]:
+            known.append((step.end, FULL, iteration))
+        elif fact.completed and barrier == ring.barriers[-1]:
+            known.append((step.end, FREE, iteration))
+
+    def slots(self) -> Iterator[tuple[Slot, float, float, str, int]]:
+        """(slot, from, to, what it is, iteration), of slots that are not free."""
+        for key, changes in self.changes.items():
+            ends = [time for time, _, _ in changes[1:]] + [self.end]
+            for (began, what, iteration), end in zip(changes, ends, strict=True):
+                if what != FREE and end > began:
+                    yield key, began, end, what, iteration
+
+    def counts(self) -> Iterator[tuple[tuple[int, int, str], float, dict[str, int]]]:
+        """(ring, time, how many slots are what), at each change."""
+        rings: dict[tuple[int, int, str], list[tuple[float, int, str]]] = {}
+        for key, changes in self.changes.items():
+            rings.setdefault(key[:3], []).extend((time, key[3], what) for time, what, _ in changes)
+        for ring, found in rings.items():
+            now: dict[int, str] = {}
+            for time, slot, what in sorted(found, key=lambda each: each[0]):
+                now[slot] = what
+                yield ring, time, {name: list(now.values()).count(name) for name in (FULL, FILLING)}
+
+    def draw(self, made: Timeline, ns: Callable[[float], int], title: Callable[[int], str]) -> None:
+        """Adds both to *made*. ns: a time in its unit; title: what stands before a CTA of a cluster."""
+        ctas, order = self.layout.ctas, [ring.name for ring in self.layout.plan.rings]
+        for (cluster, cta, ring, slot), began, end, what, iteration in self.slots():
+            more = {"ring": ring, "slot": f"{ring}[{slot}]", "iteration": iteration}
+            place = cluster * ctas + cta, title(cluster) + f"CTA {cta}"
+            made.slot(place, (order.index(ring), ring, slot), what, ns(began), ns(end), more)
+        for (cluster, cta, ring), time, numbers in self.counts():
+            made.count(cluster * ctas + cta, f"{ring}: slots", ns(time), numbers)
+
+
+# ---- trace -----------------------------------------------------------------------------------------------------------
+#
+# Trace: a timed run of a schedule on the CPU model, as Chrome trace events and as a page (see
+# `tmapipe.model.run`).
+#
+# To the events of every timeline it adds: a slice for each output tile of a warp, which encloses what the warp does
+# for it; of a wait, what it waits for; an arrow (``s`` and ``f``) from what ended a wait to its end; for each slot of
+# a ring, how long it is being filled and in use, and as counters how many slots of a ring are.
+
 
 #: What a warp may wait for, in the order of the page's legend.
 REASONS = ("data", "a free slot", "a turn", "the tensor core", "stores", "warps", "the cluster", "registers")
@@ -183,7 +271,7 @@ class _Drawing:
         if step.last is ops.StoreRead:
             return  # the slice of a store is its way to memory
         phase = phase_of(step)
-        made = event(layout, number, step.agent, step.op, what, phase)
+        made = event_of(layout, number, step.agent, step.op, what, phase)
         more = {"cycles": round(step.end - step.came)}
         category, came = "engine" if isinstance(step.agent, Flight) else "op", step.came
         if isinstance(step.agent, Flight):
@@ -199,7 +287,7 @@ class _Drawing:
         self.slices[number] = self.made.span(made, category, self._ns(came), self._ns(step.end), process, title, more)
 
     def _stuck(self, cluster: int, agent: int, op: Any, since: float, tile: str) -> None:
-        made = event(self.layout, len(self.machine.steps), agent, op)
+        made = event_of(self.layout, len(self.machine.steps), agent, op)
         made = attrs.evolve(made, what=f"{made.what} in vain")
         more = {"waits for": reason(self.layout, op), "cycles": round(self.end - since)}
         process = cluster * self.layout.ctas
@@ -271,3 +359,67 @@ _REASONS = {
     ops.WgmmaWait: "the tensor core", ops.BulkWait: "stores", ops.BarWait: "warps", ops.ClusterWait: "the cluster",
     ops.SetMaxNreg: "registers",
 }  # fmt: skip
+
+
+# ---- run -------------------------------------------------------------------------------------------------------------
+#
+# Traces a call of a schedule on the timed model.
+
+
+CLUSTERS = 2  #: of a grid, that are drawn
+
+
+def trace(schedule: Schedule, bound: Bound, clusters: int | None) -> Trace:
+    """A timed run of a call with these tensors. Arguments as of `Schedule.trace`."""
+    if bound.empty:
+        raise InputError("tensors", bound.shapes, "have elements to compute from", "pass some that are not empty")
+    plan, made = schedule.plan(bound.dtypes), []
+    share = share_of(schedule, bound)
+
+    def machine(plan: Any, **options: Any) -> TimedMachine:
+        made.append(TimedMachine(plan, share, clusters or CLUSTERS, **options))
+        return made[-1]
+
+    failure: Exception | None = None
+    try:
+        on_model(schedule, bound, clusters, machine)
+    except (DeadlockError, HazardError) as error:
+        failure = error
+    return Trace(plan, made[-1], findings(made[-1], schedule.check(bound.dtypes), failure))
+
+
+def share_of(schedule: Schedule, bound: Bound, costs: Costs = H200) -> Share:
+    """What a CTA has of an H200, if all CTAs that the problem keeps at work do what it does."""
+    plan, grid = schedule.plan(bound.dtypes), schedule.grid(lambda name, i: bound.shapes[name][i])
+
+    def nbytes(part: Any) -> float:
+        return math.prod(bound.shapes[part.argument]) * part.buffer.dtype.bytes
+
+    loaded, stored = (sum(map(nbytes, parts)) for parts in (plan.loads, plan.stores))
+    room = int(getattr(schedule.tiles, "ctas", 1))  # CTAs of a multiprocessor
+    ctas = min(schedule.cluster_count(bound.shapes) * plan.cluster_size, costs.multiprocessors * room)
+    total = costs.memory / clock_of(plan, costs) / max(1, ctas)
+    return Share(
+        reuse={p.name: math.prod(n for dim, n in grid.items() if dim not in p.dims) for p in plan.loads},
+        read=total * loaded / max(1, loaded + stored),
+        write=total * stored / max(1, loaded + stored) or total,
+        resident=max(1, -(-ctas // costs.multiprocessors)),
+    )
+
+
+def findings(machine: TimedMachine, report: Report, failure: Exception | None) -> list[Mark]:
+    """What the check says, each at its last step, or else what stopped the run."""
+    found = []
+    for each in report.findings:
+        step = each.steps[-1] if each.steps else None
+        source = next(iter(each.where), "")
+        said = {"kind": each.kind.name, "message": each.message, "fix": each.fix, "source": source}
+        place = (0, 0, "") if step is None else (step.cta, step.warp, step.what)
+        found.append(Mark(each.kind.value, said, *place, each.kind.note))
+    if failure is not None and report.ok:
+        agent, op = getattr(failure, "agent", None), getattr(failure, "op", None)
+        at = event_of(machine.layout, 0, agent, op) if isinstance(agent, int) and op is not None else None
+        place = (0, 0, "") if at is None else (at.cta, at.warp, at.what)
+        kind = type(failure).__name__
+        found.append(Mark(kind, {"kind": kind, "message": str(failure), "fix": "", "source": ""}, *place))
+    return found

@@ -4,9 +4,6 @@ They are `torch.library` operators: they have gradients, and `torch.compile` tak
 computed by torch itself; `fallbacks` counts such calls with their reasons, and within `kernels_only` they are errors.
 """
 
-from tmapipe.torch.fallback import fallbacks, kernels_only
-from tmapipe.torch.products import gemm, linear
-from tmapipe.torch.registered import register
-from tmapipe.torch.rows import rms_norm, softmax
+from tmapipe.torch.operators import fallbacks, gemm, kernels_only, linear, register, rms_norm, softmax
 
 __all__ = ["fallbacks", "gemm", "kernels_only", "linear", "register", "rms_norm", "softmax"]

@@ -6,13 +6,10 @@ disk. ``autotune`` measures which parameters of a function that makes schedules 
 """
 
 from tmapipe.tuning.autotune import AutoTuned, Choice, autotune
-from tmapipe.tuning.candidate import Candidate
 from tmapipe.tuning.candidates import candidates
-from tmapipe.tuning.choose import choose, ranked
-from tmapipe.tuning.convolutions import choose_conv
 from tmapipe.tuning.cost import estimate
-from tmapipe.tuning.problem import Device, Problem
-from tmapipe.tuning.tuner import Tuned, tune
+from tmapipe.tuning.problem import Candidate, Device, Problem
+from tmapipe.tuning.tuner import Tuned, choose, choose_conv, ranked, tune
 
 __all__ = [
     "AutoTuned",

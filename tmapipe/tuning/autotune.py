@@ -15,13 +15,10 @@ from typing import Any
 
 import attrs
 
+from tmapipe.base.disk import cache_folder
 from tmapipe.errors import InputError, PipelineError
 from tmapipe.schedule import Schedule
-from tmapipe.tuning import cache
-from tmapipe.tuning.compiling import compile_each, ready
-from tmapipe.tuning.timing import Clock, Method, Run, Timing, rested, screen
-
-__all__ = ["AutoTuned", "Choice", "autotune"]
+from tmapipe.tuning.compiling import Clock, Method, Run, Timing, compile_each, keep, ready, recall_entry, rested, screen
 
 METHOD = Method(rounds=4, batch=5, rest=0.1)
 FINALISTS = 4
@@ -89,7 +86,8 @@ class AutoTuned:
     On a GPU, each candidate is proved safe and compiled; those that are refused, unsafe, or keep registers in local memory
     fall out. They are timed on the call's own tensors, with rests, in random order, on a cold L2 cache, and the outputs of
     each must be those of the first one up to rounding. What was found is remembered on disk, by the function's source, the
-    key, the element types, the GPU and versions (`tmapipe.tuning.cache`). Elsewhere the first candidate that can be planned
+    key, the element types, the GPU and versions (`tmapipe.tuning.compiling`). Elsewhere the first candidate that can be
+    planned
     is taken.
 
     Args:
@@ -179,10 +177,10 @@ class AutoTuned:
         import torch
 
         gpu, entry = torch.cuda.get_device_name(first.device), f"{self._fingerprint()} {name}"
-        known = cache.recall(entry, gpu)
+        known = recall_entry(entry, gpu)
         if known is not None and known["parameters"] in few:
             return Choice(self.make(**fixed, **known["parameters"]), known["parameters"], known["us"])
-        from tmapipe.gpu.clock import CudaClock
+        from tmapipe.gpu.launch import CudaClock
 
         schedules, wrong = self._build(fixed, few, tensors, named, out)
         runs = {
@@ -195,9 +193,9 @@ class AutoTuned:
             raise PipelineError(f"no candidate of {self.make.__name__} works: {said}")
         best, timing = choice[0]
         try:
-            cache.keep(entry, gpu, {"parameters": few[best], "us": timing.us})
+            keep(entry, gpu, {"parameters": few[best], "us": timing.us})
         except (OSError, TypeError) as error:  # of which the second is for values that are no JSON
-            warnings.warn(f"autotune cannot keep its result in {cache.cache_folder()}: {error}", stacklevel=4)
+            warnings.warn(f"autotune cannot keep its result in {cache_folder()}: {error}", stacklevel=4)
         return Choice(
             schedules[best],
             few[best],

@@ -6,12 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from tmapipe.integers import ceil_div
-from tmapipe.schedules.operand import in_shares
-from tmapipe.tuning.candidate import SWIZZLE_SPAN, Candidate, own_buffers, slots_of
-from tmapipe.tuning.problem import Device, Problem
-
-__all__ = ["MACS", "candidates"]
+from tmapipe.base.arithmetic import ceil_div
+from tmapipe.schedules.mainloop import in_shares
+from tmapipe.tuning.problem import SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
 COOPERATIVE: dict[int, tuple[int, ...]] = {
     64: (64, 128, 192, 256),

@@ -1,37 +1,47 @@
-"""Compiling many schedules at once, in processes of their own, since two compilations in one process break CuTe DSL.
-
-Each process proves its schedules (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller loads.
-Run as a program, this module is such a process: it reads jobs from its standard input and writes one line for each that is
-done. Jobs are sent with cloudpickle, which takes functions that pickle does not.
-"""
+"""Compiling many schedules at once, in processes of their own; how to time them; and what has been found, kept on disk."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
+import json
 import os
 import pickle
 import queue
+import random
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import attrs
+
+import tmapipe
+from tmapipe.base.disk import cache_folder, locked, read, write
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError, MissingPackageError, needed
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm
-from tmapipe.tuning.candidate import Candidate
-from tmapipe.tuning.epilogues import PLAIN
-from tmapipe.tuning.problem import Problem
+from tmapipe.tuning.problem import PLAIN, Candidate, Problem, fingerprint
 
 if TYPE_CHECKING:
-    from tmapipe.gpu.objects import Code
+    from tmapipe.gpu.build import Code
 
-__all__ = ["Job", "build_all", "compile_all", "compile_each", "load", "ready"]
+
+# ---- compiling -------------------------------------------------------------------------------------------------------
+#
+# Compiling many schedules at once, in processes of their own, since two compilations in one process break CuTe DSL.
+#
+# Each process proves its schedules (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller
+# loads. Run as a program, this module is such a process: it reads jobs from its standard input and writes one line
+# for each that is done. Jobs are sent with cloudpickle, which takes functions that pickle does not.
+
 
 #: Makes a schedule, and says the types and the numbers of dimensions of its tensors.
 Job = Callable[[], tuple[Schedule, Mapping[str, Any], dict[str, int]]]
@@ -161,7 +171,7 @@ def ready(
 
 def load(folder: Path, index: int) -> Code:
     """What `compile_all` compiled for the *index*-th candidate."""
-    from tmapipe.gpu.objects import Code
+    from tmapipe.gpu.build import Code
 
     content = _object(folder, index).read_bytes()
     return Code(lambda: content)
@@ -231,6 +241,201 @@ def _main() -> None:
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             said.write(f"{index} {type(error).__name__}: {first}\n")
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+#
+# How to measure on a GPU that runs at its power limit.
+#
+# Launched back to back, the same kernel takes 1386 to 1585 us, depending on its position in the queue. So `rested`
+# lets the device rest before every batch, shuffles the variants in every round, and takes medians of short batches;
+# this repeats within 0.2 %. `benchmarks.sustained` is the other way: a hot card, long batches, and ratios between
+# variants of a round (good to 2 %).
+#
+# All times are microseconds of GPU time per launch. The clock is an object, so this file needs neither a GPU nor torch
+# (`tmapipe.gpu.launch` has the real one).
+
+
+Run = Callable[[], object]
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Clock(Protocol):
+    """Times launches on one device."""
+
+    def rest(self, seconds: float) -> None:
+        """Leaves the device idle."""
+
+    def batch(self, run: Run, launches: int) -> list[float]:
+        """Microseconds of each of *launches* launches; the L2 cache is flushed before each."""
+
+    def span(self, run: Run, seconds: float) -> float:
+        """Microseconds per launch of launches back to back for about *seconds*. Very short kernels are bound by the host."""
+
+
+@attrs.frozen
+class Method:
+    """How long to measure.
+
+    Args:
+        rounds: Each variant is measured once per round.
+        batch: Launches at a time.
+        rest: Seconds of idle device before each batch.
+        preheat: Seconds of load before the sustained rounds.
+        hot: Seconds of each sustained batch.
+        seed: Of the order of the variants.
+    """
+
+    rounds: int = 6
+    batch: int = 8
+    rest: float = 0.3
+    preheat: float = 3.0
+    hot: float = 0.25
+    seed: int = 0
+
+
+@attrs.frozen
+class Timing:
+    """The times of one variant.
+
+    Args:
+        us: Median over rounds of the batches' medians (microseconds).
+        spread: (p75 - p25) / median of these medians.
+        rounds: These medians.
+        ratio: Speed relative to the baseline, as the median of the rounds' own ratios (sustained only).
+    """
+
+    us: float
+    spread: float
+    rounds: tuple[float, ...]
+    ratio: float | None = None
+
+    @classmethod
+    def of(cls, rounds: Iterable[float], ratio: float | None = None) -> Timing:
+        values = tuple(rounds)
+        median = statistics.median(values)
+        return cls(median, _interquartile(values) / median, values, ratio)
+
+
+def rested(variants: Mapping[Name, Run], clock: Clock, method: Method) -> dict[Name, Timing]:
+    """The main measurement: in each round, each variant in random order, with a rest before its batch. One warm-up launch
+    each.
+    """
+    order = random.Random(method.seed)
+    medians: dict[Name, list[float]] = {name: [] for name in variants}
+    for run in variants.values():
+        clock.batch(run, 1)
+    for _ in range(method.rounds):
+        for name in order.sample(list(variants), len(variants)):
+            clock.rest(method.rest)
+            medians[name].append(statistics.median(clock.batch(variants[name], method.batch)))
+    return {name: Timing.of(values) for name, values in medians.items()}
+
+
+def screen(
+    variants: Mapping[Name, Run], clock: Clock, keep: int, *, pinned: Iterable[Name] = (), seed: int = 0
+) -> list[Name]:
+    """A short look at each of many configurations (0.1 s of rest, 8 launches), to leave out what is far behind.
+
+    Keeps the *keep* fastest, those within 1 % of these (at most as many again), and the *pinned* ones, in the order of
+    *variants*. Too coarse to report.
+    """
+    if len(variants) <= keep:
+        return list(variants)
+    seen: dict[Name, float] = {}
+    for name in random.Random(seed).sample(list(variants), len(variants)):
+        clock.rest(0.1)
+        seen[name] = statistics.median(clock.batch(variants[name], 8))
+    fastest = sorted(seen, key=seen.__getitem__)[: 2 * keep]
+    kept = {*(name for name in fastest if seen[name] <= 1.01 * seen[fastest[keep - 1]]), *pinned}
+    return [name for name in variants if name in kept]
+
+
+def _interquartile(values: tuple[float, ...]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
+
+
+# ---- cache -----------------------------------------------------------------------------------------------------------
+#
+# What tuning has found, kept on disk: one JSON file per GPU and versions, one entry per problem and epilogue.
+
+
+PATIENCE = 10.0  # seconds: a writer holds the lock for a few milliseconds
+
+
+@attrs.frozen
+class Entry:
+    """The winner on one problem.
+
+    Args:
+        candidate: The fastest one.
+        us: Its time (microseconds).
+        tried: How many candidates were timed.
+    """
+
+    candidate: Candidate
+    us: float
+    tried: int
+
+
+def _file(gpu: str) -> Path:
+    versions = f"{tmapipe.__version__}-dsl{importlib.metadata.version('nvidia-cutlass-dsl')}"
+    return cache_folder() / f"tuned-{re.sub('[^A-Za-z0-9]+', '-', gpu)}-{versions}.json"
+
+
+def _key(problem: Problem, epilogue: Epilogue) -> str:
+    return f"{problem} {fingerprint(epilogue)}".strip()
+
+
+def load_entry(problem: Problem, gpu: str, epilogue: Epilogue = PLAIN) -> Entry | None:
+    """The entry of *problem* on a GPU of this name. A file that cannot be read counts as empty."""
+    found = recall_entry(_key(problem, epilogue), gpu)
+    if found is None:
+        return None
+    try:
+        options = tuple((name, _tuples(value)) for name, value in found["options"])
+        candidate = Candidate(found["schedule"], tuple(found["tile"]), tuple(found["cluster"]), options)
+        return Entry(candidate, float(found["us"]), int(found["tried"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def store(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue = PLAIN) -> Path:
+    """Adds or replaces the entry; returns the file. Other writers wait meanwhile, so that no entry is lost; readers never
+    see half a file. Raises `OSError` if it cannot be written."""
+    found = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
+    return keep(_key(problem, epilogue), gpu, found)
+
+
+def keep(name: str, gpu: str, found: dict[str, Any]) -> Path:
+    """Adds or replaces what is kept under this name, of which values are JSON. As `store`: a writer that was stopped while it
+    held the lock stops the others for `PATIENCE` seconds."""
+    path = _file(gpu)
+    with locked(path.with_suffix(".lock"), PATIENCE):
+        entries = {**_read(path), name: found}
+        write(path, json.dumps(entries, indent=1, sort_keys=True).encode())
+    return path
+
+
+def recall_entry(name: str, gpu: str) -> dict[str, Any] | None:
+    """What `keep` has under this name for a GPU; None if nothing."""
+    found = _read(_file(gpu)).get(name)
+    return found if isinstance(found, dict) else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read(path) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

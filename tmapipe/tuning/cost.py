@@ -20,12 +20,9 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from tmapipe.integers import ceil_div
-from tmapipe.tuning.candidate import SWIZZLE_SPAN, Candidate
+from tmapipe.base.arithmetic import ceil_div
 from tmapipe.tuning.candidates import MACS, asked, edge_boxes
-from tmapipe.tuning.problem import LINE, Device, Problem
-
-__all__ = ["Constants", "FITTED", "Work", "estimate", "estimates", "times", "work"]
+from tmapipe.tuning.problem import LINE, SWIZZLE_SPAN, Candidate, Device, Problem
 
 BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
 PIECE = 64  # columns that are stored together

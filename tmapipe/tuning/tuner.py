@@ -1,28 +1,254 @@
-"""The tuner: compiles the candidates of the least estimated times, checks and times them here, and keeps the winner."""
+"""Choosing a schedule by estimate, for a GEMM or a convolution, and the tuner, which measures those of the least
+estimated times."""
 
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
+from tmapipe.base.arithmetic import ceil_div, dtype_of
+from tmapipe.base.disk import cache_folder
+from tmapipe.base.tma_rules import Windows
+from tmapipe.bind.bound import check_kind
 from tmapipe.epilogue.epilogue import Epilogue
-from tmapipe.errors import InputError, MissingGpuError, PipelineError, needed
-from tmapipe.fields import check_bool, check_type, is_count
-from tmapipe.moved import moved
+from tmapipe.errors import InputError, MissingGpuError, PipelineError, check_bool, check_type, is_count, moved, needed
 from tmapipe.schedules.gemm import Gemm
-from tmapipe.schedules.moved import OLD_KEYWORDS
-from tmapipe.tuning import cache, epilogues
-from tmapipe.tuning.candidate import Candidate
-from tmapipe.tuning.choose import likely
-from tmapipe.tuning.compiling import build_all
-from tmapipe.tuning.problem import LINE, Device, Problem
-from tmapipe.tuning.timing import Clock, Method, Run, Timing, rested, screen
+from tmapipe.schedules.gemms import Conv
+from tmapipe.schedules.mainloop import OLD_KEYWORDS, Cooperative, PingPong
+from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tuning.candidates import candidates
+from tmapipe.tuning.compiling import Clock, Entry, Method, Run, Timing, build_all, load_entry, rested, screen, store
+from tmapipe.tuning.cost import estimates, times, together, work
+from tmapipe.tuning.problem import (
+    H200,
+    LINE,
+    PLAIN,
+    SWIZZLE_SPAN,
+    Candidate,
+    Device,
+    Problem,
+    expected,
+    operands,
+    order_of,
+)
 
-__all__ = ["Tuned", "compare", "data_of", "pick", "product", "tune"]
+# ---- choose ----------------------------------------------------------------------------------------------------------
+#
+# Choosing by estimate: the candidate of the least estimated time that can be built.
+
+
+LOOKS = 4  # candidates that `choose` looks at where it can
+UNSURE = 1.1  # estimates that are closer do not tell which is faster
+AMONG = 24  # candidates of the least estimates, of which those that differ are looked at
+
+
+def ranked(
+    problem: Problem,
+    device: Device = H200,
+    most: int | None = None,
+    epilogue: Epilogue | Callable[..., Any] | None = PLAIN,
+) -> list[tuple[Candidate, float]]:
+    """The candidates that can be built with their estimated times (microseconds), the fastest first.
+
+    Args:
+        problem: What is to be computed.
+        device: The GPU to choose for.
+        most: Return only so many; None: all.
+        epilogue: What becomes of the sums, as of `tmapipe.schedules.Gemm`.
+
+    Raises:
+        InputError: For any other value.
+    """
+    _check(problem, device)
+    if most is not None and not is_count(most):
+        raise InputError("ranked(most)", most, "is a positive number of candidates, or None", "leave it out")
+    epilogue = Epilogue.of(epilogue)
+    every = [each for each in candidates(problem, device) if device.resident(each.ctas)]
+    us = estimates(problem, every, device, fused=not epilogue.plain)
+    found: list[tuple[Candidate, float]] = []
+    for i in np.argsort(us, kind="stable"):
+        if most is not None and len(found) == most:
+            break
+        if every[i].can_be_built(problem, epilogue):
+            found.append((every[i], float(us[i])))
+    return found
+
+
+@moved(OLD_KEYWORDS)
+def choose(
+    problem: Problem,
+    device: Device = H200,
+    *,
+    epilogue: Epilogue | Callable[..., Any] | None = None,
+    look: int | None = None,
+) -> Gemm:
+    """The schedule that should be the fastest for *problem*, by estimate, and by a look at a few where that is unsure.
+
+    Args:
+        problem: E.g. ``Problem.of(a, b, d)``, which knows how far apart rows of the three lie.
+        device: The GPU to choose for.
+        epilogue: As of `tmapipe.schedules.Gemm`.
+        look: Up to so many candidates that differ, whose estimates are within 10 %, are compiled and measured on this
+            machine's GPU, once: what was found is remembered on disk, as by `tune`. None: 4 where *device* is this machine's
+            GPU; else 1, which runs nothing and needs no GPU.
+
+    Raises:
+        InputError: No candidate can be built for the problem's types or with that epilogue.
+        MissingGpuError: There is something to measure, and no GPU.
+    """
+    if look is not None and not is_count(look):
+        raise InputError("choose(look)", look, "is a number of candidates, at least 1", "leave it out")
+    fused = Epilogue.of(epilogue)
+    _check(problem, device)
+    look = look or (LOOKS if _is_here(device) else 1)
+    if look > 1:
+        few = unsure(problem, device, look, fused)
+        if len(few) > 1:
+            return compared(problem, few, progress=False, epilogue=fused).schedule
+    return likely(problem, device, 1, fused)[0].build(problem, fused)
+
+
+def _is_here(device: Device) -> bool:
+    """Whether the program uses this GPU: the present one of torch, which is not imported for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available() and torch.cuda.get_device_name() == device.name
+
+
+def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
+    """Up to *most* candidates whose estimates are close to the least one: first that one, then others that differ in more than
+    the cluster.
+
+    Raises:
+        InputError: As `choose`.
+    """
+    likely(problem, device, 1, epilogue)
+    close = ranked(problem, device, AMONG, epilogue)
+    found: dict[Any, Candidate] = {}
+    for candidate, us in close:
+        if us <= UNSURE * close[0][1]:
+            found.setdefault(_form(candidate), candidate)
+    return list(found.values())[:most]
+
+
+def _form(candidate: Candidate) -> tuple[Any, ...]:
+    return candidate.schedule, candidate.tile, candidate.accumulators, candidate.sharing, candidate.parts
+
+
+def _check(problem: Any, device: Any) -> None:
+    check_type("device", device, Device, "leave it out, or see tmapipe.tuning.Device")
+    if not isinstance(problem, Problem):
+        raise InputError("problem", problem, "is a Problem of tmapipe.tuning", "Problem(m, n, k), or Problem.of(a, b)")
+
+
+def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
+    """The *most* candidates of the least estimated time, at least one.
+
+    Raises:
+        InputError: As `choose`.
+    """
+    found = ranked(problem, device, most, epilogue)
+    if found:
+        return [candidate for candidate, _ in found]
+    if not epilogue.plain and ranked(problem, device, 1):
+        Candidate("Gemm", (128, 128), (1, 1)).build(problem, epilogue)  # raises what is wrong with it
+    fix = "use bf16 or fp16, or Problem.of(a, b, tf32=True) for fp32"
+    raise InputError("Problem(dtype)", problem.dtype, "is a type that wgmma multiplies", fix)
+
+
+# ---- convolutions ----------------------------------------------------------------------------------------------------
+#
+# Choosing the schedule of a convolution: by the estimate of the GEMM that it is.
+
+
+def choose_conv(
+    x: Any,
+    f: Any,
+    windows: Windows,
+    *,
+    device: Device = H200,
+    epilogue: Epilogue | Callable[..., Any] | None = None,
+) -> Conv:
+    """The `Conv` that should be the fastest for *x* and *f*, by estimate. Needs no GPU and runs nothing.
+
+    Args:
+        x: Images [n, h, w, c], of one to three dimensions beside n and c; a torch tensor or NumPy array.
+        f: [o, r, s, c].
+        windows: Of the convolution.
+        device: The GPU to choose for.
+        epilogue: As of `tmapipe.schedules.Conv`.
+
+    Raises:
+        InputError: The shapes or types do not fit, or no candidate can be built with that epilogue.
+    """
+    check_type("windows", windows, Windows, "e.g. Windows((3, 3))")
+    check_type("device", device, Device, "leave it out, or see tmapipe.tuning.Device")
+    fused = Epilogue.of(epilogue)
+    problem, read = _as_gemm(x, f, windows)
+    every = [each for each in _plain(problem, device) if device.resident(each.ctas)]
+    done = together(work(problem, candidate, device) for candidate in every)._replace(read=read)
+    errors: list[InputError] = []
+    for i in np.argsort(times(done, fused=not fused.plain), kind="stable"):
+        try:
+            return _built(every[i], windows, problem, fused)
+        except InputError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _as_gemm(x: Any, f: Any, windows: Windows) -> tuple[Problem, float]:
+    """Windows times channels of each element of a window, in whole slots; and the bytes that are read of x and f."""
+    rank = len(windows.size) + 2
+    for name, tensor in (("x", x), ("f", f)):
+        check_kind(name, tensor)
+        if tensor.ndim != rank:
+            rule = f"has {rank} dimensions, channels last"
+            raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "x [n, h, w, c] and f [o, r, s, c]")
+    dtype, channels = dtype_of(x, "x"), int(x.shape[-1])
+    if tuple(map(int, f.shape[1:])) != (*windows.size, channels):
+        rule = f"is (o, {', '.join(map(str, (*windows.size, channels)))})"
+        raise InputError("f.shape", tuple(f.shape), rule, "pass filters of these windows and channels")
+    image = tuple(map(int, x.shape[1:-1]))
+    windows.check_image("x.shape", image)
+    of_slot = SWIZZLE_SPAN // dtype.bytes
+    k = math.prod(windows.size) * ceil_div(channels, of_slot) * of_slot
+    rows = int(x.shape[0]) * math.prod(map(int, windows.counts(image)))
+    problem = Problem(rows, int(f.shape[0]), k, dtype, dtype)
+    return problem, float((math.prod(x.shape) + math.prod(f.shape)) * dtype.bytes)
+
+
+def _plain(problem: Problem, device: Device) -> Iterator[Candidate]:
+    """The candidates that a `Conv` can be: whole tiles, rows of windows, one span of channels a slot."""
+    for each in candidates(problem, device):
+        names = {name for name, _ in each.options}
+        if each.schedule in ("Gemm", "PingPong") and not names & {"along", "spans", "outside"}:
+            yield each
+
+
+def _built(candidate: Candidate, windows: Windows, problem: Problem, epilogue: Epilogue) -> Conv:
+    chosen = dict(candidate.options)
+    in_turn = chosen.get("in_turn", True) or bool(epilogue.operands)
+    made = Conv(
+        windows,
+        (*candidate.tile, SWIZZLE_SPAN // problem.dtype.bytes),
+        candidate.cluster,
+        mainloop=PingPong(in_turn=in_turn) if candidate.schedule == "PingPong" else Cooperative(),
+        epilogue=attrs.evolve(epilogue, stages=chosen.get("store_stages", epilogue.stages)),
+        tiles=order_of(*chosen["order"]) if "order" in chosen else PersistentTiles(),
+    )
+    made.plan({"a": problem.dtype, "b": problem.dtype})
+    return made
+
+
+# ---- tuner -----------------------------------------------------------------------------------------------------------
+#
+# The tuner: compiles the candidates of the least estimated times, checks and times them here, and keeps the winner.
+
 
 METHOD = Method(rounds=4, batch=5, rest=0.1)
 FINALISTS = 4
@@ -63,7 +289,7 @@ def tune(
     """The fastest schedule for *problem* by measurement on *device*, or from the cache on disk.
 
     Each of the *most* candidates of the least estimated time is proved safe and compiled. Its result on random normal data is
-    compared with torch's (with NumPy's if there is an epilogue). Launches are timed as `tmapipe.tuning.timing` says, with a
+    compared with torch's (with NumPy's if there is an epilogue). Launches are timed as `tmapipe.tuning.compiling` says, with a
     cold L2 cache.
 
     Args:
@@ -100,7 +326,7 @@ def compared(
     again: bool = False,
     progress: bool = False,
     device: str = "cuda",
-    epilogue: Epilogue = epilogues.PLAIN,
+    epilogue: Epilogue = PLAIN,
 ) -> Tuned:
     """The fastest of *few* candidates, or of as many that were tried before, from the cache on disk. Else as `tune`."""
     _need_gpu()
@@ -110,14 +336,14 @@ def compared(
     known = None if again else recall(problem, gpu, epilogue, len(few))
     if known is not None:
         return known
-    from tmapipe.gpu.clock import CudaClock
+    from tmapipe.gpu.launch import CudaClock
 
     runs, schedules, refused = _prepare(problem, few, jobs, progress, device, epilogue)
     if not runs:
         raise PipelineError(f"no candidate for {problem} works: {'; '.join(f'{c}: {e}' for c, e in refused.items())}")
     timings = pick(runs, CudaClock(device=device), METHOD)
     best, timing = timings[0]
-    remember(problem, gpu, cache.Entry(best, timing.us, len(few)), epilogue)
+    remember(problem, gpu, Entry(best, timing.us, len(few)), epilogue)
     return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused.items()))
 
 
@@ -136,7 +362,7 @@ def _need_gpu() -> None:
 def recall(problem: Problem, gpu: str, epilogue: Epilogue, tried: int = 1) -> Tuned | None:
     """What the cache has for *problem*, the best of at least *tried* candidates, if it can still be built: the file may be
     older than the schedules."""
-    entry = cache.load(problem, gpu, epilogue)
+    entry = load_entry(problem, gpu, epilogue)
     if entry is None or entry.tried < tried:
         return None
     try:
@@ -145,12 +371,12 @@ def recall(problem: Problem, gpu: str, epilogue: Epilogue, tried: int = 1) -> Tu
         return None
 
 
-def remember(problem: Problem, gpu: str, entry: cache.Entry, epilogue: Epilogue) -> None:
+def remember(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue) -> None:
     """Stores *entry*. Only warns if that fails: the result is still good."""
     try:
-        cache.store(problem, gpu, entry, epilogue)
+        store(problem, gpu, entry, epilogue)
     except OSError as error:
-        warnings.warn(f"tune() cannot keep its result in {cache.cache_folder()}: {error}", stacklevel=3)
+        warnings.warn(f"tune() cannot keep its result in {cache_folder()}: {error}", stacklevel=3)
 
 
 def pick(runs: Mapping[Candidate, Run], clock: Clock, method: Method) -> list[tuple[Candidate, Timing]]:
@@ -165,7 +391,7 @@ def device_of(device: str = "cuda") -> Device:
     import torch
     from cuda.bindings import driver
 
-    from tmapipe.gpu.residency import resident_clusters
+    from tmapipe.gpu.launch import resident_clusters
 
     found = torch.device(device)
     index = torch.cuda.current_device() if found.index is None else found.index
@@ -198,8 +424,8 @@ def _prepare(
         )
     runs: dict[Candidate, Run] = {}
     a, b, out = data_of(problem, device)
-    given = epilogues.operands(problem, epilogue, device)
-    right = epilogues.expected(epilogue, product(a, b, epilogue), given)
+    given = operands(problem, epilogue, device)
+    right = expected(epilogue, product(a, b, epilogue), given)
     for candidate, schedule in schedules.items():
         run = _launch(schedule, a, b, out, given)
         wrong = compare(run, out, right)

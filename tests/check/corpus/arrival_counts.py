@@ -18,9 +18,9 @@ from tests.check.corpus.parts import (
     read_and_release,
 )
 from tests.machine.slots import read_slot, write_slot
-from tmapipe.check.findings import Kind
-from tmapipe.isa.values import SlotRef
+from tmapipe.isa.fragment import SlotRef
 from tmapipe.kernel import kernel_main
+from tmapipe.model.layout import Kind
 
 TILES = 6
 TOO_MANY = frozenset({Kind.SURPLUS_ARRIVAL, Kind.EARLY_ARRIVAL, Kind.LAPPED_WAIT})

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.check.corpus.parts import Case, Parts, Program, program
 from tests.machine.slots import read_slot, write_slot
-from tmapipe.check.findings import Kind
-from tmapipe.isa.values import SlotRef
+from tmapipe.isa.fragment import SlotRef
+from tmapipe.model.layout import Kind
 
 
 def registers(load: int, math: int) -> Program:

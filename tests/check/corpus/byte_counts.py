@@ -15,7 +15,7 @@ from tests.check.corpus.parts import (
     read_and_release,
 )
 from tests.machine.slots import read_slot
-from tmapipe.check.findings import Kind
+from tmapipe.model.layout import Kind
 
 TILES = 6
 

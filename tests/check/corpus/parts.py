@@ -12,9 +12,10 @@ import attrs
 
 from tests.machine.parts import TILE, Parts
 from tests.machine.slots import read_slot
-from tmapipe.check.findings import Kind
-from tmapipe.isa.values import SlotRef
-from tmapipe.plan.model import Barrier, Load, Plan, RoleWarps
+from tmapipe.isa.fragment import SlotRef
+from tmapipe.model.layout import Kind
+from tmapipe.plan.model import Load, Plan, RoleWarps
+from tmapipe.plan.rings import Barrier
 
 __all__ = [
     "TILE",

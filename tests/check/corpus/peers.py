@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.check.corpus.parts import Body, Case, HandRing, Parts, Program, init, leave_together, program
 from tests.machine.slots import read_slot
-from tmapipe.check.findings import Kind
+from tmapipe.model.layout import Kind
 
 TILES = 5
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, fill_all, program
 from tests.machine.slots import read_slot, write_slot
-from tmapipe.check.findings import Kind
-from tmapipe.dtypes import fp16
-from tmapipe.isa.values import SlotRef
+from tmapipe.base.arithmetic import fp16
+from tmapipe.isa.fragment import SlotRef
+from tmapipe.model.layout import Kind
 
 TILES = 5
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, leave_together, program
 from tests.machine.slots import read_slot, write_slot
-from tmapipe.check.findings import Kind
-from tmapipe.isa.values import SlotRef
+from tmapipe.isa.fragment import SlotRef
+from tmapipe.model.layout import Kind
 
 TILES = 6
 REUSED = frozenset({Kind.STORE_SOURCE_REUSED, Kind.RACE})

@@ -8,8 +8,8 @@ import attrs
 
 from tests.check.corpus.parts import TILE, Case, HandRing, Parts, Program, program
 from tests.machine.slots import read_slot, write_slot
-from tmapipe.check.findings import Kind
-from tmapipe.isa.values import SlotRef
+from tmapipe.isa.fragment import SlotRef
+from tmapipe.model.layout import Kind
 from tmapipe.plan.rings import Ring
 
 

@@ -1,0 +1,1 @@
+"""What everything stands on: numbers and their types, the rules of the TMA engine, clusters, files on disk."""

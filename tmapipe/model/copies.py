@@ -1,0 +1,427 @@
+"""Transitions of copies: loads into slots, by any engine or by threads, and stores of slots, with their bulk groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tmapipe.isa.ops import (
+    BulkCommit,
+    BulkLoad,
+    BulkPrefetch,
+    BulkStore,
+    BulkWait,
+    CpAsync,
+    DescriptorWrite,
+    Flight,
+    LoadWrite,
+    PeerCopy,
+    PeerReduce,
+    StAsync,
+    StoreRead,
+    StoreWrite,
+    TileStore,
+    TmaGather,
+    TmaLoad,
+    TmaLoadThrough,
+    TmaPrefetch,
+    TmaScatter,
+    TmaStore,
+)
+from tmapipe.model.layout import check_aligned, check_live, hazard
+from tmapipe.model.memory import (
+    MOVES,
+    Memory,
+    convert,
+    gather,
+    gather_windows,
+    moves,
+    performs,
+    reduced,
+    rows_inside,
+    scatter,
+)
+from tmapipe.model.state import State, applies, check_slot, conflict, waits
+from tmapipe.plan.model import WARP
+
+# ---- loads -----------------------------------------------------------------------------------------------------------
+#
+# Copies into slots: TMA loads, st.async, copies to peers, and cp.async by threads.
+#
+# A copy is in flight from its issue until its bytes are counted, separately in each destination CTA. A warp's
+# cp.async are one flight, which is on its way until its lanes arrive, all at once: as single lanes arrive, no phase
+# can complete before the last of them.
+
+
+LOAD, COPY, REDUCTION = "load", "peer copy", "peer reduction"  # kinds of flights
+
+# ---- state ------------------------------------------------------------------------------------------------------------
+
+
+@applies(TmaLoad, BulkLoad, TmaGather, TmaLoadThrough)
+def _load(state: State, agent: int, op: Any) -> tuple[Flight, ...]:
+    check_aligned(state.layout, agent, op, f"loads {op.load}", state.layout.slots[op.slot][0])
+    return _start(state, agent, op, LOAD, op.load)
+
+
+@applies(CpAsync)
+def _copy(state: State, agent: int, op: CpAsync) -> tuple[Flight, ...]:
+    layout = state.layout
+    check_aligned(layout, agent, op, f"copies {op.load}", layout.slots[op.slot][0], layout.loads[op.load].vector)
+    return _start(state, agent, op, "cp.async", op.load, op.lanes.bit_count())
+
+
+@applies(StAsync)
+def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
+    return _start(state, agent, op, "st.async", "words")
+
+
+@applies(PeerCopy, PeerReduce)
+def _peer_copy(state: State, agent: int, op: PeerCopy | PeerReduce) -> tuple[Flight, ...]:
+    return _start(state, agent, op, COPY if isinstance(op, PeerCopy) else REDUCTION, "a slot")
+
+
+@applies(TmaPrefetch, BulkPrefetch)
+def _prefetch(state: State, agent: int, op: TmaPrefetch | BulkPrefetch) -> None:
+    check_aligned(state.layout, agent, op, f"prefetches {op.load}", state.layout.loads[op.load].buffer)
+
+
+def _start(state: State, agent: int, op: Any, kind: str, what: str, lanes: int = 0) -> tuple[Flight, ...]:
+    """Bytes set out for the operation's slot, or a share of it, in each CTA of its mask, or in the own one.
+
+    Args:
+        kind: Of the flights.
+        what: They are, in reports.
+        lanes: How many arrive when they have landed, in the place of the bytes.
+    """
+    layout, own = state.layout, agent // state.layout.warps
+    mask = getattr(op, "mask", None)
+    if mask is not None and (mask >> layout.ctas or not mask):
+        text = f"multicasts {what} with mask {mask:#b}, which is not a set of the {layout.ctas} CTAs of the cluster"
+        raise hazard(layout, "mask-outside-cluster", agent, op, text)
+    source = -1
+    if hasattr(op, "source"):  # a slot of the own CTA, which is read until the end
+        source = own * layout.nslots + op.source
+        check_slot(state, agent, op, op.source, "loads through" if kind == LOAD else "copies to a peer from")
+    ctas = (own,) if mask is None else [cta for cta in range(layout.ctas) if mask >> cta & 1]
+    flights = tuple([_start_one(state, agent, op, cta, kind, what, lanes, source) for cta in ctas])
+    state.serials[agent] += 1
+    return flights
+
+
+def _start_one(state: State, agent: int, op: Any, cta: int, kind: str, what: str, lanes: int, source: int) -> Flight:
+    layout, share, shares = state.layout, getattr(op, "share", 0), getattr(op, "shares", 1)
+    check_live(state, agent, op, cta, f"multicasts {what} to")
+    base = cta * layout.nslots
+    for slot in layout.aliases[op.slot]:
+        busy = state.writers[base + slot] and not _disjoint_shares(state, op.slot, share, shares, base, slot)
+        busy = busy and not (kind == REDUCTION and _all_reduce(state, base + slot))
+        if state.readers[base + slot] or busy:
+            raise conflict(state, agent, op, cta, op.slot, f"loads {what} into", writes=True)
+    if state.count[cta * layout.nbars + op.bar] == 0:
+        text = f"loads {what} with {layout.bar_name(op.bar)} of CTA {cta}, which is not initialized"
+        raise hazard(layout, "barrier-before-init", agent, op, text)
+    flight = Flight(kind, agent, state.serials[agent], cta)
+    landed = not state.split_loads
+    counted = (0, lanes) if lanes else (op.nbytes, 0)
+    state.loads[flight] = (base + op.slot, share, shares, cta * layout.nbars + op.bar, *counted, source, landed)
+    if source >= 0:
+        state.readers[source] += 1
+    state.writers[base + op.slot] += 1
+    state.started.append(flight)
+    return flight
+
+
+def _disjoint_shares(state: State, own: int, share: int, shares: int, base: int, slot: int) -> bool:
+    """Whether all loads on their way into *slot* are other shares of the same split of the slot *own*."""
+    if slot != own:
+        return False
+    target = base + slot
+    return all(load[2] == shares and load[1] != share for load in state.loads.values() if load[0] == target)
+
+
+def _all_reduce(state: State, target: int) -> bool:
+    """Whether all on their way into a slot are reductions, which may overlap."""
+    return all(flight.kind == REDUCTION for flight, load in state.loads.items() if load[0] == target)
+
+
+@applies(LoadWrite)
+def _land(state: State, agent: Flight, op: LoadWrite) -> None:
+    state.loads[agent] = (*state.loads[agent][:-1], True)
+    state.started.append(agent)
+
+
+# ---- data -------------------------------------------------------------------------------------------------------------
+
+
+@performs(LoadWrite)
+def _land_data(memory: Memory, flight: Flight, op: LoadWrite, facts: None) -> None:
+    issued = memory.transfers.pop(flight)
+    MOVES[type(issued)](memory, flight, issued, memory.slot(flight.cta, issued.slot))
+
+
+@moves(TmaLoad)
+def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) -> None:
+    load = memory.layout.loads[op.load]
+    mine = _share(target, op)
+    if load.windows is not None:
+        rows = target.shape[0] // op.shares
+        target[mine] = gather_windows(memory.tensors[load.argument], load, op.at, op.offsets, rows)
+        return
+    at = list(op.at)
+    if op.mask is None:  # a part has a start of its own
+        at[-load.core] -= op.share * load.span[-load.core] // op.shares
+    target[mine] = gather(memory.tensors[load.argument], load, tuple(at))[mine]
+
+
+def _share(target: np.ndarray, op: TmaLoad | TmaLoadThrough | PeerCopy) -> slice:
+    """The rows of a slot that are the operation's."""
+    rows = target.shape[0] // op.shares
+    return slice(op.share * rows, (op.share + 1) * rows)
+
+
+@moves(TmaLoadThrough)
+def _land_through(memory: Memory, flight: Flight, op: TmaLoadThrough, target: np.ndarray) -> None:
+    """Of a descriptor that the kernel changes, the slot has the first row and how many rows there are."""
+    load, mine = memory.layout.loads[op.load], _share(target, op)
+    first, many = memory.slot(flight.issuer // memory.layout.warps, op.source)[:2]
+    target[mine] = gather(memory.tensors[load.argument][first : first + many], load, op.at)[mine]
+
+
+@performs(DescriptorWrite)
+def _write_descriptor(memory: Memory, agent: int, op: DescriptorWrite, facts: None) -> None:
+    layout = memory.layout
+    extent = memory.tensors[layout.loads[op.load].argument].shape[0]
+    first, rows = op.at
+    if first < 0 or rows < 1 or first + rows > extent:
+        text = f"makes a descriptor of {rows} rows of {op.load} from row {first} on; it takes 1 or more of {extent}"
+        raise hazard(layout, "descriptor-outside", agent, op, text)
+    memory.slot(agent // layout.warps, op.slot)[:2] = first, rows
+
+
+@moves(TmaGather)
+def _land_rows(memory: Memory, flight: Flight, op: TmaGather, target: np.ndarray) -> None:
+    tensor = memory.tensors[memory.layout.loads[op.load].argument]
+    rows, columns = rows_inside(tensor, op.numbers, op.at[-1], target.shape[1])
+    mine = target[4 * op.share : 4 * op.share + 4]
+    mine[...] = 0
+    for i, row in rows:
+        mine[i, : len(columns)] = tensor[row, columns]
+
+
+@moves(BulkLoad)
+def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray) -> None:
+    load = memory.layout.loads[op.load]
+    tensor = memory.tensors[load.argument]
+    starts, pieces = op.at, (*(1,) * (len(op.at) - len(load.tile)), *load.tile)
+    if any(not 0 <= i <= extent - n for i, n, extent in zip(starts, pieces, tensor.shape, strict=True)):
+        text = f"loads {op.load} at {starts}, of a tensor of {tensor.shape}: nothing fills what lies outside"
+        raise hazard(memory.layout, "bulk-outside", flight.issuer, op, text)
+    target[...] = gather(tensor, load, op.at)
+
+
+@moves(CpAsync)
+def _land_vectors(memory: Memory, flight: Flight, op: CpAsync, target: np.ndarray) -> None:
+    load = memory.layout.loads[op.load]
+    width = load.vector // load.buffer.dtype.bytes
+    vectors = target.reshape(-1, width)
+    mine = np.arange(len(vectors)) // WARP % op.shares == op.share
+    vectors[mine] = gather(memory.tensors[load.argument], load, op.at).reshape(-1, width)[mine]
+
+
+@moves(StAsync)
+def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray) -> None:
+    if len(op.words) == 2 and isinstance(op.words[0], np.ndarray):  # where in the tile numbers go, and these
+        target.reshape(-1)[op.words[0]] = convert(op.words[1], memory.layout.slots[op.slot][0].dtype)
+        return
+    words = op.words if isinstance(op.words, np.ndarray) else np.array(op.words, np.int64).astype(np.uint32)
+    mine = target.reshape(op.shares, -1)[op.share]
+    mine[: words.size] = words.ravel().view(target.dtype)
+
+
+@moves(PeerCopy)
+def _land_copy(memory: Memory, flight: Flight, op: PeerCopy, target: np.ndarray) -> None:
+    source = memory.slot(flight.issuer // memory.layout.warps, op.source)
+    target[_share(target, op)] = source[_share(target, op._replace(share=op.part))]
+
+
+@moves(PeerReduce)
+def _land_reduction(memory: Memory, flight: Flight, op: PeerReduce, target: np.ndarray) -> None:
+    how = next(peer.reduce for peer in memory.layout.plan.sends if peer.name == op.peer)
+    source = memory.slot(flight.issuer // memory.layout.warps, op.source)
+    assert how is not None
+    target[...] = reduced(how, target, np.split(source, op.parts)[op.part])
+
+
+# ---- stores ----------------------------------------------------------------------------------------------------------
+#
+# Stores of slots, and bulk groups; tiles that threads store from their registers.
+#
+# A store reads its slot at some time after its issue, and writes global memory after that. Bulk groups belong to one
+# thread: a group is read when all its stores have read, complete when all have written; ``wait_group N`` looks at all
+# groups but the N newest.
+
+
+# ---- state ------------------------------------------------------------------------------------------------------------
+
+
+@applies(TmaStore, BulkStore)
+def _store(state: State, agent: int, op: TmaStore | BulkStore) -> tuple[Flight]:
+    return _start_store(state, agent, op, f"stores {op.store}", f"at {op.at}", op.at)
+
+
+@applies(TmaScatter)
+def _scatter(state: State, agent: int, op: TmaScatter) -> tuple[Flight]:
+    column = op.at[-1:]
+    return _start_store(
+        state, agent, op, f"scatters {op.store}", f"to rows {op.numbers} from {column} on", (*op.numbers, *column)
+    )
+
+
+def _start_store(state: State, agent: int, op: Any, does: str, where: str, starts: tuple[int, ...]) -> tuple[Flight]:
+    """A store that will read the operation's slot, in the open group of the thread. It begins at *starts*."""
+    layout = state.layout
+    buffer, _ = layout.slots[op.slot]
+    check_aligned(layout, agent, op, does, buffer)
+    if starts and min(starts) < 0:  # seen on an H200; loads may start there
+        text = f"{does} {where}, before the tensor begins: an illegal instruction"
+        raise hazard(layout, "tma-store-start", agent, op, text)
+    check_slot(state, agent, op, op.slot, f"stores {op.store} from")
+    cta = agent // layout.warps
+    slot = cta * layout.nslots + op.slot
+    flight = Flight("store", agent, state.serials[agent], cta)
+    state.serials[agent] += 1
+    state.stores[flight] = (slot, False)
+    state.readers[slot] += 1
+    thread = _thread(agent, op.lanes)
+    state.open_group[thread] = (*state.open_group.get(thread, ()), flight)
+    state.started.append(flight)
+    return (flight,)
+
+
+@applies(StoreRead)
+def _store_read(state: State, agent: Flight, op: StoreRead) -> None:
+    slot, _ = state.stores[agent]
+    state.stores[agent] = (slot, True)
+    state.readers[slot] -= 1
+    state.started.append(agent)
+    state.woken.append(("bulk", agent.issuer))
+
+
+@applies(StoreWrite)
+def _store_write(state: State, agent: Flight, op: StoreWrite) -> None:
+    del state.stores[agent]
+    state.woken.append(("bulk", agent.issuer))
+
+
+# ---- groups -----------------------------------------------------------------------------------------------------------
+
+
+@applies(BulkCommit)
+def _commit(state: State, agent: int, op: BulkCommit) -> tuple[int, tuple[Flight, ...]]:
+    thread = _thread(agent, op.lanes)
+    flights = state.open_group.pop(thread, ())
+    number = state.committed.get(thread, 0)
+    state.committed[thread] = number + 1
+    state.groups[thread] = (*state.groups.get(thread, ()), (flights, False))
+    return number, flights
+
+
+def _says(state: State, agent: int, op: BulkWait) -> str:
+    return f"bulk groups (all but {op.pending})"
+
+
+@waits(BulkWait, key=lambda state, agent, op: ("bulk", agent), says=_says)
+def _can_wait(state: State, agent: int, op: BulkWait) -> bool:
+    groups = state.groups.get(_thread(agent, op.lanes), ())
+    stores = state.stores
+    for i in range(len(groups) - op.pending - 1, -1, -1):
+        flights, known_read = groups[i]
+        if op.read:
+            if known_read:  # and so are all before it
+                return True
+            if any(flight in stores and not stores[flight][1] for flight in flights):
+                return False
+        elif any(flight in stores for flight in flights):
+            return False
+    return True
+
+
+@applies(BulkWait)
+def _wait(state: State, agent: int, op: BulkWait) -> int:
+    thread = _thread(agent, op.lanes)
+    groups = state.groups.get(thread, ())
+    covered = max(0, len(groups) - op.pending)
+    first = 0
+    if not op.read:
+        first = covered
+    else:  # groups that have also been written make no difference any more
+        while first < covered and not any(flight in state.stores for flight in groups[first][0]):
+            first += 1
+        groups = tuple([(flights, known or i < covered) for i, (flights, known) in enumerate(groups)])
+    left = groups[first:]
+    if left:
+        state.groups[thread] = left
+    else:
+        state.groups.pop(thread, None)
+    return max(0, state.committed.get(thread, 0) - op.pending)
+
+
+def _thread(agent: int, lanes: int) -> int:
+    return agent * 32 + lanes.bit_length() - 1
+
+
+@applies(TileStore)
+def _store_tile(state: State, agent: int, op: TileStore) -> None:
+    if op.at:
+        store = state.layout.stores[op.store]
+        check_aligned(state.layout, agent, op, f"stores {op.store}", store.buffer, store.vector)
+
+
+# ---- data -------------------------------------------------------------------------------------------------------------
+
+
+@performs(StoreRead)
+def _read_slot(memory: Memory, flight: Flight, op: StoreRead, facts: None) -> None:
+    memory.sources[flight] = memory.slot(flight.cta, memory.transfers[flight].slot).copy()
+
+
+@performs(StoreWrite)
+def _write(memory: Memory, flight: Flight, op: StoreWrite, facts: None) -> None:
+    issued = memory.transfers.pop(flight)
+    MOVES[type(issued)](memory, flight, issued, memory.sources.pop(flight))
+
+
+@moves(BulkStore)
+def _write_piece(memory: Memory, flight: Flight, op: BulkStore, values: np.ndarray) -> None:
+    scatter(memory, flight, memory.layout.stores[op.store], values, op.at)
+
+
+@moves(TmaStore)
+def _write_tile(memory: Memory, flight: Flight, op: TmaStore, values: np.ndarray) -> None:
+    store = memory.layout.stores[op.store]
+    part = values if op.part is None else values.reshape(store.parts, -1)[op.part]
+    scatter(memory, flight, store, part, op.at, op.rows)
+
+
+@moves(TmaScatter)
+def _write_rows(memory: Memory, flight: Flight, op: TmaScatter, values: np.ndarray) -> None:
+    store = memory.layout.stores[op.store]
+    tensor = memory.tensors[store.argument]
+    rows, columns = rows_inside(tensor, op.numbers, op.at[-1], values.shape[1])
+    for i, row in rows:
+        memory.note(flight, store, (row, columns), values[4 * op.part + i, : len(columns)])
+        tensor[row, columns] = values[4 * op.part + i, : len(columns)]
+
+
+@performs(TileStore)
+def _write_values(memory: Memory, agent: int, op: TileStore, facts: None) -> None:
+    store = memory.layout.stores[op.store]
+    places, values = memory.given(agent)  # in the tile, row by row
+    tensor = memory.tensors[store.argument]
+    at = [first + i for first, i in zip(op.at, np.unravel_index(places, store.tile), strict=True)]
+    inside = np.all([(i >= 0) & (i < extent) for i, extent in zip(at, tensor.shape, strict=True)], axis=0)
+    where, given = tuple(i[inside] for i in at), convert(values, store.buffer.dtype)[inside]
+    memory.note(agent, store, where, given)
+    tensor[where] = given

@@ -1,0 +1,374 @@
+"""MachineIsa: one warp's view of the model, the CPU backend's instruction set, with its fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from tmapipe.base.arithmetic import total
+from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa import ops
+from tmapipe.isa.exchange import call_raw
+from tmapipe.isa.fragment import Fragment, SlotRef, applied, where_is
+from tmapipe.isa.ops import Isa, TableLoad
+from tmapipe.model import elements
+from tmapipe.model.elements import WHOLE, Cut, Reductions, of_data, raw_name
+from tmapipe.model.layout import Layout, Shapes, hazard, locate, set_location
+from tmapipe.model.memory import Accumulator, Memory, convert
+from tmapipe.plan.model import Load, RoleWarps, Store
+from tmapipe.plan.rings import Barrier, Buffer, Distributed, Matmul, NamedBarrier
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
+from tmapipe.protocol.tile import Tile
+
+# ---- fragments -------------------------------------------------------------------------------------------------------
+#
+# Fragments in the machine: the calling warp's part as NumPy arrays, or None where there is no data.
+
+
+class MachineFragments(Reductions):
+    """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
+
+    def __init__(self, isa: MachineIsa):
+        self.isa, self.memory, self.exchanges = isa, isa.memory, {}
+
+    # ---- accumulators ---------------------------------------------------------------------------------------------
+
+    def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+        return None if self.memory is None else Accumulator(matmul, self.isa.warp, empty)
+
+    def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))  # the sums are in fp32 here anyway
+
+    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+        factors = self.expand(AccumulatorLayout.of(matmul), by.along, by.data, "tile")
+        if self.memory is not None:
+            with np.errstate(all="ignore"):
+                acc.values *= factors
+
+    def packed(self, matmul: Matmul, values: Fragment) -> Any:
+        data = values.data
+        return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)
+
+    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+        return values.data if values.kind == "operand" else self.packed(matmul, values)
+
+    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
+        values = self._accumulated(matmul, acc)
+        data = None if values is None else values[block, :, first : first + columns].copy()
+        return Fragment(self, None, "tile", matmul.b.dtype.kind, data)
+
+    def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
+        values = self._accumulated(matmul, acc)
+        data = None if values is None else values.copy()
+        return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
+
+    def _accumulated(self, matmul: Matmul, acc: Any) -> Any:
+        self.isa.emit(ops.AccumulatorRead(matmul.name))
+        if self.memory is None:
+            return None
+        if not acc.defined:
+            raise ScopeError(f"accumulate(empty=False) of {matmul.name} ended without acc.add(). Leave out empty=.")
+        return acc.values
+
+    # ---- reductions -----------------------------------------------------------------------------------------------
+
+    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
+        self.isa.reduces(values, along, inside[1] if isinstance(inside, tuple) else inside)
+        return super().reduce(values, op, along, inside, surely)
+
+    # ---- pieces ---------------------------------------------------------------------------------------------------
+
+    def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
+        whole = values.data
+        data = None if self.memory is None else whole[block, :, first : first + columns]
+        return Fragment(self, None, "tile", values.kind, data)
+
+    def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
+        if not transposed:
+            return self._write(slot, self._piece(values, slot.buffer.tile[-1]), self._quarter())
+        mine, columns = self.isa.warp % 4, slot.buffer.tile[-2]
+        at = None if self.memory is None else 64 * np.arange(columns) + 16 * mine + np.arange(16)[:, None]
+        self._write(slot, self._piece(values, columns), (mine, 4, "columns"), at)
+
+    def _quarter(self) -> Cut:
+        """The warp's part of 64 rows."""
+        return self.isa.warp % 4, 4, "rows"
+
+    @of_data
+    def _piece(self, values: Fragment, columns: int) -> np.ndarray:
+        """A warp's 16 x *columns* values: an epilogue may have given fewer, or one, for all."""
+        return np.broadcast_to(np.asarray(values.data, np.float32), (16, columns))
+
+    @of_data
+    def row_sums(self, values: Fragment, columns: int, first: int, inside: int, before: Any) -> Any:
+        sums = total(self._piece(values, columns)[:, first : max(first, inside)])
+        return sums if before is None else before + sums
+
+    @of_data
+    def column_sums(self, values: Fragment, columns: int, inside: int) -> Any:
+        rows = max(0, inside - 16 * (self.isa.warp % 4))
+        return total(self._piece(values, columns)[:rows].T)
+
+    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
+        self._write(slot, sums, self._quarter())
+
+    write_column_sums = write_row_sums
+
+    def read_columns(
+        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
+    ) -> Fragment:
+        mine = matmul.group(self.isa.warp) * 4 + self.isa.warp % 4
+        by_rows = along == ("rows", "columns")
+        values = self._read(slot, (mine, 4 * matmul.warpgroups, "rows") if by_rows else WHOLE)
+        if values is not None and not by_rows:
+            rows = slice(first + 16 * mine, first + 16 * mine + 16)
+            if along == ("columns", "rows"):
+                values = values[:, rows].T
+            elif along == ("rows",):
+                values = values[rows, None]
+            else:
+                values = values[None, first : first + (columns if along else 1)]
+        return self._in_fp32(values)
+
+    def _in_fp32(self, values: Any) -> Fragment:
+        return Fragment(self, None, "tile", "fp32", None if values is None else values.astype(np.float32))
+
+    # ---- to other CTAs --------------------------------------------------------------------------------------------
+
+    def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
+        self._send(values.data, slot, barrier, cta, share, shares)
+
+    def send_tile(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any) -> None:
+        layout = values.layout
+        assert layout is not None
+        self._send(self.places(values), slot, barrier, cta, layout.warp(self.isa.warp), layout.warps)
+
+    def _send(self, given: Any, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
+        isa = self.isa
+        isa.give(given)
+        place, bar = isa.slot(slot.buffer, slot.stage), isa.bar(barrier, slot.stage)
+        isa.emit(ops.StAsync(place, bar, slot.buffer.slot_bytes // shares, 1 << cta, (), share, shares))
+
+    # ---- epilogues ------------------------------------------------------------------------------------------------
+
+    def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
+        made = applied(function, [self._in_fp32(f.data) for f in fragments], named)
+        if isinstance(made, dict):
+            return {name: self._result(value, function) for name, value in made.items()}
+        return self._result(made, function)
+
+    def _result(self, value: Any, function: Callable[..., Any]) -> Fragment | None:
+        if value is None or isinstance(value, Fragment):
+            return value if value is None else self._in_fp32(value.data)
+        if not isinstance(value, (Number, np.generic)):
+            text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
+            raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
+        return Fragment(self, None, "tile", "fp32", self.number(value, "fp32"))
+
+    # ---- raw code -------------------------------------------------------------------------------------------------
+
+    def raw(
+        self,
+        gpu: Callable[..., None],
+        cpu: Callable[..., None] | None,
+        accesses: Sequence[tuple[SlotRef, str]],
+        role: RoleWarps,
+        proxy: str = "generic",
+    ) -> None:
+        if self.memory is not None and cpu is None:
+            rule = "is what the model runs in place of CuTe DSL"
+            raise InputError("k.raw(cpu)", cpu, rule, "pass a function of arrays")
+        mine, shares = (self.isa.warp - role.first_warp) % role.team_warps, role.team_warps
+        name = raw_name(gpu)
+        arrays: list[Any] = []
+        for slot, kind in accesses:
+            cut = (0, 1, f"whole/{name}") if kind == "read" else (mine, shares, f"rows/{name}")
+            if kind != "write":
+                arrays.append(self._read(slot, cut, proxy=proxy))
+            else:
+                tile, dtype = slot.buffer.tile, slot.buffer.dtype.numpy
+                arrays.append(None if self.memory is None else np.zeros((tile[0] // shares, *tile[1:]), dtype))
+        if self.memory is not None and cpu is not None:
+            call_raw(cpu, arrays, self.isa, role)
+        for (slot, kind), array in zip(accesses, arrays, strict=True):
+            if kind != "read":
+                self._write(slot, array, (mine, shares, f"rows/{name}"), proxy=proxy)
+
+    def only_inside(
+        self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any
+    ) -> Fragment:
+        low, high = surely
+        if self.memory is not None and low < high and not ((first or 0) <= low and high <= end):
+            rule = f"are {along} that count, but those that do are {first or 0} to {end}"
+            raise InputError("reduction of a tile (surely)", surely, rule, "say so of those alone that always do")
+        return super().only_inside(tile, along, first, end, surely, other)
+
+    # ---- data -----------------------------------------------------------------------------------------------------
+
+    numbers = (("bool", (bool, np.bool_)), ("int32", (int, np.integer)), ("fp32", (float, np.floating)))
+
+    @of_data
+    def number(self, value: Any, kind: str) -> Any:
+        return elements.KINDS[kind](value)
+
+    def convert(self, data: Any, kind: str, to: str) -> Any:
+        return data if kind == to or data is None else np.asarray(data).astype(elements.KINDS[to])
+
+    @of_data
+    def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:
+        if along == to or layout is None:
+            return data
+        if along == "rows" and to == "parts":
+            return np.broadcast_to(data[:, None], (layout.rows, layout.row_lanes))
+        rows, columns = self._indices(layout)
+        if along == "one":
+            parts = layout.rows, layout.row_lanes
+            shape = {"tile": rows.shape, "rows": (layout.rows,), "columns": (layout.columns,), "parts": parts}[to]
+            return np.broadcast_to(data, shape)
+        return data[rows if along == "rows" else columns]
+
+    @of_data
+    def indices(self, layout: ThreadLayout, along: str) -> Any:
+        return np.arange(layout.rows if along == "rows" else layout.columns, dtype=np.int32)
+
+    @of_data
+    def elementwise(self, name: str, operands: list[Any]) -> Any:
+        return elements.apply(name, operands)
+
+
+# ---- warp ------------------------------------------------------------------------------------------------------------
+#
+# MachineIsa: one warp's view of the machine, the CPU backend's instruction set.
+#
+# Instructions make operations as `tmapipe.isa` declares them and hand each to `emit`, which returns when the machine
+# has executed it, or at once if the operations are only listed.
+
+
+class MachineIsa(Isa):
+    """Methods as documented in `tmapipe.isa`.
+
+    memory: None when the protocol runs without data. tables: entries of tables, known without data; 1 behind the last one.
+    """
+
+    fragments: MachineFragments
+
+    def __init__(
+        self,
+        layout: Layout,
+        agent: int,
+        cluster_id: int,
+        clusters: int,
+        shapes: Shapes,
+        emit: Callable[[Any], None],
+        memory: Memory | None = None,
+        tables: Mapping[str, Sequence[int]] | None = None,
+    ):
+        self._tables = tables or {}
+        self.layout, self.plan, self.agent, self.memory = layout, layout.plan, agent, memory
+        self.syncs = layout.syncs
+        self.emit = emit  # type: ignore[method-assign, assignment]
+        self.cta_rank, self.warp = divmod(agent, layout.warps)
+        self.cluster_id, self.clusters, self._shapes = cluster_id, clusters, shapes
+        self.fragments = MachineFragments(self)
+
+    # ---- what the kernel was launched with -------------------------------------------------------------------------
+
+    def extent(self, argument: str, dim: int) -> int:
+        return self._shapes[argument][dim]
+
+    def divisors(self, values: dict[str, int]) -> dict[str, int]:
+        return values
+
+    def enter(self, tile: Tile) -> None:
+        """A role's body begins, of a tile of the output."""
+        if self.memory is not None and self.memory.written is not None:
+            self.memory.written.tiles[self.agent] = str(tile)
+
+    # ---- instructions that answer, or take data -------------------------------------------------------------------
+
+    def ask(self, op: Any, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
+        self.emit(op)
+        if self.memory is not None:
+            return self.memory.results[self.agent]
+        entries = self._tables.get(op.table) if type(op) is TableLoad else None
+        if entries is None:
+            return without_data()
+        return [int(entries[i]) if 0 <= i < len(entries) else 1 for i in op.entries]
+
+    def store_values(self, store: Store, at: Sequence[int], values: Fragment, surely: tuple[int, int] = (0, 0)) -> None:
+        if self.memory is not None and surely[0] < surely[1]:
+            extent = self.memory.tensors[store.argument].shape[-1]
+            if at[-1] + surely[0] < 0 or at[-1] + surely[1] > extent:
+                rule = f"are columns inside the tensor, of a tile at {at[-1]}, where there are {extent}"
+                raise InputError(f"{store.name}.store(surely)", surely, rule, "say so of those alone that always are")
+            tensor = self.memory.tensors[store.argument]
+            place = tensor.ctypes.data + sum(i * step for i, step in zip(at[::-1], tensor.strides[::-1], strict=False))
+            inside = all(i < n for i, n in zip(at[-2::-1], tensor.shape[-2::-1], strict=False))
+            if store.wide and inside and place % ALIGNMENT:
+                rule = f"are stored {ALIGNMENT} bytes at once, of a tile that begins at a multiple of them"
+                raise InputError(f"{store.name}.store(surely)", surely, rule, "leave it out for such a tensor")
+        self.give(self.fragments.places(values))
+        super().store_values(store, at, values)
+
+    def reduces(self, values: Fragment, along: str, inside: Any) -> None:
+        """Is told of each reduction of a fragment, with the arguments of `Fragments.reduce`."""
+
+    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
+        self.give((acc, None if isinstance(a, SlotRef) else a))
+        super().wgmma(matmul, acc, a, b)
+
+    def griddepcontrol_wait(self) -> None:
+        pass  # the machine runs one kernel
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        pass
+
+    # ---- operands -------------------------------------------------------------------------------------------------
+
+    def give(self, values: Any) -> None:
+        """Hands *values* to the next operation of this warp."""
+        if self.memory is not None:
+            self.memory.operands[self.agent] = values
+
+    def bar(self, barrier: Barrier, stage: int) -> int:
+        if 0 <= stage < barrier.stages:
+            return self.layout.bar_base[barrier.name] + stage
+        raise self._outside(f"uses {barrier.name}[{stage}], but it has {barrier.stages} stages")
+
+    def slot(self, buffer: Buffer, stage: int) -> int:
+        if 0 <= stage < buffer.stages:
+            return self.layout.slot_base[buffer.name] + stage
+        raise self._outside(f"uses slot {buffer.name}[{stage}], but there are {buffer.stages}")
+
+    def start(self, of: Load | Store, at: Sequence[Any]) -> tuple[int, ...]:
+        whole = (isinstance(x, (int, np.integer)) and not isinstance(x, bool) and -(2**31) <= x < 2**31 for x in at)
+        if len(at) != len(of.dims) or not all(whole):
+            rule = (
+                f"is where a tile starts: one whole number of 32 bits, of elements, along each of {', '.join(of.dims)}"
+            )
+            raise InputError(f"start of {of.name}'s tile", tuple(at), rule, "use integers, and // instead of /")
+        return tuple(at)
+
+    def part(self, of: Load | Store, index: Any) -> Any:
+        if index is None or 0 <= index < of.parts:
+            return index
+        does = "loads" if isinstance(of, Load) else "stores"
+        raise self._outside(f"{does} part {index} of a slot of {of.name}, which has {of.parts}")
+
+    def plain(self, number: Any) -> Any:
+        return number
+
+    def barrier_id(self, barrier: NamedBarrier, instance: int) -> int:
+        if 0 <= instance < barrier.instances:
+            return barrier.id + instance
+        raise self._outside(f"uses {barrier.name}[{instance}], but it has {barrier.instances} instances")
+
+    def _outside(self, text: str) -> Exception:
+        return set_location(hazard(self.layout, "no-such-stage", int(self.agent), None, text), locate())

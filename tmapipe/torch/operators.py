@@ -1,0 +1,487 @@
+"""Operators of torch: products of matrices, kernels of rows, and schedules of one's own; what no kernel takes falls
+back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch.nn import functional
+
+from tmapipe.bind.bound import outputs_of
+from tmapipe.bind.tensors import signature
+from tmapipe.calling import called, check_one_kernel
+from tmapipe.epilogue import Epilogue, PerColumn
+from tmapipe.errors import InputError, check_type
+from tmapipe.schedule import Schedule
+from tmapipe.schedules.crossentropy import Softmax
+from tmapipe.schedules.gemm import Gemm
+from tmapipe.schedules.norms import RmsNorm
+from tmapipe.tuning import Problem, choose
+
+# ---- fallback --------------------------------------------------------------------------------------------------------
+#
+# Where no kernel takes a call: torch does, which is counted, and said once with the reason.
+
+
+class _Settings:
+    """model: CPU tensors run on the model, which is slow, and not by torch. forbidden: how many `kernels_only` are open."""
+
+    model = False
+    forbidden = 0
+
+
+settings = _Settings()
+_counted: Counter[str] = Counter()
+
+
+def fallbacks() -> dict[str, int]:
+    """How often torch has computed what no kernel takes: ``operator: reason`` -> calls, since the process began."""
+    return dict(_counted)
+
+
+@contextlib.contextmanager
+def kernels_only() -> Iterator[None]:
+    """Within it, a call that no kernel takes raises `InputError`, in all threads: gradients are computed in others."""
+    settings.forbidden += 1
+    try:
+        yield
+    finally:
+        settings.forbidden -= 1
+
+
+def otherwise(operator: str, reason: str, run: Callable[[], Any]) -> Any:
+    """What *run* computes with torch, in the place of an operator's kernel.
+
+    Raises:
+        InputError: Within `kernels_only`.
+    """
+    if settings.forbidden:
+        fix = "pass other tensors, or leave kernels_only()"
+        raise InputError(f"tmapipe.torch.{operator}", reason, "is computed by a kernel within kernels_only()", fix)
+    said = f"{operator}: {reason}"
+    _counted[said] += 1
+    if _counted[said] == 1:
+        warnings.warn(f"tmapipe.torch.{said}. torch computes it; fallbacks() counts.", RuntimeWarning, stacklevel=3)
+    return run()
+
+
+def reason_of(error: InputError) -> str:
+    """Why a kernel takes no such tensors, the same for all of them."""
+    return f"{error.argument} {error.rule}"
+
+
+def eager(*tensors: Any) -> bool:
+    """Whether a kernel can be launched for these at once: nothing traces them, and nobody asks for their gradients."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    return signature(tensors, None) is not None
+
+
+def where(tensor: Any) -> str | None:
+    """Why no kernel runs where a tensor lies, or None."""
+    if tensor.is_cuda or (settings.model and tensor.device.type == "cpu"):
+        return None
+    return f"tensors on {tensor.device.type}"
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+#
+# Products of matrices: `linear` and `gemm`.
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # whose extents are numbers
+TYPES = (torch.bfloat16, torch.float16)
+MOST = 4096  # signatures of calls that are known
+_callers: dict[Any, Any] = {}  # extents of a call -> its callers, as of `tmapipe.gpu.kernels`
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``x weight^T + bias``, as `torch.nn.functional.linear`.
+
+    Args:
+        x: Of any number of dimensions, the last one of k elements.
+        weight: [n, k], contiguous along either.
+        bias: [n], or None.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        x, weight, bias = _cast(x, weight, bias)
+    if type(x) in PLAIN and not torch.compiler.is_compiling():
+        given = (x, weight) if bias is None else (x, weight, bias)
+        for call in _callers.get((x.shape, weight.shape, len(given)), ()):
+            found = call(given, None, {})
+            if found is not None:
+                return found
+    return torch.ops.tmapipe.linear(x, weight, bias)
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a b^T``.
+
+    Args:
+        a: [m, k], or of a batch [l, m, k], contiguous along m or k.
+        b: [n, k], or [l, n, k], contiguous along n or k.
+    """
+    if torch.is_autocast_enabled(a.device.type):
+        a, b = _cast(a, b)
+    if type(a) in PLAIN and not torch.compiler.is_compiling():
+        for call in _callers.get((a.shape, b.shape), ()):
+            found = call((a, b), None, {})
+            if found is not None:
+                return found
+    return torch.ops.tmapipe.gemm(a, b)
+
+
+def _cast(*given: torch.Tensor | None) -> Any:
+    """The tensors as autocast has them for products."""
+    assert given[0] is not None
+    dtype = torch.get_autocast_dtype(given[0].device.type)
+    return [x if x is None or not x.is_floating_point() else x.to(dtype) for x in given]
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    given = (x, weight) if bias is None else (x, weight, bias)
+
+    def run() -> torch.Tensor:
+        return functional.linear(x, weight, bias)
+
+    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[-1] or not x.numel() or not weight.numel():
+        return run()  # an error that torch words, or nothing to multiply
+    shape = (*x.shape[:-1], weight.shape[0])
+    return _product("linear", given, (x.reshape(-1, x.shape[-1]), *given[1:]), shape, run)
+
+
+def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def run() -> torch.Tensor:
+        return torch.matmul(a, b.mT)
+
+    if a.ndim != b.ndim or a.ndim not in (2, 3):
+        raise InputError(
+            "tmapipe.torch.gemm", (tuple(a.shape), tuple(b.shape)), "has two or three dimensions", "reshape"
+        )
+    if a.shape[-1] != b.shape[-1] or not a.numel() or not b.numel():
+        return run()
+    return _product("gemm", (a, b), (a, b), (*a.shape[:-1], b.shape[-2]), run)
+
+
+def _product(
+    operator: str,
+    given: tuple[torch.Tensor, ...],
+    tensors: tuple[torch.Tensor, ...],
+    shape: tuple[int, ...],
+    run: Callable[[], torch.Tensor],
+) -> torch.Tensor:
+    """What a kernel computes of *tensors*, which are those *given* with rows, in the output's *shape*, or what *run* does."""
+    a, b = tensors[:2]
+    tf32 = a.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    reason = where(a)
+    if reason is None and len({x.dtype for x in given}) > 1:
+        reason = "tensors of several types"
+    if reason is None and a.dtype not in TYPES and not tf32:
+        reason = f"{str(a.dtype).removeprefix('torch.')}" + (
+            ", as torch allows no tf32" if a.dtype == torch.float32 else ""
+        )
+    if reason is not None:
+        return otherwise(operator, reason, run)
+    with torch.no_grad():
+        try:
+            problem = Problem.of(a, b, tf32=tf32)
+            schedule = _chosen(attrs.evolve(problem, m=_rounded(problem.m)), len(tensors) > 2, a.device)
+            with _watched(a) as launches:
+                found = called(schedule, tensors, {}, None) if schedule.one_kernel else schedule(*tensors)
+        except InputError as error:
+            return otherwise(operator, reason_of(error), run)
+    found = found.view(shape)
+    if launches:
+        _remember(operator, given, launches, found)
+    return found
+
+
+def _chosen(problem: Problem, bias: bool, device: torch.device) -> Gemm:
+    """As `_schedule`, which may measure on a GPU: not in what a graph captures."""
+    if device.type != "cuda":
+        return _schedule(problem, bias)
+    from tmapipe.gpu.launch import uncaptured
+
+    with uncaptured(device):
+        return _schedule(problem, bias)
+
+
+def _watched(tensor: torch.Tensor) -> Any:
+    """Notes the launches, where there are some."""
+    if not tensor.is_cuda:
+        return contextlib.nullcontext()
+    from tmapipe.gpu.launch import watched
+
+    return watched()
+
+
+def _remember(operator: str, given: tuple[torch.Tensor, ...], launches: Any, found: torch.Tensor) -> None:
+    """Keeps what makes this call again, if it was one launch."""
+    from tmapipe.gpu.launch import repeated
+
+    call = repeated(launches, given, None, (found,))
+    if call is not None:
+        if len(_callers) >= MOST:
+            _callers.clear()
+        shapes = [x.shape for x in given[:2]]
+        key = (*shapes, len(given)) if operator == "linear" else (*shapes,)
+        _callers[key] = (call, *_callers.get(key, ()))[:4]
+
+
+def _rounded(m: int) -> int:
+    """Rows for which a schedule is chosen: batches of many sizes share some twenty kernels."""
+    step = max(16, 1 << max(0, m.bit_length() - 2))
+    return -(-m // step) * step
+
+
+@functools.lru_cache(maxsize=1024)
+def _schedule(problem: Problem, bias: bool) -> Gemm:
+    operands = {"bias": PerColumn()} if bias else {}
+    return choose(problem, epilogue=Epilogue(_plus, operands=operands) if bias else None)
+
+
+def _plus(acc: Any, bias: Any) -> Any:
+    return acc + bias
+
+
+# ---- operators --------------------------------------------------------------------------------------------------------
+
+_linear_op = torch.library.custom_op(
+    "tmapipe::linear", _linear, mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
+)
+_gemm_op = torch.library.custom_op("tmapipe::gemm", _gemm, mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
+_PLAIN = Gemm()
+
+
+@_linear_op.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@_gemm_op.register_fake
+def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    (shape, _dtype) = outputs_of(_PLAIN.declared, {"a": a, "b": b})[0]
+    return a.new_empty(shape)
+
+
+def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.bias = bias is not None
+
+
+def _linear_gradients(ctx: Any, grad: torch.Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    rows = _dense(grad).reshape(-1, weight.shape[0])
+    wanted = ctx.needs_input_grad
+    of_x = gemm(rows, weight.mT).reshape(x.shape) if wanted[0] else None
+    of_weight = gemm(rows.mT, x.reshape(-1, x.shape[-1]).mT) if wanted[1] else None
+    return of_x, of_weight, rows.sum(0) if ctx.bias and wanted[2] else None
+
+
+def _keep_gemm(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gemm_gradients(ctx: Any, grad: torch.Tensor) -> Any:
+    a, b = ctx.saved_tensors
+    grad = _dense(grad)
+    wanted = ctx.needs_input_grad
+    return gemm(grad, b.mT) if wanted[0] else None, gemm(grad.mT, a.mT) if wanted[1] else None
+
+
+def _dense(grad: torch.Tensor) -> torch.Tensor:
+    """A gradient as kernels load it: that of a sum has no strides."""
+    return grad.contiguous()
+
+
+_linear_op.register_autograd(_linear_gradients, setup_context=_keep_linear)
+_gemm_op.register_autograd(_gemm_gradients, setup_context=_keep_gemm)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+#
+# Kernels of rows: `softmax` and `rms_norm` over the last dimension.
+
+
+def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """``exp(x) / sum of exp(x)`` over a dimension, as `torch.softmax`.
+
+    Args:
+        x: Of any number of dimensions.
+        dim: The last one has a kernel.
+    """
+    if dim not in (-1, x.ndim - 1):
+        return otherwise("softmax", "a dimension that is not the last", lambda: torch.softmax(x, dim))
+    return _softmax(x) if eager(x) else torch.ops.tmapipe.softmax(x)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, as `torch.nn.functional.rms_norm`.
+
+    Args:
+        x: Of any number of dimensions.
+        weight: One number a column.
+        eps: Added to the mean square.
+    """
+    return _rms_norm(x, weight, eps) if eager(x, weight) else torch.ops.tmapipe.rms_norm(x, weight, eps)
+
+
+_softmax_rows = Softmax()
+_rms_norm_rows = functools.lru_cache(maxsize=64)(RmsNorm)
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return _shape_by_rows("softmax", x, _softmax_rows, lambda: torch.softmax(x, -1))
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def run() -> torch.Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+
+    return _shape_by_rows("rms_norm", x, lambda rows: _rms_norm_rows(eps)(rows, weight), run)
+
+
+def _shape_by_rows(
+    operator: str, x: torch.Tensor, kernel: Callable[[torch.Tensor], torch.Tensor], run: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    if not x.ndim or not x.numel():
+        return run()
+    reason = where(x)
+    if reason is not None:
+        return otherwise(operator, reason, run)
+    with torch.no_grad():
+        try:
+            found: Any = kernel(x.detach().reshape(-1, x.shape[-1]))
+        except InputError as error:
+            return otherwise(operator, reason_of(error), run)
+    return found.view(x.shape)
+
+
+_softmax_op = torch.library.custom_op("tmapipe::softmax", _softmax, mutates_args=(), schema="(Tensor x) -> Tensor")
+_rms_norm_op = torch.library.custom_op(
+    "tmapipe::rms_norm", _rms_norm, mutates_args=(), schema="(Tensor x, Tensor weight, float eps) -> Tensor"
+)
+
+
+@_softmax_op.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@_rms_norm_op.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(output)
+
+
+def _softmax_gradient(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    (y,) = (each.float() for each in ctx.saved_tensors)
+    product = grad.float() * y
+    return (product - y * product.sum(-1, keepdim=True)).to(grad.dtype)
+
+
+def _keep_rms_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, ctx.eps = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _rms_norm_gradients(ctx: Any, grad: torch.Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    wide, of_y = x.float(), grad.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
+    unit, weighted = wide * scale, of_y * weight.float()
+    of_x = scale * (weighted - unit * (weighted * unit).mean(-1, keepdim=True))
+    of_weight = (of_y * unit).reshape(-1, x.shape[-1]).sum(0)
+    return of_x.to(x.dtype), of_weight.to(weight.dtype), None
+
+
+_softmax_op.register_autograd(_softmax_gradient, setup_context=_keep_softmax)
+_rms_norm_op.register_autograd(_rms_norm_gradients, setup_context=_keep_rms_norm)
+
+
+# ---- registered ------------------------------------------------------------------------------------------------------
+#
+# `register`: a schedule of one's own as an operator of torch.
+
+
+Gradients = Callable[..., Any]
+
+
+def register(schedule: Schedule, name: str, *, backward: Gradients | None = None) -> Callable[..., Any]:
+    """Makes an operator of torch of a schedule: `torch.compile` takes it whole, and it can have gradients.
+
+    It takes the schedule's inputs and tables in the order of declaration, and returns new outputs. CUDA tensors run the
+    kernel, CPU tensors the model. A schedule that is registered must not be changed.
+
+    Args:
+        schedule: Whose call is one kernel.
+        name: "namespace::operator", as torch.ops has it.
+        backward: Called with the gradients of the outputs, the inputs and the outputs, each a tuple; returns one gradient an
+            input, or None for one that has none. None: the operator has no gradients.
+
+    Raises:
+        InputError: The schedule is none or is several kernels, or the name is none or taken.
+
+    Returns:
+        The operator as a function; eager calls go straight to the kernel.
+    """
+    check_type("register(schedule)", schedule, Schedule, "make one of the class, e.g. Copy()")
+    check_one_kernel(schedule, "register")
+    space, _, operator = name.partition("::") if isinstance(name, str) else ("", "", "")
+    if not (space.isidentifier() and operator.isidentifier()):
+        raise InputError("register(name)", name, "is a namespace and a name", 'e.g. "mine::copy"')
+    if hasattr(getattr(torch.ops, space), operator):
+        raise InputError("register(name)", name, "is the name of an operator that there is", "choose another one")
+    declared = schedule.declared
+    given = (*declared.inputs, *declared.tables)
+    parameters = ", ".join(f"Tensor {each}" for each in given)
+    returned = "Tensor" if len(declared.stores) == 1 else f"({', '.join(['Tensor'] * len(declared.stores))})"
+
+    def run(*tensors: torch.Tensor) -> Any:
+        return schedule(*(each.detach() for each in tensors))
+
+    def fake(*tensors: torch.Tensor) -> Any:
+        pairs = zip(given, tensors, strict=True)
+        viewed = {each: x.mT if each in schedule.transposed and x.ndim > 1 else x for each, x in pairs}
+        found = [
+            tensors[0].new_empty(shape, dtype=dtype and getattr(torch, dtype.torch))
+            for shape, dtype in outputs_of(declared, viewed)
+        ]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    made = torch.library.custom_op(name, run, mutates_args=(), schema=f"({parameters}) -> {returned}")
+    made.register_fake(fake)
+    if backward is not None:
+        of_inputs = backward
+
+        def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            outputs = output if isinstance(output, tuple) else (output,)
+            ctx.inputs = len(inputs)
+            ctx.save_for_backward(*inputs, *outputs)
+
+        def gradients(ctx: Any, *grads: Any) -> Any:
+            saved = ctx.saved_tensors
+            return of_inputs(grads, saved[: ctx.inputs], saved[ctx.inputs :])
+
+        made.register_autograd(gradients, setup_context=keep)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        return schedule(*tensors) if eager(*tensors) else made(*tensors)
+
+    call.__name__ = call.__qualname__ = operator
+    call.__doc__ = f"{name}({parameters}) -> {returned}, by {declared.name}."
+    return call
