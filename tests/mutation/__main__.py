@@ -30,7 +30,10 @@ ROOT = Path(__file__).parents[2]
 #: What users declare, plans, what bodies hold, schedules, tile schedulers and binding.
 FILES = (
     "tmapipe/*.py",
-    *(f"tmapipe/{name}/*.py" for name in ("plan", "bind", "protocol", "tiles", "epilogue", "schedules")),
+    *(
+        f"tmapipe/{name}/*.py"
+        for name in ("base", "parts", "plan", "bind", "protocol", "tiles", "epilogue", "schedules")
+    ),
 )
 NOTICED, SURVIVES, LATE, LEFT_OUT = "noticed", "SURVIVES", "late", "left out"
 SECONDS = 900.0  # of tests for one change; then it counts as neither

@@ -24,11 +24,10 @@ from tests.oracle.bodies import body
 from tests.oracle.body_forms import SHOWN
 from tests.oracle.judged_bodies import DIFFERS, FAILS, outcome
 from tmapipe.program import trace
-from tmapipe.program import trace as replay
 
 __all__ = ["MUTANTS", "Mutant", "found_by"]
 
-assert replay and trace  # they are imported, with all that they use, before anything takes their place
+assert trace  # it is imported, with all that they use, before anything takes their place
 
 PROGRAM = Path(__file__).parents[2] / "tmapipe" / "program"
 SEED, MOST = 29_000_000, 250  #: of the first body, and how many are drawn for a mutant at most

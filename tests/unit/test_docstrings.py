@@ -16,8 +16,9 @@ AS_ANOTHER = re.compile(r"\b[Aa]s (of |in )?`|\barguments as of `", re.I)
 
 
 def exported(module):
-    """(name, object) of what a module exports, except modules."""
-    for name in getattr(module, "__all__", ()):
+    """(name, object) of what a module exports, except modules: what `__all__` names, or else what it defines."""
+    own = [name for name, made in vars(module).items() if getattr(made, "__module__", "") == module.__name__]
+    for name in getattr(module, "__all__", [name for name in own if not name.startswith("_")]):
         if not inspect.ismodule(getattr(module, name)):
             yield f"{module.__name__}.{name}", getattr(module, name)
 
