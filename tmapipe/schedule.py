@@ -191,15 +191,30 @@ class Schedule(Calls):
 
         return listing(trace(self, self.plan(dtypes, arch=arch)))
 
-    def check(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Report:
+    def check(
+        self,
+        dtypes: Mapping[str, DType | str] | None = None,
+        *,
+        arch: str | None = None,
+        seconds: float | None = None,
+    ) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.
 
         The proof is for every trip count, interleaving and CTA; a report says where, and what to change. See
-        docs/internals/checker.md. Arguments as of `plan`.
+        docs/internals/checker.md. After 5 seconds it says on a terminal what it is doing.
+
+        Args:
+            dtypes: As of `plan`.
+            arch: As of `plan`.
+            seconds: How long it may look, once the bodies are traced; None: as TMAPIPE_CHECK_SECONDS says, or else as long as
+                it needs. What is not decided by then is "not shown", with the trip counts up to which it is.
+
+        Raises:
+            InputError: `seconds` is no positive number.
         """
         from tmapipe.prove.trips import check_schedule
 
-        return check_schedule(self, dtypes, arch)
+        return check_schedule(self, dtypes, arch, seconds=seconds)
 
     @property
     def axes(self) -> dict[str, Axis]:
