@@ -11,9 +11,11 @@ import attrs
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.gpu.layouts import (
     clips,
     core_modes,
@@ -39,6 +41,12 @@ from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, compared
 # them.
 
 
+#: $1, once $2 is there: with its sign and exponent set, $2 is minus infinity or not a number, so the larger one is $1.
+LATER = (
+    "{ .reg .b32 bits; .reg .f32 least; mov.b32 bits, $2; or.b32 bits, bits, 0xff800000; mov.b32 least, bits; "
+    "max.f32 least, $1, least; mov.b32 $0, least; }"
+)
+
 #: Values per thread that an epilogue is applied to at a time: 16 columns.
 PART = 8
 
@@ -60,6 +68,14 @@ class GpuFragments(PeerFragments, Sums):
         layout = AccumulatorLayout.of(matmul)
         factors = self.convert(by.data, by.kind, matmul.b.dtype.kind)
         acc.multiply([factors[0 if by.along == "one" else layout.row_slot(i)] for i in range(layout.values)])
+
+    def accumulator_after(self, matmul: Matmul, acc: Any, values: Fragment) -> Fragment:
+        def later(x: Any) -> Float32:
+            (word,) = emit_ptx(LATER, "ff", x, acc.value(0), words=1, pure=True)
+            return Float32(llvm.bitcast(T.f32(), word.ir_value()))
+
+        data = [later(x) for x in values.data]
+        return Fragment(self, values.layout, values.along, values.kind, data)
 
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         dtype = cute_type(matmul.b.dtype)
