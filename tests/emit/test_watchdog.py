@@ -10,7 +10,7 @@ from tests import watched
 from tmapipe.errors import InputError
 from tmapipe.gpu import kernels
 from tmapipe.gpu.build import build
-from tmapipe.gpu.watched import CTAS, WORDS, rows, sites
+from tmapipe.gpu.watchdog import CTAS, WORDS, rows, sites
 from tmapipe.program.trace import trace
 
 torch = pytest.importorskip("torch")

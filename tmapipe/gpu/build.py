@@ -30,7 +30,7 @@ from tmapipe.gpu.copies import copy_tile
 from tmapipe.gpu.fragments import edge_of
 from tmapipe.gpu.isa import GpuIsa, emit
 from tmapipe.gpu.layouts import WORDS, cute_type, describe, full_shape, make_atom, to_core_first
-from tmapipe.gpu.watched import NUMBERS
+from tmapipe.gpu.watchdog import NUMBERS
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, fragments_held, trace
@@ -278,7 +278,7 @@ class Compiled:
         plan: What it was compiled from.
         code: The object file, and the function in it.
         used: What ptxas has noted, if that is known.
-        watched: Whether its waits end (`tmapipe.gpu.watched`).
+        watched: Whether its waits end (`tmapipe.gpu.watchdog`).
         ptx, cubin: Kept if the build was asked to.
     """
 

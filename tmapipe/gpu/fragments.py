@@ -344,7 +344,7 @@ class GpuWarp(Isa):
             load's tiles over the edge, by name; divisors: by name, as the host prepared them; clusters: how many were
             launched; addressed: tensors that are reached by their address, by name; scratch: counters, of a queued order, and
             memory for descriptors that the kernel makes; kept: the words that the order adds to a launch; watch: of a kernel
-            whose waits end, as `tmapipe.gpu.watched` has them.
+            whose waits end, as `tmapipe.gpu.watchdog` has them.
     """
 
     fragments: GpuFragments

@@ -21,7 +21,7 @@ from tmapipe.gpu.copies import CopyEmitters, EncodedEmitters
 from tmapipe.gpu.fragments import load_edge
 from tmapipe.gpu.layouts import L2_POLICIES, moved_extents, pieces_of
 from tmapipe.gpu.matmuls import store_words
-from tmapipe.gpu.watched import WAIT, emit_wait, sites
+from tmapipe.gpu.watchdog import WAIT, emit_wait, sites
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.plan.model import Load, Store

@@ -1,6 +1,8 @@
-"""The watchdog: a kernel whose waits end, and the error that the host raises for one of them.
+"""The watchdog: kernels whose waits end, and the error that the host raises for one of them.
 
-A call is waited for. Meanwhile, where it takes long, the host runs the check, so that its view is in the error.
+In a watched kernel each wait looks at the clock. The warp that gives up writes who it is, and what it waits for, into a row of
+the host's memory. It leaves others some time to do the same, and traps. Meanwhile the host waits for the kernel, and if that
+takes long, runs the check, so that its view is in the error.
 """
 
 from __future__ import annotations
@@ -8,27 +10,142 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
 from tmapipe.base.arithmetic import DType
 from tmapipe.errors import DeadlockError, InputError, PipelineError
-from tmapipe.gpu.watched import WORDS, Site, rows, sites
+from tmapipe.gpu.control import emit_ptx
 from tmapipe.plan.model import Plan
-from tmapipe.program.trace import ONE_AT_A_TIME, trace
+from tmapipe.plan.rings import Barrier
+from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-
+NUMBERS = 2  #: of a launch of a watched kernel: the address of the rows, and how long a wait may take (ns)
+CTAS = 64  #: that have rows of their own; a power of two
+TURNS = 4  #: innermost loops of which a row has the iteration
+WORDS = 4 + TURNS  #: of 32 bits in a row: number of the wait and 1, CTA, slot, parity, iterations
+WAIT = "mbarrier_wait"  #: the instruction that is watched
+_GRACE = 250_000_000  # ns that others have to write what they wait for
 VARIABLE = "TMAPIPE_WATCHDOG"
 MOST = 3600.0
 _SOON, _NAP = 0.01, 0.001  # seconds that the host looks without a pause, and then between looks
 _PATIENCE = 0.5  # seconds after which the host runs the check
 _REST = 0.8  # seconds that a kernel has to end in after a warp has given up: as the others write, then for the driver
+
+# {wait}: the instruction; {hint}: how long it may sleep (ns). Operands: mbarrier, parity, address of the rows, ns, slot, and
+# iterations.
+_TEXT = """{{
+.reg .pred done, again;
+.reg .b64 start, now, row;
+.reg .b32 cta, warp, place;
+{wait} done, [$0], $1{hint};
+@done bra passed_${{:uid}};
+mov.u64 start, %globaltimer;
+waits_${{:uid}}:
+{wait} done, [$0], $1{hint};
+@done bra passed_${{:uid}};
+mov.u64 now, %globaltimer;
+sub.u64 now, now, start;
+setp.lt.u64 again, now, $3;
+@again bra waits_${{:uid}};
+mov.u32 cta, %ctaid.x;
+mov.u32 warp, %tid.x;
+shr.u32 warp, warp, 5;
+and.b32 place, cta, {last_cta};
+mad.lo.u32 warp, place, {warps}, warp;
+mad.wide.u32 row, warp, {nbytes}, $2;
+st.volatile.global.b32 [row+4], cta;
+st.volatile.global.b32 [row+8], $4;
+st.volatile.global.b32 [row+12], $1;
+{turns}
+fence.acq_rel.sys;
+st.volatile.global.b32 [row], {number};
+fence.acq_rel.sys;
+mov.u64 start, %globaltimer;
+others_${{:uid}}:
+nanosleep.u32 100000;
+mov.u64 now, %globaltimer;
+sub.u64 now, now, start;
+setp.lt.u64 again, now, {grace};
+@again bra others_${{:uid}};
+trap;
+passed_${{:uid}}:
+}}"""
+
+
+@attrs.frozen
+class Site:
+    """A wait of a program.
+
+    Args:
+        node: Of the program.
+        loops: Around it, as the rows have their iterations: outer ones first, at most `TURNS`.
+    """
+
+    node: Call
+    loops: tuple[For, ...]
+
+    @property
+    def barrier(self) -> Barrier:
+        """That is waited for."""
+        found: Barrier = self.node.args[0]
+        return found
+
+
+def sites(program: Traced) -> list[Site]:
+    """The waits of a program, in its order. Programs of one identity have the same."""
+    return list(_sites(program.nodes, ()))
+
+
+def _sites(nodes: Sequence[Any], loops: tuple[For, ...]) -> Iterator[Site]:
+    for node in nodes:
+        if isinstance(node, For):
+            yield from _sites(node.body, (*loops, node))
+        elif isinstance(node, While):
+            yield from _sites(node.body, loops)
+        elif isinstance(node, If):
+            yield from _sites(node.then, loops)
+            yield from _sites(node.other, loops)
+        elif isinstance(node, Call) and node.method == WAIT:
+            yield Site(node, loops[-TURNS:])
+
+
+def rows(plan: Plan) -> int:
+    """How many rows a kernel writes into: one a warp of the first CTAs, which later ones share."""
+    return CTAS * plan.warps
+
+
+def emit_wait(isa: Any, barrier: Barrier, stage: Any, parity: Any, number: int, turns: Sequence[Any]) -> None:
+    """Emits a wait in the place of `GpuIsa.mbarrier_wait`.
+
+    Args:
+        isa: What the kernel was launched with is its `watch`: the address of the rows, and nanoseconds.
+        barrier, stage, parity: As of `Isa.mbarrier_wait`.
+        number: Of the wait, from 0.
+        turns: Iterations of the loops around it, outer ones first.
+    """
+    kept = turns[-TURNS:]
+    text = _TEXT.format(
+        wait=f"mbarrier.{'try_wait' if isa.plan.target.tma else 'test_wait'}.parity.shared.b64",
+        hint=", 10000000" if isa.plan.target.tma else "",
+        last_cta=CTAS - 1,
+        warps=isa.plan.warps,
+        nbytes=4 * WORDS,
+        number=number + 1,
+        turns="\n".join(f"st.volatile.global.b32 [row+{16 + 4 * i}], ${5 + i};" for i in range(len(kept))),
+        grace=_GRACE,
+    )
+    operands = [isa.mbarrier(barrier, stage).toint(), parity, *isa.watch, stage, *kept]
+    emit_ptx(text, "rrllr" + "r" * len(kept), *operands)
+
+
+# ---- on the host -------------------------------------------------------------------------------------------------------
 
 
 def seconds_of(schedule: Schedule) -> float | None:
@@ -83,6 +200,8 @@ class Watchdog:
     """
 
     def __init__(self, schedule: Schedule, plan: Plan, dtypes: Mapping[str, DType], seconds: float):
+        import torch
+
         self.schedule, self.plan, self.dtypes, self.seconds = schedule, plan, dtypes, seconds
         self.rows = torch.zeros((rows(plan), WORDS), dtype=torch.int32, pin_memory=True)
         self.numbers = [self.rows.data_ptr(), round(seconds * 1e9)]
@@ -90,6 +209,8 @@ class Watchdog:
     def wait(self) -> None:
         """Waits for what the current stream has. Raises `DeadlockError` if the kernel hangs; then this process can use the
         GPU no more."""
+        import torch
+
         if torch.cuda.is_current_stream_capturing():
             return  # what a graph launches is nobody's to wait for
         done, began, written, view = torch.cuda.Event(), time.monotonic(), math.inf, ""
