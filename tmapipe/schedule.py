@@ -53,6 +53,7 @@ class Schedule(Calls):
         tiles: The tile scheduler, such as ``DynamicTiles(Snake(8))``.
         arch: The target to plan for, such as "sm_90a" or "sm_80".
         checked: Whether `check` must pass before the schedule is first compiled for a launch.
+        watchdog: Seconds after which a wait on the GPU ends with a `DeadlockError` (docs/howto.md); None or 0: never.
         over: Dimensions of the grid of output tiles, such as "m n"; None: those of the first store.
         relations: A `Dim` for each dimension whose extent is fixed or follows from another one.
         transposed: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares
@@ -64,6 +65,7 @@ class Schedule(Calls):
     tiles: TileOrder = PersistentTiles()
     arch = "sm_90a"
     checked = True
+    watchdog: float | None = None
     over: str | None = None
     relations: tuple[Dim, ...] = ()
     transposed: tuple[str, ...] = ()
@@ -349,7 +351,7 @@ class Schedule(Calls):
         plan = self.plan(dtypes, arch=arch)
         with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
             from tmapipe.gpu.build import build
-        return build(self, plan, keep=True, unroll=unroll)
+        return build(self, plan, keep=True, unroll=unroll, watched=bool(self.watchdog))
 
 
 def _check_free(name: str, value: Any) -> None:
