@@ -199,6 +199,12 @@ class Search:
                 decided[condition] = self.solver.decided(replaced(condition, turns), facts)
             return decided[condition]
 
+        def assume(condition: Any) -> None:
+            if isinstance(condition, Sym) and condition not in now.facts:
+                now.facts = now.facts | {condition}
+                decided.clear()
+
+        self.shared.assume = assume
         entered: set[int] = set()  # loops of which only one thing could come; each at most once, so that this ends
         while True:
             try:
