@@ -57,9 +57,8 @@ class Shared:
         self.program, self.layout = program, Layout(program.plan)
         self.layout.syncs, self.layout.written = program.isa.syncs, _written(program.schedule.declared)
         self.emitting: Any = None
-        self.foresee: Callable[[Any, Any], None] = lambda node, op: (
-            None
-        )  # told of each operation, and of the node it is of
+        #: told of each operation, and of the node it is of
+        self.foresee: Callable[[Any, Any], None] = lambda node, op: None
         self.isas = [ProofIsa(self.layout, agent, self.emit) for agent in range(self.layout.agents)]
         self.stored = {store.argument for store in program.plan.stores}
         self.decides = Slice(program.nodes).decides
