@@ -235,7 +235,7 @@ class Watchdog:
     def view(self) -> str:
         """What the check says of the schedule."""
         try:
-            return str(self.schedule.check(self.dtypes, arch=self.plan.arch))
+            return str(self.schedule.check(self.dtypes, arch=self.plan.arch, seconds=max(1.0, self.seconds)))
         except PipelineError as error:
             return f"{type(error).__name__}: {error}"
 
