@@ -314,10 +314,10 @@ def test_sums_of_nothing_never_reach_a_kernel():
 def test_a_check_keeps_no_symbols():
     Steps().check()
     gc.collect()
-    before = len(symbols._made)
+    before = len(symbols.made)
     Steps().check()
     gc.collect()
-    assert len(symbols._made) == before
+    assert len(symbols.made) == before
 
 
 def states(schedule, monkeypatch):

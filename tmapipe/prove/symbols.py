@@ -29,7 +29,7 @@ from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, re
 LONG = 60  # parts of a number, beyond which a report does not spell it out
 LARGE = 80  # parts of a quotient or choice, beyond which it is a number of its own
 #: by operation and arguments, as long as they are used
-_made: weakref.WeakValueDictionary[Any, Sym] = weakref.WeakValueDictionary()
+made: weakref.WeakValueDictionary[Any, Sym] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
@@ -83,9 +83,9 @@ def _leaves_of(args: Any) -> frozenset[Sym]:
 def intern(op: str, *args: Any) -> Sym:
     """The number of this operation, which is one object for the same arguments."""
     key = op, *args
-    found = _made.get(key)
+    found = made.get(key)
     if found is None:
-        found = _made[key] = Sym(op, args)
+        found = made[key] = Sym(op, args)
     return leaf("large", found) if found.size > LARGE and op in ("select", "div", "min", "max") else found
 
 
