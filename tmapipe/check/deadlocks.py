@@ -9,8 +9,13 @@ from typing import Any
 import attrs
 
 from tmapipe.check.findings import Finding, Step, events_of
-from tmapipe.check.linear import LinearCheck, blamed, hazard_findings
+<<<<<<< HEAD
+from tmapipe.check.linear import LinearCheck, blamed, hazard_findings, look
 from tmapipe.check.trip_counts import RingUse, cause_findings
+=======
+from tmapipe.check.linear import LinearCheck, blamed, hazard_findings
+from tmapipe.check.ring_uses import RingUse, cause_findings
+>>>>>>> rooms3
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
 from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
 from tmapipe.isa.effects import Kind as OperandKind
@@ -358,7 +363,7 @@ def check_operations(
     through_async: Container[str] = (),
 ) -> tuple[list[Finding], int]:
     """(findings, transitions) for operations: one list per warp of the cluster, `Exit` last.
-    through_async: names of what TMA or wgmma access in other runs."""
+    through_async: names of what TMA or wgmma access in other runs"""
     check = LinearCheck(layout, shapes or {})
     error: PipelineError | None = None
     try:
@@ -377,7 +382,7 @@ def check_operations(
 
 def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck) -> None:
     """Executes these operations until all warps are through and nothing is in flight."""
-    Scheduler(state, programs, "fair", watchers=(check.watch,), max_steps=MAX_STEPS).run()
+    Scheduler(state, programs, "fair", watchers=(check.watch, look), max_steps=MAX_STEPS).run()
 
 
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from tmapipe.check.findings import FindingLog
-from tmapipe.check.linear import LinearCheck
+from tmapipe.check.linear import OF_PROOF, LinearCheck, OutOfTime, doing
 from tmapipe.errors import HazardError, PipelineError
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import State
@@ -38,7 +38,8 @@ class Proof:
     """What was found.
 
     closed: whether all runs are safe; states: how many are in the set; events: transitions executed; why: if not closed, what
-    is in the way; free: values that were taken to be anything; facts: what is decided where it stopped.
+    is in the way; free: values that were taken to be anything; facts: what is decided where it stopped; unfinished: whether
+    the time was over.
     """
 
     closed: bool
@@ -47,6 +48,7 @@ class Proof:
     why: str = ""
     free: tuple[str, ...] = ()
     facts: frozenset[Sym] = frozenset()
+    unfinished: bool = False
 
 
 def prove(program: Any) -> Proof:
@@ -54,12 +56,13 @@ def prove(program: Any) -> Proof:
     teams = any(role.teams > 1 for role in program.plan.roles)
     search = Search(program, not teams)
     error = search.error()
-    if error is not None and search.joined:
+    if error is not None and search.joined and not isinstance(error, OutOfTime):
         search = Search(program, not teams, joining=False)
         error = search.error()
     why = "" if error is None else str(error).split("\n")[0]
     facts = frozenset() if error is None else search.facts()
-    return Proof(error is None, search.count, search.log.order, why, tuple(sorted(search.loops.free)), facts)
+    free, late = tuple(sorted(search.loops.free)), isinstance(error, OutOfTime)
+    return Proof(error is None, search.count, search.log.order, why, free, facts, late)
 
 
 class Search:
@@ -90,10 +93,14 @@ class Search:
     def error(self) -> Exception | None:
         """Why it does not close, or None."""
         try:
-            self.run()
-        except (Stopped, Open, HazardError) as error:
+            with doing(self._so_far, OF_PROOF):
+                self.run()
+        except (Stopped, Open, HazardError, OutOfTime) as error:
             return error
         return None
+
+    def _so_far(self) -> str:
+        return f"{self.count} states between iterations so far, {self.log.order} operations"
 
     def run(self) -> None:
         while True:
@@ -191,6 +198,12 @@ class Search:
                 decided[condition] = self.solver.decided(replaced(condition, turns), facts)
             return decided[condition]
 
+        def assume(condition: Any) -> None:
+            if isinstance(condition, Sym) and condition not in now.facts:
+                now.facts = now.facts | {condition}
+                decided.clear()
+
+        self.shared.assume = assume
         entered: set[int] = set()  # loops of which only one thing could come; each at most once, so that this ends
         while True:
             try:

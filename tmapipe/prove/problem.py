@@ -11,7 +11,7 @@ import attrs
 
 from tmapipe.check.deadlocks import check_operations, refused
 from tmapipe.check.findings import Finding
-from tmapipe.check.linear import LinearCheck
+from tmapipe.check.linear import LinearCheck, look
 from tmapipe.errors import PipelineError
 from tmapipe.isa.effects import Access, Proxy, Start, declared, proxy_of
 from tmapipe.model.layout import Layout, Shapes, locate
@@ -196,6 +196,7 @@ def operations_of(
     def take(op: Any) -> None:
         nonlocal count
         count += 1
+        look()
         if count > most:
             raise TooLarge(locate())
         own.append(op._replace(where=locate()) if located else op)

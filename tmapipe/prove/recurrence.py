@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.check.findings import Step
-from tmapipe.check.linear import LinearCheck
+from tmapipe.check.linear import LinearCheck, look_now
 from tmapipe.check.phases import Known
 from tmapipe.isa.effects import ArriveAt, declared
 from tmapipe.isa.ops import Flight
@@ -352,8 +352,10 @@ class Driver:
                 at[key] = (stage - skipped.get(key[::2], 0)) % around if skipped else stage
             if woken or started:
                 self._go_on()
-            if log.order > self.limit:
-                raise TooMany
+            if not log.order & 63:
+                look_now()
+                if log.order > self.limit:
+                    raise TooMany
 
     def _move_all(self) -> None:
         """One step of every engine that can take one now."""

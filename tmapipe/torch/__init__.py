@@ -4,6 +4,10 @@ They are `torch.library` operators: they have gradients, and `torch.compile` tak
 computed by torch itself; `fallbacks` counts such calls with their reasons, and within `kernels_only` they are errors.
 """
 
-from tmapipe.torch.operators import fallbacks, gemm, kernels_only, linear, register, rms_norm, softmax
+from tmapipe.errors import needed
 
 __all__ = ["fallbacks", "gemm", "kernels_only", "linear", "register", "rms_norm", "softmax"]
+
+
+with needed("torch", "torch", "for its operators"):
+    from tmapipe.torch.operators import fallbacks, gemm, kernels_only, linear, register, rms_norm, softmax
