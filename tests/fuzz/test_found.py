@@ -118,6 +118,7 @@ ARGUMENTS = [
     ("Attention", "scale"), ("Attention", "score"), ("Attention", "tiles"), ("Attention", "tile"), ("SoftmaxRows", "form"),
     ("ElementwiseTiles", "inputs"), ("ElementwiseTiles", "tile"), ("ElementwiseRows", "kinds"), ("candidates", "problem"),
     ("candidates", "device"), ("estimate", "candidate"), ("estimate", "fused"), ("torch.linear", "weight"),
+    ("TransposeTiles", "dims"), ("TransposeTiles", "tile"), ("TransposeTiles", "vector"), ("RotaryTiles", "pairs"),
     ("torch.gemm", "a"), ("torch.softmax", "dim"), ("torch.rms_norm", "eps"),
 ]  # fmt: skip
 
