@@ -6,6 +6,7 @@ import pytest
 
 import tmapipe as tp
 from tests.oracle.registry import REGISTRY
+from tests.sweeps import ALL
 from tmapipe.check import Kind
 
 
@@ -67,7 +68,9 @@ def test_other_shifts_are_not(broken):
     assert Kind.OUTPUT_RACE in report.kinds() or any("stored once" in said for said in report.outputs), str(report)
 
 
-@pytest.mark.parametrize("name", ["Copy, by threads", "Softmax, rows that begin anywhere", "Softmax, rows over CTAs"])
+@pytest.mark.parametrize(
+    "name", ["Copy, by threads", *ALL * ["Softmax, rows that begin anywhere", "Softmax, rows over CTAs"]]
+)
 def test_rows_that_begin_anywhere_are_shown_apart(name):
     (make,) = (each.make for each in REGISTRY if each.name == name)
     report = make().check()
