@@ -22,6 +22,7 @@ S = tp.schedules
 ROWS = np.random.default_rng(0).standard_normal((4, 96)).astype(np.float32)
 WEIGHT, NUMBERS, TARGET = np.ones(96, np.float32), np.ones(4, np.float32), np.arange(4)
 EXP = np.exp(ROWS)
+COS = np.ones((4, 32), np.float32)
 SHARED = tp.SharedStage(tile=(64, 64), ring=RING, writer=LOAD, dtype="bf16")
 
 
@@ -67,9 +68,12 @@ def _exported(kernels: Any, **options: Any) -> None:
 CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     **{name: (getattr(S, name), {}) for name in (
         "Attention", "CrossEntropy", "CrossEntropyBackward", "Cumsum", "LayerNorm", "LayerNormBackward", "LogSoftmax",
-        "LogSoftmaxBackward", "Reduce", "RmsNorm", "RmsNormBackward", "Softmax", "SoftmaxBackward",
+        "LogSoftmaxBackward", "Reduce", "RmsNorm", "RmsNormBackward", "Rotary", "RotaryTiles", "Softmax",
+        "SoftmaxBackward", "Transpose", "TransposeTiles",
     )},
     "Attention()": (_attended, {}),
+    "Transpose()": (_of(S.Transpose, ROWS.T), {"x": ROWS}),
+    "Rotary()": (_of(S.Rotary), {"x": np.ones((1, 4, 2, 64), np.float32), "cos": COS[:, None], "sin": COS[:, None]}),
     "Cumsum()": (_of(S.Cumsum, ROWS.cumsum(1)), {"x": ROWS}),
     "Softmax()": (_of(S.Softmax, _softmaxed(ROWS)), {"x": ROWS}),
     "LogSoftmax()": (_of(S.LogSoftmax, np.log(_softmaxed(ROWS))), {"x": ROWS}),
@@ -99,6 +103,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "ReducedStage": (tp.ReducedStage, {"source": A, "into": SHARED, "sender": LOAD}),
     "autotune": (_tuned, {"space": {"rows": (4,)}}),
     "export": (_exported, {"kernels": {"copy": (S.CopyRows(row_form(96, 4)), ROWS)}}),
+    "import_tuned": (tuning.import_tuned, {"path": "no_such_file.json"}),
     "load": (tp.load, {"path": "no_such_bundle.so"}),
     "candidates": (lambda **of: list(tuning.candidates(**of)), {
         "problem": tuning.Problem(64, 64, 64), "device": tuning.Device("X", 4, ((1, 4), (2, 2)))
@@ -115,7 +120,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
         f"math.{name}": (getattr(tp.math, name), dict.fromkeys(inspect.signature(getattr(tp.math, name)).parameters, ROWS))
         for name in (
             "abs", "column_max", "column_min", "column_sum", "erf", "exp2", "floor", "log", "minimum", "relu", "row_cumsum",
-            "row_logsumexp", "row_max", "row_min", "sigmoid", "silu", "sqrt", "swap_pairs",
+            "row_logsumexp", "row_max", "row_min", "sigmoid", "silu", "sqrt", "swap_pairs", "join_pairs", "split_pairs",
         )
     },
 }  # fmt: skip
@@ -135,11 +140,13 @@ FURTHER = {
         (name for name in CALLABLES if name.endswith("Rows") and "Elementwise" not in name), ("form", "stored")
     ),
     "export": ("kernels", "arch"),
+    "Transpose()": ("x", "out"),
+    "Rotary()": ("x", "cos", "sin", "out"),
     "autotune": ("space", "key", "most", "jobs", "progress"),
     "candidates": ("problem", "device"),
 }
 #: Of the public names, those that are no callables to draw: errors, types of results, and what changes the process.
 LEFT_OUT = {
     "DType", "Schedule", "NotSafe", "Operands", "columns_of", "AutoTuned", "Choice", "Tuned", "register", "fallbacks",
-    "kernels_only",
+    "kernels_only", "export_tuned", "in_shares",
 }  # fmt: skip

@@ -85,7 +85,9 @@ def test_an_error_inside_the_library_keeps_its_traceback(monkeypatch):
     assert traceback.extract_tb(info.value.__traceback__)[-1].name == "broken"
 
 
-def test_a_role_that_never_stops_producing():
+def test_a_role_that_never_stops_producing(monkeypatch):
+    monkeypatch.setattr("tmapipe.program.control.MOST_ACTING", 20)
+
     def produces(k, tile):
         while True:
             with k.ring.consume() as slot:
@@ -118,6 +120,7 @@ ARGUMENTS = [
     ("Attention", "scale"), ("Attention", "score"), ("Attention", "tiles"), ("Attention", "tile"), ("SoftmaxRows", "form"),
     ("ElementwiseTiles", "inputs"), ("ElementwiseTiles", "tile"), ("ElementwiseRows", "kinds"), ("candidates", "problem"),
     ("candidates", "device"), ("estimate", "candidate"), ("estimate", "fused"), ("torch.linear", "weight"),
+    ("TransposeTiles", "dims"), ("TransposeTiles", "tile"), ("TransposeTiles", "vector"), ("RotaryTiles", "pairs"),
     ("torch.gemm", "a"), ("torch.softmax", "dim"), ("torch.rms_norm", "eps"),
 ]  # fmt: skip
 

@@ -25,6 +25,7 @@ from tmapipe.program.refuse import SymbolicRange
 
 
 MOST_TURNS = 5_000_000  #: of a `while` loop that Python decides
+MOST_ACTING = 500  #: of one that does something in each iteration, all of which are traced
 
 
 def pure(nodes: list[Any]) -> bool:
@@ -130,10 +131,9 @@ class WhileLoop:
                 break
             if not self.test or any(each is True for each in exits):
                 return
-            if turn >= MOST_TURNS:
-                error = PipelineError(
-                    f"stopped after {MOST_TURNS} iterations of a loop, at {locate()}. Fix: let it end."
-                )
+            most = MOST_ACTING if acts else MOST_TURNS
+            if turn >= most:
+                error = PipelineError(f"stopped after {most} iterations of a loop, at {locate()}. Fix: let it end.")
                 error.where = locate()
                 raise error
         known = not symbolic(self.test)  # then an exit is not

@@ -87,10 +87,12 @@ class Shown(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Along one dimension, starts are multiples of a coordinate, `stride` elements apart; without one, constants."""
+    """Along one dimension, starts are multiples of a coordinate, `stride` elements apart; without one, constants. shift: what
+    moves all of them alike."""
 
     key: Sym | None
     stride: int
+    shift: frozenset[tuple[Sym, int]] = frozenset()
 
 
 def stored_at(output: Output, visit: Visit) -> list[list[Move]]:
@@ -181,15 +183,23 @@ def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tupl
     moves = [move for own in stored for move in own]
     if any(move.sometimes for move in moves):
         return (), Shown(*["the iterations of a loop store in different ways"] * 2)
-    axes, lows = [], []
+    axes, lows, shifted = [], [], ""
+    pinned = {axis.key for i in range(len(store.dims)) if (axis := _pins(store, moves, i, grid)) is not None}
     for i, dim in enumerate(store.dims):
         starts = [parts(move.at[i]) for move in moves]
+        shift: frozenset[tuple[Sym, int]] = frozenset()
+        by = dict.fromkeys(term for term in starts[0][1] if term.leaves <= pinned and term not in pinned)
+        by |= dict.fromkeys(term for term in starts[0][1] if by and term in pinned)
+        if by and not output.loads and all(terms.get(term) == starts[0][1][term] for _, terms in starts for term in by):
+            shifted = f"along {dim} it starts at {text(moves[0].at[i])}"
+            shift = frozenset((term, starts[0][1][term]) for term in by)
+            starts = [(const, {x: n for x, n in terms.items() if x not in by}) for const, terms in starts]
         forms = {frozenset(terms.items()) for _, terms in starts}
         axis = _axis(dict(next(iter(forms))), grid) if len(forms) == 1 else None
         if axis is None:
             how = " or ".join(dict.fromkeys(text(move.at[i]) for move in moves[:2]))
             return (), Shown(*[f"along {dim} it starts at {how}, which is not a multiple of one coordinate"] * 2)
-        axes.append(axis)
+        axes.append(axis._replace(shift=shift))
         lows.append([const for const, _ in starts])
     loops = {move.loops for move in moves}
     if len(loops) > 1:
@@ -206,7 +216,18 @@ def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tupl
     pairs = _overlapping(low, high)
     if any(not same_pieces(output, stored, i, j) for i, j in pairs):
         return (), Shown(*["one tile stores the same place twice"] * 2)
-    return tuple(axes), Shown("", _fills(output, grid, axes, dict(around), (low, high), pairs))
+    return tuple(axes), Shown("", shifted or _fills(output, grid, axes, dict(around), (low, high), pairs))
+
+
+def _pins(store: Store, moves: list[Move], i: int, grid: Grid) -> Axis | None:
+    """How a tile starts along a dimension, if tiles that have an element in common there have one coordinate. What else such a
+    coordinate moves, it moves alike for both."""
+    starts = [parts(move.at[i]) for move in moves]
+    axis = _axis(starts[0][1], grid) if all(terms == starts[0][1] for _, terms in starts) else None
+    consts = [const for const, _ in starts]
+    if axis is None or axis.key is None or max(consts) + store.part[i] - min(consts) > axis.stride:
+        return None
+    return axis
 
 
 def _axis(terms: Mapping[Sym, int], grid: Grid) -> Axis | None:

@@ -282,6 +282,8 @@ def text(value: Any) -> str:
     if value.op == "leaf":
         if a[0] == "tile":
             return f"tile.{a[1]}"
+        if a[0] == "index":
+            return "a turn"
         return str(a[-1]) if len(a) == 2 else f"{a[0]}({', '.join(map(text, a[1:]))})"
     if value.op == "sum":
         terms = [(n, text(t) if abs(n) == 1 else f"{abs(n)} * {text(t)}") for t, n in a[1]] + [(a[0], str(abs(a[0])))]

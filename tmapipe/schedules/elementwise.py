@@ -191,6 +191,8 @@ class ElementwiseTiles(Schedule):
             raise InputError("ElementwiseTiles(inputs)", inputs, rule, 'e.g. (("m n", 2),)')
         if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(is_count, tile)):
             raise InputError("ElementwiseTiles(tile)", tile, "is (rows, columns)", "e.g. (2, 2048)")
+        if not isinstance(dims, str) or len(dims.split()) < 2:
+            raise InputError("ElementwiseTiles(dims)", dims, "names two dimensions or more", 'e.g. "m n"')
         for name, value in (("ctas", ctas), ("each", each)):
             if value is not None and not is_count(value):
                 raise InputError(f"ElementwiseTiles({name})", value, "is a positive number", "leave it out")

@@ -16,7 +16,7 @@ from tmapipe import math
 from tmapipe.base.arithmetic import Dim, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_kind
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, check_bool
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.copy import Copy
@@ -71,6 +71,8 @@ class RotaryTiles(ElementwiseTiles):
         inverse: bool = False,
         each: int | None = None,
     ):
+        check_bool("RotaryTiles(pairs)", pairs)
+        check_bool("RotaryTiles(inverse)", inverse)
         self.pairs, rotate = pairs, _rotated_back if inverse else _rotated
         if not pairs:
             super().__init__(rotate, inputs, dims, tile, vector, each=each, outputs=2)

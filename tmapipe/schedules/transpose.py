@@ -16,7 +16,7 @@ from tmapipe.base.arithmetic import as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_kind, check_memory
 from tmapipe.bind.tensors import new_like
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
@@ -58,6 +58,16 @@ class TransposeTiles(Schedule):
         vector: int = ALIGNMENT,
         ctas: int | None = None,
     ):
+        if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(is_count, tile)) or tile[1] % 64:
+            raise InputError(
+                "TransposeTiles(tile)", tile, "is (rows, columns), columns in units of 64", "e.g. (64, 128)"
+            )
+        if not isinstance(dims, str) or dims.split()[-2:] != ["m", "n"]:
+            raise InputError("TransposeTiles(dims)", dims, 'names dimensions, "m n" last', 'e.g. "m n"')
+        if not isinstance(vector, int) or vector not in (2, 4, 8, ALIGNMENT):
+            raise InputError("TransposeTiles(vector)", vector, "is 2, 4, 8 or 16 bytes", "use 16")
+        if ctas is not None and not is_count(ctas):
+            raise InputError("TransposeTiles(ctas)", ctas, "is a positive number", "leave it out")
         rows, columns = tile
         result = f"{dims[:-3]}n m"
         self.over, self.vector, self.width = result, vector, max(1, vector // as_dtype(dtype).bytes)
