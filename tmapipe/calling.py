@@ -132,33 +132,7 @@ class Calls:
             raise InputError("path", path, "is the path of a library to be written", 'e.g. "gemm.so"')
         check_one_kernel(_schedule(self), "export")
         name = Path(path).stem if name is None else name
-        return export_all(path, {name: exported(self, tensors, {} if dtypes is None else dtypes)}, arch)
-
-
-def export(path: str | os.PathLike[str], kernels: Mapping[str, tuple[Any, ...]], *, arch: str | None = None) -> Path:
-    """Writes kernels to one library, as `Schedule.export` does one.
-
-    Args:
-        path: Of the library, with the ending .so.
-        kernels: By the names of their functions, a schedule and its tensors each: ``{"gemm": (schedule, a, b)}``.
-        arch: The target; by default that of the schedules.
-
-    Raises:
-        InputError, UnsafeError, MissingPackageError: As of `Schedule.export`.
-
-    Returns:
-        The header's path.
-    """
-    if not isinstance(kernels, Mapping) or not kernels:
-        raise InputError(
-            "kernels", kernels, "is a dictionary of a schedule and its tensors each", 'e.g. {"gemm": (gemm, a, b)}'
-        )
-    for name, given in kernels.items():
-        if not isinstance(given, tuple) or not given or not isinstance(given[0], Calls):
-            raise InputError(
-                f"kernels[{name!r}]", given, "is a tuple of a schedule and its tensors", "e.g. (gemm, a, b)"
-            )
-    return export_all(path, {name: exported(given[0], given[1:], {}) for name, given in kernels.items()}, arch)
+        return _export_all(path, {name: _exported(self, tensors, {} if dtypes is None else dtypes)}, arch)
 
 
 def _schedule(calls: Calls) -> Schedule:
@@ -337,10 +311,39 @@ def _launcher(schedule: Schedule, bound: Bound) -> Launcher:
     return launcher
 
 
-# ---- ahead of time ----------------------------------------------------------------------------------------------------
+# ---- exporting -------------------------------------------------------------------------------------------------------
+#
+# Ahead of time: from a schedule and tensors, of which some are extents, to a library of compiled kernels.
 
 
-def exported(schedule: Any, tensors: tuple[Any, ...], dtypes: Mapping[str, DType | str]) -> Exported:
+def export(path: str | os.PathLike[str], kernels: Mapping[str, tuple[Any, ...]], *, arch: str | None = None) -> Path:
+    """Writes kernels to one library, as `Schedule.export` does one.
+
+    Args:
+        path: Of the library, with the ending .so.
+        kernels: By the names of their functions, a schedule and its tensors each: ``{"gemm": (schedule, a, b)}``.
+        arch: The target; by default that of the schedules.
+
+    Raises:
+        InputError, UnsafeError, MissingPackageError: As of `Schedule.export`.
+
+    Returns:
+        The header's path.
+    """
+    if not isinstance(kernels, Mapping) or not kernels:
+        raise InputError(
+            "kernels", kernels, "is a dictionary of a schedule and its tensors each", 'e.g. {"gemm": (gemm, a, b)}'
+        )
+    for name, given in kernels.items():
+        if not isinstance(given, tuple) or not given or not isinstance(given[0], Calls):
+            raise InputError(
+                f"kernels[{name!r}]", given, "is a tuple of a schedule and its tensors", "e.g. (gemm, a, b)"
+            )
+        check_one_kernel(_schedule(given[0]), "export")
+    return _export_all(path, {name: _exported(given[0], given[1:], {}) for name, given in kernels.items()}, arch)
+
+
+def _exported(schedule: Any, tensors: tuple[Any, ...], dtypes: Mapping[str, DType | str]) -> Exported:
     """The kernel for tensors of which some are extents."""
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.exporting import Exported
@@ -375,7 +378,7 @@ def _example(schedule: Any, name: str, tensor: Any, dtypes: Mapping[str, DType])
     return np.empty(tuple(tensor), as_dtype(dtype).in_memory.numpy)
 
 
-def export_all(path: str | os.PathLike[str], kernels: Mapping[str, Exported], arch: str | None) -> Path:
+def _export_all(path: str | os.PathLike[str], kernels: Mapping[str, Exported], arch: str | None) -> Path:
     if not isinstance(path, (str, os.PathLike)) or Path(path).suffix != ".so":
         raise InputError("path", path, "is the path of a library, which ends with .so", 'e.g. "gemm.so"')
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):

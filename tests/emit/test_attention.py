@@ -11,7 +11,10 @@ from tmapipe.gpu.build import build
 from tmapipe.schedules import Attention
 
 #: (options, loops over blocks of keys that come after the first block)
-FORMS = [({"causal": "end", "lse": True}, 2), *ALL * [({}, 1), ({"d": 64}, 1), ({"tile": (128, 1, 176)}, 1)]]
+FORMS = [
+    ({"causal": "end", "lse": True}, 2),
+    *ALL * [({}, 1), ({"d": 64}, 1), ({"tile": (128, 1, 176)}, 1), ({"d": 256}, 1)],
+]
 
 
 @pytest.mark.parametrize("form, loops", FORMS)
@@ -20,6 +23,8 @@ def test_nothing_in_local_memory_and_turns_by_named_barriers(form, loops):
     plan = schedule.plan()
     compiled = build(schedule, plan, keep=True, unroll=False)
     assert compiled.resources.spill_bytes == 0 and ".local" not in compiled.ptx
+    # Of a free block some powers come after the product before: both rows' subtrahends are tied to its sums.
+    assert compiled.ptx.count("0xff800000") == (0 if schedule.scales_late else 2 * loops)
     turns = next(each for each in plan.named_barriers if each.name == "order.turn")
     (work,) = (role for role in plan.roles if role.name == "work")
     ptx, count = Ptx(compiled.ptx, plan), turns.instances

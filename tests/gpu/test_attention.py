@@ -20,6 +20,20 @@ FORMS = [
 ]
 
 
+@pytest.mark.parametrize("causal", [None, "end"])
+@pytest.mark.parametrize("d, width", [(96, 96), (192, 128), (192, 192), (256, 256), (64, 256)])
+def test_heads_of_other_widths(d, width, causal):
+    source = torch.Generator().manual_seed(d + width)
+    q = torch.randn(2, 500, 4, d, generator=source).bfloat16().transpose(1, 2)
+    k, v = (torch.randn(2, 2, 700, each, generator=source).bfloat16() for each in (d, width))
+    given = [x.cuda() for x in (q, k, v)]
+    o, lse = Attention.of(*given, causal=causal, lse=True)(*given)
+    wanted, of_powers = expected(q, k, v, causal)
+    error = (o.cpu().double() - wanted).norm() / wanted.norm()
+    assert error < 5e-3, error
+    torch.testing.assert_close(lse.cpu().double(), of_powers, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form, shape", FORMS)
 @pytest.mark.parametrize("d", [64, 128])

@@ -80,6 +80,17 @@ def test_scores():
     )
 
 
+@pytest.mark.parametrize("d, width", sample([(192, 128), (256, 256), (64, 128), (80, 64), (192, 192)], 2))
+def test_wide_heads_and_values_of_another_width(d, width):
+    q, k, _ = problem(2, 1, 70, 130, d)
+    v = torch.randn(1, 1, 130, width).bfloat16()
+    attention = Attention.of(q, k, v, causal="end", lse=True)
+    assert (attention.d, attention.width) == (d, width)
+    found, _ = attention(q, k, v)
+    assert found.stride()[1:] == (width, 2 * width, 1)
+    torch.testing.assert_close(found.double(), expected(q, k, v, "end")[0], atol=1e-2, rtol=1e-2)
+
+
 def test_fp16_and_a_scale():
     q, k, v = problem(1, 1, 80, 90, 64, torch.float16)
     found = Attention(64, scale=1.0)(q / 8, k, v)
@@ -90,7 +101,8 @@ def test_fp16_and_a_scale():
     "options, said",
     [
         ({"d": 100}, "Attention(d) = 100"),
-        ({"d": 192}, "Attention(d) = 192"),
+        ({"d": 272}, "Attention(d) = 272"),
+        ({"values": 0}, "Attention(values) = 0"),
         ({"causal": True}, "Attention(causal) = True"),
         ({"window": 5}, "Attention(window) = 5"),
         ({"causal": "end", "window": 0}, "Attention(window) = 0"),
@@ -126,6 +138,11 @@ def test_of_tensors():
     assert schedule(8, 8, 5000, 16384).keys_a_block == 176
     assert schedule(8, 8, 5000, 16384, causal="end").keys_a_block == 128
     assert schedule(8, 8, 300, 300, 64).queries_a_tile == 192
+    assert schedule(8, 8, 300, 300, 64, causal="end").queries_a_tile == 128
+    bands = [
+        schedule(8, 8, m, m, d, causal="end").tiles.raster.rows for d in (64, 128) for m in (1000, 5000, 10000, 70000)
+    ]
+    assert bands == [32, 16, 16, 16, 32, 8, 4, 1]
     q, k, v = problem(8, 1, 3, 200, 64)
     torch.testing.assert_close(Attention.of(q, k)(q, k, v).double(), expected(q, k, v)[0], atol=1e-2, rtol=1e-2)
 
@@ -177,6 +194,19 @@ def test_parts_are_of_no_elements(wrong, said):
 
     with pytest.raises(tp.ScopeError, match=said):
         Wrong()(torch.randn(8, 128))
+
+
+def test_what_comes_after_a_product_waits_for_it():
+    class Wrong(Attention):
+        def _block(self, k, tile, out, own, state, at, mask):
+            with k.keys.consume() as slot:
+                k.qk.start(own.q, slot.k).wait()
+            with k.values.consume() as slot:
+                out.start(state[0], slot.v)
+                out.after(state[2])
+
+    with pytest.raises(tp.ScopeError, match="before a matmul started on it was awaited"):
+        Wrong(64)(*problem(1, 1, 10, 300, 64))
 
 
 def test_operands_take_no_arithmetic():

@@ -78,7 +78,7 @@ def run_claimed(schedule, arrays, claimed):
 
 
 @settings(max_examples=examples(40))
-@given(m=st.integers(1, 4), n=st.integers(1, 4), stages=st.integers(1, 3), kind=st.sampled_from([S.Gemm, S.PingPong]),
+@given(m=st.integers(1, 4), n=st.integers(1, 4), stages=st.integers(0, 3), kind=st.sampled_from([S.Gemm, S.PingPong]),
        data=st.data())  # fmt: skip
 def test_any_assignment(m, n, stages, kind, data):
     """Whoever comes first."""
@@ -152,6 +152,18 @@ def test_any_position(m, n, sizes, kind, data):
     assert sorted(claimed) == list(range(clusters)) and not any(counters)
 
 
+@pytest.mark.parametrize("stages, late", [(0, True), (1, False)])
+def test_when_the_next_tile_is_taken(stages, late):
+    """With no tile fetched ahead, when all loads of a tile have been started; else at its beginning."""
+    lines = small((1, 1), tp.DynamicTiles(stages=stages)).program().splitlines()
+    first = next(i for i, line in enumerate(lines) if "role load" in line)
+    turn = next(i for i in range(first, len(lines)) if "while " in lines[i])
+    loads = next(i for i in range(turn, len(lines)) if "starts the TMA load" in lines[i])
+    released = next(i for i in range(turn, len(lines)) if "arrives at tiles.free" in lines[i])
+    before = [i for i in range(first, turn) if "arrives at tiles.free" in lines[i]]
+    assert released > loads and bool(before) != late
+
+
 def test_a_batch_of_four_dimensions():
     """More coordinates than one st.async of four words holds."""
 
@@ -178,8 +190,8 @@ def test_a_batch_of_four_dimensions():
 
 
 def test_refused():
-    for stages in (0, 1.5, None):
-        refused(tp.DynamicTiles, stages=stages, argument="DynamicTiles(stages)", value=stages, rule="positive number")
+    for stages in (-1, 0.0, 1.5, False, None):
+        refused(tp.DynamicTiles, stages=stages, argument="DynamicTiles(stages)", value=stages, rule="number of tiles")
 
     class Taken(tp.Schedule):
         load, scheduler = tp.Role(warps=1), tp.Role(warps=1)

@@ -295,6 +295,9 @@ class RecordingIsa:
     def accumulator_scale(self, matmul: Matmul, acc: str, by: Any) -> None:
         self._note("scale", matmul.name)
 
+    def accumulator_after(self, matmul: Matmul, acc: str, values: Any) -> Any:
+        return values
+
     def packed(self, matmul: Matmul, values: Any) -> tuple[Any, ...]:
         return ()
 

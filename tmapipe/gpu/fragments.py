@@ -11,9 +11,11 @@ import attrs
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.gpu.layouts import (
     clips,
     core_modes,
@@ -39,6 +41,12 @@ from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, compared
 # them.
 
 
+#: $1, once $2 is there: with its sign and exponent set, $2 is minus infinity or not a number, so the larger one is $1.
+LATER = (
+    "{ .reg .b32 bits; .reg .f32 least; mov.b32 bits, $2; or.b32 bits, bits, 0xff800000; mov.b32 least, bits; "
+    "max.f32 least, $1, least; mov.b32 $0, least; }"
+)
+
 #: Values per thread that an epilogue is applied to at a time: 16 columns.
 PART = 8
 
@@ -60,6 +68,14 @@ class GpuFragments(PeerFragments, Sums):
         layout = AccumulatorLayout.of(matmul)
         factors = self.convert(by.data, by.kind, matmul.b.dtype.kind)
         acc.multiply([factors[0 if by.along == "one" else layout.row_slot(i)] for i in range(layout.values)])
+
+    def accumulator_after(self, matmul: Matmul, acc: Any, values: Fragment) -> Fragment:
+        def later(x: Any) -> Float32:
+            (word,) = emit_ptx(LATER, "ff", x, acc.value(0), words=1, pure=True)
+            return Float32(llvm.bitcast(T.f32(), word.ir_value()))
+
+        data = [later(x) for x in values.data]
+        return Fragment(self, values.layout, values.along, values.kind, data)
 
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         dtype = cute_type(matmul.b.dtype)
@@ -343,13 +359,15 @@ class GpuWarp(Isa):
         given: What the kernel was launched with. atoms: (TMA atom, coordinate tensor) of each load and store, and of each
             load's tiles over the edge, by name; divisors: by name, as the host prepared them; clusters: how many were
             launched; addressed: tensors that are reached by their address, by name; scratch: counters, of a queued order, and
-            memory for descriptors that the kernel makes; kept: the words that the order adds to a launch.
+            memory for descriptors that the kernel makes; kept: the words that the order adds to a launch; watch: of a kernel
+            whose waits end, as `tmapipe.gpu.watchdog` has them.
     """
 
     fragments: GpuFragments
 
     def __init__(self, plan: Plan, given: Any):
         self.plan, self.clusters, self.kept, self.scratch = plan, given.clusters, given.kept, given.scratch
+        self.watch = getattr(given, "watch", None)
         self.atoms, self.host_divisors, self.addressed = vars(given.atoms), vars(given.divisors), vars(given.addressed)
         self.syncs = Syncs(plan)
         self.thread, _, _ = cute.arch.thread_idx()

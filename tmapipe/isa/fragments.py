@@ -52,14 +52,16 @@ class Fragments(Scans):
         raise NotImplementedError
 
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
-        """Adds what wgmma has summed since the last time to other sums in fp32. The next wgmma starts from zero.
-
-        All wgmma groups must be complete.
-        """
+        """Adds what wgmma has summed since the last time to other sums in fp32. The next wgmma starts from zero. All wgmma
+        groups must be complete."""
         raise NotImplementedError
 
     def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
         """Multiplies *acc* by one number a row, or one for all. All wgmma groups that write it must be complete."""
+        raise NotImplementedError
+
+    def accumulator_after(self, matmul: Matmul, acc: Any, values: Fragment) -> Fragment:
+        """*values*, for what is not to be computed before *acc* can be read, which it can here."""
         raise NotImplementedError
 
     def packed(self, matmul: Matmul, values: Fragment) -> Any:

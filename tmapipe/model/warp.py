@@ -51,6 +51,10 @@ class MachineFragments(Reductions):
             with np.errstate(all="ignore"):
                 acc.values *= factors
 
+    def accumulator_after(self, matmul: Matmul, acc: Any, values: Fragment) -> Fragment:
+        self.isa.emit(ops.AccumulatorRead(matmul.name))
+        return values
+
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         data = values.data
         return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)

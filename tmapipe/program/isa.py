@@ -75,6 +75,10 @@ class TracingFragments(Fragments):
     def accumulator_scale(self, matmul: Any, acc: Any, by: Fragment) -> None:
         self._record("accumulator_scale", matmul, acc, by, result=None)
 
+    def accumulator_after(self, matmul: Any, acc: Any, values: Fragment) -> Fragment:
+        data = self._record("accumulator_after", matmul, acc, values)
+        return Fragment(self, values.layout, values.along, values.kind, data)
+
     def packed(self, matmul: Any, values: Fragment) -> Any:
         return self._record("packed", matmul, values, result="a")
 

@@ -315,6 +315,17 @@ class Accumulator(Carried):
             raise ScopeError(f"scale() of {self.matmul.name} {rule}, not {by!r}.")
         self.bound.isa.fragments.accumulator_scale(self.matmul, self.registers, by)
 
+    def after(self, values: Fragment) -> Fragment:
+        """*values*, of one number a row or more, for what is to be computed after the matmuls on these sums have been awaited.
+
+        The compiler moves arithmetic above a wait where nothing keeps it. What uses the returned values stays below.
+
+        Raises:
+            ScopeError: As `values`.
+        """
+        self.check_readable()
+        return self.bound.isa.fragments.accumulator_after(self.matmul, self.registers, values)
+
     def values(self) -> Fragment:
         """All sums, as a fragment of (m, n).
 

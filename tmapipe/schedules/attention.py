@@ -9,12 +9,10 @@ work (warpgroups)    64 queries each. While the tensor core multiplies a block o
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 from typing import Any
-
-import numpy as np
 
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
@@ -27,6 +25,7 @@ from tmapipe.parts.matmul import Wgmma
 from tmapipe.parts.stages import Turnstile
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
+from tmapipe.schedules.attentiontiles import band_of, empty_like, heads_last, keys_of, rows_of, slots_of
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
@@ -40,12 +39,13 @@ NEVER, LEAST = float("-inf"), -1e30  # of a key that is not seen; what a row wit
 class Attention(Schedule):
     """``o[b, h, i] = sum over j of softmax over j of (scale * q[b, h, i] . k[b, g, j]) * v[b, g, j]``, of bf16 or fp16.
 
-    q and o are [batch, heads, queries, d], k and v [batch, groups, keys, d]; the heads are a multiple of the groups, and
-    that many next to each other share a group's keys and values. Dimensions may lie in memory in any order, d contiguous: of
-    tensors [batch, tokens, heads, d] pass ``x.transpose(1, 2)``.
+    q and o are [batch, heads, queries, d], k and v [batch, groups, keys, d], v and o perhaps of another d. The heads are a
+    multiple of the groups, and that many next to each other share a group's keys and values. Dimensions may lie in memory in
+    any order, d contiguous: of tensors [batch, tokens, heads, d] pass ``x.transpose(1, 2)``.
 
     Args:
-        d: Elements of a head, of q, k and v: a multiple of 16 up to 128.
+        d: Elements of a head, of q and k: a multiple of 16 up to 256.
+        values: Elements of a head, of v and o, likewise; None: as many as d.
         causal: "start": query i sees the keys up to number i; "end": query i of m sees those up to number i + s - m of s, so
             that the last query sees all; None: each sees all.
         window: How many keys a query sees at most, where attention is causal: the last ones.
@@ -55,7 +55,8 @@ class Attention(Schedule):
         lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the
             powers of e; minus infinity of a query that sees no key, of which o is 0.
         tile: (queries, heads, keys) of a tile, the first two together 64 for each warpgroup. The heads are of one group, the
-            queries of each next to each other: for few queries. None: 192 or 128 queries of one head, 128 keys.
+            queries of each next to each other: for few queries. None: 192 or 128 queries of one head, and 128 keys, or as many
+            as there is room for.
         tiles: The order of tiles.
 
     Raises:
@@ -69,6 +70,7 @@ class Attention(Schedule):
         self,
         d: int = 128,
         *,
+        values: int | None = None,
         causal: str | None = None,
         window: int | None = None,
         scale: float | None = None,
@@ -77,16 +79,25 @@ class Attention(Schedule):
         tile: tuple[int, int, int] | None = None,
         tiles: TileOrder | None = None,
     ):
-        if not is_count(d) or d % 16 or d > 128:
-            raise InputError("Attention(d)", d, "is a multiple of 16 up to 128", "e.g. 64 or 128")
+        width = d if values is None else values
+        for argument, number in (("d", d), ("values", width)):
+            if not is_count(number) or number % 16 or number > 256:
+                raise InputError(f"Attention({argument})", number, "is a multiple of 16 up to 256", "e.g. 64 or 128")
         if causal not in (None, "start", "end"):
             rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
             raise InputError("Attention(causal)", causal, rule, 'use "end"')
         if window is not None and not (is_count(window) and causal):
             rule = "is a positive number of keys, of causal attention"
             raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
-        tile = tile or (192 if d <= 64 else 128, 1, 128)
-        if len(tile) != 3 or not all(map(is_count, tile)) or tile[0] * tile[1] % 64:
+        if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real) or not abs(scale) < 1e30):
+            raise InputError("Attention(scale)", scale, "is a finite number", "e.g. 0.125")
+        if score is not None and not callable(score):
+            rule = "is a function of scores, and of where they are"
+            raise InputError("Attention(score)", score, rule, "pass a function")
+        if tiles is not None and not isinstance(tiles, TileOrder):
+            raise InputError("Attention(tiles)", tiles, "is an order of output tiles", "e.g. PersistentTiles()")
+        tile = (rows_of(d, width), 1, keys_of(d, width, rows_of(d, width))) if tile is None else tile
+        if not isinstance(tile, tuple) or len(tile) != 3 or not all(map(is_count, tile)) or tile[0] * tile[1] % 64:
             rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
             raise InputError("Attention(tile)", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
         queries, packed, n = tile
@@ -95,48 +106,54 @@ class Attention(Schedule):
         self.d, self.causal, self.window, self.score = d, causal, window, score
         self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
         self.queries_a_tile, self.packed, self.keys_a_block, rows = queries, packed, n, queries * packed
-        self.relations = (Dim("d", size=d),)
+        self.width, self.scales_late = width, max(d, width) <= 64 and rows > 128
+        self.relations = (Dim("d", size=d), Dim("e", size=width))
         groups = rows // 64
         if groups != 2:
             self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         load, work = self.load, self.work
-        wide = n > 128 and d > 64  # tiles that leave no room for two slots of queries, or two buffers of results
-        slots = (2, 4 if n <= 128 else 3, 4 if n <= 128 else 3) if d <= 64 else (1 if wide else 2, 2, 2)
+        slots = slots_of(d, width, n)
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
-        dims, extents = ("b g m p d", (queries, packed, d)) if packed > 1 else ("b h m d", (rows, d))
-        self.over = "b g m" if packed > 1 else "b h m"
-        self.q = TmaLoadStage(dims, tile=extents, ring=self.queries)
+        self.over, extents = ("b g m", (queries, packed)) if packed > 1 else ("b h m", (rows,))
+        dims = f"{self.over} p" if packed > 1 else self.over
+        self.q = TmaLoadStage(f"{dims} d", tile=(*extents, d), ring=self.queries)
         self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
-        self.v = TmaLoadStage("b g s d", tile=(n, d), ring=self.values)
+        self.v = TmaLoadStage("b g s e", tile=(n, width), ring=self.values)
         self.qk = Wgmma(self.q, self.k, in_flight=0)
         self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
-        self.o = TmaStoreStage(dims, source=self.pv, tile=extents, stages=1 if wide else 2)
+        self.o = TmaStoreStage(f"{dims} e", source=self.pv, tile=(*extents, width), stages=1 if slots[0] == 1 else 2)
         self.with_lse = lse
         if lse:
             self.lse = ThreadStoreStage(dims="b h m", tile=(rows,), role=work, vector=4, dtype="fp32")
         if groups > 1:
             self.order = Turnstile(work)
-        # Those with most keys first; of several heads in turn, where keys and values of so many lie in L2.
-        self.tiles = tiles or DynamicTiles(Backwards(16 if causal and d <= 64 else 1))
+        # Those with most keys first, of several heads in turn, and none before its cluster has loaded the one before.
+        self.tiles = tiles or (DynamicTiles(Backwards(8), stages=0) if causal else DynamicTiles(Backwards(1)))
 
     @classmethod
-    def of(cls, q: Any, k: Any, **options: Any) -> Attention:
-        """The schedule for tensors like *q* and *k*, which are looked at for their shapes alone. options: as of the
-        constructor.
+    def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> Attention:
+        """The schedule for tensors like *q*, *k* and *v* (if that is not like k), which are looked at for their shapes alone.
+        options: as of the constructor.
 
-        Where one head has less than 64 queries, the heads of a group share tiles. Blocks of 176 keys are faster where each
-        query sees many (from 8,192 on, by measurement on an H200), bands of 16 heads where causal ones see few.
+        Where one head has less than 64 queries, the heads of a group share tiles. As measured on an H200, blocks of 176
+        keys are faster where each query sees many (from 8,192 on), and of heads of 64 elements, tiles of 128 queries where
+        causal ones see few. Causal tiles go through several heads at once.
         """
         d, m, s = q.shape[3], q.shape[2], k.shape[2]
-        together = q.shape[1] // max(1, k.shape[1])
+        width, together = d if v is None else v.shape[3], q.shape[1] // max(1, k.shape[1])
+        if width != d:
+            options.setdefault("values", width)
+        keys = keys_of(d, width, 64)
         if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse"):
-            options.setdefault("tile", (64 // together, together, 128))
+            options.setdefault("tile", (64 // together, together, keys))
         elif m <= 64:
-            options.setdefault("tile", (64, 1, 128))
-        elif d > 64 and options.get("causal") is None and s >= 8192:
+            options.setdefault("tile", (64, 1, keys))
+        elif 64 < max(d, width) <= 128 and options.get("causal") is None and s >= 8192:
             options.setdefault("tile", (128, 1, 176))
-        elif options.get("causal") and s <= 2048:
-            options.setdefault("tiles", DynamicTiles(Backwards(16)))
+        elif max(d, width) <= 64 and options.get("causal") and s <= 1024:
+            options.setdefault("tile", (128, 1, 128))
+        if options.get("causal"):
+            options.setdefault("tiles", DynamicTiles(Backwards(band_of(d, width, m, s, together)), stages=0))
         return cls(d, **options)
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
@@ -158,11 +175,11 @@ class Attention(Schedule):
             rule = f"has a multiple of {groups} heads, as many as k has"
             raise InputError("q.shape[1]", q.shape[1], rule, "repeat keys and values, or leave heads out")
         if "o" not in given:
-            given["o"] = np.empty_like(q) if isinstance(q, np.ndarray) else sys.modules["torch"].empty_like(q)
+            given["o"] = empty_like(q, self.width)
         if self.with_lse and "lse" not in given:
             given["lse"] = new_like(q, tuple(q.shape[:3]), fp32)
         if self.packed > 1:
-            super().__call__(**{name: _split(x, groups) if name in ("q", "o") else x for name, x in given.items()})
+            super().__call__(**{name: heads_last(x, groups) if name in ("q", "o") else x for name, x in given.items()})
         else:
             super().__call__(**given)
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
@@ -259,7 +276,7 @@ class Attention(Schedule):
 
     def _whole(self, tile: Tile) -> Tile:
         """The tile with the dimensions that one tile has all of."""
-        return tile.also(p=0, d=0) if self.packed > 1 else tile.also(d=0)
+        return tile.also(p=0, d=0, e=0) if self.packed > 1 else tile.also(d=0, e=0)
 
     # ---- bodies -----------------------------------------------------------------------------------------------------
 
@@ -306,20 +323,29 @@ class Attention(Schedule):
         """One block of keys, and the product of the weights of the block before with its values.
 
         state: those weights, the sums so far, the maximum, and the factor of what is in *out*, which is multiplied under the
-        first product, where it takes no time; returned as this block leaves it. mask: whether some query sees not all keys.
+        next block's first product, or here with three warpgroups; returned as this block leaves it. mask: whether some query
+        sees not all keys.
         """
         weights, total, top, fewer = state
         with k.keys.consume() as slot, self._turn(k):
             block = k.qk.start(own.q, slot.k)
-            out.scale(fewer)
+            if not self.scales_late:
+                out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
         scores = self._scores(k, tile, block.wait(), at, mask)
         top, fewer, less = self._higher(top, scores, mask)
+        if (
+            not self.scales_late
+        ):  # some powers are found while the product runs, and the others while the next warpgroup's do
+            less = values_.where(scores.columns < 64, less, product.wait().after(less))
         weights = self._powers(scores, less)
         total = total * fewer + values_.row_sum_parts(weights)
-        product.wait()
+        if self.scales_late:
+            product.wait()
         weights = k.pv.operand(weights)
+        if self.scales_late:
+            out.scale(fewer)
         return weights, total, top, fewer
 
     @work.jit
@@ -349,18 +375,13 @@ class Attention(Schedule):
                         weights, total, top, fewer = self._block(
                             k, tile, out, own, (weights, total, top, fewer), at, True
                         )
-            out.scale(fewer)
+            if not self.scales_late:
+                out.scale(fewer)
             with k.values.consume() as slot:
-                out.start(weights, slot.v).wait()
+                product = out.start(weights, slot.v)
             sums: Any = values_.row_sum(total)
+            product.wait()
             out.scale(1 / values_.where(sums == 0, 1.0, sums))
         k.o.store(self._whole(tile), out)
         if self.with_lse:
             k.lse.store(tile, (top * self._factor + values_.log2(sums)) * (1 / LOG2_E))
-
-
-def _split(x: Any, groups: int) -> Any:
-    """A view of [batch, heads, queries, d] as [batch, groups, queries, heads, d]."""
-    shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
-    found = x.reshape(shape) if not hasattr(x, "data_ptr") else x.unflatten(1, shape[1:3])
-    return found.swapaxes(2, 3)

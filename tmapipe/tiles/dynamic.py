@@ -33,17 +33,20 @@ class DynamicTiles(PersistentTiles):
 
     Args:
         raster: Numbers the tiles, as in `PersistentTiles`.
-        stages: Tiles fetched ahead; two or more hide the fetch.
+        stages: Tiles fetched ahead; two or more hide the fetch. With 0, a cluster takes its next tile when it has started all
+            loads of the one before: where tiles take unlike times, clusters then end together.
 
     Raises:
-        InputError: *stages* is no positive integer.
+        InputError: *stages* is no number of tiles.
     """
 
-    stages: int = attrs.field(default=2, validator=must(is_count, "is a positive number of tiles", "use 2"))
+    stages: int = attrs.field(
+        default=2, validator=must(lambda n: is_count(n) or (n == 0 and type(n) is int), "is a number of tiles", "use 2")
+    )
 
     def queue(self, dims: int) -> tuple[int, int]:
         """As in `TileOrder`. The words: whether there is a tile, and its coordinates."""
-        return self.stages, 1 + dims
+        return max(1, self.stages), 1 + dims
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
         """As in `TileOrder`."""
@@ -51,17 +54,27 @@ class DynamicTiles(PersistentTiles):
 
     def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
         """As in `TileOrder`."""
-        return FetchedTiles(isa, self, grid, role, tuple(grid))
+        loads = any(ring.phase_of(role.name) == 0 for ring in isa.plan.rings)
+        return FetchedTiles(isa, self, grid, role, tuple(grid), keeps=self.stages == 0 and loads and role.teams == 1)
 
 
 class FetchedTiles(TilesOfRole):
-    """Tiles that the scheduler fetches one by one. dims: what its words say besides whether there is a tile.
+    """Tiles that the scheduler fetches one by one. dims: what its words say besides whether there is a tile; keeps: whether
+    the scheduler waits for the end of a tile's body, in this role, before it fetches the next one.
 
     State, in registers: how many slots were read, and the words of the last one. The first word says whether there was a tile.
     """
 
-    def __init__(self, isa: Isa, order: PersistentTiles, grid: dict[str, Any], role: RoleWarps, dims: tuple[str, ...]):
-        self.isa, self.order, self.dims = isa, order, dims
+    def __init__(
+        self,
+        isa: Isa,
+        order: PersistentTiles,
+        grid: dict[str, Any],
+        role: RoleWarps,
+        dims: tuple[str, ...],
+        keeps: bool = False,
+    ):
+        self.isa, self.order, self.dims, self.keeps = isa, order, dims, keeps
         self.numbers = TileNumbers(isa, order, order.raster, grid)
         self.queue = QueueEnd(isa, role)
         self.read = isa.cells(0)
@@ -73,9 +86,11 @@ class FetchedTiles(TilesOfRole):
 
         def one() -> None:
             body(self._tile())
+            self._release()
             self._next()
 
         self.isa.loop_while(self.words, one, lambda: self._turns(0, 1))
+        self._release()
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
         """As in `TilesOfRole`."""
@@ -100,8 +115,12 @@ class FetchedTiles(TilesOfRole):
         """As in `TilesOfRole`."""
         self.queue.finish()
 
+    def _release(self) -> None:
+        if self.keeps:
+            self.queue.release()
+
     def _next(self) -> None:
-        found = self.queue.take(len(self.dims) + 1, self._fetch, self._without_data)
+        found = self.queue.take(len(self.dims) + 1, self._fetch, self._without_data, keep=self.keeps)
         for i, word in enumerate(found):
             self.words[i] = word
         self.read[0] = self.read[0] + 1

@@ -276,13 +276,18 @@ class QueueEnd(Carried):
         self.state = isa.cells(0, 0)
 
     def take(
-        self, count: int, find: Callable[[], Sequence[Any]], without_data: Callable[[], Sequence[int]]
+        self,
+        count: int,
+        find: Callable[[], Sequence[Any]],
+        without_data: Callable[[], Sequence[int]],
+        keep: bool = False,
     ) -> Sequence[Any]:
         """The first *count* words of the next slot.
 
         Args:
             find: Finds the words, in the scheduler of the cluster's first CTA.
             without_data: What the words are in the check, which runs without data.
+            keep: Whether the caller calls `release` before it takes the next slot; otherwise the slot is released here.
         """
         isa, queue, index, parity = self.isa, self.queue, self.state[0], self.state[1]
         slot = SlotRef(queue.buffer, index)
@@ -296,14 +301,23 @@ class QueueEnd(Carried):
             self.once_a_cluster(put)
         isa.mbarrier_wait(queue.full, index, parity)
         found = isa.read_words(slot, count, without_data)
+        if not keep:
+            self._release(index)
+        isa.advance(self.state, queue.buffer.stages)
+        return found
+
+    def release(self) -> None:
+        """Releases a slot that was kept, of a queue of one slot."""
+        self._release(0)
+
+    def _release(self, index: Any) -> None:
+        isa, free = self.isa, self.queue.free
         isa.fence_proxy_async()
         isa.warp_sync()
         if isa.plan.cluster_size > 1:
-            isa.mbarrier_arrive_cluster(queue.free, index, (1 << isa.plan.cluster_size) - 1)
+            isa.mbarrier_arrive_cluster(free, index, (1 << isa.plan.cluster_size) - 1)
         else:
-            isa.mbarrier_arrive(queue.free, index)
-        isa.advance(self.state, queue.buffer.stages)
-        return found
+            isa.mbarrier_arrive(free, index)
 
     def once_a_cluster(self, body: Callable[[], None]) -> None:
         """Runs *body* in the scheduler of the cluster's first CTA, and in no other warp."""
