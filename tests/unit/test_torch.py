@@ -1,5 +1,6 @@
 """Operators of torch on the CPU: with the model in the place of kernels, and where torch computes instead."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -9,6 +10,8 @@ from torch.nn import functional
 import tmapipe as tp
 import tmapipe.torch as tt
 from tests.unit.errors import refused
+from tmapipe.gpu.kernels import same_as
+from tmapipe.torch import operators
 from tmapipe.torch.operators import settings
 
 S = tp.schedules
@@ -150,6 +153,18 @@ def test_opcheck(model):
     torch.library.opcheck(ops.cross_entropy, (rows, torch.arange(4), -100), test_utils=quick)
     torch.library.opcheck(ops.transpose, (rows, (1, 0)), test_utils=quick)
     torch.library.opcheck(torch.ops.tmapipe_tests.product, (half(8, 64), half(64, 16).T), test_utils=quick)
+
+
+def test_calls_are_remembered_outside_of_operators(model, monkeypatch):
+    """Inside, torch's state is another one, and a comparison that is made there never holds outside."""
+    checks = []
+    launched = (object(), [])
+    monkeypatch.setattr(operators, "_watched", lambda tensor: contextlib.nullcontext([launched]))
+    monkeypatch.setattr("tmapipe.gpu.launch.repeated", lambda launches, given, *_: checks.append(same_as(given)))
+    x, weight, bias = half(2, 12, 64), half(16, 64), half(16)
+    tt.linear(x, weight, bias)
+    tt.gemm(x[0], weight)
+    assert checks[0](x, weight, bias) and checks[1](x[0], weight) and len(checks) == 2
 
 
 ROWS = {

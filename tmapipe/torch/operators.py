@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -125,10 +126,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x, weight, bias = _cast(x, weight, bias)
     if type(x) in PLAIN and not torch.compiler.is_compiling():
         given = (x, weight) if bias is None else (x, weight, bias)
-        for call in _callers.get((x.shape, weight.shape, len(given)), ()):
+        key = x.shape, weight.shape, len(given)
+        for call in _callers.get(key, ()):
             found = call(given, None, {})
             if found is not None:
                 return found
+        return _remembered(key, given, torch.ops.tmapipe.linear(x, weight, bias))
     return torch.ops.tmapipe.linear(x, weight, bias)
 
 
@@ -148,6 +151,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             found = call((a, b), None, {})
             if found is not None:
                 return found
+        return _remembered((a.shape, b.shape), (a, b), torch.ops.tmapipe.gemm(a, b))
     return torch.ops.tmapipe.gemm(a, b)
 
 
@@ -274,10 +278,8 @@ def _product(
                 found = called(schedule, tensors, {}, None) if schedule.one_kernel else schedule(*tensors)
         except InputError as error:
             return otherwise(operator, reason_of(error), run)
-    found = found.view(shape)
-    if launches:
-        _remember(operator, given, launches, found)
-    return found
+    _last.launches = launches or ()
+    return found.view(shape)
 
 
 def _chosen(problem: Problem, bias: bool, device: torch.device) -> Gemm:
@@ -299,17 +301,26 @@ def _watched(tensor: torch.Tensor) -> Any:
     return watched()
 
 
-def _remember(operator: str, given: tuple[torch.Tensor, ...], launches: Any, found: torch.Tensor) -> None:
-    """Keeps what makes this call again, if it was one launch."""
-    from tmapipe.gpu.launch import repeated
+class _Last(threading.local):
+    launches: Any = ()  # of the operator that ran last in this thread, until they are looked at
 
-    call = repeated(launches, given, None, (found,))
-    if call is not None:
-        if len(_callers) >= MOST:
-            _callers.clear()
-        shapes = [x.shape for x in given[:2]]
-        key = (*shapes, len(given)) if operator == "linear" else (*shapes,)
-        _callers[key] = (call, *_callers.get(key, ()))[:4]
+
+_last = _Last()
+
+
+def _remembered(key: Any, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
+    """What an operator has computed. Keeps what makes the call again, if it was one launch. Within an operator torch's state is
+    another one, and tensors compare otherwise: so this is called outside of it."""
+    launches, _last.launches = _last.launches, ()
+    if launches:
+        from tmapipe.gpu.launch import repeated
+
+        call = repeated(launches, given, None, (found,))
+        if call is not None:
+            if len(_callers) >= MOST:
+                _callers.clear()
+            _callers[key] = (call, *_callers.get(key, ()))[:4]
+    return found
 
 
 def _rounded(m: int) -> int:
