@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import InputError, needed
+from tmapipe.errors import InputError, check_type, needed
 
 with needed("torch", "torch", "for its operators"):
     import torch
@@ -31,7 +31,6 @@ from tmapipe.torch.operators import (
     otherwise,
     reason_of,
     register,
-    require_tensors,
     where,
 )
 
@@ -87,7 +86,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
         weight: One number a column.
         eps: Added to the mean square.
     """
-    require_tensors("rms_norm", x=x, weight=weight)
+    _require_tensors("rms_norm", x=x, weight=weight)
     _check_eps("rms_norm", eps)
     return _rms_norm(x, weight, eps) if eager(x, weight) else torch.ops.tmapipe.rms_norm(x, weight, eps)
 
@@ -104,7 +103,7 @@ def layer_norm(
         eps: Added to the variance.
     """
     given = {"x": x, "weight": weight} if bias is None else {"x": x, "weight": weight, "bias": bias}
-    require_tensors("layer_norm", **given)
+    _require_tensors("layer_norm", **given)
     _check_eps("layer_norm", eps)
     run: Any = _layer_norm if eager(*given.values()) else torch.ops.tmapipe.layer_norm
     found: torch.Tensor = run(x, weight, bias, eps)
@@ -122,7 +121,7 @@ def cross_entropy(
         ignore_index: A target that does not count.
         reduction: "mean" over rows that count, "sum" or "none".
     """
-    require_tensors("cross_entropy", x=x, target=target)
+    _require_tensors("cross_entropy", x=x, target=target)
     if reduction not in ("mean", "sum", "none"):
         raise InputError("tmapipe.torch.cross_entropy(reduction)", reduction, "is mean, sum or none", 'e.g. "mean"')
     if x.ndim != 2 or target.shape != x.shape[:1] or target.dtype not in (torch.int64, torch.int32):
@@ -143,16 +142,21 @@ def transpose(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tenso
         x: Of one to five dimensions.
         dims: The order of its dimensions; None: backwards.
     """
-    require_tensors("transpose", x=x)
+    _require_tensors("transpose", x=x)
     order = tuple(reversed(range(x.ndim))) if dims is None else tuple(dims)
     if sorted(order) != [*range(x.ndim)]:
         raise InputError("tmapipe.torch.transpose(dims)", dims, f"has each of {x.ndim} dimensions once", "e.g. (1, 0)")
     return _transpose(x, order) if eager(x) else torch.ops.tmapipe.transpose(x, order)
 
 
+def _require_tensors(operator: str, **given: Any) -> None:
+    for name, value in given.items():
+        check_type(f"tmapipe.torch.{operator}({name})", value, torch.Tensor, "convert it")
+
+
 def _last(operator: str, x: Any, dim: Any) -> bool:
     """Whether *dim* is the last dimension. Raises `InputError` for what is none."""
-    require_tensors(operator, x=x)
+    _require_tensors(operator, x=x)
     if isinstance(dim, bool) or not isinstance(dim, int) or not -max(1, x.ndim) <= dim < max(1, x.ndim):
         raise InputError(
             f"tmapipe.torch.{operator}(dim)", dim, f"is the number of one of {x.ndim} dimensions", "e.g. -1"
@@ -162,8 +166,7 @@ def _last(operator: str, x: Any, dim: Any) -> bool:
 
 def _check_eps(operator: str, eps: Any) -> None:
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1e30:
-        rule = "is a number that is added to the mean square"
-        raise InputError(f"tmapipe.torch.{operator}(eps)", eps, rule, "e.g. 1e-6")
+        raise InputError(f"tmapipe.torch.{operator}(eps)", eps, "is a number, at least 0", "e.g. 1e-6")
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------

@@ -89,14 +89,6 @@ def where(tensor: Any) -> str | None:
     return f"tensors on {tensor.device.type}"
 
 
-def require_tensors(operator: str, **given: Any) -> None:
-    """Raises `InputError` for an argument of *operator* that is no tensor."""
-    for name, value in given.items():
-        if not isinstance(value, torch.Tensor):
-            argument = f"tmapipe.torch.{operator}({name})"
-            raise InputError(argument, type(value).__name__, "is a torch tensor", "convert it")
-
-
 # ---- products --------------------------------------------------------------------------------------------------------
 #
 # Products of matrices: `linear` and `gemm`.
@@ -116,12 +108,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         weight: [n, k], contiguous along either.
         bias: [n], or None.
     """
-    if (
-        not isinstance(x, torch.Tensor)
-        or not isinstance(weight, torch.Tensor)
-        or not (bias is None or isinstance(bias, torch.Tensor))
-    ):
-        require_tensors("linear", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
+    check_type("tmapipe.torch.linear(x)", x, torch.Tensor, "convert it")
+    check_type("tmapipe.torch.linear(weight)", weight, torch.Tensor, "convert it")
+    if bias is not None:
+        check_type("tmapipe.torch.linear(bias)", bias, torch.Tensor, "convert it")
     if torch.is_autocast_enabled(x.device.type):
         x, weight, bias = _cast(x, weight, bias)
     if type(x) in PLAIN and not torch.compiler.is_compiling():
@@ -142,8 +132,8 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a: [m, k], or of a batch [l, m, k], contiguous along m or k.
         b: [n, k], or [l, n, k], contiguous along n or k.
     """
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        require_tensors("gemm", a=a, b=b)
+    check_type("tmapipe.torch.gemm(a)", a, torch.Tensor, "convert it")
+    check_type("tmapipe.torch.gemm(b)", b, torch.Tensor, "convert it")
     if torch.is_autocast_enabled(a.device.type):
         a, b = _cast(a, b)
     if type(a) in PLAIN and not torch.compiler.is_compiling():
@@ -162,7 +152,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a: [..., m, k] or [k].
         b: [..., k, n] or [k].
     """
-    require_tensors("matmul", a=a, b=b)
+    check_type("tmapipe.torch.matmul(a)", a, torch.Tensor, "convert it")
+    check_type("tmapipe.torch.matmul(b)", b, torch.Tensor, "convert it")
     if not a.ndim or not b.ndim:
         return torch.matmul(a, b)  # an error that torch words
     if a.ndim == 1 or b.ndim == 1:
@@ -309,8 +300,8 @@ _last = _Last()
 
 
 def _remembered(key: Any, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
-    """What an operator has computed. Keeps what makes the call again, if it was one launch. Within an operator torch's state is
-    another one, and tensors compare otherwise: so this is called outside of it."""
+    """What an operator has computed. Keeps what makes the call again, if it was one launch. Within an operator torch's state
+    is another one, and tensors compare otherwise: so this is called outside of it."""
     launches, _last.launches = _last.launches, ()
     if launches:
         from tmapipe.gpu.launch import repeated
