@@ -45,7 +45,7 @@ def launched(monkeypatch):
         schedule = schedule or Move()
         bound = schedule.bind(*tensors, out=out)
         code = Code(schedule.plan(bound.dtypes), tensors[0].numel() * tensors[0].element_size())
-        monkeypatch.setattr(launch, "compiled_for", lambda *given: code)
+        monkeypatch.setattr(launch, "compiled_for", lambda *given, **named: code)
         made = launch.Launcher(schedule, bound, lambda identity: None)
         made.one_device = True
         return schedule, made, code

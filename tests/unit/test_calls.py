@@ -10,6 +10,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe import testing, tuning
+from tmapipe.base import disk
 from tmapipe.tuning import compiling as cache
 
 S, E = tp.schedules, tp.epilogue
@@ -306,7 +307,7 @@ def test_the_cache_without_a_home_is_the_user_s_own(monkeypatch, tmp_path, home)
         monkeypatch.setattr("os.path.expanduser", lambda path: path)
     else:
         monkeypatch.setenv("HOME", home)
-    folder = cache.cache_folder()
+    folder = disk.cache_folder()
     assert folder == tmp_path / f"tmapipe-{os.getuid()}"
     problem, entry = tuning.Problem(64, 64, 64), cache.Entry(tuning.Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
     cache.store(problem, "GPU", entry)

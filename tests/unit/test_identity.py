@@ -234,7 +234,7 @@ def test_packages_may_be_installed_in_any_folder(tmp_path):
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from tmapipe.program.rewrite import is_users_file
+from tmapipe.program.names import is_users_file
 print(*(is_users_file(sys.argv[1] + name) for name in ("/cutlass/math.py", "/mine.py")))
 """
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -17,6 +17,7 @@ import tmapipe as tp
 from tests.sweeps import ALL, sample
 from tests.unit.errors import refused
 from tmapipe import GpcTiles, InputError, MissingGpuError, Windows, fp16, schedules
+from tmapipe.base import disk
 from tmapipe.bind.tensors import bind
 from tmapipe.epilogue import ColumnSum, Epilogue, Matrix, Output, PerColumn, PerRow, RowSum, Scalar
 from tmapipe.math import gelu, relu
@@ -661,15 +662,15 @@ def test_a_result_outlives_a_folder_that_cannot_be_written(tmp_path, monkeypatch
 def test_where_the_cache_lies(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TMAPIPE_CACHE_DIR", "~/mine")
-    assert cache.cache_folder() == tmp_path / "mine"
+    assert disk.cache_folder() == tmp_path / "mine"
     monkeypatch.delenv("TMAPIPE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "~/xdg")
-    assert cache.cache_folder() == tmp_path / "xdg" / "tmapipe"
+    assert disk.cache_folder() == tmp_path / "xdg" / "tmapipe"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.cache_folder() == tmp_path / ".cache" / "tmapipe"
+    assert disk.cache_folder() == tmp_path / ".cache" / "tmapipe"
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])  # a container's user without an entry
-    assert cache.cache_folder().is_absolute() and "~" not in str(cache.cache_folder())
+    assert disk.cache_folder().is_absolute() and "~" not in str(disk.cache_folder())
 
 
 # ---- picking ------------------------------------------------------------------------------------------------------------

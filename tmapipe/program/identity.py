@@ -22,7 +22,7 @@ from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, OfModel, Var, While, resolve
-from tmapipe.program.rewrite import is_users_file
+from tmapipe.program.names import is_users_file
 from tmapipe.program.trace import Traced
 from tmapipe.protocol.tile import Tile
 
