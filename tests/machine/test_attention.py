@@ -102,7 +102,7 @@ def test_fp16_and_a_scale():
     [
         ({"d": 100}, "Attention(d) = 100"),
         ({"d": 272}, "Attention(d) = 272"),
-        ({"values": 0}, "Attention(values) = 0"),
+        ({"d": (64, 0)}, "Attention(d) = (64, 0)"),
         ({"causal": True}, "Attention(causal) = True"),
         ({"window": 5}, "Attention(window) = 5"),
         ({"causal": "end", "window": 0}, "Attention(window) = 0"),
