@@ -18,7 +18,7 @@ STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 help:
 	@echo "make demo    the GEMM example: on the GPU if there is one, else on the CPU model (DEMO_ARGS='--help' for options)"
 	@echo "make test    the tests (PYTEST_ARGS='-k ring' for some of them)"
-	@echo "make versions  tests on other versions of Python, and the model's bits under other kernels of BLAS and vector instructions"
+	@echo "make versions  tests on other versions of Python, a package that depends on the built wheel, and the model's bits under other kernels of BLAS and vector instructions"
 	@echo "make oracle  the checker against random programs and all mutants, and each case of the tests' sweeps (tests/oracle/README.md)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  repair what ruff can, and format"
@@ -35,6 +35,7 @@ test: $(STAMP)
 versions: $(STAMP)
 	$(BIN)/python -m tests.oracle.arithmetic 100
 	$(BIN)/python -m tests.versions
+	$(BIN)/python -m tests.other_project
 
 oracle: $(STAMP)
 	$(BIN)/python -m tests.oracle.arithmetic 10000

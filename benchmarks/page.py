@@ -161,6 +161,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "programs": lambda: beside_peers("programs", "us", "microseconds", _rested),
     "grouped": lambda: beside_peers("grouped", "tflops", "M x N x K / groups, TFLOP/s", _rested),
     "rows": lambda: drawn("rows_fresh", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}),
+    "row-kernels": lambda: beside_peers("rows_kernels", "gbps", "GB/s"),
     "copy": lambda: beside_peers("copy", "gbps", "GB/s", _rested),
     "copies": lambda: beside_peers("rows_more", "gbps", "GB/s", lambda r: r["problem"].startswith("copy")),
     "transpose": lambda: beside_peers("transpose", "gbps", "GB/s", _rested),

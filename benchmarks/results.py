@@ -52,7 +52,7 @@ class Results:
         missing = [name for name in _REQUIRED if row.get(name) is None]
         if missing:
             raise ValueError(f"a row of suite {self.suite!r} lacks {', '.join(missing)}: {row}")
-        kept = {name: _rounded(value) for name, value in row.items() if value is not None}
+        kept = {name: _rounded(value, name) for name, value in row.items() if value is not None}
         self.rows.append(kept)
         return kept
 
@@ -169,8 +169,9 @@ def print_table(rows: Sequence[Sequence[Any]], headers: Sequence[str], title: st
         print(tabulate(text, headers=list(headers), disable_numparse=True))
 
 
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+def _rounded(value: Any, name: str) -> Any:
+    """Six digits; three of what nobody reads more of."""
+    return float(f"{value:.{3 if name in ('spread', 'rel_err') else 6}g}") if isinstance(value, float) else value
 
 
 def _said(*command: str) -> str:

@@ -89,7 +89,20 @@ def rotary(shape: tuple[int, ...], pairs: bool, dtype: str = "bfloat16") -> Made
         return found.to(x.dtype)
 
     ours = functools.partial(tp.schedules.Rotary(pairs), x, cos, sin, out=torch.empty_like(x))
-    return _variants(ours, plain, x, cos, sin)
+    runs, want = _variants(ours, plain, x, cos, sin)
+    try:
+        from quack.rotary import apply_rotary
+    except ImportError as error:
+        print(f"  quack: absent ({error})")
+    else:
+        seen, tables = x if first else x.transpose(1, 2), [each.flatten(0, -2) for each in (cos, sin)]
+
+        def quack() -> Any:
+            found = apply_rotary(seen, *tables, interleaved=pairs)
+            return found if first else found.transpose(1, 2)
+
+        runs["quack", "apply_rotary"] = quack
+    return runs, want
 
 
 def transpose(shape: tuple[int, ...], dims: tuple[int, ...], dtype: str = "bfloat16") -> Made:

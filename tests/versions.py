@@ -1,6 +1,7 @@
 """The part of the suite that needs neither torch nor CuTe DSL, on the other versions of Python: ``python -m tests.versions``.
 
-Versions that this machine does not have are named and left out. Each has an environment in ``.venv-3.N``, made once."""
+Versions that this machine does not have are named and left out. Each has an environment in ``.venv-3.N``, made once, with the
+newest packages, or on the oldest version with the oldest that pyproject.toml allows."""
 
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ import time
 from pathlib import Path
 
 VERSIONS = ("3.10", "3.12", "3.13")
+OLDEST = "3.10"  # has the oldest packages that pyproject.toml allows; the others have the newest
 #: Of those that pyproject.toml asks for.
-NEEDED = ("attrs", "greenlet", "hypothesis", "ml_dtypes", "numpy", "pytest", "pytest-timeout", "pytest-xdist")
+AT_RUN_TIME = ("attrs", "greenlet", "ml_dtypes", "numpy")
+FOR_TESTS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 #: What a version may change: bodies that are traced, lines that are reported, numbers of the model.
 MACHINE = (
     "arithmetic copy_ring dynamic endless expressions fp8 gated globals mbarrier registers syncs tma transitions wgmma"
 )
 CHECK = "corpus raw refused results values"
-UNIT = "errors math slips"
+UNIT = "bare errors math slips"
 ROOT = Path(__file__).parents[1]
 
 
@@ -37,10 +40,13 @@ def interpreter(version: str) -> str | None:
 
 
 def environment(version: str, python: str) -> Path:
-    """The Python of an environment with what is `NEEDED`."""
+    """The Python of an environment with what is needed."""
     folder = ROOT / f".venv-{version}"
     asked = re.findall(r'"([\w-]+)([<>=][^"]*)"', (ROOT / "pyproject.toml").read_text())
-    packages = [name + range_ for name, range_ in asked if name in NEEDED]
+    ranges = {name: range_ for name, range_ in asked if name in (*AT_RUN_TIME, *FOR_TESTS)}
+    if version == OLDEST:
+        ranges |= {name: "==" + ranges[name].partition(",")[0].removeprefix(">=") for name in AT_RUN_TIME}
+    packages = [name + range_ for name, range_ in ranges.items()]
     stamp, wanted = folder / "installed", "\n".join(packages)
     made = folder / "bin" / "python"
     if not stamp.exists() or stamp.read_text() != wanted:

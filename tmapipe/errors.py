@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -33,10 +32,8 @@ __all__ = [
     "frozen",
     "is_count",
     "is_whole",
-    "moved",
     "must",
     "needed",
-    "old_spelling",
     "optional",
     "shown",
 ]
@@ -220,40 +217,6 @@ def shown(part: Any, *hidden: str) -> str:
         if field.name not in hidden and getattr(part, field.name) != field.default
     ]
     return f"{type(part).__name__}({', '.join(text)})"
-
-
-# ---- moved -----------------------------------------------------------------------------------------------------------
-#
-# Old keywords: an error names the new spelling. docs/migration.md lists them all.
-
-
-Given = ParamSpec("Given")
-R = TypeVar("R")
-
-
-def moved(spellings: Mapping[str, Callable[[Any], str]]) -> Callable[[Callable[Given, R]], Callable[Given, R]]:
-    """Decorates a function so that old keywords raise `InputError`.
-
-    Args:
-        spellings: Keyword -> how its value is spelled now.
-    """
-
-    def decorate(function: Callable[Given, R]) -> Callable[Given, R]:
-        @functools.wraps(function)
-        def checked(*arguments: Given.args, **options: Given.kwargs) -> R:
-            for keyword, value in options.items():
-                if keyword in spellings:
-                    raise InputError(keyword, value, "has another spelling now", spellings[keyword](value))
-            return function(*arguments, **options)
-
-        return checked
-
-    return decorate
-
-
-def old_spelling(kind: Any, spellings: Mapping[str, Callable[[Any], str]]) -> None:
-    """As `moved`, for the constructor of a class."""
-    kind.__init__ = moved(spellings)(kind.__init__)
 
 
 # ---- frozenmap -------------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class Schedule(Calls):
         tiles: The tile scheduler, such as ``DynamicTiles(Snake(8))``.
         arch: The target to plan for, such as "sm_90a" or "sm_80".
         checked: Whether `check` must pass before the schedule is first compiled for a launch.
+        watchdog: Seconds after which a wait on the GPU ends with a `DeadlockError` (docs/howto.md); None or 0: never.
         over: Dimensions of the grid of output tiles, such as "m n"; None: those of the first store.
         relations: A `Dim` for each dimension whose extent is fixed or follows from another one.
         transposed: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares
@@ -64,6 +65,7 @@ class Schedule(Calls):
     tiles: TileOrder = PersistentTiles()
     arch = "sm_90a"
     checked = True
+    watchdog: float | None = None
     over: str | None = None
     relations: tuple[Dim, ...] = ()
     transposed: tuple[str, ...] = ()
@@ -191,15 +193,30 @@ class Schedule(Calls):
 
         return listing(trace(self, self.plan(dtypes, arch=arch)))
 
-    def check(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Report:
+    def check(
+        self,
+        dtypes: Mapping[str, DType | str] | None = None,
+        *,
+        arch: str | None = None,
+        seconds: float | None = None,
+    ) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.
 
         The proof is for every trip count, interleaving and CTA; a report says where, and what to change. See
-        docs/internals/checker.md. Arguments as of `plan`.
+        docs/internals/checker.md. After 5 seconds it says on a terminal what it is doing.
+
+        Args:
+            dtypes: As of `plan`.
+            arch: As of `plan`.
+            seconds: How long it may look, once the bodies are traced; None: as TMAPIPE_CHECK_SECONDS says, or else as long as
+                it needs. What is not decided by then is "not shown", with the trip counts up to which it is.
+
+        Raises:
+            InputError: `seconds` is no positive number.
         """
         from tmapipe.prove.trips import check_schedule
 
-        return check_schedule(self, dtypes, arch)
+        return check_schedule(self, dtypes, arch, seconds=seconds)
 
     @property
     def axes(self) -> dict[str, Axis]:
@@ -334,7 +351,7 @@ class Schedule(Calls):
         plan = self.plan(dtypes, arch=arch)
         with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
             from tmapipe.gpu.build import build
-        return build(self, plan, keep=True, unroll=unroll)
+        return build(self, plan, keep=True, unroll=unroll, watched=bool(self.watchdog))
 
 
 def _check_free(name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, tf32
 from tmapipe.base.tensor_map import MulticastGroup, optional_group
 from tmapipe.base.tma_rules import Windows, check_steps
-from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, old_spelling, optional, shown
+from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, shown
 
 # ---- stage -----------------------------------------------------------------------------------------------------------
 #
@@ -268,9 +268,6 @@ class TmaLoadStage(SlotStage):
         text += f".strided({by})" if by else ""
         text += "" if self.result is None else f".of_result({self.result!r})"
         return text + ("" if self.outside == "zeros" else f".{self.outside}_outside()")
-
-
-old_spelling(TmaLoadStage, {"outside": lambda value: "TmaLoadStage(...).anything_outside()"})
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)

@@ -10,7 +10,7 @@ import attrs
 
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype
-from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, old_spelling, optional, shown
+from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, shown
 from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.stage import L2_HINTS, SlotStage, TmaLoadStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
 
@@ -38,13 +38,6 @@ REDUCTIONS = {
     **dict.fromkeys(("and", "or", "xor"), ("int32", "int64")),
 }
 FROM_ZERO = ("add", "or", "xor")  # those that an output which a call leaves out can begin with
-
-WORDS = {
-    "swizzle": lambda value: "leave it out: it is derived",
-    "clipped": lambda value: "leave it out: tiles of an order such as GroupedTiles() have bounds, which stores keep to",
-    "folded": lambda value: "Gemm(tiles=tp.SplitKTiles(parts, reduce='add'))",
-    "shared": lambda value: "Turnstile(role, stores=(store, ...))",
-}
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
@@ -211,9 +204,6 @@ class TmaStoreStage:
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
         """Extents of dimensions that follow from *extents*, for subclasses that store to a workspace."""
         return {}
-
-
-old_spelling(TmaStoreStage, WORDS)
 
 
 def _check_strided(source: TmaLoadStage, dims: tuple[str, ...]) -> None:

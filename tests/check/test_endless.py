@@ -12,7 +12,8 @@ from tmapipe.check import Kind
 class Turns(tp.Schedule):
     """As many slots of a ring as iterations of a loop, in both roles.
 
-    goes_on: (k, tile, i) -> condition; following: i -> next i."""
+    goes_on: (k, tile, i) -> condition; following: (tile, i) -> the next i.
+    """
 
     load, work = tp.Role(warps=1), tp.Role(warps=1)
     ring = tp.BarrierRing(2, producer=load, consumer=work)

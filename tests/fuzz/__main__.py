@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from tests.fuzz import bodies, options, publics, tensors
 from tests.fuzz.outcomes import Call, Outcome, judge
 
-__all__ = ["KINDS", "calls_of", "read", "table", "write"]
+__all__ = ["KINDS", "calls_of", "read", "summary", "table", "write"]
 
 KINDS: dict[str, Callable[[int], Call]] = {
     "tensors": tensors.call,
@@ -48,6 +49,21 @@ def table(judged: Iterable[Judged]) -> str:
             " ".join([f"{outcome.name.lower():10}", *(f"{n:9}" for n in (*row, sum(row))), f"  {outcome.value}"])
         )
     return "\n".join(lines)
+
+
+def summary(seed: int, judged: Sequence[Judged]) -> dict[str, Any]:
+    """What a results file has: the commit, the counts by kind and outcome, and each bad outcome with a call that shows it."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    counts = Counter((kind, outcome.name.lower()) for kind, _, outcome, _ in judged)
+    every = Counter(outcome.name.lower() for _, _, outcome, _ in judged)
+    return {
+        "commit": commit,
+        "seed": f"{seed:#x}",
+        "calls": len(judged),
+        "all": {outcome.name.lower(): every[outcome.name.lower()] for outcome in Outcome},
+        "by kind": {kind: {o.name.lower(): counts[kind, o.name.lower()] for o in Outcome} for kind in KINDS},
+        "bad": [{"outcome": o.name.lower(), "detail": d, "call": text} for _, text, o, d in judged if not o.good],
+    }
 
 
 def _chunks(
@@ -87,11 +103,12 @@ def write(file: Path, of: list[Any], start: int, judged: Chunk) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=lambda text: int(text, 0), default=0, help="0x: the digits of a commit")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--kind", choices=list(KINDS), help="only calls of this kind")
     parser.add_argument("--show", type=int, default=30, help="calls of a bad outcome to print")
     parser.add_argument("--out", type=Path, help="a file to which outcomes are added, from which a later run goes on")
+    parser.add_argument("--results", type=Path, help="a JSON file for the counts, with the commit")
     given = parser.parse_args()
     kinds = [given.kind] if given.kind else list(KINDS)
     of = [given.seed, given.calls, *kinds]
@@ -105,6 +122,8 @@ def main() -> int:
     judged = [each for start in sorted(done) for each in done[start]]
     print(f"\n{given.calls} calls of seed {given.seed}\n{table(judged)}")
     bad = [entry for entry in judged if not entry[2].good]
+    if given.results:
+        given.results.write_text(json.dumps(summary(given.seed, judged), indent=1) + "\n")
     alike = Counter((outcome, detail.split(" At ")[0]) for _, _, outcome, detail in bad)
     for (outcome, detail), count in alike.most_common(given.show):
         text = next(text for _, text, o, d in bad if o == outcome and d.split(" At ")[0] == detail)

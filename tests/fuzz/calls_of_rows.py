@@ -1,9 +1,10 @@
-"""Public callables besides those of `publics.py`: kernels of rows, attention, operators of torch, tuning of one's own, and
-calls whose result is compared with NumPy's."""
+"""Public callables besides those of `publics.py`: kernels of rows, attention, operators of torch, tuning. What is right is
+compared with NumPy."""
 
 from __future__ import annotations
 
 import inspect
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,6 +58,11 @@ def _attended(**given: Any) -> Any:
     return S.Attention(**{"d": 64, **given})(*rows)
 
 
+def _exported(kernels: Any, **options: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tp.export(f"{folder}/kernels.so", kernels, **options)
+
+
 #: By name: what is called, and arguments with which that is right.
 CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     **{name: (getattr(S, name), {}) for name in (
@@ -92,6 +98,8 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     }),
     "ReducedStage": (tp.ReducedStage, {"source": A, "into": SHARED, "sender": LOAD}),
     "autotune": (_tuned, {"space": {"rows": (4,)}}),
+    "export": (_exported, {"kernels": {"copy": (S.CopyRows(row_form(96, 4)), ROWS)}}),
+    "load": (tp.load, {"path": "no_such_bundle.so"}),
     "candidates": (lambda **of: list(tuning.candidates(**of)), {
         "problem": tuning.Problem(64, 64, 64), "device": tuning.Device("X", 4, ((1, 4), (2, 2)))
     }),
@@ -126,6 +134,7 @@ FURTHER = {
     **dict.fromkeys(
         (name for name in CALLABLES if name.endswith("Rows") and "Elementwise" not in name), ("form", "stored")
     ),
+    "export": ("kernels", "arch"),
     "autotune": ("space", "key", "most", "jobs", "progress"),
     "candidates": ("problem", "device"),
 }

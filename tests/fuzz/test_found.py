@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
+from tests.fuzz.calls_of_rows import CALLABLES
+from tests.fuzz.junk import JUNK
+from tests.fuzz.outcomes import Call, judge
 from tests.unit.errors import refused
 from tmapipe import tuning
 
@@ -107,3 +110,20 @@ def test_rows_of_every_type(name):
 def test_devices_have_few_multiprocessors():
     for many in (2**16, 10**9):
         refused(tuning.Device, "X", many, ((1, 4),), argument="multiprocessors", value=many, rule="below")
+
+
+#: Callable, argument: of which each value of a wrong type was a bare exception.
+ARGUMENTS = [
+    ("Softmax()", "x"), ("Softmax()", "out"), ("CrossEntropy()", "x"), ("RmsNormBackward()", "x"), ("Reduce", "operation"),
+    ("Attention", "scale"), ("Attention", "score"), ("Attention", "tiles"), ("Attention", "tile"), ("SoftmaxRows", "form"),
+    ("ElementwiseTiles", "inputs"), ("ElementwiseTiles", "tile"), ("ElementwiseRows", "kinds"), ("candidates", "problem"),
+    ("candidates", "device"), ("estimate", "candidate"), ("estimate", "fused"), ("torch.linear", "weight"),
+    ("torch.gemm", "a"), ("torch.softmax", "dim"), ("torch.rms_norm", "eps"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "argument"), ARGUMENTS, ids=lambda each: each)
+def test_values_of_wrong_types_are_refused_by_name(name, argument):
+    function, needed = CALLABLES[name]
+    judged = [judge(Call("", lambda v=v: function(**{**needed, argument: v}))) for v in JUNK]
+    assert not [each for each in judged if not each[0].good]

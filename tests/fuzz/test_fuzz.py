@@ -8,7 +8,7 @@ import tmapipe.testing
 import tmapipe.torch
 import tmapipe.tuning
 from tests.fuzz import calls_of_rows, compiling, declarations, options, publics, valid
-from tests.fuzz.__main__ import KINDS, calls_of, read, table, write
+from tests.fuzz.__main__ import KINDS, calls_of, read, summary, table, write
 from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
 from tests.fuzz.schedules import SCHEDULES
 from tests.sweeps import ALL
@@ -49,6 +49,13 @@ def test_a_stopped_run_goes_on(tmp_path):
     write(tmp_path / "out", [2, 4, "tensors"], 0, [])
     assert read(tmp_path / "out", of) == {0: judged}
     assert read(tmp_path / "none", of) == {}
+
+
+def test_a_summary_counts_all_calls():
+    judged = calls_of(1, 0, 4, ["tensors"])
+    found = summary(0x2A, [*judged, ("bodies", "a call", Outcome.BARE, "ValueError")])
+    assert (found["seed"], found["calls"], found["all"]["bare"]) == ("0x2a", 5, 1)
+    assert sum(found["by kind"]["tensors"].values()) == 4 and found["bad"][0]["call"] == "a call"
 
 
 def test_configurations_are_planned_and_compiled():

@@ -127,7 +127,6 @@ def test_load_options():
     for swizzle in (16, 48, 256, "128"):
         refused(load(swizzle=swizzle), argument="TmaLoadStage(swizzle)", value=swizzle, rule="0, 32, 64 or 128")
     refused(load(multicast="n"), argument="TmaLoadStage(multicast)", value="n", rule="is a MulticastGroup")
-    refused(load(outside="anything"), argument="outside", value="anything", rule="another spelling now")
     refused(load(tile=(64,))().anything_outside, argument="TmaLoadStage(tile)", rule="has rows")
     assert load()().outside == "zeros" and load()().anything_outside().outside == "anything"
     refused(load(l2_hint="evict"), argument="TmaLoadStage(l2_hint)", value="evict", rule="evict_first, evict_last")
@@ -180,8 +179,6 @@ def test_stores():
     role = tp.Role(warps=1)
     refused(tp.TmaStoreStage, tile=(8, 64), role=role, stages=0, argument="stages", value=0, rule="at least 1")
     refused(tp.TmaStoreStage, source=x, reduce="mean", argument="reduce", value="mean", rule="None or one of add")
-    for word, value in {"swizzle": 128, "folded": {"s": 2}, "clipped": True, "shared": True}.items():
-        refused(tp.TmaStoreStage, source=x, **{word: value}, argument=word, value=value, rule="another spelling now")
 
 
 # ---- what only the plan shows -----------------------------------------------------------------------------------------

@@ -504,6 +504,7 @@ ON_A_GPU = [
     "random_epilogues",
     "random_problems",
     "random_rows",
+    "row_kernels",
     "rows",
     "stamps",
     "transpose",

@@ -186,9 +186,26 @@ def test_shapes():
 
 
 def test_output_whose_extent_is_unknown():
-    refused(
-        S.SplitK(2).declared.stores and bound, S.SplitK(2), half(16, 32), half(24, 32), argument="d", rule="along s"
-    )
+    assert bound(S.SplitK(2), half(16, 32), half(24, 32)).shapes["d"] == (2, 16, 24)  # SplitK says it
+
+    class Repeated(tp.Schedule):
+        load, store = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(stages=2, producer=load, consumer=store)
+        x = tp.TmaLoadStage(tile=(16, 64), dims="m n", ring=ring)
+        y = tp.TmaStoreStage(tile=(1, 16, 64), dims="s m n", role=store)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @store.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+            k.y.store(tile, values)
+
+    refused(bound, Repeated(), half(16, 64), argument="y", rule="along s")
 
 
 def test_folded_dimensions():
@@ -336,7 +353,7 @@ def test_signature_tells_apart_what_bind_would():
 def test_tensors_by_name_take_their_positions(monkeypatch):
     """A launch is looked up by the tensors in order, however they were given."""
     seen = []
-    monkeypatch.setattr("tmapipe.bind.tensors.signature", lambda tensors, out: seen.append(tensors))
+    monkeypatch.setattr("tmapipe.calling.signature", lambda tensors, out: seen.append(tensors))
     gemm = S.Gemm((64, 64, 64), (1, 1))
     a, b, d = half(64, 64), half(64, 64), half(64, 64)
     for positional, named in (((a, b), {"d": d}), ((a,), {"d": d, "b": b}), ((), {"b": b, "a": a, "d": d})):

@@ -20,6 +20,7 @@ from tmapipe.command import machine
 from tmapipe.command import machine as examined
 from tmapipe.command.app import app
 from tmapipe.command.machine import BAD, cache_item, driver_and_gpus, dsl_items, gpu_items, package_item, torch_item
+from tmapipe.tuning.compiling import keep
 
 SCHEMA = json.loads((pathlib.Path(tp.__file__).parent / "command" / "output.schema.json").read_text())
 MINE = f"""
@@ -174,6 +175,16 @@ def test_compiles(mine):
     assert code == 0 and document["spill_bytes"] == 0
     assert ".target sm_90a" in pathlib.Path(document["files"]["ptx"]).read_text()
     assert (mine / "made" / "Copy.cubin").read_bytes()[:4] == b"\x7fELF"
+
+
+def test_takes_what_tuning_has_found_elsewhere(mine):
+    keep("8x8x8", "GPU", {"us": 1.0})
+    code, document = said("cache", "--export", "tuned.json")
+    assert code == 0 and document["exported"] == 1
+    code, document = said("cache", "--import", "tuned.json")
+    assert code == 0 and document["imported"] == 1 and [each["kind"] for each in document["kinds"]] == ["tuned"]
+    code, document = said("cache", "--import", "mine.py")
+    assert code == 2 and document["error"]["argument"] == "import_tuned(path)"
 
 
 def test_exports(mine):

@@ -1,5 +1,6 @@
 """The tracing instruction set has every instruction."""
 
+import importlib
 import inspect
 
 import pytest
@@ -17,3 +18,32 @@ ABSTRACT = [
 @pytest.mark.parametrize("name", ABSTRACT)
 def test_each_instruction_on_fragments_is_recorded(name):
     assert getattr(TracingFragments, name) is not getattr(Fragments, name)
+
+
+INSTALLED = """
+import tmapipe as tp
+from installed.helpers import each
+
+class Sums(tp.schedules.Gemm):
+    @tp.schedules.Gemm.load.jit
+    def fill(self, k, tile):
+        each(k, tile)
+"""
+HELPERS = """
+def each(k, tile):
+    for step in range(k.steps("a", "k")):
+        with k.ring.produce() as slot:
+            slot.a.load(tile, k=step)
+            slot.b.load(tile, k=step)
+"""
+
+
+def test_a_package_with_schedules_may_be_installed(tmp_path, monkeypatch):
+    """Its functions are rewritten, as those of any user are, though what lies in site-packages is not."""
+    folder = tmp_path / "site-packages" / "installed"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(INSTALLED)
+    (folder / "helpers.py").write_text(HELPERS)
+    monkeypatch.syspath_prepend(str(folder.parent))
+    made = importlib.import_module("installed").Sums((64, 64, 64), (1, 1))
+    assert "for " in made.program() and str(made.program()) == str(made.program())

@@ -1,6 +1,5 @@
 """Choosing a schedule: candidates, estimates, the cache, and the tuner's picking, all without a GPU."""
 
-import fcntl
 import functools
 import itertools
 import json
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tmapipe as tp
 from tests.sweeps import ALL, sample
 from tests.unit.errors import refused
 from tmapipe import GpcTiles, InputError, MissingGpuError, Windows, fp16, schedules
@@ -24,7 +24,7 @@ from tmapipe.tuning import Candidate, Problem, candidates, choose, choose_conv, 
 from tmapipe.tuning import compiling as cache
 from tmapipe.tuning import problem as epilogues
 from tmapipe.tuning.candidates import MACS
-from tmapipe.tuning.compiling import Method
+from tmapipe.tuning.compiling import Method, compile_each
 from tmapipe.tuning.cost import Constants
 from tmapipe.tuning.problem import H200
 from tmapipe.tuning.tuner import pick
@@ -473,7 +473,7 @@ def test_what_is_stored_is_loaded(folder):
     assert cache.load_entry(other, "Some GPU") is None and cache.load_entry(problem, "Another") is None
     cache.store(other, "Some GPU", entry)
     assert cache.load_entry(problem, "Some GPU") == cache.load_entry(other, "Some GPU") == entry
-    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".lock"]  # nothing half-written is left
+    assert [len(list(path.iterdir())) for path in folder.iterdir()] == [2]  # nothing half-written is left
 
 
 #: As files of before the rebuild have it, when these words were keywords of the constructors.
@@ -490,7 +490,8 @@ KEPT = """{
 
 def test_what_was_kept_before_the_rebuild_means_the_same(folder):
     problems = Problem(128, 8192, 8192), Problem(512, 512, 65536), Problem(8192, 8192, 256)
-    cache.store(Problem(8, 8, 8), "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)).write_text(KEPT)
+    for name, found in json.loads(KEPT).items():
+        cache.keep(name, "GPU", found)
     gemm, split, ping = (tuner.recall(problem, "GPU", Epilogue()).schedule for problem in problems)
     assert (gemm.a.l2_hint, gemm.b.l2_hint) == ("evict_last", "evict_first") and gemm.a.outside == "anything"
     assert isinstance(gemm.tiles, GpcTiles) and gemm.d.stages == 1
@@ -537,15 +538,53 @@ def test_epilogues_are_told_apart_by_what_they_do():
     assert len(set(different)) == len(different)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"8x8x8 bf16 to bf16": {"schedule": "Gemm"}}', '{"8x8x8 bf16 to bf16": 3}']
-)
-def test_a_broken_file_counts_as_empty(folder, text):
+@pytest.mark.parametrize("found", [{}, {"schedule": "Gemm"}, {"schedule": "Gemm", "options": 3}])
+def test_an_entry_that_lacks_something_is_none(folder, found):
+    cache.keep(str(Problem(8, 8, 8)), "GPU", found)
+    assert cache.load_entry(Problem(8, 8, 8), "GPU") is None
+
+
+def test_a_broken_file_is_ignored(folder):
     problem = Problem(8, 8, 8)
-    path = cache.store(problem, "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1))
-    assert json.loads(path.read_text())
-    path.write_text(text)
-    assert cache.load_entry(problem, "GPU") is None
+    cache.store(problem, "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)).write_text("{}")
+    with pytest.warns(RuntimeWarning, match="no entry of tmapipe's"):
+        assert cache.load_entry(problem, "GPU") is None
+
+
+def test_what_is_exported_is_imported_elsewhere(folder, monkeypatch, tmp_path):
+    problems = [Problem(m, 8, 8) for m in (8, 16)]
+    for problem in problems:
+        cache.store(problem, "GPU", cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), float(problem.m), 1))
+    assert tp.tuning.export_tuned(tmp_path / "tuned.json") == 2
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path / "other"))
+    assert cache.load_entry(problems[0], "GPU") is None and tp.tuning.import_tuned(tmp_path / "tuned.json") == 2
+    assert [cache.load_entry(problem, "GPU").us for problem in problems] == [8.0, 16.0]
+    monkeypatch.setattr(tp, "__version__", "9.0")  # what was found outlives an upgrade
+    assert cache.load_entry(problems[0], "GPU").us == 8.0
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"format": "tmapipe tuned 1"}',
+        '{"format": "tmapipe tuned 1", "entries": [3]}',
+        "[" * 9999,
+    ):
+        (tmp_path / "wrong.json").write_text(text)
+        with pytest.raises(tp.InputError, match="export_tuned has written"):
+            tp.tuning.import_tuned(tmp_path / "wrong.json")
+    for call in (tp.tuning.import_tuned, tp.tuning.export_tuned):
+        for path in (tmp_path / "none" / "x.json", 3):
+            with pytest.raises(tp.InputError, match=r"_tuned\(path\)"):
+                call(path)
+
+
+def test_compiling_processes_import_nothing_from_where_they_run(tmp_path, monkeypatch):
+    for name in ("cloudpickle", "attrs", "numpy", "pickle", "json"):
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    errors = compile_each([functools.partial(int, "no number")], tmp_path, 1)
+    assert "invalid literal for int" in errors[0] and not (tmp_path / "executed").exists()
 
 
 def store_many(first):
@@ -557,16 +596,6 @@ def test_writers_do_not_lose_each_others_entries(folder):
     with ProcessPoolExecutor(2) as pool:
         list(pool.map(store_many, (1, 21)))
     assert [cache.load_entry(Problem(m, 8, 8), "GPU").us for m in range(1, 41)] == list(range(1, 41))
-
-
-def test_a_writer_that_stopped_does_not_stop_others(folder, monkeypatch):
-    problem, entry = Problem(8, 8, 8), cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
-    path = cache.store(problem, "GPU", entry)
-    monkeypatch.setattr(cache, "PATIENCE", 0.05)
-    with open(path.with_suffix(".lock")) as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        cache.store(Problem(16, 8, 8), "GPU", entry)
-    assert cache.load_entry(Problem(16, 8, 8), "GPU") == cache.load_entry(problem, "GPU") == entry
 
 
 @pytest.mark.parametrize(
@@ -590,9 +619,9 @@ def test_an_entry_that_means_nothing_today_is_none(folder, candidate):
 
 def test_an_entry_with_a_tile_of_three_extents_is_none(folder):
     problem, good = Problem(8, 8, 8), cache.Entry(Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
-    path = cache.store(problem, "GPU", good)
+    cache.store(problem, "GPU", good)
     assert cache.load_entry(problem, "GPU") == good
-    path.write_text(path.read_text().replace("64,\n   64\n", "64,\n   64,\n   64\n"))
+    cache.keep(str(problem), "GPU", {**cache.recall_entry(str(problem), "GPU"), "tile": [64, 64, 64]})
     assert cache.load_entry(problem, "GPU") is None
 
 

@@ -26,15 +26,18 @@ _BEGIN = b"tmapipe 1 "  # then the hash of the rest, a line of JSON, and the con
 
 
 def cache_folder() -> Path:
-    """The folder TMAPIPE_CACHE_DIR if it is set, else tmapipe/ in XDG_CACHE_HOME or in ~/.cache; without a home, one among the
-    temporary files that belongs to this user alone."""
+    """The folder TMAPIPE_CACHE_DIR if it is set, else tmapipe/ among the user's caches (in XDG_CACHE_HOME, or as platformdirs
+    says); without a home, one among the temporary files that belongs to this user alone."""
     if chosen := os.environ.get("TMAPIPE_CACHE_DIR"):
         return Path(os.path.expanduser(chosen))
     caches = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "")
-    if os.path.isabs(caches):  # others are to be passed over (XDG Base Directory Specification)
+    if os.path.isabs(caches):
         return Path(caches, "tmapipe")
-    home = os.path.expanduser("~") if os.environ.get("HOME", "~") else ""
-    return Path(home, ".cache", "tmapipe") if os.path.isabs(home) else _of_nobody()
+    if not os.environ.get("HOME", "~") or not os.path.isabs(os.path.expanduser("~")):
+        return _of_nobody()
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("tmapipe", appauthor=False))
 
 
 def _of_nobody() -> Path:
@@ -141,13 +144,29 @@ def recall(kind: str, name: str) -> tuple[dict[str, Any], bytes] | None:
 def keep(kind: str, name: str, facts: dict[str, Any], content: bytes = b"") -> None:
     """Keeps *content*, with facts about it in JSON, for whoever asks for this name. What cannot be written is lost, with a
     warning."""
+    try:
+        put(kind, name, facts, content)
+    except OSError as error:
+        path = cache_folder() / kind / name
+        warnings.warn(f"{path} is not kept: {error.strerror or error}", RuntimeWarning, stacklevel=3)
+
+
+def put(kind: str, name: str, facts: dict[str, Any], content: bytes = b"") -> Path:
+    """As `keep`; returns the file. Raises `OSError` if it cannot be written."""
     path = cache_folder() / kind / name
     rest = json.dumps(facts, sort_keys=True).encode() + b"\n" + content
+    write(path, _BEGIN + _hash(name, rest) + b"\n" + rest)
+    _bound(path.parent)
+    return path
+
+
+def names(kind: str) -> list[str]:
+    """The names that `keep` has of a kind."""
+    folder = cache_folder() / kind
     try:
-        write(path, _BEGIN + _hash(name, rest) + b"\n" + rest)
-        _bound(path.parent)
-    except OSError as error:
-        warnings.warn(f"{path} is not kept: {error.strerror or error}", RuntimeWarning, stacklevel=3)
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError:
+        return []
 
 
 def _hash(name: str, rest: bytes) -> bytes:

@@ -16,7 +16,7 @@ from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, Wai
 from tmapipe.isa.effects import Kind as OperandKind
 from tmapipe.isa.ops import BarWait, MbarWait, TmaGather, TmaLoad
 from tmapipe.model.layout import Kind, Layout, Shapes
-from tmapipe.model.machine import Scheduler
+from tmapipe.model.machine import Scheduler, Watcher
 from tmapipe.model.run import bar_name, describe, lines, who
 from tmapipe.model.state import State
 from tmapipe.plan.rings import Ring
@@ -356,13 +356,14 @@ def check_operations(
     programs: Sequence[Sequence[Any]],
     shapes: Shapes | None = None,
     through_async: Container[str] = (),
+    *watchers: Watcher,
 ) -> tuple[list[Finding], int]:
     """(findings, transitions) for operations: one list per warp of the cluster, `Exit` last.
-    through_async: names of what TMA or wgmma access in other runs."""
+    through_async: names of what TMA or wgmma access in other runs; watchers: told of each transition."""
     check = LinearCheck(layout, shapes or {})
     error: PipelineError | None = None
     try:
-        run_segment(State(layout), [iter(program) for program in programs], check)
+        run_segment(State(layout), [iter(program) for program in programs], check, *watchers)
         check.finish(through_async)
     except PipelineError as stopped:
         error = stopped
@@ -375,9 +376,9 @@ def check_operations(
     return [*causes, *check.findings, *last], check.order
 
 
-def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck) -> None:
+def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck, *watchers: Watcher) -> None:
     """Executes these operations until all warps are through and nothing is in flight."""
-    Scheduler(state, programs, "fair", watchers=(check.watch,), max_steps=MAX_STEPS).run()
+    Scheduler(state, programs, "fair", watchers=(check.watch, *watchers), max_steps=MAX_STEPS).run()
 
 
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:

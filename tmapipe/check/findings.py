@@ -263,6 +263,7 @@ class Report(Drawn):
         outputs: In words, which outputs were looked at in a few problems alone, and why; of all others it is shown, for every
             shape that `trips` covers, that each element is stored once.
         partly: Outputs of which some elements are stored by nobody.
+        unfinished: Whether a limit of time that was given ended it.
     """
 
     name: str
@@ -274,6 +275,7 @@ class Report(Drawn):
     problem: Any = None
     outputs: tuple[str, ...] = ()
     partly: tuple[str, ...] = ()
+    unfinished: bool = False
 
     @property
     def errors(self) -> tuple[Finding, ...]:

@@ -29,6 +29,7 @@ from tmapipe.base.disk import cache_folder
 from tmapipe.command.compared import off, product, within
 from tmapipe.command.named import WRONG, Answer, answering, extents, filled, working
 from tmapipe.errors import InputError
+from tmapipe.tuning.compiling import export_tuned, import_tuned
 from tmapipe.tuning.problem import Problem
 from tmapipe.tuning.tuner import ranked
 
@@ -399,10 +400,20 @@ def cache(
     clear: Annotated[
         bool, typer.Option("--clear", help="Remove what is kept: it is made anew when it is needed.")
     ] = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write what tuning has found to a file.")
+    ] = None,
+    import_: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="Keep what is in such a file.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Says what the library keeps on disk, and where."""
+    """Says what the library keeps on disk, and where; takes what tuning has found to other machines."""
     with answering("cache", json_) as answer:
+        moved = {
+            **({} if import_ is None else {"imported": import_tuned(import_)}),
+            **({} if export is None else {"exported": export_tuned(export)}),
+        }
         folder = cache_folder()
         kinds: dict[str, list[Path]] = {}
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
@@ -418,8 +429,9 @@ def cache(
                 rule = f"cannot be removed: {error.strerror}"
                 raise InputError("--clear", str(path), rule, "make it yours, or set TMAPIPE_CACHE_DIR") from None
             removed += 1
-        answer.facts = {"folder": str(folder), "kinds": rows, "removed": removed}
+        answer.facts = {"folder": str(folder), "kinds": rows, "removed": removed, **moved}
         lines = [f"  {row['kind']}: {row['files']} files, {row['bytes']} bytes" for row in rows] or ["  nothing"]
+        lines += [f"{what} {count} entries" for what, count in moved.items()]
         answer.text = [str(folder), *lines, *([f"removed {removed} files"] if clear else [])]
 
 

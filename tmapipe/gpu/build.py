@@ -30,6 +30,7 @@ from tmapipe.gpu.copies import copy_tile
 from tmapipe.gpu.fragments import edge_of
 from tmapipe.gpu.isa import GpuIsa, emit
 from tmapipe.gpu.layouts import WORDS, cute_type, describe, full_shape, make_atom, to_core_first
+from tmapipe.gpu.watchdog import NUMBERS
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, fragments_held, trace
@@ -277,12 +278,14 @@ class Compiled:
         plan: What it was compiled from.
         code: The object file, and the function in it.
         used: What ptxas has noted, if that is known.
+        watched: Whether its waits end (`tmapipe.gpu.watchdog`).
         ptx, cubin: Kept if the build was asked to.
     """
 
     plan: Plan
     code: Code = attrs.field(repr=False)
     used: Resources | None = attrs.field(default=None, repr=False)
+    watched: bool = attrs.field(default=False, kw_only=True)
     ptx: str | None = attrs.field(default=None, repr=False)
     cubin: bytes | None = attrs.field(default=None, repr=False)
 
@@ -292,7 +295,7 @@ class Compiled:
 
         Tensors: one per name in `plan.arguments`, then, for a queued order, its counters (`COUNTERS` int32 that are 0), then
         memory for the descriptors that it makes. Numbers: how many clusters, then what the order adds, then `WORDS` of each
-        descriptor that the library encodes.
+        descriptor that the library encodes, then `NUMBERS` of a watched kernel.
         """
         return self.code.function
 
@@ -306,8 +309,9 @@ class Compiled:
 class _Kernel:
     """What CuTe DSL traces: `host` makes the TMA descriptors and launches `device`, which emits the program."""
 
-    def __init__(self, program: Traced, backend: type[GpuIsa]):
+    def __init__(self, program: Traced, backend: type[GpuIsa], watched: bool):
         self.program, self.schedule, self.plan, self.backend = program, program.schedule, program.plan, backend
+        self.watched = watched
 
     @cute.jit
     def host(self, tensors: list, numbers: list, stream: Any) -> None:
@@ -339,6 +343,7 @@ class _Kernel:
             addressed=SimpleNamespace(**{name: of[name] for name in plan.by_address}),
             scratch=tensors[count:],
             kept=numbers[1:kept],
+            **({"watch": numbers[-NUMBERS:]} if self.watched else {}),
         )
 
     def make_atoms(self, tensors: dict[str, Any], words: list) -> dict[str, Any]:
@@ -377,6 +382,7 @@ def build(
     *,
     keep: bool = False,
     unroll: bool = True,
+    watched: bool = False,
     backend: type[GpuIsa] | None = None,
     program: Traced | None = None,
 ) -> Compiled:
@@ -387,6 +393,7 @@ def build(
         ranks: Number of dimensions of each tensor; by default as declared.
         keep: Keep PTX and cubin.
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
+        watched: Waits end, and a launch takes `NUMBERS` more numbers.
         backend: The class that emits instructions, by default that of the architecture. Another may leave something out, to
             measure what it costs.
         program: The schedule's, if it has been traced.
@@ -401,6 +408,7 @@ def build(
     if plan.made:
         fakes.append(make_fake_tensor(Int64, (cute.sym_int(),), stride=(1,), assumed_align=8 * WORDS))
     numbers = [Int32(1)] * (1 + schedule.tiles.launch_words) + [Int64(0)] * (WORDS * len(plan.encoded))
+    numbers += [Int64(0)] * (NUMBERS * watched)
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     # Two traces at once in threads break CuTe DSL.
@@ -409,7 +417,7 @@ def build(
         program = program or trace(schedule, plan)
         try:
             made = cute.compile(
-                _Kernel(program, backend or backend_for(plan)).host,
+                _Kernel(program, backend or backend_for(plan), watched).host,
                 fakes,
                 numbers,
                 make_fake_stream(),
@@ -420,7 +428,8 @@ def build(
         finally:
             forget_ir()
         used = check_notes(plan, notes, functools.partial(fragments_held, program))
-    return Compiled(plan, Code.of(made), used, made.__ptx__ if keep else None, made.__cubin__ if keep else None)
+    ptx, cubin = (made.__ptx__, made.__cubin__) if keep else (None, None)
+    return Compiled(plan, Code.of(made), used, ptx, cubin, watched=watched)
 
 
 def _fake_tensor(plan: Plan, name: str, ranks: dict[str, int]) -> Any:

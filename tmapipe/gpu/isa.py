@@ -21,6 +21,7 @@ from tmapipe.gpu.copies import CopyEmitters, EncodedEmitters
 from tmapipe.gpu.fragments import load_edge
 from tmapipe.gpu.layouts import L2_POLICIES, moved_extents, pieces_of
 from tmapipe.gpu.matmuls import store_words
+from tmapipe.gpu.watchdog import WAIT, emit_wait, sites
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.plan.model import Load, Store
@@ -245,14 +246,16 @@ def emit(program: Traced, isa: GpuIsa) -> None:
     if "launch" in program.isa.symbols:
         in_machine, words = program.isa.symbols["launch"]
         symbols.update(zip(words, isa.launch_words(in_machine), strict=True))
-    _Emission(isa, symbols).block(program.nodes)
+    watched = {} if isa.watch is None else {id(site.node): i for i, site in enumerate(sites(program))}
+    _Emission(isa, symbols, watched).block(program.nodes)
 
 
 class _Emission:
-    """A method a node."""
+    """A method a node. watched: numbers of waits by the node's id, if waits end."""
 
-    def __init__(self, isa: GpuIsa, symbols: dict[Expr, Any]):
-        self.isa, self.values = isa, Values(isa, symbols)
+    def __init__(self, isa: GpuIsa, symbols: dict[Expr, Any], watched: dict[int, int]):
+        self.isa, self.values, self.watched = isa, Values(isa, symbols), watched
+        self.turns: list[Any] = []  # the iterations of the loops around
 
     def block(self, nodes: Sequence[Any]) -> None:
         for node in nodes:
@@ -274,7 +277,9 @@ class _Emission:
         def turn(i: Any, *now: Any) -> Any:
             self.values.bind(node.index, i, counts=True)
             names.bind(0, now)
+            self.turns.append(i)
             self.block(node.body)
+            self.turns.pop()
             return self._next(node.carried)
 
         found = control.loop(self.values.of(node.count), lambda *now: self.values.inside(turn, *now), registers)
@@ -353,6 +358,13 @@ class _Emission:
         self.isa.skip(state, self.values.of(slots), ring)
         self._answer(node, state)
 
+    def wait(self, node: Call) -> None:
+        barrier, stage, parity = map(self.operand, node.args)
+        if self.isa.watch is None:
+            self.isa.mbarrier_wait(barrier, stage, parity)
+        else:
+            emit_wait(self.isa, barrier, stage, parity, self.watched[id(node)], self.turns)
+
     def read_words(self, node: Call) -> None:
         slot, count, _ = node.args
         self._answer(node, self.isa.read_words(self.operand(slot), count, tuple))
@@ -408,10 +420,10 @@ NODES: dict[type, Callable[[_Emission, Any], None]] = {
     If: _Emission.branch,
     Call: _Emission.instruct,
 }
-#: Instructions that take a part of the program as an operand, or give what the model needs only.
+#: Instructions that take a part of the program as an operand, give what the model needs only, or can be watched.
 SPECIAL: dict[str, Callable[[_Emission, Call], None]] = {
     name: getattr(_Emission, name) for name in ("here", "skip", "read_words", "atomic_add", "ballot")
-}
+} | {WAIT: _Emission.wait}
 
 
 class _Names:

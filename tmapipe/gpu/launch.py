@@ -20,6 +20,7 @@ from tmapipe.gpu.build import Compiled
 from tmapipe.gpu.exporting import Memory, Packed, type_of
 from tmapipe.gpu.kernels import Caller, called, caller_of, capturing, gpcs, increment_version, kernel_for, stream_of
 from tmapipe.gpu.layouts import WORDS, encoded_words
+from tmapipe.gpu.watchdog import Watchdog, seconds_of
 from tmapipe.program.trace import Traced
 from tmapipe.tiles.dynamic import COUNTERS
 
@@ -159,9 +160,9 @@ class Launcher:
             MissingGpuError: There is no GPU.
             InputError: The GPU has another architecture than the plan.
         """
-        device = next(iter(bound.tensors.values())).device
+        device, seconds = next(iter(bound.tensors.values())).device, seconds_of(schedule)
         with uncaptured(device):
-            compiled = compiled_for(schedule, bound, gate)
+            compiled = compiled_for(schedule, bound, gate, watched=seconds is not None)
             plan, self.name = compiled.plan, compiled.plan.name
             self.device, self.index = device, device.index or 0
             resident = resident_clusters(self.index, plan.cluster_size)
@@ -171,6 +172,9 @@ class Launcher:
             function = compiled.function
         for load in plan.encoded:
             numbers += encoded_words(load, bound.tensors[load.argument])
+        self.watchdog = None if seconds is None else Watchdog(schedule, plan, bound.dtypes, seconds)
+        if self.watchdog is not None:
+            numbers += self.watchdog.numbers
         self.inputs = len(plan.arguments) - len(plan.stores)
         self.names = tuple(bound.tensors)
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
@@ -221,8 +225,9 @@ class Launcher:
         return results[0] if len(results) == 1 else tuple(results)
 
     def caller(self, tensors: Sequence[Any], names: Sequence[str], out: Any, like: Sequence[Any] = ()) -> Caller | None:
-        """As `tmapipe.gpu.kernels.caller_of`; None in a capture, or after several that did not take their own tensors."""
-        if capturing() or self.callers >= MOST_CALLERS:
+        """As `tmapipe.gpu.kernels.caller_of`; None in a capture, after several that did not take their own tensors, or if
+        launches are waited for."""
+        if capturing() or self.callers >= MOST_CALLERS or self.watchdog is not None:
             return None
         self.callers += 1
         return caller_of(self, tensors, names, out, like)
@@ -249,6 +254,8 @@ class Launcher:
             launched = self.packed.launch(addresses, stream)
         if not launched:
             self.fail(arguments)
+        if self.watchdog is not None:
+            self.watchdog.wait()
 
     def fail(self, arguments: Sequence[Any]) -> None:
         """Raises what the kernel's host code says of a launch that it has refused."""
@@ -309,7 +316,7 @@ class Prepared:
         self.begin = bound.begin_sums if set(bound.made) & set(bound.added_to) else None
         self.packed = packed = launcher.packed
         self.call, self.handle, self.count, self.place = packed.call, packed.handle, packed.count, packed.stream
-        self.plain = launcher.one_device and not launcher.scratch
+        self.plain = launcher.one_device and not launcher.scratch and launcher.watchdog is None
         self.index, self.stream_of, self.free = (
             launcher.index,
             stream_of,
@@ -413,15 +420,15 @@ def _capture(stream: int) -> int:
     return int(number)
 
 
-def compiled_for(schedule: Schedule, bound: Bound, gate: Gate) -> Compiled:
+def compiled_for(schedule: Schedule, bound: Bound, gate: Gate, watched: bool = False) -> Compiled:
     """The compiled kernel for these tensors, of the schedule's or as `kernel_for` finds it."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
-    key = _key({name: bound.dtypes[name].name for name in ranks}, ranks)
+    key = watched, _key({name: bound.dtypes[name].name for name in ranks}, ranks)
     cache: dict[Any, Compiled] = schedule.__dict__.setdefault("_compiled", {})
     if key not in cache:
         plan = schedule.plan(bound.dtypes)
         _check_device(next(iter(bound.tensors.values())).device, plan.arch)
-        cache[key] = kernel_for(schedule, plan, ranks, gate)
+        cache[key] = kernel_for(schedule, plan, ranks, gate, watched)
     return cache[key]
 
 
@@ -433,7 +440,7 @@ def adopt(schedule: Schedule, compiled: Compiled, ranks: dict[str, int]) -> None
     """
     types = {part.argument: part.buffer.dtype.in_memory.name for part in compiled.plan.transfers}
     types |= dict.fromkeys(compiled.plan.tables, int32.name)
-    schedule.__dict__.setdefault("_compiled", {})[_key(types, ranks)] = compiled
+    schedule.__dict__.setdefault("_compiled", {})[compiled.watched, _key(types, ranks)] = compiled
 
 
 def _key(types: dict[str, str], ranks: dict[str, int]) -> tuple[tuple[str, str, int], ...]:

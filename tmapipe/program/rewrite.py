@@ -7,6 +7,7 @@ import ast
 import functools
 import inspect
 import os
+import sys
 import sysconfig
 import threading
 import types
@@ -329,9 +330,10 @@ def _may_catch_division(handler: ast.ExceptHandler) -> bool:
 # Functions, rewritten: which are, and how one is made of the rewritten syntax tree.
 #
 # Rewritten are the user's functions (and those of `tmapipe.schedules`), when they are called from a body: methods,
-# closures, lambdas, functions of other modules. Python's own, those of packages and of this library run as they are;
-# so does a function without source, and a coroutine. What runs as it is runs once, while the body is traced; it sees
-# numbers that only the kernel knows as objects with arithmetic, and can't decide by them.
+# closures, lambdas, functions of other modules, and those of the installed package in which a schedule is written.
+# Python's own, those of other packages and of this library run as they are; so does a function without source, and a
+# coroutine. What runs as it is runs once, while the body is traced; it sees numbers that only the kernel knows as
+# objects with arithmetic, and can't decide by them.
 
 
 _LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
@@ -395,12 +397,30 @@ class _Helper:
 _HELPER = types.CellType(_Helper())
 
 
+_homes: set[str] = set()  # folders of installed packages that have schedules, and such modules
+
+
+def note_home(schedule: type) -> None:
+    """Lets functions be rewritten of packages in which a schedule or a base of it is written, wherever they are installed."""
+    for kind in schedule.__mro__:
+        top = sys.modules.get(kind.__module__.partition(".")[0])
+        if top is None or top is tmapipe or top.__name__ in ("builtins", *_CALLED):
+            continue
+        folders = [os.path.join(os.path.abspath(each), "") for each in getattr(top, "__path__", ())]
+        files = [os.path.abspath(str(top.__file__))] if getattr(top, "__file__", None) and not folders else []
+        if not _homes.issuperset((*folders, *files)):
+            _homes.update((*folders, *files))
+            is_users_file.cache_clear()
+
+
 @functools.lru_cache(maxsize=4096)
 def is_users_file(file: str) -> bool:
     """Whether functions of a file of this name are rewritten."""
     path = os.path.abspath(file)
     if path.startswith(_LIBRARY):
         return path.startswith(_SCHEDULES)
+    if path.startswith(tuple(_homes)):
+        return True
     return not path.startswith(_PACKAGES) and "site-packages" not in path and not file.startswith("<frozen")
 
 

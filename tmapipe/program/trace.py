@@ -22,7 +22,7 @@ from tmapipe.program.control import Tracing
 from tmapipe.program.expressions import FOLD, Call, Expr, For, Function, If, Let, Var, While, resolve, show
 from tmapipe.program.isa import TracingIsa
 from tmapipe.program.python_text import code_of, parts
-from tmapipe.program.rewrite import tracing
+from tmapipe.program.rewrite import note_home, tracing
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -52,6 +52,7 @@ class Traced:
 def trace(schedule: Any, plan: Any = None) -> Traced:
     """plan: of the schedule, by default as its dtypes are declared."""
     plan = plan or schedule.plan()
+    note_home(type(schedule))
     tracer = Tracing()
     isa = TracingIsa(plan, tracer)
     before = dict(vars(schedule))

@@ -1,5 +1,4 @@
-"""Whether `while` loops of bodies end. The proof goes through any number of iterations: that there is a last one is shown
-here.
+"""Whether `while` loops of bodies end. The proof goes through any number of iterations; that there is a last one, this shows.
 
 A loop ends if its condition says that a number is at least 0, alone or with others, and each iteration makes it less. Where
 entries of tables or answers decide, that they let the loop end is taken for granted.
@@ -14,7 +13,7 @@ import attrs
 from tmapipe.check.findings import Finding
 from tmapipe.model.layout import Kind
 from tmapipe.model.run import lines
-from tmapipe.program.expressions import For, If, While
+from tmapipe.program.expressions import Call, For, If, While
 from tmapipe.prove.bodies import Bodies, Walk
 from tmapipe.prove.problem import DATA
 from tmapipe.prove.solver import arithmetic, replaced
@@ -68,6 +67,11 @@ class _Ends(Walk):
 
     def _ask(self, value: Any, node: Any) -> None:
         pass
+
+    def _Call(self, node: Call) -> None:
+        super()._Call(node)
+        for result in node.results:  # of instructions that answer, such as counters
+            self.env.setdefault(result, leaf("answer", result.name, id(result)))
 
     def _If(self, node: If) -> None:
         condition = truth(self.number(node.condition))

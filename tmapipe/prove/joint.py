@@ -19,6 +19,7 @@ from tmapipe.errors import HazardError, PipelineError
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import State
 from tmapipe.prove.loops import Loops
+from tmapipe.prove.patience import OF_PROOF, OutOfTime, doing
 from tmapipe.prove.places import Places
 from tmapipe.prove.positions import Future, Positions, stages_of
 from tmapipe.prove.recurrence import Driver, RunState, TooMany
@@ -38,7 +39,8 @@ class Proof:
     """What was found.
 
     closed: whether all runs are safe; states: how many are in the set; events: transitions executed; why: if not closed, what
-    is in the way; free: values that were taken to be anything; facts: what is decided where it stopped.
+    is in the way; free: values that were taken to be anything; facts: what is decided where it stopped; unfinished: whether
+    the time was over.
     """
 
     closed: bool
@@ -47,6 +49,7 @@ class Proof:
     why: str = ""
     free: tuple[str, ...] = ()
     facts: frozenset[Sym] = frozenset()
+    unfinished: bool = False
 
 
 def prove(program: Any) -> Proof:
@@ -54,12 +57,13 @@ def prove(program: Any) -> Proof:
     teams = any(role.teams > 1 for role in program.plan.roles)
     search = Search(program, not teams)
     error = search.error()
-    if error is not None and search.joined:
+    if error is not None and search.joined and not isinstance(error, OutOfTime):
         search = Search(program, not teams, joining=False)
         error = search.error()
     why = "" if error is None else str(error).split("\n")[0]
     facts = frozenset() if error is None else search.facts()
-    return Proof(error is None, search.count, search.log.order, why, tuple(sorted(search.loops.free)), facts)
+    free, late = tuple(sorted(search.loops.free)), isinstance(error, OutOfTime)
+    return Proof(error is None, search.count, search.log.order, why, free, facts, late)
 
 
 class Search:
@@ -90,10 +94,14 @@ class Search:
     def error(self) -> Exception | None:
         """Why it does not close, or None."""
         try:
-            self.run()
-        except (Stopped, Open, HazardError) as error:
+            with doing(self._so_far, OF_PROOF):
+                self.run()
+        except (Stopped, Open, HazardError, OutOfTime) as error:
             return error
         return None
+
+    def _so_far(self) -> str:
+        return f"{self.count} states between iterations so far, {self.log.order} operations"
 
     def run(self) -> None:
         while True:

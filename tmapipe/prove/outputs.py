@@ -22,6 +22,7 @@ from tmapipe.program.expressions import Expr
 from tmapipe.program.isa import Reduction
 from tmapipe.program.trace import replay
 from tmapipe.prove.bodies import Bodies
+from tmapipe.prove.patience import look
 from tmapipe.prove.problem import DATA, Move, NoNumber, Problem, Visit, is_turn, value_of
 from tmapipe.prove.stores import MOST, Clash, Grid, Output, Shown, counts_to, left_out, painted, show
 from tmapipe.prove.symbols import Sym, add, leaf, leaves, parts, text
@@ -35,6 +36,9 @@ from tmapipe.tiles.order import rows_of
 # as tiles along that dimension have less: an error, unless a `Dim` bounds it. Without such a word the tile's part may
 # be what is meant, as in a scale a block: a note. So is what nobody loads, since a program may leave something out on
 # purpose.
+
+
+MOST_TURNS = 10_000  # of the loops around a load
 
 
 def look_at_extents(bodies: Bodies, grid: Grid) -> list[Finding]:
@@ -145,11 +149,14 @@ def _left_out(grid: Grid, moves: Iterable[Move], i: int, dim: str) -> str:
 
 
 def _mark(loaded: np.ndarray, move: Move, i: int, values: dict[Sym, int]) -> bool:
-    """Marks what a move loads in all turns of its loops; whether that has a number."""
+    """Marks what a move loads in all turns of its loops; whether that has a number, and they are not too many to look at."""
     loops = [(key, count) for key, count in move.loops if key in leaves(move.at[i])]
     try:
-        turns = itertools.product(*(range(value_of(count, values)) for _, count in loops))
-        for turn in turns:
+        counts = [max(0, value_of(count, values)) for _, count in loops]
+        if math.prod(counts) > MOST_TURNS:
+            return False
+        for turn in itertools.product(*map(range, counts)):
+            look()
             start = value_of(move.at[i], {**values, **dict(zip((key for key, _ in loops), turn, strict=True))})
             loaded[max(0, start) : max(0, start + move.part.part[i])] = True
     except NoNumber:

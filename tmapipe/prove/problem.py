@@ -18,6 +18,7 @@ from tmapipe.model.layout import Layout, Shapes, locate
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.program.expressions import Call, For, If, While
 from tmapipe.program.trace import operations
+from tmapipe.prove.patience import look
 from tmapipe.prove.symbols import Sym, leaf
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _run_cluster(program: Any, layout: Layout, problem: Problem, most: int) -> t
             programs = operations_of(program, layout, problem, most, located)
         except PipelineError as error:
             return refused(error, LinearCheck(layout, problem.shapes)), 0
-        return check_operations(layout, programs, problem.shapes, through_async)
+        return check_operations(layout, programs, problem.shapes, through_async, look)
 
     through_async = _through_async(program.nodes)
     found, steps = once(False)
@@ -196,6 +197,7 @@ def operations_of(
     def take(op: Any) -> None:
         nonlocal count
         count += 1
+        look()
         if count > most:
             raise TooLarge(locate())
         own.append(op._replace(where=locate()) if located else op)

@@ -16,6 +16,7 @@ from tmapipe.isa.ops import Flight
 from tmapipe.model.barriers import REGISTERS
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import APPLY, WAITS, State
+from tmapipe.prove.patience import look_now
 from tmapipe.prove.positions import CLUSTER, FactKey, Future, Here, Positions
 from tmapipe.prove.walker import Walker
 
@@ -352,8 +353,10 @@ class Driver:
                 at[key] = (stage - skipped.get(key[::2], 0)) % around if skipped else stage
             if woken or started:
                 self._go_on()
-            if log.order > self.limit:
-                raise TooMany
+            if not log.order & 63:
+                look_now()
+                if log.order > self.limit:
+                    raise TooMany
 
     def _move_all(self) -> None:
         """One step of every engine that can take one now."""

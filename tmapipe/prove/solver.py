@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tmapipe.prove.patience import look_now
 from tmapipe.prove.symbols import (
     Sym,
     add,
@@ -271,6 +272,7 @@ class Solver:
     ) -> tuple[bool, int]:
         """(whether they may hold, how many cases are left to look at). rows: sums that are at least 0. settled: terms of whose
         cases one has been taken, or is among the conditions."""
+        look_now()
         todo, rows = list(todo), list(rows)
         choices: list[Choice] = []
         while todo:

@@ -4,6 +4,7 @@ processes."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import itertools
@@ -21,13 +22,13 @@ from tmapipe.check.findings import Finding, Report
 from tmapipe.check.linear import LinearCheck
 from tmapipe.check.trip_counts import budget_findings, placed
 from tmapipe.errors import InputError, PipelineError, UnsafeError
-from tmapipe.model.layout import Kind, Layout, line_of
-from tmapipe.model.run import lines
+from tmapipe.model.layout import Layout, line_of
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.endless import look_at_loops
 from tmapipe.prove.joint import prove
 from tmapipe.prove.outputs import Outputs, look_at_outputs, uneven_starts
+from tmapipe.prove.patience import OutOfTime, doing, given, patience
 from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, run_problem, solutions
 from tmapipe.prove.symbols import Sym, parts
 
@@ -192,6 +193,8 @@ def _tables(sizes: Sizes, names: set[str]) -> Iterator[dict[str, Any]]:
 EVERY = "every trip count"
 MAX_EVENTS = 500_000  # of all problems that are run for errors; then the answer is "up to"
 LARGE = 100_000  # operations of a problem that need not be looked at
+#: What numbers of a problem can raise. Others pass: they come from outside, as what a handler of a signal raises.
+ERRORS = (PipelineError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def check_schedule(
@@ -199,16 +202,22 @@ def check_schedule(
     dtypes: Mapping[str, DType | str] | None = None,
     arch: str | None = None,
     program: Traced | None = None,
+    seconds: float | None = None,
 ) -> Report:
     """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster. program: if it has been
-    traced."""
+    traced; seconds: for which it may look, or else what TMAPIPE_CHECK_SECONDS says."""
     started = time.perf_counter()
+    limit = given(seconds)
     plan = schedule.plan(dtypes, arch=arch)
     with ONE_AT_A_TIME, _collector_at_rest():
         try:
-            report = _Check(program or trace(schedule, plan)).report()
+            program = program or trace(schedule, plan)
+            with patience(plan.name, limit):
+                report = _Check(program).report()
         except PipelineError as error:
             report = Report(plan.name, tuple(refused(error, LinearCheck(Layout(plan), {}))), "no trip count")
+        except OutOfTime as error:
+            report = Report(plan.name, (), f"up to 0 output tiles a CTA; not shown: {error}", unfinished=True)
     found = placed(schedule, plan, ordered([*budget_findings(plan), *report.findings]))
     return attrs.evolve(report, findings=found, seconds=time.perf_counter() - started)
 
@@ -250,7 +259,8 @@ class _Check:
     """The check of one schedule.
 
     found: findings of all runs; wrong: the problem of which they are; events: transitions executed; runs: in words, what was
-    shown and how; failed: a problem in which a body fails, and how; size: (tiles, steps) of the largest problem.
+    shown and how; failed: a problem in which a body fails, or that is too large, and how; size: (tiles, steps) of the largest
+    problem; unfinished: whether the time was over before all was looked at.
     """
 
     def __init__(self, program: Traced):
@@ -267,6 +277,7 @@ class _Check:
         self.runs: list[str] = []
         self.failed = ""
         self.size = 0, 0
+        self.unfinished = False
 
     def report(self) -> Report:
         """The verdict."""
@@ -278,7 +289,7 @@ class _Check:
         if left and self._safe:
             fix = "store it in the body of its role, or leave the stage out"
             raise InputError(left[0], None, f"is an output of {self.plan.name} that no body stores", fix)
-        outputs = look_at_outputs(self.bodies) if self._safe else Outputs()
+        outputs = self._outputs() if self._safe else Outputs()
         return Report(
             self.plan.name,
             (*self.found, *outputs.findings),
@@ -288,7 +299,16 @@ class _Check:
             problem=self.wrong,
             outputs=outputs.open,
             partly=outputs.partly,
+            unfinished=self.unfinished,
         )
+
+    def _outputs(self) -> Outputs:
+        try:
+            with doing(lambda: "looking at outputs"):
+                return look_at_outputs(self.bodies)
+        except OutOfTime as error:
+            self.unfinished = True
+            return Outputs(open=(f"outputs are not looked at: {error}",))
 
     @property
     def _safe(self) -> bool:
@@ -298,6 +318,7 @@ class _Check:
         """For which trip counts the findings hold. endless: a loop that is not known to end, in words, or empty."""
         proof = prove(self.program)
         self.events += proof.events
+        self.unfinished = proof.unfinished
         if proof.closed and not self.uneven and not endless:
             self.runs.append(f"closed: {proof.states} states between iterations")
             self._run((problem, False) for problem in self._whole())  # of which none may be like a given one
@@ -325,16 +346,24 @@ class _Check:
         for problem, every in given:
             try:
                 most = MAX_EVENTS if every else LARGE
-                found, events, problem = run_problem(self.program, self.bodies.layout, problem, most)
+                with doing(functools.partial("looking for errors in {}".format, problem.text)):
+                    found, events, problem = run_problem(self.program, self.bodies.layout, problem, most)
             except TooLarge as error:
                 if not every:
                     continue
-                found, events = [_too_large(error)], 0
-            except Exception as error:
+                said = f"with {problem.text} more than {most} operations come, the last at {error.where}"
+                self.failed = self.failed or said
+                self.runs.append(said)
+                return  # later ones are no smaller
+            except OutOfTime as error:
+                self.unfinished = True
+                self.runs.append(str(error))
+                return
+            except ERRORS as error:
                 if every:
                     raise
-                said = error if isinstance(error, PipelineError) else f"{error}. At {line_of(error)}."
-                said = f"a body fails with {problem.text}: {said}"
+                at = "" if isinstance(error, PipelineError) else f". At {line_of(error)}."
+                said = f"a body fails with {problem.text}: {error}{at}"
                 self.failed = self.failed or said  # maybe no problem is like this
                 self.runs.append(said)
                 continue
@@ -347,12 +376,6 @@ class _Check:
                 self.wrong = problem
             if not self._safe or self.in_problems > MAX_EVENTS:
                 return
-
-
-def _too_large(error: TooLarge) -> Finding:
-    text = f"stopped after recording {MAX_EVENTS} operations (max_steps), at {error.where}"
-    fix = "let each loop of a body end, or check a smaller problem"
-    return Finding(Kind.LIMIT, text, fix, where=lines([error.where]))
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
@@ -384,7 +407,10 @@ def require_safe_once(
         name = hashlib.sha256(f"{identity} {disk.library()}".encode()).hexdigest()
         found = _kept(name)
         if found is None:
-            found = _proved(schedule, dtypes, program)
+            report = require_safe(schedule, dtypes, program)
+            found = () if report is None else report.partly
+            if report is None or report.unfinished:
+                return found  # nothing to keep: more time may show an error
             disk.keep("verdicts", name, {"safe": True, "partly": found})
         known[identity] = found
     return known[identity]

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,15 @@ class Attention(Schedule):
         if window is not None and not (is_count(window) and causal):
             rule = "is a positive number of keys, of causal attention"
             raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
-        tile = tile or (rows_of(d, width), 1, keys_of(d, width, rows_of(d, width)))
-        if len(tile) != 3 or not all(map(is_count, tile)) or tile[0] * tile[1] % 64:
+        if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real) or not abs(scale) < 1e30):
+            raise InputError("Attention(scale)", scale, "is a finite number", "e.g. 0.125")
+        if score is not None and not callable(score):
+            rule = "is a function of scores, and of where they are"
+            raise InputError("Attention(score)", score, rule, "pass a function")
+        if tiles is not None and not isinstance(tiles, TileOrder):
+            raise InputError("Attention(tiles)", tiles, "is an order of output tiles", "e.g. PersistentTiles()")
+        tile = (rows_of(d, width), 1, keys_of(d, width, rows_of(d, width))) if tile is None else tile
+        if not isinstance(tile, tuple) or len(tile) != 3 or not all(map(is_count, tile)) or tile[0] * tile[1] % 64:
             rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
             raise InputError("Attention(tile)", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
         queries, packed, n = tile

@@ -109,6 +109,7 @@ def logsumexp(x: Any, y: Any) -> Any:
 
 def words_of(target: Any, x: Any) -> Any:
     """Targets of rows *x*, as a matrix of words of 32 bits. Raises `InputError` for other types or shapes."""
+    check_kind("x", x)
     check_kind("target", target)
     if tuple(target.shape) != tuple(x.shape[:-1]) or str(target.dtype).removeprefix("torch.") not in WORDS:
         found, rule = (tuple(target.shape), str(target.dtype)), f"is int64 or int32 of {tuple(x.shape[:-1])}"
@@ -387,7 +388,7 @@ class Reduce(RowKernel):
     schedule = ReduceRows
 
     def __init__(self, operation: str = "sum"):
-        if operation not in OPERATIONS:
+        if not isinstance(operation, str) or operation not in OPERATIONS:
             raise InputError("Reduce(operation)", operation, f"is one of {', '.join(OPERATIONS)}", 'e.g. "sum"')
         super().__init__()
         self.operation = operation

@@ -15,7 +15,7 @@ from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_kind
 from tmapipe.bind.tensors import is_contiguous, new_like
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
@@ -54,6 +54,10 @@ class ElementwiseRows(Rows):
     def __init__(
         self, form: RowForm, function: Callable[..., Any], kinds: tuple[str, ...] = ("x",), stored: int = ALIGNMENT
     ):
+        if not callable(function):
+            raise InputError("ElementwiseRows(function)", function, "is a function of fragments", "pass a function")
+        if not isinstance(kinds, tuple) or not kinds or not all(kind in ("x", "n", "m") for kind in kinds):
+            raise InputError("ElementwiseRows(kinds)", kinds, 'is "x", "n" or "m" of each argument', 'e.g. ("x", "n")')
         self.function, self.kinds = function, kinds
         self.loaded = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "x")
         self.columns = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "n")
@@ -176,6 +180,20 @@ class ElementwiseTiles(Schedule):
         each: int | None = None,
         outputs: int = 1,
     ):
+        if not callable(function):
+            raise InputError("ElementwiseTiles(function)", function, "is a function of fragments", "pass a function")
+        pairs = isinstance(inputs, tuple) and all(
+            isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) and each[1] in (1, 2, 4, 8)
+            for each in inputs
+        )
+        if not pairs:
+            rule = "is, of each argument, its dimensions and the bytes of an element"
+            raise InputError("ElementwiseTiles(inputs)", inputs, rule, 'e.g. (("m n", 2),)')
+        if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(is_count, tile)):
+            raise InputError("ElementwiseTiles(tile)", tile, "is (rows, columns)", "e.g. (2, 2048)")
+        for name, value in (("ctas", ctas), ("each", each)):
+            if value is not None and not is_count(value):
+                raise InputError(f"ElementwiseTiles({name})", value, "is a positive number", "leave it out")
         self.function, self.inputs, self.over = function, inputs, dims
         self.work = Role(warps=min(4, max(1, tile[0] * tile[1] // 512)))
         self.results = ("y",) if outputs == 1 else tuple(f"y{i}" for i in range(outputs))

@@ -17,7 +17,7 @@ from tmapipe.bind.bound import Bound, check_apart, check_kind, of_sums
 from tmapipe.bind.tensors import match, new_like, signature
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix, StoreForm
-from tmapipe.errors import InputError, moved
+from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Carried
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.matmul import RegisterTile, Wgmma
@@ -25,7 +25,7 @@ from tmapipe.parts.stages import Table
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import AddParts, Fused
-from tmapipe.schedules.mainloop import OLD_KEYWORDS, Cooperative, Operand, PingPong
+from tmapipe.schedules.mainloop import Cooperative, Operand, PingPong
 from tmapipe.store_pipeline import TmaStoreStage
 from tmapipe.tiles.grouped import SplitKTiles
 from tmapipe.tiles.order import TileOrder
@@ -298,7 +298,6 @@ class Gemm(Fused):
     shared: dict[str, str | None] = {"a": "n", "b": "m"}  # noqa: RUF012 - never changed
     products = {"mma": "b"}  # noqa: RUF012 - never changed; accumulators: name of the `Wgmma` -> that of its second operand
 
-    @moved(OLD_KEYWORDS)
     def __init__(
         self,
         tile: tuple[int, int, int] = (128, 256, 64),

@@ -8,6 +8,7 @@ from typing import Any
 from tmapipe import math
 from tmapipe.base.arithmetic import Dim, ceil_div, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.bind.bound import check_kind
 from tmapipe.bind.tensors import new_like
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
@@ -370,6 +371,7 @@ class RmsNormBackward(RowKernel):
         Raises:
             InputError: For shapes or types that do not fit.
         """
+        check_kind("x", x)
         height = math_.prod(x.shape[:-1])
         if not height:
             raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")

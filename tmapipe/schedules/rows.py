@@ -76,6 +76,9 @@ class Rows(Schedule):
     tables: tuple[str, ...] = ()
 
     def __init__(self, form: RowForm, stored: int = ALIGNMENT):
+        if not isinstance(form, RowForm):
+            name = f"{type(self).__name__}(form)"
+            raise InputError(name, form, "says how rows are shared out", "e.g. row_form(1024), of schedules.rowform")
         self.form = form
         self.over = "m" if form.apart == 1 else "a b"
         self.tiles = GridTiles(Grouped(1), form.share, form.each)
@@ -369,8 +372,12 @@ class RowKernel:
                 if found is not None:
                     return found
         first, numbers = next(iter(loaded.values())), numbers or {}
+        for name, x in loaded.items():
+            check_kind(name, x)
         rows = {name: as_matrix(name, x) for name, x in loaded.items()}
         for name, x in (*loaded.items(), *stored.items(), *numbers.items()):
+            if x is not None:
+                check_kind(name, x)
             wanted = tuple(first.shape[:-1] if name in numbers else first.shape)
             if x is not None and tuple(x.shape) != wanted:
                 raise InputError(f"{name}.shape", tuple(x.shape), f"is that of x, {wanted}", "make it so")

@@ -6,8 +6,7 @@ that no kernel takes are computed by torch itself; `fallbacks` counts such calls
 they are errors.
 """
 
-from tmapipe.torch.attention import scaled_dot_product_attention
-from tmapipe.torch.operators import fallbacks, gemm, kernels_only, linear, register, rms_norm, softmax
+from tmapipe.errors import needed
 
 __all__ = [
     "fallbacks",
@@ -19,3 +18,8 @@ __all__ = [
     "scaled_dot_product_attention",
     "softmax",
 ]
+
+
+with needed("torch", "torch", "for its operators"):
+    from tmapipe.torch.attention import scaled_dot_product_attention
+    from tmapipe.torch.operators import fallbacks, gemm, kernels_only, linear, register, rms_norm, softmax

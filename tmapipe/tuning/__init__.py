@@ -7,6 +7,7 @@ disk. ``autotune`` measures which parameters of a function that makes schedules 
 
 from tmapipe.tuning.autotune import AutoTuned, Choice, autotune
 from tmapipe.tuning.candidates import candidates
+from tmapipe.tuning.compiling import export_tuned, import_tuned
 from tmapipe.tuning.cost import estimate
 from tmapipe.tuning.problem import Candidate, Device, Problem
 from tmapipe.tuning.tuner import Tuned, choose, choose_conv, ranked, tune
@@ -23,6 +24,8 @@ __all__ = [
     "choose",
     "choose_conv",
     "estimate",
+    "export_tuned",
+    "import_tuned",
     "ranked",
     "tune",
 ]

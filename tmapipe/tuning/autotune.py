@@ -75,6 +75,8 @@ def autotune(
     for name, values in space.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise InputError(f"autotune(space[{name!r}])", values, "is a sequence of values", "e.g. (4, 8)")
+    if key is not None and not callable(key):
+        raise InputError("autotune(key)", key, "is a function of the tensors", "leave it out")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise InputError("autotune(most)", most, "is a positive number of candidates", "leave it out")
     return lambda make: AutoTuned(make, dict(space), key, most, jobs, progress)
@@ -125,6 +127,15 @@ class AutoTuned:
         """
         return self.choice(*tensors, out=out, **named).schedule(*tensors, out=out, **named)
 
+    def _fixed(self, tensors: Any, named: Any) -> Parameters:
+        """What the key says of a call."""
+        found = {} if self.key is None else self.key(*tensors, **named)
+        if not isinstance(found, Mapping):
+            raise InputError(
+                "autotune(key)", found, "returns arguments by name, in a dictionary", 'e.g. {"columns": 128}'
+            )
+        return dict(found)
+
     def choice(self, *tensors: Any, out: Any = None, **named: Any) -> Choice:
         """What is taken for these tensors, measured if it has not been.
 
@@ -132,7 +143,7 @@ class AutoTuned:
             tensors, out, named: As of a call of the schedule.
         """
         given = [*tensors, *named.values(), *(() if out is None else (out,))]
-        fixed = {} if self.key is None else dict(self.key(*tensors, **named))
+        fixed = self._fixed(tensors, named)
         kinds = tuple((str(x.dtype), x.ndim) for x in given)
         shapes = () if self.key is not None else tuple(tuple(x.shape) for x in given)
         found = json.dumps([sorted(fixed.items()), kinds, tuple(named), out is None, shapes], default=str)
@@ -146,7 +157,7 @@ class AutoTuned:
         Args:
             tensors, out, named: As of a call of the schedule.
         """
-        fixed = {} if self.key is None else dict(self.key(*tensors, **named))
+        fixed = self._fixed(tensors, named)
         good: list[Parameters] = []
         bad: dict[int, str] = {}
         for number, values in enumerate(itertools.product(*self.space.values())):

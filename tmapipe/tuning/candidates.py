@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tmapipe.base.arithmetic import ceil_div
+from tmapipe.errors import check_type
 from tmapipe.schedules.mainloop import in_shares
 from tmapipe.tuning.problem import SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
@@ -64,6 +65,8 @@ MOST_PARTS_BYTES = 512e6  # of the workspace
 
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
     """All candidates for *problem* on *device*, whether they fit in shared memory or not (`Candidate.can_be_built` tells)."""
+    check_type("candidates(problem)", problem, Problem, "e.g. Problem.of(a, b)")
+    check_type("candidates(device)", device, Device, "e.g. Device.current()")
     few = problem.batch * problem.m * problem.n <= FEW_WAVES * device.multiprocessors * 128 * 256
     fitted = few or min(problem.m, problem.n) <= NARROW
     alongs = ("m", "n") if fitted and problem.out.bytes == 2 else ("m",)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
+import hashlib
 import json
 import os
 import pickle
 import queue
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import attrs
 
 import tmapipe
-from tmapipe.base.disk import cache_folder, locked, read, write
+from tmapipe.base import disk
 from tmapipe.epilogue.epilogue import Epilogue
 from tmapipe.errors import InputError, MissingPackageError, needed
 from tmapipe.schedule import Schedule
@@ -39,9 +38,18 @@ if TYPE_CHECKING:
 # Compiling many schedules at once, in processes of their own, since two compilations in one process break CuTe DSL.
 #
 # Each process proves its schedules (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller
-# loads. Run as a program, this module is such a process: it reads jobs from its standard input and writes one line
-# for each that is done. Jobs are sent with cloudpickle, which takes functions that pickle does not.
+# loads. Such a process runs `main`: it reads jobs from its standard input and writes one line for each that is done.
+# It looks for modules where its parent does, before it imports anything else, and not in the folder that it happens
+# to run in. Jobs are sent with cloudpickle, which takes functions that pickle does not.
 
+
+#: What such a process begins with: only then does it know where the library is.
+_BEGIN = """
+import json, sys
+sys.path[:] = json.loads(sys.stdin.buffer.readline())
+from tmapipe.tuning.compiling import main
+main()
+"""
 
 #: Makes a schedule, and says the types and the numbers of dimensions of its tensors.
 Job = Callable[[], tuple[Schedule, Mapping[str, Any], dict[str, int]]]
@@ -140,7 +148,11 @@ def compile_each(
     threads = [
         threading.Thread(
             target=_serve,
-            args=(pickle.dumps(sys.path) + _pickled((share, folder, spills)), [i for i, _ in share], lines),
+            args=(
+                json.dumps(sys.path).encode() + b"\n" + _pickled((share, folder, spills)),
+                [i for i, _ in share],
+                lines,
+            ),
             daemon=True,
         )
         for share in shares
@@ -187,7 +199,7 @@ def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -
     ended = "without a word"
     try:
         with tempfile.TemporaryFile() as said:  # no pipe, which would be full before somebody reads it
-            command = [sys.executable, "-m", __name__]
+            command = [sys.executable, "-I", "-c", _BEGIN]
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said) as process:
                 assert process.stdin is not None and process.stdout is not None
                 with contextlib.suppress(BrokenPipeError):  # it has ended: what it said tells why
@@ -216,10 +228,10 @@ def _import_tvm_ffi() -> None:
             del sys.modules["torch"]
 
 
-def _main() -> None:
+def main() -> None:
+    """What a compiling process does."""
     said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
-    sys.path[:] = pickle.load(sys.stdin.buffer)  # where modules that an epilogue uses are found
     share, folder, spills = pickle.load(sys.stdin.buffer)
     for index, job in share:
         try:
@@ -360,10 +372,14 @@ def _interquartile(values: tuple[float, ...]) -> float:
 
 # ---- cache -----------------------------------------------------------------------------------------------------------
 #
-# What tuning has found, kept on disk: one JSON file per GPU and versions, one entry per problem and epilogue.
+# What tuning has found, kept in the library's store: an entry a GPU, problem and epilogue, which outlives upgrades.
+#
+# `export_tuned` writes entries to a file that `import_tuned` reads elsewhere.
 
 
-PATIENCE = 10.0  # seconds: a writer holds the lock for a few milliseconds
+KIND = "tuned"
+FORMAT = "tmapipe tuned 1"  # of what `export_tuned` writes
+LARGEST = 16 << 20  # bytes of such a file
 
 
 @attrs.frozen
@@ -381,17 +397,12 @@ class Entry:
     tried: int
 
 
-def _file(gpu: str) -> Path:
-    versions = f"{tmapipe.__version__}-dsl{importlib.metadata.version('nvidia-cutlass-dsl')}"
-    return cache_folder() / f"tuned-{re.sub('[^A-Za-z0-9]+', '-', gpu)}-{versions}.json"
-
-
 def _key(problem: Problem, epilogue: Epilogue) -> str:
     return f"{problem} {fingerprint(epilogue)}".strip()
 
 
 def load_entry(problem: Problem, gpu: str, epilogue: Epilogue = PLAIN) -> Entry | None:
-    """The entry of *problem* on a GPU of this name. A file that cannot be read counts as empty."""
+    """The entry of *problem* on a GPU of this name. One that cannot be read is None."""
     found = recall_entry(_key(problem, epilogue), gpu)
     if found is None:
         return None
@@ -404,39 +415,91 @@ def load_entry(problem: Problem, gpu: str, epilogue: Epilogue = PLAIN) -> Entry 
 
 
 def store(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue = PLAIN) -> Path:
-    """Adds or replaces the entry; returns the file. Other writers wait meanwhile, so that no entry is lost; readers never
-    see half a file. Raises `OSError` if it cannot be written."""
+    """Adds or replaces the entry; returns its file. Raises `OSError` if it cannot be written."""
     found = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
     return keep(_key(problem, epilogue), gpu, found)
 
 
 def keep(name: str, gpu: str, found: dict[str, Any]) -> Path:
-    """Adds or replaces what is kept under this name, of which values are JSON. As `store`: a writer that was stopped while it
-    held the lock stops the others for `PATIENCE` seconds."""
-    path = _file(gpu)
-    with locked(path.with_suffix(".lock"), PATIENCE):
-        entries = {**_read(path), name: found}
-        write(path, json.dumps(entries, indent=1, sort_keys=True).encode())
-    return path
+    """Adds or replaces what is kept under this name, of which values are JSON. Errors as of `store`."""
+    facts = {"gpu": gpu, "name": name, "version": tmapipe.__version__, "found": found}
+    return disk.put(KIND, _file(name, gpu), facts)
 
 
 def recall_entry(name: str, gpu: str) -> dict[str, Any] | None:
     """What `keep` has under this name for a GPU; None if nothing."""
-    found = _read(_file(gpu)).get(name)
-    return found if isinstance(found, dict) else None
+    kept = disk.recall(KIND, _file(name, gpu))
+    if kept is None:
+        return None
+    found = kept[0].get("found")
+    return found if isinstance(found, dict) and (kept[0].get("gpu"), kept[0].get("name")) == (gpu, name) else None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def export_tuned(path: str | os.PathLike[str]) -> int:
+    """Writes what tuning has found on this machine to a file, for `import_tuned`.
+
+    Args:
+        path: Of the file, which is JSON.
+
+    Raises:
+        InputError: It cannot be written.
+
+    Returns:
+        How many entries.
+    """
+    _check_path("export_tuned(path)", path)
+    kept = [found[0] for name in disk.names(KIND) if (found := disk.recall(KIND, name)) is not None]
+    entries = sorted(filter(_sound, kept), key=lambda each: (each["gpu"], each["name"]))
     try:
-        found = json.loads(read(path) or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        Path(path).write_text(json.dumps({"format": FORMAT, "entries": entries}, indent=1, sort_keys=True) + "\n")
+    except OSError as error:
+        rule = f"cannot be written: {error.strerror}"
+        raise InputError("export_tuned(path)", str(path), rule, "name another one") from None
+    return len(entries)
+
+
+def import_tuned(path: str | os.PathLike[str]) -> int:
+    """Keeps what `export_tuned` has written, perhaps elsewhere, in the place of what is kept for the same problems.
+
+    Args:
+        path: Of the file.
+
+    Raises:
+        InputError: It is no such file.
+        OSError: An entry cannot be kept.
+
+    Returns:
+        How many entries.
+    """
+    _check_path("import_tuned(path)", path)
+    try:
+        with open(path, "rb") as file:
+            document = json.loads(file.read(LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        rule = f"is a file that export_tuned has written ({error})"
+        raise InputError("import_tuned(path)", str(path), rule, "export it again") from None
+    entries = document.get("entries") if isinstance(document, dict) and document.get("format") == FORMAT else None
+    if not isinstance(entries, list) or not all(map(_sound, entries)):
+        rule = f"is a file that export_tuned has written ({FORMAT})"
+        raise InputError("import_tuned(path)", str(path), rule, "export it again")
+    for each in entries:
+        keep(each["name"], each["gpu"], each["found"])
+    return len(entries)
+
+
+def _check_path(argument: str, path: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(argument, path, "is the path of a file", 'e.g. "tuned.json"')
+
+
+def _sound(facts: Any) -> bool:
+    kinds = {"gpu": str, "name": str, "found": dict}
+    return isinstance(facts, dict) and all(isinstance(facts.get(name), kind) for name, kind in kinds.items())
+
+
+def _file(name: str, gpu: str) -> str:
+    return hashlib.sha256(json.dumps([gpu, name]).encode()).hexdigest()
 
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-if __name__ == "__main__":
-    _main()

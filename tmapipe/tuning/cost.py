@@ -21,6 +21,7 @@ import attrs
 import numpy as np
 
 from tmapipe.base.arithmetic import ceil_div
+from tmapipe.errors import check_bool, check_type
 from tmapipe.tuning.candidates import MACS, asked, edge_boxes
 from tmapipe.tuning.problem import LINE, SWIZZLE_SPAN, Candidate, Device, Problem
 
@@ -306,6 +307,11 @@ def estimate(
     problem: Problem, candidate: Candidate, device: Device, constants: Constants = FITTED, *, fused: bool = False
 ) -> float:
     """As `estimates`, of one."""
+    check_type("estimate(problem)", problem, Problem, "e.g. Problem.of(a, b)")
+    check_type("estimate(candidate)", candidate, Candidate, 'e.g. Candidate("Gemm", (128, 128), (2, 1))')
+    check_type("estimate(device)", device, Device, "e.g. Device.current()")
+    check_type("estimate(constants)", constants, Constants, "leave it out")
+    check_bool("estimate(fused)", fused)
     return float(estimates(problem, [candidate], device, constants, fused=fused)[0])
 
 

@@ -17,10 +17,10 @@ from tmapipe.base.disk import cache_folder
 from tmapipe.base.tma_rules import Windows
 from tmapipe.bind.bound import check_kind
 from tmapipe.epilogue.epilogue import Epilogue
-from tmapipe.errors import InputError, MissingGpuError, PipelineError, check_bool, check_type, is_count, moved, needed
+from tmapipe.errors import InputError, MissingGpuError, PipelineError, check_bool, check_type, is_count, needed
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import Conv
-from tmapipe.schedules.mainloop import OLD_KEYWORDS, Cooperative, PingPong
+from tmapipe.schedules.mainloop import Cooperative, PingPong
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tuning.candidates import candidates
 from tmapipe.tuning.compiling import Clock, Entry, Method, Run, Timing, build_all, load_entry, rested, screen, store
@@ -80,7 +80,6 @@ def ranked(
     return found
 
 
-@moved(OLD_KEYWORDS)
 def choose(
     problem: Problem,
     device: Device = H200,
@@ -275,7 +274,6 @@ class Tuned:
     refused: tuple[tuple[Candidate, str], ...] = ()
 
 
-@moved(OLD_KEYWORDS)
 def tune(
     problem: Problem,
     *,

@@ -1,0 +1,316 @@
+"""The watchdog: kernels whose waits end, and the error that the host raises for one of them.
+
+In a watched kernel each wait looks at the clock. The warp that gives up writes who it is, and what it waits for, into a row of
+the host's memory. It leaves others some time to do the same, and traps. Meanwhile the host waits for the kernel, and if that
+takes long, runs the check, so that its view is in the error.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tmapipe.base.arithmetic import DType
+from tmapipe.errors import DeadlockError, InputError, PipelineError
+from tmapipe.gpu.control import emit_ptx
+from tmapipe.plan.model import Plan
+from tmapipe.plan.rings import Barrier
+from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
+
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
+
+NUMBERS = 2  #: of a launch of a watched kernel: the address of the rows, and how long a wait may take (ns)
+CTAS = 64  #: that have rows of their own; a power of two
+TURNS = 4  #: innermost loops of which a row has the iteration
+WORDS = 4 + TURNS  #: of 32 bits in a row: number of the wait and 1, CTA, slot, parity, iterations
+WAIT = "mbarrier_wait"  #: the instruction that is watched
+_GRACE = 250_000_000  # ns that others have to write what they wait for
+VARIABLE = "TMAPIPE_WATCHDOG"
+MOST = 3600.0
+_SOON, _NAP = 0.01, 0.001  # seconds that the host looks without a pause, and then between looks
+_PATIENCE = 0.5  # seconds after which the host runs the check
+_REST = 0.8  # seconds that a kernel has to end in after a warp has given up: as the others write, then for the driver
+
+# {wait}: the instruction; {hint}: how long it may sleep (ns). Operands: mbarrier, parity, address of the rows, ns, slot, and
+# iterations.
+_TEXT = """{{
+.reg .pred done, again;
+.reg .b64 start, now, row;
+.reg .b32 cta, warp, place;
+{wait} done, [$0], $1{hint};
+@done bra passed_${{:uid}};
+mov.u64 start, %globaltimer;
+waits_${{:uid}}:
+{wait} done, [$0], $1{hint};
+@done bra passed_${{:uid}};
+mov.u64 now, %globaltimer;
+sub.u64 now, now, start;
+setp.lt.u64 again, now, $3;
+@again bra waits_${{:uid}};
+mov.u32 cta, %ctaid.x;
+mov.u32 warp, %tid.x;
+shr.u32 warp, warp, 5;
+and.b32 place, cta, {last_cta};
+mad.lo.u32 warp, place, {warps}, warp;
+mad.wide.u32 row, warp, {nbytes}, $2;
+st.volatile.global.b32 [row+4], cta;
+st.volatile.global.b32 [row+8], $4;
+st.volatile.global.b32 [row+12], $1;
+{turns}
+fence.acq_rel.sys;
+st.volatile.global.b32 [row], {number};
+fence.acq_rel.sys;
+mov.u64 start, %globaltimer;
+others_${{:uid}}:
+nanosleep.u32 100000;
+mov.u64 now, %globaltimer;
+sub.u64 now, now, start;
+setp.lt.u64 again, now, {grace};
+@again bra others_${{:uid}};
+trap;
+passed_${{:uid}}:
+}}"""
+
+
+@attrs.frozen
+class Site:
+    """A wait of a program.
+
+    Args:
+        node: Of the program.
+        loops: Around it, as the rows have their iterations: outer ones first, at most `TURNS`.
+    """
+
+    node: Call
+    loops: tuple[For, ...]
+
+    @property
+    def barrier(self) -> Barrier:
+        """That is waited for."""
+        found: Barrier = self.node.args[0]
+        return found
+
+
+def sites(program: Traced) -> list[Site]:
+    """The waits of a program, in its order. Programs of one identity have the same."""
+    return list(_sites(program.nodes, ()))
+
+
+def _sites(nodes: Sequence[Any], loops: tuple[For, ...]) -> Iterator[Site]:
+    for node in nodes:
+        if isinstance(node, For):
+            yield from _sites(node.body, (*loops, node))
+        elif isinstance(node, While):
+            yield from _sites(node.body, loops)
+        elif isinstance(node, If):
+            yield from _sites(node.then, loops)
+            yield from _sites(node.other, loops)
+        elif isinstance(node, Call) and node.method == WAIT:
+            yield Site(node, loops[-TURNS:])
+
+
+def rows(plan: Plan) -> int:
+    """How many rows a kernel writes into: one a warp of the first CTAs, which later ones share."""
+    return CTAS * plan.warps
+
+
+def emit_wait(isa: Any, barrier: Barrier, stage: Any, parity: Any, number: int, turns: Sequence[Any]) -> None:
+    """Emits a wait in the place of `GpuIsa.mbarrier_wait`.
+
+    Args:
+        isa: What the kernel was launched with is its `watch`: the address of the rows, and nanoseconds.
+        barrier, stage, parity: As of `Isa.mbarrier_wait`.
+        number: Of the wait, from 0.
+        turns: Iterations of the loops around it, outer ones first.
+    """
+    kept = turns[-TURNS:]
+    text = _TEXT.format(
+        wait=f"mbarrier.{'try_wait' if isa.plan.target.tma else 'test_wait'}.parity.shared.b64",
+        hint=", 10000000" if isa.plan.target.tma else "",
+        last_cta=CTAS - 1,
+        warps=isa.plan.warps,
+        nbytes=4 * WORDS,
+        number=number + 1,
+        turns="\n".join(f"st.volatile.global.b32 [row+{16 + 4 * i}], ${5 + i};" for i in range(len(kept))),
+        grace=_GRACE,
+    )
+    operands = [isa.mbarrier(barrier, stage).toint(), parity, *isa.watch, stage, *kept]
+    emit_ptx(text, "rrllr" + "r" * len(kept), *operands)
+
+
+# ---- on the host -------------------------------------------------------------------------------------------------------
+
+
+def seconds_of(schedule: Schedule) -> float | None:
+    """How long a wait may take; None: as long as it takes. `Schedule.watchdog`, or else the variable TMAPIPE_WATCHDOG.
+
+    Raises:
+        InputError: It is no number of seconds.
+    """
+    given: Any = schedule.watchdog
+    name = f"{type(schedule).__name__}.watchdog" if given is not None else VARIABLE
+    if given is None:
+        given = os.environ.get(VARIABLE) or None
+    if given is None:
+        return None
+    try:
+        found = math.nan if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found <= MOST:
+        rule = f"is a number of seconds up to {MOST:.0f}, or 0 for none"
+        raise InputError(name, given, rule, "e.g. 5")
+    return found or None
+
+
+@attrs.frozen
+class Row:
+    """What a warp waited for.
+
+    Args:
+        site: Number of the wait in the program.
+        cta, warp: Who.
+        slot, parity: Of the mbarrier.
+        turns: Iterations of the loops around it.
+    """
+
+    site: int
+    cta: int
+    warp: int
+    slot: int
+    parity: int
+    turns: tuple[int, ...]
+
+
+class Watchdog:
+    """Waits for a watched kernel.
+
+    Args:
+        schedule: Whose kernel it is.
+        plan: That it was compiled from.
+        dtypes: Of its tensors, for the check.
+        seconds: That a wait may take.
+    """
+
+    def __init__(self, schedule: Schedule, plan: Plan, dtypes: Mapping[str, DType], seconds: float):
+        import torch
+
+        self.schedule, self.plan, self.dtypes, self.seconds = schedule, plan, dtypes, seconds
+        self.rows = torch.zeros((rows(plan), WORDS), dtype=torch.int32, pin_memory=True)
+        self.numbers = [self.rows.data_ptr(), round(seconds * 1e9)]
+
+    def wait(self) -> None:
+        """Waits for what the current stream has. Raises `DeadlockError` if the kernel hangs; then this process can use the
+        GPU no more."""
+        import torch
+
+        if torch.cuda.is_current_stream_capturing():
+            return  # what a graph launches is nobody's to wait for
+        done, began, written, view = torch.cuda.Event(), time.monotonic(), math.inf, ""
+        trapped: RuntimeError | None = None
+        try:
+            done.record()
+            while not done.query() and time.monotonic() - written < _REST:
+                waited = time.monotonic() - began
+                if waited > _PATIENCE and not view:
+                    view = self.view()
+                if waited > self.seconds and written == math.inf and self.found():
+                    written = time.monotonic()
+                time.sleep(_NAP if waited > _SOON else 0)
+        except RuntimeError as error:  # torch's, for a kernel that has trapped
+            trapped = error
+        found = self.found()
+        if found:  # also where the driver has not said so
+            raise hang(self.schedule, self.plan, found, self.seconds, view or self.view()) from trapped
+        if trapped is not None:
+            raise trapped
+
+    def view(self) -> str:
+        """What the check says of the schedule."""
+        try:
+            return str(self.schedule.check(self.dtypes, arch=self.plan.arch))
+        except PipelineError as error:
+            return f"{type(error).__name__}: {error}"
+
+    def found(self) -> list[Row]:
+        """What the warps have written."""
+        found = []
+        for i, row in enumerate(self.rows.tolist()):
+            number, cta, slot, parity, *turns = row
+            if number:
+                found.append(Row(number - 1, cta, i % self.plan.warps, slot, parity, tuple(turns)))
+        return found
+
+
+def hang(schedule: Schedule, plan: Plan, found: list[Row], seconds: float, view: str) -> DeadlockError:
+    """The error for a kernel that has given up: who waits for what, at which line, and what the check says.
+
+    Args:
+        schedule, plan: Of the kernel.
+        found: What the warps have written.
+        seconds: That a wait may take.
+        view: What the check says.
+    """
+    with ONE_AT_A_TIME:
+        waits = sites(trace(schedule, plan))
+    alike: dict[str, list[Row]] = {}
+    for row in sorted(found, key=lambda row: (row.cta, row.warp)):
+        alike.setdefault(f"{_role(plan, row.warp)}|{_what(plan, waits[row.site], row)}", []).append(row)
+    lines = []
+    for text, same in alike.items():
+        role, _, what = text.partition("|")
+        warps, ctas = (_numbers(word, [getattr(row, word.lower()) for row in same]) for word in ("warp", "CTA"))
+        lines.append(f"  {role} ({warps}) of {ctas} waits for {what}")
+    waiting = {_role(plan, row.warp) for row in found}
+    others = [role.name for role in plan.roles if role.name not in waiting]
+    if others:
+        lines.append(f"  no warp of {', '.join(others)} has waited so long for a ring")
+    text = "\n".join(
+        [
+            f"{type(schedule).__name__} hangs on the GPU: a wait took more than {seconds:g} s (watchdog).",
+            *lines,
+            "The check says:",
+            *(f"  {line}" for line in view.splitlines()),
+            "The kernel was stopped, after which CUDA refuses all work of this process. Fix: start it anew.",
+        ]
+    )
+    error: Any = DeadlockError(text)
+    error.waits = tuple(found)
+    error.where = next((line for row in found if (line := _line(waits[row.site].node.where))), None)
+    return error
+
+
+def _role(plan: Plan, warp: int) -> str:
+    return next((x.name for x in plan.roles if x.first_warp <= warp < x.first_warp + x.warps), "no role")
+
+
+def _line(where: str | None) -> str | None:
+    """The user's line, where a shipped schedule was reached from one."""
+    return getattr(where, "user", "") or where
+
+
+def _what(plan: Plan, site: Site, row: Row) -> str:
+    ring = next((ring.name for ring in plan.rings if site.barrier in ring.barriers), None)
+    text = f"{site.barrier.name}[{row.slot}], parity {row.parity}"
+    text += f" (slot {row.slot} of ring {ring})" if ring else ""
+    text += f", at {_line(site.node.where)}" if site.node.where else ""
+    for turn, loop in zip(row.turns, site.loops, strict=False):
+        line = _line(loop.where)
+        own = line is None or line.startswith(f"tmapipe{os.sep}")  # the loop over tiles
+        text += f", in iteration {turn} of {'its tiles' if own else f'the loop at {line}'}"
+    return text
+
+
+def _numbers(word: str, numbers: list[int]) -> str:
+    """E.g. ``warp 3``, ``CTAs 0, 2``: at most eight."""
+    each = sorted(set(numbers))
+    if len(each) == 1:
+        return f"{word} {each[0]}"
+    return f"{word}s {', '.join(map(str, each[:8]))}" + (f" and {len(each) - 8} others" if len(each) > 8 else "")
