@@ -113,7 +113,7 @@ class Attention(Schedule):
         if groups != 2:
             self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         load, work = self.load, self.work
-        slots = slots_of(d, width, n)
+        slots = slots_of(d, width, n, rows)
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
         self.over, extents = ("b g m", (queries, packed)) if packed > 1 else ("b h m", (rows,))
         dims = f"{self.over} p" if packed > 1 else self.over
@@ -136,31 +136,24 @@ class Attention(Schedule):
         """The schedule for tensors like *q*, *k* and *v* (if that is not like k), which are looked at for their shapes alone.
         options: as of the constructor.
 
-        Where one head has less than 64 queries, the heads of a group share tiles. As measured on an H200, blocks of 176
+        Where one head has less than 64 queries, the heads of a group share tiles, and if all see all of many keys, it is
+        `SplitAttention`. As measured on an H200, blocks of 176
         keys are faster where each query sees many (from 8,192 on), and of heads of 64 elements, tiles of 128 queries where
         causal ones see few. Causal tiles go through several heads at once.
         """
+        from tmapipe.schedules.splitattention import SplitAttention, parts_for
+
         width = (k if v is None else v).shape[3]
+        if cls is Attention and (parts := parts_for(q.shape, k.shape, width, options)) > 1:
+            return SplitAttention(parts, (q.shape[3], width), scale=options.get("scale"))
         return cls((q.shape[3], width), **options_for(q.shape, k.shape, width, options))
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """As `Schedule.__call__`: q, k, v, then o, and lse if there is one."""
         names = ["q", "k", "v", "o", *(("lse",) if self.with_lse else ())]
         given = match(names, tensors, named, out, "o")
-        for name in given:
-            check_kind(name, given[name])
-            if getattr(given[name], "ndim", None) != (3 if name == "lse" else 4):
-                rule = (
-                    "has dimensions batch, heads, queries"
-                    if name == "lse"
-                    else "has dimensions batch, heads, tokens, d"
-                )
-                raise InputError(f"{name}.shape", tuple(given[name].shape), rule, "pass a view with these")
-        q, k = given["q"], given["k"]
-        groups = max(1, k.shape[1])
-        if q.shape[1] % groups:
-            rule = f"has a multiple of {groups} heads, as many as k has"
-            raise InputError("q.shape[1]", q.shape[1], rule, "repeat keys and values, or leave heads out")
+        self.check_tensors(given)
+        q, groups = given["q"], max(1, given["k"].shape[1])
         if "o" not in given:
             given["o"] = empty_like(q, self.width)
         if self.with_lse and "lse" not in given:
@@ -170,6 +163,20 @@ class Attention(Schedule):
         else:
             super().__call__(**given)
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
+
+    def check_tensors(self, given: dict[str, Any]) -> None:
+        """Raises `InputError` for tensors by name that are no heads of batches."""
+        for name, tensor in given.items():
+            check_kind(name, tensor)
+            if getattr(tensor, "ndim", None) != (3 if name == "lse" else 4):
+                dims = "batch, heads, queries" if name == "lse" else "batch, heads, tokens, d"
+                raise InputError(
+                    f"{name}.shape", tuple(tensor.shape), f"has dimensions {dims}", "pass a view with these"
+                )
+        heads, groups = given["q"].shape[1], max(1, given["k"].shape[1])
+        if heads % groups:
+            rule = f"has a multiple of {groups} heads, as many as k has"
+            raise InputError("q.shape[1]", heads, rule, "repeat keys and values, or leave heads out")
 
     # ---- which keys a tile of queries sees --------------------------------------------------------------------------
 
@@ -384,11 +391,13 @@ def keys_of(d: int, width: int, rows: int) -> int:
     return min(128, (ROOM - 2 * rows * (d + 64)) // (4 * (d + width)) // 16 * 16) if max(d, width) > 128 else 128
 
 
-def slots_of(d: int, width: int, keys: int) -> tuple[int, int, int]:
-    """Slots of queries, of keys and of values."""
+def slots_of(d: int, width: int, keys: int, rows: int) -> tuple[int, int, int]:
+    """Slots of queries, of keys and of values, for tiles of so many keys and rows of queries."""
     if max(d, width) <= 64:
         return (2, 4, 4) if keys <= 128 else (2, 3, 3)
-    return 2 if keys <= 128 and max(d, width) <= 128 else 1, 2, 2
+    if keys > 128 or max(d, width) > 128:
+        return 1, 2, 2
+    return (1, 3, 3) if rows == 64 else (2, 2, 2)
 
 
 def band_of(d: int, width: int, m: int, s: int, together: int) -> int:

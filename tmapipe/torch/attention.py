@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tmapipe.errors import InputError
 from tmapipe.schedules.attention import Attention, empty_like, options_for
+from tmapipe.schedules.splitattention import SplitAttention, parts_for
 from tmapipe.torch.operators import TYPES, eager, otherwise, reason_of, where
 
 __all__ = ["scaled_dot_product_attention"]
@@ -83,8 +84,11 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
         reason = str(q.dtype).removeprefix("torch.")
     if reason is None:
         try:
-            options = options_for(q.shape, k.shape, v.shape[3], {"causal": "start"} if causal else {})
-            return _schedule((q.shape[3], v.shape[3]), scale, tuple(options.items()))(q, k, v)
+            given: dict[str, Any] = {"causal": "start"} if causal else {}
+            d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
+            options = options_for(q.shape, k.shape, v.shape[3], given)
+            schedule = _split(parts, d, scale) if parts > 1 else _schedule(d, scale, tuple(options.items()))
+            return schedule(q, k, v, out=empty_like(q, v.shape[3]))
         except InputError as error:
             reason = reason_of(error)
     found = otherwise("scaled_dot_product_attention", reason, run)
@@ -96,6 +100,7 @@ def _schedule(d: tuple[int, int], scale: float | None, options: tuple[tuple[str,
     return Attention(d, scale=scale, **dict(options))
 
 
+_split = functools.lru_cache(maxsize=64)(lambda parts, d, scale: SplitAttention(parts, d, scale=scale))
 _attention_op = torch.library.custom_op(
     "tmapipe::scaled_dot_product_attention",
     _attention,
