@@ -165,7 +165,7 @@ class Attention(Schedule):
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
 
     def check_tensors(self, given: dict[str, Any]) -> None:
-        """Raises `InputError` for tensors by name that are no heads of batches."""
+        """Raises `InputError` unless those *given*, by name, are heads of batches that go together."""
         for name, tensor in given.items():
             check_kind(name, tensor)
             if getattr(tensor, "ndim", None) != (3 if name == "lse" else 4):

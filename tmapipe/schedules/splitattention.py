@@ -67,7 +67,8 @@ class SplitAttention(Attention):
 
     Args:
         parts: How many parts keys are divided into, at most.
-        d, scale: As of `Attention`.
+        d: Elements of a head, as of `Attention`.
+        scale: Of the products; None: 1 / sqrt(d).
 
     Raises:
         InputError: As `Attention`.
