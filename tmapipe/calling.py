@@ -301,7 +301,7 @@ def _run_again(schedule: Schedule, bound: Bound) -> Any:
 def _launcher(schedule: Schedule, bound: Bound) -> Launcher:
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.launch import Launcher
-    from tmapipe.prove.trips import require_safe_once
+    from tmapipe.prove.verdicts import require_safe_once
 
     def gate(program: Traced | None, identity: str | None) -> None:
         schedule.__dict__["_partly"] = require_safe_once(schedule, bound.dtypes, program, identity)
@@ -387,6 +387,6 @@ def _export_all(path: str | os.PathLike[str], kernels: Mapping[str, Exported], a
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or in_c(name) != name:
             rule = "is the name of a C function that the library does not have yet"
             raise InputError("name", name, rule, 'e.g. "gemm"')
-    from tmapipe.prove.trips import require_safe_once
+    from tmapipe.prove.verdicts import require_safe_once
 
     return write(Path(path), kernels, require_safe_once, arch)

@@ -167,8 +167,8 @@ def optional(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether *value* is an integer."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether *value* is an integer, of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def is_count(value: Any) -> bool:

@@ -214,7 +214,7 @@ class Schedule(Calls):
         Raises:
             InputError: `seconds` is no positive number.
         """
-        from tmapipe.prove.trips import check_schedule
+        from tmapipe.prove.verdicts import check_schedule
 
         return check_schedule(self, dtypes, arch, seconds=seconds)
 

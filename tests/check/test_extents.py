@@ -73,6 +73,35 @@ class Sums(tp.Schedule):
         k.y.store(tile, total)
 
 
+class BySteps(Sums):
+    """Goes through the steps that `steps` says, in both roles."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    @Sums.load.jit
+    def fill(self, k, tile):
+        for step in self.steps(k):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, n=step)  # <- here
+
+    @Sums.work.jit
+    def add(self, k, tile):
+        total = k.full("x", 0.0, "rows")
+        for _ in self.steps(k):
+            with k.ring.consume() as slot:
+                total = total + tp.math.row_sum(slot.x.read())
+        k.y.store(tile, total)
+
+
+SHORT = {
+    "half": (lambda k: range(k.steps("x", "n") // 2), "element 0 of 64"),
+    "every second": (lambda k: range(0, k.steps("x", "n"), 2), "element 64 of 65"),
+    "without the remainder": (lambda k: range(k.extent("n") // 64), "element 64 of 65"),
+    "four at most": (lambda k: range(min(k.steps("x", "n"), 4)), "element 256 of 320"),
+}
+
+
 class FirstTile(Sums):
     @Sums.load.jit
     def fill(self, k, tile):
@@ -123,6 +152,18 @@ def test_a_loop_that_leaves_tiles_out_is_noted():
         report = schedule.check(TYPES)
         (finding,) = report.findings
         assert (finding.kind, report.ok) == (Kind.UNREAD, True) and said in finding.message, str(report)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_loops_that_leave_tiles_out_in_other_ways_are_noted(name):
+    by, said = SHORT[name]
+    finding = found(BySteps(by), Kind.UNREAD, TYPES)
+    assert finding.message == f"x is loaded along n without {said}" and 'k.steps("x", "n")' in finding.fix
+
+
+@pytest.mark.parametrize("by", [lambda k: range(k.steps("x", "n")), lambda k: range((k.extent("n") + 63) // 64)])
+def test_loops_through_all_tiles_are_not(by):
+    assert BySteps(by).check(TYPES).findings == ()
 
 
 def test_a_load_of_the_first_tile_alone_is_noted():

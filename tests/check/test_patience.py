@@ -12,9 +12,10 @@ import pytest
 
 import tmapipe as tp
 from tmapipe.base import disk
+from tmapipe.check import linear as patience
 from tmapipe.errors import InputError
 from tmapipe.program.trace import trace
-from tmapipe.prove import patience, trips
+from tmapipe.prove import trips
 from tmapipe.prove import trips as verdicts
 from tmapipe.testing import assert_safe
 

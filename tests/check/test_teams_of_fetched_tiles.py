@@ -47,6 +47,29 @@ def test_teams_are_proved(slots, fetched):
     assert found.closed, found.why
 
 
+def row(k, tile):
+    return tile.m
+
+
+def row_and_one(k, tile):
+    return tile.m + 1
+
+
+def half_a_row(k, tile):
+    return (tile.m + 1) // 2
+
+
+@pytest.mark.parametrize("slots", [row, row_and_one, half_a_row])
+def test_teams_whose_slots_depend_on_the_tile_are_proved(slots):
+    found = proof(given=slots, taken=slots, skipped=slots)
+    assert found.closed, found.why
+
+
+@pytest.mark.parametrize("role", ["given", "taken", "skipped"])
+def test_slips_where_slots_depend_on_the_tile_are_not_proved(role):
+    assert not proof(**{"given": row_and_one, "taken": row_and_one, "skipped": row_and_one, role: row}).closed
+
+
 def test_three_teams_are_proved():
     found = proof(ThreeTeams)
     assert found.closed, found.why

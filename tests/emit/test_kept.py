@@ -12,9 +12,8 @@ from tests.raw_rows import Doubled, double_on_cpu
 from tmapipe.errors import UnsafeError
 from tmapipe.gpu import build, kernels
 from tmapipe.gpu.kernels import kernel_for
-from tmapipe.prove import trips
-from tmapipe.prove import trips as verdicts
-from tmapipe.prove.trips import require_safe_once
+from tmapipe.prove import verdicts
+from tmapipe.prove.verdicts import require_safe_once
 
 torch = pytest.importorskip("torch")
 RANKS = {"x": 2, "y": 2}
@@ -52,7 +51,7 @@ OTHER = """
 import tmapipe as tp
 from tests.emit.test_kept import copy, kernel_of
 from tmapipe.gpu import kernels
-from tmapipe.prove import trips as verdicts
+from tmapipe.prove import verdicts
 
 kernels.build = verdicts.require_safe = lambda *_, **__: 1 / 0
 found = kernel_of(copy())
@@ -61,7 +60,7 @@ print(found.used.registers, len(found.code.object), callable(found.function))
 
 
 def test_once_a_process_and_once_on_disk(folder, monkeypatch):
-    for module in (trips, build):  # what is identified is proved and compiled: traced once
+    for module in (verdicts, build):  # what is identified is proved and compiled: traced once
         forbid(monkeypatch, module, "trace")
     first = kernel_of(copy())
     assert (first.used.registers, first.used.spill_bytes) == (8, 0)

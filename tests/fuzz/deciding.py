@@ -33,7 +33,7 @@ from tmapipe.check.deadlocks import check_operations
 from tmapipe.kernel import kernel_main
 from tmapipe.model import Layout
 from tmapipe.prove.problem import Problem
-from tmapipe.prove.trips import EVERY
+from tmapipe.prove.verdicts import EVERY
 
 __all__ = ["draw", "judge"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from tests.oracle.plain import run_checked
 from tmapipe.check import Report
 from tmapipe.check.deadlocks import ordered
-from tmapipe.check.trip_counts import budget_findings
+from tmapipe.check.ring_uses import budget_findings
 from tmapipe.plan.model import Plan
 
 __all__ = ["check_program"]

@@ -9,14 +9,14 @@ from typing import Any
 import attrs
 
 from tmapipe.check.findings import Finding, Step, events_of
-from tmapipe.check.linear import LinearCheck, blamed, hazard_findings
-from tmapipe.check.trip_counts import RingUse, cause_findings
+from tmapipe.check.linear import LinearCheck, blamed, hazard_findings, look
+from tmapipe.check.ring_uses import RingUse, cause_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
 from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
 from tmapipe.isa.effects import Kind as OperandKind
 from tmapipe.isa.ops import BarWait, MbarWait, TmaGather, TmaLoad
 from tmapipe.model.layout import Kind, Layout, Shapes
-from tmapipe.model.machine import Scheduler, Watcher
+from tmapipe.model.machine import Scheduler
 from tmapipe.model.run import bar_name, describe, lines, who
 from tmapipe.model.state import State
 from tmapipe.plan.rings import Ring
@@ -356,14 +356,13 @@ def check_operations(
     programs: Sequence[Sequence[Any]],
     shapes: Shapes | None = None,
     through_async: Container[str] = (),
-    *watchers: Watcher,
 ) -> tuple[list[Finding], int]:
     """(findings, transitions) for operations: one list per warp of the cluster, `Exit` last.
-    through_async: names of what TMA or wgmma access in other runs; watchers: told of each transition."""
+    through_async: names of what TMA or wgmma access in other runs"""
     check = LinearCheck(layout, shapes or {})
     error: PipelineError | None = None
     try:
-        run_segment(State(layout), [iter(program) for program in programs], check, *watchers)
+        run_segment(State(layout), [iter(program) for program in programs], check)
         check.finish(through_async)
     except PipelineError as stopped:
         error = stopped
@@ -376,9 +375,9 @@ def check_operations(
     return [*causes, *check.findings, *last], check.order
 
 
-def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck, *watchers: Watcher) -> None:
+def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck) -> None:
     """Executes these operations until all warps are through and nothing is in flight."""
-    Scheduler(state, programs, "fair", watchers=(check.watch, *watchers), max_steps=MAX_STEPS).run()
+    Scheduler(state, programs, "fair", watchers=(check.watch, look), max_steps=MAX_STEPS).run()
 
 
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:

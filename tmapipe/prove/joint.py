@@ -14,12 +14,11 @@ from typing import Any
 import attrs
 
 from tmapipe.check.findings import FindingLog
-from tmapipe.check.linear import LinearCheck
+from tmapipe.check.linear import OF_PROOF, LinearCheck, OutOfTime, doing
 from tmapipe.errors import HazardError, PipelineError
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import State
 from tmapipe.prove.loops import Loops
-from tmapipe.prove.patience import OF_PROOF, OutOfTime, doing
 from tmapipe.prove.places import Places
 from tmapipe.prove.positions import Future, Positions, stages_of
 from tmapipe.prove.recurrence import Driver, RunState, TooMany
@@ -199,6 +198,12 @@ class Search:
                 decided[condition] = self.solver.decided(replaced(condition, turns), facts)
             return decided[condition]
 
+        def assume(condition: Any) -> None:
+            if isinstance(condition, Sym) and condition not in now.facts:
+                now.facts = now.facts | {condition}
+                decided.clear()
+
+        self.shared.assume = assume
         entered: set[int] = set()  # loops of which only one thing could come; each at most once, so that this ends
         while True:
             try:

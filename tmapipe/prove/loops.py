@@ -344,7 +344,10 @@ class Loops:
 
     def _known(self, now: Point, slots: Any, rests: list[Any]) -> Any:
         """A number of skipped slots behind loops: a plain number, if it is one. rests: what may be 0, of their counts."""
-        plain = {0, *(each for each in (without(slots, rest) for rest in rests) if not isinstance(each, Sym))}
+        turns = now.turns()
+        here = replaced(slots, turns)
+        less = (without(here, replaced(rest, turns)) for rest in rests)
+        plain = {0, *(each for each in less if not isinstance(each, Sym))}
         return next((each for each in plain if self.together.equal(now, slots, each)), slots)
 
     def _carried(self, loop: Loop, agent: int, phi: Any, value: Any, instance: Any, widened: dict[Any, Any]) -> Any:

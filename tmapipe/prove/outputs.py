@@ -13,6 +13,7 @@ import numpy as np
 
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.check.findings import Finding
+from tmapipe.check.linear import look
 from tmapipe.errors import PipelineError
 from tmapipe.model.layout import Kind
 from tmapipe.model.machine import Machine
@@ -22,7 +23,6 @@ from tmapipe.program.expressions import Expr
 from tmapipe.program.isa import Reduction
 from tmapipe.program.trace import replay
 from tmapipe.prove.bodies import Bodies
-from tmapipe.prove.patience import look
 from tmapipe.prove.problem import DATA, Move, NoNumber, Problem, Visit, is_turn, value_of
 from tmapipe.prove.stores import MOST, Clash, Grid, Output, Shown, counts_to, left_out, painted, show
 from tmapipe.prove.symbols import Sym, add, leaf, leaves, parts, text

@@ -11,14 +11,13 @@ import attrs
 
 from tmapipe.check.deadlocks import check_operations, refused
 from tmapipe.check.findings import Finding
-from tmapipe.check.linear import LinearCheck
+from tmapipe.check.linear import LinearCheck, look
 from tmapipe.errors import PipelineError
 from tmapipe.isa.effects import Access, Proxy, Start, declared, proxy_of
 from tmapipe.model.layout import Layout, Shapes, locate
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.program.expressions import Call, For, If, While
 from tmapipe.program.trace import operations
-from tmapipe.prove.patience import look
 from tmapipe.prove.symbols import Sym, leaf
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def _run_cluster(program: Any, layout: Layout, problem: Problem, most: int) -> t
             programs = operations_of(program, layout, problem, most, located)
         except PipelineError as error:
             return refused(error, LinearCheck(layout, problem.shapes)), 0
-        return check_operations(layout, programs, problem.shapes, through_async, look)
+        return check_operations(layout, programs, problem.shapes, through_async)
 
     through_async = _through_async(program.nodes)
     found, steps = once(False)

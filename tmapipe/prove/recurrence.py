@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from tmapipe.check.findings import Step
-from tmapipe.check.linear import LinearCheck
+from tmapipe.check.linear import LinearCheck, look_now
 from tmapipe.check.phases import Known
 from tmapipe.isa.effects import ArriveAt, declared
 from tmapipe.isa.ops import Flight
 from tmapipe.model.barriers import REGISTERS
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import APPLY, WAITS, State
-from tmapipe.prove.patience import look_now
 from tmapipe.prove.positions import CLUSTER, FactKey, Future, Here, Positions
 from tmapipe.prove.walker import Walker
 

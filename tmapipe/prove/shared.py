@@ -14,7 +14,8 @@ from tmapipe.isa.effects import Kind, declared
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, Expr, For, If, Let, While, resolve
-from tmapipe.prove.solver import Solver, after, arithmetic
+from tmapipe.protocol.tile import Tile
+from tmapipe.prove.solver import Solver, after, arithmetic, replaced
 from tmapipe.prove.symbols import (
     LOCAL,
     WITHOUT_OPERATIONS,
@@ -28,6 +29,7 @@ from tmapipe.prove.symbols import (
     multiply,
     operands,
     parts,
+    tested,
     text,
     variables,
 )
@@ -55,12 +57,14 @@ class Shared:
         self.program, self.layout = program, Layout(program.plan)
         self.layout.syncs, self.layout.written = program.isa.syncs, _written(program.schedule.declared)
         self.emitting: Any = None
-        self.foresee: Callable[[Any, Any], None] = lambda node, op: (
-            None
-        )  # told of each operation, and of the node it is of
+        #: told of each operation, and of the node it is of
+        self.foresee: Callable[[Any, Any], None] = lambda node, op: None
         self.isas = [ProofIsa(self.layout, agent, self.emit) for agent in range(self.layout.agents)]
         self.stored = {store.argument for store in program.plan.stores}
         self.decides = Slice(program.nodes).decides
+        self.teams = any(role.teams > 1 for role in program.plan.roles)
+        self.tested = tested(program.nodes) if self.teams else frozenset()
+        self.assume: Callable[[Any], None] = lambda condition: None  # told of what holds of a tile
         self._carried: dict[int, list[Any]] = {}
         self._inert: dict[int, bool] = {}
         self._next: dict[int, tuple[list[Any], list[int]]] = {}
@@ -118,7 +122,16 @@ class Shared:
         return known[1]
 
     def _is_nothing(self, node: Any) -> bool:
+        if type(node) is Let:
+            return not self.coordinates(node)
         return node.method in WITHOUT_OPERATIONS if type(node) is Call else self.inert(node)
+
+    def coordinates(self, node: Let) -> tuple[Any, ...]:
+        """Where a body begins with a tile: its coordinates on which teams decide how many slots they take."""
+        tile = node.value
+        if not self.teams or not isinstance(tile, Tile):
+            return ()
+        return tuple(x for x in map(resolve, tile._coordinates.values()) if x in self.decides or x in self.tested)
 
     def inert(self, node: Any) -> bool:
         """Whether a loop or branch executes nothing that synchronizes, and gives nothing on which something depends."""
@@ -462,11 +475,13 @@ class Together:
     def equal(self, now: Point, a: Any, b: Any) -> bool:
         if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
             return True
-        apart = add(a, b, -1)
+        turns = now.turns()
+        apart = replaced(add(a, b, -1), turns)
         if not isinstance(apart, Sym):
-            return apart == 0
+            return bool(apart == 0)
+        facts = [replaced(each, turns) for each in now.facts]
         more, less = at_least_0(add(apart, -1)), at_least_0(add(-1, apart, -1))
-        return not (self.solver.possible((more, *now.facts)) or self.solver.possible((less, *now.facts)))
+        return not (self.solver.possible((more, *facts)) or self.solver.possible((less, *facts)))
 
 
 def _slope(x: Any) -> Fraction:

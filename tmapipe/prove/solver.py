@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tmapipe.prove.patience import look_now
+from tmapipe.check.linear import look_now
 from tmapipe.prove.symbols import (
     Sym,
     add,

@@ -408,6 +408,28 @@ class Slice:
                     self.decides |= variables(x)
 
 
+def tested(nodes: list[Any]) -> frozenset[Any]:
+    """All expressions in conditions, counts and numbers of slots to skip."""
+    found: set[Any] = set()
+    todo, blocks = list[Any](), [nodes]
+    while blocks:
+        for node in blocks.pop():
+            if type(node) is Call:
+                todo += [node.args[2]] if node.method == "skip" else []
+            elif type(node) is If:
+                todo.append(node.condition)
+                blocks += [node.then, node.other]
+            elif type(node) in (For, While):
+                todo.append(node.count if type(node) is For else node.condition)
+                blocks.append(node.body)
+    while todo:
+        x = resolve(todo.pop())
+        if isinstance(x, Expr) and x not in found:
+            found.add(x)
+            todo += x.args
+    return frozenset(found)
+
+
 def is_silent(node: Any) -> bool:
     """Whether nothing in a node synchronizes, or can be waited for."""
     kind = type(node)

@@ -12,9 +12,9 @@ from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.ops import Exit
 from tmapipe.model.layout import Layout
 from tmapipe.model.warp import MachineIsa
-from tmapipe.program.expressions import Call, Expr, For, If, Var, While, resolve
+from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, resolve
 from tmapipe.prove.solver import arithmetic, skipped
-from tmapipe.prove.symbols import Sym, leaf, parts, truth
+from tmapipe.prove.symbols import Sym, at_least_0, leaf, parts, truth
 
 # ---- isa -------------------------------------------------------------------------------------------------------------
 #
@@ -280,6 +280,11 @@ class Walker:
         kind = type(node)
         if kind is Call:
             return self._call(node, decide)
+        if kind is Let:  # the order of tiles gives those of the grid
+            for x in self.shared.coordinates(node):
+                self.shared.assume(at_least_0(self.number(x)))
+            self._pass()
+            return None
         elif kind is If:
             condition = truth(self.number(node.condition))
             taken = decide(condition) if isinstance(condition, Sym) else condition

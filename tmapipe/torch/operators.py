@@ -91,14 +91,6 @@ def where(tensor: Any) -> str | None:
     return f"tensors on {tensor.device.type}"
 
 
-def require_tensors(operator: str, **given: Any) -> None:
-    """Raises `InputError` for an argument of *operator* that is no tensor."""
-    for name, value in given.items():
-        if not isinstance(value, torch.Tensor):
-            argument = f"tmapipe.torch.{operator}({name})"
-            raise InputError(argument, type(value).__name__, "is a torch tensor", "convert it")
-
-
 # ---- products --------------------------------------------------------------------------------------------------------
 #
 # Products of matrices: `linear` and `gemm`.
@@ -118,12 +110,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         weight: [n, k], contiguous along either.
         bias: [n], or None.
     """
-    if (
-        not isinstance(x, torch.Tensor)
-        or not isinstance(weight, torch.Tensor)
-        or not (bias is None or isinstance(bias, torch.Tensor))
-    ):
-        require_tensors("linear", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
+    check_type("tmapipe.torch.linear(x)", x, torch.Tensor, "convert it")
+    check_type("tmapipe.torch.linear(weight)", weight, torch.Tensor, "convert it")
+    if bias is not None:
+        check_type("tmapipe.torch.linear(bias)", bias, torch.Tensor, "convert it")
     if torch.is_autocast_enabled(x.device.type):
         x, weight, bias = _cast(x, weight, bias)
     if type(x) in PLAIN and not torch.compiler.is_compiling():
@@ -142,8 +132,8 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a: [m, k], or of a batch [l, m, k], contiguous along m or k.
         b: [n, k], or [l, n, k], contiguous along n or k.
     """
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        require_tensors("gemm", a=a, b=b)
+    check_type("tmapipe.torch.gemm(a)", a, torch.Tensor, "convert it")
+    check_type("tmapipe.torch.gemm(b)", b, torch.Tensor, "convert it")
     if torch.is_autocast_enabled(a.device.type):
         a, b = _cast(a, b)
     if type(a) in PLAIN and not torch.compiler.is_compiling():
@@ -337,7 +327,7 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         x: Of any number of dimensions.
         dim: The last one has a kernel.
     """
-    require_tensors("softmax", x=x)
+    check_type("tmapipe.torch.softmax(x)", x, torch.Tensor, "convert it")
     if isinstance(dim, bool) or not isinstance(dim, int) or not -max(1, x.ndim) <= dim < max(1, x.ndim):
         raise InputError("tmapipe.torch.softmax(dim)", dim, f"is the number of one of {x.ndim} dimensions", "e.g. -1")
     if dim not in (-1, x.ndim - 1):
@@ -353,11 +343,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
         weight: One number a column.
         eps: Added to the mean square.
     """
-    require_tensors("rms_norm", x=x, weight=weight)
+    check_type("tmapipe.torch.rms_norm(x)", x, torch.Tensor, "convert it")
+    check_type("tmapipe.torch.rms_norm(weight)", weight, torch.Tensor, "convert it")
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1e30:
-        raise InputError(
-            "tmapipe.torch.rms_norm(eps)", eps, "is a number that is added to the mean square", "e.g. 1e-6"
-        )
+        raise InputError("tmapipe.torch.rms_norm(eps)", eps, "is a number, at least 0", "e.g. 1e-6")
     return _rms_norm(x, weight, eps) if eager(x, weight) else torch.ops.tmapipe.rms_norm(x, weight, eps)
 
 

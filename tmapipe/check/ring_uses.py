@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
 
-# ---- trip counts -----------------------------------------------------------------------------------------------------
+# ---- ring uses -------------------------------------------------------------------------------------------------------
 #
 # Whether all roles of a ring enter the same number of its slots, and leave each slot that they enter.
 

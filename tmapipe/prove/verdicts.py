@@ -19,8 +19,8 @@ from tmapipe.base import disk
 from tmapipe.base.arithmetic import DType
 from tmapipe.check.deadlocks import ordered, refused
 from tmapipe.check.findings import Finding, Report
-from tmapipe.check.linear import LinearCheck
-from tmapipe.check.trip_counts import budget_findings, placed
+from tmapipe.check.linear import LinearCheck, OutOfTime, doing, given, patience
+from tmapipe.check.ring_uses import budget_findings, placed
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.model.layout import Layout, line_of
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
@@ -28,7 +28,6 @@ from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.endless import look_at_loops
 from tmapipe.prove.joint import prove
 from tmapipe.prove.outputs import Outputs, look_at_outputs, uneven_starts
-from tmapipe.prove.patience import OutOfTime, doing, given, patience
 from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, run_problem, solutions
 from tmapipe.prove.symbols import Sym, parts
 
@@ -178,7 +177,7 @@ def _tables(sizes: Sizes, names: set[str]) -> Iterator[dict[str, Any]]:
         yield {name: [(i + j + iteration) % 3 for i in range(ENTRIES)] for j, name in enumerate(sorted(names))}
 
 
-# ---- trips -----------------------------------------------------------------------------------------------------------
+# ---- check -----------------------------------------------------------------------------------------------------------
 #
 # Checks a schedule for every trip count: any number of output tiles of a CTA, and all that its bodies decide on.
 #
