@@ -147,6 +147,10 @@ def test_refused_parts():
     for parts, d in ((0, 64), (1.5, 64), (2, 100)):
         with pytest.raises(tp.InputError, match="Attention"):
             SplitAttention(parts, d)
+    q, k, _ = problem(2, 1, 1, 10, 64)
+    assert SplitAttention.of(q, k, causal="end").parts == 1
+    with pytest.raises(tp.InputError, match=r"SplitAttention\.of\(window\)"):
+        SplitAttention.of(q, k, window=5)
 
 
 def test_refused_tensors():

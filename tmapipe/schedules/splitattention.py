@@ -87,6 +87,22 @@ class SplitAttention(Attention):
         self.o = TmaStoreStage("b h c m e", source=self.pv, tile=(64, self.width), dtype="fp32", stages=1)
         self.lse = ThreadStoreStage(dims="b h c m", tile=(64,), role=self.work, vector=4, dtype="fp32")
 
+    @classmethod
+    def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> SplitAttention:
+        """The schedule for tensors like *q*, *k* and *v*, in as many parts as `Attention.of` would choose. options: scale, or
+        causal="end" of one query.
+
+        Raises:
+            InputError: Another option, with which queries do not see all keys.
+        """
+        others = [name for name, option in options.items() if name != "scale" and option is not None]
+        if others and not (others == ["causal"] and options["causal"] == "end" and q.shape[2] == 1):
+            rule = "is no option of SplitAttention, whose queries see all keys"
+            raise InputError(f"SplitAttention.of({others[0]})", options[others[0]], rule, "use Attention")
+        width = (k if v is None else v).shape[3]
+        parts = parts_for(q.shape, k.shape, width, options)
+        return cls(parts, (q.shape[3], width), scale=options.get("scale"))
+
     def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
         """As of `Attention`, of the tile's part."""
         blocks = k.steps("k", "s")
