@@ -26,7 +26,7 @@ from benchmarks.results import OURS, Results, print_table
 from tmapipe.tuning.compiling import rested
 
 BYTES = 128 << 20  # of the largest tensor
-LIMIT = 1e-2
+LIMIT, SUMS = 1e-2, 1e-1  # relative errors; torch adds up bf16 in bf16
 Runs = dict[tuple[str, str], Callable[[], Any]]
 Made = tuple[Runs, Any]
 
@@ -171,7 +171,7 @@ def _cases() -> list[Case]:
             each = 2.0 if name == "cross_entropy" else 4.0
             add(name, f"{n} x {length}", each * n * length, functools.partial(rows, name, length))
     turns = itertools.zip_longest(*found.values())
-    return [Case(name, "bf16", work, lambda device, make=make: make(), LIMIT)  # type: ignore[misc]
+    return [Case(name, "bf16", work, lambda device, make=make: make(), SUMS if name.startswith("cumsum") else LIMIT)  # type: ignore[misc]
             for each in turns for name, work, make in filter(None, each)]  # fmt: skip
 
 

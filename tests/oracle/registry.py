@@ -43,7 +43,7 @@ from tmapipe.schedules import (
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles
-from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.persistent import GridTiles, Grouped, PersistentTiles
 
 __all__ = ["REGISTRY", "Registered"]
 
@@ -129,6 +129,12 @@ REGISTRY: tuple[Registered, ...] = (
         "Gemm, along n, with a matrix",
         lambda: Gemm((144, 128, 64), (1, 2), mainloop=Cooperative(along="n"), epilogue=RESIDUAL),
         lambda: Gemm((64, 64, 16), (1, 1), 2, mainloop=Cooperative(along="n"), epilogue=RESIDUAL),
+        ((1, 1, {}), (2, 2, {})),
+    ),
+    Registered(
+        "Gemm, several CTAs a multiprocessor",
+        lambda: Gemm((64, 64, 64), (1, 1), 1, epilogue=ONE, tiles=GridTiles(Grouped(1), 6)),
+        lambda: Gemm((64, 64, 16), (1, 1), 1, epilogue=ONE, tiles=GridTiles()),
         ((1, 1, {}), (2, 2, {})),
     ),
     Registered(

@@ -218,7 +218,7 @@ def test_what_a_launch_computes_counts():
             return {dim: (count + 1) // 2 for dim, count in super().grid(extent).items()}
 
     class AsMany(tp.PersistentTiles):
-        def least_ctas(self, plan):
+        def least_ctas(self):
             return 2
 
     as_many = tp.schedules.Copy((4, 64))

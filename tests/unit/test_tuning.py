@@ -298,6 +298,31 @@ def test_small_tiles_may_have_deep_slots():
     assert not any(c.spans > 1 for c in candidates(Problem(264, 64, 256), H200) if c.sharing == 1)
 
 
+def test_small_products_share_multiprocessors():
+    """One tile a CTA, with room for all of them; of these, the best by estimate is among those that are looked at."""
+    for m, n, k in ((64, 64, 64), (128, 128, 128), (16, 24, 72), (96, 40, 256)):
+        problem = Problem(m, n, k, batch=1000)
+        few = [each for each in candidates(problem, H200) if each.share > 1]
+        assert few
+        for each in few:
+            made = each.build(problem)
+            assert made.tiles.ctas == each.share and not made.plan(each.dtypes(problem)).registers
+        estimates = [estimate(problem, each, H200) for each in few]
+        best = few[estimates.index(min(estimates))]
+        assert best in tuner.unsure(problem, H200, 4)
+    for problem in (Problem(64, 64, 64), Problem(256, 64, 64, batch=1000), Problem(64, 64, 512, batch=1000)):
+        assert not [each for each in candidates(problem, H200) if each.share > 1]
+
+
+def test_a_small_product_computes():
+    a, b = (np.random.default_rng(i).standard_normal((3, 60, 72)).astype(np.float16) for i in (0, 1))
+    problem = Problem(60, 60, 72, fp16, fp16, batch=3)
+    made = Candidate("Gemm", (64, 64), (1, 1), (("stages", 1), ("store_stages", 1), ("share", 6))).build(problem)
+    np.testing.assert_allclose(
+        made(a[:, :56], b[:, :56]), a[:, :56] @ b[:, :56].transpose(0, 2, 1), atol=0.1, rtol=0.01
+    )
+
+
 def test_choosing_may_look_at_candidates_of_like_estimates(monkeypatch):
     problem, asked = Problem(4096, 4096, 4096), []
 

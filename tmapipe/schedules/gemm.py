@@ -361,9 +361,12 @@ class Gemm(Fused):
             setattr(self, name, b.stage("n", n, k, ring=self.ring, multicast=of_b, peers=peers[of_b]))
         if self.tiles.table:
             setattr(self, self.tiles.table, Table("l"))
+        how: dict[str, Any] = {"promote": self.mainloop.promote}
+        if self.ring.stages == 1:  # which is filled anew once it has been multiplied
+            how["in_flight"] = 0
         for name, second in self.products.items():
             of = (self.a, getattr(self, second))
-            setattr(self, name, Wgmma(*(of if self.mainloop.along == "m" else of[::-1]), promote=self.mainloop.promote))
+            setattr(self, name, Wgmma(*(of if self.mainloop.along == "m" else of[::-1]), **how))
         self.sources: tuple[Any, ...] = tuple(getattr(self, name) for name in self.products)
         self.loaded = ("a", *self.products.values())
         self.transposed = (*(("a",) * a.transposed), *(tuple(self.products.values()) if b.transposed else ()))
