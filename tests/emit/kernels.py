@@ -217,7 +217,11 @@ EPILOGUES = {
 }
 EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGUES.items()}
 THREADS = {
-    "attention": Kernel(READY_MADE["Attention"], {}, {"b": 1, "h": 2, "g": 1, "m": 140, "s": 200, "d": 128}),
+    "attention": Kernel(READY_MADE["Attention"], {}, {"b": 1, "h": 2, "g": 1, "m": 140, "s": 200, "d": 128, "e": 128}),
+    "split attention": Kernel(
+        READY_MADE["SplitAttention"], {}, {"b": 1, "h": 1, "c": 2, "g": 1, "m": 8, "s": 200, "d": 128, "e": 128}
+    ),
+    "combine parts": Kernel(READY_MADE["CombineParts"], {}, {"b": 1, "h": 2, "c": 3, "m": 12, "e": 128}),
     "softmax": Kernel(READY_MADE["Softmax"], {}, {"m": 7, "n": 1000}),
     "softmax of rows that begin anywhere": Kernel(
         READY_MADE["Softmax, rows that begin anywhere"], {}, {"a": 1, "b": 8, "w": 8 * 3001, "n": 3001}

@@ -137,7 +137,44 @@ def test_what_is_not_registered():
     refused(tt.register, S.SplitK(2), "tmapipe_tests::split", argument="SplitK.register", rule="one kernel")
 
 
+def heads(heads, tokens, d, batch=2):
+    """[batch, heads, tokens, d] of which tokens come first in memory."""
+    return torch.randn(batch, tokens, heads, d).bfloat16().transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal, shapes", [(False, (2, 2, 70, 40, 64, 32)), (True, (4, 2, 5, 9, 16, 16))])
+def test_attention(model, causal, shapes):
+    h, g, m, s, d, e = shapes
+    q, k, v = heads(h, m, d), heads(g, s, d), heads(g, s, e)
+    expected = functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=causal, scale=0.2, enable_gqa=True
+    )
+    found = tt.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.2, enable_gqa=True)
+    torch.testing.assert_close(found.double(), expected, atol=2e-2, rtol=2e-2)
+    alone = tt.scaled_dot_product_attention(q[0, :g], k[0], v[0], is_causal=causal, scale=0.2)
+    assert alone.shape == (g, m, e)
+
+
+def test_attention_by_torch():
+    q, k, v = (torch.randn(1, 2, 6, 16) for _ in range(3))
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for options in ({"attn_mask": mask}, {"is_causal": True}, {"scale": 2.0}):
+            found = tt.scaled_dot_product_attention(q, k, v, **options)
+            assert torch.allclose(found, functional.scaled_dot_product_attention(q, k, v, **options))
+        with pytest.raises(RuntimeError):
+            tt.scaled_dot_product_attention(q, k[:, :1].expand(1, 3, 6, 16), v)
+    assert any("attn_mask" in reason for reason in tt.fallbacks())
+    refused(tt.scaled_dot_product_attention, q.requires_grad_(), k, v, argument="scaled_dot", rule="no gradients")
+    with torch.no_grad():
+        tt.scaled_dot_product_attention(q, k, v)
+
+
 def test_opcheck(model):
+    given = heads(2, 5, 16), heads(1, 7, 16), heads(1, 7, 32)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.tmapipe.scaled_dot_product_attention, (*given, True, None), test_utils=checks)
     ops = torch.ops.tmapipe
     x, weight, bias = (half(*shape).requires_grad_() for shape in ((3, 8, 64), (16, 64), (16,)))
     torch.library.opcheck(ops.linear, (x, weight, bias))

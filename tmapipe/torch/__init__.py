@@ -1,7 +1,8 @@
 """Operators of torch: products of matrices and functions of rows by kernels, and `register` for schedules of one's own.
 
-They are `torch.library` operators: they have gradients, and `torch.compile` takes them whole. Tensors that no kernel takes are
-computed by torch itself; `fallbacks` counts such calls with their reasons, and within `kernels_only` they are errors.
+They are `torch.library` operators: they have gradients (attention has none), and `torch.compile` takes them whole. Tensors
+that no kernel takes are computed by torch itself; `fallbacks` counts such calls with their reasons, and within `kernels_only`
+they are errors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ with needed("torch", "torch", "for its operators"):
 from tmapipe.schedules.crossentropy import CrossEntropy, LogSoftmax, Softmax
 from tmapipe.schedules.norms import LayerNorm, RmsNorm
 from tmapipe.schedules.transpose import Transpose
+from tmapipe.torch.attention import scaled_dot_product_attention
 from tmapipe.torch.operators import (
     Linear,
     SwiGLU,
@@ -47,6 +49,7 @@ __all__ = [
     "matmul",
     "register",
     "rms_norm",
+    "scaled_dot_product_attention",
     "softmax",
     "transpose",
 ]
