@@ -342,8 +342,9 @@ def test_ctas_that_share_a_multiprocessor():
     copy, gemm = tp.schedules.Copy((2, 256), stages=1, pending=0), tp.schedules.Gemm((64, 64, 64), (1, 1))
     for schedule, ctas in ((copy, 16), (gemm, 1)):
         schedule.tiles = tp.GridTiles(ctas=ctas)
-        assert re.search(rf"\.minnctapersm\s+{ctas}\b", schedule.compile().ptx)
-    assert "setmaxnreg" in gemm.compile().ptx
+        ptx = schedule.compile().ptx
+        assert re.search(rf"\.minnctapersm\s+{ctas}\b", ptx)
+    assert "setmaxnreg" in ptx
     few = tp.schedules.Gemm(
         (64, 64, 64), (1, 1), 2, epilogue=tp.epilogue.Epilogue(stages=1), tiles=tp.GridTiles(ctas=5)
     )
