@@ -341,9 +341,9 @@ def test_ctas_that_share_a_multiprocessor():
     """The compiler is told to spare registers for them; where setmaxnreg divides the registers, there are no others."""
     copy, gemm = tp.schedules.Copy((2, 256), stages=1, pending=0), tp.schedules.Gemm((64, 64, 64), (1, 1))
     for schedule, ctas in ((copy, 16), (gemm, 1)):
-        schedule.tiles = tp.GridTiles(ctas=ctas)
+        schedule.tiles = tp.tiles.GridTiles(ctas=ctas)
         assert re.search(rf"\.minnctapersm\s+{ctas}\b", schedule.compile().ptx)
-    gemm.tiles = tp.GridTiles(ctas=16)
+    gemm.tiles = tp.tiles.GridTiles(ctas=16)
     with pytest.raises(tp.InputError, match="does not go with setmaxnreg"):
         gemm.compile()
 
@@ -360,7 +360,7 @@ def test_a_cta_of_one_tile_has_no_loop():
 def test_one_cta_is_launched_as_a_cluster_only_for_st_async():
     one = tp.schedules.Copy((8, 256))
     assert cluster_of(one.plan()) is None and cluster_of(tp.schedules.Gemm((64, 64, 64), (2, 1)).plan()) == (2, 1, 1)
-    for order in (tp.DynamicTiles(), *ALL * [tp.GpcTiles()]):
+    for order in (tp.tiles.DynamicTiles(), *ALL * [tp.tiles.GpcTiles()]):
         queued = tp.schedules.Copy((8, 256))
         queued.tiles = order
         assert cluster_of(queued.plan()) == (1, 1, 1) and "st.async" in queued.compile().ptx
