@@ -9,13 +9,8 @@ from typing import Any
 import attrs
 
 from tmapipe.check.findings import Finding, Step, events_of
-<<<<<<< HEAD
 from tmapipe.check.linear import LinearCheck, blamed, hazard_findings, look
-from tmapipe.check.trip_counts import RingUse, cause_findings
-=======
-from tmapipe.check.linear import LinearCheck, blamed, hazard_findings
 from tmapipe.check.ring_uses import RingUse, cause_findings
->>>>>>> rooms3
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
 from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
 from tmapipe.isa.effects import Kind as OperandKind

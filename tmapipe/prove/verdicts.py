@@ -19,13 +19,8 @@ from tmapipe.base import disk
 from tmapipe.base.arithmetic import DType
 from tmapipe.check.deadlocks import ordered, refused
 from tmapipe.check.findings import Finding, Report
-<<<<<<< HEAD:tmapipe/prove/trips.py
 from tmapipe.check.linear import LinearCheck, OutOfTime, doing, given, patience
-from tmapipe.check.trip_counts import budget_findings, placed
-=======
-from tmapipe.check.linear import LinearCheck
 from tmapipe.check.ring_uses import budget_findings, placed
->>>>>>> rooms3:tmapipe/prove/verdicts.py
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.model.layout import Layout, line_of
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
