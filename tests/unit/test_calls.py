@@ -62,9 +62,17 @@ def test_transposed_of_a_part():
 
 
 def test_so_many_ctas_find_room():
-    for schedule, ctas in ((small(), 2), (S.PingPong(), 4)):
+    for schedule, ctas, rule in (
+        (small(), 8, "of 48 that so many CTAs"),
+        (S.PingPong(), 2, "128 .* of 96 that so many CTAs"),
+        (S.PingPong(), 3, "at most 88"),
+        (S.PingPong(), 16, "more than the 8 registers"),
+    ):
         schedule.tiles = tp.tiles.GridTiles(ctas=ctas)
-        refused(schedule.plan, argument="GridTiles(ctas)", rule="setmaxnreg", value=ctas)
+        refused(schedule.plan, argument="Wgmma(mma) tile", rule=rule)
+    schedule = small()
+    schedule.tiles = tp.tiles.GridTiles(ctas=4)
+    assert schedule.plan().launch_registers == 96 and not schedule.plan().registers
     schedule = Relu()
     schedule.tiles = tp.tiles.GridTiles(ctas=9)
     schedule.x = tp.TmaLoadStage("m n", tile=(128, 64), ring=schedule.ring, dtype="fp32")

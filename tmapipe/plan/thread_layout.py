@@ -414,6 +414,9 @@ def _check_width(name: str, mma: Wgmma, blocks: int, launch: int) -> None:
     n, most = mma.shape[1], widest(launch)
     if n <= most:
         return
+    if most < 8:  # the narrowest instruction
+        rule = f"needs more than the {launch} registers a thread that so many CTAs leave it"
+        raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use GridTiles of fewer CTAs")
     rule = f"n is at most {most} with {launch} registers a thread at launch: wider tiles take two instructions, "
     fix = "use fewer warpgroups in all, or a narrower tile"
     if mma.transposed[1]:
