@@ -55,7 +55,7 @@ def ring(given=None, taken=None):
 
 
 def slow():
-    return tp.schedules.PingPong((64, 64, 16), (1, 1), 3, tiles=tp.DynamicTiles())
+    return tp.schedules.PingPong((64, 64, 16), (1, 1), 3, tiles=tp.tiles.DynamicTiles())
 
 
 # ---- many operations --------------------------------------------------------------------------------------------------

@@ -341,12 +341,12 @@ def test_ctas_that_share_a_multiprocessor():
     """The compiler is told to spare registers for them, which no warp then sets; where a role does, there are no others."""
     copy, gemm = tp.schedules.Copy((2, 256), stages=1, pending=0), tp.schedules.Gemm((64, 64, 64), (1, 1))
     for schedule, ctas in ((copy, 16), (gemm, 1)):
-        schedule.tiles = tp.GridTiles(ctas=ctas)
+        schedule.tiles = tp.tiles.GridTiles(ctas=ctas)
         ptx = schedule.compile().ptx
         assert re.search(rf"\.minnctapersm\s+{ctas}\b", ptx)
     assert "setmaxnreg" in ptx
     few = tp.schedules.Gemm(
-        (64, 64, 64), (1, 1), 2, epilogue=tp.epilogue.Epilogue(stages=1), tiles=tp.GridTiles(ctas=5)
+        (64, 64, 64), (1, 1), 2, epilogue=tp.epilogue.Epilogue(stages=1), tiles=tp.tiles.GridTiles(ctas=5)
     )
     kernel = few.compile()
     assert "setmaxnreg" not in kernel.ptx and kernel.plan.warps == 5 and kernel.plan.launch_registers == 72
@@ -365,7 +365,7 @@ def test_a_cta_of_one_tile_has_no_loop():
 def test_one_cta_is_launched_as_a_cluster_only_for_st_async():
     one = tp.schedules.Copy((8, 256))
     assert cluster_of(one.plan()) is None and cluster_of(tp.schedules.Gemm((64, 64, 64), (2, 1)).plan()) == (2, 1, 1)
-    for order in (tp.DynamicTiles(), *ALL * [tp.GpcTiles()]):
+    for order in (tp.tiles.DynamicTiles(), *ALL * [tp.tiles.GpcTiles()]):
         queued = tp.schedules.Copy((8, 256))
         queued.tiles = order
         assert cluster_of(queued.plan()) == (1, 1, 1) and "st.async" in queued.compile().ptx

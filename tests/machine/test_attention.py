@@ -227,7 +227,7 @@ def test_parts_are_of_no_elements(wrong, said):
         def sum(self, parts, values):
             return wrong(parts, values)
 
-    with pytest.raises(tp.ScopeError, match=said):
+    with pytest.raises(tp.errors.ScopeError, match=said):
         Wrong()(torch.randn(8, 128))
 
 
@@ -240,7 +240,7 @@ def test_what_comes_after_a_product_waits_for_it():
                 out.start(state[0], slot.v)
                 out.after(state[2])
 
-    with pytest.raises(tp.ScopeError, match="before a matmul started on it was awaited"):
+    with pytest.raises(tp.errors.ScopeError, match="before a matmul started on it was awaited"):
         Wrong(64)(*problem(1, 1, 10, 300, 64))
 
 
@@ -249,5 +249,5 @@ def test_operands_take_no_arithmetic():
         def _block(self, k, tile, out, own, state, at, mask):
             return super()._block(k, tile, out, own, (state[0] * 2, *state[1:]), at, mask)
 
-    with pytest.raises(tp.ScopeError, match="packed"):
+    with pytest.raises(tp.errors.ScopeError, match="packed"):
         Wrong(64)(*problem(1, 1, 10, 300, 64))

@@ -121,7 +121,7 @@ def crowded_of(rows):
 
     class Crowded(type(scaled_of(rows, stages=1))):
         idle = tp.Role(warps=6)
-        tiles = tp.GridTiles(ctas=4)
+        tiles = tp.tiles.GridTiles(ctas=4)
 
         @idle.jit
         def nothing(self, k, tile):

@@ -163,7 +163,7 @@ def test_what_the_host_code_says_is_raised(launched):
 
 def test_scratch_memory_of_streams_and_captures(launched, monkeypatch):
     class Queued(Move):
-        tiles = tp.DynamicTiles()
+        tiles = tp.tiles.DynamicTiles()
 
     x = half(32, 128)
     _, launcher, code = launched(x, schedule=Queued())

@@ -87,7 +87,7 @@ def test_python_runs_as_printed(page, tmp_path, monkeypatch):
         monkeypatch.chdir(folder)
         try:
             printed = run(block, names, folder)
-        except tp.MissingGpuError:
+        except tp.errors.MissingGpuError:
             assert block.info == "python gpu", f"{page}:{block.line} needs a GPU, and does not say so"
             continue
         except Exception as error:

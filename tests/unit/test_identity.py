@@ -217,7 +217,7 @@ def test_what_a_launch_computes_counts():
         def grid(self, extent):
             return {dim: (count + 1) // 2 for dim, count in super().grid(extent).items()}
 
-    class AsMany(tp.PersistentTiles):
+    class AsMany(tp.tiles.PersistentTiles):
         def least_ctas(self):
             return 2
 

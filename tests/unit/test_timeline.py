@@ -135,7 +135,7 @@ def test_times_follow_the_costs(gemm, parts):
 def test_a_copy_takes_what_memory_gives():
     """In a steady state, as long as its multiprocessor's share of the memory takes for what it reads and writes."""
     copy = S.Copy(tile=(4, 256), stages=40)
-    copy.tiles = tp.PersistentTiles()
+    copy.tiles = tp.tiles.PersistentTiles()
     found = copy.trace(np.zeros((640, 256), np.int32), clusters=1)
     share = H200.memory / H200.boosted / H200.multiprocessors
     assert found.cycles == pytest.approx(2 * 640 * 256 * 4 / share, rel=0.1)

@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 import tmapipe as tp
 from tests.sweeps import ALL, sample
 from tests.unit.errors import refused
-from tmapipe import GpcTiles, InputError, MissingGpuError, Windows, fp16, schedules
+from tmapipe import InputError, Windows, schedules
 from tmapipe.base import disk
+from tmapipe.base.arithmetic import fp16
 from tmapipe.bind.tensors import bind
 from tmapipe.epilogue import ColumnSum, Epilogue, Matrix, Output, PerColumn, PerRow, RowSum, Scalar
+from tmapipe.errors import MissingGpuError
 from tmapipe.math import gelu, relu
+from tmapipe.tiles import GpcTiles
 from tmapipe.tuning import Candidate, Problem, candidates, choose, choose_conv, estimate, ranked, tune, tuner
 from tmapipe.tuning import compiling as cache
 from tmapipe.tuning import problem as epilogues
