@@ -30,7 +30,7 @@ from tmapipe.schedules import mainloop
 from tmapipe.schedules.mainloop import Operand
 from tmapipe.stage import BulkLoadStage, CpAsyncLoadStage, Im2colLoadStage, SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import BulkStoreStage, StoredStage, ThreadStoreStage, TmaStoreStage
-from tmapipe.tuning.autotune import autotune
+from tmapipe.tuning import autotune
 
 __all__ = [
     "BarrierRing",

@@ -11,7 +11,7 @@ import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe import autotune
 from tmapipe.errors import PipelineError
-from tmapipe.tuning.autotune import METHOD, differing, job_of, measured
+from tmapipe.tuning import METHOD, differing, job_of, measured
 from tmapipe.tuning.compiling import compile_each, keep
 from tmapipe.tuning.compiling import recall_entry as recall
 

@@ -15,7 +15,7 @@ from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tensor_map import check_cluster
 from tmapipe.bind.bound import Bound, check_apart, check_kind, of_sums
 from tmapipe.bind.tensors import match, new_like, signature
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix, StoreForm
 from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Carried

@@ -23,7 +23,7 @@ import attrs
 
 import tmapipe
 from tmapipe.base import disk
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, MissingPackageError, needed
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm

@@ -28,7 +28,7 @@ from tmapipe.base.arithmetic import (
 )
 from tmapipe.bind.bound import check_kind, of_sums
 from tmapipe.bind.tensors import last_but_one
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
 from tmapipe.errors import InputError, is_count, must
 from tmapipe.schedules.gemm import Gemm

@@ -16,7 +16,7 @@ from tmapipe.base.arithmetic import ceil_div, dtype_of
 from tmapipe.base.disk import cache_folder
 from tmapipe.base.tma_rules import Windows
 from tmapipe.bind.bound import check_kind
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, MissingGpuError, PipelineError, check_bool, check_type, is_count, needed
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import Conv
