@@ -17,9 +17,8 @@ from tmapipe.isa.fragment import Carried
 from tmapipe.model.layout import as_python
 from tmapipe.program.blocks import Undefined
 from tmapipe.program.expressions import Let, resolve, show, symbolic
-from tmapipe.program.names import is_users
 from tmapipe.program.refuse import SPECIAL, Refusals, SymbolicRange, deep, mutates
-from tmapipe.program.rewrite import converted
+from tmapipe.program.rewrite import converted, is_users
 from tmapipe.protocol.tile import Tile
 
 # ---- captured --------------------------------------------------------------------------------------------------------
