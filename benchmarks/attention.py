@@ -20,7 +20,7 @@ from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, setting
 from benchmarks.programs import flash
 from benchmarks.results import OURS, Results
 from tmapipe.schedules import Attention, Copy
-from tmapipe.tuning.compiling import rested
+from tmapipe.tuning.cost import rested
 
 TOKENS, WIDTH, SAMPLED = 16384, 2048, 48
 

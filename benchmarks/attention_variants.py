@@ -26,7 +26,7 @@ from benchmarks.results import OURS, Results
 from tmapipe.schedules import Attention
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.persistent import Backwards
-from tmapipe.tuning.compiling import rested
+from tmapipe.tuning.cost import rested
 
 CASES = {"d128": (128, False), "d128c": (128, True), "d64": (64, False), "d64c": (64, True)}
 LENGTHS = (1024, 2048, 4096, 8192, 16384)

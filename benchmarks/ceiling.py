@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.cli import add_options, finish, gpu_of, method_of, settings
 from benchmarks.gemm import PEAK_TFLOPS, make_operands, shape
 from benchmarks.results import Results
-from tmapipe.tuning.compiling import rested
+from tmapipe.tuning.cost import rested
 
 SHAPES = ("8192x8192x8192", "4096x4096x4096", "16384x4096x4096", "4096x14336x4096", "4096x4096x14336", "8192x8192x512")
 TYPES = {"a": "bf16", "b": "bf16", "d": "bf16"}

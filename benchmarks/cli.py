@@ -9,7 +9,7 @@ import attrs
 
 from benchmarks.results import OURS, Results
 from benchmarks.tables import print_summary
-from tmapipe.tuning.compiling import Method
+from tmapipe.tuning.cost import Method
 
 __all__ = ["add_options", "finish", "gpu_of", "kept", "method_of", "settings"]
 

@@ -10,7 +10,7 @@ import attrs
 
 from benchmarks.results import OURS, Results, best
 from benchmarks.sustained import estimate_seconds, sustained
-from tmapipe.tuning.compiling import Clock, Method, Run, rested, screen
+from tmapipe.tuning.cost import Clock, Method, Run, rested, screen
 
 __all__ = ["Problem", "compare"]
 

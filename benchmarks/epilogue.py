@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
 from benchmarks.gemm import PEAK_TFLOPS, make_operands, shape
 from benchmarks.results import Results
-from tmapipe.tuning.compiling import rested
+from tmapipe.tuning.cost import rested
 
 SHAPES = ("4096x4096x4096",)
 SAMPLES = 64  # rows of the output that are checked

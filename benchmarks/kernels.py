@@ -28,7 +28,7 @@ import attrs
 
 from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.results import Results, print_table
-from tmapipe.tuning.compiling import rested
+from tmapipe.tuning.cost import rested
 
 FOLDERS = ("tmapipe", "examples", "tests")
 OTHER = "_other"

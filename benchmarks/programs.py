@@ -29,7 +29,7 @@ from examples.mlp import Mlp
 from examples.ragged import RaggedSums
 from examples.row_sums import RowSums
 from examples.stencil import Stencil
-from tmapipe.tuning.compiling import rested
+from tmapipe.tuning.cost import rested
 
 
 @attrs.frozen

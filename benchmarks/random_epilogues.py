@@ -25,7 +25,8 @@ from benchmarks.results import OURS, Results, print_table
 from tmapipe.epilogue import Epilogue, Matrix, PerColumn, PerRow
 from tmapipe.math import gelu
 from tmapipe.tuning import Candidate, Device, Problem
-from tmapipe.tuning.compiling import build_all, rested
+from tmapipe.tuning.compiling import build_all
+from tmapipe.tuning.cost import rested
 from tmapipe.tuning.tuner import likely
 
 KINDS = {

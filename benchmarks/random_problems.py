@@ -38,8 +38,8 @@ from benchmarks import peers
 from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.results import OURS, Results, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
-from tmapipe.tuning.compiling import compile_all, load, rested, screen
-from tmapipe.tuning.cost import estimates
+from tmapipe.tuning.compiling import compile_all, load
+from tmapipe.tuning.cost import estimates, rested, screen
 from tmapipe.tuning.problem import LINE
 from tmapipe.tuning.tuner import METHOD, pick, unsure
 

@@ -31,7 +31,8 @@ from tmapipe.schedules.crossentropy import CrossEntropy, LogSoftmax, Reduce, Sof
 from tmapipe.schedules.norms import LayerNorm, RmsNorm
 from tmapipe.schedules.rowform import RowForm
 from tmapipe.schedules.rows import RowKernel, Rows
-from tmapipe.tuning.compiling import compile_each, ready, rested
+from tmapipe.tuning.compiling import compile_each, ready
+from tmapipe.tuning.cost import rested
 
 BYTES = 256 << 20
 LEAST, MOST = 64, 262144

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.cases import Case, checker, returning
 from benchmarks.cli import add_options, gpu_of, kept, method_of, settings
 from benchmarks.results import OURS, Results, print_table
-from tmapipe.tuning.compiling import rested
+from tmapipe.tuning.cost import rested
 
 BYTES = 128 << 20  # of the largest tensor
 LIMIT, SUMS = 1e-2, 1e-1  # relative errors; torch adds up bf16 in bf16

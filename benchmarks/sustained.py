@@ -6,7 +6,7 @@ import random
 import statistics
 from collections.abc import Mapping
 
-from tmapipe.tuning.compiling import Clock, Method, Name, Run, Timing
+from tmapipe.tuning.cost import Clock, Method, Name, Run, Timing
 
 __all__ = ["estimate_seconds", "sustained"]
 

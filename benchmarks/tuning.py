@@ -26,8 +26,8 @@ from benchmarks.gemm import SHAPES, checker, make_operands, shape
 from benchmarks.results import OURS, Results, read
 from tmapipe.tuning import Candidate, Problem, candidates, estimate, ranked
 from tmapipe.tuning.candidates import hinted
-from tmapipe.tuning.compiling import build_all, rested
-from tmapipe.tuning.cost import FITTED, Constants, times, together, work
+from tmapipe.tuning.compiling import build_all
+from tmapipe.tuning.cost import FITTED, Constants, rested, times, together, work
 from tmapipe.tuning.problem import H200
 
 OTHERS = (

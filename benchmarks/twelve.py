@@ -21,7 +21,7 @@ from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.gemm import SHAPES, checker, make_operands, shape
 from benchmarks.results import OURS, Results, print_table
 from benchmarks.versions import OTHER, add_other, other_package
-from tmapipe.tuning.compiling import rested
+from tmapipe.tuning.cost import rested
 
 BEFORE = "before"
 

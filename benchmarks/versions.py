@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.results import Results, print_table
-from tmapipe.tuning.compiling import rested
+from tmapipe.tuning.cost import rested
 
 OTHER = "tmapipe_other"
 

@@ -22,7 +22,7 @@ from benchmarks.sass_loops import innermost, loops, parse
 from benchmarks.sustained import estimate_seconds, sustained
 from tmapipe import tuning
 from tmapipe.gpu.build import Resources
-from tmapipe.tuning.compiling import Method, Timing, rested, screen
+from tmapipe.tuning.cost import Method, Timing, rested, screen
 
 METHOD = Method(rounds=6, batch=8, rest=0.3, preheat=3.0, hot=0.25, seed=0)
 

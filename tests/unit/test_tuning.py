@@ -28,8 +28,8 @@ from tmapipe.tuning import Candidate, Problem, candidates, choose, choose_conv, 
 from tmapipe.tuning import compiling as cache
 from tmapipe.tuning import problem as epilogues
 from tmapipe.tuning.candidates import MACS
-from tmapipe.tuning.compiling import Method, compile_each
-from tmapipe.tuning.cost import Constants
+from tmapipe.tuning.compiling import compile_each
+from tmapipe.tuning.cost import Constants, Method
 from tmapipe.tuning.problem import H200
 from tmapipe.tuning.tuner import pick
 

@@ -77,7 +77,7 @@ def _asked(number: driver.CUdevice, cluster_size: int) -> int:
 
 # ---- clock -----------------------------------------------------------------------------------------------------------
 #
-# The clock of `tmapipe.tuning.compiling` for a CUDA device: events around each launch, after a flush of the L2 cache.
+# The clock of `tmapipe.tuning.cost` for a CUDA device: events around each launch, after a flush of the L2 cache.
 
 
 FLUSH_BYTES = 256 << 20  # more than four times an H200's L2 cache of 60 MB

@@ -24,21 +24,8 @@ from tmapipe.base.disk import cache_folder
 from tmapipe.errors import InputError, PipelineError
 from tmapipe.schedule import Schedule
 from tmapipe.tuning.candidates import candidates
-from tmapipe.tuning.compiling import (
-    Clock,
-    Method,
-    Run,
-    Timing,
-    compile_each,
-    export_tuned,
-    import_tuned,
-    keep,
-    ready,
-    recall_entry,
-    rested,
-    screen,
-)
-from tmapipe.tuning.cost import estimate
+from tmapipe.tuning.compiling import compile_each, export_tuned, import_tuned, keep, ready, recall_entry
+from tmapipe.tuning.cost import Clock, Method, Run, Timing, estimate, rested, screen
 from tmapipe.tuning.problem import Candidate, Device, Problem
 from tmapipe.tuning.tuner import Tuned, choose, choose_conv, ranked, tune
 

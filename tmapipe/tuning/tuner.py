@@ -23,8 +23,8 @@ from tmapipe.schedules.gemms import Conv
 from tmapipe.schedules.mainloop import Cooperative, PingPong
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tuning.candidates import candidates
-from tmapipe.tuning.compiling import Clock, Entry, Method, Run, Timing, build_all, load_entry, rested, screen, store
-from tmapipe.tuning.cost import estimates, times, together, work
+from tmapipe.tuning.compiling import Entry, build_all, load_entry, store
+from tmapipe.tuning.cost import Clock, Method, Run, Timing, estimates, rested, screen, times, together, work
 from tmapipe.tuning.problem import (
     H200,
     LINE,
@@ -298,7 +298,7 @@ def tune(
     """The fastest schedule for *problem* by measurement on *device*, or from the cache on disk.
 
     Each of the *most* candidates of the least estimated time is proved safe and compiled. Its result on random normal data is
-    compared with torch's (with NumPy's if there is an epilogue). Launches are timed as `tmapipe.tuning.compiling` says, with a
+    compared with torch's (with NumPy's if there is an epilogue). Launches are timed as `tmapipe.tuning.cost` says, with a
     cold L2 cache.
 
     Args:
