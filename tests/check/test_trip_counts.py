@@ -311,13 +311,17 @@ def test_sums_of_nothing_never_reach_a_kernel():
 # ---- states -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_check_keeps_no_symbols():
-    Steps().check()
-    gc.collect()
-    before = len(symbols.made)
-    Steps().check()
-    gc.collect()
-    assert len(symbols.made) == before
+def test_symbols_live_as_long_as_they_are_used():
+    name = "of the launch", "asked for by nobody"
+    number = symbols.leaf(*name)
+    conditions = [symbols.is_0(number), symbols.at_least_0(number)]
+    opposites = [symbols.negated(each) for each in conditions]
+    assert [symbols.negated(each) for each in opposites] == conditions
+    assert symbols.leaf(*name) is number
+    del number, conditions, opposites
+    for _ in range(3):  # what a condition is of goes after the condition
+        gc.collect()
+    assert ("leaf", *name) not in symbols.made
 
 
 def states(schedule, monkeypatch):

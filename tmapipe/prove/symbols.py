@@ -217,6 +217,10 @@ def negated(condition: Any) -> Any:
     """The opposite of a condition."""
     if not isinstance(condition, Sym):
         return not condition
+    if condition.op == "not":
+        return condition.args[0]
+    if condition.op == "eq":
+        return intern("not", condition)  # which keeps the condition: if that kept it, too, both would stay for ever
     if condition.opposite is None:
         condition.opposite = _negated(condition)
     return condition.opposite
@@ -225,8 +229,6 @@ def negated(condition: Any) -> Any:
 def _negated(condition: Sym) -> Any:
     if condition.op == "ge":
         return at_least_0(add(-1, condition.args[0], -1))
-    if condition.op == "not":
-        return condition.args[0]
     if condition.op in ("all", "any"):
         return _several("any" if condition.op == "all" else "all", *map(negated, condition.args))
     return intern("not", condition)
