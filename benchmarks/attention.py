@@ -2,6 +2,7 @@
 
 python -m benchmarks.attention
 python -m benchmarks.attention --lengths 4096 16384 --rounds 4
+python -m benchmarks.attention --lengths --decode        one query, 8 heads a group, 1 GiB of keys and values, beside `Copy`
 
 Every result is compared with float64 on sampled rows. Writes ``benchmarks/results/attention.json``.
 """
@@ -18,7 +19,7 @@ from typing import Any
 from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
 from benchmarks.programs import flash
 from benchmarks.results import OURS, Results
-from tmapipe.schedules import Attention
+from tmapipe.schedules import Attention, Copy
 from tmapipe.tuning.compiling import rested
 
 TOKENS, WIDTH, SAMPLED = 16384, 2048, 48
@@ -78,9 +79,40 @@ def measure(d: int, length: int, causal: bool, clock: Any, args: argparse.Namesp
     return failed
 
 
+def decode(clock: Any, args: argparse.Namespace, results: Results) -> list[str]:
+    """Times one query with 1 GiB of keys and values: GB/s of what is read, and of what `Copy` reads and writes."""
+    import torch
+
+    failed, x = [], torch.randn(1 << 14, 1 << 14, device="cuda").bfloat16()
+    y, copy = torch.empty_like(x), Copy()
+    for batch, groups, length, d in ((8, 8, 32768, 128), (64, 8, 4096, 128), (16, 8, 32768, 64)):
+        q = torch.randn(batch, 8 * groups, 1, d, device="cuda").bfloat16()
+        k, v = (torch.randn(batch, groups, length, d, device="cuda").bfloat16() for _ in range(2))
+        ours, out = Attention.of(q, k), torch.empty_like(q)
+        runs = {
+            (OURS, "of"): lambda q=q, k=k, v=v, ours=ours, out=out: ours(q, k, v, out=out),
+            (OURS, "Copy"): lambda: copy(x, out=y),
+            ("torch", "default"): lambda q=q, k=k, v=v: torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, enable_gqa=True
+            ),
+        }
+        problem = f"decode {batch}x{8 * groups}/{groups}x{length}x{d}"
+        wanted = runs["torch", "default"]().float()
+        off = float((runs[OURS, "of"]().float() - wanted).norm() / wanted.norm())
+        failed += [f"{problem} is off by {off}"] if not off < 1e-2 else []
+        for (peer, variant), timing in rested(kept(runs, args), clock, method_of(args)).items():
+            size = 2 * x.nbytes if variant == "Copy" else k.nbytes + v.nbytes
+            speed = {"gbps": size / timing.us * 1e-3, "us": timing.us, "spread": timing.spread}
+            results.add(problem=problem, dtype="bf16", peer=peer, variant=variant, mode="rested", **speed)
+            print(f"{problem:<32} {peer} {variant:<10} {timing.us:9.1f} us {speed['gbps']:7.0f} GB/s", flush=True)
+    results.write(args.out)
+    return failed
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--decode", action="store_true", help="also one query with many keys")
     add_options(parser)
     args = parser.parse_args(argv)
     gpu = gpu_of("attention")
@@ -93,6 +125,8 @@ def main(argv: list[str] | None = None) -> int:
         for d in (128, 64):
             for causal in (False, True):
                 failed += measure(d, length, causal, clock, args, results)
+    if args.decode:
+        failed += decode(clock, args, results)
     return finish(results, args, "tflops", failed)
 
 

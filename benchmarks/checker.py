@@ -35,8 +35,8 @@ EVERY: dict[str, Callable[[], Any]] = (
         "Gemm, cluster 2x2, 5 stages": lambda: schedules.Gemm(**LARGE),
         "SplitK, cluster 2x2, 5 stages": lambda: schedules.SplitK(3, **LARGE),
         "PingPong, cluster 2x2, 5 stages": lambda: schedules.PingPong(**LARGE),
-        "Gemm, cluster 2x1, dynamic order": lambda: schedules.Gemm(tiles=tp.DynamicTiles()),
-        "Gemm, cluster 1x2, by GPC": lambda: schedules.Gemm(cluster=(1, 2), tiles=tp.GpcTiles()),
+        "Gemm, cluster 2x1, dynamic order": lambda: schedules.Gemm(tiles=tp.tiles.DynamicTiles()),
+        "Gemm, cluster 1x2, by GPC": lambda: schedules.Gemm(cluster=(1, 2), tiles=tp.tiles.GpcTiles()),
     }
     | {made.name: made.make for made in REGISTRY}
     | {name: made.make for name, made in PROGRAMS.items()}

@@ -34,7 +34,7 @@ def schedules(problem: str) -> dict[str, Any]:
     """Our schedules for one problem, by name."""
     import tmapipe as tp
 
-    by_gpc = {"tiles": tp.GpcTiles(tp.Snake(8))}
+    by_gpc = {"tiles": tp.tiles.GpcTiles(tp.tiles.Snake(8))}
     if problem == "swiglu":
         return {
             "GatedGemm 128x128x64 2x1": tp.schedules.GatedGemm((128, 128, 64), (2, 1)),

@@ -37,7 +37,7 @@ def cases(operators: bool = True) -> dict[tuple[str, str], Callable[[], Any]]:
     kinds, tile = tp.epilogue, ((128, 128, 64), (1, 1))
     biased = kinds.Epilogue(lambda acc, bias: acc + bias, operands={"bias": kinds.PerColumn()})
     added = kinds.Epilogue(lambda acc, c: acc + c, operands={"c": kinds.Matrix()})
-    gemm, fetched = tp.schedules.Gemm(*tile), tp.schedules.Gemm(*tile, tiles=tp.DynamicTiles())
+    gemm, fetched = tp.schedules.Gemm(*tile), tp.schedules.Gemm(*tile, tiles=tp.tiles.DynamicTiles())
     with_bias, with_c = tp.schedules.Gemm(*tile, epilogue=biased), tp.schedules.Gemm(*tile, epilogue=added)
     copy, softmax = tp.schedules.Copy(), tp.schedules.Softmax()
     a, b, d, c, bias, x, y = half(M, K), half(N, K), half(M, N), half(M, N), half(N), half(M, N), half(M, N)

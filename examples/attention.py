@@ -33,7 +33,7 @@ def attention_of(d: int = 128, causal: bool = False) -> tp.Schedule:
         pv = tp.Wgmma(qk, v)  # its first operand comes from registers
         o = tp.TmaStoreStage("b g h m d", source=pv)
         order = tp.Turnstile(work)  # one warpgroup's softmax runs under the other's matmuls
-        tiles = tp.DynamicTiles(tp.Backwards())  # with most keys first
+        tiles = tp.tiles.DynamicTiles(tp.tiles.Backwards())  # with most keys first
 
         def last(self, k, tile):  # block of keys that the tile's queries see
             return tile.m if causal else k.steps("k", "s") - 1

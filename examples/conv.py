@@ -54,6 +54,6 @@ def expected(x, f):
 
 if __name__ == "__main__":
     made = np.random.default_rng(0)
-    x, f = (made.standard_normal(shape).astype(tp.bf16.numpy) for shape in ((2, 9, 20, 72), (3, 3, 136, 72)))
+    x, f = (made.standard_normal(shape).astype(tp.dtypes.bf16.numpy) for shape in ((2, 9, 20, 72), (3, 3, 136, 72)))
     np.testing.assert_allclose(conv_of()(x, f).astype(np.float32), expected(x, f), rtol=2e-2, atol=0.5)
     print(conv_of().check())

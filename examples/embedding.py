@@ -11,7 +11,7 @@ def gather_of(columns: int = 256, rows: int = 4, ctas: int | None = None, l2_hin
     class Gather(tp.Schedule):
         """y[m] = x[index[m]]; zeros where there is no such row."""
 
-        tiles = tp.GridTiles(tp.Grouped(1), ctas)
+        tiles = tp.tiles.GridTiles(tp.tiles.Grouped(1), ctas)
         load, store = tp.Role(warps=1), tp.Role(warps=1)
         ring = tp.BarrierRing(1, producer=load, consumer=store)
         x = tp.TmaLoadStage("r n", tile=(rows, columns), ring=ring, l2_hint=l2_hint).in_parts(rows)

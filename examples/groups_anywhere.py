@@ -57,9 +57,9 @@ def expected(a, b, rows, heights, columns, widths, shape):
 
 if __name__ == "__main__":
     made = np.random.default_rng(0)
-    a, b = (made.integers(-3, 4, (count, 136)).astype(tp.bf16.numpy) for count in (300, 500))
+    a, b = (made.integers(-3, 4, (count, 136)).astype(tp.dtypes.bf16.numpy) for count in (300, 500))
     places = [np.array(each, np.int32) for each in ([170, 0, 40], [130, 170, 1], [0, 100, 360], [100, 136, 140])]
-    d = np.zeros((3, 170, 144), tp.bf16.numpy)
+    d = np.zeros((3, 170, 144), tp.dtypes.bf16.numpy)
     GroupsAnywhere()(a, b, *places, out=d)
     right = (d == expected(a, b, *places, d.shape).astype(d.dtype)).all()
     print(f"three groups of rows: right is {right}")

@@ -41,7 +41,7 @@ def expected(x, pages, rows):
 
 if __name__ == "__main__":
     made = np.random.default_rng(0)
-    x = made.standard_normal((40 * PAGE, 256)).astype(tp.bf16.numpy)
+    x = made.standard_normal((40 * PAGE, 256)).astype(tp.dtypes.bf16.numpy)
     rows = 200
     pages = made.permutation(40)[: -(-rows // PAGE)].astype(np.int32)
     pages[5] = -1

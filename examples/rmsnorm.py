@@ -73,7 +73,7 @@ def plain_rmsnorm_of(
         """y[m, n] = x[m, n] / sqrt(mean over n of x[m, n]^2 + 1e-6) * weight[n]."""
 
         relations = (tp.Dim("n", size=length) if length else tp.Dim("n", at_most=ctas * columns),)
-        tiles = tp.GridTiles(ctas=share) if length else tp.PersistentTiles()
+        tiles = tp.tiles.GridTiles(ctas=share) if length else tp.tiles.PersistentTiles()
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012
         ring = tp.BarrierRing(1 if length else None, producer=load, consumer=work)
@@ -110,7 +110,7 @@ def long_rmsnorm_of(columns: int, warps: int = 8, ctas: int = 16, share: int = 2
         """y[m, n] = x[m, n] / sqrt(mean over n of x[m, n]^2 + 1e-6) * weight[n]."""
 
         relations = (tp.Dim("n", size=ctas * columns),)
-        tiles = tp.GridTiles(ctas=share, each=each)
+        tiles = tp.tiles.GridTiles(ctas=share, each=each)
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012
         weights = tp.BarrierRing(producer=load, consumer=work, per="cta")

@@ -35,7 +35,7 @@ def softmax_of(
         """y[m, n] = exp(x[m, n]) / sum over n of exp(x[m, n])."""
 
         relations = (tp.Dim("n", size=length) if length else tp.Dim("n", at_most=ctas * columns),)
-        tiles = tp.GridTiles(ctas=share) if length else tp.PersistentTiles()
+        tiles = tp.tiles.GridTiles(ctas=share) if length else tp.tiles.PersistentTiles()
         load, work = tp.Role(warps=1), tp.Role(warps=warps)
         cluster = {"n": ctas}  # noqa: RUF012
         ring = tp.BarrierRing(1 if length else None, producer=load, consumer=work)

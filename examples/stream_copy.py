@@ -38,7 +38,7 @@ def vector_copy(words: int = 1024, ctas: int = 10, l2_hint: str | None = None) -
     class VectorCopy(tp.Schedule):
         """y[n] = x[n]."""
 
-        tiles = tp.GridTiles(ctas=ctas)
+        tiles = tp.tiles.GridTiles(ctas=ctas)
         load, store = tp.Role(warps=1), tp.Role(warps=1)
         ring = tp.BarrierRing(1, producer=load, consumer=store)
         x = tp.BulkLoadStage("n", tile=(words,), ring=ring, dtype="int32", l2_hint=l2_hint)

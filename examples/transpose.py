@@ -23,7 +23,7 @@ def transpose_of(
     class Transpose(tp.Schedule):
         """y[n, m] = x[m, n]."""
 
-        tiles = tp.GridTiles(tp.Grouped(1), ctas, each)
+        tiles = tp.tiles.GridTiles(tp.tiles.Grouped(1), ctas, each)
         load, work, store = tp.Role(warps=1), tp.Role(warpgroups=columns // 64), tp.Role(warps=1)
         ring = tp.BarrierRing(each, chain=(load, work, store))
         x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring, dtype=dtype, swizzle=128, l2_hint="evict_last")

@@ -14,7 +14,6 @@ by the first test that needs it.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -138,10 +137,12 @@ def _checked(marker: pytest.Mark) -> Verdict:
 
 
 def _drawn(item: pytest.Item, report: Report | None) -> str:
-    """Writes a report's timeline into pytest's cache, if it has one; says where."""
+    """Writes a report's timeline into pytest's cache, if it has one, as a page and as JSON; says where."""
     cache = getattr(item.config, "cache", None)
     if cache is None or report is None or not any(finding.steps for finding in report.findings):
         return ""
-    path = cache.mkdir("tmapipe") / f"{re.sub(r'[^A-Za-z0-9]+', '-', item.nodeid)}.json"
-    path.write_text(json.dumps(report.timeline(), indent=1) + "\n")
-    return f"\n\ntimeline: {path} (https://ui.perfetto.dev opens it)"
+    start = cache.mkdir("tmapipe") / re.sub(r"[^A-Za-z0-9]+", "-", item.nodeid)
+    paths = [f"{start}{end}" for end in (".html", ".json")]
+    for path in paths:
+        report.write_timeline(path)
+    return f"\n\ntimeline: {paths[0]} (for a browser), {paths[1]} (for https://ui.perfetto.dev)"

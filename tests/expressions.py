@@ -61,7 +61,7 @@ class Whole:
 
     @staticmethod
     def cast(x: Any, dtype: str) -> Any:
-        return np.asarray(x, np.float32).astype(tp.bf16.numpy).astype(np.float32)
+        return np.asarray(x, np.float32).astype(tp.dtypes.bf16.numpy).astype(np.float32)
 
     @staticmethod
     def row_sum(x: Any, inside: Any = None) -> Any:

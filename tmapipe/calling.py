@@ -339,6 +339,7 @@ def export(path: str | os.PathLike[str], kernels: Mapping[str, tuple[Any, ...]],
             raise InputError(
                 f"kernels[{name!r}]", given, "is a tuple of a schedule and its tensors", "e.g. (gemm, a, b)"
             )
+        check_one_kernel(_schedule(given[0]), "export")
     return _export_all(path, {name: _exported(given[0], given[1:], {}) for name, given in kernels.items()}, arch)
 
 

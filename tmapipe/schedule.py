@@ -153,7 +153,7 @@ class Schedule(Calls):
         if key not in plans:
             check_axes(self.declared, self.over)
             check_relations(self.declared)
-            made = make_plan(self.declared, types, target, self.tiles.room(target))
+            made = make_plan(self.declared, types, target, self.tiles.room(target), self.tiles.least_ctas())
             self.tiles.check(self.declared, axes_of(self.declared, self.over))
             self.tiles.check_plan(made)
             self.check_plan(made)

@@ -28,7 +28,7 @@ class Rows(tp.Schedule):
 
     def __init__(self, store: Callable[..., None] | None = None, tiles: Any = None, **cluster: int):
         self.store = store or (lambda k, tile, v: k.y.store(tile, v))
-        self.tiles, self.cluster = tiles or tp.PersistentTiles(), cluster
+        self.tiles, self.cluster = tiles or tp.tiles.PersistentTiles(), cluster
 
     @load.jit
     def fill(self, k, tile):
@@ -229,13 +229,13 @@ MORE: dict[str, Callable[[], tp.Schedule]] = {
     "tiles by a table": Gathered,
     "a vector": Vector,
     "copies by threads": ByThreads,
-    "fetched tiles, snake": lambda: Long(tiles=tp.DynamicTiles(tp.Snake(4))),
-    "by GPC": lambda: Long(tiles=tp.GpcTiles(tp.Snake(4))),
-    "hilbert": lambda: Long(tiles=tp.PersistentTiles(tp.Hilbert(4))),
-    "a grid, four CTAs": lambda: Long(tiles=tp.GridTiles(tp.Grouped(1), ctas=4)),
-    "a grid, three tiles each": lambda: Long(tiles=tp.GridTiles(tp.Grouped(1), each=3)),
+    "fetched tiles, snake": lambda: Long(tiles=tp.tiles.DynamicTiles(tp.tiles.Snake(4))),
+    "by GPC": lambda: Long(tiles=tp.tiles.GpcTiles(tp.tiles.Snake(4))),
+    "hilbert": lambda: Long(tiles=tp.tiles.PersistentTiles(tp.tiles.Hilbert(4))),
+    "a grid, four CTAs": lambda: Long(tiles=tp.tiles.GridTiles(tp.tiles.Grouped(1), ctas=4)),
+    "a grid, three tiles each": lambda: Long(tiles=tp.tiles.GridTiles(tp.tiles.Grouped(1), each=3)),
     "a cluster along m": lambda: Long(m=2),
-    "a cluster along both, fetched": lambda: Long(tiles=tp.DynamicTiles(), m=2, n=2),
+    "a cluster along both, fetched": lambda: Long(tiles=tp.tiles.DynamicTiles(), m=2, n=2),
     "held, by threads": Doubled,
     "held, read by wgmma": Ones,
     "held, read by wgmma in one column": AtTheSecondColumn,
@@ -249,7 +249,9 @@ MORE: dict[str, Callable[[], tp.Schedule]] = {
     "parts of a sum, every second apart": lambda: PartsOfSums(lambda tile: tile.s % 2 == 0),
     "parts of one sum": lambda: OfOneMatrix(lambda tile: tile.s == 1),
     "split k, the first part scaled": lambda: ScaledParts(2, (64, 64, 64), (1, 1), 3),
-    "split k, the first part scaled, fetched": lambda: ScaledParts(3, (64, 64, 64), (2, 1), 3, tiles=tp.DynamicTiles()),
+    "split k, the first part scaled, fetched": lambda: ScaledParts(
+        3, (64, 64, 64), (2, 1), 3, tiles=tp.tiles.DynamicTiles()
+    ),
     "split k, a slot more in the first part": lambda: OneMoreSlot(2, (64, 64, 64), (1, 1), 3),
     "stored in the first column": InTheFirstColumn,
     "blocks by a table": Blocks,

@@ -11,7 +11,7 @@ FORMS = {
     "causal": {"d": 64, "causal": "start", "lse": True},
     "causal, of other lengths": {"causal": "end"},
     "wide heads": {"d": 256},
-    "narrow values": {"d": 192, "values": 128, "causal": "end"},
+    "narrow values": {"d": (192, 128), "causal": "end"},
     "wide blocks": {"tile": (128, 1, 176)},
     "packed": {"causal": "end", "tile": (8, 8, 128)},
     "window": {"d": 64, "causal": "end", "window": 500},

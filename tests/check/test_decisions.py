@@ -56,7 +56,7 @@ def test_what_is_not_seen_through_is_said(make):
 
 @pytest.mark.parametrize(("make", "words"), NOT_TRACED, ids=lambda each: getattr(each, "__name__", ""))
 def test_what_no_trace_has_is_refused_at_its_line(make, words):
-    with pytest.raises(tp.ScopeError, match=words) as caught:
+    with pytest.raises(tp.errors.ScopeError, match=words) as caught:
         make().check()
     file, line = re.search(r" At (.*):(\d+)\.$", str(caught.value)).groups()
     assert "# <- here" in linecache.getline(file, int(line)) or file.endswith("<string>"), caught.value
@@ -67,7 +67,7 @@ def test_what_no_trace_has_is_refused_at_its_line(make, words):
 )
 def test_numbers_that_no_kernel_has_are_refused(start):
     """They would be right in Python."""
-    with pytest.raises((tp.ScopeError, tp.InputError), match=r" 32 bits.*At .*(test_decisions|deciding).py"):
+    with pytest.raises((tp.errors.ScopeError, tp.InputError), match=r" 32 bits.*At .*(test_decisions|deciding).py"):
         Placed(lambda k, tile: (0, start(tile.m), 0)).check()
 
 
@@ -100,7 +100,7 @@ def test_copies_begin_at_whole_units(right, broken):
 
 @pytest.mark.parametrize(("make", "word"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
 def test_python_state_is_refused(make, word):
-    with pytest.raises(tp.ScopeError, match=word):
+    with pytest.raises(tp.errors.ScopeError, match=word):
         make().check()
 
 

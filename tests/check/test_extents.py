@@ -189,7 +189,7 @@ def test_a_new_output_is_stored_as_a_whole():
     y = np.full_like(x, 7)
     schedule(x, out=y)
     assert (y[:2] == 7).all() and (y[2:] == 1).all()
-    with pytest.raises(tp.HazardError, match="128 of 512 elements of y are written by nobody"):
+    with pytest.raises(tp.errors.HazardError, match="128 of 512 elements of y are written by nobody"):
         schedule(x)
     partly = schedule.check(TYPES).partly
     assert partly == ("y",)

@@ -17,7 +17,7 @@ SOME = ("to the diagonal", "from the third row on", "the first cluster", "an ent
 
 def on_a_grid(make, each):
     schedule = make()
-    schedule.tiles = tp.GridTiles(each=each)
+    schedule.tiles = tp.tiles.GridTiles(each=each)
     return schedule
 
 
@@ -39,7 +39,7 @@ def test_the_cluster_that_goes_wrong_is_named():
 @pytest.mark.parametrize(("each", "clusters"), [(1, 15), (2, 8), (20, 1)])
 def test_the_model_runs_as_many_clusters_as_there_are_spans(each, clusters):
     copy = S.Copy((16, 64), stages=2, pending=0)
-    copy.tiles = tp.GridTiles(each=each)
+    copy.tiles = tp.tiles.GridTiles(each=each)
     x = np.arange(80 * 192, dtype=np.int32).reshape(80, 192)
     y = np.zeros_like(x)
     plain = copy.simulate(x, out=y)

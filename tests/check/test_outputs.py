@@ -65,7 +65,7 @@ def test_the_slip_is_refused(slip: Slip, tmp_path):
 @pytest.mark.parametrize("slip", [slip for slip in SLIPS if slip.kind and slip.on_model], ids=lambda slip: slip.name)
 def test_the_model_says_so_too(slip: Slip, tmp_path):
     path = tmp_path / "mine.py"
-    with pytest.raises(tp.HazardError) as info:
+    with pytest.raises(tp.errors.HazardError) as info:
         run(make(slip.wrong, path))
     assert info.value.kind in ABOUT_OUTPUTS and info.value.where.startswith(str(path)), str(info.value)
 

@@ -15,8 +15,7 @@ from tmapipe.base import disk
 from tmapipe.check import linear as patience
 from tmapipe.errors import InputError
 from tmapipe.program.trace import trace
-from tmapipe.prove import trips
-from tmapipe.prove import trips as verdicts
+from tmapipe.prove import verdicts
 from tmapipe.testing import assert_safe
 
 EVERY = "every trip count"
@@ -55,7 +54,7 @@ def ring(given=None, taken=None):
 
 
 def slow():
-    return tp.schedules.PingPong((64, 64, 16), (1, 1), 3, tiles=tp.DynamicTiles())
+    return tp.schedules.PingPong((64, 64, 16), (1, 1), 3, tiles=tp.tiles.DynamicTiles())
 
 
 # ---- many operations --------------------------------------------------------------------------------------------------
@@ -67,8 +66,8 @@ def test_a_million_iterations_and_comparisons_with_two_million_close(slots):
 
 
 def test_what_takes_too_many_operations_to_run_is_no_error(monkeypatch):
-    monkeypatch.setattr(trips, "MAX_EVENTS", 5_000)
-    monkeypatch.setattr(trips, "LARGE", 2_000)
+    monkeypatch.setattr(verdicts, "MAX_EVENTS", 5_000)
+    monkeypatch.setattr(verdicts, "LARGE", 2_000)
     report = ring(10_000, 9_999).check()
     assert report.ok and report.trips.startswith("up to 0 output tiles")
     assert "more than 5000 operations come" in report.trips
@@ -79,7 +78,7 @@ def test_what_takes_too_many_operations_to_run_is_no_error(monkeypatch):
 
 def test_a_limit_of_time_is_kept_and_said():
     program, before = trace(slow()), time.perf_counter()
-    report = trips.check_schedule(program.schedule, program=program, seconds=0.2)
+    report = verdicts.check_schedule(program.schedule, program=program, seconds=0.2)
     assert time.perf_counter() - before < 0.8
     assert report.ok and report.unfinished and report.trips.startswith("up to ")
     assert "0.2 seconds, the limit that was given" in report.trips
@@ -178,7 +177,7 @@ def test_what_a_signals_handler_raises_during_a_check_passes():
         program = trace(slow())
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(Stop):
-            trips.check_schedule(program.schedule, program=program)
+            verdicts.check_schedule(program.schedule, program=program)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -189,6 +188,6 @@ def test_what_interrupts_a_problem_that_is_run_passes(error, monkeypatch):
     def run_problem(*given):
         raise error
 
-    monkeypatch.setattr(trips, "run_problem", run_problem)
+    monkeypatch.setattr(verdicts, "run_problem", run_problem)
     with pytest.raises(error):
         ring(3, 2).check()

@@ -91,7 +91,7 @@ class PartsOfSums(tp.Schedule):
     """y[2 l + s, m, n] = sums of x[l, m, k, n] over one half of k each. more: parts for which each role takes a slot more."""
 
     load, add = tp.Role(warps=1), tp.Role(warps=1)
-    tiles = tp.SplitKTiles(2, stage="x", dim="k")
+    tiles = tp.tiles.SplitKTiles(2, stage="x", dim="k")
     ring = tp.BarrierRing(2, producer=load, consumer=add)
     x = tp.TmaLoadStage("l k m n", tile=(4, 64), ring=ring, dtype="fp32")
     y = tp.TmaStoreStage("s m n", tile=(4, 64), role=add, dtype="fp32")

@@ -64,7 +64,7 @@ def test_an_access_outside_the_slot_is_refused():
             x = slot.x
         k.raw(double_on_gpu, double_on_cpu, updates=(x,))
 
-    with pytest.raises(tp.ScopeError, match="outside its `with` block"):
+    with pytest.raises(tp.errors.ScopeError, match="outside its `with` block"):
         with_work(late).check()
 
 

@@ -45,15 +45,15 @@ def line_of(function):
 )
 def test_what_depends_on_the_share_of_a_tile(epilogue):
     """On the model and in the proof alike, which names the line."""
-    with pytest.raises(tp.ScopeError, match="of a fragment") as info:
+    with pytest.raises(tp.errors.ScopeError, match="of a fragment") as info:
         ended(gemm(epilogue).check)
     assert line_of(epilogue) in str(info.value)
-    with pytest.raises(tp.ScopeError, match="of a fragment"):
+    with pytest.raises(tp.errors.ScopeError, match="of a fragment"):
         gemm(epilogue)(A, B)
 
 
 def test_a_loop_over_the_shape():
-    with pytest.raises(tp.ScopeError, match="shape of a fragment"):
+    with pytest.raises(tp.errors.ScopeError, match="shape of a fragment"):
         ended(gemm(lambda acc: acc * max(*acc.shape)).check)
 
 
@@ -83,7 +83,7 @@ def test_an_epilogue_returns_fragments(epilogue, outputs):
         r"^epilogue <lambda> of .*test_refused.py:\d+ returned .*(Is a `return` missing|Return the value|Return a dict)"
     )
     for run in (made.check, lambda: made(A, B)):
-        with pytest.raises(tp.ScopeError, match=said):
+        with pytest.raises(tp.errors.ScopeError, match=said):
             run()
 
 
@@ -91,7 +91,7 @@ def test_accumulators_are_combined_by_an_epilogue():
     refused(lambda: S.GatedGemm(epilogue=None), argument="epilogue", value=None, rule="combines both sums")
     made = S.GatedGemm()
     made.epilogue = tp.epilogue.Epilogue()
-    with pytest.raises(tp.ScopeError, match="2 accumulators stored without an epilogue"):
+    with pytest.raises(tp.errors.ScopeError, match="2 accumulators stored without an epilogue"):
         made.check()
 
 
@@ -197,7 +197,7 @@ def test_no_fraction_of_a_coordinate():
             slot.x.load(tile, n=tile.n / 2)
 
     with pytest.raises(
-        tp.ScopeError, match=r"with / of `tile.n`.* Numbers are whole: use //. At .*test_refused.py:\d+"
+        tp.errors.ScopeError, match=r"with / of `tile.n`.* Numbers are whole: use //. At .*test_refused.py:\d+"
     ):
         Wrong()(X)
 
@@ -293,7 +293,7 @@ def test_numbers_that_fragments_have_no_room_for(change, what):
             slot.x.write(change(slot.x.read()))
 
     for run in (Wrong().check, lambda: Wrong()(X)):
-        with pytest.raises(tp.ScopeError, match=what):
+        with pytest.raises(tp.errors.ScopeError, match=what):
             run()
 
 
@@ -344,7 +344,7 @@ def test_what_is_no_part_of_a_slot():
                         acc.add(slot.a, 3)
             k.d.store(tile, acc)
 
-    with pytest.raises(tp.ScopeError, match=r"acc.add\(\) takes slot.a and slot.b"):
+    with pytest.raises(tp.errors.ScopeError, match=r"acc.add\(\) takes slot.a and slot.b"):
         Wrong().check()
 
 
@@ -366,14 +366,14 @@ def test_an_epilogue_is_a_function(epilogue):
 
 def test_an_epilogue_takes_what_it_is_called_with():
     for wrong in (lambda: 1, lambda acc, other: acc):
-        with pytest.raises(tp.ScopeError, match="an epilogue is called with 1 accumulator: "):
+        with pytest.raises(tp.errors.ScopeError, match="an epilogue is called with 1 accumulator: "):
             gemm(wrong).check()
     for made in (gemm(object), S.GatedGemm(epilogue=str), S.AddParts(epilogue=object)):
-        with pytest.raises(tp.ScopeError, match=r"an epilogue is called with [12] accumulators?: "):
+        with pytest.raises(tp.errors.ScopeError, match=r"an epilogue is called with [12] accumulators?: "):
             made.check()
     for k in (64, 0):
         for wrong in (object, tp.Role, lambda: 1):
-            with pytest.raises(tp.ScopeError, match="an epilogue is called with 1 accumulator: "):
+            with pytest.raises(tp.errors.ScopeError, match="an epilogue is called with 1 accumulator: "):
                 S.StreamK(3, (64, 64, 32), (1, 1), epilogue=wrong)(A[:, :k], B[:, :k])
     with pytest.raises(TypeError, match="bad operand"):
         gemm(lambda acc: acc + (-"a")).check()  # its own mistake

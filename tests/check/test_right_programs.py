@@ -201,5 +201,5 @@ def test_rows_of_scales(other):
 
 @pytest.mark.parametrize("stages", [3, *ALL * [8]])
 def test_parts_of_k_of_fetched_tiles(stages):
-    report = S.SplitK(2, (64, 64, 64), (2, 1), stages=stages, tiles=tp.DynamicTiles()).check()
+    report = S.SplitK(2, (64, 64, 64), (2, 1), stages=stages, tiles=tp.tiles.DynamicTiles()).check()
     assert report.ok and report.trips == "every trip count", str(report)

@@ -29,25 +29,34 @@ FORMS = {
         (192, 256, 64), (1, 2), epilogue=tp.epilogue.Epilogue(stages=1)
     ),
     "gemm, hilbert, a along m and b along n": lambda: S.Gemm(
-        (128, 128, 64), (2, 2), 3, a=tp.Operand("m"), b=tp.Operand("n"), tiles=tp.PersistentTiles(tp.Hilbert(4))
+        (128, 128, 64),
+        (2, 2),
+        3,
+        a=tp.Operand("m"),
+        b=tp.Operand("n"),
+        tiles=tp.tiles.PersistentTiles(tp.tiles.Hilbert(4)),
     ),
     "gemm, snake, tf32": lambda: S.Gemm(
         *((128, 128, 32), (1, 2), 3),
         a=tp.Operand(dtype="tf32"),
         b=tp.Operand(dtype="tf32"),
-        tiles=tp.PersistentTiles(tp.Snake(4)),
+        tiles=tp.tiles.PersistentTiles(tp.tiles.Snake(4)),
     ),
-    "gemm, dynamic": lambda: S.Gemm(stages=3, tiles=tp.DynamicTiles()),
-    "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm((64, 64, 64), (2, 2), 2, tiles=tp.DynamicTiles(stages=3)),
-    "gemm, parts of k by GPC": lambda: S.Gemm((128, 64, 64), (1, 2), 3, tiles=tp.SplitKTiles(3, tp.GpcTiles())),
-    "gemm by GPC, 1x2": lambda: S.Gemm(cluster=(1, 2), stages=3, tiles=tp.GpcTiles()),
+    "gemm, dynamic": lambda: S.Gemm(stages=3, tiles=tp.tiles.DynamicTiles()),
+    "gemm 2x2, dynamic, three fetched ahead": lambda: S.Gemm(
+        (64, 64, 64), (2, 2), 2, tiles=tp.tiles.DynamicTiles(stages=3)
+    ),
+    "gemm, parts of k by GPC": lambda: S.Gemm(
+        (128, 64, 64), (1, 2), 3, tiles=tp.tiles.SplitKTiles(3, tp.tiles.GpcTiles())
+    ),
+    "gemm by GPC, 1x2": lambda: S.Gemm(cluster=(1, 2), stages=3, tiles=tp.tiles.GpcTiles()),
     "ping-pong 1x2 by GPC with a matrix": lambda: S.PingPong(
         cluster=(1, 2),
         stages=3,
-        tiles=tp.GpcTiles(),
+        tiles=tp.tiles.GpcTiles(),
         epilogue=tp.epilogue.Epilogue(lambda acc, c: acc + c, operands={"c": tp.epilogue.Matrix()}),
     ),
-    "ping-pong, dynamic": lambda: S.PingPong(stages=3, tiles=tp.DynamicTiles()),
+    "ping-pong, dynamic": lambda: S.PingPong(stages=3, tiles=tp.tiles.DynamicTiles()),
     "ping-pong, an odd number of pieces": lambda: S.PingPong((64, 192, 64), stages=3),
     "ping-pong, epilogues that may overlap": lambda: S.PingPong((128, 128, 64), stages=3, in_turn=False),
     "ping-pong 2x2": lambda: S.PingPong((64, 128, 64), (2, 2), 3),
@@ -73,7 +82,7 @@ def test_shipped_schedules_are_safe_for_every_trip_count(name):
         lambda: S.StreamK(66, (128, 64, 64), reduce="add"),
         *ALL
         * [
-            lambda: S.SplitK(3, (128, 64, 64), stages=3, tiles=tp.DynamicTiles()),
+            lambda: S.SplitK(3, (128, 64, 64), stages=3, tiles=tp.tiles.DynamicTiles()),
             lambda: S.SplitK(3, reduce="add"),
             lambda: S.StreamK(5, (128, 128, 64), (2, 2), 3),
         ],

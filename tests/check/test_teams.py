@@ -154,7 +154,7 @@ FORMS = {
         *((64, 64, 16), (1, 1), 3),
         epilogue=tp.epilogue.Epilogue(lambda acc, c: acc + c, operands={"c": tp.epilogue.Matrix()}, stages=1),
     ),
-    "by GPC": lambda: S.PingPong((64, 64, 16), (1, 1), 3, tiles=tp.GpcTiles()),
+    "by GPC": lambda: S.PingPong((64, 64, 16), (1, 1), 3, tiles=tp.tiles.GpcTiles()),
 }
 
 

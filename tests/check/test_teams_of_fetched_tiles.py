@@ -34,7 +34,7 @@ def proof(of=Teams, fetched=2, **given):
     class Formed(of):
         load, work = of.load, of.work
 
-    Formed.tiles = tp.DynamicTiles(stages=fetched)
+    Formed.tiles = tp.tiles.DynamicTiles(stages=fetched)
     for name, slots in given.items():
         setattr(Formed, name, staticmethod(slots))
     return prove(trace(Formed()))
@@ -160,5 +160,7 @@ def test_a_scheduler_that_fetches_one_tile_fewer_is_not_proved(monkeypatch):
 @pytest.mark.parametrize("fetched", sample([1, 3], 2, first=1))
 def test_ping_pong_with_an_operand_is_proved(fetched):
     matrix = tp.epilogue.Epilogue(lambda acc, c: acc + c, operands={"c": tp.epilogue.Matrix()}, stages=1)
-    found = prove(trace(S.PingPong((64, 64, 16), (1, 1), 3, tiles=tp.DynamicTiles(stages=fetched), epilogue=matrix)))
+    found = prove(
+        trace(S.PingPong((64, 64, 16), (1, 1), 3, tiles=tp.tiles.DynamicTiles(stages=fetched), epilogue=matrix))
+    )
     assert found.closed, found.why

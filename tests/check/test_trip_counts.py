@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
 from tmapipe.kernel import kernel_main
 from tmapipe.program.trace import replay, trace
-from tmapipe.prove import joint
+from tmapipe.prove import joint, symbols
 from tmapipe.prove.problem import Sizes
 
 S = tp.schedules
@@ -308,6 +309,15 @@ def test_sums_of_nothing_never_reach_a_kernel():
 
 
 # ---- states -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_check_keeps_no_symbols():
+    Steps().check()
+    gc.collect()
+    before = len(symbols.made)
+    Steps().check()
+    gc.collect()
+    assert len(symbols.made) == before
 
 
 def states(schedule, monkeypatch):

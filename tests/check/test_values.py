@@ -85,7 +85,7 @@ def test_refused_alike(name):
     schedule = made(body, *tile)
     x = np.ones((8, (tile[0] if tile else (4, 128))[1]), np.float32)
     for run in (schedule.check, lambda: schedule(x, x[0].copy())):
-        with pytest.raises((tp.InputError, tp.ScopeError), match=says):
+        with pytest.raises((tp.InputError, tp.errors.ScopeError), match=says):
             run()
 
 

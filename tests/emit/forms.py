@@ -43,12 +43,12 @@ class DynamicCopy(SlotCopy):
         super().__init__(tile=(8, 128))
         self.x = tp.TmaLoadStage("p q m n", tile=(8, 128), ring=self.ring)
         self.y = tp.TmaStoreStage(source=self.x)
-        self.tiles = tp.DynamicTiles(tp.Snake(2))
+        self.tiles = tp.tiles.DynamicTiles(tp.tiles.Snake(2))
         self.cluster = {"q": 2}
 
 
 def in_spans(schedule: Any, each: int) -> Any:
-    schedule.tiles = tp.GridTiles(each=each)
+    schedule.tiles = tp.tiles.GridTiles(each=each)
     return schedule
 
 

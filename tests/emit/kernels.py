@@ -79,7 +79,7 @@ WINDOWS = {"n": 2, "t": 5, "h": 19, "w": 31, "c": 72, "o": 40, "r": 3, "s": 3}
 IMAGES = {"b": 2, "h": 19, "w": 31, "p": 10, "q": 11, "c": 72}
 GEMM = {"l": 2, "m": 300, "n": 264, "k": 200}
 TALL = {"l": 2, "m": 520, "n": 264, "k": 72}
-ROWS = tp.PersistentTiles(tp.Grouped(1))
+ROWS = tp.tiles.PersistentTiles(tp.tiles.Grouped(1))
 OPERANDS = GEMM | {"alpha_element": 1}
 FULL = {"a": "fp32", "b": "fp32", "d": "fp32"}
 HALF = {"a": "fp16", "b": "fp16", "d": "fp16"}
@@ -167,12 +167,18 @@ GEMMS = {
         lambda: S.Gemm((256, 128, 32), (4, 1), a=tp.Operand("m"), b=tp.Operand("n")), {}, GEMM
     ),
     "pingpong n-major b": Kernel(lambda: S.PingPong((128, 160, 64), (2, 1), b=tp.Operand("n")), {}, GEMM),
-    "gemm snake": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.PersistentTiles(tp.Snake(3))), {}, TALL),
-    "gemm columns": Kernel(lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.PersistentTiles(tp.Columns(3))), {}, TALL),
-    "gemm backwards": Kernel(
-        lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.PersistentTiles(tp.Backwards(3))), {}, TALL
+    "gemm snake": Kernel(
+        lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.tiles.PersistentTiles(tp.tiles.Snake(3))), {}, TALL
     ),
-    "gemm hilbert": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), tiles=tp.PersistentTiles(tp.Hilbert(4))), {}, TALL),
+    "gemm columns": Kernel(
+        lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.tiles.PersistentTiles(tp.tiles.Columns(3))), {}, TALL
+    ),
+    "gemm backwards": Kernel(
+        lambda: S.Gemm((128, 64, 64), (2, 1), tiles=tp.tiles.PersistentTiles(tp.tiles.Backwards(3))), {}, TALL
+    ),
+    "gemm hilbert": Kernel(
+        lambda: S.Gemm((64, 64, 64), (1, 1), tiles=tp.tiles.PersistentTiles(tp.tiles.Hilbert(4))), {}, TALL
+    ),
     "pingpong 2x1": Kernel(READY_MADE["PingPong"], {}, GEMM),
     "pingpong 64x80 1x2, not in turn": Kernel(lambda: S.PingPong((64, 80, 64), (1, 2), in_turn=False), {}, GEMM),
     "splitk": Kernel(READY_MADE["SplitK"], {"d": "fp32"}, GEMM | {"l": 1, "s": 3}),
@@ -217,7 +223,11 @@ EPILOGUES = {
 }
 EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGUES.items()}
 THREADS = {
-    "attention": Kernel(READY_MADE["Attention"], {}, {"b": 1, "h": 2, "g": 1, "m": 140, "s": 200, "d": 128}),
+    "attention": Kernel(READY_MADE["Attention"], {}, {"b": 1, "h": 2, "g": 1, "m": 140, "s": 200, "d": 128, "e": 128}),
+    "split attention": Kernel(
+        READY_MADE["SplitAttention"], {}, {"b": 1, "h": 1, "c": 2, "g": 1, "m": 8, "s": 200, "d": 128, "e": 128}
+    ),
+    "combine parts": Kernel(READY_MADE["CombineParts"], {}, {"b": 1, "h": 2, "c": 3, "m": 12, "e": 128}),
     "softmax": Kernel(READY_MADE["Softmax"], {}, {"m": 7, "n": 1000}),
     "softmax of rows that begin anywhere": Kernel(
         READY_MADE["Softmax, rows that begin anywhere"], {}, {"a": 1, "b": 8, "w": 8 * 3001, "n": 3001}
@@ -346,19 +356,23 @@ ROWS_BY_NUMBER = {
 }
 DYNAMIC = {
     "copy of four dimensions, dynamic": Kernel(DynamicCopy, {}, {"p": 2, "q": 3, "m": 20, "n": 300}),
-    "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), tiles=tp.DynamicTiles()), {}, TALL),
+    "gemm dynamic 1x1": Kernel(lambda: S.Gemm((128, 64, 64), (1, 1), tiles=tp.tiles.DynamicTiles()), {}, TALL),
     "gemm dynamic 2x2": Kernel(
-        lambda: S.Gemm((128, 64, 64), (2, 2), tiles=tp.DynamicTiles(tp.Hilbert(2), 3)), {}, TALL
+        lambda: S.Gemm((128, 64, 64), (2, 2), tiles=tp.tiles.DynamicTiles(tp.tiles.Hilbert(2), 3)), {}, TALL
     ),
-    "gemm by GPC 1x2": Kernel(lambda: S.Gemm((128, 64, 64), (1, 2), tiles=tp.GpcTiles(tp.Snake(4))), {}, TALL),
-    "gemm by GPC 1x1": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), tiles=tp.GpcTiles()), {}, TALL),
-    "pingpong by GPC 2x1": Kernel(lambda: S.PingPong((64, 64, 64), tiles=tp.GpcTiles()), {}, TALL),
-    "split k by GPC": Kernel(lambda: S.SplitK(3, (64, 64, 64), tiles=tp.GpcTiles()), {}, GEMM | {"s": 3}),
-    "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), tiles=tp.DynamicTiles()), {}, TALL),
+    "gemm by GPC 1x2": Kernel(
+        lambda: S.Gemm((128, 64, 64), (1, 2), tiles=tp.tiles.GpcTiles(tp.tiles.Snake(4))), {}, TALL
+    ),
+    "gemm by GPC 1x1": Kernel(lambda: S.Gemm((64, 64, 64), (1, 1), tiles=tp.tiles.GpcTiles()), {}, TALL),
+    "pingpong by GPC 2x1": Kernel(lambda: S.PingPong((64, 64, 64), tiles=tp.tiles.GpcTiles()), {}, TALL),
+    "split k by GPC": Kernel(lambda: S.SplitK(3, (64, 64, 64), tiles=tp.tiles.GpcTiles()), {}, GEMM | {"s": 3}),
+    "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), tiles=tp.tiles.DynamicTiles()), {}, TALL),
 }
 PIECES = {  # tiles that several CTAs compute
     "cluster splitk, several clusters a tile": Kernel(
-        lambda: S.ClusterSplitK(4, (128, 96, 64), 2, tiles=tp.SplitKTiles(3)), {"d": "fp32"}, GEMM | {"l": 1, "s": 3}
+        lambda: S.ClusterSplitK(4, (128, 96, 64), 2, tiles=tp.tiles.SplitKTiles(3)),
+        {"d": "fp32"},
+        GEMM | {"l": 1, "s": 3},
     ),
 }
 GROUPS = {"m": 700, "n": 520, "k": 200, "l": 4}

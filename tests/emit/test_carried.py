@@ -82,7 +82,7 @@ def test_a_fragment_is_carried():
 def refused(schedule, name):
     """By the model, the check and the compiler."""
     for call in (lambda: schedule(X), schedule.check, lambda: schedule.compile(arch="sm_90a")):
-        with pytest.raises(tp.ScopeError, match=rf"(?s)`{name}`.*k\.full") as error:
+        with pytest.raises(tp.errors.ScopeError, match=rf"(?s)`{name}`.*k\.full") as error:
             call()
         assert "test_carried.py" in str(error.value)
 
@@ -98,7 +98,7 @@ def test_what_becomes_a_fragment_of_another_form_is_refused(begin):
 
 def test_a_number_that_becomes_another_kind_is_refused():
     for call in (lambda: Counted()(X), Counted().check, lambda: Counted().compile(arch="sm_90a")):
-        with pytest.raises(tp.ScopeError, match=r"`turns`.*test_carried\.py"):
+        with pytest.raises(tp.errors.ScopeError, match=r"`turns`.*test_carried\.py"):
             call()
 
 
@@ -107,7 +107,7 @@ def test_what_a_loop_assigns_first_is_unknown_after_it():
 
 
 def test_what_is_seen_when_compiling_alone():
-    with pytest.raises(tp.ScopeError, match=r"(?s)`last`.*test_carried.py:\d+.*before the loop or branch"):
+    with pytest.raises(tp.errors.ScopeError, match=r"(?s)`last`.*test_carried.py:\d+.*before the loop or branch"):
         Branch().compile(arch="sm_90a")
 
 

@@ -56,7 +56,7 @@ def check(kernel: Built, clusters: int = 3) -> int:
     grid of as many clusters as it asks for, in some of them."""
     total, order = 0, kernel.schedule.tiles
     places = [(rank % clusters, rank) for rank in range(kernel.plan.cluster_size)]
-    if isinstance(order, tp.GridTiles):
+    if isinstance(order, tp.tiles.GridTiles):
         (clusters,) = order.launch_numbers(kernel.schedule.cluster_count(kernel.extents), 1, 1, list)
         places = [(cluster, rank) for cluster in {0, 1, clusters // 2, clusters - 1} for _, rank in places]
     for cluster, rank in places:

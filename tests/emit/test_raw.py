@@ -76,6 +76,6 @@ class Wrong(Doubled):
 def test_what_the_dsl_rejects_is_named_by_its_line():
     line = inspect.getsourcelines(rejected)[1] + 1
     with pytest.raises(
-        tp.ScopeError, match=rf"(?s)test_raw\.py:{line}: rejected\(\) of k\.raw raised MLIRError: .*composition"
+        tp.errors.ScopeError, match=rf"(?s)test_raw\.py:{line}: rejected\(\) of k\.raw raised MLIRError: .*composition"
     ):
         Wrong().compile({"x": "bf16", "y": "bf16"})

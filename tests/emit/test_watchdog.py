@@ -114,7 +114,7 @@ def test_a_hang_is_said_with_the_users_line_and_the_checks_view(dog):
     assert rows(dog.plan) == CTAS * 2
     for cta, site, turns in ((1, number, [3, 0, 0, 0]), (66, inner, [3, 2, 0, 0])):
         dog.rows[cta % CTAS * 2 + 1] = torch.tensor([site + 1, cta, 1, 0, *turns])
-    with pytest.raises(tp.DeadlockError) as caught:
+    with pytest.raises(tp.errors.DeadlockError) as caught:
         dog.wait()
     text = str(caught.value)
     path = watched.__file__
@@ -126,6 +126,18 @@ def test_a_hang_is_said_with_the_users_line_and_the_checks_view(dog):
     assert "[TRIP_COUNTS]" in text and "Fix: start it anew." in text
     assert [row.cta for row in caught.value.waits] == [1, 66]
     assert isinstance(caught.value.__cause__, RuntimeError)
+    assert caught.value.where == f"{path}:{line_of('as again')}"
+
+
+def test_the_users_line_comes_before_the_librarys():
+    """In a cluster, the loader's tail waits, too."""
+    made = watched.InCluster()
+    waits = sites(trace(made, made.plan()))
+    tails = [i for i, site in enumerate(waits) if site.node.where.startswith("tmapipe")]
+    own = next(i for i, site in enumerate(waits) if site.node.where.startswith(watched.__file__))
+    found = [watchdog.Row(site, 0, 0, 1, 0, (0, 0, 0, 0)) for site in (tails[0], own)]
+    error = watchdog.hang(made, made.plan(), found, 5.0, "safe")
+    assert error.where.startswith(watched.__file__) and "tmapipe/" in str(error)
 
 
 def test_a_kernel_that_does_not_end_is_given_up(dog, monkeypatch):
@@ -133,7 +145,7 @@ def test_a_kernel_that_does_not_end_is_given_up(dog, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Silent)
     dog.seconds = 0.01
     dog.rows[1] = torch.tensor([1, 0, 1, 0, 0, 0, 0, 0])
-    with pytest.raises(tp.DeadlockError, match=r"load|store"):
+    with pytest.raises(tp.errors.DeadlockError, match=r"load|store"):
         dog.wait()
 
 

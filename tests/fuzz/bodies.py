@@ -198,7 +198,7 @@ x: x | x | x | JUNK | ring | tp.TmaLoadStage(tile=(64, 64), ring=ring)
 mma: mma | mma | x | JUNK | tp.Wgmma(x, w)
 pending: 1 | 0 | 2 | 5 | JUNK
 cluster: - | - | - | \n    cluster = {"n": 2} | \n    cluster = JUNK | \n    cluster = {"q": 2} |
-    \n    cluster = {"n": 17} | \n    tiles = JUNK | \n    tiles = tp.DynamicTiles() | \n    arch = JUNK |
+    \n    cluster = {"n": 17} | \n    tiles = JUNK | \n    tiles = tp.tiles.DynamicTiles() | \n    arch = JUNK |
     \n    checked = JUNK
 work: work | work | work | load | tp.Role(warps=1)
 produce: with k.ring.produce() as slot: | with k.ring.consume() as slot: | slot = k.ring.produce()\n        if True: |
@@ -229,7 +229,8 @@ epilogue: None | lambda v: v * 1.0 | JUNK | lambda v: None | lambda v: v.sum() |
     lambda v: {'z': v} | lambda v: 1 if v > 0 else v
 grid: - | - | - | \n    over = "n m" | \n    over = JUNK | \n    relations = JUNK | \n    relations = (tp.Dim("i", size=8),) |
     \n    relations = (tp.Dim("m", of="n"),) | \n    relations = (tp.Dim("m", of="q", per=8),) | \n    over = "q" |
-    \n    tiles = tp.SplitKTiles(2) | \n    tiles = tp.StreamKTiles(shares=3) | \n    tiles = tp.GroupedTiles(rows=8) |
+    \n    tiles = tp.tiles.SplitKTiles(2) | \n    tiles = tp.tiles.StreamKTiles(shares=3) |
+    \n    tiles = tp.tiles.GroupedTiles(rows=8) |
     \n    relations = (tp.Dim("m", of="n", plus=2), tp.Dim("n", of="m", plus=-2)) | \n    relations = tp.Dim("i", size=8)
 threads: warps=4 | warps=4 | warpgroups=1 | warps=2 | warps=3 | warps=8 | warps=4, teams=2 | warps=JUNK
 once: producer=load, consumer=work, per="cta" | 1, producer=load, consumer=work, per="cta" | producer=load, consumer=work |

@@ -212,7 +212,7 @@ class Case:
             report = schedule.check(types)
             try:
                 schedule.simulate(*given, out=self.y.of(whole), seed=self.seed, **tables)
-            except tp.HazardError as error:
+            except tp.errors.HazardError as error:
                 if report.ok:
                     raise Wrong(f"check() passes what the model refuses: {error}") from None
                 raise

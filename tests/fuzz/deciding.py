@@ -8,15 +8,18 @@ compared with single runs on many problems, recorded with plain numbers:
     an error              the problem of the report, run by itself, must go wrong
 
     python -m tests.fuzz.deciding --count 5000                      # seeds 0 to 4999, some minutes
-    python -m tests.fuzz.deciding --first 5000 --count 15000        # goes on; results are added to the file
+    python -m tests.fuzz.deciding --count 20000 --jobs 32 --minutes 8 --out FILE    # as many as come in this time
 
-Results go to ``benchmarks/results/deciding.json``: counts by verdict, and the seeds of disagreements.
+Results go to ``benchmarks/results/deciding.json``, or to FILE: counts by verdict, CPU seconds of checks, and the seeds of
+disagreements.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
 import random
 import sys
 import time
@@ -310,7 +313,9 @@ def goes_wrong(schedule: Deciding, problem: Problem) -> bool:
 def judge(seed: int) -> dict[str, Any]:
     """The verdict on one schedule, and whether single runs agree."""
     drawn = draw(seed)
+    started = time.process_time()
     report = drawn.schedule.check()
+    seconds = time.process_time() - started
     verdict = "error" if not report.ok else "every" if report.trips == EVERY else "up to"
     if verdict == "error":
         agrees = report.problem is not None and goes_wrong(drawn.schedule, report.problem)
@@ -325,7 +330,7 @@ def judge(seed: int) -> dict[str, Any]:
         "wrong runs": wrong,
         "slip": drawn.slip,
         "deciding": drawn.deciding,
-        "seconds": report.seconds,
+        "seconds": round(seconds, 4),
         "why": report.runs[0][:160] if verdict == "up to" and report.runs else "",
     }
 
@@ -336,40 +341,67 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         kind = "slip" if row["slip"] else "no slip"
         verdicts[f"{kind}: {row['verdict']}"] += 1
+    seconds = sorted(row["seconds"] for row in rows) or [0.0]
+    at = {
+        name: seconds[int(share * (len(seconds) - 1))]
+        for name, share in (("median", 0.5), ("p99", 0.99), ("longest", 1))
+    }
     return {
         "schedules": len(rows),
+        "seeds": [min((row["seed"] for row in rows), default=0), max((row["seed"] for row in rows), default=0)],
         "decide on something that varies in two roles": sum(row["deciding"] for row in rows),
         "verdicts": dict(sorted(verdicts.items())),
         "up to, and some run is wrong": sum(row["verdict"] == "up to" and row["wrong runs"] > 0 for row in rows),
-        "longest check, seconds": round(max([row["seconds"] for row in rows], default=0), 2),
+        "CPU seconds of a check": {name: round(each, 3) for name, each in at.items()},
+        "seeds of up to": [row["seed"] for row in rows if row["verdict"] == "up to"],
         "disagreements": [row["seed"] for row in rows if not row["agrees"]],
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--first", type=lambda text: int(text, 0), default=0)
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--rows", type=Path, help="JSON lines of all that was judged; a later run goes on from there")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="how long to go on; what is judged by then counts"
+    )
     given = parser.parse_args()
     rows: dict[int, dict[str, Any]] = {}
     if given.rows and given.rows.exists():
         rows = {row["seed"]: row for row in map(json.loads, given.rows.read_text().splitlines())}
     started = time.perf_counter()
-    for seed in range(given.first, given.first + given.count):
-        if seed in rows:
-            continue
-        rows[seed] = judge(seed)
+    seeds = [seed for seed in range(given.first, given.first + given.count) if seed not in rows]
+    for row in judged(seeds, given.jobs, started + 60 * given.minutes):
+        rows[row["seed"]] = row
         if given.rows:
             with given.rows.open("a") as file:
-                file.write(json.dumps(rows[seed]) + "\n")
-        if not rows[seed]["agrees"]:
-            print(f"seed {seed}: {rows[seed]}", flush=True)
-    found = summary(list(rows.values()))
+                file.write(json.dumps(row) + "\n")
+        if not row["agrees"]:
+            print(f"seed {row['seed']}: {row}", flush=True)
+    found = summary([rows[seed] for seed in sorted(rows)])
     given.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1), f"{time.perf_counter() - started:.0f} s")
     return bool(found["disagreements"])
+
+
+def judged(seeds: list[int], jobs: int, end: float) -> Iterator[dict[str, Any]]:
+    """What `judge` says of each, in any order, until `time.perf_counter` says *end*. jobs: processes."""
+    if jobs == 1:
+        for seed in seeds:
+            if time.perf_counter() > end:
+                return
+            yield judge(seed)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=500) as pool:
+        found = pool.imap_unordered(judge, seeds)
+        for _ in seeds:
+            try:
+                yield found.next(min(max(0.0, end - time.perf_counter()), 1e6))
+            except multiprocessing.TimeoutError:
+                return
 
 
 if __name__ == "__main__":

@@ -32,14 +32,16 @@ NEEDED: dict[Any, dict[str, Any]] = {
     tp.Table: {"dim": "l"},
     tp.Scratch: {"role": tp.Role(warps=4), "tile": (64, 64), "dtype": "fp32"},
     tp.Dim: {"name": "kb", "of": "k"},
-    tp.SplitKTiles: {"parts": 2},
-    tp.StreamKTiles: {"shares": 2},
+    tp.tiles.SplitKTiles: {"parts": 2},
+    tp.tiles.StreamKTiles: {"shares": 2},
     S.SplitK: {"parts": 2},
     S.StreamK: {"shares": 2},
     Problem: {"m": 8, "n": 8, "k": 8},
 } | {kind: {} for kind in (
-    tp.Operand, tp.PersistentTiles, tp.DynamicTiles, tp.GpcTiles, tp.GridTiles, tp.GroupedTiles, tp.Grouped, tp.Snake,
-    tp.Columns, tp.Hilbert, tp.mainloop.Cooperative, tp.mainloop.PingPong, E.Epilogue, E.Matrix, E.PerBatch, E.PerColumn,
+    tp.Operand, tp.tiles.PersistentTiles, tp.tiles.DynamicTiles, tp.tiles.GpcTiles, tp.tiles.GridTiles,
+    tp.tiles.GroupedTiles, tp.tiles.Grouped, tp.tiles.Snake,
+    tp.tiles.Columns, tp.tiles.Hilbert, tp.mainloop.Cooperative, tp.mainloop.PingPong, E.Epilogue, E.Matrix, E.PerBatch,
+    E.PerColumn,
     E.PerRow, E.Scalar, E.Output, E.RowSum, E.ColumnSum, S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.Copy, S.AddParts,
 )}  # fmt: skip
 

@@ -42,9 +42,11 @@ OPERANDS = (
     tp.Operand(), tp.Operand("m"), tp.Operand("n"), tp.Operand(l2_hint="evict_first"), tp.Operand(outside="anything"),
 )  # fmt: skip
 ORDERS = (
-    tp.PersistentTiles(), tp.PersistentTiles(tp.Snake(2)), tp.PersistentTiles(tp.Hilbert(4)),
-    tp.PersistentTiles(tp.Columns(2)), tp.DynamicTiles(), tp.DynamicTiles(stages=1), tp.GpcTiles(),
-    tp.GridTiles(), tp.GridTiles(each=3), tp.SplitKTiles(2), tp.StreamKTiles(shares=3), tp.GroupedTiles(), tp.Snake(2),
+    tp.tiles.PersistentTiles(), tp.tiles.PersistentTiles(tp.tiles.Snake(2)), tp.tiles.PersistentTiles(tp.tiles.Hilbert(4)),
+    tp.tiles.PersistentTiles(tp.tiles.Columns(2)), tp.tiles.DynamicTiles(), tp.tiles.DynamicTiles(stages=1),
+    tp.tiles.GpcTiles(),
+    tp.tiles.GridTiles(), tp.tiles.GridTiles(each=3), tp.tiles.SplitKTiles(2), tp.tiles.StreamKTiles(shares=3),
+    tp.tiles.GroupedTiles(), tp.tiles.Snake(2),
 )  # fmt: skip
 POOLS: dict[str, tuple[Any, ...]] = {
     "tile": ((64, 64, 32), (64, 128, 64), (128, 64, 64), (128, 128, 64), (192, 64, 32), (256, 64, 32), (64, 72, 32),
@@ -61,7 +63,7 @@ POOLS: dict[str, tuple[Any, ...]] = {
     "in_turn": (True, False, None),
     "ctas": (1, 4, 10, 0),
     "along": ("m", "n", "k", None),
-    "raster": (tp.Grouped(8), tp.Snake(2), tp.Hilbert(2), tp.PersistentTiles()),
+    "raster": (tp.tiles.Grouped(8), tp.tiles.Snake(2), tp.tiles.Hilbert(2), tp.tiles.PersistentTiles()),
     "parts": (1, 2, 3, 7, 0, -1, 2.5, "2"),
     "shares": (1, 2, 3, 9, 0, -1, 2.5, "2"),
     "reduce": (None, "add", "max", True),
@@ -159,7 +161,7 @@ def _described(kind: Any, schedule: Any, chosen: dict[str, Any], then: Any) -> S
             value = combine(gate[0], up[0]) if combine else silu
             return None if value is None else (value, (2 * gate[1] + up[1]) * (1 + np.abs(up[1])))
 
-    elif kind is S.GroupedGemm or isinstance(chosen.get("tiles"), tp.GroupedTiles):
+    elif kind is S.GroupedGemm or isinstance(chosen.get("tiles"), tp.tiles.GroupedTiles):
         dims = {"a": "m k", "b": "l n k", "offsets": "l"}
 
         def expected(given: Arrays) -> Expected | None:

@@ -37,7 +37,7 @@ def _gemm() -> tp.Schedule:
 #: By name: what is called, and arguments with which that is right.
 CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     **{kind.__name__: (kind, needed) for kind, needed in NEEDED.items()},
-    "Backwards": (tp.Backwards, {}),
+    "Backwards": (tp.tiles.Backwards, {}),
     "BulkStoreStage": (tp.BulkStoreStage, {"dims": "n", "tile": (1024,), "role": USE}),
     "DescriptorStage": (tp.DescriptorStage, {"source": A, "ring": RING}),
     "Im2colBox": (tp.Im2colBox, {"lower": (0, 0), "upper": (0, 0), "channels": 64, "pixels": 8}),
@@ -91,8 +91,10 @@ FURTHER = {
 }  # fmt: skip
 ATTRIBUTES = ("cluster", "tiles", "arch", "checked", "over", "relations", "transposed", "optional_roles")
 ORDERS = (
-    tp.PersistentTiles(tp.Snake(2)), tp.DynamicTiles(), tp.GridTiles(), tp.GridTiles(each=2), tp.GridTiles(ctas=4),
-    tp.SplitKTiles(2), tp.StreamKTiles(shares=2), tp.GroupedTiles(), tp.GpcTiles(), tp.Snake(8), None,
+    tp.tiles.PersistentTiles(tp.tiles.Snake(2)), tp.tiles.DynamicTiles(), tp.tiles.GridTiles(), tp.tiles.GridTiles(each=2),
+    tp.tiles.GridTiles(ctas=4),
+    tp.tiles.SplitKTiles(2), tp.tiles.StreamKTiles(shares=2), tp.tiles.GroupedTiles(), tp.tiles.GpcTiles(),
+    tp.tiles.Snake(8), None,
 )  # fmt: skip
 KINDS: tuple[tuple[Callable[[], Any], str], ...] = (
     (_gemm, "a b"), (lambda: S.PingPong((64, 64, 64), (1, 1), 2), "a b"),

@@ -83,7 +83,17 @@ def test_no_constructor_fails_on_junk():
 
 def test_every_public_callable_is_drawn():
     drawn = {name.rpartition(".")[2] for name in publics.CALLABLES} | calls_of_rows.LEFT_OUT
-    modules = (tp, tp.schedules, tp.epilogue, tp.math, tp.mainloop, tmapipe.tuning, tmapipe.testing, tmapipe.torch)
+    modules = (
+        tp,
+        tp.schedules,
+        tp.tiles,
+        tp.epilogue,
+        tp.math,
+        tp.mainloop,
+        tmapipe.tuning,
+        tmapipe.testing,
+        tmapipe.torch,
+    )
     for module in modules:
         for name in module.__all__:
             public = getattr(module, name)
@@ -105,7 +115,7 @@ def raising(error):
         (tp.InputError("a", 1, "", "pass one"), Outcome.POOR),
         (tp.InputError("", 1, "is a tensor", "pass one"), Outcome.POOR),
         (tp.InputError("a", 1, "is a tensor", ""), Outcome.POOR),
-        (tp.ScopeError("file.py:3: a slot"), Outcome.REFUSED),
+        (tp.errors.ScopeError("file.py:3: a slot"), Outcome.REFUSED),
         (ValueError("a"), Outcome.BARE),
         (KeyError(10**5000), Outcome.BARE),
         (TypeError("f() takes 1 positional argument but 2 were given"), Outcome.OWN),

@@ -5,7 +5,7 @@ import torch
 
 import tmapipe as tp
 from tests.machine.test_attention import capped, expected
-from tmapipe.schedules import Attention
+from tmapipe.schedules import Attention, SplitAttention
 
 FORMS = [
     ({}, (4, 2, 1000, 1500)),
@@ -32,6 +32,20 @@ def test_heads_of_other_widths(d, width, causal):
     error = (o.cpu().double() - wanted).norm() / wanted.norm()
     assert error < 5e-3, error
     torch.testing.assert_close(lse.cpu().double(), of_powers, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("d", [64, 128, (192, 128)])
+@pytest.mark.parametrize("heads, groups, m, s", [(64, 8, 1, 9000), (8, 2, 3, 2500), (4, 4, 1, 100)])
+def test_parts_of_keys(heads, groups, m, s, d):
+    source = torch.Generator().manual_seed(s)
+    schedule = SplitAttention(7, d)
+    q = torch.randn(2, m, heads, schedule.d, generator=source).bfloat16().transpose(1, 2)
+    k, v = (torch.randn(2, groups, s, each, generator=source).bfloat16() for each in (schedule.d, schedule.width))
+    o = schedule(*(x.cuda() for x in (q, k, v)))
+    assert o.stride() == torch.empty(2, m, heads, schedule.width).transpose(1, 2).stride()
+    wanted, _ = expected(q, k, v)
+    error = (o.cpu().double() - wanted).norm() / wanted.norm()
+    assert error < 5e-3, error
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -105,7 +105,7 @@ def test_memory_does_not_grow():
     seconds = float(os.environ.get("TMAPIPE_SOAK", "20"))
     a, b = (torch.randn(rows, 512, device="cuda").bfloat16() for rows in (1000, 768))
     x = torch.randn(1000, 512, device="cuda").bfloat16()
-    kept = [S.Gemm(), S.PingPong(), S.SplitK(2), S.Gemm(tiles=tp.DynamicTiles())]
+    kept = [S.Gemm(), S.PingPong(), S.SplitK(2), S.Gemm(tiles=tp.tiles.DynamicTiles())]
     calls = [lambda: S.Copy()(x), *(functools.partial(each, a, b) for each in kept)]  # the first is compiled each time
     first = [call() for call in calls]
     start = time.monotonic()

@@ -18,7 +18,9 @@ def normal(*shape):
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(200, 328, 520), (1024, 768, 2048), (64, 1664, 4096)])
-@pytest.mark.parametrize("tiles", [tp.SplitKTiles(4), tp.StreamKTiles(shares=66), tp.SplitKTiles(3, tp.GpcTiles())])
+@pytest.mark.parametrize(
+    "tiles", [tp.tiles.SplitKTiles(4), tp.tiles.StreamKTiles(shares=66), tp.tiles.SplitKTiles(3, tp.tiles.GpcTiles())]
+)
 def test_an_epilogue_of_added_parts(tiles, m, n, k):
     torch.manual_seed(m)
     a, b, bias, c = normal(m, k) / k**0.25, normal(n, k) / k**0.25, normal(n), normal(m, n)
@@ -33,7 +35,7 @@ def test_a_second_call_binds_nothing(monkeypatch):
     """Binding anew took 300 microseconds a call."""
     epilogue = E.Epilogue(lambda acc, bias: F.relu(acc + bias), operands={"bias": E.PerColumn()})
     gemm, a, b = (
-        S.Gemm((64, 128, 64), (1, 1), epilogue=epilogue, tiles=tp.SplitKTiles(2)),
+        S.Gemm((64, 128, 64), (1, 1), epilogue=epilogue, tiles=tp.tiles.SplitKTiles(2)),
         normal(64, 256),
         normal(128, 256),
     )
@@ -78,7 +80,7 @@ def test_groups_with_operands(gated):
     up = normal(4, 264, 256) / 4
     other = torch.einsum("mk,mnk->mn", tokens.double(), up.double()[which])
     epilogue = E.Epilogue(lambda gate, up, c, scale: gate * up * scale + c, operands=operands)
-    gemm = S.GatedGemm((128, 128, 64), epilogue=epilogue, tiles=tp.GroupedTiles())
+    gemm = S.GatedGemm((128, 128, 64), epilogue=epilogue, tiles=tp.tiles.GroupedTiles())
     d = gemm(tokens, weights, up, offsets, c=c, scale=scale)
     close(d, product * other * scale.double()[:, None] + c.double())
 
@@ -103,8 +105,8 @@ def test_bands_of_columns(columns):
     torch.manual_seed(columns)
     a, b = normal(1000, 264), normal(1160, 264)
     wanted = S.Gemm((128, 128, 64))(a, b)
-    assert torch.equal(S.Gemm((128, 128, 64), tiles=tp.PersistentTiles(tp.Columns(columns)))(a, b), wanted)
-    assert torch.equal(S.Gemm((128, 128, 64), tiles=tp.DynamicTiles(tp.Columns(columns)))(a, b), wanted)
+    assert torch.equal(S.Gemm((128, 128, 64), tiles=tp.tiles.PersistentTiles(tp.tiles.Columns(columns)))(a, b), wanted)
+    assert torch.equal(S.Gemm((128, 128, 64), tiles=tp.tiles.DynamicTiles(tp.tiles.Columns(columns)))(a, b), wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

@@ -44,7 +44,7 @@ def test_a_vector_in_bulk(hint):
 @pytest.mark.parametrize("tile", [(4, 256), (1, 256), (16, 128)])
 def test_one_tile_a_cta_or_a_few(tile, each):
     copy = tp.schedules.Copy(tile, stages=each, pending=0, l2_hint="evict_last")
-    copy.tiles = tp.GridTiles(tp.Grouped(1), each=each)
+    copy.tiles = tp.tiles.GridTiles(tp.tiles.Grouped(1), each=each)
     for shape in [(8192, 8192), (3001, 1000), (1, 8)]:
         x = torch.randn(shape, device="cuda")
         for _ in range(3):

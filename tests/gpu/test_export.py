@@ -31,7 +31,7 @@ print("ready")
 def test_the_same_bits_and_a_quick_load(tmp_path):
     gemms = {
         "gemm": tp.schedules.Gemm((128, 128, 64), (2, 1)),
-        "fetched": tp.schedules.Gemm((128, 128, 64), (1, 1), tiles=tp.DynamicTiles()),
+        "fetched": tp.schedules.Gemm((128, 128, 64), (1, 1), tiles=tp.tiles.DynamicTiles()),
     }
     a, b = (torch.randn(rows, 320, device="cuda").bfloat16() for rows in (1000, 520))
     tp.export(tmp_path / "k.so", {name: (gemm, (1000, 320), (520, 320)) for name, gemm in gemms.items()})

@@ -13,14 +13,14 @@ DTYPES = [torch.bfloat16, torch.float16]
 TILES = [(128, 256, 64), (128, 128, 64), (128, 64, 64), (64, 128, 64), (128, 192, 64), (128, 128, 128), (256, 128, 64)]
 CLUSTERS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]
 ORDERS = [
-    tp.PersistentTiles(tp.Grouped(1)),
-    tp.PersistentTiles(tp.Grouped(3)),
-    tp.PersistentTiles(tp.Snake(8)),
-    tp.PersistentTiles(tp.Hilbert(4)),
-    tp.DynamicTiles(),
-    tp.DynamicTiles(tp.Hilbert(2), stages=1),
-    tp.GpcTiles(),
-    tp.GpcTiles(tp.Snake(3)),
+    tp.tiles.PersistentTiles(tp.tiles.Grouped(1)),
+    tp.tiles.PersistentTiles(tp.tiles.Grouped(3)),
+    tp.tiles.PersistentTiles(tp.tiles.Snake(8)),
+    tp.tiles.PersistentTiles(tp.tiles.Hilbert(4)),
+    tp.tiles.DynamicTiles(),
+    tp.tiles.DynamicTiles(tp.tiles.Hilbert(2), stages=1),
+    tp.tiles.GpcTiles(),
+    tp.tiles.GpcTiles(tp.tiles.Snake(3)),
 ]
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-5}  # rounding of the output type
 
@@ -76,7 +76,7 @@ def test_many_tiles_a_cta():
         check(out, a, b)
 
 
-@pytest.mark.parametrize("order", [tp.PersistentTiles(), tp.DynamicTiles(), tp.GpcTiles()])
+@pytest.mark.parametrize("order", [tp.tiles.PersistentTiles(), tp.tiles.DynamicTiles(), tp.tiles.GpcTiles()])
 def test_launches_that_overlap(order):
     """A chain of products, each of which needs the one before, and an old buffer that is written again."""
     torch.manual_seed(0)
@@ -95,7 +95,7 @@ def test_launches_that_overlap(order):
 
 @pytest.mark.parametrize("kind", [tp.schedules.Gemm, tp.schedules.PingPong])
 @pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("order", [tp.DynamicTiles(), tp.GpcTiles()])
+@pytest.mark.parametrize("order", [tp.tiles.DynamicTiles(), tp.tiles.GpcTiles()])
 def test_queued_orders(kind, cluster, order):
     """The bits of the static order, again and again: each launch leaves the counters as they were; on two streams at once."""
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ def test_any_placement(parts, monkeypatch):
     torch.manual_seed(0)
     a = torch.randn(2056, 520, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(3000, 520, device="cuda", dtype=torch.bfloat16)
-    gemm = tp.schedules.Gemm((128, 128, 64), (1, 2), tiles=tp.GpcTiles())
+    gemm = tp.schedules.Gemm((128, 128, 64), (1, 2), tiles=tp.tiles.GpcTiles())
     expected = tp.schedules.Gemm((128, 128, 64), (1, 2))(a, b)
     for _ in range(10):
         assert torch.equal(gemm(a, b, out=torch.full_like(expected, float("nan"))), expected)
@@ -270,7 +270,11 @@ def test_wide_tiles_of_three_warpgroups(n):
     a = torch.randn(1032, 1032, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(1000, 1032, device="cuda", dtype=torch.bfloat16)
     expected = tp.schedules.Gemm((128, 128, 64), (1, 2))(a, b)
-    for cluster, order in (((1, 2), tp.PersistentTiles()), ((1, 2), tp.GpcTiles()), ((2, 1), tp.PersistentTiles())):
+    for cluster, order in (
+        ((1, 2), tp.tiles.PersistentTiles()),
+        ((1, 2), tp.tiles.GpcTiles()),
+        ((2, 1), tp.tiles.PersistentTiles()),
+    ):
         gemm = tp.schedules.Gemm((192, n, 64), cluster, tiles=order, epilogue=tp.epilogue.Epilogue(stages=1))
         assert torch.equal(gemm(a, b, out=torch.full_like(expected, float("nan"))), expected)
 

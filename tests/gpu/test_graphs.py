@@ -12,11 +12,11 @@ from tmapipe.tuning import Problem, choose
 SMALL = (128, 128, 64), (1, 1)
 S = tp.schedules
 ORDERS = {
-    "fetched": lambda: S.Gemm(*SMALL, tiles=tp.DynamicTiles()),
-    "by GPC": lambda: S.Gemm(*SMALL, tiles=tp.GpcTiles()),
-    "clusters": lambda: S.Gemm((128, 128, 64), (2, 1), tiles=tp.DynamicTiles(tp.Snake(4))),
-    "ping-pong": lambda: S.PingPong(tiles=tp.DynamicTiles()),
-    "parts of k": lambda: S.SplitK(2, *SMALL, tiles=tp.DynamicTiles()),
+    "fetched": lambda: S.Gemm(*SMALL, tiles=tp.tiles.DynamicTiles()),
+    "by GPC": lambda: S.Gemm(*SMALL, tiles=tp.tiles.GpcTiles()),
+    "clusters": lambda: S.Gemm((128, 128, 64), (2, 1), tiles=tp.tiles.DynamicTiles(tp.tiles.Snake(4))),
+    "ping-pong": lambda: S.PingPong(tiles=tp.tiles.DynamicTiles()),
+    "parts of k": lambda: S.SplitK(2, *SMALL, tiles=tp.tiles.DynamicTiles()),
     "none": lambda: S.Gemm(*SMALL),
 }
 
@@ -67,7 +67,7 @@ def test_cold_graphs_in_any_order(order):
 
 def test_a_first_call_of_all_in_a_capture():
     """The kernel, too, is compiled, loaded and launched first in a capture."""
-    gemm = S.Gemm((128, 64, 64), (1, 1), tiles=tp.DynamicTiles())
+    gemm = S.Gemm((128, 64, 64), (1, 1), tiles=tp.tiles.DynamicTiles())
     a, b = half(640, 192), half(328, 192)
     graph, d = captured(lambda: gemm(a, b))
     graph.replay()
@@ -78,7 +78,7 @@ def test_graphs_keep_what_they_use():
     gemm = ORDERS["fetched"]()
     a, b = half(1000, 256), half(776, 256)
     graph, d = captured(lambda: gemm(a, b))
-    gemm.tiles = tp.PersistentTiles()
+    gemm.tiles = tp.tiles.PersistentTiles()
     kernels.kept.clear()
     gc.collect()
     fill_with_junk()

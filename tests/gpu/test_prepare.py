@@ -18,7 +18,7 @@ def product(a, b):
 
 
 def test_prepared_calls_run_on_the_current_stream_and_in_graphs():
-    gemm = tp.schedules.Gemm(*SMALL, tiles=tp.DynamicTiles())
+    gemm = tp.schedules.Gemm(*SMALL, tiles=tp.tiles.DynamicTiles())
     a, b, d = half(500, 64), half(264, 64), half(500, 264)
     call, made = gemm.prepare(a, b, out=d), gemm.prepare(a, b)
     assert call() is d and torch.equal(d, product(a, b)) and torch.equal(made(), d)

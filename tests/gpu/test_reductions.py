@@ -63,7 +63,9 @@ def test_many_tiles_a_cta(kind, tile):
     found = gemm(a, b)
     check(found, a.double() @ b.double().T + 1.0)
     assert all(same(found, gemm(a, b)) for _ in range(5))
-    assert same(found, kind(tile, (1, 1), tiles=tp.DynamicTiles(), epilogue=E.Epilogue(squares, outputs=KINDS))(a, b))
+    assert same(
+        found, kind(tile, (1, 1), tiles=tp.tiles.DynamicTiles(), epilogue=E.Epilogue(squares, outputs=KINDS))(a, b)
+    )
 
 
 def test_one_alone():

@@ -34,6 +34,20 @@ def test_random_products(seed):
         close(tt.gemm(a, b.expand(len(a), n, k).contiguous()), a.double() @ b.double().mT)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "h, g, m, s, d, e", [(4, 4, 300, 300, 64, 64), (8, 2, 1, 3000, 128, 128), (4, 4, 500, 700, 192, 128)]
+)
+def test_attention(h, g, m, s, d, e, causal):
+    q, k, v = (half(2, tokens, n, width).transpose(1, 2) for tokens, n, width in ((m, h, d), (s, g, d), (s, g, e)))
+    wide = [x.double() for x in (q, k, v)]
+    expected = functional.scaled_dot_product_attention(*wide, is_causal=causal, enable_gqa=True)
+    with tt.kernels_only():
+        for run in (tt.scaled_dot_product_attention, torch.compile(tt.scaled_dot_product_attention, fullgraph=True)):
+            found = run(q, k, v, is_causal=causal, enable_gqa=True)
+            assert (found.double() - expected).norm() <= 6e-3 * expected.norm()
+
+
 def test_gradients_and_compilation():
     x, weight, bias = (half(*shape).requires_grad_() for shape in ((4, 32, 256), (512, 256), (512,)))
     norm = half(512).requires_grad_()

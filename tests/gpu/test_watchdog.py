@@ -26,7 +26,7 @@ print("ready", file=sys.stderr, flush=True)
 began = time.perf_counter()
 try:
     launch()
-except tp.DeadlockError as error:
+except tp.errors.DeadlockError as error:
     took = time.perf_counter() - began
     print(json.dumps({"seconds": took, "text": str(error), "where": error.where, "cause": str(error.__cause__)}))
 print("over", file=sys.stderr, flush=True)

@@ -122,7 +122,7 @@ def test_parts_of_k(make, form):
 @pytest.mark.parametrize("along, batch", sample(itertools.product("mn", [(1,), (3,)]), 4, first=3))
 def test_parts_of_k_of_a_batch(along, batch):
     """The matrices of the workspace are the parts of the batch's first matrix, then of the second, and so on."""
-    for tiles in (tp.PersistentTiles(), tp.GpcTiles()):
+    for tiles in (tp.tiles.PersistentTiles(), tp.tiles.GpcTiles()):
         make = S.SplitK(3, (64, 128, 64), (2, 1), tiles=tiles, mainloop=Cooperative(along=along), epilogue=tp.math.relu)
         found, right = product(make, 72, 136, 200, batch)
         close(found, np.maximum(right, 0))
@@ -162,7 +162,11 @@ def test_what_it_does_not_go_with():
                 kind(along=wrong)
     gemm = S.Gemm((64, 64, 64), (1, 1), mainloop=along)
     refused(gemm.plan, {"a": "bf16", "b": "bf16", "d": "fp8_e4m3"}, argument="d.dtype", rule="16 or 32 bits")
-    for tiles in (tp.SplitKTiles(2, reduce="add"), tp.StreamKTiles(shares=2, reduce="add"), tp.GroupedTiles()):
+    for tiles in (
+        tp.tiles.SplitKTiles(2, reduce="add"),
+        tp.tiles.StreamKTiles(shares=2, reduce="add"),
+        tp.tiles.GroupedTiles(),
+    ):
         refused(S.Gemm, mainloop=along, tiles=tiles, argument="mainloop", rule="does not go with")
     for kind in (E.Output(), E.RowSum()):
         epilogue = E.Epilogue(lambda acc: {"d": acc, "c": acc}, outputs={"c": kind})

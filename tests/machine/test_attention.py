@@ -7,7 +7,7 @@ import torch
 
 import tmapipe as tp
 from tests.sweeps import sample
-from tmapipe.schedules import Attention
+from tmapipe.schedules import Attention, SplitAttention
 
 
 def expected(q, k, v, causal=None, window=None, score=None):
@@ -91,6 +91,30 @@ def test_wide_heads_and_values_of_another_width(d, width):
     torch.testing.assert_close(found.double(), expected(q, k, v, "end")[0], atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("d, shape, parts", sample([(64, (8, 1, 1, 1000), 3), ((32, 16), (4, 2, 3, 700), 9)], 1))
+def test_parts_of_keys(d, shape, parts):
+    """The last part may have fewer blocks, and there are no more parts than blocks."""
+    h, g, m, s = shape
+    attention = SplitAttention(parts, d, scale=0.3)
+    q, k, v = problem(h, g, m, s, attention.d, batch=2)
+    v = v[..., : attention.width]
+    out = torch.full((2, m, h, attention.width), float("nan")).bfloat16().transpose(1, 2)
+    found = attention(q, k, v, out=out)
+    assert found is out
+    wanted = expected(q * 0.3 * math.sqrt(attention.d), k, v)[0]
+    torch.testing.assert_close(found.double(), wanted, atol=1e-2, rtol=1e-2)
+
+
+def test_how_many_parts():
+    def of(h, g, m, s, batch=1, **options):
+        q, k = torch.empty(batch, h, m, 128, device="meta"), torch.empty(batch, g, s, 128, device="meta")
+        return getattr(Attention.of(q, k, **options), "parts", 1)
+
+    assert of(64, 8, 1, 8192) == of(64, 8, 1, 8192, causal="end") == 8 and of(64, 8, 1, 8192, 16) == 5
+    assert of(64, 8, 1, 8192, causal="start") == of(64, 8, 2, 8192, causal="end") == of(8, 8, 100, 8192) == 1
+    assert of(64, 8, 1, 1000) == of(64, 8, 1, 8192, lse=True) == of(64, 8, 1, 8192, causal="end", window=5) == 1
+
+
 def test_fp16_and_a_scale():
     q, k, v = problem(1, 1, 80, 90, 64, torch.float16)
     found = Attention(64, scale=1.0)(q / 8, k, v)
@@ -102,13 +126,14 @@ def test_fp16_and_a_scale():
     [
         ({"d": 100}, "Attention(d) = 100"),
         ({"d": 272}, "Attention(d) = 272"),
-        ({"values": 0}, "Attention(values) = 0"),
+        ({"d": (64, 0)}, "Attention(d) = (64, 0)"),
         ({"causal": True}, "Attention(causal) = True"),
         ({"window": 5}, "Attention(window) = 5"),
         ({"causal": "end", "window": 0}, "Attention(window) = 0"),
         ({"tile": (100, 1, 128)}, "Attention(tile)"),
         ({"tile": (128, 128)}, "Attention(tile)"),
         ({"tile": (32, 4, 128), "lse": True}, "Attention(lse)"),
+        ({"d": (64, 64, 64)}, "Attention(d)"),
         ({"window": 2.5, "causal": "end"}, "Attention(window)"),
     ],
 )
@@ -116,6 +141,16 @@ def test_refused(options, said):
     with pytest.raises(tp.InputError) as raised:
         Attention(**options)
     assert said in str(raised.value)
+
+
+def test_refused_parts():
+    for parts, d in ((0, 64), (1.5, 64), (2, 100)):
+        with pytest.raises(tp.InputError, match="Attention"):
+            SplitAttention(parts, d)
+    q, k, _ = problem(2, 1, 1, 10, 64)
+    assert SplitAttention.of(q, k, causal="end").parts == 1
+    with pytest.raises(tp.InputError, match=r"SplitAttention\.of\(window\)"):
+        SplitAttention.of(q, k, window=5)
 
 
 def test_refused_tensors():
@@ -133,8 +168,8 @@ def test_of_tensors():
         q, k = torch.empty(1, heads, m, d, device="meta"), torch.empty(1, groups, s, d, device="meta")
         return Attention.of(q, k, **options)
 
-    assert schedule(8, 1, 1, 5000).packed == 8 and schedule(8, 1, 1, 5000).queries_a_tile == 8
-    assert schedule(8, 1, 1, 5000, lse=True).packed == 1
+    assert schedule(8, 1, 1, 1500).packed == 8 and schedule(8, 1, 1, 1500).queries_a_tile == 8
+    assert schedule(8, 1, 1, 1500, lse=True).packed == 1
     assert schedule(8, 8, 5000, 16384).keys_a_block == 176
     assert schedule(8, 8, 5000, 16384, causal="end").keys_a_block == 128
     assert schedule(8, 8, 300, 300, 64).queries_a_tile == 192
@@ -192,7 +227,7 @@ def test_parts_are_of_no_elements(wrong, said):
         def sum(self, parts, values):
             return wrong(parts, values)
 
-    with pytest.raises(tp.ScopeError, match=said):
+    with pytest.raises(tp.errors.ScopeError, match=said):
         Wrong()(torch.randn(8, 128))
 
 
@@ -205,7 +240,7 @@ def test_what_comes_after_a_product_waits_for_it():
                 out.start(state[0], slot.v)
                 out.after(state[2])
 
-    with pytest.raises(tp.ScopeError, match="before a matmul started on it was awaited"):
+    with pytest.raises(tp.errors.ScopeError, match="before a matmul started on it was awaited"):
         Wrong(64)(*problem(1, 1, 10, 300, 64))
 
 
@@ -214,5 +249,5 @@ def test_operands_take_no_arithmetic():
         def _block(self, k, tile, out, own, state, at, mask):
             return super()._block(k, tile, out, own, (state[0] * 2, *state[1:]), at, mask)
 
-    with pytest.raises(tp.ScopeError, match="packed"):
+    with pytest.raises(tp.errors.ScopeError, match="packed"):
         Wrong(64)(*problem(1, 1, 10, 300, 64))

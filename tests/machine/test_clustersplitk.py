@@ -40,13 +40,15 @@ def test_sums(parts, tile, along_m, shape, batch):
 @pytest.mark.parametrize("shape", [(100, 72, 1040), (64, 40, 64)])
 def test_several_clusters_a_tile(shape, reduce):
     a, b = inputs(*shape)
-    gemm = S.ClusterSplitK(4, (64, 64, 64), tiles=tp.SplitKTiles(3, reduce=reduce), epilogue=E.Epilogue(dtype="fp32"))
+    gemm = S.ClusterSplitK(
+        4, (64, 64, 64), tiles=tp.tiles.SplitKTiles(3, reduce=reduce), epilogue=E.Epilogue(dtype="fp32")
+    )
     np.testing.assert_allclose(gemm(a, b), product(a, b), rtol=1e-4, atol=1e-3)
 
 
 def test_several_clusters_a_tile_of_a_batch_with_an_epilogue():
     a, b = inputs(72, 40, 300 * 8, (2,))
-    gemm = S.ClusterSplitK(2, (64, 32, 64), tiles=tp.SplitKTiles(5), epilogue=lambda acc: acc * 2.0)
+    gemm = S.ClusterSplitK(2, (64, 32, 64), tiles=tp.tiles.SplitKTiles(5), epilogue=lambda acc: acc * 2.0)
     np.testing.assert_allclose(gemm(a, b).astype(np.float32), 2 * product(a, b), rtol=1e-2, atol=0.1)
 
 
@@ -96,7 +98,7 @@ def test_refused():
     refused(S.ClusterSplitK, 2, mainloop=tp.mainloop.PingPong(), argument="mainloop", rule="share the rows")
     along = tp.mainloop.Cooperative(along="n")
     refused(S.ClusterSplitK, 2, mainloop=along, argument="mainloop", rule="share the rows")
-    refused(S.ClusterSplitK, 2, tiles=tp.StreamKTiles(shares=2), argument="tiles", rule="whole tiles")
+    refused(S.ClusterSplitK, 2, tiles=tp.tiles.StreamKTiles(shares=2), argument="tiles", rule="whole tiles")
     refused(S.ClusterSplitK(2).plan, {"a": "int8", "b": "int8"}, argument="a", rule="sums are in fp32")
     refused(S.ClusterSplitK, 9, (64, 72, 64), 2, argument="cluster", rule="at most")
     role, other = tp.Role(warpgroups=1), S.Gemm((64, 64, 64), (1, 1))
@@ -123,5 +125,5 @@ def test_start_comes_once_before_each_sum(calls):
                 k.total.start()
             self.store_all(k, tile, (k.total.add(acc),))
 
-    with pytest.raises(tp.ScopeError, match="start"):
+    with pytest.raises(tp.errors.ScopeError, match="start"):
         Wrong(2, (64, 32, 64))(*inputs(8, 16, 64))

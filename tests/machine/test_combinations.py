@@ -81,9 +81,9 @@ def compare(found, function, sums, data, names=tuple(OUTPUTS)):
 
 PARTS = {
     "split k": lambda **options: S.SplitK(3, (64, 64, 16), (1, 2), 2, **options),
-    "split k by GPC": lambda **options: S.SplitK(2, (64, 64, 32), (1, 1), 2, tiles=tp.GpcTiles(), **options),
+    "split k by GPC": lambda **options: S.SplitK(2, (64, 64, 32), (1, 1), 2, tiles=tp.tiles.GpcTiles(), **options),
     "stream k": lambda **options: S.StreamK(4, (64, 64, 16), (1, 1), 2, **options),
-    "gemm of an order in parts": lambda **options: S.Gemm((128, 64, 16), tiles=tp.SplitKTiles(5), **options),
+    "gemm of an order in parts": lambda **options: S.Gemm((128, 64, 16), tiles=tp.tiles.SplitKTiles(5), **options),
 }
 
 
@@ -146,7 +146,7 @@ def test_rows_of_groups_that_begin_anywhere(dtype, beside, data):
 
 def test_groups_of_gated_gemms(data):
     """A mixture of experts, each of them gated."""
-    made = S.GatedGemm((64, 64, 32), (1, 2), 2, tiles=tp.GroupedTiles(), epilogue=epilogue(of_two, ("aux",)))
+    made = S.GatedGemm((64, 64, 32), (1, 2), 2, tiles=tp.tiles.GroupedTiles(), epilogue=epilogue(of_two, ("aux",)))
     sums = grouped(data["a"], data["many"]), grouped(data["a"], data["ups"])
     compare(made(data["a"], data["many"], data["ups"], ENDS, **operands(data)), of_two, sums, data, ("aux",))
 
@@ -154,10 +154,10 @@ def test_groups_of_gated_gemms(data):
 def test_a_dictionary_of_d_alone(data):
     """Is what the epilogue gives for it, wherever the sums end."""
     fused = E.Epilogue(lambda acc: {"d": acc + 3})
-    for tiles in (tp.PersistentTiles(), tp.SplitKTiles(2)):
+    for tiles in (tp.tiles.PersistentTiles(), tp.tiles.SplitKTiles(2)):
         made = S.Gemm((64, 64, 32), (1, 1), tiles=tiles, epilogue=fused)(data["a"], data["b"])
         np.testing.assert_allclose(made.astype(np.float32), product(data["a"], data["b"]) + 3, rtol=1e-2, atol=0.2)
-    with pytest.raises(tp.ScopeError, match="returned e, not one value for each output"):
+    with pytest.raises(tp.errors.ScopeError, match="returned e, not one value for each output"):
         S.SplitK(2, (64, 64, 32), (1, 1), epilogue=lambda acc: {"e": acc})(data["a"], data["b"])
 
 
@@ -171,7 +171,7 @@ SAFE = {
     ),
     "grouped": lambda: S.GroupedGemm((128, 128, 64), epilogue=epilogue(of_one, ("aux",), stages=1)),
     "gated groups": lambda: S.GatedGemm(
-        (64, 64, 64), stages=3, tiles=tp.GroupedTiles(), epilogue=epilogue(of_two, ("aux",), stages=1)
+        (64, 64, 64), stages=3, tiles=tp.tiles.GroupedTiles(), epilogue=epilogue(of_two, ("aux",), stages=1)
     ),
 }
 
@@ -217,7 +217,7 @@ def test_refused(data):
     """What makes no sense, by name."""
     sums = E.Epilogue(lambda acc: {"d": acc, "sums": acc}, outputs={"sums": E.RowSum()})
     refused(lambda: S.GroupedGemm(epilogue=sums), argument="outputs['sums']", value=E.RowSum(), rule="GroupedTiles")
-    for tiles in (tp.SplitKTiles(2), tp.StreamKTiles(shares=2)):
+    for tiles in (tp.tiles.SplitKTiles(2), tp.tiles.StreamKTiles(shares=2)):
         refused(
             lambda tiles=tiles: S.Gemm((64, 64, 64), mainloop=M.PingPong(), tiles=tiles),
             argument="mainloop", value=M.PingPong(), rule=type(tiles).__name__,
@@ -228,9 +228,13 @@ def test_refused(data):
             lambda make=make: make(2, reduce="add", epilogue=tp.math.relu),
             argument="epilogue", value=tp.math.relu, rule="added as they come",
         )  # fmt: skip
-    refused(lambda: tp.SplitKTiles(2, tp.SplitKTiles(2)), argument="SplitKTiles(tiles)", rule="order of whole tiles")
-    refused(lambda: tp.SplitKTiles(2, reduce="max"), argument="SplitKTiles(reduce)", value="max", rule='"add"')
-    refused(lambda: S.Gemm(tiles=tp.GroupedTiles(rows=64)), argument="GroupedTiles(rows)", value=64, rule="128")
+    refused(
+        lambda: tp.tiles.SplitKTiles(2, tp.tiles.SplitKTiles(2)),
+        argument="SplitKTiles(tiles)",
+        rule="order of whole tiles",
+    )
+    refused(lambda: tp.tiles.SplitKTiles(2, reduce="max"), argument="SplitKTiles(reduce)", value="max", rule='"add"')
+    refused(lambda: S.Gemm(tiles=tp.tiles.GroupedTiles(rows=64)), argument="GroupedTiles(rows)", value=64, rule="128")
     batch = np.zeros((2, 64, 64), np.float16)
     for make in (
         S.SplitK(2, reduce="add"),

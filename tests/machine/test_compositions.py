@@ -28,16 +28,19 @@ MAINLOOPS = (
     M.PingPong(along="n"),
 )
 TILES = (
-    *(tp.PersistentTiles(raster) for raster in (tp.Grouped(8), tp.Hilbert(2), tp.Columns(2), tp.Backwards(2))),
-    tp.GridTiles(),
-    tp.DynamicTiles(),
-    tp.GpcTiles(tp.Snake(2)),
-    tp.GroupedTiles(),
-    tp.SplitKTiles(2),
-    tp.SplitKTiles(2, tp.DynamicTiles()),
-    tp.SplitKTiles(2, reduce="add"),
-    tp.StreamKTiles(shares=3),
-    tp.StreamKTiles(shares=3, reduce="add"),
+    *(
+        tp.tiles.PersistentTiles(raster)
+        for raster in (tp.tiles.Grouped(8), tp.tiles.Hilbert(2), tp.tiles.Columns(2), tp.tiles.Backwards(2))
+    ),
+    tp.tiles.GridTiles(),
+    tp.tiles.DynamicTiles(),
+    tp.tiles.GpcTiles(tp.tiles.Snake(2)),
+    tp.tiles.GroupedTiles(),
+    tp.tiles.SplitKTiles(2),
+    tp.tiles.SplitKTiles(2, tp.tiles.DynamicTiles()),
+    tp.tiles.SplitKTiles(2, reduce="add"),
+    tp.tiles.StreamKTiles(shares=3),
+    tp.tiles.StreamKTiles(shares=3, reduce="add"),
 )
 #: operands; outputs after d
 EPILOGUES = (
@@ -50,7 +53,7 @@ CASES = [
     (kind, *parts, batch, major)
     for kind, *parts, batch, major in itertools.product(KINDS, MAINLOOPS, TILES, EPILOGUES, (False, True), "km")
     if (major == "k" or parts[-1] in EPILOGUES[-2:])
-    and not (batch and isinstance(parts[1], tp.GroupedTiles))
+    and not (batch and isinstance(parts[1], tp.tiles.GroupedTiles))
     and not (kind == "Conv" and (batch or major == "m"))
 ]
 
@@ -70,7 +73,7 @@ def of_sums(kind, outputs):
 def wrong_arguments(kind, mainloop, tiles, operands, outputs, batch, major):
     """Of what does not go together, the arguments that an error may name."""
     pingpong, along_n = isinstance(mainloop, M.PingPong), mainloop.along == "n"
-    grouped, streamed = isinstance(tiles, tp.GroupedTiles), isinstance(tiles, tp.StreamKTiles)
+    grouped, streamed = isinstance(tiles, tp.tiles.GroupedTiles), isinstance(tiles, tp.tiles.StreamKTiles)
     in_parts, reduced = tiles.in_parts, getattr(tiles, "reduce", None) is not None
     found = {
         "Conv(mainloop)": kind == "Conv" and along_n,
@@ -105,7 +108,7 @@ def inputs(kind, tiles, batch, major, rng):
         padded = np.pad(x.astype(np.float32), ((0, 0), (1, 1), (0, 0)))
         windows = np.stack([padded[:, i : i + ROWS // 3] for i in range(2)], 2)
         return (x, f), (np.einsum("nprc,orc->npo", windows, f.astype(np.float32)),)
-    grouped = isinstance(tiles, tp.GroupedTiles)
+    grouped = isinstance(tiles, tp.tiles.GroupedTiles)
     lead = (BATCH,) if batch else ()
     a = values(rng, *(() if grouped else lead), ROWS, DEPTH)
     bs = [values(rng, *((BATCH,) if grouped else lead), COLUMNS, DEPTH) for _ in range(1 + (kind == "GatedGemm"))]

@@ -22,7 +22,11 @@ S = tp.schedules
 
 def small(cluster=(2, 1), order=None, kind=S.Gemm):
     return kind(
-        (64, 64, 16), cluster, 2, tiles=order or tp.DynamicTiles(tp.Grouped(2)), epilogue=tp.epilogue.Epilogue(stages=1)
+        (64, 64, 16),
+        cluster,
+        2,
+        tiles=order or tp.tiles.DynamicTiles(tp.tiles.Grouped(2)),
+        epilogue=tp.epilogue.Epilogue(stages=1),
     )
 
 
@@ -83,7 +87,7 @@ def run_claimed(schedule, arrays, claimed):
 def test_any_assignment(m, n, stages, kind, data):
     """Whoever comes first."""
     arrays, want = numbers(64 * m, 64 * n)
-    run_claimed(small((1, 1), tp.DynamicTiles(tp.Snake(2), stages), kind), arrays, claims(data, m * n))
+    run_claimed(small((1, 1), tp.tiles.DynamicTiles(tp.tiles.Snake(2), stages), kind), arrays, claims(data, m * n))
     assert (arrays["d"][0] == want).all()
 
 
@@ -100,7 +104,7 @@ def test_any_assignment_of_groups(sizes, n, kind, data):
     for i, matrix in enumerate(b):
         group = slice(ends[i] - sizes[i], ends[i])
         want[group] = a[group].astype(np.float32) @ matrix.astype(np.float32).T
-    schedule = small((1, 1), tp.GroupedTiles(tp.Grouped(2)), kind)
+    schedule = small((1, 1), tp.tiles.GroupedTiles(tp.tiles.Grouped(2)), kind)
     tiles = (rows + len(sizes) * 63) // 64 * n
     run_claimed(schedule, {"a": a, "b": b, "offsets": ends, "d": out}, claims(data, tiles))
     assert (out == want).all()
@@ -115,7 +119,7 @@ def test_any_position(m, n, sizes, kind, data):
     gpcs = [range(end - 2 * size, end) for size, end in zip(sizes, ends, strict=True)]
     clusters, *words = keep_positions(gpcs, 2, sum(sizes), m * n)
     smids = data.draw(st.lists(st.integers(0, ends[-1] - 1), min_size=clusters, max_size=clusters))
-    order = tp.GpcTiles(tp.Grouped(2))
+    order = tp.tiles.GpcTiles(tp.tiles.Grouped(2))
     schedule = S.SplitK(1, (64, 64, 16), (1, 1), 2, tiles=order) if kind is S.SplitK else small((1, 1), order, kind)
     arrays, want = numbers(64 * m, 64 * n)
     if kind is S.SplitK:
@@ -155,7 +159,7 @@ def test_any_position(m, n, sizes, kind, data):
 @pytest.mark.parametrize("stages, late", [(0, True), (1, False)])
 def test_when_the_next_tile_is_taken(stages, late):
     """With no tile fetched ahead, when all loads of a tile have been started; else at its beginning."""
-    lines = small((1, 1), tp.DynamicTiles(stages=stages)).program().splitlines()
+    lines = small((1, 1), tp.tiles.DynamicTiles(stages=stages)).program().splitlines()
     first = next(i for i, line in enumerate(lines) if "role load" in line)
     turn = next(i for i in range(first, len(lines)) if "while " in lines[i])
     loads = next(i for i in range(turn, len(lines)) if "starts the TMA load" in lines[i])
@@ -172,7 +176,7 @@ def test_a_batch_of_four_dimensions():
         ring = tp.BarrierRing(stages=2, producer=load, consumer=store)
         x = tp.TmaLoadStage("p q m n", tile=(8, 32), ring=ring, dtype="fp32")
         y = tp.TmaStoreStage(source=x)
-        tiles = tp.DynamicTiles()
+        tiles = tp.tiles.DynamicTiles()
 
         @load.jit
         def fill(self, k, tile):
@@ -191,13 +195,15 @@ def test_a_batch_of_four_dimensions():
 
 def test_refused():
     for stages in (-1, 0.0, 1.5, False, None):
-        refused(tp.DynamicTiles, stages=stages, argument="DynamicTiles(stages)", value=stages, rule="number of tiles")
+        refused(
+            tp.tiles.DynamicTiles, stages=stages, argument="DynamicTiles(stages)", value=stages, rule="number of tiles"
+        )
 
     class Taken(tp.Schedule):
         load, scheduler = tp.Role(warps=1), tp.Role(warps=1)
         ring = tp.BarrierRing(stages=2, producer=load, consumer=scheduler)
         x = tp.TmaLoadStage(tile=(8, 64), ring=ring)
         y = tp.TmaStoreStage(source=x)
-        tiles = tp.DynamicTiles()
+        tiles = tp.tiles.DynamicTiles()
 
     refused(Taken().plan, argument="Schedule.tiles", rule="role 'scheduler' of its own")

@@ -76,6 +76,6 @@ def test_loops_that_never_end(monkeypatch):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_threads():
     for call in (lambda: Threads()(X), lambda: Threads().check()):
-        with pytest.raises(tp.ScopeError, match="thread that a body has started") as info:
+        with pytest.raises(tp.errors.ScopeError, match="thread that a body has started") as info:
             call()
         assert line_of(Threads, "k.ring.produce()") in str(info.value)

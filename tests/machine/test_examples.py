@@ -59,6 +59,6 @@ def test_runs_as_a_program(name, monkeypatch, capsys):
 def test_the_epilogue_element_by_element():
     gemm = runpy.run_path(str(FOLDER / "gemm_epilogue.py"))["GeluGemm"]()
     rng = np.random.default_rng(0)
-    a, b, bias = (rng.standard_normal(shape).astype(tp.bf16.numpy) for shape in ((130, 72), (264, 72), 264))
+    a, b, bias = (rng.standard_normal(shape).astype(tp.dtypes.bf16.numpy) for shape in ((130, 72), (264, 72), 264))
     expected = tp.math.gelu(a.astype(np.float32) @ b.astype(np.float32).T + bias.astype(np.float32))
     np.testing.assert_allclose(gemm(a, b, bias=bias).astype(np.float32), expected, rtol=1e-2, atol=1e-2)

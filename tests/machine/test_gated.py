@@ -52,5 +52,5 @@ def test_accumulators_of_other_shapes():
                     slot.up.load(tile, h=0, k=step)
 
     x = np.zeros((64, 64), np.float16)
-    with pytest.raises(tp.ScopeError, match="gate_mma and up_mma stored together"):
+    with pytest.raises(tp.errors.ScopeError, match="gate_mma and up_mma stored together"):
         Wrong()(x, x, x[:32])

@@ -45,7 +45,7 @@ def added(clusters):
 @pytest.mark.parametrize("clusters", [1, 2, 3])
 @pytest.mark.parametrize("tiles", [1, 2, 5])
 def test_the_dynamic_order_counts_each_number_once_and_resets(tiles, clusters):
-    programs = recorded(gemm(tp.DynamicTiles()), tiles, clusters)
+    programs = recorded(gemm(tp.tiles.DynamicTiles()), tiles, clusters)
     assert added(programs) == {0: list(range(tiles + clusters))}
     last = [i for i, ops in enumerate(programs) if o.CounterAdd(0, tiles + clusters - 1) in ops]
     resets = [[op for op in ops if type(op) is o.CounterStore] for ops in programs]
@@ -54,7 +54,7 @@ def test_the_dynamic_order_counts_each_number_once_and_resets(tiles, clusters):
 
 @pytest.mark.parametrize("clusters", [1, 2, 3])
 def test_by_gpc_each_cluster_claims_once_and_the_last_resets(clusters):
-    programs = recorded(gemm(tp.GpcTiles()), 4, clusters)
+    programs = recorded(gemm(tp.tiles.GpcTiles()), 4, clusters)
     assert added(programs) == {0: list(range(clusters)), MOST_GPCS: list(range(clusters))}
     resets = [[op for op in ops if type(op) is o.CounterStore] for ops in programs]
     assert resets == [[]] * (clusters - 1) + [[o.CounterStore(i, 0) for i in range(COUNTERS)]]
@@ -63,7 +63,7 @@ def test_by_gpc_each_cluster_claims_once_and_the_last_resets(clusters):
 
 
 def test_by_gpc_a_byte_counts_the_clusters():
-    schedule = gemm(tp.GpcTiles())
+    schedule = gemm(tp.tiles.GpcTiles())
     shapes = {"a": (1, 64, 16), "b": (1, 64, 16), "d": (1, 64, 64)}
     entry = program_of(schedule)
     refused(record, schedule.plan({}), entry, shapes, 0, 256, argument="clusters", rule="is at most 255")

@@ -34,7 +34,7 @@ def make(kind, tile, cluster, names=("rows", "columns"), tiles=None, slots=None,
 
     outputs = {name: KINDS[name] for name in names}
     fused = E.Epilogue(epilogue, operands={"bias": E.PerColumn()}, outputs=outputs, **options)
-    return kind(tile, cluster, slots, epilogue=fused, tiles=tiles or tp.PersistentTiles())
+    return kind(tile, cluster, slots, epilogue=fused, tiles=tiles or tp.tiles.PersistentTiles())
 
 
 def problem(rng, m, n, k, batch=()):
@@ -75,7 +75,12 @@ def test_one_alone(form, sums):
 def test_the_same_from_run_to_run_in_any_order():
     """Bit by bit, whatever the order of tiles."""
     a, b, bias, _ = problem(np.random.default_rng(0), 300, 264, 40)
-    orders = tp.PersistentTiles(), tp.PersistentTiles(tp.Snake(2)), tp.DynamicTiles(), tp.PersistentTiles()
+    orders = (
+        tp.tiles.PersistentTiles(),
+        tp.tiles.PersistentTiles(tp.tiles.Snake(2)),
+        tp.tiles.DynamicTiles(),
+        tp.tiles.PersistentTiles(),
+    )
     runs = [make(S.Gemm, (64, 64, 64), (1, 1), tiles=order)(a, b, bias) for order in orders]
     assert all(np.array_equal(x, y) for run in runs for x, y in zip(run, runs[0], strict=True))
 

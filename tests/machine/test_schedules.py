@@ -11,10 +11,12 @@ import pytest
 from tests.machine.parts import run_recorded
 from tests.oracle.judged_bodies import program_of
 from tests.sweeps import sample
-from tmapipe import Grouped, Hilbert, Operand, PersistentTiles, ScopeError, Snake
+from tmapipe import Operand
+from tmapipe.errors import ScopeError
 from tmapipe.model import Machine
 from tmapipe.model.machine import POLICIES
 from tmapipe.schedules import Copy, Gemm, SplitK, StreamK
+from tmapipe.tiles import Grouped, Hilbert, PersistentTiles, Snake
 
 
 def gemm_arrays(m, n, k, dtype=ml_dtypes.bfloat16):

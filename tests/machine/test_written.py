@@ -51,7 +51,7 @@ X = np.random.default_rng(0).standard_normal((48, 128)).astype(np.float32)
 
 @pytest.mark.parametrize("clusters", [1, 2, 6])
 def test_tiles_are_held_against_each_other_whoever_takes_them(clusters):
-    with pytest.raises(tp.HazardError, match=r"where another tile .* stores another value") as info:
+    with pytest.raises(tp.errors.HazardError, match=r"where another tile .* stores another value") as info:
         ToOnePlace().simulate(X, clusters=clusters)
     assert info.value.kind is Kind.OUTPUT_RACE and "test_written.py" in info.value.where
     same = np.ones_like(X)  # both store the same bits
@@ -59,13 +59,13 @@ def test_tiles_are_held_against_each_other_whoever_takes_them(clusters):
 
 
 def test_one_tile_is_stored_once():
-    with pytest.raises(tp.HazardError, match="a second time, with another value"):
+    with pytest.raises(tp.errors.HazardError, match="a second time, with another value"):
         Twice()(X)
 
 
 def test_a_new_output_is_written_as_a_whole():
     with pytest.raises(
-        tp.HazardError, match=r"128 of 6144 elements of y are written by nobody, the first one at \(0, 0\)"
+        tp.errors.HazardError, match=r"128 of 6144 elements of y are written by nobody, the first one at \(0, 0\)"
     ):
         Shifted()(X)
     y = np.full_like(X, 7)

@@ -17,7 +17,7 @@ class Chain0(tp.Schedule):
 
     def __init__(self, tile: Any, stages: int, warps: list[int], pending: int, group: int, cluster: dict[str, int]):
         self.cluster = cluster
-        self.tiles = tp.PersistentTiles(tp.Grouped(group))
+        self.tiles = tp.tiles.PersistentTiles(tp.tiles.Grouped(group))
         for name, count in zip(self.steps, warps, strict=False):
             setattr(self, name, tp.Role(warps=count))
         self.ring = tp.BarrierRing(stages, chain=[self.load, *(getattr(self, name) for name in self.steps), self.store])

@@ -84,9 +84,9 @@ def _draw(rng: random.Random, most: int, deepest: int, seed: int) -> Case:
     depth = rng.choice([64, 128, 128]) if bits8 else rng.choice([32, 64, 64, 64, 128])
     tile = (rng.choice([64, 128, 128, 192, 256]), rng.choice([64, 128, 192, 256, 8 * rng.randint(2, 32)]), depth)
     cluster, stages = rng.choice(CLUSTERS), rng.choice([None, None, 2, 3])
-    raster = rng.choice([tp.Grouped(rng.choice([1, 3, 8])), tp.Snake(4), tp.Hilbert(4)])
-    queued = tp.DynamicTiles(raster, 2) if rng.random() < 0.5 else tp.GpcTiles(raster)
-    order = tp.PersistentTiles(raster) if rng.random() < 0.7 else queued
+    raster = rng.choice([tp.tiles.Grouped(rng.choice([1, 3, 8])), tp.tiles.Snake(4), tp.tiles.Hilbert(4)])
+    queued = tp.tiles.DynamicTiles(raster, 2) if rng.random() < 0.5 else tp.tiles.GpcTiles(raster)
+    order = tp.tiles.PersistentTiles(raster) if rng.random() < 0.7 else queued
     stored, common = {"stages": rng.choice([1, 2])}, {"tiles": order}
     out = rng.choice(["bf16", "fp16", "fp32"]) if bits8 else rng.choice([a, a, "fp32"])
     case = {

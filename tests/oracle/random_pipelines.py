@@ -207,7 +207,7 @@ def _gemm(rng: random.Random, sizes: random.Random, size: str) -> dict[str, Any]
         "cluster": rng.choice([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)]),
         "stages": rng.randint(2, 4),
         "epilogue": tp.epilogue.Epilogue(stages=rng.choice([1, 2])),
-        "tiles": tp.PersistentTiles(rng.choice([tp.Grouped(1), tp.Snake(3), tp.Hilbert(8)])),
+        "tiles": tp.tiles.PersistentTiles(rng.choice([tp.tiles.Grouped(1), tp.tiles.Snake(3), tp.tiles.Hilbert(8)])),
     }
     dtype = rng.choice(["bf16", "fp16"])
     out = rng.choice([dtype, "fp32"])

@@ -13,6 +13,7 @@ from tmapipe.schedules import (
     AddParts,
     Attention,
     ClusterSplitK,
+    CombineParts,
     Conv,
     Copy,
     CopyRows,
@@ -34,6 +35,7 @@ from tmapipe.schedules import (
     RotaryTiles,
     SoftmaxBackwardRows,
     SoftmaxRows,
+    SplitAttention,
     SplitK,
     StreamK,
     TransposeTiles,
@@ -41,7 +43,7 @@ from tmapipe.schedules import (
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles
-from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.persistent import GridTiles, Grouped, PersistentTiles
 
 __all__ = ["REGISTRY", "Registered"]
 
@@ -127,6 +129,12 @@ REGISTRY: tuple[Registered, ...] = (
         "Gemm, along n, with a matrix",
         lambda: Gemm((144, 128, 64), (1, 2), mainloop=Cooperative(along="n"), epilogue=RESIDUAL),
         lambda: Gemm((64, 64, 16), (1, 1), 2, mainloop=Cooperative(along="n"), epilogue=RESIDUAL),
+        ((1, 1, {}), (2, 2, {})),
+    ),
+    Registered(
+        "Gemm, several CTAs a multiprocessor",
+        lambda: Gemm((64, 64, 64), (1, 1), 1, epilogue=ONE, tiles=GridTiles(Grouped(1), 6)),
+        lambda: Gemm((64, 64, 16), (1, 1), 1, epilogue=ONE, tiles=GridTiles()),
         ((1, 1, {}), (2, 2, {})),
     ),
     Registered(
@@ -296,6 +304,13 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: Attention(128, causal="end", window=300, lse=True),
         lambda: Attention(16, causal="end", tile=(128, 1, 32)),
         ((1, 1, {"b": 1, "h": 1, "g": 1, "s": 32}), (1, 1, {"b": 1, "h": 1, "g": 1, "s": 64})),
+    ),
+    Registered("CombineParts", lambda: CombineParts(), lambda: CombineParts(16), ((1, 1, {}), (2, 3, {}))),
+    Registered(
+        "SplitAttention",
+        lambda: SplitAttention(4),
+        lambda: SplitAttention(2, 16),
+        ((1, 1, {"b": 1, "h": 1, "g": 1, "c": 1, "s": 256}),),
     ),
     Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2), ((2, 3, {"s": 4}),)),
 )

@@ -11,7 +11,7 @@ import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe import autotune
 from tmapipe.errors import PipelineError
-from tmapipe.tuning.autotune import METHOD, differing, job_of, measured
+from tmapipe.tuning import METHOD, differing, job_of, measured
 from tmapipe.tuning.compiling import compile_each, keep
 from tmapipe.tuning.compiling import recall_entry as recall
 
@@ -121,7 +121,7 @@ def crowded_of(rows):
 
     class Crowded(type(scaled_of(rows, stages=1))):
         idle = tp.Role(warps=6)
-        tiles = tp.GridTiles(ctas=4)
+        tiles = tp.tiles.GridTiles(ctas=4)
 
         @idle.jit
         def nothing(self, k, tile):

@@ -247,7 +247,7 @@ def test_operands_need_epilogues_in_turn():
 
 
 def test_tiles_with_bounds_are_of_accumulators_in_two_dimensions():
-    order = tp.GroupedTiles(rows=128)
+    order = tp.tiles.GroupedTiles(rows=128)
     three = S.GroupedGemm()
     three.d = tp.TmaStoreStage("l m n", source=three.mma)
     refused(three.plan, argument="d.dims", value=("l", "m", "n"), rule="bounds of their own")
@@ -497,7 +497,7 @@ def test_tf32_and_int8():
     )
     one, two = tp.Role(warps=1), tp.Role(warps=1)
     shared = {"tile": (8, 64), "ring": tp.BarrierRing(2, producer=one, consumer=two), "writer": one, "dtype": "tf32"}
-    refused(tp.SharedStage, argument="SharedStage(dtype)", value=tp.tf32, rule="TMA loads", **shared)
+    refused(tp.SharedStage, argument="SharedStage(dtype)", value=tp.dtypes.tf32, rule="TMA loads", **shared)
 
     deep = (128, 128, 128)
     assert S.Gemm(deep).plan({**int8, "d": "int32"}).matmul("mma").k_instructions == 4

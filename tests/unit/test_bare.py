@@ -24,9 +24,9 @@ import numpy as np
 import tmapipe as tp
 
 gemm = tp.schedules.Gemm((64, 64, 64), (1, 1))
-a, b = (np.random.default_rng(0).integers(-3, 4, (rows, 72)).astype(tp.bf16.numpy) for rows in (40, 24))
+a, b = (np.random.default_rng(0).integers(-3, 4, (rows, 72)).astype(tp.dtypes.bf16.numpy) for rows in (40, 24))
 d = gemm(a, b)
-assert (d == (a.astype(float) @ b.astype(float).T).astype(tp.bf16.numpy)).all()
+assert (d == (a.astype(float) @ b.astype(float).T).astype(tp.dtypes.bf16.numpy)).all()
 assert gemm.check().ok and "mma" in gemm.explain() and gemm.program()
 assert (gemm.prepare(a, b)() == d).all()
 (best, _), *_ = tp.tuning.ranked(tp.tuning.Problem(512, 512, 512), most=1)
@@ -35,7 +35,7 @@ assert best.build(tp.tuning.Problem(512, 512, 512))
 def says(call):
     try:
         call()
-    except tp.MissingPackageError as error:
+    except tp.errors.MissingPackageError as error:
         print(str(error).split()[0])
 
 def ops():

@@ -489,6 +489,7 @@ MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 PROGRAMS = [name for name in MODULES if "__main__" in (ROOT / "benchmarks" / f"{name}.py").read_text()]
 ON_A_GPU = [
     "attention",
+    "attention_variants",
     "ceiling",
     "conv2d",
     "copy",

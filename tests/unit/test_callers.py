@@ -45,7 +45,7 @@ def launched(monkeypatch):
         schedule = schedule or Move()
         bound = schedule.bind(*tensors, out=out)
         code = Code(schedule.plan(bound.dtypes), tensors[0].numel() * tensors[0].element_size())
-        monkeypatch.setattr(launch, "compiled_for", lambda *given: code)
+        monkeypatch.setattr(launch, "compiled_for", lambda *given, **named: code)
         made = launch.Launcher(schedule, bound, lambda identity: None)
         made.one_device = True
         return schedule, made, code
@@ -163,7 +163,7 @@ def test_what_the_host_code_says_is_raised(launched):
 
 def test_scratch_memory_of_streams_and_captures(launched, monkeypatch):
     class Queued(Move):
-        tiles = tp.DynamicTiles()
+        tiles = tp.tiles.DynamicTiles()
 
     x = half(32, 128)
     _, launcher, code = launched(x, schedule=Queued())

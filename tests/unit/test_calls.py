@@ -10,6 +10,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe import testing, tuning
+from tmapipe.base import disk
 from tmapipe.tuning import compiling as cache
 
 S, E = tp.schedules, tp.epilogue
@@ -61,16 +62,24 @@ def test_transposed_of_a_part():
 
 
 def test_so_many_ctas_find_room():
-    for schedule, ctas in ((small(), 2), (S.PingPong(), 4)):
-        schedule.tiles = tp.GridTiles(ctas=ctas)
-        refused(schedule.plan, argument="GridTiles(ctas)", rule="setmaxnreg", value=ctas)
+    for schedule, ctas, rule in (
+        (small(), 8, "of 48 that so many CTAs"),
+        (S.PingPong(), 2, "128 .* of 96 that so many CTAs"),
+        (S.PingPong(), 3, "at most 88"),
+        (S.PingPong(), 16, "more than the 8 registers"),
+    ):
+        schedule.tiles = tp.tiles.GridTiles(ctas=ctas)
+        refused(schedule.plan, argument="Wgmma(mma) tile", rule=rule)
+    schedule = small()
+    schedule.tiles = tp.tiles.GridTiles(ctas=4)
+    assert schedule.plan().launch_registers == 96 and not schedule.plan().registers
     schedule = Relu()
-    schedule.tiles = tp.GridTiles(ctas=9)
+    schedule.tiles = tp.tiles.GridTiles(ctas=9)
     schedule.x = tp.TmaLoadStage("m n", tile=(128, 64), ring=schedule.ring, dtype="fp32")
     refused(schedule.plan, argument="GridTiles(ctas)", rule="67[0-9]{3} bytes of shared memory", value=9)
-    schedule.tiles = tp.GridTiles(ctas=3)
+    schedule.tiles = tp.tiles.GridTiles(ctas=3)
     assert schedule.plan().smem_bytes <= 75 * 1024
-    schedule.tiles = tp.GridTiles(ctas=20)
+    schedule.tiles = tp.tiles.GridTiles(ctas=20)
     refused(schedule.plan, argument="GridTiles(ctas)", rule="2048 threads", value=20)
 
 
@@ -80,7 +89,7 @@ def test_automatic_stages_leave_room_for_the_others(ctas):
     schedule.x = tp.TmaLoadStage(
         "m n", tile=(64, 64), ring=(ring := tp.BarrierRing(producer=Relu.load, consumer=Relu.work))
     )
-    schedule.ring, schedule.tiles = ring, tp.GridTiles(ctas=ctas)
+    schedule.ring, schedule.tiles = ring, tp.tiles.GridTiles(ctas=ctas)
     plan = schedule.plan()
     assert ctas * (plan.smem_bytes + 1024) <= 228 * 1024 and plan.ring("ring").stages >= 2
 
@@ -112,11 +121,11 @@ def test_parts_of_a_schedule_that_is_made():
     refused(setattr, gemm, "epilogue", other, argument="Gemm.epilogue", rule="function alone")
     refused(setattr, gemm, "epilogue", 3, argument="epilogue", rule="function")
     refused(setattr, gemm, "mainloop", None, argument="Gemm.mainloop", rule="is fixed")
-    for wrong in (None, tp.Snake(8)):
+    for wrong in (None, tp.tiles.Snake(8)):
         refused(setattr, gemm, "tiles", wrong, argument="tiles", rule="TileOrder")
-    for wrong in (tp.SplitKTiles(2), tp.GroupedTiles()):
+    for wrong in (tp.tiles.SplitKTiles(2), tp.tiles.GroupedTiles()):
         refused(setattr, gemm, "tiles", wrong, argument="Gemm.tiles", rule="takes the place of PersistentTiles")
-    gemm.tiles = tp.DynamicTiles(tp.Snake(2))
+    gemm.tiles = tp.tiles.DynamicTiles(tp.tiles.Snake(2))
     assert (gemm(X, X) == 64).all()
     refused(setattr, S.SplitK(2), "epilogue", tp.math.relu, argument="SplitK.epilogue", rule="function alone")
     assert (S.FinishParts(tp.math.relu)(np.full((2, 8, 64), -1, np.float32)) == 0).all()
@@ -144,16 +153,16 @@ def test_parts_of_a_schedule_that_is_made():
         (lambda: tp.math.gelu(X, X), "gelu(approximate)"),
         (lambda: tuning.Candidate("Gemm", (64, 64), (1, 1), {1: 1}), "options"),
         (lambda: tuning.Candidate("Gemm", (64, 64, 64), (1, 1)), "tile"),
-        (lambda: S.ClusterSplitK(2, tiles=tp.Snake(8)), "tiles"),
+        (lambda: S.ClusterSplitK(2, tiles=tp.tiles.Snake(8)), "tiles"),
         (lambda: S.SplitK(True), "parts"),
         (lambda: S.StreamK(True, reduce="add"), "shares"),
         (lambda: tp.Im2colBox(0, 0, 64, 8), "lower"),
         (lambda: tp.RegisterTile(tp.Role(warpgroups=1), 64.0), "shape"),
         (lambda: tp.RegisterTile(tp.Role(warpgroups=1), (64, 64.0)), "shape"),
         (lambda: tp.Dim("a", of="b", plus=True), "plus"),
-        (lambda: tp.Snake(2**31), "rows"),
-        (lambda: tp.Columns(2**40), "rows"),
-        (lambda: tp.GridTiles(each=2**31), "each"),
+        (lambda: tp.tiles.Snake(2**31), "rows"),
+        (lambda: tp.tiles.Columns(2**40), "rows"),
+        (lambda: tp.tiles.GridTiles(each=2**31), "each"),
         (lambda: tp.BarrierRing(2**31, producer=tp.Role(warps=1), consumer=tp.Role(warps=1)), "stages"),
         (lambda: tuning.choose_conv(X, X, windows=(3, 3)), "windows"),
         (lambda: tuning.choose(tuning.Problem(64, 64, 64), None), "device"),
@@ -266,7 +275,7 @@ class ReleasedTile(Relu):
 )
 def test_slots_that_were_not_given(kind, said):
     for call in (lambda: kind()(X), lambda: kind().check()):
-        with pytest.raises(tp.ScopeError, match=said.replace("()", r"\(\)")):
+        with pytest.raises(tp.errors.ScopeError, match=said.replace("()", r"\(\)")):
             call()
 
 
@@ -287,7 +296,7 @@ sys.modules[{missing!r}] = None
 import tmapipe as tp, tmapipe.tuning
 try:
     {call}
-except tp.MissingPackageError as error:
+except tp.errors.MissingPackageError as error:
     assert isinstance(error, ImportError) and "{package} is needed" in str(error), error
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -306,7 +315,7 @@ def test_the_cache_without_a_home_is_the_user_s_own(monkeypatch, tmp_path, home)
         monkeypatch.setattr("os.path.expanduser", lambda path: path)
     else:
         monkeypatch.setenv("HOME", home)
-    folder = cache.cache_folder()
+    folder = disk.cache_folder()
     assert folder == tmp_path / f"tmapipe-{os.getuid()}"
     problem, entry = tuning.Problem(64, 64, 64), cache.Entry(tuning.Candidate("Gemm", (64, 64), (1, 1)), 1.0, 1)
     cache.store(problem, "GPU", entry)

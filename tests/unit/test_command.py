@@ -321,6 +321,15 @@ def test_doctor_runs_kernels_without_metadata_and_optional_tools(mine, monkeypat
     assert items["nvidia-cutlass-dsl"]["value"].startswith("4.8")  # what the module says
 
 
+def test_doctor_notes_what_the_environment_changes(mine, monkeypatch):
+    monkeypatch.setattr(machine, "driver_and_gpus", lambda: (None, []))
+    monkeypatch.setenv("TMAPIPE_WATCHDOG", "5")
+    monkeypatch.setenv("TMAPIPE_CHECK", "0")
+    items = {item["name"]: item for item in said("doctor")[1]["items"]}
+    assert items["TMAPIPE_WATCHDOG"]["state"] == items["TMAPIPE_CHECK"]["state"] == "note"
+    assert items["TMAPIPE_WATCHDOG"]["value"].startswith("5: calls") and items["TMAPIPE_WATCHDOG"]["fix"]
+
+
 def test_doctor_does_not_run_kernels_without_what_they_need(mine, monkeypatch):
     lacking(monkeypatch, "tvm_ffi", versions={})
     monkeypatch.setattr(examined, "driver_and_gpus", lambda: (13000, [HOPPER]))

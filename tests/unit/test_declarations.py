@@ -54,7 +54,7 @@ def parts():
         "Table('l')": tp.Table("l"),
         "Table('b i')": tp.Table("b i"),
         "MulticastGroup('m', 'n')": tp.MulticastGroup("m", "n"),
-        "bf16": tp.bf16,
+        "bf16": tp.dtypes.bf16,
     }
 
 
@@ -66,7 +66,7 @@ def test_reprs_show_what_was_given(text):
     """And give the same again, but where two of what is given must be one object."""
     assert repr(PARTS[text]) == text
     if not text.startswith(("Wgmma", "SharedStage")):
-        assert repr(eval(text, dict(vars(tp)))) == text
+        assert repr(eval(text, {**vars(tp.dtypes), **vars(tp.tiles), **vars(tp)})) == text
 
 
 @pytest.mark.parametrize("text", PARTS)
@@ -86,7 +86,7 @@ def test_declarations_compare_by_identity(text):
 
 def test_groups_and_types_compare_by_value():
     assert tp.MulticastGroup("m", "n") == tp.MulticastGroup("m", "n") != tp.MulticastGroup("n", "m")
-    assert len({tp.bf16, tp.fp16, pickle.loads(pickle.dumps(tp.bf16))}) == 2
+    assert len({tp.dtypes.bf16, tp.dtypes.fp16, pickle.loads(pickle.dumps(tp.dtypes.bf16))}) == 2
 
 
 # ---- names ------------------------------------------------------------------------------------------------------------
@@ -216,7 +216,12 @@ def test_what_is_compiled_is_kept_until_something_changes_that_it_depends_on():
     rows, plan = with_kernels()
     rows.checked = False
     assert rows.plan() is plan and {"_compiled", "_launchers"} <= set(vars(rows))
-    changes = {"cluster": {"m": 1}, "tiles": tp.PersistentTiles(), "y": tp.TmaStoreStage(source=Rows.x), "factor": 2}
+    changes = {
+        "cluster": {"m": 1},
+        "tiles": tp.tiles.PersistentTiles(),
+        "y": tp.TmaStoreStage(source=Rows.x),
+        "factor": 2,
+    }
     for name, value in changes.items():
         rows, plan = with_kernels()
         setattr(rows, name, value)

@@ -299,7 +299,7 @@ def test_conv_of_lines():
 def test_conv_refuses():
     conv, windows = tp.schedules.Conv, tp.Windows((3, 3), padding=1)
     refused(lambda: conv((3, 3)), argument="windows", rule="is a Windows")
-    refused(lambda: conv(windows, tiles=tp.SplitKTiles(2)), argument="tiles", rule="whole tiles")
+    refused(lambda: conv(windows, tiles=tp.tiles.SplitKTiles(2)), argument="tiles", rule="whole tiles")
     refused(lambda: conv(windows, mainloop=tp.mainloop.Cooperative(along="n")), argument="mainloop", rule="along m")
     x, f = np.zeros((2, 9, 9, 16), np.float16), np.zeros((8, 3, 3, 16), np.float16)
     schedule = conv(windows)
@@ -348,7 +348,7 @@ def test_rows_from_anywhere(form, scale, none):
 def test_rows_outside_of_the_tensor(starts, counts):
     *given, d = rows_anywhere([0], [1])
     given[2:] = np.array(starts, np.int32), np.array(counts, np.int32)
-    with pytest.raises(tp.HazardError, match="descriptor-outside"):
+    with pytest.raises(tp.errors.HazardError, match="descriptor-outside"):
         AnyRows().simulate(*given, out=d)
 
 
@@ -418,5 +418,5 @@ def test_wrong_uses_of_descriptors():
         (AnyRows.load, lambda k, v, t: v.rows.set(0, 3)),
         (AnyRows.math, lambda k, v, t: v.rows.acquire()),
     ):
-        with pytest.raises(tp.ScopeError, match="Only the r"):
+        with pytest.raises(tp.errors.ScopeError, match="Only the r"):
             form(role, how)()

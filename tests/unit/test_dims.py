@@ -132,7 +132,7 @@ def test_a_grid_over_dimensions_that_the_output_lacks():
     np.testing.assert_array_equal(Summed()(x), x.sum(0))
     report = Summed().check({"x": "fp32", "y": "fp32"})
     assert report.ok and report.trips == "every trip count", str(report)
-    for tiles in (tp.DynamicTiles(), tp.PersistentTiles(tp.Columns(8))):
+    for tiles in (tp.tiles.DynamicTiles(), tp.tiles.PersistentTiles(tp.tiles.Columns(8))):
         schedule = Summed()
         schedule.tiles = tiles
         np.testing.assert_array_equal(schedule(x), x.sum(0))

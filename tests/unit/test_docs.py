@@ -21,7 +21,8 @@ import tmapipe as tp
 from tests.unit.test_imports import LAYERS
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = ("README.md", "docs/concepts.md", "docs/howto.md", "docs/stages.md")
+TUTORIALS = tuple(sorted(f"docs/tutorials/{path.name}" for path in (ROOT / "docs/tutorials").glob("[0-9]*.md")))
+PAGES = ("README.md", "docs/concepts.md", "docs/howto.md", "docs/stages.md", *TUTORIALS)
 #: What the glossary replaces: state, relative operation, ready-made, distributed, transposed, backend.
 REPLACED = (
     "moments?",
@@ -51,11 +52,12 @@ def blocks(page: str) -> list[Block]:
 
 
 def steady(output: str) -> str:
-    """Without what is of no account here: how many events a check took, how long, their numbers, and where the file is."""
+    """Without what is of no account here: how many events a check took, how long, their numbers, and lines of other files."""
     for pattern, text in (
         (r"\d+ events, \d+\.\d+ s", "N events, T s"),
         (r"step \d+", "step N"),
         (r"[\w/.-]*mine\.py", "mine.py"),
+        (r"(tmapipe/[\w/]+\.py):\d+", r"\1"),
     ):
         output = re.sub(pattern, text, output)
     return output.strip()
@@ -85,7 +87,7 @@ def test_python_runs_as_printed(page, tmp_path, monkeypatch):
         monkeypatch.chdir(folder)
         try:
             printed = run(block, names, folder)
-        except tp.MissingGpuError:
+        except tp.errors.MissingGpuError:
             assert block.info == "python gpu", f"{page}:{block.line} needs a GPU, and does not say so"
             continue
         except Exception as error:
@@ -144,6 +146,22 @@ def test_tests_that_the_page_of_stages_names_are_there():
         assert (ROOT / "tests" / folder / f"{name}.py").exists(), f"docs/stages.md names {folder}/{name}"
         seen += 1
     assert seen > 50
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_tutorials_have_a_mistake_a_timeline_and_what_it_brings(page):
+    """And a next page; what they bring names a result file that is there, or says that there is none."""
+    text = (ROOT / page).read_text()
+    assert re.search(r"^## (A mistake|Two mistakes)$", text, re.M) and "\n## What it brings\n" in text
+    (drawn,) = re.findall(r"^\$ tmapipe timeline mine\.py:(\w+) --shape", text, re.M)
+    assert f"class {drawn}(" in text
+    brings = text.partition("\n## What it brings\n")[2]
+    files = re.findall(r"`(benchmarks/results/\w+\.json)`", brings)
+    assert all((ROOT / file).exists() for file in files)
+    assert files or re.search("no result\\s+file", brings, re.I)
+    following = TUTORIALS[TUTORIALS.index(page) + 1 :]
+    assert not following or ("\nNext: [" in text and f"]({pathlib.Path(following[0]).name})" in text)
+    assert 60 <= len(text.splitlines()) <= 170
 
 
 def code_lines(path: str, name: str) -> int:

@@ -12,8 +12,19 @@ from tests.unit.test_added import Stacked
 from tmapipe.base import arithmetic as dtypes
 from tmapipe.base.arithmetic import as_dtype, dtype_of
 
-OF_TENSORS = (tp.bf16, tp.fp16, tp.fp32, tp.fp8_e4m3, tp.fp8_e5m2, tp.int8, tp.int16, tp.int32, tp.int64, tp.fp64)
-ALL = (*OF_TENSORS, tp.tf32)
+OF_TENSORS = (
+    tp.dtypes.bf16,
+    tp.dtypes.fp16,
+    tp.dtypes.fp32,
+    tp.dtypes.fp8_e4m3,
+    tp.dtypes.fp8_e5m2,
+    tp.dtypes.int8,
+    tp.dtypes.int16,
+    tp.dtypes.int32,
+    tp.dtypes.int64,
+    tp.dtypes.fp64,
+)
+ALL = (*OF_TENSORS, tp.dtypes.tf32)
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
@@ -23,7 +34,7 @@ def test_the_libraries_agree(dtype):
     assert tensor.element_size() == array.itemsize == dtype.bytes
     assert dtype_of(tensor, "x") is dtype_of(array, "x") is as_dtype(dtype.torch) is dtype.in_memory
     assert as_dtype(dtype) is as_dtype(dtype.name) is dtype
-    assert str(dtype) == dtype.name and getattr(tp, dtype.name) is dtype
+    assert str(dtype) == dtype.name and getattr(tp.dtypes, dtype.name) is dtype
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
@@ -35,7 +46,11 @@ def test_cutlass_agrees(dtype):
 def test_bit_patterns_are_those_of_torch():
     """The model's view of a tensor is the same memory, so the formats must be the same bits."""
     values = [0.0, 1.0, -1.5, 0.1, 300.0]
-    for dtype, integers in ((tp.bf16, torch.int16), (tp.fp8_e4m3, torch.int8), (tp.fp8_e5m2, torch.int8)):
+    for dtype, integers in (
+        (tp.dtypes.bf16, torch.int16),
+        (tp.dtypes.fp8_e4m3, torch.int8),
+        (tp.dtypes.fp8_e5m2, torch.int8),
+    ):
         by_torch = torch.tensor(values).to(getattr(torch, dtype.torch)).view(integers).numpy()
         by_numpy = np.array(values, np.float32).astype(dtype.numpy).view(by_torch.dtype)
         assert (by_torch == by_numpy).all(), dtype
@@ -69,9 +84,9 @@ def test_a_copy_of_a_thread_has_an_element():
 
 def test_in_memory():
     """tf32 is made of fp32 by the loads; all others lie in memory as they are."""
-    assert tp.tf32.in_memory is tp.fp32 and all(dtype.in_memory is dtype for dtype in OF_TENSORS)
+    assert tp.dtypes.tf32.in_memory is tp.dtypes.fp32 and all(dtype.in_memory is dtype for dtype in OF_TENSORS)
     assert [dtype.name for dtype in ALL if dtype.integer] == ["int8", "int16", "int32", "int64"]
 
 
 def test_every_type_is_exported():
-    assert set(dtypes.ALL) == set(ALL) and {d.name for d in ALL} <= set(tp.__all__)
+    assert set(dtypes.ALL) == set(ALL) and {d.name for d in ALL} <= set(vars(tp.dtypes))

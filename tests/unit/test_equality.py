@@ -71,7 +71,7 @@ class Lazy:
 
 ALIKE = [
     {"cluster": {"m": 2}},
-    {"tiles": tp.PersistentTiles(tp.Grouped(4))},
+    {"tiles": tp.tiles.PersistentTiles(tp.tiles.Grouped(4))},
     {"arch": "sm_100a"},
     {"function": shift},
     {"helper": Helper(a=1, b=[2, (3,)])},

@@ -40,13 +40,13 @@ class Move(tp.Schedule):
 class Queued(Move):
     """The same, of tiles that are fetched."""
 
-    tiles = tp.DynamicTiles()
+    tiles = tp.tiles.DynamicTiles()
 
 
 class Placed(Move):
     """The same, of tiles by GPC."""
 
-    tiles = tp.GpcTiles()
+    tiles = tp.tiles.GpcTiles()
 
 
 FILES = pathlib.Path(__file__).parent.parent / "export"
@@ -169,9 +169,9 @@ def test_from_a_program_in_cpp(built, tmp_path):
 
 def test_without_a_driver(built):
     kernels = tp.load(built / "kernels.so")
-    with pytest.raises(tp.MissingGpuError, match="no CUDA driver"):
+    with pytest.raises(tp.errors.MissingGpuError, match="no CUDA driver"):
         kernels["plain"].warm_up() or kernels["queued"].warm_up()
-    with pytest.raises(tp.MissingGpuError, match="lies on no CUDA device"):
+    with pytest.raises(tp.errors.MissingGpuError, match="lies on no CUDA device"):
         kernels["plain"](torch.zeros(96, 256).bfloat16())
     refused(kernels.__getitem__, "other", argument="name", rule="plain, queued")
     refused(kernels["plain"], torch.zeros(96, 256, requires_grad=True), argument="x", rule="differentiation")
@@ -208,7 +208,7 @@ def test_what_cannot_be_exported(call, argument):
 
 
 def test_arrays_say_types_and_strides(tmp_path):
-    x = np.empty((96, 512), tp.bf16.numpy)[:, :256]
+    x = np.empty((96, 512), tp.dtypes.bf16.numpy)[:, :256]
     header = Move().export(tmp_path / "x.so", x)
     assert "x: bf16 [96, 256], strides 512, 1\n" in header.read_text()
     assert "y: bf16 [96, 256], strides 256, 1, the output\n" in header.read_text()

@@ -179,7 +179,7 @@ def test_the_operations_are_those_of_the_body(body):
 
 
 def refused(body):
-    with pytest.raises(tp.ScopeError) as caught:
+    with pytest.raises(tp.errors.ScopeError) as caught:
         trace(sums(body))
     return str(caught.value)
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.errors import refused
-from tmapipe import DynamicTiles, GpcTiles, Grouped, GroupedTiles, PersistentTiles, StreamKTiles
 from tmapipe.gpu import kernels as gpcs
 from tmapipe.gpu.kernels import joined
+from tmapipe.tiles import DynamicTiles, GpcTiles, Grouped, GroupedTiles, PersistentTiles, StreamKTiles
 from tmapipe.tiles.dynamic import GPC_WORDS, MOST_GPCS, WORDS, keep_positions
 
 #: An H200: a GPC of 8 multiprocessors besides those of 16 and 18, and four pairs by themselves.

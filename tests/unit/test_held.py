@@ -119,15 +119,15 @@ class OneTeam(Teams):
 @pytest.mark.parametrize("form", [OneTeam, Teams])
 def test_an_operand_that_is_held(form):
     made = np.random.default_rng(0)
-    b, a = (made.integers(-3, 4, shape).astype(tp.bf16.numpy) for shape in ((64, 128), (500, 128)))
-    wanted = (a.astype(np.float32) @ b.astype(np.float32).T).astype(tp.bf16.numpy)
+    b, a = (made.integers(-3, 4, shape).astype(tp.dtypes.bf16.numpy) for shape in ((64, 128), (500, 128)))
+    wanted = (a.astype(np.float32) @ b.astype(np.float32).T).astype(tp.dtypes.bf16.numpy)
     np.testing.assert_array_equal(form()(b, a).astype(np.float32), wanted.astype(np.float32))
     report = form().check()
     assert report.ok and report.trips == "every trip count", str(report)
     assert form().compile().resources.spill_bytes == 0
 
 
-@pytest.mark.parametrize("order", [tp.DynamicTiles(), tp.GpcTiles()])
+@pytest.mark.parametrize("order", [tp.tiles.DynamicTiles(), tp.tiles.GpcTiles()])
 def test_held_in_other_orders(order):
     schedule, (w, x) = Scaled(), tensors()
     schedule.tiles = order
@@ -259,7 +259,7 @@ def test_wrong_use_names_the_right_one(hook, body, message):
         body.__name__
     ]
     schedule = type("Changed", (Scaled,), {name: hook.jit(body)})()
-    with pytest.raises(tp.ScopeError, match=message.replace(".", r"\.")):
+    with pytest.raises(tp.errors.ScopeError, match=message.replace(".", r"\.")):
         schedule(*tensors())
 
 

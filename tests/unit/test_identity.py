@@ -217,8 +217,8 @@ def test_what_a_launch_computes_counts():
         def grid(self, extent):
             return {dim: (count + 1) // 2 for dim, count in super().grid(extent).items()}
 
-    class AsMany(tp.PersistentTiles):
-        def least_ctas(self, plan):
+    class AsMany(tp.tiles.PersistentTiles):
+        def least_ctas(self):
             return 2
 
     as_many = tp.schedules.Copy((4, 64))
@@ -234,7 +234,7 @@ def test_packages_may_be_installed_in_any_folder(tmp_path):
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from tmapipe.program.rewrite import is_users_file
+from tmapipe.program.names import is_users_file
 print(*(is_users_file(sys.argv[1] + name) for name in ("/cutlass/math.py", "/mine.py")))
 """
     command = [sys.executable, "-c", code, str(tmp_path)]

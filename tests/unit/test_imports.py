@@ -140,6 +140,11 @@ def test_files_are_few():
     assert len([*ROOT.glob("*.py")]) <= 12
 
 
+def test_public_names_are_few():
+    """What users import first; tile schedulers, element types and the rarer errors have modules of their own."""
+    assert len(tmapipe.__all__) <= 45
+
+
 def test_names_that_an_open_slot_has_itself_are_reserved():
     from tmapipe.protocol.ring import Slot
     from tmapipe.stage import RESERVED
@@ -189,7 +194,7 @@ def test_no_public_object_has_more_than_eight_parameters():
     import inspect
 
     many = {}
-    names = ("", ".schedules", ".schedules.mainloop", ".epilogue", ".math", ".tuning", ".testing")
+    names = ("", ".schedules", ".tiles", ".schedules.mainloop", ".epilogue", ".math", ".tuning", ".testing")
     for module in (importlib.import_module(f"tmapipe{name}") for name in names):
         for name in module.__all__:
             made = getattr(module, name)

@@ -65,7 +65,7 @@ def test_nan_and_infinity():
 
 
 def test_narrow_fragments_are_widened():
-    x = np.array([1.5, -2.0], tp.bf16.numpy)
+    x = np.array([1.5, -2.0], tp.dtypes.bf16.numpy)
     for name in EXACT:
         assert getattr(tp.math, name)(x).dtype == np.float32
 

@@ -172,13 +172,13 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 def test_refused_on_the_model(kind):
     a, b = np.ones((64, 192), ml_dtypes.bfloat16), np.ones((64, 192), ml_dtypes.bfloat16)
-    with pytest.raises(tp.ScopeError, match=REFUSED[kind]):
+    with pytest.raises(tp.errors.ScopeError, match=REFUSED[kind]):
         kind().simulate(a, b)
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 def test_refused_when_compiled(kind):
-    with pytest.raises(tp.ScopeError, match=REFUSED[kind]):
+    with pytest.raises(tp.errors.ScopeError, match=REFUSED[kind]):
         kind().compile(arch="sm_90a")
 
 

@@ -58,7 +58,7 @@ def test_refused_alike(name):
     number, said = REFUSED[name]
     schedule = stored_at(number)
     for call in (schedule.check, lambda: schedule(np.ones((8, 64), np.float32))):
-        with pytest.raises(tp.ScopeError) as info:
+        with pytest.raises(tp.errors.ScopeError) as info:
             call()
         assert said in str(info.value) and __file__ in str(info.value)
 
@@ -66,5 +66,5 @@ def test_refused_alike(name):
 def test_an_epilogue_that_returns_too_large_a_number():
     gemm = tp.schedules.Gemm((64, 64, 64), (1, 1), 2, epilogue=lambda acc: 10**400)
     for call in (gemm.check, lambda: gemm(np.ones((8, 64), np.float16), np.ones((8, 64), np.float16))):
-        with pytest.raises(tp.ScopeError, match="an int of more than 128 bits"):
+        with pytest.raises(tp.errors.ScopeError, match="an int of more than 128 bits"):
             call()

@@ -124,7 +124,7 @@ def test_names_of_outputs_refused(name):
 def test_an_epilogue_that_returns_other_outputs(epilogue):
     gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(epilogue, outputs={"sums": E.Output()}))
     with pytest.raises(
-        tp.ScopeError,
+        tp.errors.ScopeError,
         match=r"^(an epilogue without a function|epilogue <lambda> of .*) returned .* Return a dictionary of d, sums",
     ):
         gemm(A, B)

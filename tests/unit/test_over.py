@@ -58,12 +58,13 @@ def test_its_memory_is_counted_once():
 def test_values_on_the_model():
     x = np.random.default_rng(0).standard_normal((50, 200)).astype(np.float32)
     y = Narrowed()(x)
-    assert y.dtype == tp.bf16.numpy and (y == x.astype(tp.bf16.numpy)).all()
+    assert y.dtype == tp.dtypes.bf16.numpy and (y == x.astype(tp.dtypes.bf16.numpy)).all()
     a, b = (
-        np.random.default_rng(i).integers(-3, 4, (rows, 64)).astype(tp.bf16.numpy) for i, rows in enumerate((300, 200))
+        np.random.default_rng(i).integers(-3, 4, (rows, 64)).astype(tp.dtypes.bf16.numpy)
+        for i, rows in enumerate((300, 200))
     )
     wanted = a.astype(np.float32) @ b.astype(np.float32).T
-    assert (OutputOverInput()(a, b).astype(np.float32) == wanted.astype(tp.bf16.numpy).astype(np.float32)).all()
+    assert (OutputOverInput()(a, b).astype(np.float32) == wanted.astype(tp.dtypes.bf16.numpy).astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("form", [Narrowed, OutputOverInput])
@@ -116,7 +117,9 @@ def test_what_was_overwritten_is_gone():
                 slot.u.store(tile)
 
     for form in (SameRole, LaterRole):
-        with pytest.raises(tp.ScopeError, match=r"'x' used in role .* after a stage that lies over it was written"):
+        with pytest.raises(
+            tp.errors.ScopeError, match=r"'x' used in role .* after a stage that lies over it was written"
+        ):
             form().check()
 
 
@@ -175,5 +178,5 @@ class ReadByThreads(tp.Schedule):
 
 def test_read_by_threads():
     x = np.random.default_rng(0).standard_normal((50, 200)).astype(np.float32)
-    assert (ReadByThreads()(x) == x.astype(tp.bf16.numpy)).all()
+    assert (ReadByThreads()(x) == x.astype(tp.dtypes.bf16.numpy)).all()
     assert ReadByThreads().check().ok

@@ -145,13 +145,13 @@ def test_options(kind):
 def test_mainloops_and_orders():
     for wrong in (None, "pingpong", tp.mainloop.PingPong, 2):
         refused(S.Gemm, mainloop=wrong, argument="mainloop", value=wrong, rule="of type Cooperative or PingPong")
-    for wrong in (None, tp.Snake(8), 8, tp.PersistentTiles):
+    for wrong in (None, tp.tiles.Snake(8), 8, tp.tiles.PersistentTiles):
         refused(S.Gemm, tiles=wrong, argument="tiles", value=wrong, rule="of type TileOrder")
         copy = S.Copy()
         copy.tiles = wrong
         refused(copy.plan, argument="Schedule.tiles", value=wrong, rule="order of output tiles")
     for wrong in ("max", np.zeros(2), True):
-        refused(tp.SplitKTiles, 2, reduce=wrong, argument="SplitKTiles(reduce)", rule='None or "add"')
+        refused(tp.tiles.SplitKTiles, 2, reduce=wrong, argument="SplitKTiles(reduce)", rule='None or "add"')
     for wrong in (1, None, "yes", np.zeros(2)):
         for kind in (tp.mainloop.Cooperative, tp.mainloop.PingPong):
             refused(kind, promote=wrong, argument=f"{kind.__name__}(promote)", rule="True or False")

@@ -331,7 +331,7 @@ def test_subclass_replaces_a_part():
 
     assert Deeper().plan().ring("ring").lag == {"store": 3}
     assert S.Copy(stages=12).plan().ring("ring").lag == {"store": 2}
-    assert S.Copy().plan().ring("ring").lag == {"store": 0} and isinstance(S.Copy().tiles, tp.GridTiles)
+    assert S.Copy().plan().ring("ring").lag == {"store": 0} and isinstance(S.Copy().tiles, tp.tiles.GridTiles)
 
 
 def test_boxes_at_the_edge():

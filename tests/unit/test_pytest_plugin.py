@@ -83,8 +83,9 @@ def test_broken(schedule):
     )
     shown = result.stdout.str()
     assert "is not reached" not in shown and "pytest_tmapipe" not in shown and "Traceback" not in shown
-    path = re.search(r"timeline: (\S+\.json)", shown)[1]
+    drawn, path = re.search(r"timeline: (\S+\.html) \(for a browser\), (\S+\.json)", shown).groups()
     assert json.loads(pathlib.Path(path).read_text())["traceEvents"]
+    assert pathlib.Path(drawn).read_text().lower().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize(
@@ -114,4 +115,4 @@ def test_pytest_starts_without_the_library():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
     project = (ROOT / "pyproject.toml").read_text()
     assert '[project.entry-points.pytest11]\npytest_tmapipe = "pytest_tmapipe"\n' in project
-    assert 'packages = ["tmapipe", "pytest_tmapipe"]' in project
+    assert 'packages = ["tmapipe", "pytest_tmapipe", ' in project

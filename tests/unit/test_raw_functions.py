@@ -75,7 +75,7 @@ def test_functions_that_take_the_role_compile(schedule):
 def test_errors_name_the_line():
     line = wrong.__code__.co_firstlineno + 1
     said = rf"test_raw_functions\.py:{line}: wrong\(\) of k\.raw raised AttributeError"
-    with pytest.raises(tp.ScopeError, match=said):
+    with pytest.raises(tp.errors.ScopeError, match=said):
         of(zero_on_gpu, wrong)(np.ones((32, 40), np.float32))
-    with pytest.raises(tp.ScopeError, match=said):
+    with pytest.raises(tp.errors.ScopeError, match=said):
         of(wrong, zero_on_cpu).compile({"x": "fp32", "y": "fp32"})

@@ -87,7 +87,7 @@ def test_outputs_that_overlap_refused():
 def test_an_epilogue_of_no_dictionary():
     gemm = S.Gemm((64, 128, 64), (1, 1), epilogue=E.Epilogue(lambda acc: acc, outputs=BOTH))
     for k in (64, 0):
-        with pytest.raises(tp.ScopeError, match="Return a dictionary"):
+        with pytest.raises(tp.errors.ScopeError, match="Return a dictionary"):
             gemm(A[:, :k], B[:, :k])
 
 

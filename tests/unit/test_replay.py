@@ -43,7 +43,7 @@ def test_numbers_have_32_bits(name):
             with pytest.raises(ZeroDivisionError):
                 of(a, b)
         elif name in ("lshift", "rshift") and not 0 <= b <= 31:
-            with pytest.raises(tp.ScopeError, match="shift it by 0 to 31"):
+            with pytest.raises(tp.errors.ScopeError, match="shift it by 0 to 31"):
                 of(a, b)
         else:
             assert of(a, b) == [evaluate(value, {A: a, B: b})] == [FOLD[name](a, b)], (a, b)
@@ -109,7 +109,7 @@ X = np.ones((16, 64), np.float32)
 
 def test_a_number_without_a_value_is_said_with_its_line():
     line = Copy.fill.__code__.co_firstlineno + 3
-    with pytest.raises(tp.ScopeError, match=rf"by zero\. At .*test_replay.py:{line}\."):
+    with pytest.raises(tp.errors.ScopeError, match=rf"by zero\. At .*test_replay.py:{line}\."):
         Copy()(X, np.zeros(8, np.int32))
 
 

@@ -65,7 +65,7 @@ def test_a_role_without_a_body():
     class Missing(Rows):
         extra = tp.Role(warps=1)
 
-    with pytest.raises(tp.ScopeError, match=r"role 'extra' has no body. Decorate a method .* @extra\.jit"):
+    with pytest.raises(tp.errors.ScopeError, match=r"role 'extra' has no body. Decorate a method .* @extra\.jit"):
         record(Missing(), Missing().plan(), 2, EXTENTS)
 
 
@@ -289,7 +289,7 @@ def with_a_value(self, k, tile):
 def test_early_exits_are_refused_where_the_body_is_declared(body):
     word = next(word for word in ("break", "continue", "return") if word in body.__name__ or word == "return")
     with pytest.raises(
-        tp.ScopeError, match=rf"test_roles\.py:\d+: `{word}` in the body of a role. Use `if`/`else`"
+        tp.errors.ScopeError, match=rf"test_roles\.py:\d+: `{word}` in the body of a role. Use `if`/`else`"
     ) as info:
         tp.Role(warps=1).jit(body)
     line = int(str(info.value).split(".py:")[1].split(":")[0])
@@ -349,7 +349,7 @@ async def with_both(self, k, tile):
 @pytest.mark.parametrize("body, word", [(with_yield, "yield"), (with_async, "async"), (with_both, "async")])
 def test_a_body_runs_from_its_beginning_to_its_end(body, word):
     first = body.__code__.co_firstlineno
-    with pytest.raises(tp.ScopeError, match=rf"test_roles\.py:{first}: `{word}` in the body of a role"):
+    with pytest.raises(tp.errors.ScopeError, match=rf"test_roles\.py:{first}: `{word}` in the body of a role"):
         tp.Role(warps=1).jit(body)
 
 
@@ -368,7 +368,7 @@ def test_a_part_that_is_missing_is_a_missing_attribute():
 
 def offered(k):
     """The parts that a role has, as the error about another one lists them."""
-    with pytest.raises(tp.ScopeError) as info:
+    with pytest.raises(tp.errors.ScopeError) as info:
         k.nothing  # noqa: B018
     return set(str(info.value).split(" which has ")[1].partition(".")[0].split(", "))
 
@@ -377,7 +377,7 @@ def test_context_offers_what_the_role_has():
     k = context(Rows(), "load")
     assert k.ring.phase == 0 and k.plan.name == "Rows" and k.tiles.count == 3 * 4
     assert k.steps("x", "m") == 3 and k.steps("y", "n") == 4
-    with pytest.raises(tp.ScopeError, match=r"k\.mma in role 'load', which has ring\."):
+    with pytest.raises(tp.errors.ScopeError, match=r"k\.mma in role 'load', which has ring\."):
         k.mma  # noqa: B018
     gemm = {"a": (1, 300, 100), "b": (1, 520, 100), "d": (1, 300, 520)}
     math = context(S.Gemm(), "math", **gemm)
@@ -400,7 +400,7 @@ def test_a_role_outside_a_ring_does_not_see_it():
         def wait(self, k, tile):
             k.ring.consume()
 
-    with pytest.raises(tp.ScopeError, match=r"k\.ring in role 'idle', which has nothing"):
+    with pytest.raises(tp.errors.ScopeError, match=r"k\.ring in role 'idle', which has nothing"):
         record(Watcher(), Watcher().plan(), 2, EXTENTS)
 
 
@@ -413,7 +413,7 @@ def test_wrong_verbs_in_a_body():
             with k.ring.consume() as slot:
                 slot.x.load(tile)
 
-    with pytest.raises(tp.ScopeError, match=r"consume\(\) on ring 'ring' in role 'load'"):
+    with pytest.raises(tp.errors.ScopeError, match=r"consume\(\) on ring 'ring' in role 'load'"):
         record(Swapped(), Swapped().plan(), 0, EXTENTS)
 
 

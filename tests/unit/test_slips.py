@@ -71,7 +71,7 @@ class Mine(RaggedSums):
     x, begins = np.zeros((4, 512), np.float32), np.array([0, 2, 4], np.int32)
     calls = (lambda: namespace["Mine"]()(x, begins), namespace["Mine"]().check)
     for call in calls[1:] if "sorted" in new else calls[:1]:  # on the model they are Python's numbers; loops of 0 turns
-        with pytest.raises(tp.ScopeError, match=message) as info:
+        with pytest.raises(tp.errors.ScopeError, match=message) as info:
             call()
         assert f"At {path}:" in str(info.value)
 
@@ -104,7 +104,8 @@ def test_what_a_gemm_is_called_with():
     assert refused(S.Gemm(), a, b.T.contiguous(), argument="b.shape", rule="k = 128").fix.startswith("transpose it")
     assert "of 2 to 2" in refused(S.Gemm(), a[0], b, argument="a.shape", rule="l m k").fix
     assert (
-        refused(S.Gemm, tiles=tp.Snake(8), argument="tiles", rule="TileOrder").fix == "e.g. PersistentTiles(Snake(8))"
+        refused(S.Gemm, tiles=tp.tiles.Snake(8), argument="tiles", rule="TileOrder").fix
+        == "e.g. PersistentTiles(Snake(8))"
     )
     refused(S.Gemm, epilogue=tp.epilogue.Epilogue, argument="epilogue", rule="function of the sums")
     conv = S.Conv(tp.Windows((3, 3), padding=1))

@@ -59,7 +59,7 @@ def test_what_the_architecture_lacks(arch):
     clusters, queued = Mapped(), Mapped()
     clusters.cluster = {"m": 2}
     refused(clusters.plan, arch=arch, argument="cluster", rule="at most 1")
-    queued.tiles = tp.DynamicTiles()
+    queued.tiles = tp.tiles.DynamicTiles()
     refused(queued.plan, arch=arch, argument="Schedule.tiles", rule="st.async")
 
     class Budgeted(Mapped):

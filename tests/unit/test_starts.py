@@ -222,7 +222,7 @@ def test_a_part_that_nobody_loads_is_a_deadlock():
                     slot.x.load_part(i, tile)
 
     assert not Half().check({"x": "fp32", "y": "fp32"}).ok
-    with pytest.raises(tp.DeadlockError):
+    with pytest.raises(tp.errors.DeadlockError):
         Half()(np.ones((16, 64), np.float32))
 
 
@@ -310,9 +310,9 @@ class Converted(tp.Schedule):
 
 def test_a_shared_stage_is_stored():
     x = np.random.default_rng(0).standard_normal((50, 136)).astype(np.float32)
-    y = np.empty(x.shape, tp.bf16.numpy)
+    y = np.empty(x.shape, tp.dtypes.bf16.numpy)
     Converted()(x, out=y)
-    np.testing.assert_array_equal(y, (2 * x).astype(tp.bf16.numpy))
+    np.testing.assert_array_equal(y, (2 * x).astype(tp.dtypes.bf16.numpy))
     report = Converted().check()
     assert report.ok and report.trips == "every trip count", str(report)
     assert Converted().compile().ptx.count("fence.proxy.async") >= 1
@@ -327,8 +327,8 @@ def test_a_shared_stage_is_stored_by_its_reader_alone():
             with k.ring.consume() as slot:
                 slot.y.store(tile)
 
-    with pytest.raises(tp.ScopeError, match="last role stores"):
-        Early()(np.ones((16, 64), np.float32), out=np.empty((16, 64), tp.bf16.numpy))
+    with pytest.raises(tp.errors.ScopeError, match="last role stores"):
+        Early()(np.ones((16, 64), np.float32), out=np.empty((16, 64), tp.dtypes.bf16.numpy))
 
 
 @pytest.mark.parametrize("source", ["x", "half"])
@@ -369,12 +369,12 @@ class Indented(tp.Schedule):
 
 def test_accumulators_are_stored_from_any_element():
     made = np.random.default_rng(0)
-    a, b = (made.integers(-3, 4, shape).astype(tp.bf16.numpy) for shape in ((100, 72), (72, 72)))
-    d = np.zeros((110, 90 // 8 * 8), tp.bf16.numpy)
+    a, b = (made.integers(-3, 4, shape).astype(tp.dtypes.bf16.numpy) for shape in ((100, 72), (72, 72)))
+    d = np.zeros((110, 90 // 8 * 8), tp.dtypes.bf16.numpy)
     Indented()(a, b, out=d)
     wanted = np.zeros((64 * 2 + 5, 64 * 2 + 8), np.float32)
     wanted[5:, 8:] = 1
     wanted[5:105, 8:80] += a.astype(np.float32) @ b.astype(np.float32).T
-    wanted = wanted[: d.shape[0], : d.shape[1]].astype(tp.bf16.numpy)
+    wanted = wanted[: d.shape[0], : d.shape[1]].astype(tp.dtypes.bf16.numpy)
     np.testing.assert_array_equal(d.astype(np.float32), wanted.astype(np.float32))
     assert Indented().check().ok and Indented().compile().resources.spill_bytes == 0

@@ -247,7 +247,7 @@ class Told(Chained):
 
 
 def test_only_the_producer_publishes():
-    with pytest.raises(tp.ScopeError, match="Only the ring's producer"):
+    with pytest.raises(tp.errors.ScopeError, match="Only the ring's producer"):
         Told().check()
 
 

@@ -151,7 +151,7 @@ def test_accumulators_are_read_after_their_block():
         with k.mma.accumulate() as acc:
             k.d.store(tile, acc)
 
-    with pytest.raises(tp.ScopeError, match="read inside its `accumulate` block"):
+    with pytest.raises(tp.errors.ScopeError, match="read inside its `accumulate` block"):
         body(S.Gemm(), early)
 
 
@@ -165,7 +165,7 @@ def test_accumulators_are_read_before_the_next_block():
             pass
         k.d.store(tile, first)
 
-    with pytest.raises(tp.ScopeError, match="after the next `accumulate` block has begun"):
+    with pytest.raises(tp.errors.ScopeError, match="after the next `accumulate` block has begun"):
         body(S.Gemm(), later)
 
 
@@ -176,7 +176,7 @@ def test_accumulators_are_added_to_inside_their_block():
         with k.ring.consume() as slot:
             acc.add(slot.a, slot.b)
 
-    with pytest.raises(tp.ScopeError, match=r"acc\.add\(\) outside `with k\.<mma>\.accumulate\(\)"):
+    with pytest.raises(tp.errors.ScopeError, match=r"acc\.add\(\) outside `with k\.<mma>\.accumulate\(\)"):
         body(S.Gemm(), late)
 
 
@@ -186,7 +186,7 @@ def test_operands_are_those_declared():
             with k.ring.consume() as slot:
                 acc.add(slot.b, slot.a)
 
-    with pytest.raises(tp.ScopeError, match=r"takes slot\.a and slot\.b, in this order"):
+    with pytest.raises(tp.errors.ScopeError, match=r"takes slot\.a and slot\.b, in this order"):
         body(S.Gemm(), swapped)
 
     def closed(k, tile):
@@ -195,7 +195,7 @@ def test_operands_are_those_declared():
                 a, b = slot.a, slot.b
             acc.add(a, b)
 
-    with pytest.raises(tp.ScopeError, match="outside its `with` block"):
+    with pytest.raises(tp.errors.ScopeError, match="outside its `with` block"):
         body(S.Gemm(), closed)
 
 
@@ -233,7 +233,7 @@ def test_turns(teams):
 def test_a_turn_within_a_turn():
     made, _ = turnstile(4)
     with made.turn():
-        with pytest.raises(tp.ScopeError, match="entered twice"):
+        with pytest.raises(tp.errors.ScopeError, match="entered twice"):
             with made.turn():
                 pass
 

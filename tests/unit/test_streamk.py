@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.sweeps import examples
 from tests.unit.errors import refused
 from tests.unit.test_tiles import Place
-from tmapipe import Grouped, Hilbert, PersistentTiles, Snake, StreamKTiles
 from tmapipe import schedules as S
 from tmapipe.base.arithmetic import ceil_div
+from tmapipe.tiles import Grouped, Hilbert, PersistentTiles, Snake, StreamKTiles
 
 
 @attrs.frozen

@@ -172,7 +172,7 @@ def test_without_a_driver_it_says_so():
     if torch.cuda.is_available():
         assert len(tiled(address=torch.zeros(64, 64, 128, device="cuda").data_ptr()).encode()) == 128
     else:
-        with pytest.raises(tp.MissingGpuError, match="no CUDA driver"):
+        with pytest.raises(tp.errors.MissingGpuError, match="no CUDA driver"):
             tiled().encode()
 
 

@@ -105,7 +105,7 @@ def test_accumulators_and_starts_anywhere():
         assert (d[: 90 - up, : 90 - left] == product[up:, left:]).all()
     assert schedule.check().ok
     schedule.left = 1
-    with pytest.raises(tp.HazardError, match="not a multiple of 4 bytes"):
+    with pytest.raises(tp.errors.HazardError, match="not a multiple of 4 bytes"):
         schedule(a, b)
 
 
@@ -133,7 +133,7 @@ def test_refused():
 
     class Bounded(Mapped):
         copy, work = Mapped.copy, Mapped.work
-        tiles = tp.GroupedTiles(rows=4, table="offsets", output="y")
+        tiles = tp.tiles.GroupedTiles(rows=4, table="offsets", output="y")
         offsets = tp.Table("l")
 
     refused(Bounded().plan, argument="y.dims", rule="bounds of their own")

@@ -11,9 +11,9 @@ import tmapipe as tp
 from tests.sweeps import examples
 from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa
-from tmapipe import Backwards, Columns, Grouped, Hilbert, PersistentTiles, Snake
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.protocol.tile import Tile, start_of
+from tmapipe.tiles import Backwards, Columns, Grouped, Hilbert, PersistentTiles, Snake
 
 
 class Place:
@@ -83,7 +83,7 @@ def test_every_tile_once(problem):
 def test_clusters_take_spans_of_tiles(problem, each):
     """Every tile once, and by a cluster a span of `each` neighbours."""
     grid, cluster, raster, _ = problem
-    order = tp.GridTiles(raster, each=each)
+    order = tp.tiles.GridTiles(raster, each=each)
     tiles = order.clusters(grid, cluster)
     (spans,) = order.launch_numbers(tiles, 1, 1, list)
     assert order.spans(tiles) == spans and PersistentTiles(raster).spans(tiles) is None
@@ -96,7 +96,7 @@ def test_clusters_take_spans_of_tiles(problem, each):
 
 
 def test_a_grid_launches_as_many_clusters_as_tiles_of_one_each():
-    order, grid, cluster = tp.GridTiles(Grouped(1)), {"m": 300, "n": 5}, {"m": 2}
+    order, grid, cluster = tp.tiles.GridTiles(Grouped(1)), {"m": 300, "n": 5}, {"m": 2}
     tiles = order.clusters(grid, cluster)
     assert order.launch_numbers(tiles, 66, 2, list) == [750]
     found = taken(order, grid, cluster, 750)
@@ -105,11 +105,11 @@ def test_a_grid_launches_as_many_clusters_as_tiles_of_one_each():
     plan = tp.schedules.Copy((2, 256), stages=1, pending=0).plan()
     assert order.smem_bytes(plan) == PersistentTiles().smem_bytes(plan) == plan.smem_bytes == 2176
     for ctas in (4, 16, 32):  # of the 228 KB of a multiprocessor, 1 KB a CTA is the system's
-        nbytes = tp.GridTiles(ctas=ctas).smem_bytes(plan)
+        nbytes = tp.tiles.GridTiles(ctas=ctas).smem_bytes(plan)
         assert (228 * 1024) // (nbytes + 1024) == ctas and nbytes % 128 == 0
-    assert tp.GridTiles(ctas=200).smem_bytes(plan) == 2176
-    refused(tp.GridTiles, ctas=0, argument="ctas", rule="positive number of CTAs")
-    refused(tp.GridTiles, each=0, argument="each", rule="positive number of tiles")
+    assert tp.tiles.GridTiles(ctas=200).smem_bytes(plan) == 2176
+    refused(tp.tiles.GridTiles, ctas=0, argument="ctas", rule="positive number of CTAs")
+    refused(tp.tiles.GridTiles, each=0, argument="each", rule="positive number of tiles")
     assert isinstance(order, PersistentTiles) and order != PersistentTiles(Grouped(1))
 
 
@@ -215,10 +215,10 @@ def test_tile_coordinates():
     tile = Tile({"m": 3, "n": 4})
     assert (tile.m, tile["n"], tile.get("k")) == (3, 4, None)
     for wrong in (lambda: tile.k, lambda: tile["k"]):
-        with pytest.raises(tp.ScopeError, match=r"tile\.k: the tile has no such dimension, only m, n"):
+        with pytest.raises(tp.errors.ScopeError, match=r"tile\.k: the tile has no such dimension, only m, n"):
             wrong()
     assert getattr(tile, "k", 5) == 5
-    with pytest.raises(tp.ScopeError, match=r"tile\.m is set: a tile is where it is"):
+    with pytest.raises(tp.errors.ScopeError, match=r"tile\.m is set: a tile is where it is"):
         tile.m = 1
 
 
@@ -264,7 +264,7 @@ class WithTable(Product):
     offsets = tp.Table("l")
 
 
-PARTS = (tp.SplitKTiles(2), tp.StreamKTiles(shares=2))
+PARTS = (tp.tiles.SplitKTiles(2), tp.tiles.StreamKTiles(shares=2))
 
 
 @pytest.mark.parametrize(
@@ -272,13 +272,13 @@ PARTS = (tp.SplitKTiles(2), tp.StreamKTiles(shares=2))
     [
         *((Product, order, "Schedule.tiles", "a dimension s of the output") for order in PARTS),
         *((tp.schedules.Copy, order, f"{type(order).__name__}(stage, dim)", "a load of Copy") for order in PARTS),
-        (Product, tp.SplitKTiles(2, stage="d"), "SplitKTiles(stage, dim)", "a load of Product"),
-        (Product, tp.SplitKTiles(2, dim="q"), "SplitKTiles(stage, dim)", "one of its dimensions"),
-        (Product, tp.GroupedTiles(rows=64), "GroupedTiles(table)", "it has none"),
-        (WithTable, tp.GroupedTiles(), "GroupedTiles(rows)", "rows of an output tile, 64"),
-        (WithTable, tp.GroupedTiles(rows=32), "GroupedTiles(rows)", "rows of an output tile, 64"),
-        (WithTable, tp.GroupedTiles(rows=64, output="a"), "GroupedTiles(output)", "names a store of WithTable"),
-        (WithTable, tp.GroupedTiles(rows=64, table="d"), "GroupedTiles(table)", r"of WithTable \(offsets\)"),
+        (Product, tp.tiles.SplitKTiles(2, stage="d"), "SplitKTiles(stage, dim)", "a load of Product"),
+        (Product, tp.tiles.SplitKTiles(2, dim="q"), "SplitKTiles(stage, dim)", "one of its dimensions"),
+        (Product, tp.tiles.GroupedTiles(rows=64), "GroupedTiles(table)", "it has none"),
+        (WithTable, tp.tiles.GroupedTiles(), "GroupedTiles(rows)", "rows of an output tile, 64"),
+        (WithTable, tp.tiles.GroupedTiles(rows=32), "GroupedTiles(rows)", "rows of an output tile, 64"),
+        (WithTable, tp.tiles.GroupedTiles(rows=64, output="a"), "GroupedTiles(output)", "names a store of WithTable"),
+        (WithTable, tp.tiles.GroupedTiles(rows=64, table="d"), "GroupedTiles(table)", r"of WithTable \(offsets\)"),
     ],
 )
 def test_refused(make, tiles, argument, rule):
@@ -289,15 +289,15 @@ def test_refused(make, tiles, argument, rule):
 
 @pytest.mark.parametrize("wrong", [None, 3, [], "", "a b"])
 def test_names_of_parts(wrong):
-    refused(tp.GroupedTiles, table=wrong, argument="GroupedTiles(table)", value=wrong, rule="is a name")
-    refused(tp.GroupedTiles, output=wrong, argument="GroupedTiles(output)", value=wrong, rule="is a name")
+    refused(tp.tiles.GroupedTiles, table=wrong, argument="GroupedTiles(table)", value=wrong, rule="is a name")
+    refused(tp.tiles.GroupedTiles, output=wrong, argument="GroupedTiles(output)", value=wrong, rule="is a name")
     for field in ("stage", "dim"):
         what = {"value": wrong, "rule": "is a name", field: wrong}
-        refused(tp.SplitKTiles, 2, argument=f"SplitKTiles({field})", **what)
-        refused(tp.StreamKTiles, shares=2, argument=f"StreamKTiles({field})", **what)
+        refused(tp.tiles.SplitKTiles, 2, argument=f"SplitKTiles({field})", **what)
+        refused(tp.tiles.StreamKTiles, shares=2, argument=f"StreamKTiles({field})", **what)
 
 
 def test_another_grid_than_that_of_a_matrix():
     schedule = WithTable()
-    schedule.over, schedule.tiles = "n m k", tp.GroupedTiles(rows=64)
+    schedule.over, schedule.tiles = "n m k", tp.tiles.GroupedTiles(rows=64)
     refused(schedule.plan, argument="Schedule.tiles", rule="dimensions m and n")

@@ -248,10 +248,10 @@ def test_rows_of_accumulators_are_those_of_a_box(rows, box):
     schedule, made = pixels(rows), np.random.default_rng(0)
     assert schedule.plan().store("d").box == (*box, 32)
     for shape in ((1, 1, 1), (2, 5, 70), (1, 66, 3)):
-        x, f = (made.integers(-2, 3, extents).astype(tp.bf16.numpy) for extents in ((*shape, 72), (72, 72)))
+        x, f = (made.integers(-2, 3, extents).astype(tp.dtypes.bf16.numpy) for extents in ((*shape, 72), (72, 72)))
         wanted = x.astype(np.float32) @ f.astype(np.float32).T
         np.testing.assert_array_equal(
-            schedule(x, f).astype(np.float32), wanted.astype(tp.bf16.numpy).astype(np.float32)
+            schedule(x, f).astype(np.float32), wanted.astype(tp.dtypes.bf16.numpy).astype(np.float32)
         )
     assert schedule.check().ok
 

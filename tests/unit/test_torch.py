@@ -1,5 +1,6 @@
 """Operators of torch on the CPU: with the model in the place of kernels, and where torch computes instead."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -9,6 +10,8 @@ from torch.nn import functional
 import tmapipe as tp
 import tmapipe.torch as tt
 from tests.unit.errors import refused
+from tmapipe.gpu.kernels import same_as
+from tmapipe.torch import operators
 from tmapipe.torch.operators import settings
 
 S = tp.schedules
@@ -134,7 +137,44 @@ def test_what_is_not_registered():
     refused(tt.register, S.SplitK(2), "tmapipe_tests::split", argument="SplitK.register", rule="one kernel")
 
 
+def heads(heads, tokens, d, batch=2):
+    """[batch, heads, tokens, d] of which tokens come first in memory."""
+    return torch.randn(batch, tokens, heads, d).bfloat16().transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal, shapes", [(False, (2, 2, 70, 40, 64, 32)), (True, (4, 2, 5, 9, 16, 16))])
+def test_attention(model, causal, shapes):
+    h, g, m, s, d, e = shapes
+    q, k, v = heads(h, m, d), heads(g, s, d), heads(g, s, e)
+    expected = functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=causal, scale=0.2, enable_gqa=True
+    )
+    found = tt.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.2, enable_gqa=True)
+    torch.testing.assert_close(found.double(), expected, atol=2e-2, rtol=2e-2)
+    alone = tt.scaled_dot_product_attention(q[0, :g], k[0], v[0], is_causal=causal, scale=0.2)
+    assert alone.shape == (g, m, e)
+
+
+def test_attention_by_torch():
+    q, k, v = (torch.randn(1, 2, 6, 16) for _ in range(3))
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for options in ({"attn_mask": mask}, {"is_causal": True}, {"scale": 2.0}):
+            found = tt.scaled_dot_product_attention(q, k, v, **options)
+            assert torch.allclose(found, functional.scaled_dot_product_attention(q, k, v, **options))
+        with pytest.raises(RuntimeError):
+            tt.scaled_dot_product_attention(q, k[:, :1].expand(1, 3, 6, 16), v)
+    assert any("attn_mask" in reason for reason in tt.fallbacks())
+    refused(tt.scaled_dot_product_attention, q.requires_grad_(), k, v, argument="scaled_dot", rule="no gradients")
+    with torch.no_grad():
+        tt.scaled_dot_product_attention(q, k, v)
+
+
 def test_opcheck(model):
+    given = heads(2, 5, 16), heads(1, 7, 16), heads(1, 7, 32)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.tmapipe.scaled_dot_product_attention, (*given, True, None), test_utils=checks)
     ops = torch.ops.tmapipe
     x, weight, bias = (half(*shape).requires_grad_() for shape in ((3, 8, 64), (16, 64), (16,)))
     torch.library.opcheck(ops.linear, (x, weight, bias))
@@ -144,7 +184,84 @@ def test_opcheck(model):
     torch.library.opcheck(ops.gemm, (half(8, 64).requires_grad_(), weight), test_utils=quick)
     torch.library.opcheck(ops.softmax, (rows,), test_utils=quick)
     torch.library.opcheck(ops.rms_norm, (rows, torch.randn(40, requires_grad=True), 1e-6), test_utils=quick)
+    columns = torch.randn(40, requires_grad=True)
+    torch.library.opcheck(ops.log_softmax, (rows,), test_utils=quick)
+    torch.library.opcheck(ops.layer_norm, (rows, columns, columns, 1e-5), test_utils=quick)
+    torch.library.opcheck(ops.cross_entropy, (rows, torch.arange(4), -100), test_utils=quick)
+    torch.library.opcheck(ops.transpose, (rows, (1, 0)), test_utils=quick)
     torch.library.opcheck(torch.ops.tmapipe_tests.product, (half(8, 64), half(64, 16).T), test_utils=quick)
+
+
+def test_calls_are_remembered_outside_of_operators(model, monkeypatch):
+    """Inside, torch's state is another one, and a comparison that is made there never holds outside."""
+    checks = []
+    launched = (object(), [])
+    monkeypatch.setattr(operators, "_watched", lambda tensor: contextlib.nullcontext([launched]))
+    monkeypatch.setattr("tmapipe.gpu.launch.repeated", lambda launches, given, *_: checks.append(same_as(given)))
+    x, weight, bias = half(2, 12, 64), half(16, 64), half(16)
+    tt.linear(x, weight, bias)
+    tt.gemm(x[0], weight)
+    assert checks[0](x, weight, bias) and checks[1](x[0], weight) and len(checks) == 2
+
+
+ROWS = {
+    "log_softmax": (tt.log_softmax, lambda x: torch.log_softmax(x, -1), 1),
+    "layer_norm": (tt.layer_norm, lambda x, w, b: functional.layer_norm(x, (40,), w, b), 3),
+    "layer_norm without a bias": (tt.layer_norm, lambda x, w: functional.layer_norm(x, (40,), w), 2),
+    "transpose": (lambda x: tt.transpose(x, (0, 2, 1)), lambda x: x.permute(0, 2, 1), 1),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_functions_of_rows(model, name):
+    mine, its, count = ROWS[name]
+    given = [torch.randn(2, 3, 40), torch.randn(40), torch.randn(40)][:count]
+    torch.testing.assert_close(mine(*given).double(), its(*(x.double() for x in given)), atol=1e-4, rtol=1e-4)
+    expected = grads(its, *(x.double() for x in given))
+    for found, wanted in zip(grads(mine, *given), expected, strict=True):
+        torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy(model, reduction):
+    x, target = torch.randn(6, 40), torch.tensor([3, 39, -100, 0, 7, -100])
+    its = functional.cross_entropy(x.double(), target, reduction=reduction)
+    torch.testing.assert_close(tt.cross_entropy(x, target, reduction=reduction).double(), its, atol=1e-4, rtol=1e-4)
+    (expected,) = grads(lambda x: functional.cross_entropy(x, target, reduction=reduction), x.double())
+    (found,) = grads(lambda x: tt.cross_entropy(x, target, reduction=reduction), x)
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+    refused(
+        tt.cross_entropy, x, target, argument="cross_entropy(reduction)", rule="mean, sum or none", reduction="most"
+    )
+
+
+SHAPES = [((8, 16), (16, 24)), ((16,), (16, 24)), ((8, 16), (16,)), ((16,), (16,)), ((2, 8, 16), (16, 24))]
+SHAPES += [((2, 8, 16), (2, 16, 24)), ((3, 1, 8, 16), (2, 16, 24)), ((8, 16), (2, 16, 24)), ((2, 8, 16), (16,))]
+
+
+@pytest.mark.parametrize("of", SHAPES, ids=str)
+def test_matmul_of_any_ranks(of):
+    a, b = (torch.randn(shape, dtype=torch.float64) for shape in of)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch computes them here
+        torch.testing.assert_close(tt.matmul(a, b), torch.matmul(a, b))
+        for mine, its in zip(grads(tt.matmul, a, b), grads(torch.matmul, a, b), strict=True):
+            torch.testing.assert_close(mine, its)
+
+
+def test_batches_that_broadcast(model):
+    a, b = half(3, 1, 8, 64), half(2, 64, 16)
+    assert torch.equal(tt.matmul(a, b), torch.matmul(a.float(), b.float()).bfloat16())
+
+
+def test_modules(model):
+    x = torch.randn(2, 8, 64).bfloat16()
+    layer, swiglu = tt.Linear(64, 32).bfloat16(), tt.SwiGLU(64, 32, dtype=torch.bfloat16)
+    torch.testing.assert_close(layer(x), functional.linear(x, layer.weight, layer.bias), atol=0.05, rtol=0.02)
+    gate, up, down = (each.weight.float() for each in (swiglu.gate, swiglu.up, swiglu.down))
+    wide = x.float()
+    expected = functional.silu(wide @ gate.T) * (wide @ up.T) @ down.T
+    torch.testing.assert_close(swiglu(x).float(), expected, atol=0.05, rtol=0.05)
 
 
 def test_compiled_whole_with_extents_that_change(model):

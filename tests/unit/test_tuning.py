@@ -16,10 +16,14 @@ from hypothesis import strategies as st
 import tmapipe as tp
 from tests.sweeps import ALL, sample
 from tests.unit.errors import refused
-from tmapipe import GpcTiles, InputError, MissingGpuError, Windows, fp16, schedules
+from tmapipe import InputError, Windows, schedules
+from tmapipe.base import disk
+from tmapipe.base.arithmetic import fp16
 from tmapipe.bind.tensors import bind
 from tmapipe.epilogue import ColumnSum, Epilogue, Matrix, Output, PerColumn, PerRow, RowSum, Scalar
+from tmapipe.errors import MissingGpuError
 from tmapipe.math import gelu, relu
+from tmapipe.tiles import GpcTiles
 from tmapipe.tuning import Candidate, Problem, candidates, choose, choose_conv, estimate, ranked, tune, tuner
 from tmapipe.tuning import compiling as cache
 from tmapipe.tuning import problem as epilogues
@@ -296,6 +300,31 @@ def test_small_tiles_may_have_deep_slots():
     flat = attrs.evolve(deep, options=tuple(pair for pair in deep.options if pair[0] != "spans"))
     assert estimate(problem, deep, H200) < estimate(problem, flat, H200)
     assert not any(c.spans > 1 for c in candidates(Problem(264, 64, 256), H200) if c.sharing == 1)
+
+
+def test_small_products_share_multiprocessors():
+    """One tile a CTA, with room for all of them; of these, the best by estimate is among those that are looked at."""
+    for m, n, k in ((64, 64, 64), (96, 40, 256)):
+        problem = Problem(m, n, k, batch=1000)
+        few = [each for each in candidates(problem, H200) if each.share > 1]
+        assert few
+        for each in few:
+            made = each.build(problem)
+            assert made.tiles.ctas == each.share and not made.plan(each.dtypes(problem)).registers
+        estimates = [estimate(problem, each, H200) for each in few]
+        best = few[estimates.index(min(estimates))]
+        assert best in tuner.unsure(problem, H200, 4)
+    for problem in (Problem(64, 64, 64), Problem(256, 64, 64, batch=1000), Problem(64, 64, 512, batch=1000)):
+        assert not [each for each in candidates(problem, H200) if each.share > 1]
+
+
+def test_a_small_product_computes():
+    a, b = (np.random.default_rng(i).standard_normal((3, 60, 72)).astype(np.float16) for i in (0, 1))
+    problem = Problem(60, 60, 72, fp16, fp16, batch=3)
+    made = Candidate("Gemm", (64, 64), (1, 1), (("stages", 1), ("store_stages", 1), ("share", 6))).build(problem)
+    np.testing.assert_allclose(
+        made(a[:, :56], b[:, :56]), a[:, :56] @ b[:, :56].transpose(0, 2, 1), atol=0.1, rtol=0.01
+    )
 
 
 def test_choosing_may_look_at_candidates_of_like_estimates(monkeypatch):
@@ -636,15 +665,15 @@ def test_a_result_outlives_a_folder_that_cannot_be_written(tmp_path, monkeypatch
 def test_where_the_cache_lies(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TMAPIPE_CACHE_DIR", "~/mine")
-    assert cache.cache_folder() == tmp_path / "mine"
+    assert disk.cache_folder() == tmp_path / "mine"
     monkeypatch.delenv("TMAPIPE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "~/xdg")
-    assert cache.cache_folder() == tmp_path / "xdg" / "tmapipe"
+    assert disk.cache_folder() == tmp_path / "xdg" / "tmapipe"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.cache_folder() == tmp_path / ".cache" / "tmapipe"
+    assert disk.cache_folder() == tmp_path / ".cache" / "tmapipe"
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])  # a container's user without an entry
-    assert cache.cache_folder().is_absolute() and "~" not in str(cache.cache_folder())
+    assert disk.cache_folder().is_absolute() and "~" not in str(disk.cache_folder())
 
 
 # ---- picking ------------------------------------------------------------------------------------------------------------

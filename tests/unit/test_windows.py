@@ -83,7 +83,7 @@ def test_a_start_of_more_than_32_bits_is_refused():
                 slot.x.load_from((tile.m + 1) * 2**31, 0)
 
     x, y = np.zeros((16, 64), np.float32), np.zeros((8, 32), np.float32)
-    with pytest.raises(tp.ScopeError, match=r"2147483648 meets .* which has 32 bits.* At .*test_windows.py:83"):
+    with pytest.raises(tp.errors.ScopeError, match=r"2147483648 meets .* which has 32 bits.* At .*test_windows.py:83"):
         Far()(x, out=y)
-    with pytest.raises(tp.ScopeError, match=r"2147483648 meets .* which has 32 bits"):
+    with pytest.raises(tp.errors.ScopeError, match=r"2147483648 meets .* which has 32 bits"):
         Far().check()

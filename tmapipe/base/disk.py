@@ -35,8 +35,10 @@ def cache_folder() -> Path:
         return Path(caches, "tmapipe")
     if not os.environ.get("HOME", "~") or not os.path.isabs(os.path.expanduser("~")):
         return _of_nobody()
-    from platformdirs import user_cache_dir
-
+    try:
+        from platformdirs import user_cache_dir
+    except ModuleNotFoundError:  # where the model runs without what kernels take
+        return Path(os.path.expanduser("~"), ".cache", "tmapipe")
     return Path(user_cache_dir("tmapipe", appauthor=False))
 
 

@@ -36,8 +36,6 @@ from tmapipe.tuning.tuner import ranked
 # ---- examined --------------------------------------------------------------------------------------------------------
 #
 # What `tmapipe doctor` looks at: versions, the driver, the GPU, tools, caches, and what of these does not go together.
-#
-# Nothing is compiled here, and no kernel runs.
 
 
 OK, NONE, NOTE, BAD = "ok", "none", "note", "bad"
@@ -92,8 +90,11 @@ def examine() -> tuple[list[Item], bool]:
     items += [_optional(module, verb) for module, verb in OPTIONAL.items()]
     driver, gpus = driver_and_gpus()
     items += [torch_item(*_torch(), bool(gpus)), *gpu_items(driver, gpus), _nvdisasm(), cache_item(cache_folder())]
-    if os.environ.get("TMAPIPE_CHECK", "1") == "0":
-        items.append(Item("TMAPIPE_CHECK", "0: schedules are launched unchecked", NOTE, "unset TMAPIPE_CHECK"))
+    changed = (("CHECK", "0", "schedules are launched unchecked"), ("WATCHDOG", None, "calls are waited for"))
+    for name, value, what in changed:
+        found = os.environ.get(f"TMAPIPE_{name}")
+        if found and value in (None, found):
+            items.append(Item(f"TMAPIPE_{name}", f"{found}: {what}", NOTE, f"unset TMAPIPE_{name}"))
     return items, bool(gpus)
 
 

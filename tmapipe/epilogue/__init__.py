@@ -1,9 +1,278 @@
 """What becomes of an accumulator before it is stored: functions, operands, outputs."""
 
-from tmapipe.epilogue.epilogue import ColumnSum, Epilogue, RowSum
-from tmapipe.epilogue.operands import Matrix, Operands, Output, PerBatch, PerColumn, PerRow, Scalar, columns_of
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from tmapipe.base.arithmetic import DType, ceil_div, fp32, total
+from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.epilogue.operands import (
+    EpilogueOperand,
+    EpilogueOutput,
+    Matrix,
+    Operands,
+    Output,
+    PerBatch,
+    PerColumn,
+    PerRow,
+    Scalar,
+    StoreForm,
+    columns_of,
+)
+from tmapipe.errors import NOTHING, InputError, frozen, must, optional
+from tmapipe.isa.fragment import Fragment, applied
+from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.plan.model import Store
+from tmapipe.protocol.matmuls import Piece
+from tmapipe.protocol.stores import BoundStore
+from tmapipe.protocol.tile import stands_for
+from tmapipe.stage import optional_hint
+from tmapipe.store_pipeline import TmaStoreStage
 
 __all__ = [
     "ColumnSum", "Epilogue", "Matrix", "Operands", "Output", "PerBatch", "PerColumn", "PerRow", "RowSum", "Scalar",
     "columns_of",
 ]  # fmt: skip
+
+
+# ---- reductions ------------------------------------------------------------------------------------------------------
+#
+# Outputs of an epilogue that are sums over rows or columns: RowSum and ColumnSum.
+#
+# The kernel stores partial sums to a workspace in fp32, by TMA, and `AddParts` adds them in a fixed order. So the
+# bits are the same in every run.
+#
+# RowSum       one part per output tile along n: a warpgroup adds up the pieces of its 64 rows, and stores 64 sums
+# ColumnSum    one part per 16 rows: each warp adds up its 16 rows of a piece, and a warpgroup stores 4 rows of sums
+#
+# Each warpgroup has one small buffer for them. What lies outside the output does not count, whatever the epilogue
+# gives there.
+
+
+WARP_ROWS = 16  # of a piece: 64 rows over the 4 warps of a warpgroup
+UNIT = ALIGNMENT // fp32.bytes  # elements that rows which TMA stores write are multiples of
+
+
+class Reduction(EpilogueOutput):
+    """Base of both. `along`: the output's dimension that is left; `first`: parts of a tile that are added before those of
+    different tiles, of *rows* rows."""
+
+    along: str
+    reduced = True
+
+    def first(self, rows: int) -> int:
+        return 1
+
+    def type_of(self, sums: DType) -> DType:
+        return fp32
+
+    def whole(self, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """In fp32, on the CPU."""
+        whole = np.broadcast_to(np.asarray(values, np.float32), shape)
+        return total(whole if self.along == "m" else whole.swapaxes(-1, -2))
+
+
+@attrs.frozen
+class RowSum(Reduction):
+    """An output [m] in fp32 ([l, m] of a batch): the sums over n of each row of what the epilogue gives under its name."""
+
+    along = "m"
+
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
+        return RowParts(mma, form.batch)
+
+
+@attrs.frozen
+class ColumnSum(Reduction):
+    """An output [n] in fp32 ([l, n] of a batch): the sums over m of each column of what the epilogue gives under its name."""
+
+    along = "n"
+
+    def first(self, rows: int) -> int:
+        return rows // WARP_ROWS
+
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
+        return ColumnParts(mma, width, form.batch)
+
+
+class RowParts(TmaStoreStage):
+    """Stores the sums of each tile's rows to a workspace [l, tiles along n, m], 64 rows at a time."""
+
+    def __init__(self, mma: Wgmma | RegisterTile, batch: str):
+        super().__init__(f"{batch}n_tiles m_padded", source=mma, tile=(64,), stages=1, dtype=fp32)
+
+    @property
+    def parts_tile(self) -> tuple[int, ...]:
+        return self.tile
+
+    def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
+        assert isinstance(self.source, (Wgmma, RegisterTile))
+        tiles = ceil_div(extents["n"], self.source.shape[1])
+        return {"n_tiles": tiles, "m_padded": ceil_div(extents["m"], UNIT) * UNIT}
+
+
+class ColumnParts(TmaStoreStage):
+    """Stores the sums of each 16 rows' columns to a workspace [l, 16s of rows, n], 4 x *width* of them at a time."""
+
+    def __init__(self, mma: Wgmma | RegisterTile, width: int, batch: str):
+        super().__init__(f"{batch}m_warps n", source=mma, tile=(4, width), stages=1, dtype=fp32)
+
+    @property
+    def parts_tile(self) -> tuple[int, ...]:
+        return self.tile
+
+    def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
+        assert isinstance(self.source, (Wgmma, RegisterTile))
+        rows = self.source.shape[0]
+        return {"m_warps": ceil_div(extents["m"], rows) * (rows // WARP_ROWS)}
+
+
+@stands_for(RowParts)
+class BoundRowParts(BoundStore):
+    """`RowParts` in the role that adds up. While a tile is stored, the sums so far are in registers."""
+
+    once_a_row = True
+    sums: Any = None
+
+    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+        """Adds the piece's columns, except those that the piece before had."""
+        before = None if piece.first == 0 else self.sums
+        inside = _extent(self, piece.output, -1) - piece.at[-1]
+        self.sums = self.isa.fragments.row_sums(values, piece.width, piece.seen, inside, before)
+        return self.sums
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """After the last piece of its rows, stores the sums."""
+        if piece.last:
+            *batch, m, _ = piece.at
+            write = functools.partial(self.isa.fragments.write_row_sums, values)
+            self._store_piece((*batch, piece.tile.n, m), write, piece.stores_in(self.stages * piece.a_row))
+
+
+@stands_for(ColumnParts)
+class BoundColumnParts(BoundStore):
+    """`ColumnParts` in the role that adds up."""
+
+    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+        """Each warp's sums of the piece."""
+        inside = _extent(self, piece.output, -2) - piece.at[-2]
+        return self.isa.fragments.column_sums(values, piece.width, inside)
+
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """Stores them."""
+        *batch, _, n = piece.at
+        part = piece.tile.m * (piece.matmul.shape[0] // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
+        write = functools.partial(self.isa.fragments.write_column_sums, values)
+        self._store_piece((*batch, part, n), write, piece.stores_in(self.stages))
+
+
+def _extent(bound: BoundStore, output: Store, dim: int) -> Any:
+    """The output's extent along its dimension *dim*, counted from the end."""
+    return bound.isa.extent(output.argument, len(output.dims) + dim)
+
+
+# ---- epilogue --------------------------------------------------------------------------------------------------------
+#
+# Epilogue: what becomes of a matmul's sums before they are stored.
+
+
+def _check_function(epilogue: Any, attribute: Any, value: Any) -> None:
+    if value is not None and (not callable(value) or value is Epilogue):
+        raise InputError("epilogue", value, "is a function of the sums, or an Epilogue", "e.g. lambda acc: acc * 0.5")
+
+
+def _frozen(items: Any) -> Any:
+    """What can be hashed, of a dictionary."""
+    return frozen(items) if isinstance(items, Mapping) else items
+
+
+def _check_names(epilogue: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InputError(f"Epilogue({attribute.name})", value, "is a dictionary by name", 'e.g. {"bias": PerColumn()}')
+
+
+def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
+    _check_names(epilogue, attribute, value)
+    for name, kind in value.items():
+        if not isinstance(kind, EpilogueOutput):
+            a_class = isinstance(kind, type) and issubclass(kind, EpilogueOutput)
+            fix = f"{kind.__name__}()" if a_class else f"Output({kind!r})"
+            raise InputError(f"outputs[{name!r}]", kind, "is an Output, RowSum or ColumnSum of tmapipe.epilogue", fix)
+        if name == "d":
+            rule = "is the first output, which is always there"
+            raise InputError("outputs['d']", kind, rule, "say dtype= or stages=")
+
+
+_check_columns = must(
+    optional(lambda n: isinstance(n, int) and n in range(8, 65, 8)), "is a multiple of 8 up to 64", "e.g. 32"
+)
+
+
+@attrs.frozen
+class Epilogue:
+    """A function of each element of a matmul's sums, in fp32, with its operands and outputs.
+
+    Args:
+        function: Takes the accumulator (or each accumulator) and the operands by name, and works element by element. With
+            further outputs it returns a dictionary of all of them, "d" among them. None: the sums themselves.
+        operands: Name -> `Matrix`, `PerBatch`, `PerColumn`, `PerRow` or `Scalar`.
+        outputs: Name -> `Output`, `RowSum` or `ColumnSum`, which a call returns after d.
+        dtype: Of d; None: the tensor's, or if a call makes it that of a (bf16 for fp8 operands, int32 for int8).
+        stages: Output buffers of each warpgroup.
+        ahead: Slots of the ring that operands are loaded into: one per tile, or with a matrix one per piece of 64 rows a
+            warpgroup and up to `columns`.
+        columns: Of a piece, a multiple of 8 up to 64, in which operands are loaded and outputs stored; None: 64. Fewer leave
+            more shared memory to the ring of a and b.
+        l2_hint: Of whole outputs, "evict_first" (of outputs larger than L2), "evict_last" or "evict_normal".
+
+    Raises:
+        InputError: Operands or outputs of no known kind, or another hint.
+
+    ::
+
+        Epilogue(lambda acc, bias: tp.math.gelu(acc + bias), operands={"bias": PerColumn()})
+        Epilogue(lambda acc: {"d": tp.math.relu(acc), "sums": acc}, outputs={"sums": Output("fp32")})
+        Epilogue(lambda acc: {"d": acc, "squares": acc * acc}, outputs={"squares": RowSum()})
+    """
+
+    function: Callable[..., Any] | None = attrs.field(default=None, validator=_check_function)
+    operands: Mapping[str, EpilogueOperand] = attrs.field(
+        default=NOTHING, converter=_frozen, validator=_check_names, kw_only=True
+    )
+    outputs: Mapping[str, EpilogueOutput] = attrs.field(
+        default=NOTHING, converter=_frozen, validator=_check_outputs, kw_only=True
+    )
+    dtype: DType | str | None = attrs.field(default=None, kw_only=True)
+    stages: int = attrs.field(default=2, kw_only=True)
+    ahead: int = attrs.field(default=2, kw_only=True)
+    columns: int | None = attrs.field(default=None, kw_only=True, validator=_check_columns)
+    l2_hint: str | None = attrs.field(default=None, kw_only=True, validator=optional_hint)
+
+    @classmethod
+    def of(cls, value: Epilogue | Callable[..., Any] | None) -> Epilogue:
+        """*value*, or the epilogue of a plain function."""
+        return value if isinstance(value, Epilogue) else cls(value)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it only stores the sums themselves."""
+        return self.function is None and not self.operands and not self.outputs
+
+    @property
+    def whole_outputs(self) -> dict[str, EpilogueOutput]:
+        """All outputs by name, d first."""
+        return {"d": Output(self.dtype), **self.outputs}
+
+    @property
+    def reductions(self) -> dict[str, Reduction]:
+        """The outputs that are sums of rows or columns."""
+        return {name: kind for name, kind in self.outputs.items() if isinstance(kind, Reduction)}
+
+    def values(self, sums: tuple[Any, ...], operands: Mapping[str, Any]) -> Any:
+        """What the function makes of whole *sums* and *operands*, NumPy arrays in fp32: an array, or several by name."""
+        return sums[0] if self.function is None else applied(self.function, sums, operands)

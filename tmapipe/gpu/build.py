@@ -321,7 +321,7 @@ class _Kernel:
             block=(self.plan.threads, 1, 1),
             cluster=cluster_of(self.plan),
             smem=self.schedule.tiles.smem_bytes(self.plan),
-            min_blocks_per_mp=self.schedule.tiles.least_ctas(self.plan),
+            min_blocks_per_mp=self.schedule.tiles.least_ctas(),
             preferred_smem_carveout=100,
             use_pdl=self.plan.target.tma,  # see `Isa.griddepcontrol_wait`
             stream=stream,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import tvm_ffi
 from cutlass.cute.runtime import find_runtime_libraries
 
 from tmapipe.base.arithmetic import DType
@@ -73,6 +72,8 @@ class Packed:
         self.stream = 7
         self._array(3, [self._tensor(*tensor, device) for tensor in tensors])
         self._array(5, [(INT, number & LOW, None) for number in numbers])
+        import tvm_ffi
+
         library = ctypes.PyDLL(tvm_ffi.libinfo.find_libtvm_ffi())  # which keeps the GIL: nobody else writes meanwhile
         self.call = library.TVMFFIFunctionCall
         self.call.restype = ctypes.c_int

@@ -235,7 +235,7 @@ class Watchdog:
     def view(self) -> str:
         """What the check says of the schedule."""
         try:
-            return str(self.schedule.check(self.dtypes, arch=self.plan.arch))
+            return str(self.schedule.check(self.dtypes, arch=self.plan.arch, seconds=max(1.0, self.seconds)))
         except PipelineError as error:
             return f"{type(error).__name__}: {error}"
 
@@ -283,7 +283,8 @@ def hang(schedule: Schedule, plan: Plan, found: list[Row], seconds: float, view:
     )
     error: Any = DeadlockError(text)
     error.waits = tuple(found)
-    error.where = next((line for row in found if (line := _line(waits[row.site].node.where))), None)
+    lines_of = [line for row in found if (line := _line(waits[row.site].node.where))]
+    error.where = next(iter(sorted(lines_of, key=_of_library)), None)
     return error
 
 
@@ -296,6 +297,10 @@ def _line(where: str | None) -> str | None:
     return getattr(where, "user", "") or where
 
 
+def _of_library(line: str) -> bool:
+    return line.startswith(f"tmapipe{os.sep}")
+
+
 def _what(plan: Plan, site: Site, row: Row) -> str:
     ring = next((ring.name for ring in plan.rings if site.barrier in ring.barriers), None)
     text = f"{site.barrier.name}[{row.slot}], parity {row.parity}"
@@ -303,7 +308,7 @@ def _what(plan: Plan, site: Site, row: Row) -> str:
     text += f", at {_line(site.node.where)}" if site.node.where else ""
     for turn, loop in zip(row.turns, site.loops, strict=False):
         line = _line(loop.where)
-        own = line is None or line.startswith(f"tmapipe{os.sep}")  # the loop over tiles
+        own = line is None or _of_library(line)  # the loop over tiles
         text += f", in iteration {turn} of {'its tiles' if own else f'the loop at {line}'}"
     return text
 

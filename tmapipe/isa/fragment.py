@@ -134,6 +134,18 @@ class Fragment(Carried):
     def __repr__(self) -> str:
         return f"Fragment({self.layout}, along={self.along!r}, {self.kind})"
 
+    if TYPE_CHECKING:  # what is set below
+
+        def __add__(self, other: Any) -> Fragment: ...
+        def __neg__(self) -> Fragment: ...
+
+        __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __lshift__ = __rshift__ = __add__
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rlshift__ = __rrshift__ = __add__
+        __and__ = __or__ = __xor__ = __rand__ = __ror__ = __rxor__ = __add__
+        __lt__ = __le__ = __gt__ = __ge__ = __add__
+        __eq__ = __ne__ = __add__  # type: ignore[assignment]
+        __abs__ = __invert__ = __neg__
+
     def __pow__(self, exponent: int) -> Fragment:
         """By multiplication. exponent: an int from 1 to 64."""
         if not isinstance(exponent, int) or not 1 <= exponent <= 64:

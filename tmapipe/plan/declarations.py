@@ -323,11 +323,12 @@ def _attributes(value: Any) -> dict[str, Any]:
 LOAD_REGISTERS = {2: 40, 3: 40, 4: 32}  # warpgroups in the CTA -> registers a thread of those that only move data
 
 
-def place_roles(declared: Declarations) -> tuple[dict[str, RoleWarps], int]:
-    """Roles of single warps first, side by side; roles of whole warpgroups after them, from a multiple of 4 on."""
+def place_roles(declared: Declarations, shared: bool = False) -> tuple[dict[str, RoleWarps], int]:
+    """Roles of single warps first, side by side; roles of whole warpgroups after them, from a multiple of 4 on. Where a
+    multiprocessor is *shared* by several CTAs that multiply, the other way: no warps are left out, and none sets registers."""
     placed: dict[str, RoleWarps] = {}
     warp = 0
-    for name, role in sorted(declared.roles.items(), key=lambda item: item[1].by_warpgroup):
+    for name, role in sorted(declared.roles.items(), key=lambda item: item[1].by_warpgroup != shared):
         if role.by_warpgroup:
             warp = ceil_div(warp, 4) * 4
         placed[name] = RoleWarps(name, warp, role.warps, role.registers, role.teams)
@@ -339,16 +340,19 @@ def place_roles(declared: Declarations) -> tuple[dict[str, RoleWarps], int]:
     return placed, warp
 
 
-def launch_registers(warps: int, target: Arch) -> int:
-    """Registers a thread that a CTA of so many warps is launched with: what the register file divides into.
+def launch_registers(warps: int, target: Arch, ctas: int = 1) -> int:
+    """Registers a thread that a CTA of so many warps is launched with, *ctas* of which share a multiprocessor: what the
+    register file divides into.
 
     Every fourth warp has its registers in the same quarter of it.
     """
-    return min(255, target.registers // (ceil_div(warps, 4) * 4 * 32) // 8 * 8)
+    return min(255, target.registers // (ceil_div(warps * ctas, 4) * 4 * 32) // 8 * 8)
 
 
-def share_registers(declared: Declarations, roles: dict[str, RoleWarps], warps: int, launch: int) -> dict[int, int]:
-    """Registers a thread by warpgroup, after setmaxnreg; empty without it.
+def share_registers(
+    declared: Declarations, roles: dict[str, RoleWarps], warps: int, launch: int, shared: bool = False
+) -> dict[int, int]:
+    """Registers a thread by warpgroup, after setmaxnreg; empty without it, as where a multiprocessor is *shared*.
 
     setmaxnreg moves registers within what the CTA was launched with, so the sum over the warpgroups must not exceed
     *launch* registers x warpgroups.
@@ -358,7 +362,7 @@ def share_registers(declared: Declarations, roles: dict[str, RoleWarps], warps: 
         for name, count in asked.items():
             raise InputError(f"Role({name}).registers", count, "needs two or more whole warpgroups", "leave it out")
         return {}
-    if not asked and not declared.matmuls:
+    if not asked and (shared or not declared.matmuls):
         return {}
     groups = warps // 4
     budget = launch // 8 * 8 * groups

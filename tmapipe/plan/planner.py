@@ -308,7 +308,9 @@ TAKEN = (
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 
 
-def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str, room: int | None = None) -> Plan:
+def make_plan(
+    declared: Declarations, dtypes: dict[str, DType], arch: str, room: int | None = None, ctas: int = 1
+) -> Plan:
     """Derives every number.
 
     Args:
@@ -316,6 +318,7 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str, room:
         dtypes: Element type of each tensor by stage name; bf16 where neither this nor the stage says.
         arch: Name of the target.
         room: Shared memory (bytes) that a ring of as many slots as fit may fill; None: all of a CTA's.
+        ctas: That share a multiprocessor.
 
     Raises:
         InputError: For declarations that no correct kernel could be built for.
@@ -325,11 +328,12 @@ def make_plan(declared: Declarations, dtypes: dict[str, DType], arch: str, room:
     _check_names(declared)
     types = _resolve_types(declared, dtypes)
     _check_supported(declared, types, target)
-    roles, warps = place_roles(declared)
-    launch = launch_registers(warps, target)
-    matmul_roles = check_matmuls(declared, types, target, launch)
+    shared = ctas > 1 and bool(declared.matmuls)
+    roles, warps = place_roles(declared, shared)
+    launch = launch_registers(warps, target, ctas if shared else 1)
+    matmul_roles = check_matmuls(declared, types, target, launch, shared)
     storing = storing_roles(declared, roles, matmul_roles)
-    registers = share_registers(declared, roles, warps, launch)
+    registers = share_registers(declared, roles, warps, launch, shared)
 
     auto = [name for name, ring in declared.rings.items() if ring.stages is None]
     if len(auto) > 1:

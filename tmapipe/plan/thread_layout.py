@@ -325,11 +325,14 @@ def compared(
 FEW_SUMS = 8  # a thread, as was seen for tiles of every 64 to 256 rows and 8 to 32 columns
 
 
-def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch, launch: int) -> dict[str, str]:
+def check_matmuls(
+    declared: Declarations, types: dict[str, DType], target: Arch, launch: int, shared: bool = False
+) -> dict[str, str]:
     """The role that executes each matmul. Raises `InputError` for shapes, types or roles that wgmma does not take.
 
     Args:
         launch: Registers a thread at launch.
+        shared: Whether these are all that it has, since several CTAs share a multiprocessor.
     """
     found: dict[str, str] = {}
     for name, mma in declared.matmuls.items():
@@ -373,7 +376,7 @@ def check_matmuls(declared: Declarations, types: dict[str, DType], target: Arch,
         if mma.promote and registers.sums <= FEW_SUMS:
             rule = f"has {registers.sums} sums a thread, and of so few that are promoted ptxas serializes the wgmmas (C7511)"
             raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a larger tile, or no promotion")
-        _check_accumulators(name, mma, sum(registers), role)
+        _check_accumulators(name, mma, sum(registers), role, launch if shared else None)
         found[name] = declared.name_of(role)
     _check_together(declared, found)
     return found
@@ -411,6 +414,9 @@ def _check_width(name: str, mma: Wgmma, blocks: int, launch: int) -> None:
     n, most = mma.shape[1], widest(launch)
     if n <= most:
         return
+    if most < 8:  # the narrowest instruction
+        rule = f"needs more than the {launch} registers a thread that so many CTAs leave it"
+        raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use GridTiles of fewer CTAs")
     rule = f"n is at most {most} with {launch} registers a thread at launch: wider tiles take two instructions, "
     fix = "use fewer warpgroups in all, or a narrower tile"
     if mma.transposed[1]:
@@ -445,15 +451,22 @@ def _registers(mma: Wgmma, role: Role) -> MatmulRegisters:
     return registers_of(mma.shape, role.warps // 4 // role.teams, mma.promote, isinstance(mma.a, Wgmma))
 
 
-def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role) -> None:
+def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role, launch: int | None) -> None:
     """Raises `InputError` if the accumulators leave too few of a thread's registers: of 232 (one or two warpgroups) or 160
-    (three) it needs some 32 for all else. With fewer the compiler lets wgmmas wait for each other."""
-    room = _room(role)
+    (three) it needs some 32 for all else. With fewer the compiler lets wgmmas wait for each other. *launch*: as many as there
+    are, where no others are set."""
+    room = _room(role) if launch is None else min(_room(role), launch - LEFT)
+    if needed > room and launch is not None:
+        rule = f"needs {needed} accumulator registers a thread, and {LEFT} more, of {launch} that so many CTAs leave it"
+        raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a smaller tile, or GridTiles of fewer CTAs")
     if needed > room:
         twice = f", twice {needed // 2} since sums are promoted" if mma.promote else ""
         rule = f"needs {needed} accumulator registers a thread{twice}; "
         rule += f"{room} leave room to work with {role.warps // 4} warpgroups"
         raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a smaller tile or more warpgroups")
+
+
+LEFT = 24  # registers of a thread beside accumulators, where several CTAs share a multiprocessor
 
 
 def _room(role: Role) -> int:

@@ -22,7 +22,7 @@ from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, OfModel, Var, While, resolve
-from tmapipe.program.rewrite import is_users_file
+from tmapipe.program.names import is_users_file
 from tmapipe.program.trace import Traced
 from tmapipe.protocol.tile import Tile
 
@@ -381,7 +381,7 @@ def identity(program: Traced) -> str | None:
         writer.nodes(program.nodes)
         order, grid = schedule.tiles, schedule.grid(isa.extent)  # what a launch computes
         writer.write((order, grid, order.divisors(grid, plan.cluster, isa.clusters)))
-        writer.write((order.launch_words, order.smem_bytes(plan), order.least_ctas(plan)))
+        writer.write((order.launch_words, order.smem_bytes(plan), order.least_ctas()))
     except (NotCanonical, RecursionError):
         return None
     return hashlib.sha256(writer.bytes).hexdigest()

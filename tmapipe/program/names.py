@@ -1,4 +1,4 @@
-"""Names that a function assigns and reads, and the function's syntax tree, found in its source file."""
+"""Names that a function assigns and reads, its syntax tree, found in its source file, and which files are the user's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import ast
 import copy
 import functools
 import linecache
+import os
+import sys
+import sysconfig
 import types
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any
+
+import tmapipe
 
 # ---- names -----------------------------------------------------------------------------------------------------------
 #
@@ -287,3 +293,52 @@ def _constant(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_constant, value))
     return type(value), repr(value) if isinstance(value, (float, complex)) else value
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+#
+# Files of which functions are rewritten: the user's, and those of installed packages that have schedules.
+
+_LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
+_SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
+#: Packages that bodies may call, wherever they are installed: `pip install --target` puts them into any folder.
+_CALLED = ("cutlass", "numpy", "torch")
+_PACKAGES = tuple(
+    {
+        os.path.join(os.path.abspath(each), "")
+        for each in (
+            *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+            *(
+                place
+                for name in _CALLED
+                for place in getattr(find_spec(name), "submodule_search_locations", None) or ()
+            ),
+        )
+    }
+)
+_homes: set[str] = set()  # folders of installed packages that have schedules, and such modules
+
+
+def note_home(schedule: type) -> None:
+    """Lets functions be rewritten of packages in which a schedule or a base of it is written, wherever they are installed."""
+    root = next((kind for kind in schedule.__mro__ if kind.__module__ == "tmapipe.schedule"), object)
+    for kind in schedule.__mro__[: schedule.__mro__.index(root)]:
+        top = sys.modules.get(kind.__module__.partition(".")[0])
+        if top is None or top is tmapipe or not issubclass(kind, root):
+            continue
+        folders = [os.path.join(os.path.abspath(each), "") for each in getattr(top, "__path__", ())]
+        files = [os.path.abspath(str(top.__file__))] if getattr(top, "__file__", None) and not folders else []
+        if not _homes.issuperset((*folders, *files)):
+            _homes.update((*folders, *files))
+            is_users_file.cache_clear()
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users_file(file: str) -> bool:
+    """Whether functions of a file of this name are rewritten."""
+    path = os.path.abspath(file)
+    if path.startswith(_LIBRARY):
+        return path.startswith(_SCHEDULES)
+    if path.startswith(tuple(_homes)):
+        return True
+    return not path.startswith(_PACKAGES) and "site-packages" not in path and not file.startswith("<frozen")

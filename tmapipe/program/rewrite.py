@@ -6,18 +6,13 @@ import __future__
 import ast
 import functools
 import inspect
-import os
-import sys
-import sysconfig
 import threading
 import types
-from importlib.util import find_spec
 from typing import Any, NoReturn
 
-import tmapipe
 from tmapipe.errors import ScopeError
 from tmapipe.program.expressions import at_work
-from tmapipe.program.names import Liveness, declared, own_nodes, reads, stored, syntax_of
+from tmapipe.program.names import Liveness, declared, is_users_file, own_nodes, reads, stored, syntax_of
 from tmapipe.program.rewrite_expressions import (
     AFTER_RETURN,
     RETURNED,
@@ -336,23 +331,6 @@ def _may_catch_division(handler: ast.ExceptHandler) -> bool:
 # objects with arithmetic, and can't decide by them.
 
 
-_LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
-_SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
-#: Packages that bodies may call, wherever they are installed: `pip install --target` puts them into any folder.
-_CALLED = ("cutlass", "numpy", "torch")
-_PACKAGES = tuple(
-    {
-        os.path.join(os.path.abspath(each), "")
-        for each in (
-            *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-            *(
-                place
-                for name in _CALLED
-                for place in getattr(find_spec(name), "submodule_search_locations", None) or ()
-            ),
-        )
-    }
-)
 _OUTER = "<outer>"
 _FUTURE = __future__.annotations.compiler_flag
 _COROUTINES = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -395,33 +373,6 @@ class _Helper:
 
 
 _HELPER = types.CellType(_Helper())
-
-
-_homes: set[str] = set()  # folders of installed packages that have schedules, and such modules
-
-
-def note_home(schedule: type) -> None:
-    """Lets functions be rewritten of packages in which a schedule or a base of it is written, wherever they are installed."""
-    for kind in schedule.__mro__:
-        top = sys.modules.get(kind.__module__.partition(".")[0])
-        if top is None or top is tmapipe or top.__name__ in ("builtins", *_CALLED):
-            continue
-        folders = [os.path.join(os.path.abspath(each), "") for each in getattr(top, "__path__", ())]
-        files = [os.path.abspath(str(top.__file__))] if getattr(top, "__file__", None) and not folders else []
-        if not _homes.issuperset((*folders, *files)):
-            _homes.update((*folders, *files))
-            is_users_file.cache_clear()
-
-
-@functools.lru_cache(maxsize=4096)
-def is_users_file(file: str) -> bool:
-    """Whether functions of a file of this name are rewritten."""
-    path = os.path.abspath(file)
-    if path.startswith(_LIBRARY):
-        return path.startswith(_SCHEDULES)
-    if path.startswith(tuple(_homes)):
-        return True
-    return not path.startswith(_PACKAGES) and "site-packages" not in path and not file.startswith("<frozen")
 
 
 def is_users(function: Any) -> bool:

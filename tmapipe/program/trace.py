@@ -21,8 +21,9 @@ from tmapipe.plan.model import Plan
 from tmapipe.program.control import Tracing
 from tmapipe.program.expressions import FOLD, Call, Expr, For, Function, If, Let, Var, While, resolve, show
 from tmapipe.program.isa import TracingIsa
+from tmapipe.program.names import note_home
 from tmapipe.program.python_text import code_of, parts
-from tmapipe.program.rewrite import note_home, tracing
+from tmapipe.program.rewrite import tracing
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule

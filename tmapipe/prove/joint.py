@@ -81,6 +81,7 @@ class Search:
         self.joined = False  # whether a state was taken to know less than it does
         self.future: Any = None
         self.known: dict[Any, list[RunState]] = {}
+        self.parts: dict[int, tuple[int, Any]] = {}
         self.stages = stages_of(self.layout)
         self.spread = Spread(self.shared)
         self.shared.foresee = self.spread.foresee
@@ -315,11 +316,11 @@ class Search:
             own = []
             for var, value in walker.env.items():
                 if var in self.places.finite or var in self.places.offsets:
-                    own.append((id(var), self._place(walker, var, value, rename)))
+                    own.append((self._number(var), self._place(walker, var, value, rename)))
                 elif value is not None:
-                    own.append((id(var), value))
+                    own.append((self._number(var), value))
             queue = tuple(rename.op(walker.agent, op) for op in walker.queue)
-            frames = tuple((f[0], id(f[1]), *f[2:]) if len(f) > 1 else f for f in walker.frames)
+            frames = tuple((f[0], self._number(f[1]), *f[2:]) if len(f) > 1 else f for f in walker.frames)
             walkers.append((frames, tuple(sorted(own, key=lambda x: x[0])), queue, walker.reads))
         loops = tuple((loop.site, loop.turn, tuple(x[3] for x in loop.members)) for loop in now.loops)
         where = state.positions.of(self.future.live)[0]
@@ -329,6 +330,10 @@ class Search:
             if array in self.places.pinned or array in self.places.pinned_parities
         )
         return tuple(walkers), loops, now.facts, tuple(now.options), pinned
+
+    def _number(self, part: Any) -> int:
+        """The number of a node, block or variable of the program, which stays alive."""
+        return self.parts.setdefault(id(part), (len(self.parts), part))[0]
 
     def _place(self, walker: Walker, var: Any, value: Any, rename: Any) -> Any:
         """A position in a ring, counted from where the warps are."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +28,9 @@ from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, re
 
 LONG = 60  # parts of a number, beyond which a report does not spell it out
 LARGE = 80  # parts of a quotient or choice, beyond which it is a number of its own
-_made: dict[Any, Sym] = {}
+#: by operation and arguments, as long as they are used
+made: weakref.WeakValueDictionary[Any, Sym] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 class Sym:
@@ -36,11 +40,11 @@ class Sym:
     sum that is at least 0, or 0), or the name of another operation. number: of its making, by which terms are ordered.
     """
 
-    __slots__ = ("args", "leaves", "number", "op", "opposite", "size")
+    __slots__ = ("__weakref__", "args", "leaves", "number", "op", "opposite", "size")
     __hash__ = object.__hash__
 
     def __init__(self, op: str, args: tuple[Any, ...]):
-        self.op, self.args, self.number = op, args, len(_made)
+        self.op, self.args, self.number = op, args, next(_numbers)
         self.opposite: Any = None  # of a condition, once it is known
         self.size = 1 if op == "leaf" else 1 + sum(map(_size, args))
         inside = _leaves_of(args)
@@ -79,9 +83,9 @@ def _leaves_of(args: Any) -> frozenset[Sym]:
 def intern(op: str, *args: Any) -> Sym:
     """The number of this operation, which is one object for the same arguments."""
     key = op, *args
-    found = _made.get(key)
+    found = made.get(key)
     if found is None:
-        found = _made[key] = Sym(op, args)
+        found = made[key] = Sym(op, args)
     return leaf("large", found) if found.size > LARGE and op in ("select", "div", "min", "max") else found
 
 

@@ -31,12 +31,14 @@ from tmapipe.schedules.norms import (
     SoftmaxBackwardRows,
 )
 from tmapipe.schedules.rotary import Rotary, RotaryTiles
+from tmapipe.schedules.splitattention import CombineParts, SplitAttention
 from tmapipe.schedules.transpose import Transpose, TransposeTiles
 
 __all__ = [
     "AddParts",
     "Attention",
     "ClusterSplitK",
+    "CombineParts",
     "Conv",
     "Copy",
     "CopyRows",
@@ -72,6 +74,7 @@ __all__ = [
     "SoftmaxBackward",
     "SoftmaxBackwardRows",
     "SoftmaxRows",
+    "SplitAttention",
     "SplitK",
     "StreamK",
     "Transpose",

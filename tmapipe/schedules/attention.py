@@ -9,14 +9,17 @@ work (warpgroups)    64 queries each. While the tensor core multiplies a block o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, fp32
+from tmapipe.base.arithmetic import Dim, ceil_div, fp32
 from tmapipe.bind.bound import check_kind
 from tmapipe.bind.tensors import match, new_like
 from tmapipe.errors import InputError, is_count
@@ -25,7 +28,6 @@ from tmapipe.parts.matmul import Wgmma
 from tmapipe.parts.stages import Turnstile
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.attentiontiles import band_of, empty_like, heads_last, keys_of, rows_of, slots_of
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
@@ -33,6 +35,7 @@ from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import Backwards
 
 LOG2_E = math.log2(math.e)
+ROOM = 226 << 10  # bytes of shared memory for slots and buffers of results, or a little more
 NEVER, LEAST = float("-inf"), -1e30  # of a key that is not seen; what a row without any is less by
 
 
@@ -44,8 +47,7 @@ class Attention(Schedule):
     any order, d contiguous: of tensors [batch, tokens, heads, d] pass ``x.transpose(1, 2)``.
 
     Args:
-        d: Elements of a head, of q and k: a multiple of 16 up to 256.
-        values: Elements of a head, of v and o, likewise; None: as many as d.
+        d: Elements of a head: a multiple of 16 up to 256. A pair: those of q and k, and those of v and o.
         causal: "start": query i sees the keys up to number i; "end": query i of m sees those up to number i + s - m of s, so
             that the last query sees all; None: each sees all.
         window: How many keys a query sees at most, where attention is causal: the last ones.
@@ -68,9 +70,8 @@ class Attention(Schedule):
 
     def __init__(
         self,
-        d: int = 128,
+        d: int | tuple[int, int] = 128,
         *,
-        values: int | None = None,
         causal: str | None = None,
         window: int | None = None,
         scale: float | None = None,
@@ -79,10 +80,10 @@ class Attention(Schedule):
         tile: tuple[int, int, int] | None = None,
         tiles: TileOrder | None = None,
     ):
-        width = d if values is None else values
-        for argument, number in (("d", d), ("values", width)):
-            if not is_count(number) or number % 16 or number > 256:
-                raise InputError(f"Attention({argument})", number, "is a multiple of 16 up to 256", "e.g. 64 or 128")
+        pair = d if isinstance(d, tuple) else (d, d)
+        if len(pair) != 2 or not all(is_count(n) and n % 16 == 0 and n <= 256 for n in pair):
+            raise InputError("Attention(d)", d, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)")
+        d, width = pair
         if causal not in (None, "start", "end"):
             rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
             raise InputError("Attention(causal)", causal, rule, 'use "end"')
@@ -112,7 +113,7 @@ class Attention(Schedule):
         if groups != 2:
             self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         load, work = self.load, self.work
-        slots = slots_of(d, width, n)
+        slots = slots_of(d, width, n, rows)
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
         self.over, extents = ("b g m", (queries, packed)) if packed > 1 else ("b h m", (rows,))
         dims = f"{self.over} p" if packed > 1 else self.over
@@ -135,45 +136,24 @@ class Attention(Schedule):
         """The schedule for tensors like *q*, *k* and *v* (if that is not like k), which are looked at for their shapes alone.
         options: as of the constructor.
 
-        Where one head has less than 64 queries, the heads of a group share tiles. As measured on an H200, blocks of 176
+        Where one head has less than 64 queries, the heads of a group share tiles, and if all see all of many keys, it is
+        `SplitAttention`. As measured on an H200, blocks of 176
         keys are faster where each query sees many (from 8,192 on), and of heads of 64 elements, tiles of 128 queries where
         causal ones see few. Causal tiles go through several heads at once.
         """
-        d, m, s = q.shape[3], q.shape[2], k.shape[2]
-        width, together = d if v is None else v.shape[3], q.shape[1] // max(1, k.shape[1])
-        if width != d:
-            options.setdefault("values", width)
-        keys = keys_of(d, width, 64)
-        if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse"):
-            options.setdefault("tile", (64 // together, together, keys))
-        elif m <= 64:
-            options.setdefault("tile", (64, 1, keys))
-        elif 64 < max(d, width) <= 128 and options.get("causal") is None and s >= 8192:
-            options.setdefault("tile", (128, 1, 176))
-        elif max(d, width) <= 64 and options.get("causal") and s <= 1024:
-            options.setdefault("tile", (128, 1, 128))
-        if options.get("causal"):
-            options.setdefault("tiles", DynamicTiles(Backwards(band_of(d, width, m, s, together)), stages=0))
-        return cls(d, **options)
+        from tmapipe.schedules.splitattention import SplitAttention, parts_for
+
+        width = (k if v is None else v).shape[3]
+        if cls is Attention and (parts := parts_for(q.shape, k.shape, width, options)) > 1:
+            return SplitAttention(parts, (q.shape[3], width), scale=options.get("scale"))
+        return cls((q.shape[3], width), **options_for(q.shape, k.shape, width, options))
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """As `Schedule.__call__`: q, k, v, then o, and lse if there is one."""
         names = ["q", "k", "v", "o", *(("lse",) if self.with_lse else ())]
         given = match(names, tensors, named, out, "o")
-        for name in given:
-            check_kind(name, given[name])
-            if getattr(given[name], "ndim", None) != (3 if name == "lse" else 4):
-                rule = (
-                    "has dimensions batch, heads, queries"
-                    if name == "lse"
-                    else "has dimensions batch, heads, tokens, d"
-                )
-                raise InputError(f"{name}.shape", tuple(given[name].shape), rule, "pass a view with these")
-        q, k = given["q"], given["k"]
-        groups = max(1, k.shape[1])
-        if q.shape[1] % groups:
-            rule = f"has a multiple of {groups} heads, as many as k has"
-            raise InputError("q.shape[1]", q.shape[1], rule, "repeat keys and values, or leave heads out")
+        self.check_tensors(given)
+        q, groups = given["q"], max(1, given["k"].shape[1])
         if "o" not in given:
             given["o"] = empty_like(q, self.width)
         if self.with_lse and "lse" not in given:
@@ -183,6 +163,20 @@ class Attention(Schedule):
         else:
             super().__call__(**given)
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
+
+    def check_tensors(self, given: dict[str, Any]) -> None:
+        """Raises `InputError` unless those *given*, by name, are heads of batches that go together."""
+        for name, tensor in given.items():
+            check_kind(name, tensor)
+            if getattr(tensor, "ndim", None) != (3 if name == "lse" else 4):
+                dims = "batch, heads, queries" if name == "lse" else "batch, heads, tokens, d"
+                raise InputError(
+                    f"{name}.shape", tuple(tensor.shape), f"has dimensions {dims}", "pass a view with these"
+                )
+        heads, groups = given["q"].shape[1], max(1, given["k"].shape[1])
+        if heads % groups:
+            rule = f"has a multiple of {groups} heads, as many as k has"
+            raise InputError("q.shape[1]", heads, rule, "repeat keys and values, or leave heads out")
 
     # ---- which keys a tile of queries sees --------------------------------------------------------------------------
 
@@ -385,3 +379,65 @@ class Attention(Schedule):
         k.o.store(self._whole(tile), out)
         if self.with_lse:
             k.lse.store(tile, (top * self._factor + values_.log2(sums)) * (1 / LOG2_E))
+
+
+def rows_of(d: int, width: int) -> int:
+    """Queries of a tile of one head. width: elements of a head's values, as everywhere here."""
+    return 192 if max(d, width) <= 64 else 128
+
+
+def keys_of(d: int, width: int, rows: int) -> int:
+    """Keys of a block: 128, or as many as two slots of keys and of values have room for."""
+    return min(128, (ROOM - 2 * rows * (d + 64)) // (4 * (d + width)) // 16 * 16) if max(d, width) > 128 else 128
+
+
+def slots_of(d: int, width: int, keys: int, rows: int) -> tuple[int, int, int]:
+    """Slots of queries, of keys and of values, for tiles of so many keys and rows of queries."""
+    if max(d, width) <= 64:
+        return (2, 4, 4) if keys <= 128 else (2, 3, 3)
+    if keys > 128 or max(d, width) > 128:
+        return 1, 2, 2
+    return (1, 3, 3) if rows == 64 else (2, 2, 2)
+
+
+def band_of(d: int, width: int, m: int, s: int, together: int) -> int:
+    """Heads that causal tiles go through at once, as measured on an H200: so many that the last tiles are short, and fewer
+    where L2 would not hold the keys and values of so many heads of more than 64 elements."""
+    if max(d, width) <= 64:
+        return 32 if m <= 1024 else 16
+    held = (24 << 20) * together // max(1, 2 * s * (d + width))
+    most = min(max(held, 1), ceil_div(512, max(1, ceil_div(m, rows_of(d, width)))))
+    return 1 << (most.bit_length() - 1)
+
+
+def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> dict[str, Any]:
+    """*options*, with those that `Attention.of` chooses for tensors of these shapes."""
+    d, m, s, together, found = q[3], q[2], k[2], q[1] // max(1, k[1]), dict(options)
+    if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse"):
+        found.setdefault("tile", (64 // together, together, keys_of(d, width, 64)))
+    elif m <= 64:
+        found.setdefault("tile", (64, 1, keys_of(d, width, 64)))
+    elif 64 < max(d, width) <= 128 and options.get("causal") is None and s >= 8192:
+        found.setdefault("tile", (128, 1, 176))
+    elif max(d, width) <= 64 and options.get("causal") and s <= 1024:
+        found.setdefault("tile", (128, 1, 128))
+    if options.get("causal"):
+        found.setdefault("tiles", DynamicTiles(Backwards(band_of(d, width, m, s, together)), stages=0))
+    return found
+
+
+def empty_like(x: Any, width: int) -> Any:
+    """A new tensor like *x*, whose dimensions lie in the same order, with *width* elements along the last one."""
+    if width == x.shape[3]:
+        return np.empty_like(x) if isinstance(x, np.ndarray) else sys.modules["torch"].empty_like(x)
+    strides = x.strides if isinstance(x, np.ndarray) else x.stride()
+    order = sorted(range(3), key=lambda i: -strides[i])
+    back, shape = (*(order.index(i) for i in range(3)), 3), (*(x.shape[i] for i in order), width)
+    return np.empty(shape, x.dtype).transpose(back) if isinstance(x, np.ndarray) else x.new_empty(shape).permute(back)
+
+
+def heads_last(x: Any, groups: int) -> Any:
+    """A view of [batch, heads, queries, d] as [batch, groups, queries, heads, d]."""
+    shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    found = x.reshape(shape) if not hasattr(x, "data_ptr") else x.unflatten(1, shape[1:3])
+    return found.swapaxes(2, 3)

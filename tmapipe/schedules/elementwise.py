@@ -199,10 +199,13 @@ class ElementwiseTiles(Schedule):
         self.function, self.inputs, self.over = function, inputs, dims
         self.work = Role(warps=min(4, max(1, tile[0] * tile[1] // 512)))
         self.results = ("y",) if outputs == 1 else tuple(f"y{i}" for i in range(outputs))
-        bytes_ = max(TILE // 2, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
+        bytes_ = max(TILE // 8, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
         each = each or (EACH if bytes_ <= TILE else 1)
-        slots = 1 if each == 1 else 2
-        self.tiles = GridTiles(Grouped(1), ctas or max(2, min(8, ceil_div(FLIGHT, slots * bytes_))), each)
+        slots, most = (
+            1 if each == 1 else 2,
+            8 if self.work.warps > 1 else 14,
+        )  # so that threads keep 48 and 72 registers
+        self.tiles = GridTiles(Grouped(1), ctas or max(2, min(most, ceil_div(FLIGHT, slots * bytes_))), each)
         self.ring = BarrierRing(slots, producer=self.load, consumer=self.work)
         for i, (along, size) in enumerate(inputs):
             last, few = along[-1:], (ALIGNMENT // size,)

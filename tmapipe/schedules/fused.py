@@ -16,7 +16,7 @@ import numpy as np
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, ceil_div, dtype_of, fp32, int32
 from tmapipe.bind.bound import Bound, check_apart, check_kind, check_memory
-from tmapipe.epilogue.epilogue import Epilogue, Reduction
+from tmapipe.epilogue import Epilogue, Reduction
 from tmapipe.epilogue.operands import Matrix, Operands, Output, StoreForm, columns_of
 from tmapipe.errors import InputError, ScopeError, is_count
 from tmapipe.isa.fragment import applied

@@ -15,7 +15,7 @@ from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tensor_map import check_cluster
 from tmapipe.bind.bound import Bound, check_apart, check_kind, of_sums
 from tmapipe.bind.tensors import match, new_like, signature
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix, StoreForm
 from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Carried
@@ -361,9 +361,12 @@ class Gemm(Fused):
             setattr(self, name, b.stage("n", n, k, ring=self.ring, multicast=of_b, peers=peers[of_b]))
         if self.tiles.table:
             setattr(self, self.tiles.table, Table("l"))
+        how: dict[str, Any] = {"promote": self.mainloop.promote}
+        if self.ring.stages == 1:  # which is filled anew once it has been multiplied
+            how["in_flight"] = 0
         for name, second in self.products.items():
             of = (self.a, getattr(self, second))
-            setattr(self, name, Wgmma(*(of if self.mainloop.along == "m" else of[::-1]), promote=self.mainloop.promote))
+            setattr(self, name, Wgmma(*(of if self.mainloop.along == "m" else of[::-1]), **how))
         self.sources: tuple[Any, ...] = tuple(getattr(self, name) for name in self.products)
         self.loaded = ("a", *self.products.values())
         self.transposed = (*(("a",) * a.transposed), *(tuple(self.products.values()) if b.transposed else ()))

@@ -16,7 +16,7 @@ from tmapipe.base.tensor_map import MulticastGroup
 from tmapipe.base.tma_rules import Windows
 from tmapipe.bind.bound import check_kind
 from tmapipe.bind.tensors import match, new_like
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, check_type, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.matmul import ClusterSum, Wgmma

@@ -10,7 +10,7 @@ import attrs
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType
 from tmapipe.base.tensor_map import MulticastGroup
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, must
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.stages import Turnstile

@@ -130,6 +130,10 @@ FLIGHT_OF_CLUSTERS = 108 << 10  # of rows that several CTAs share, which wait fo
 MOST_FLIGHT = 128 << 10  # beyond which they lie too far apart in DRAM
 RESIDENT_WARPS = 24  # of a multiprocessor, with which its schedulers are busy
 VALUES = 16, 96  # of a thread, at least and at most
+FEW_CTAS, LEAST_PIECE = (
+    8,
+    8 << 10,
+)  # CTAs of a cluster; more do not share rows in pieces of fewer bytes, which would wait
 PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
 THREADS, CTAS = 2048, 32  # of a multiprocessor
 MOST_WARPS, MOST_CLUSTER = 16, 16
@@ -308,6 +312,8 @@ def _forms(
     ctas, whole = 1, length + (ALIGNMENT - vector) // size
     column = size * loads + max(0, vectors - size)  # bytes
     while ceil_div(length, ctas) * column > 1.25 * PIECE and ctas < MOST_CLUSTER:
+        if ctas >= FEW_CTAS and ceil_div(length, 2 * ctas) * size * loads < LEAST_PIECE:
+            break
         ctas *= 2
     widest = min(most_wide, WIDEST, ALIGNMENT // size)
     widths = {widest, min(4, widest), *((2,) if widest > 2 and whole < SHORTEST else ())} if whole < SHORT else {widest}
@@ -357,7 +363,8 @@ def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | 
 
 def _flight(form: RowForm, loads: int) -> int:
     """Bytes of rows that a CTA has on their way."""
-    return (2 if form.each > 1 else 1) * loads * form.rows * min(form.length, form.columns) * form.size
+    columns = min(ceil_div(form.length, form.ctas), form.columns)
+    return (2 if form.each > 1 else 1) * loads * form.rows * columns * form.size
 
 
 def _resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import as_dtype, dtype_of
+from tmapipe.base.arithmetic import as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_kind, check_memory
 from tmapipe.bind.tensors import new_like
@@ -174,13 +174,20 @@ class Transpose:
         self._tiles(_ordered(x, [*others, last, along]), _ordered(out, [*others, along, last]))
 
     def _tiles(self, x: Any, out: Any) -> None:
-        x = x if fits_tma(x) else padded(x)
+        if not fits_tma(x):
+            x = self._apart(x) if x.ndim == 2 else padded(x)
         vector, size = vector_of(out), x.dtype.itemsize
         rows, columns = 64, 128 if size == 2 and vector == ALIGNMENT and x.shape[-1] > 64 else 64
         key = dtype_of(x, "x").name, " ".join(DIMS[len(DIMS) - x.ndim :]), (rows, columns), vector
         if key not in self.fitted:
             self.fitted[key] = TransposeTiles(*key)
         self.fitted[key](x=x, y=out)
+
+    def _apart(self, x: Any) -> Any:
+        """A copy of a matrix whose rows begin at multiples of 16 bytes."""
+        (rows, columns), unit = x.shape, ALIGNMENT // x.dtype.itemsize
+        made = new_like(x, (rows, ceil_div(columns, unit) * unit))[:, :columns]
+        return self.copy(x, made)
 
 
 def _ordered(x: Any, order: list[int]) -> Any:

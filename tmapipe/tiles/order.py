@@ -204,7 +204,7 @@ class TileOrder:
         """Shared memory of a CTA at launch (bytes), no less than the plan's."""
         return plan.smem_bytes
 
-    def least_ctas(self, plan: Plan) -> int:
+    def least_ctas(self) -> int:
         """CTAs that are to find registers on a multiprocessor."""
         return 1
 

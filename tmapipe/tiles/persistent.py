@@ -368,8 +368,9 @@ class GridTiles(PersistentTiles):
     Args:
         raster: Numbers the tiles, as in `PersistentTiles`.
         ctas: CTAs that share a multiprocessor: no more do, shared memory and threads must be enough for so many, and the
-            compiler is told to spare registers for them. None: as many as shared memory, registers and threads allow. Not of
-            kernels with wgmma or `Role(registers=)`, whose CTA has all registers.
+            compiler is told to spare registers for them. None: as many as shared memory, registers and threads allow; of
+            kernels with wgmma one, which has all registers. Where several of these share them, none sets its own, so
+            accumulators are small. Not with `Role(registers=)`, by which one CTA has all.
         each: Tiles next to each other that a cluster takes, one after another: with as many slots, a tile is loaded while one
             before it is computed, and what is loaded once a CTA serves them all.
 
@@ -412,8 +413,8 @@ class GridTiles(PersistentTiles):
         if self.ctas is None or self.ctas == 1 or room is None:
             return
         if plan.registers:
-            rule = "does not go with setmaxnreg, which gives all registers of a multiprocessor to one CTA"
-            raise InputError("GridTiles(ctas)", self.ctas, rule, "leave it out")
+            rule = "does not go with Role(registers), by which one CTA takes all registers of a multiprocessor"
+            raise InputError("GridTiles(ctas)", self.ctas, rule, "leave out one of the two")
         if self.ctas > MOST_CTAS or self.ctas * plan.threads > MOST_THREADS:
             rule = (
                 f"are CTAs of {plan.threads} threads; a multiprocessor has {MOST_THREADS} threads and {MOST_CTAS} CTAs"
@@ -429,7 +430,7 @@ class GridTiles(PersistentTiles):
         room = self.room(plan.arch)
         return plan.smem_bytes if room is None else max(plan.smem_bytes, room)
 
-    def least_ctas(self, plan: Plan) -> int:
+    def least_ctas(self) -> int:
         """As in `TileOrder`."""
         return self.ctas or 1
 

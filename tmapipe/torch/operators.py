@@ -1,10 +1,10 @@
-"""Operators of torch: products of matrices, kernels of rows, and schedules of one's own; what no kernel takes falls
-back."""
+"""Operators of torch: products of matrices, and schedules of one's own; what no kernel takes falls back."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,9 +20,7 @@ from tmapipe.calling import called, check_one_kernel
 from tmapipe.epilogue import Epilogue, PerColumn
 from tmapipe.errors import InputError, check_type
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.crossentropy import Softmax
 from tmapipe.schedules.gemm import Gemm
-from tmapipe.schedules.norms import RmsNorm
 from tmapipe.tuning import Problem, choose
 
 # ---- fallback --------------------------------------------------------------------------------------------------------
@@ -118,10 +116,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x, weight, bias = _cast(x, weight, bias)
     if type(x) in PLAIN and not torch.compiler.is_compiling():
         given = (x, weight) if bias is None else (x, weight, bias)
-        for call in _callers.get((x.shape, weight.shape, len(given)), ()):
+        key = x.shape, weight.shape, len(given)
+        for call in _callers.get(key, ()):
             found = call(given, None, {})
             if found is not None:
                 return found
+        return _remembered(key, given, torch.ops.tmapipe.linear(x, weight, bias))
     return torch.ops.tmapipe.linear(x, weight, bias)
 
 
@@ -141,7 +141,67 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             found = call((a, b), None, {})
             if found is not None:
                 return found
+        return _remembered((a.shape, b.shape), (a, b), torch.ops.tmapipe.gemm(a, b))
     return torch.ops.tmapipe.gemm(a, b)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a b``, as `torch.matmul`: of vectors, matrices, and batches of these, which broadcast.
+
+    Args:
+        a: [..., m, k] or [k].
+        b: [..., k, n] or [k].
+    """
+    check_type("tmapipe.torch.matmul(a)", a, torch.Tensor, "convert it")
+    check_type("tmapipe.torch.matmul(b)", b, torch.Tensor, "convert it")
+    if not a.ndim or not b.ndim:
+        return torch.matmul(a, b)  # an error that torch words
+    if a.ndim == 1 or b.ndim == 1:
+        found = matmul(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b)
+        found = found.squeeze(-1) if b.ndim == 1 else found
+        return found.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else found
+    if b.ndim == 2:
+        return linear(a, b.mT)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    flat = [_laid_out(x.expand(*batch, *x.shape[-2:]).flatten(0, -3)) for x in (a, b)]
+    return gemm(flat[0], flat[1].mT).view(*batch, a.shape[-2], b.shape[-1])
+
+
+class Linear(torch.nn.Linear):
+    """`torch.nn.Linear`, of which `linear` computes the product."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``input weight^T + bias``.
+
+        Args:
+            input: Of any number of dimensions.
+        """
+        return linear(input, self.weight, self.bias)
+
+
+class SwiGLU(torch.nn.Module):
+    """``(silu(x gate^T) * (x up^T)) down^T``, the feed-forward layer of many language models.
+
+    Args:
+        features: Of x and of the result.
+        hidden: Of the layer between.
+        device, dtype: As of `torch.nn.Linear`.
+    """
+
+    def __init__(self, features: int, hidden: int, *, device: Any = None, dtype: Any = None):
+        super().__init__()
+        how: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
+        self.gate, self.up = Linear(features, hidden, **how), Linear(features, hidden, **how)
+        self.down = Linear(hidden, features, **how)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's result.
+
+        Args:
+            x: Of any number of dimensions, the last one of the features.
+        """
+        found: torch.Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return found
 
 
 def _cast(*given: torch.Tensor | None) -> Any:
@@ -163,7 +223,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[-1] or not x.numel() or not weight.numel():
         return run()  # an error that torch words, or nothing to multiply
     shape = (*x.shape[:-1], weight.shape[0])
-    return _product("linear", given, (x.reshape(-1, x.shape[-1]), *given[1:]), shape, run)
+    return _product("linear", given, (_by_rows(x), *given[1:]), shape, run)
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -199,6 +259,9 @@ def _product(
     if reason is not None:
         return otherwise(operator, reason, run)
     with torch.no_grad():
+        if tf32:  # of which wgmma loads both along k
+            a, b = tensors[0].contiguous(), tensors[1].contiguous()
+            tensors = (a, b, *tensors[2:])
         try:
             problem = Problem.of(a, b, tf32=tf32)
             schedule = _chosen(attrs.evolve(problem, m=_rounded(problem.m)), len(tensors) > 2, a.device)
@@ -206,10 +269,8 @@ def _product(
                 found = called(schedule, tensors, {}, None) if schedule.one_kernel else schedule(*tensors)
         except InputError as error:
             return otherwise(operator, reason_of(error), run)
-    found = found.view(shape)
-    if launches:
-        _remember(operator, given, launches, found)
-    return found
+    _last.launches = launches or ()
+    return found.view(shape)
 
 
 def _chosen(problem: Problem, bias: bool, device: torch.device) -> Gemm:
@@ -231,17 +292,26 @@ def _watched(tensor: torch.Tensor) -> Any:
     return watched()
 
 
-def _remember(operator: str, given: tuple[torch.Tensor, ...], launches: Any, found: torch.Tensor) -> None:
-    """Keeps what makes this call again, if it was one launch."""
-    from tmapipe.gpu.launch import repeated
+class _Last(threading.local):
+    launches: Any = ()  # of the operator that ran last in this thread, until they are looked at
 
-    call = repeated(launches, given, None, (found,))
-    if call is not None:
-        if len(_callers) >= MOST:
-            _callers.clear()
-        shapes = [x.shape for x in given[:2]]
-        key = (*shapes, len(given)) if operator == "linear" else (*shapes,)
-        _callers[key] = (call, *_callers.get(key, ()))[:4]
+
+_last = _Last()
+
+
+def _remembered(key: Any, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
+    """What an operator has computed. Keeps what makes the call again, if it was one launch. Within an operator torch's state
+    is another one, and tensors compare otherwise: so this is called outside of it."""
+    launches, _last.launches = _last.launches, ()
+    if launches:
+        from tmapipe.gpu.launch import repeated
+
+        call = repeated(launches, given, None, (found,))
+        if call is not None:
+            if len(_callers) >= MOST:
+                _callers.clear()
+            _callers[key] = (call, *_callers.get(key, ()))[:4]
+    return found
 
 
 def _rounded(m: int) -> int:
@@ -288,10 +358,10 @@ def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _linear_gradients(ctx: Any, grad: torch.Tensor) -> Any:
     x, weight = ctx.saved_tensors
-    rows = _dense(grad).reshape(-1, weight.shape[0])
+    rows = _by_rows(_dense(grad))
     wanted = ctx.needs_input_grad
     of_x = gemm(rows, weight.mT).reshape(x.shape) if wanted[0] else None
-    of_weight = gemm(rows.mT, x.reshape(-1, x.shape[-1]).mT) if wanted[1] else None
+    of_weight = gemm(rows.mT, _by_rows(x).mT) if wanted[1] else None
     return of_x, of_weight, rows.sum(0) if ctx.bias and wanted[2] else None
 
 
@@ -306,6 +376,16 @@ def _gemm_gradients(ctx: Any, grad: torch.Tensor) -> Any:
     return gemm(grad, b.mT) if wanted[0] else None, gemm(grad.mT, a.mT) if wanted[1] else None
 
 
+def _laid_out(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of which several indices name one element, copied; another one as it is."""
+    return x.contiguous() if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)) else x
+
+
+def _by_rows(x: torch.Tensor) -> torch.Tensor:
+    """A matrix of the rows of a tensor, of which there may be none."""
+    return x.flatten(0, -2) if x.ndim > 1 else x[None]
+
+
 def _dense(grad: torch.Tensor) -> torch.Tensor:
     """A gradient as kernels load it: that of a sum has no strides."""
     return grad.contiguous()
@@ -313,117 +393,6 @@ def _dense(grad: torch.Tensor) -> torch.Tensor:
 
 _linear_op.register_autograd(_linear_gradients, setup_context=_keep_linear)
 _gemm_op.register_autograd(_gemm_gradients, setup_context=_keep_gemm)
-
-
-# ---- rows ------------------------------------------------------------------------------------------------------------
-#
-# Kernels of rows: `softmax` and `rms_norm` over the last dimension.
-
-
-def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """``exp(x) / sum of exp(x)`` over a dimension, as `torch.softmax`.
-
-    Args:
-        x: Of any number of dimensions.
-        dim: The last one has a kernel.
-    """
-    check_type("tmapipe.torch.softmax(x)", x, torch.Tensor, "convert it")
-    if isinstance(dim, bool) or not isinstance(dim, int) or not -max(1, x.ndim) <= dim < max(1, x.ndim):
-        raise InputError("tmapipe.torch.softmax(dim)", dim, f"is the number of one of {x.ndim} dimensions", "e.g. -1")
-    if dim not in (-1, x.ndim - 1):
-        return otherwise("softmax", "a dimension that is not the last", lambda: torch.softmax(x, dim))
-    return _softmax(x) if eager(x) else torch.ops.tmapipe.softmax(x)
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, as `torch.nn.functional.rms_norm`.
-
-    Args:
-        x: Of any number of dimensions.
-        weight: One number a column.
-        eps: Added to the mean square.
-    """
-    check_type("tmapipe.torch.rms_norm(x)", x, torch.Tensor, "convert it")
-    check_type("tmapipe.torch.rms_norm(weight)", weight, torch.Tensor, "convert it")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1e30:
-        raise InputError("tmapipe.torch.rms_norm(eps)", eps, "is a number, at least 0", "e.g. 1e-6")
-    return _rms_norm(x, weight, eps) if eager(x, weight) else torch.ops.tmapipe.rms_norm(x, weight, eps)
-
-
-_softmax_rows = Softmax()
-_rms_norm_rows = functools.lru_cache(maxsize=64)(RmsNorm)
-
-
-def _softmax(x: torch.Tensor) -> torch.Tensor:
-    return _shape_by_rows("softmax", x, _softmax_rows, lambda: torch.softmax(x, -1))
-
-
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    def run() -> torch.Tensor:
-        return functional.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
-
-    return _shape_by_rows("rms_norm", x, lambda rows: _rms_norm_rows(eps)(rows, weight), run)
-
-
-def _shape_by_rows(
-    operator: str, x: torch.Tensor, kernel: Callable[[torch.Tensor], torch.Tensor], run: Callable[[], torch.Tensor]
-) -> torch.Tensor:
-    if not x.ndim or not x.numel():
-        return run()
-    reason = where(x)
-    if reason is not None:
-        return otherwise(operator, reason, run)
-    with torch.no_grad():
-        try:
-            found: Any = kernel(x.detach().reshape(-1, x.shape[-1]))
-        except InputError as error:
-            return otherwise(operator, reason_of(error), run)
-    return found.view(x.shape)
-
-
-_softmax_op = torch.library.custom_op("tmapipe::softmax", _softmax, mutates_args=(), schema="(Tensor x) -> Tensor")
-_rms_norm_op = torch.library.custom_op(
-    "tmapipe::rms_norm", _rms_norm, mutates_args=(), schema="(Tensor x, Tensor weight, float eps) -> Tensor"
-)
-
-
-@_softmax_op.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@_rms_norm_op.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(output)
-
-
-def _softmax_gradient(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    (y,) = (each.float() for each in ctx.saved_tensors)
-    product = grad.float() * y
-    return (product - y * product.sum(-1, keepdim=True)).to(grad.dtype)
-
-
-def _keep_rms_norm(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, ctx.eps = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _rms_norm_gradients(ctx: Any, grad: torch.Tensor) -> Any:
-    x, weight = ctx.saved_tensors
-    wide, of_y = x.float(), grad.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
-    unit, weighted = wide * scale, of_y * weight.float()
-    of_x = scale * (weighted - unit * (weighted * unit).mean(-1, keepdim=True))
-    of_weight = (of_y * unit).reshape(-1, x.shape[-1]).sum(0)
-    return of_x.to(x.dtype), of_weight.to(weight.dtype), None
-
-
-_softmax_op.register_autograd(_softmax_gradient, setup_context=_keep_softmax)
-_rms_norm_op.register_autograd(_rms_norm_gradients, setup_context=_keep_rms_norm)
 
 
 # ---- registered ------------------------------------------------------------------------------------------------------

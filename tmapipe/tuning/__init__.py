@@ -5,9 +5,39 @@
 disk. ``autotune`` measures which parameters of a function that makes schedules are the fastest.
 """
 
-from tmapipe.tuning.autotune import AutoTuned, Choice, autotune
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import itertools
+import json
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tmapipe.base.disk import cache_folder
+from tmapipe.errors import InputError, PipelineError
+from tmapipe.schedule import Schedule
 from tmapipe.tuning.candidates import candidates
-from tmapipe.tuning.compiling import export_tuned, import_tuned
+from tmapipe.tuning.compiling import (
+    Clock,
+    Method,
+    Run,
+    Timing,
+    compile_each,
+    export_tuned,
+    import_tuned,
+    keep,
+    ready,
+    recall_entry,
+    rested,
+    screen,
+)
 from tmapipe.tuning.cost import estimate
 from tmapipe.tuning.problem import Candidate, Device, Problem
 from tmapipe.tuning.tuner import Tuned, choose, choose_conv, ranked, tune
@@ -29,3 +59,268 @@ __all__ = [
     "ranked",
     "tune",
 ]
+
+
+# ---- autotune --------------------------------------------------------------------------------------------------------
+#
+# autotune: which parameters make the fastest schedule of a function of one's own, by measurement.
+
+
+METHOD = Method(rounds=4, batch=5, rest=0.1)
+FINALISTS = 4
+APART = 2e-2  # relative difference of results that mean the same: bf16 rounds to 0.2 %
+
+Parameters = dict[str, Any]
+
+
+@attrs.frozen
+class Choice:
+    """What was taken for one kind of call.
+
+    Args:
+        schedule: Ready to be called.
+        parameters: What it was made of.
+        us: Time of a launch (microseconds); None: chosen without measuring.
+        timings: (parameters, timing) of what was timed at length, the fastest first.
+        refused: (parameters, why) of what could not be used.
+    """
+
+    schedule: Schedule
+    parameters: Parameters
+    us: float | None = None
+    timings: tuple[tuple[Parameters, Timing], ...] = ()
+    refused: tuple[tuple[Parameters, str], ...] = ()
+
+
+def autotune(
+    space: Mapping[str, Sequence[Any]],
+    *,
+    key: Callable[..., Parameters] | None = None,
+    most: int = 32,
+    jobs: int | None = None,
+    progress: bool = True,
+) -> Callable[[Callable[..., Schedule]], AutoTuned]:
+    """Makes a kernel of a function that returns a schedule: a call measures which parameters are the fastest, once a kind of
+    tensors.
+
+    Args:
+        space: Parameter of the function -> its values, the likely ones first.
+        key: From a call's tensors, what else the function is called with, such as ``lambda x: {"length": x.shape[1]}``. Calls
+            of equal keys, element types and numbers of dimensions share a choice. None: nothing else, and calls of equal
+            shapes do.
+        most: Candidates to try: the first ones that can be planned, in the order of the space, whose last parameter varies
+            fastest.
+        jobs: Compiling processes; None: one per core, at most 16.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        InputError: For a space that is empty, or values that are none.
+    """
+    if not isinstance(space, Mapping) or not space or not all(isinstance(name, str) for name in space):
+        raise InputError("autotune(space)", space, "is parameters with their values", 'e.g. {"warps": (4, 8)}')
+    for name, values in space.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise InputError(f"autotune(space[{name!r}])", values, "is a sequence of values", "e.g. (4, 8)")
+    if key is not None and not callable(key):
+        raise InputError("autotune(key)", key, "is a function of the tensors", "leave it out")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise InputError("autotune(most)", most, "is a positive number of candidates", "leave it out")
+    return lambda make: AutoTuned(make, dict(space), key, most, jobs, progress)
+
+
+class AutoTuned:
+    """A function that makes schedules, as a kernel. Call it with tensors; `choice` says what was taken for them.
+
+    On a GPU, each candidate is proved safe and compiled; those that are refused, unsafe, or keep registers in local memory
+    fall out. They are timed on the call's own tensors, with rests, in random order, on a cold L2 cache, and the outputs of
+    each must be those of the first one up to rounding. What was found is remembered on disk, by the function's source, the
+    key, the element types, the GPU and versions (`tmapipe.tuning.compiling`). Elsewhere the first candidate that can be
+    planned
+    is taken.
+
+    Args:
+        make, space, key, most, jobs, progress: As of `autotune`, of the function `make`.
+
+    Raises:
+        InputError: *make* cannot be called.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Schedule],
+        space: dict[str, Sequence[Any]],
+        key: Callable[..., Parameters] | None,
+        most: int,
+        jobs: int | None,
+        progress: bool,
+    ):
+        if not callable(make):
+            raise InputError("autotune()", make, "is over a function that returns a schedule", "decorate one")
+        functools.update_wrapper(self, make)
+        self.make, self.space, self.key = make, space, key
+        self.most, self.jobs, self.progress = most, jobs, progress
+        self.choices: dict[Any, Choice] = {}
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """As `Schedule.__call__` of the fastest schedule for these tensors.
+
+        Args:
+            tensors, out, named: As of a call of the schedule.
+
+        Raises:
+            InputError: No candidate takes these tensors.
+            PipelineError: No candidate works.
+        """
+        return self.choice(*tensors, out=out, **named).schedule(*tensors, out=out, **named)
+
+    def _fixed(self, tensors: Any, named: Any) -> Parameters:
+        """What the key says of a call."""
+        found = {} if self.key is None else self.key(*tensors, **named)
+        if not isinstance(found, Mapping):
+            raise InputError(
+                "autotune(key)", found, "returns arguments by name, in a dictionary", 'e.g. {"columns": 128}'
+            )
+        return dict(found)
+
+    def choice(self, *tensors: Any, out: Any = None, **named: Any) -> Choice:
+        """What is taken for these tensors, measured if it has not been.
+
+        Args:
+            tensors, out, named: As of a call of the schedule.
+        """
+        given = [*tensors, *named.values(), *(() if out is None else (out,))]
+        fixed = self._fixed(tensors, named)
+        kinds = tuple((str(x.dtype), x.ndim) for x in given)
+        shapes = () if self.key is not None else tuple(tuple(x.shape) for x in given)
+        found = json.dumps([sorted(fixed.items()), kinds, tuple(named), out is None, shapes], default=str)
+        if found not in self.choices:
+            self.choices[found] = self._choose(found, fixed, tensors, named, out)
+        return self.choices[found]
+
+    def candidates(self, *tensors: Any, out: Any = None, **named: Any) -> tuple[list[Parameters], dict[int, str]]:
+        """(the parameters that are tried for these tensors, what is wrong with others by number), without a GPU.
+
+        Args:
+            tensors, out, named: As of a call of the schedule.
+        """
+        fixed = self._fixed(tensors, named)
+        good: list[Parameters] = []
+        bad: dict[int, str] = {}
+        for number, values in enumerate(itertools.product(*self.space.values())):
+            parameters = dict(zip(self.space, values, strict=True))
+            try:
+                schedule = self.make(**fixed, **parameters)
+                schedule.plan(schedule.bind(*tensors, out=out, **named).dtypes)
+            except InputError as error:
+                bad[number] = str(error)
+                continue
+            good.append(parameters)
+            if len(good) == self.most:
+                break
+        if not good:
+            why = next(iter(bad.values())).removesuffix(".")
+            raise InputError("autotune(space)", self.space, f"has no candidate for these tensors: {why}", "widen it")
+        return good, bad
+
+    # ---- choosing -------------------------------------------------------------------------------------------------
+
+    def _choose(
+        self, name: str, fixed: Parameters, tensors: tuple[Any, ...], named: dict[str, Any], out: Any
+    ) -> Choice:
+        few, _ = self.candidates(*tensors, out=out, **named)
+        first = tensors[0] if tensors else next(iter(named.values()))
+        if not getattr(first, "is_cuda", False):
+            return Choice(self.make(**fixed, **few[0]), few[0])
+        import torch
+
+        gpu, entry = torch.cuda.get_device_name(first.device), f"{self._fingerprint()} {name}"
+        known = recall_entry(entry, gpu)
+        if known is not None and known["parameters"] in few:
+            return Choice(self.make(**fixed, **known["parameters"]), known["parameters"], known["us"])
+        from tmapipe.gpu.launch import CudaClock
+
+        schedules, wrong = self._build(fixed, few, tensors, named, out)
+        runs = {
+            number: functools.partial(schedule, *tensors, out=out, **named) for number, schedule in schedules.items()
+        }
+        wrong |= differing(runs)
+        choice = measured({n: run for n, run in runs.items() if n not in wrong}, CudaClock(device=str(first.device)))
+        if not choice:
+            said = "; ".join(f"{few[number]}: {error}" for number, error in wrong.items())
+            raise PipelineError(f"no candidate of {self.make.__name__} works: {said}")
+        best, timing = choice[0]
+        try:
+            keep(entry, gpu, {"parameters": few[best], "us": timing.us})
+        except (OSError, TypeError) as error:  # of which the second is for values that are no JSON
+            warnings.warn(f"autotune cannot keep its result in {cache_folder()}: {error}", stacklevel=4)
+        return Choice(
+            schedules[best],
+            few[best],
+            timing.us,
+            tuple((few[number], each) for number, each in choice),
+            (*((few[number], error) for number, error in wrong.items()),),
+        )
+
+    def _build(
+        self, fixed: Parameters, few: list[Parameters], tensors: tuple[Any, ...], named: dict[str, Any], out: Any
+    ) -> tuple[dict[int, Schedule], dict[int, str]]:
+        """The candidates that are safe, compile and spill nothing, by number, and what is wrong with others."""
+        from tqdm import tqdm
+
+        jobs = [functools.partial(job_of, self.make, {**fixed, **each}, self._kinds(fixed, each, tensors, named, out))
+                for each in few]  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+            with tqdm(total=len(few), desc=f"compiling {self.make.__name__}", disable=not self.progress) as bar:
+                errors = compile_each(jobs, Path(folder), self.jobs, lambda *_: bar.update() and None, spills=False)
+            schedules = {n: ready(jobs[n], Path(folder), n) for n, error in errors.items() if not error}
+        return schedules, {number: error for number, error in errors.items() if error}
+
+    def _kinds(
+        self, fixed: Parameters, parameters: Parameters, tensors: tuple[Any, ...], named: dict[str, Any], out: Any
+    ) -> tuple[dict[str, str], dict[str, int]]:
+        """Types and numbers of dimensions of all tensors of a call."""
+        bound = self.make(**fixed, **parameters).bind(*tensors, out=out, **named)
+        types = {name: dtype.name for name, dtype in bound.dtypes.items()}
+        return types, {name: tensor.ndim for name, tensor in bound.tensors.items()}
+
+    def _fingerprint(self) -> str:
+        """Of the function: its name and its source."""
+        try:
+            source = inspect.getsource(self.make)
+        except (OSError, TypeError):
+            source = repr(self.make)
+        return f"{self.make.__name__}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+
+
+def job_of(
+    make: Callable[..., Schedule], parameters: Parameters, kinds: tuple[dict[str, str], dict[str, int]]
+) -> tuple[Schedule, dict[str, str], dict[str, int]]:
+    """As `tmapipe.tuning.compiling.Job`."""
+    return make(**parameters), *kinds
+
+
+def differing(runs: Mapping[int, Run]) -> dict[int, str]:
+    """Of runs that return their outputs, those that fail, or whose outputs are not those of the first that does not."""
+    right: list[Any] | None = None
+    wrong = {}
+    for number, run in runs.items():
+        try:
+            found = run()
+        except PipelineError as error:
+            wrong[number] = str(error).splitlines()[0]
+            continue
+        outputs = [each.double() for each in (found if isinstance(found, tuple) else (found,))]
+        if right is None:
+            right = outputs
+            continue
+        for mine, other in zip(outputs, right, strict=True):
+            off = float((mine - other).norm() / other.norm().clamp_min(1e-30))
+            if not off < APART:
+                wrong[number] = f"its result is off that of the first one by {off:.1e}"
+    return wrong
+
+
+def measured(runs: Mapping[int, Run], clock: Clock, method: Method = METHOD) -> list[tuple[int, Timing]]:
+    """The best few, timed at length, the fastest first."""
+    kept = screen(runs, clock, FINALISTS, seed=method.seed)
+    return sorted(rested({number: runs[number] for number in kept}, clock, method).items(), key=lambda item: item[1].us)

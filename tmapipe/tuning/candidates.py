@@ -8,6 +8,8 @@ from typing import Any
 
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import check_type
+from tmapipe.plan.declarations import launch_registers
+from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.schedules.mainloop import in_shares
 from tmapipe.tuning.problem import SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
@@ -61,6 +63,9 @@ WHOLE = 4  # CTAs of which one may load for all
 MOST_CTAS = 8  # of a cluster that every GPU takes
 LEAST_SHARED, SHARED_SLOTS = 2, 6  # spans of k of each; slots, more of which take long to prove
 MOST_PARTS_BYTES = 512e6  # of the workspace
+SMALL, SMALL_STEPS = 128, 4  # extents of products of which several CTAs share a multiprocessor, and spans of their k
+MOST_SHARE, BESIDE_SUMS = 8, 28  # CTAs, and registers of a thread beside its sums
+BARRIERS = 2048  # bytes of barriers, and of what is left out between tiles
 
 
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
@@ -77,6 +82,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 cluster not in LARGE_CLUSTERS or few or tile[0] * tile[1] >= 128 * 128
             ):
                 yield from _whole(problem, device, kind, tile, cluster, along, fitted)
+    yield from _small(problem, device)
     if not problem.dtype.integer:
         yield from _sharing_k(problem, device)
         for along in "mn":
@@ -108,6 +114,24 @@ def _whole(
         yield Candidate(kind, tile, cluster, tuple(near.items()))
     if found.get("in_turn") is False and "store_stages" in found:
         yield Candidate(kind, tile, cluster, tuple(option for option in options if option[0] != "store_stages"))
+
+
+def _small(problem: Problem, device: Device) -> Iterator[Candidate]:
+    """Of many small products several CTAs on a multiprocessor, each of which has one tile: their loads, matmuls and stores run
+    at once."""
+    steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
+    least = problem.batch < device.multiprocessors or problem.dtype.bytes != 2
+    if least or problem.m > SMALL or problem.n > SMALL or steps > SMALL_STEPS:
+        return
+    n = max(32, ceil_div(problem.n, 16) * 16)
+    for m, stages in itertools.product((64, 128) if problem.m > 64 else (64,), {1, min(2, steps)}):
+        bytes_ = stages * (m + n) * SWIZZLE_SPAN + m * n * problem.out.bytes + BARRIERS
+        warps, target = m // 16 + 1, arch_named("sm_90a")
+        room = (target.smem + SM_RESERVED) // (bytes_ + SM_RESERVED)
+        for share in range(min(MOST_SHARE, room), 1, -1):
+            if launch_registers(warps, target, share) >= n // 2 + BESIDE_SUMS:
+                yield Candidate("Gemm", (m, n), (1, 1), (("stages", stages), ("store_stages", 1), ("share", share)))
+                break
 
 
 def _in_parts(

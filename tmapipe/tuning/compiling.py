@@ -23,7 +23,7 @@ import attrs
 
 import tmapipe
 from tmapipe.base import disk
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, MissingPackageError, needed
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm
@@ -39,17 +39,12 @@ if TYPE_CHECKING:
 #
 # Each process proves its schedules (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller
 # loads. Such a process runs `main`: it reads jobs from its standard input and writes one line for each that is done.
-# It looks for modules where its parent does, before it imports anything else, and not in the folder that it happens
-# to run in. Jobs are sent with cloudpickle, which takes functions that pickle does not.
+# It looks for modules where its parent does, before it imports anything else. Jobs are sent with cloudpickle.
 
 
 #: What such a process begins with: only then does it know where the library is.
-_BEGIN = """
-import json, sys
-sys.path[:] = json.loads(sys.stdin.buffer.readline())
-from tmapipe.tuning.compiling import main
-main()
-"""
+_BEGIN = "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline())"
+_BEGIN += "; from tmapipe.tuning.compiling import main; main()"
 
 #: Makes a schedule, and says the types and the numbers of dimensions of its tensors.
 Job = Callable[[], tuple[Schedule, Mapping[str, Any], dict[str, int]]]

@@ -126,14 +126,15 @@ FITTED = Constants()
 class Work(NamedTuple):
     """What a candidate does, or of several, as arrays.
 
-    m, n: elements of its tile; along_m, along_n: CTAs of a cluster. asked_a, asked_b: rows that its busiest CTA loads. rows,
-    columns: of its accumulators, which *warpgroups* share. down, right: clusters along m and n of one of *batch* matrices,
-    with *parts* of k. resident: clusters at once; multiprocessors: of the device. steps: spans of k of a tile, *spans* of
-    them in a slot. of_a, of_b: whether the pitch of a row is a multiple of 128 bytes. pingpong, by_gpc, in_parts, transposed:
-    whether it is. elements: of the output, *stored* bytes each. read: bytes of the operands. memory: GB/s of the device's
-    memory. slots: of the ring. one_buffer: whether a warpgroup has one output buffer. lines: bytes of the 128-byte lines that
-    a tile's stores touch, over those stored. boxes: of rows that the slowest CTA loads again, instead of zeros. zeros: rows
-    that it fills, for itself and its peers. sharing: CTAs of a cluster that share k.
+    m, n: elements of its tile; along_m, along_n: CTAs of a cluster. asked_a, asked_b: rows that its busiest CTA loads.
+    rows, columns: of its accumulators, which *warpgroups* share. down, right: clusters along m and n of one of *batch*
+    matrices, with *parts* of k; those of several CTAs on a multiprocessor count as one CTA's. resident: clusters at once;
+    multiprocessors: of the device. steps: spans of k of a tile, *spans* of them in a slot. of_a, of_b: whether the pitch
+    of a row is a multiple of 128 bytes. pingpong, by_gpc, in_parts, transposed: whether it is. elements: of the output,
+    *stored* bytes each. read: bytes of the operands. memory: GB/s of the device's memory. slots: of the ring. one_buffer:
+    whether a warpgroup has one output buffer. lines: bytes of the 128-byte lines that a tile's stores touch, over those
+    stored. boxes: of rows that the slowest CTA loads again, instead of zeros. zeros: rows that it fills, for itself and
+    its peers. sharing: CTAs of a cluster that share k.
     """
 
     m: Any
@@ -189,7 +190,7 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
     return Work(
         m=m, n=n, along_m=along_m, along_n=along_n, rows=rows, columns=columns,
         asked_a=asked(m, along_n), asked_b=asked(n, along_m),
-        warpgroups=1 if pingpong else rows // 64 if rows <= 192 else 2,
+        warpgroups=candidate.share * (1 if pingpong else rows // 64 if rows <= 192 else 2),
         down=down, right=right, batch=problem.batch, parts=candidate.parts,
         resident=resident, multiprocessors=device.multiprocessors,
         steps=ceil_div(slots, candidate.parts * candidate.sharing) * candidate.spans, spans=candidate.spans,
@@ -197,7 +198,7 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
         pingpong=pingpong, by_gpc=candidate.by_gpc, in_parts=candidate.in_parts, transposed=problem.majors != ("k", "k"),
         elements=elements, stored=4 if candidate.in_parts else problem.out.bytes,
         read=problem.bytes - elements * problem.out.bytes, memory=device.memory,
-        slots=candidate.slots, one_buffer=dict(candidate.options).get("store_stages", 2) == 1,
+        slots=candidate.slots, one_buffer=candidate.share == 1 and dict(candidate.options).get("store_stages", 2) == 1,
         lines=_lines(problem, candidate), ragged=_ragged(problem, candidate),
         boxes=boxes, zeros=zeros, sharing=candidate.sharing,
     )  # fmt: skip

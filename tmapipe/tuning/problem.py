@@ -28,14 +28,14 @@ from tmapipe.base.arithmetic import (
 )
 from tmapipe.bind.bound import check_kind, of_sums
 from tmapipe.bind.tensors import last_but_one
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
 from tmapipe.errors import InputError, is_count, must
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.tiles.dynamic import GpcTiles
 from tmapipe.tiles.grouped import SplitKTiles
-from tmapipe.tiles.persistent import Grouped, Hilbert, PersistentTiles, Snake
+from tmapipe.tiles.persistent import GridTiles, Grouped, Hilbert, PersistentTiles, Snake
 
 # ---- problem ---------------------------------------------------------------------------------------------------------
 #
@@ -329,7 +329,7 @@ class Candidate:
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
             "store_hint", the L2 hint of whole outputs;
             "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k, or CTAs of a cluster that share k, and
-            then "clusters" of a tile; "spans", of 128 bytes of k in a slot.
+            then "clusters" of a tile; "spans", of 128 bytes of k in a slot; "share", CTAs on a multiprocessor, one tile each.
             These names are kept on disk.
     """
 
@@ -366,9 +366,16 @@ class Candidate:
         return int(dict(self.options).get("spans", 1))
 
     @property
+    def share(self) -> int:
+        """CTAs on a multiprocessor."""
+        return int(dict(self.options).get("share", 1))
+
+    @property
     def slots(self) -> int:
-        """Slots of the ring, at least one: what fits beside the output buffers."""
+        """Slots of the rings of a multiprocessor, at least one: what fits beside the output buffers."""
         chosen = dict(self.options)
+        if self.share > 1:
+            return self.share * int(chosen["stages"])
         buffers = own_buffers(self.schedule, self.accumulators[0], chosen.get("in_turn", True)) * chosen.get(
             "store_stages", 2
         )
@@ -406,6 +413,8 @@ class Candidate:
         options: dict[str, Any] = self._operands(problem, chosen)
         if "order" in chosen:
             options["tiles"] = order_of(*chosen.pop("order"))
+        if "share" in chosen:
+            options["tiles"] = GridTiles(Grouped(1), chosen.pop("share"))
         if "clusters" in chosen:
             options["tiles"] = SplitKTiles(chosen.pop("clusters"))
         form: dict[str, Any] = {"cluster": self.cluster}

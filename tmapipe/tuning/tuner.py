@@ -16,7 +16,7 @@ from tmapipe.base.arithmetic import ceil_div, dtype_of
 from tmapipe.base.disk import cache_folder
 from tmapipe.base.tma_rules import Windows
 from tmapipe.bind.bound import check_kind
-from tmapipe.epilogue.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, MissingGpuError, PipelineError, check_bool, check_type, is_count, needed
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import Conv
@@ -132,11 +132,22 @@ def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     for candidate, us in close:
         if us <= UNSURE * close[0][1]:
             found.setdefault(_form(candidate), candidate)
-    return list(found.values())[:most]
+    few = list(found.values())
+    shared = [candidate for candidate in few if candidate.share > 1]  # of which the estimate says least
+    if most < 2 or not shared or shared[0] in few[:most]:
+        return few[:most]
+    return [*few[: most - 1], shared[0]]
 
 
 def _form(candidate: Candidate) -> tuple[Any, ...]:
-    return candidate.schedule, candidate.tile, candidate.accumulators, candidate.sharing, candidate.parts
+    return (
+        candidate.schedule,
+        candidate.tile,
+        candidate.accumulators,
+        candidate.sharing,
+        candidate.parts,
+        candidate.share,
+    )
 
 
 def _check(problem: Any, device: Any) -> None:
@@ -225,7 +236,7 @@ def _plain(problem: Problem, device: Device) -> Iterator[Candidate]:
     """The candidates that a `Conv` can be: whole tiles, rows of windows, one span of channels a slot."""
     for each in candidates(problem, device):
         names = {name for name, _ in each.options}
-        if each.schedule in ("Gemm", "PingPong") and not names & {"along", "spans", "outside"}:
+        if each.schedule in ("Gemm", "PingPong") and not names & {"along", "spans", "outside", "share"}:
             yield each
 
 

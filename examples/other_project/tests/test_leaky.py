@@ -18,10 +18,10 @@ def test_it_is_safe() -> None:
 
 def test_it_computes_what_numpy_does() -> None:
     generator = np.random.default_rng(0)
-    a, b, bias = (generator.integers(-3, 4, shape).astype(tp.bf16.numpy) for shape in ((40, 72), (24, 72), 24))
+    a, b, bias = (generator.integers(-3, 4, shape).astype(tp.dtypes.bf16.numpy) for shape in ((40, 72), (24, 72), 24))
     d = LeakyGemm(0.5, *SMALL)(a, b, bias=bias)
     x = a.astype(np.float32) @ b.astype(np.float32).T + bias.astype(np.float32)
-    assert (d == np.maximum(x, 0.5 * x).astype(tp.bf16.numpy)).all()
+    assert (d == np.maximum(x, 0.5 * x).astype(tp.dtypes.bf16.numpy)).all()
 
 
 def test_it_is_an_operator() -> None:

@@ -8,7 +8,7 @@ class Program(tp.Schedule):
     ring = tp.BarrierRing(2, producer=load, consumer=add)
     x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
     y = tp.TmaStoreStage("m n", tile=(4, 64), role=add, stages=1)
-    tiles = tp.DynamicTiles()
+    tiles = tp.tiles.DynamicTiles()
 
     @load.jit
     def fill(self, k, tile):

@@ -1,0 +1,145 @@
+"""PyTorch's own sample inputs through `tmapipe.torch`: ``python -m tests.operators``.
+
+The samples are those of ``op_db``, on the GPU, or on the CPU, where the model stands for kernels. Each result is compared with
+torch's in double precision, and so are gradients where torch has them. Prints, for each operator and type, how many samples
+are right, how many a kernel has computed, and why the others fell back. Exit code 1: one is wrong, or raised an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.testing._internal.common_methods_invocations import op_db
+
+import tmapipe.torch as tt
+from tmapipe.torch.operators import settings
+
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def addmm(c: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    if c.ndim == 1 and c.shape[0] == b.shape[1] and beta == alpha == 1:
+        return tt.linear(a, b.mT, c)
+    return beta * c + alpha * tt.matmul(a, b)
+
+
+def softmax(function: Callable[..., Any], x: Any, dim: int, dtype: Any = None) -> Any:
+    return function(x if dtype is None else x.to(dtype), dim)
+
+
+def layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    weight = torch.ones(shape, dtype=x.dtype, device=x.device) if weight is None else weight
+    return (
+        tt.layer_norm(x, weight, bias, eps) if len(shape) == 1 else functional.layer_norm(x, shape, weight, bias, eps)
+    )
+
+
+def rms_norm(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    weight = torch.ones(shape, dtype=x.dtype, device=x.device) if weight is None else weight
+    return tt.rms_norm(x, weight, eps) if len(shape) == 1 else functional.rms_norm(x, shape, weight, eps)
+
+
+def cross_entropy(x: Any, target: Any, weight: Any = None, **named: Any) -> Any:
+    plain = weight is None and not set(named) - {"ignore_index", "reduction"} and not target.is_floating_point()
+    return tt.cross_entropy(x, target, **named) if plain else functional.cross_entropy(x, target, weight, **named)
+
+
+OURS: dict[str, Callable[..., Any]] = {
+    "mm": tt.matmul,
+    "bmm": tt.matmul,
+    "addmm": addmm,
+    "matmul": tt.matmul,
+    "nn.functional.linear": tt.linear,
+    "softmax": lambda x, dim, dtype=None: softmax(tt.softmax, x, dim, dtype),
+    "log_softmax": lambda x, dim, dtype=None: softmax(tt.log_softmax, x, dim, dtype),
+    "nn.functional.layer_norm": layer_norm,
+    "nn.functional.rms_norm": rms_norm,
+    "nn.functional.cross_entropy": cross_entropy,
+}
+
+
+def wide(value: Any) -> Any:
+    """The same in double precision."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().double() if value.is_floating_point() else value
+    return type(value)(map(wide, value)) if isinstance(value, (tuple, list)) else value
+
+
+def differs(sample: Any, ours: Callable[..., Any], its: Callable[..., Any], tolerance: float) -> str:
+    """ "", or what is wrong with a sample's result and gradients."""
+    given = (sample.input, *sample.args)
+    right_given = [wide(x) for x in given]
+    named = {name: wide(value) for name, value in sample.kwargs.items() if name != "dtype"}
+    tracked = [x for x in right_given if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    own = [x for x in given if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    for x in (*tracked, *own):
+        x.requires_grad_()
+    right, found = its(*right_given, **named), ours(*given, **sample.kwargs)
+    scale = max(1.0, right.abs().max().item() if right.numel() else 0.0)
+    if found.shape != right.shape:
+        return f"is of shape {tuple(found.shape)}, not {tuple(right.shape)}"
+    if right.numel() and (bad := (found.double() - right).abs().max().item()) > tolerance * scale:
+        return f"off by {bad:.1e}"
+    if right.numel() and right.requires_grad and found.requires_grad:
+        grads = torch.autograd.grad(found.double().sum(), own, allow_unused=True)
+        for mine, other in zip(grads, torch.autograd.grad(right.sum(), tracked, allow_unused=True), strict=True):
+            if mine is not None and other is not None and other.numel():
+                most = max(1.0, other.abs().max().item())
+                if (bad := (mine.double() - other).abs().max().item()) > 4 * tolerance * most:
+                    return f"a gradient is off by {bad:.1e}"
+    return ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("operators", nargs="*", help=f"of {', '.join(OURS)}")
+    options = parser.parse_args(argv)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings.model = device == "cpu"
+    torch.set_float32_matmul_precision("high")  # fp32 by tf32
+    wrong, reasons, totals = [], Counter[str](), Counter[str]()
+    print(f"{'operator':30} type  samples right by kernel fell back")
+    for op in op_db:
+        ours = OURS.get(op.name)
+        if (
+            ours is None
+            or op.variant_test_name not in ("", "with_dtype")
+            or (options.operators and op.name not in options.operators)
+        ):
+            continue
+        for short, dtype in TYPES.items():
+            counts = Counter[str]()
+            for index, sample in enumerate(op.sample_inputs(device, dtype, requires_grad=False)):
+                before = tt.fallbacks()
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        said = differs(sample, ours, op.op, 2e-2 if short != "fp32" else 5e-3)
+                except Exception as error:
+                    said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                fell = {reason for reason, count in tt.fallbacks().items() if count > before.get(reason, 0)}
+                reasons.update(fell)
+                counts.update(samples=1, right=not said, kernel=not said and not fell, fell=bool(fell))
+                if said:
+                    wrong.append(f"{op.name} {short} {index}: {said}")
+            name = f"{op.name} {op.variant_test_name}".strip()
+            row = [counts[what] for what in ("samples", "right", "kernel", "fell")]
+            print(f"{name:30} {short:5} {row[0]:7} {row[1]:5} {row[2]:9} {row[3]:9}", flush=True)
+            totals.update(counts)
+    print(*(f"{count:5} {reason}" for reason, count in reasons.most_common()), sep="\n")
+    print(*wrong, sep="\n")
+    right, alone, fell = (totals[what] for what in ("right", "kernel", "fell"))
+    print(f"{totals['samples']} samples: {right} right, {alone} by kernels alone, {fell} fell back")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Attention as an operator of torch, forward."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tmapipe.errors import InputError
+from tmapipe.schedules.attention import Attention, empty_like, options_for
+from tmapipe.schedules.splitattention import SplitAttention, parts_for
+from tmapipe.torch.operators import TYPES, eager, otherwise, reason_of, where
+
+__all__ = ["scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``softmax(scale * query key^T) value``, as `torch.nn.functional.scaled_dot_product_attention`, without gradients.
+
+    Args:
+        query: [batch, heads, queries, d] or [heads, queries, d], in any order in memory, d contiguous.
+        key, value: Likewise, of keys in the place of queries; value perhaps of another d.
+        attn_mask: None; others are computed by torch.
+        dropout_p: 0.0; others are computed by torch.
+        is_causal: Whether query i sees the keys up to number i alone.
+        scale: Of the products; None: 1 / sqrt(d).
+        enable_gqa: Whether query may have a multiple of the heads of key and value.
+
+    Raises:
+        InputError: A tensor requires gradients, and they are recorded.
+    """
+    given = (query, key, value)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        rule = "has no gradients: there is a kernel for the forward pass alone"
+        fix = "call it within torch.no_grad(), or torch.nn.functional's"
+        raise InputError("tmapipe.torch.scaled_dot_product_attention", "tensors that require gradients", rule, fix)
+    reason = "attn_mask" if attn_mask is not None else "dropout_p" if dropout_p else _other_shapes(*given, enable_gqa)
+    if reason is not None:
+
+        def run() -> torch.Tensor:
+            return functional.scaled_dot_product_attention(
+                *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+
+        return otherwise("scaled_dot_product_attention", reason, run)
+    if torch.is_autocast_enabled(query.device.type):
+        given = tuple(x.to(torch.get_autocast_dtype(query.device.type)) for x in given)
+    if query.ndim == 3:
+        given = tuple(x.unsqueeze(0) for x in given)
+    found = _attention(*given, is_causal, scale) if eager(*given) else _attention_op(*given, is_causal, scale)
+    return found.squeeze(0) if query.ndim == 3 else found
+
+
+def _other_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> str | None:
+    """Why no kernel takes tensors of these shapes, which torch may word as errors."""
+    if not 3 <= q.ndim <= 4 or not q.ndim == k.ndim == v.ndim:
+        return "tensors of other than three or four dimensions"
+    if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1] or q.shape[:-3] != k.shape[:-3]:
+        return "shapes that differ"
+    if not (q.shape[-3] == k.shape[-3] or (grouped and k.shape[-3] and q.shape[-3] % k.shape[-3] == 0)):
+        return "other numbers of heads"
+    return None if q.numel() and k.numel() and v.numel() else "tensors without elements"
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
+    def run() -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
+
+    reason = where(q)
+    if reason is None and len({x.dtype for x in (q, k, v)}) > 1:
+        reason = "tensors of several types"
+    if reason is None and q.dtype not in TYPES:
+        reason = str(q.dtype).removeprefix("torch.")
+    if reason is None:
+        try:
+            given: dict[str, Any] = {"causal": "start"} if causal else {}
+            d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
+            options = options_for(q.shape, k.shape, v.shape[3], given)
+            schedule = _split(parts, d, scale) if parts > 1 else _schedule(d, scale, tuple(options.items()))
+            return schedule(q, k, v, out=empty_like(q, v.shape[3]))
+        except InputError as error:
+            reason = reason_of(error)
+    found = otherwise("scaled_dot_product_attention", reason, run)
+    return empty_like(q, v.shape[3]).copy_(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _schedule(d: tuple[int, int], scale: float | None, options: tuple[tuple[str, Any], ...]) -> Attention:
+    return Attention(d, scale=scale, **dict(options))
+
+
+_split = functools.lru_cache(maxsize=64)(lambda parts, d, scale: SplitAttention(parts, d, scale=scale))
+_attention_op = torch.library.custom_op(
+    "tmapipe::scaled_dot_product_attention",
+    _attention,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, bool causal, float? scale) -> Tensor",
+)
+
+
+@_attention_op.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
+    return empty_like(q, v.shape[3])
