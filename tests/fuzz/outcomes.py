@@ -90,9 +90,9 @@ def judge(call: Call) -> tuple[Outcome, str]:
         return Outcome.HANG, ""
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        if frame.filename.startswith("<fuzz") or (isinstance(error, TypeError) and _SIGNATURE.search(str(error))):
-            return Outcome.OWN, f"{type(error).__name__}: {error}"
-        text = str(error).splitlines()[0] if str(error) else ""
+        if frame.filename.startswith("<fuzz") or (isinstance(error, TypeError) and _SIGNATURE.search(_text(error))):
+            return Outcome.OWN, f"{type(error).__name__}: {_text(error)}"
+        text = (_text(error).splitlines() or [""])[0]
         return (
             Outcome.BARE,
             f"{type(error).__name__}: {text[:120]} [{'/'.join(frame.filename.split('/')[-2:])}:{frame.lineno}]",
@@ -101,6 +101,13 @@ def judge(call: Call) -> tuple[Outcome, str]:
         for timer, (which, _) in timers.items():
             signal.setitimer(timer, 0)
             signal.signal(which, before[which])
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except ValueError:  # an integer of more digits than Python prints
+        return "of thousands of digits"
 
 
 def _of_parts(error: InputError) -> tuple[Outcome, str]:

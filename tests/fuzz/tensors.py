@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch._subclasses import FakeTensorMode
 
-from tests.fuzz.junk import junk
+from tests.fuzz.junk import junk, said
 from tests.fuzz.outcomes import Call, Wrong
 from tests.fuzz.schedules import SCHEDULES, Schedule
 from tmapipe.base.arithmetic import dtype_of
@@ -181,7 +181,7 @@ def _show(value: Any) -> str:
             return f"{type(value).__name__}{tuple(value.shape)} {value.dtype}"
         except Exception:  # it may be anything
             return type(value).__name__
-    return repr(value)[:60]
+    return said(value)[:60]
 
 
 # ---- damages ----------------------------------------------------------------------------------------------------------

@@ -117,6 +117,7 @@ def raising(error):
         (tp.InputError("a", 1, "is a tensor", ""), Outcome.POOR),
         (tp.errors.ScopeError("file.py:3: a slot"), Outcome.REFUSED),
         (ValueError("a"), Outcome.BARE),
+        (KeyError(10**5000), Outcome.BARE),
         (TypeError("f() takes 1 positional argument but 2 were given"), Outcome.OWN),
         (Wrong("two"), Outcome.WRONG),
         (Unsafe("race"), Outcome.UNSAFE),

@@ -92,7 +92,7 @@ class Attention(Schedule):
             raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
         if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real) or not abs(scale) < 1e30):
             raise InputError("Attention(scale)", scale, "is a finite number", "e.g. 0.125")
-        if score is not None and not callable(score):
+        if score is not None and (isinstance(score, type) or not callable(score)):
             rule = "is a function of scores, and of where they are"
             raise InputError("Attention(score)", score, rule, "pass a function")
         if tiles is not None and not isinstance(tiles, TileOrder):

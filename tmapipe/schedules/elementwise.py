@@ -193,9 +193,9 @@ class ElementwiseTiles(Schedule):
             raise InputError("ElementwiseTiles(tile)", tile, "is (rows, columns)", "e.g. (2, 2048)")
         if not isinstance(dims, str) or len(dims.split()) < 2:
             raise InputError("ElementwiseTiles(dims)", dims, "names two dimensions or more", 'e.g. "m n"')
-        for name, value in (("ctas", ctas), ("each", each)):
-            if value is not None and not is_count(value):
-                raise InputError(f"ElementwiseTiles({name})", value, "is a positive number", "leave it out")
+        for name, value in (("ctas", ctas), ("each", each), ("outputs", outputs)):
+            if (value is not None or name == "outputs") and not (is_count(value) and value <= 64):
+                raise InputError(f"ElementwiseTiles({name})", value, "is a positive number, at most 64", "leave it out")
         self.function, self.inputs, self.over = function, inputs, dims
         self.work = Role(warps=min(4, max(1, tile[0] * tile[1] // 512)))
         self.results = ("y",) if outputs == 1 else tuple(f"y{i}" for i in range(outputs))
