@@ -41,7 +41,7 @@ REPLACED = (
     "(CPU|GPU|one|two|three|either|both|every) readings?",
 )
 FOLDERS = ("tmapipe", "tests", "benchmarks", "examples")
-EVERY_PAGE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
+EVERY_PAGE = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 
 
 @attrs.frozen
