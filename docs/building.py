@@ -16,7 +16,7 @@ import griffe
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP = {"README.md": "index.md"}
+TOP = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
 LANGUAGES = {".py": "python", ".json": "json", ".c": "c", ".html": "html"}

@@ -22,7 +22,15 @@ from tests.unit.test_imports import LAYERS
 
 ROOT = pathlib.Path(__file__).parents[2]
 TUTORIALS = tuple(sorted(f"docs/tutorials/{path.name}" for path in (ROOT / "docs/tutorials").glob("[0-9]*.md")))
-PAGES = ("README.md", "docs/concepts.md", "docs/howto.md", "docs/stages.md", *TUTORIALS)
+PAGES = (
+    "README.md",
+    "docs/concepts.md",
+    "docs/howto.md",
+    "docs/stages.md",
+    "docs/howto/practice.md",
+    "docs/howto/signatures.md",
+    *TUTORIALS,
+)
 #: What the glossary replaces: state, relative operation, ready-made, distributed, transposed, backend.
 REPLACED = (
     "moments?",
@@ -33,7 +41,7 @@ REPLACED = (
     "(CPU|GPU|one|two|three|either|both|every) readings?",
 )
 FOLDERS = ("tmapipe", "tests", "benchmarks", "examples")
-EVERY_PAGE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
+EVERY_PAGE = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 
 
 @attrs.frozen

@@ -21,7 +21,7 @@ PUBLIC = (
     "tmapipe.testing",
 )
 MENU = re.findall(r"^\s+- (?:\w+: )?([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-TOP = {"index.md": "README.md"}
+TOP = {"index.md": "README.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 
 
 def directives():
