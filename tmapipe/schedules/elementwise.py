@@ -194,7 +194,9 @@ class ElementwiseTiles(Schedule):
         if not isinstance(dims, str) or len(dims.split()) < 2:
             raise InputError("ElementwiseTiles(dims)", dims, "names two dimensions or more", 'e.g. "m n"')
         for name, value in (("ctas", ctas), ("each", each), ("outputs", outputs)):
-            if (value is not None or name == "outputs") and not (is_count(value) and value <= 64):
+            if (value is not None or name == "outputs") and not (
+                isinstance(value, int) and is_count(value) and value <= 64
+            ):
                 raise InputError(f"ElementwiseTiles({name})", value, "is a positive number, at most 64", "leave it out")
         self.function, self.inputs, self.over = function, inputs, dims
         self.work = Role(warps=min(4, max(1, tile[0] * tile[1] // 512)))
