@@ -262,7 +262,7 @@ class BarrierRing:
         return self.per == "cta"
 
 
-_ROLES = "is a Role for each phase, or a tuple of those that play it at once"
+_ROLES = "is a Role for each phase, or a tuple of the roles that play it at once"
 
 
 def _several(argument: str, value: Any) -> Iterable[Any]:

@@ -149,7 +149,7 @@ def _by_position(schedule: Any, tensors: Tensors, named: dict[str, Any]) -> tupl
 
 
 def as_declared(schedule: Schedule, tensors: Tensors, named: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors with their dimensions as the stages declare them: views of those that are `Schedule.transposed`."""
+    """The tensors with their dimensions as the stages declare them; tensors that are `Schedule.transposed` are viewed."""
     if isinstance(schedule.transposed, tuple) and not schedule.transposed:
         return tensors, named
 
@@ -226,7 +226,8 @@ def remember(
 
 
 def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any], made: dict[str, Any]) -> Any:
-    """As `remember`, of a kernel of rows: what *run* returns. Notes (names of tensors, what takes them in this order).
+    """Calls *run*, a call of a kernel of rows, and returns what it returns. Notes, as `remember` does, what makes the call
+    again: (names of tensors, what takes them in this order).
 
     Args:
         given: Tensors by stage; None for outputs that are made.

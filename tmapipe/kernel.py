@@ -210,7 +210,7 @@ class KernelContext(Carried):
             if dim in part.dims:
                 return self.isa.extent(part.argument, part.dims.index(dim))
         known = ", ".join(dict.fromkeys(d for part in self.plan.transfers for d in part.dims))
-        raise InputError("k.extent", dim, f"names a dimension of a tensor ({known})", "name one of those")
+        raise InputError("k.extent", dim, f"names a dimension of a tensor ({known})", "name one of them")
 
     def windows(self, stage: str, number: Any) -> tuple[Any, ...]:
         """Where window *number* begins, for ``slot.x.load_windows()``: (image, and where in it). With multicast, where the
@@ -244,7 +244,7 @@ class KernelContext(Carried):
             raise InputError("k.full(along)", along, 'is "tile", "rows" or "columns"', "leave it out for a whole tile")
         if part not in buffers and part not in matmuls:
             rule = f"names a stage or a matmul ({', '.join((*buffers, *matmuls))})"
-            raise InputError("k.full", part, rule, "name one of those")
+            raise InputError("k.full", part, rule, "name one of them")
         of = matmuls.get(part)
         layout: ThreadLayout = AccumulatorLayout.of(of) if of else vectors_of(part, buffers[part].tile, self.role)
         if along != "tile":

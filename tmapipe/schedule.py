@@ -58,7 +58,7 @@ class Schedule(Calls):
         relations: A `Dim` for each dimension whose extent is fixed or follows from another one.
         transposed: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares
             them: an a [m, k] of which a stage "k m" loads tiles that are contiguous along m.
-        optional_roles: Roles by name that only some instances have. The bodies of those that an instance lacks are left out.
+        optional_roles: Roles by name that only some instances have. The bodies of roles that an instance lacks are left out.
     """
 
     cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
@@ -239,7 +239,8 @@ class Schedule(Calls):
         return 1
 
     def ring_slots(self, k: KernelContext, ring: str, tile: Tile) -> Any:
-        """As `tile_slots`, of the ring called *ring*, where rings differ: by default the same of each."""
+        """Slots of the ring called *ring* that a tile takes, where rings differ; by default as `tile_slots` says of every
+        ring."""
         return self.tile_slots(k, tile)
 
     def empty_value(self, bound: Bound) -> Any:

@@ -217,7 +217,7 @@ class TmaLoadStage(SlotStage):
             rule = (
                 f"names dimensions of a TmaLoadStage's tile ({', '.join(inner) or 'none'}); the last one is contiguous"
             )
-            raise InputError("strided", ", ".join(strides), rule, "name one of those")
+            raise InputError("strided", ", ".join(strides), rule, "name one of them")
         found = (*(strides.get(dim, 1) for dim in inner), 1)
         check_steps("strided", found)
         return changed(self, strides=found)
@@ -257,7 +257,7 @@ class TmaLoadStage(SlotStage):
     def _loader_produces(self, field: Any, loader: Any) -> None:
         if loader is not None and not any(loader is role for role in self.ring.phases[0]):
             rule = "is a role of the ring's first phase"
-            raise InputError(f"{type(self).__name__}(loader)", loader, rule, "name one of those")
+            raise InputError(f"{type(self).__name__}(loader)", loader, rule, "name one of them")
 
     def __repr__(self) -> str:
         text = shown(
@@ -314,7 +314,7 @@ class SharedStage(SlotStage):
     @writer.validator
     def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
         if self.ring.phase_of(writer) is None:
-            raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of those")
+            raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of them")
 
     @over.validator
     def _over_is_filled_before(self, field: Any, over: Any) -> None:

@@ -154,7 +154,7 @@ def keep(kind: str, name: str, facts: dict[str, Any], content: bytes = b"") -> N
 
 
 def put(kind: str, name: str, facts: dict[str, Any], content: bytes = b"") -> Path:
-    """As `keep`; returns the file. Raises `OSError` if it cannot be written."""
+    """Keeps an entry as `keep` does, and returns its file. Raises `OSError` if it cannot be written."""
     path = cache_folder() / kind / name
     rest = json.dumps(facts, sort_keys=True).encode() + b"\n" + content
     write(path, _BEGIN + _hash(name, rest) + b"\n" + rest)

@@ -72,7 +72,7 @@ class Deadlock:
         return Blocked(agent, op, layout.role(agent), bar, id, ring, name)
 
     def roots(self) -> list[Blocked]:
-        """One of each role and line of those whose wait no other's explains."""
+        """The waits that no other wait explains, one of each role and line."""
         after = {wait.agent: self._because_of(wait) & set(self.blocked) for wait in self.waits}
         reach = {agent: _reached(agent, after) for agent in after}
         found: dict[Any, Blocked] = {}
@@ -169,7 +169,7 @@ class Deadlock:
         return self._equally_often(wait, "team", barrier.name, turns)
 
     def _turn_of_warpgroups(self, wait: Blocked) -> str | None:
-        """As `_turn`, of warpgroups, which meet at named barriers."""
+        """Why warpgroups that take turns, and meet at named barriers, do not come to their turn (`_turn`)."""
         layout, id = self.layout, wait.id or 0
         barrier = next((b for b in layout.plan.named_barriers if 0 <= id - b.id < b.instances), None)
         if barrier is None or not barrier.name.endswith(".turn"):

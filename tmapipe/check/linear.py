@@ -432,7 +432,7 @@ def doing(what: Callable[[], str], share: float = 1.0) -> Iterator[None]:
 
 
 def look(*_: Any) -> None:
-    """As `Patience.look`, every now and then: for what is called often."""
+    """Calls `Patience.look` every now and then: for code that runs often."""
     own = _present.get()
     if own is not None:
         own.calls += 1
@@ -441,7 +441,7 @@ def look(*_: Any) -> None:
 
 
 def look_now() -> None:
-    """As `Patience.look`, each time."""
+    """Calls `Patience.look` each time."""
     own = _present.get()
     if own is not None:
         own.look()

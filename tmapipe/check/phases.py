@@ -451,7 +451,8 @@ class Barriers(Rules):
         return (CLUSTER, range(self.layout.agents)) if id is None else (16 * cta + id, self.layout.cta_warps(cta))
 
     def _join_returned(self, latest: Phase, warps: range) -> None:
-        """Joins the clocks of those that have returned without arriving: the barrier could not complete before."""
+        """Joins the clocks of the warps that have returned without arriving: before they had, the barrier could not
+        complete."""
         for agent in self.returned:
             if agent in warps and agent not in latest.by:
                 self.clocks.release(agent, latest.clock, all_lanes=True)

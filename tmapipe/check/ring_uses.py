@@ -335,7 +335,7 @@ def _of_user(part: Any) -> bool:
 
 
 def _overrides(cls: type) -> Iterator[Any]:
-    """Functions of the user's that stand in the place of those of a shipped schedule, but for its ``__init__``."""
+    """The user's functions that override functions of a shipped schedule, other than ``__init__``."""
     shipped = [each for each in cls.__mro__ if not _of_user(each)]
     for each in filter(_of_user, cls.__mro__):
         for name, value in vars(each).items():

@@ -425,7 +425,7 @@ class Slots(Rules):
         return ((self.clocks.fenced + access.agent, access.time),)
 
     def _ends(self, access: Access) -> dict[int, Step | None]:
-        """By warp, the wait that ended a store, or a wgmma: any of those of its four warps."""
+        """By warp, the wait that ended a store, or a wgmma: the wait of any of the warpgroup's four warps."""
         if access.kind == STORE:
             return {access.agent: self.bulk_waits[access.agent].first(access.number)}
         four = self.layout.group_warps(self.layout.group_of(access.agent)) if access.kind == MMA else ()

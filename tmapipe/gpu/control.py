@@ -112,7 +112,7 @@ def loop_while(carried: Carried, condition: Callable[..., Any], body: Callable[.
 
 
 def rolled(trips: Any, body: Callable[[Any], None]) -> None:
-    """As `loop`, which LLVM does not unroll."""
+    """A `loop` that LLVM does not unroll."""
     loop(trips, body, annotation=no_unrolling())
 
 

@@ -378,7 +378,7 @@ def _boxes(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, 
         stage: Index of the slot.
         at: Where the tile, or the part, starts (elements), one per dimension of the tensor.
         share: Which share, or part.
-        copy: As `_load`, of what it copies and where to.
+        copy: The copy, with what it copies and where to, as `_load` takes it.
     """
     buffer, size, core = load.buffer, load.buffer.dtype.bytes, load.core
     extents, steps, box = list(load.part[-core:]), load.steps[-core:], load.box

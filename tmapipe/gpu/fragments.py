@@ -200,7 +200,7 @@ class GpuFragments(PeerFragments, Sums):
         return Fragment(self, layout, "tile", kind, data)
 
     def _read_rows(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int) -> Fragment:
-        """As `read_part`, of a slot with one extent."""
+        """Reads a slot with one extent, as `read_part` reads other slots."""
         kind, width = slot.buffer.dtype.kind, layout.width
         inside = self.isa.buffers[slot.buffer.name][(None, slot.stage)]
         whole = (

@@ -225,8 +225,8 @@ class Launcher:
         return results[0] if len(results) == 1 else tuple(results)
 
     def caller(self, tensors: Sequence[Any], names: Sequence[str], out: Any, like: Sequence[Any] = ()) -> Caller | None:
-        """As `tmapipe.gpu.kernels.caller_of`; None in a capture, after several that did not take their own tensors, or if
-        launches are waited for."""
+        """The function that `tmapipe.gpu.kernels.caller_of` makes; None in a capture, after several that did not take their
+        own tensors, or if launches are waited for."""
         if capturing() or self.callers >= MOST_CALLERS or self.watchdog is not None:
             return None
         self.callers += 1

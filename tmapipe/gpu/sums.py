@@ -84,7 +84,7 @@ class Runs(Fragments):
         return [(_vector_at(inside, slot.buffer, row, column, width), width) for _, row, column in runs]
 
     def first_to_have(self, layout: ThreadLayout, along: str) -> Any:
-        """Whether the calling lane is the first of those that have the same rows or columns."""
+        """Whether the calling lane is the first of the lanes that have the same rows or columns."""
         lane, warp = self.isa.lane, layout.warp(self.isa.warp)
         if along == "rows":
             first = lane % layout.row_lanes == 0
@@ -147,7 +147,7 @@ class Scans(Runs):
         return found
 
     def _upto(self, value: Any, lane: Any, lanes: int, kind: str) -> Any:
-        """The sum of the values of a lane and of those before it among so many."""
+        """The sum of the values of a lane and of the lanes before it, within groups of so many lanes."""
         distance = 1
         while distance < lanes:
             other = cute.arch.shuffle_sync_up(value, distance)
@@ -343,7 +343,7 @@ class Sums(Scans):
 
 
 def _reduced(op: str, values: list[Any], distances: Sequence[int]) -> Any:
-    """The values of this lane and of those at these distances, reduced."""
+    """The values of this lane and of the lanes at these distances, reduced."""
     if op == "logsumexp":
         return _log_sum_exp(values, distances)
     combine = FUNCTIONS["add" if op == "sum" else op]

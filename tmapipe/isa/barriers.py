@@ -358,7 +358,7 @@ class Wgmma(NamedTuple):
     Accumulators(Use.UPDATE),
 )
 class WgmmaFromRegisters(NamedTuple):
-    """As `Wgmma`, with a from registers, which count among the accumulators. Facts: as of `Wgmma`."""
+    """A `Wgmma` whose operand a is in registers, which count among the accumulators. Facts: as of `Wgmma`."""
 
     matmul: Name
     b: Slot

@@ -199,7 +199,7 @@ class Scans(Carried):
         raise NotImplementedError
 
     def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
-        """Of what `chunk_totals` gave, for each row and chunk the sum of those before it."""
+        """For each row and chunk, the sum of the totals of earlier chunks, as `chunk_totals` gave them."""
         raise NotImplementedError
 
     def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
@@ -248,7 +248,7 @@ class RawRole:
             if dim in part.dims:
                 return self.isa.extent(part.argument, part.dims.index(dim))
         known = ", ".join(dict.fromkeys(d for part in self.isa.plan.transfers for d in part.dims))
-        raise InputError("role.extent", dim, f"names a dimension of a tensor ({known})", "name one of those")
+        raise InputError("role.extent", dim, f"names a dimension of a tensor ({known})", "name one of them")
 
 
 def call_raw(function: Callable[..., None], tensors: list[Any], isa: Isa, role: RoleWarps) -> None:

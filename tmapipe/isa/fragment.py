@@ -63,7 +63,7 @@ class Carried:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise MissingPartError(f"`.{name}` of what has only {_parts_of(self)}. Use one of those.")
+        raise MissingPartError(f"`.{name}` of what has only {_parts_of(self)}. Use one of them.")
 
 
 def _parts_of(part: Carried) -> str:
@@ -214,7 +214,7 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
 def _joined_parts(
     name: str, layout: ThreadLayout | None, along: str, other: Fragment
 ) -> tuple[ThreadLayout | None, str]:
-    """As `_joined`, where one of both has its rows in parts."""
+    """Called in the place of `_joined` where one of the two fragments has its rows in parts."""
     if layout is not None and other.layout is not None and {along, other.along} <= {"parts", "rows"}:
         if layout.key("rows") == other.layout.key("rows"):
             return layout, "parts"

@@ -54,7 +54,7 @@ def copies(load: Load, warps: int) -> Access:
 
 
 def access_of(method: str, given: Sequence[Any], named: Mapping[str, Any], warp: int) -> tuple[str, Access] | None:
-    """What an instruction on fragments does to a slot: (stage, accesses); None if it is none of those that are counted.
+    """What an instruction on fragments does to a slot: (stage, accesses); None for an instruction that is not counted.
 
     Args:
         method: As a node of a program has it.

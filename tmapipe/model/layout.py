@@ -411,7 +411,8 @@ def _end_at_user(error: Exception) -> None:
 
 
 def line_of(error: Exception) -> str | None:
-    """As `locate`, of where *error* was raised: lines of frames that were left since have gone on."""
+    """The place as `locate` names it, of where *error* was raised: the lines of frames that have been left since are no
+    longer those of the error."""
     frames = list(traceback.walk_tb(error.__traceback__))
     for wanted in (3, 2):
         for frame, line in reversed(frames):

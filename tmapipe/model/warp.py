@@ -211,7 +211,7 @@ class MachineFragments(Reductions):
         low, high = surely
         if self.memory is not None and low < high and not ((first or 0) <= low and high <= end):
             rule = f"are {along} that count, but those that do are {first or 0} to {end}"
-            raise InputError("reduction of a tile (surely)", surely, rule, "say so of those alone that always do")
+            raise InputError("reduction of a tile (surely)", surely, rule, "say so only of tiles that always do")
         return super().only_inside(tile, along, first, end, surely, other)
 
     # ---- data -----------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class MachineIsa(Isa):
             extent = self.memory.tensors[store.argument].shape[-1]
             if at[-1] + surely[0] < 0 or at[-1] + surely[1] > extent:
                 rule = f"are columns inside the tensor, of a tile at {at[-1]}, where there are {extent}"
-                raise InputError(f"{store.name}.store(surely)", surely, rule, "say so of those alone that always are")
+                raise InputError(f"{store.name}.store(surely)", surely, rule, "say so only of tiles that always are")
             tensor = self.memory.tensors[store.argument]
             place = tensor.ctypes.data + sum(i * step for i, step in zip(at[::-1], tensor.strides[::-1], strict=False))
             inside = all(i < n for i, n in zip(at[-2::-1], tensor.shape[-2::-1], strict=False))

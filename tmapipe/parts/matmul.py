@@ -193,7 +193,7 @@ class RegisterTile:
 
 @attrs.frozen(eq=False, init=False, repr=False)
 class ClusterSum(RegisterTile):
-    """Declares the sum of the accumulators of those CTAs that differ only along one axis of the cluster, such as partial sums
+    """Declares the sum of the accumulators of the CTAs that differ only along one axis of the cluster, such as partial sums
     of a split k. Each of these CTAs gets some of the columns: CTA i of c gets columns [i n / c, (i + 1) n / c).
 
     In the role's body, ``k.<name>.add(acc)`` sends each peer its columns by st.async, and adds those that it gets, in the

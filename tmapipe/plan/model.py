@@ -329,7 +329,7 @@ class Plan:
 
     @property
     def most(self) -> dict[str, int]:
-        """The largest extents, by dimension, of those that are fixed or bounded."""
+        """The largest extents of the dimensions that are fixed or bounded."""
         found = {dim.name: dim.size if dim.at_most is None else dim.at_most for dim in self.relations}
         return {name: most for name, most in found.items() if most is not None}
 

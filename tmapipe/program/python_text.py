@@ -38,7 +38,7 @@ from tmapipe.protocol.tile import Tile
 
 
 class Uses:
-    """How often each value is used, of those on which something depends."""
+    """How often each value is used, for values on which something depends."""
 
     def __init__(self, nodes: Sequence[Any]):
         self.counts: Counter[Expr] = Counter()
@@ -198,7 +198,7 @@ class _Writer:
         self.level = 0
         self.where: str | None = None
         self.names: dict[Expr, str] = {}
-        self.computed: list[Expr] = []  # of those with names, what is known in the blocks around
+        self.computed: list[Expr] = []  # expressions with names that the blocks around know
         self.depths: dict[Expr, tuple[int, bool]] = {}
         self.named = 0
         self.uses = Uses(program.nodes).counts

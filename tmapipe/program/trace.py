@@ -424,7 +424,7 @@ class _OfWarp:
     # ---- what is live ---------------------------------------------------------------------------------------------
 
     def before(self, nodes: Nodes, live: set[Var]) -> set[Var]:
-        """The fragments that are live before *nodes*, of those that are live after them."""
+        """The fragments that are live before *nodes*, given the fragments that are live after them."""
         for node in nodes:
             if type(node) is Call:
                 self._note_carriers(node)

@@ -393,7 +393,7 @@ Epilogue = Callable[..., Any]
 
 
 class BoundTurnstile(Carried):
-    """A turnstile as one of those sees it that take turns. own: its number among them, of which there are *units*."""
+    """A turnstile, as one of the *units* that take turns sees it. own: the number of this unit."""
 
     _facts: ClassVar[dict[str, str]] = {"inside": "same"}
 

@@ -102,7 +102,7 @@ class PartInSlot(Carried):
             isa.bulk_prefetch(load, start)
 
     def load_from(self, *start: Any) -> None:
-        """As `load`, for the tile that starts at these elements.
+        """Loads, as `load` does, the tile that starts at these elements.
 
         Args:
             start: One index along each dimension of the tensor, perhaps negative or beyond its end: what lies outside is zero.
@@ -128,14 +128,14 @@ class PartInSlot(Carried):
         self._start_load(start, part=i, anywhere=True)
 
     def load_part_from(self, i: Any, *start: Any) -> None:
-        """As `load_part`, for a part that starts at these elements, as in `load_from`."""
+        """Loads, as `load_part` does, the part that starts at these elements, given as in `load_from`."""
         load = self._anywhere("load_part_from")
         where = f"slot.{load.name}.load_part_from"
         check_part(where, load, i)
         self._start_load(check_start(where, load.dims, start), part=i, anywhere=True)
 
     def load_through(self, view: Any, tile: Tile | None = None, **coordinates: Any) -> None:
-        """As `load`, through a descriptor that the kernel has made (`DescriptorStage`): of a tile of the rows that it shows.
+        """Loads, as `load` does, a tile of the rows that a descriptor shows which the kernel has made (`DescriptorStage`).
 
         Args:
             view: What ``acquire()`` gave, in a slot that is open.

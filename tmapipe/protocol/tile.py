@@ -27,7 +27,7 @@ _MAKERS: dict[type, Callable[..., Any]] = {}
 
 
 def stands_for(part: type) -> Callable[[Any], Any]:
-    """Registers a class, or a function that makes an object, for parts of this class and of those derived from it.
+    """Registers a class, or a function that makes an object, for parts of this class and of classes derived from it.
 
     It is called with a role's context (`k` in bodies), the part's name and the part, if that is no other role's. It may return
     None: then bodies have no name for it.
@@ -148,7 +148,7 @@ def start_of(
         raise InputError(where, tile, "takes the tile that the body was called with", "pass coordinates by name")
     unknown = [name for name in coordinates if name not in dims]
     if unknown:
-        raise InputError(where, unknown, f"has dimensions {', '.join(dims)}", "name one of those")
+        raise InputError(where, unknown, f"has dimensions {', '.join(dims)}", "name one of them")
     found: list[Any] = []
     for dim, extent in zip(dims, extents, strict=True):
         place = coordinates.get(dim)
@@ -169,7 +169,7 @@ def start_of(
 def aligned_start(
     where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """As `start_of`, of what starts at a multiple of its extent along the contiguous dimension."""
+    """The start as `start_of` gives it, for a tile that starts at a multiple of its extent along the contiguous dimension."""
     start = start_of(where, dims, extents, tile, coordinates)
     if tile is not None and dims[-1] not in coordinates and tile.anywhere(dims[-1]):
         rule = (

@@ -127,10 +127,11 @@ class Search:
         if not foreseen(positions, every):
             raise Stopped("an operation on an array of barriers or slots was not foreseen")
         if _goes_around(self.idle):
-            raise Stopped("loops that hand on slots in portions of which none fits")
+            raise Stopped("loops that hand on several slots at a time, of which none fit")
 
     def _segment(self, point: Point, before: RunState, choices: tuple[Any, ...], todo: list[Any]) -> None:
-        """Runs from a boundary to the next one, by these decisions; adds to *todo* what is still to be taken, and that one."""
+        """Runs from a boundary to the next one, by these decisions; adds that boundary, and decisions that are still to be
+        taken, to *todo*."""
         now = self.now = Point([walker.copy() for walker in point.walkers], point.facts, point.loops, None)
         state, left, taken = before.copy(), list(choices), list[Any]()
         began = self.log.order, self.loops.iterations

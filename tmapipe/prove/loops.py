@@ -84,7 +84,7 @@ class Loops:
             walker.frames += [("one", node, base), ("block", node.body, 0)]
 
     def enter(self, now: Point, group: list[tuple[Walker, Any]]) -> Loop:
-        """Enters the loops of those that go together."""
+        """The warps that go together enter their loops."""
         kinds = {type(node) for _, node in group}
         if len(kinds) > 1:
             raise Open("loops over tiles of different orders")

@@ -191,7 +191,7 @@ class Shared:
 
 
 def _written(declared: Any) -> dict[str, tuple[str, str, str | None]]:
-    """As `Layout.written`."""
+    """What the program writes, as `Layout.written` has it."""
     found: dict[str, tuple[str, str, str | None]] = {}
     for name, stage in declared.shared.items():
         if type(stage) is SharedStage:

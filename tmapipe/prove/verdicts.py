@@ -388,8 +388,8 @@ known: dict[str, tuple[str, ...]] = {}  #: of what has been found safe in this p
 def require_safe_once(
     schedule: Schedule, dtypes: Mapping[str, DType], program: Traced | None, identity: str | None
 ) -> tuple[str, ...]:
-    """As `require_safe`, unless this version of the library has found a kernel of this identity safe. Returns the outputs of
-    which some shapes store a part.
+    """Does what `require_safe` does, unless this version of the library has found a kernel of this identity safe. Returns the
+    outputs of which some shapes store a part.
 
     Args:
         program: The schedule's, if it could be traced.

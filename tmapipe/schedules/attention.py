@@ -149,7 +149,7 @@ class Attention(Schedule):
         return cls((q.shape[3], width), **options_for(q.shape, k.shape, width, options))
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.__call__`: q, k, v, then o, and lse if there is one."""
+        """Runs the schedule as `Schedule.__call__` does: q, k, v, then o, and lse if there is one."""
         names = ["q", "k", "v", "o", *(("lse",) if self.with_lse else ())]
         given = match(names, tensors, named, out, "o")
         self.check_tensors(given)
@@ -206,7 +206,7 @@ class Attention(Schedule):
             return most(x, 0) if self.causal == "end" else x
 
         last = least(within(seen + (rows - 1)) // n, last)
-        free = least(within(seen + 1) // n, last)  # the end of those that all see as a whole
+        free = least(within(seen + 1) // n, last)  # the end of the blocks that all queries see as a whole
         if self.window is None:
             return last, last - free, free, 0
         first = least(most(seen + (1 - self.window), 0) // n, last)
@@ -269,7 +269,7 @@ class Attention(Schedule):
         return tile.h * k.extent("g") // k.extent("h")
 
     def _whole(self, tile: Tile) -> Tile:
-        """The tile with the dimensions that one tile has all of."""
+        """The tile, with the dimensions that a single tile covers."""
         return tile.also(p=0, d=0, e=0) if self.packed > 1 else tile.also(d=0, e=0)
 
     # ---- bodies -----------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is 
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
 WIDTHS = 2048, 1024, 512, 256, 128, 64, 32  # columns of a tile
 WIDEST_BESIDE = 512  # columns of a tile beside which there are numbers of rows or columns: more rows share them
-VAIN = 1.125  # columns computed, of those that there are, up to which a wider tile is taken
+VAIN = 1.125  # columns computed for each column that exists, up to which a wider tile is taken
 
 
 class ElementwiseTiles(Schedule):
@@ -160,7 +160,7 @@ class ElementwiseTiles(Schedule):
         function: Of fragments, such as ``lambda x, y: tp.math.relu(x) + y``.
         inputs: Of each tensor the dimensions along which it varies, such as "m n", "n", "m" or "", and bytes of its elements.
         dims: Of the output, the last ones of "a b c m n".
-        tile: (rows, columns) that a CTA takes. Beside a tensor that ends with "m", its rows are 16 bytes or more of that one.
+        tile: (rows, columns) that a CTA takes. Where a tensor ends with "m", the rows are 16 bytes or more of that tensor.
         vector: Bytes of which the output's rows are whole multiples.
         ctas: CTAs that share a multiprocessor; None: as many as keep memory busy.
         each: Tiles that a CTA takes one after another; None: 4 where a tile is few bytes, so that threads keep registers.

@@ -88,7 +88,8 @@ class AddParts(Schedule):
         self.d = TmaStoreStage("l m n", tile=tile, role=self.add, stages=2, dtype=dtype)
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
-        """As `Schedule.plan`. Raises `InputError` for types that cannot be added, or whose sums d cannot hold."""
+        """The plan as `Schedule.plan` makes it. Raises `InputError` for types that cannot be added, or whose sums d cannot
+        hold."""
         check_stages(self, "x", "d")
         made = super().plan(dtypes, arch=arch)
         x, d = made.buffer("x").dtype, made.buffer("d").dtype

@@ -372,7 +372,8 @@ class Gemm(Fused):
         self.transposed = (*(("a",) * a.transposed), *(tuple(self.products.values()) if b.transposed else ()))
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.__call__`: a, b, perhaps a table, then d, by position or by name; operands by name.
+        """Runs the schedule as `Schedule.__call__` does: a, b, perhaps a table, then d, by position or by name; operands by
+        name.
 
         Outputs that are reductions are vectors in fp32: [m] or [n], or [l, m] or [l, n] of a batch.
         """

@@ -380,7 +380,7 @@ class Conv(Gemm):
     one_kernel = False  # nor one view of its tensors
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.__call__`: x, f, then d, by position or by name (a, b, d); then operands.
+        """Runs the schedule as `Schedule.__call__` does: x, f, then d, by position or by name (a, b, d); then operands.
 
         Outputs that are reductions are vectors in fp32, of all windows or of all output channels.
         """

@@ -101,11 +101,11 @@ class PingPong:
         return found | ({"epilogue_order": Turnstile(role, stores)} if self.in_turn else {})
 
     def mainloop_turn(self, k: KernelContext) -> AbstractContextManager[object]:
-        """As `Cooperative.mainloop_turn`: waits until the other team has left its mainloop."""
+        """The turn as `Cooperative.mainloop_turn` gives it: waits until the other team has left its mainloop."""
         return k.order.turn()
 
     def epilogue_turn(self, k: KernelContext) -> AbstractContextManager[object]:
-        """As `Cooperative.epilogue_turn`: waits until the other team has left its epilogue, if `in_turn`."""
+        """The turn as `Cooperative.epilogue_turn` gives it: waits until the other team has left its epilogue, if `in_turn`."""
         return k.epilogue_order.turn() if self.in_turn else nullcontext()
 
     def check(self, tiles: TileOrder, epilogue: Epilogue) -> None:

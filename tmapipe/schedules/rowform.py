@@ -104,7 +104,7 @@ def padded(x: Any, whole: bool = False) -> Any:
 
 
 def converted(x: Any, dtype: DType) -> Any:
-    """A tensor of another type; itself if it is of that one."""
+    """The tensor converted to another type; the tensor itself if it has that type."""
     if isinstance(x, np.ndarray):
         return x.astype(dtype.numpy, copy=False)
     return x.to(getattr(sys.modules["torch"], dtype.torch))

@@ -222,7 +222,7 @@ class Rows(Schedule):
             stage.store_from(tile.b, tile.a, self.first(tile), values=values, surely=surely)
 
     def store_numbers(self, stage: Any, tile: Tile, values: Any) -> None:
-        """Stores one number a row, by the first CTA of those that share rows."""
+        """Stores one number a row. Of CTAs that share rows, the first one stores."""
         if not self.stored or self.form.ctas == 1 or tile.n == 0:
             stage.store(tile, values)
 

@@ -112,7 +112,7 @@ class SplitAttention(Attention):
         return end - 1, 0, k.isa.select(more > 0, more, 0), 0
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.__call__`: q, k, v, then o."""
+        """Runs the schedule as `Schedule.__call__` does: q, k, v, then o."""
         given = match(["q", "k", "v", "o"], tensors, named, out, "o")
         self.check_tensors(given)
         q, k, v = (given[name] for name in "qkv")

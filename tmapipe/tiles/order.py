@@ -75,7 +75,7 @@ def check_axes(declared: Declarations, over: str | None) -> None:
     for argument, axis in named:
         if axis not in axes:
             rule = f"is no dimension of the output's tiles ({', '.join(axes)})"
-            raise InputError(argument, axis, rule, "name one of those")
+            raise InputError(argument, axis, rule, "name one of them")
     for loaded, load in declared.loads.items():
         if load.result is not None and (missing := [dim for dim in axes if dim not in load.result.dims]):
             rule = f"is of a tensor with all dimensions of the grid ({', '.join(axes)}): else two output tiles share it"
@@ -119,9 +119,9 @@ def check_relations(declared: Declarations) -> None:
     rule = f"is a dimension of a stage ({', '.join(stages)})"
     for dim in declared.relations:
         if dim.name not in {*stages, *followed}:
-            raise InputError("Dim(name)", dim.name, rule, "name one of those")
+            raise InputError("Dim(name)", dim.name, rule, "name one of them")
         if dim.of not in {*stages, *named, None}:
-            raise InputError("Dim(of)", dim.of, rule, "name one of those")
+            raise InputError("Dim(of)", dim.of, rule, "name one of them")
     following = {dim.name: dim.of for dim in declared.relations}
     for name in following:
         seen, other = {name}, following[name]

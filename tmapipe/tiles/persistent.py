@@ -80,7 +80,7 @@ class Grouped:
 
 @attrs.frozen
 class Snake(Grouped):
-    """As `Grouped`, but every second band from the last column to the first.
+    """Bands as in `Grouped`, but every second band runs from the last column to the first.
 
     A band then begins with the columns that the band before ended with.
 
@@ -94,7 +94,8 @@ class Snake(Grouped):
 
 @attrs.frozen
 class Backwards(Grouped):
-    """As `Grouped`, from the last tile to the first: so that those begin first that take longest, in causal attention.
+    """Bands as in `Grouped`, from the last tile to the first. In causal attention the last tiles take longest, so they begin
+    first.
 
     Args:
         rows: Rows of a band.

@@ -274,7 +274,7 @@ def _product(
 
 
 def _chosen(problem: Problem, bias: bool, device: torch.device) -> Gemm:
-    """As `_schedule`, which may measure on a GPU: not in what a graph captures."""
+    """The schedule that `_schedule` chooses, which may measure on a GPU: not while a graph is captured."""
     if device.type != "cuda":
         return _schedule(problem, bias)
     from tmapipe.gpu.launch import uncaptured

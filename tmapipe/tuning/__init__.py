@@ -149,7 +149,7 @@ class AutoTuned:
         self.choices: dict[Any, Choice] = {}
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As `Schedule.__call__` of the fastest schedule for these tensors.
+        """Runs, as `Schedule.__call__` does, the fastest schedule for these tensors.
 
         Args:
             tensors, out, named: As of a call of the schedule.
@@ -282,7 +282,7 @@ class AutoTuned:
 def job_of(
     make: Callable[..., Schedule], parameters: Parameters, kinds: tuple[dict[str, str], dict[str, int]]
 ) -> tuple[Schedule, dict[str, str], dict[str, int]]:
-    """As `tmapipe.tuning.compiling.Job`."""
+    """What a compiling process needs for one candidate: a `tmapipe.tuning.compiling.Job`."""
     return make(**parameters), *kinds
 
 

@@ -312,7 +312,7 @@ def estimates(
 def estimate(
     problem: Problem, candidate: Candidate, device: Device, constants: Constants = FITTED, *, fused: bool = False
 ) -> float:
-    """As `estimates`, of one."""
+    """The estimated time of one candidate, as `estimates` gives it for many (microseconds)."""
     check_type("estimate(problem)", problem, Problem, "e.g. Problem.of(a, b)")
     check_type("estimate(candidate)", candidate, Candidate, 'e.g. Candidate("Gemm", (128, 128), (2, 1))')
     check_type("estimate(device)", device, Device, "e.g. Device.current()")

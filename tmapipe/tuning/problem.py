@@ -168,7 +168,8 @@ class Problem:
 
 
 def _rows_of(tensor: Any, transposed: bool = False) -> int:
-    """As `Problem.rows_at`, of a tensor. transposed: whether its last dimension but one is contiguous."""
+    """How far apart the rows of a tensor begin, as `Problem.rows_at` has it. transposed: whether its last dimension but one is
+    contiguous."""
     torch = hasattr(tensor, "data_ptr")
     size = tensor.element_size() if torch else tensor.itemsize
     start = tensor.data_ptr() if torch and tensor.is_cuda else 0  # no kernel reads it elsewhere

@@ -120,8 +120,8 @@ def _is_here(device: Device) -> bool:
 
 
 def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
-    """Up to *most* candidates whose estimates are close to the least one: first that one, then others that differ in more than
-    the cluster.
+    """Up to *most* candidates whose estimates are close to the least: first the candidate of the least, then others that
+    differ in more than the cluster.
 
     Raises:
         InputError: As `choose`.
