@@ -22,7 +22,7 @@ def on_a_grid(make, each):
 
 
 @pytest.mark.parametrize("each", [1, 2])
-@pytest.mark.parametrize("name", [*SOME, *sample(set(BY_NAME) - set(SOME), 40)])
+@pytest.mark.parametrize("name", [*SOME, *sample([name for name in BY_NAME if name not in SOME], 40)])
 def test_bodies_that_decide(name, each):
     right, broken = (on_a_grid(make, each).check() for make in (BY_NAME[name].right, BY_NAME[name].broken))
     assert right.ok and right.trips == "every trip count"

@@ -387,8 +387,12 @@ def rows_of(d: int, width: int) -> int:
 
 
 def keys_of(d: int, width: int, rows: int) -> int:
-    """Keys of a block: 128, or as many as two slots of keys and of values have room for."""
-    return min(128, (ROOM - 2 * rows * (d + 64)) // (4 * (d + width)) // 16 * 16) if max(d, width) > 128 else 128
+    """Keys of a block: 128, or as many as two slots of keys and of values have room for, and registers: of a row a thread
+    holds half of the scores and of the sums, and weights in pairs."""
+    if max(d, width) <= 128:
+        return 128
+    shared, registers = (ROOM - 2 * rows * (d + 64)) // (4 * (d + width)), (200 - width // 2) * 4 // 3
+    return min(128, shared // 16 * 16, registers // 16 * 16)
 
 
 def slots_of(d: int, width: int, keys: int, rows: int) -> tuple[int, int, int]:
