@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PUBLIC = (
     "tmapipe",
     "tmapipe.schedules",
+    "tmapipe.tiles",
     "tmapipe.math",
     "tmapipe.epilogue",
     "tmapipe.tuning",
