@@ -10,10 +10,13 @@ import re
 
 import pytest
 
+import tmapipe
+
 ROOT = pathlib.Path(__file__).parents[2]
 PUBLIC = (
     "tmapipe",
     "tmapipe.schedules",
+    "tmapipe.tiles",
     "tmapipe.math",
     "tmapipe.epilogue",
     "tmapipe.tuning",
@@ -27,7 +30,7 @@ TOP = {"index.md": "README.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md
 def directives():
     """What pages of the reference show, and their first columns."""
     text = "".join(path.read_text() for path in sorted((ROOT / "docs/reference").glob("*.md")))
-    return re.findall(r"^::: (\S+)$", text, re.M), set(re.findall(r"^\| `(tmapipe\.\w+)` \|", text, re.M))
+    return re.findall(r"^::: (\S+)$", text, re.M), set(re.findall(r"^\| `(tmapipe\.dtypes\.\w+)` \|", text, re.M))
 
 
 SHOWN, LISTED = directives()
@@ -63,6 +66,11 @@ def test_what_the_reference_shows_is_there_and_described():
     assert len(SHOWN) == len({*SHOWN}) > 100
     silent = [name for name in SHOWN if not inspect.getdoc(found(name))]
     assert not silent, ", ".join(silent)
+
+
+def test_every_element_type_is_in_the_table_of_types():
+    made = {name for name, value in vars(tmapipe.dtypes).items() if isinstance(value, tmapipe.DType)}
+    assert {f"tmapipe.dtypes.{name}" for name in made} == LISTED
 
 
 def test_every_page_is_in_the_menu_once_and_there():
