@@ -124,7 +124,9 @@ def _small(problem: Problem, device: Device) -> Iterator[Candidate]:
     if least or problem.m > SMALL or problem.n > SMALL or steps > SMALL_STEPS:
         return
     n = max(32, ceil_div(problem.n, 16) * 16)
-    for m, stages in itertools.product((64, 128) if problem.m > 64 else (64,), {1, min(2, steps)}):
+    # Two slots of 32 columns: ptxas serializes their matmuls (its note C7514).
+    slots = sorted({1, min(2, steps)}) if n > 32 else [1]
+    for m, stages in itertools.product((64, 128) if problem.m > 64 else (64,), slots):
         bytes_ = stages * (m + n) * SWIZZLE_SPAN + m * n * problem.out.bytes + BARRIERS
         warps, target = m // 16 + 1, arch_named("sm_90a")
         room = (target.smem + SM_RESERVED) // (bytes_ + SM_RESERVED)
