@@ -290,7 +290,7 @@ def test_iterations_that_never_come_show_nothing(monkeypatch):
     """If only forty tiles at once were gone through, a CTA that has fewer would come to the same loop again and again."""
     monkeypatch.setattr("tmapipe.prove.shared.Together.paces", lambda self, now, nodes, counts: [40] * len(nodes))
     proof = joint.prove(trace(Tiles()))
-    assert not proof.closed and "portions of which none fits" in proof.why
+    assert not proof.closed and "several slots at a time, of which none fit" in proof.why
 
 
 def test_tiles_of_different_steps():

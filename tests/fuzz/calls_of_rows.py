@@ -149,4 +149,7 @@ FURTHER = {
 LEFT_OUT = {
     "DType", "Schedule", "NotSafe", "Operands", "columns_of", "AutoTuned", "Choice", "Tuned", "register", "fallbacks",
     "kernels_only", "export_tuned", "in_shares",
+    # Not drawn yet:
+    "CombineParts", "SplitAttention", "Linear", "SwiGLU", "cross_entropy", "layer_norm", "log_softmax", "matmul",
+    "scaled_dot_product_attention", "transpose",
 }  # fmt: skip

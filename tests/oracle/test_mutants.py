@@ -24,7 +24,7 @@ from tmapipe.kernel import kernel_main
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "mutants.json"
 EVERY = 13  # of the changes to a schedule, one in so many is drawn here,
-MOST = 10_000 if ALL else 9  # and at most so many of them, evenly spaced, are judged
+MOST = 10_000 if ALL else 10  # and at most so many of them, evenly spaced, are judged
 START = effects.Start("slot", effects.Until(effects.Group.BULK), write=True, mask="mask")
 TARGETS = {registered.name: registered for registered in REGISTRY}
 
