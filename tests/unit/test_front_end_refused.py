@@ -433,6 +433,31 @@ def test_a_method_that_changes_its_object():
     assert f"{__file__}:{_line(Mutable.count)}" in str(caught.value)
 
 
+class Summed:
+    """Its operators change it."""
+
+    total = 0
+
+    def __add__(self, other):
+        self.total += other  # here
+        return self.total
+
+    __rmul__ = __add__
+
+
+@pytest.mark.parametrize("reflected", [False, True])
+def test_an_operator_that_changes_its_object(reflected):
+    kept = Summed()
+
+    def body(k, n):
+        for _ in range(n):
+            k.act(2 * kept if reflected else kept + 1)
+
+    with pytest.raises(ScopeError) as caught:
+        Program(body, 1)
+    assert f"{__file__}:{_line(Summed.__add__)}" in str(caught.value)
+
+
 def made(held):
     first = True
 

@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,16 @@ from tmapipe.protocol.tile import Tile
 def captured(function: Any) -> Any:
     """*function*, or a `Captured` if it has captured what only the kernel knows."""
     return Captured(function) if _open(function, ()) else function
+
+
+NUMBERS = (int, float, bool)
+METHODS = {
+    "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod", "Pow": "pow",
+    "LShift": "lshift", "RShift": "rshift", "BitOr": "or", "BitXor": "xor", "BitAnd": "and", "MatMult": "matmul",
+}  # fmt: skip
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    name: getattr(operator, f"__{word}__") for name, word in METHODS.items()
+}
 
 
 class Captured:
@@ -105,6 +116,25 @@ class Calls(Refusals):
     """A part of `Tracing`."""
 
     nodes: list[Any]
+
+    def operate(self, name: str, left: Any, right: Any) -> Any:
+        """What a binary operator gives. A method of the user's is rewritten as any function is.
+
+        Args:
+            name: As of `ast`: "Add".
+        """
+        if type(left) not in NUMBERS or type(right) not in NUMBERS:
+            operator_, word = OPERATORS[name], METHODS[name]
+            own = inspect.getattr_static(type(left), f"__{word}__", None)
+            reflected = inspect.getattr_static(type(right), f"__r{word}__", None)
+            if is_users(own):
+                found = self.call(own, left, right)
+                if found is not NotImplemented:
+                    return found
+            if is_users(reflected) and (is_users(own) or type(left) in NUMBERS or symbolic(left)):
+                return self.call(reflected, right, left)
+            return self.fresh(operator_(left, right)) if name == "Add" else operator_(left, right)
+        return OPERATORS[name](left, right)
 
     def call(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
         """What a call in rewritten code gives."""

@@ -436,8 +436,9 @@ def _rewritten(code: types.CodeType, file: str, top: bool, given: _Function) -> 
         inner = ast.ClassDef(around, [], [], [node], [])
     names = [TP, HOME, *(n for n in code.co_freevars if n != "__class__")]
     body: list[ast.stmt] = [inner]
-    if around is None and node.name not in names:  # a function of a module, which may call itself
-        body.insert(0, ast.Global([node.name]))
+    own = node.name if around is None else around
+    if own not in names:  # a function or class of a module, which the function may name
+        body.insert(0, ast.Global([own]))
     if "__class__" in code.co_freevars and around is None:
         names.append("__class__")
     arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])

@@ -346,9 +346,9 @@ class Expressions(ast.NodeTransformer):
         if text:
             node.right = located(call("text", node.right), node)
         node.right = self._divisor(node.op, node.right)
-        if isinstance(node.op, ast.Add) and not any(isinstance(each, ast.Constant) for each in (node.left, node.right)):
-            return located(call("fresh", node), node)
-        return node
+        if text or (isinstance(node.left, ast.Constant) and isinstance(node.right, ast.Constant)):
+            return node
+        return located(call("operate", ast.Constant(type(node.op).__name__), node.left, node.right), node)
 
     def _divisor(self, op: ast.operator, value: Any) -> Any:
         if self.risky and isinstance(op, (ast.FloorDiv, ast.Mod, ast.Div)) and not isinstance(value, ast.Constant):
