@@ -178,11 +178,23 @@ class Shifted:
 
     __rmul__ = __add__
 
+    def __iadd__(self, other):
+        return Shifted(self.by + other if other < 4 else 1)
+
+    def __neg__(self):
+        return -self.by if self.by > 2 else self.by
+
+    def __le__(self, other):
+        return self.by <= other if other > 1 else other == 0
+
 
 def operators_of_objects(k, n, m):
     shifted = n - Shifted(m)
     for i in range(n):
         k.act(shifted + i, Shifted(2) + (i + m))
+    shifted += m
+    if Shifted(n) <= 2:
+        k.act(-shifted)
     return shifted.by, n * Shifted(5)
 
 

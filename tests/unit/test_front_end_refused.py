@@ -438,20 +438,37 @@ class Summed:
 
     total = 0
 
-    def __add__(self, other):
+    def __add__(self, other=1):
         self.total += other  # here
         return self.total
 
-    __rmul__ = __add__
+    __rmul__ = __neg__ = __lt__ = __ge__ = __add__
 
 
-@pytest.mark.parametrize("reflected", [False, True])
-def test_an_operator_that_changes_its_object(reflected):
+def augmented(kept):
+    before = 2
+    before *= kept
+    kept += 1
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda kept: kept + 1,
+        lambda kept: 2 * kept,
+        lambda kept: -kept,
+        lambda kept: kept < 3,
+        lambda kept: kept >= 3,
+        augmented,
+    ],
+    ids=["left", "right", "unary", "comparison", "reflected comparison", "augmented assignment"],
+)
+def test_an_operator_that_changes_its_object(use):
     kept = Summed()
 
     def body(k, n):
         for _ in range(n):
-            k.act(2 * kept if reflected else kept + 1)
+            use(kept)
 
     with pytest.raises(ScopeError) as caught:
         Program(body, 1)

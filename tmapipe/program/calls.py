@@ -33,16 +33,6 @@ def captured(function: Any) -> Any:
     return Captured(function) if _open(function, ()) else function
 
 
-NUMBERS = (int, float, bool)
-METHODS = {
-    "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod", "Pow": "pow",
-    "LShift": "lshift", "RShift": "rshift", "BitOr": "or", "BitXor": "xor", "BitAnd": "and", "MatMult": "matmul",
-}  # fmt: skip
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    name: getattr(operator, f"__{word}__") for name, word in METHODS.items()
-}
-
-
 class Captured:
     """A function whose closure, defaults, or arguments of a `functools.partial` have expressions."""
 
@@ -112,29 +102,66 @@ _CACHED = type(functools.lru_cache(lambda: None))
 _CONSUMERS = (list, tuple, dict, map, filter, zip, enumerate)  # types that go through what they are given
 
 
+_NUMBERS = (int, float, bool)
+#: Binary operators: sign, and the word of their methods.
+_WORDS = {
+    "Add": ("+", "add"), "Sub": ("-", "sub"), "Mult": ("*", "mul"), "Div": ("/", "truediv"), "FloorDiv": ("//", "floordiv"),
+    "Mod": ("%", "mod"), "Pow": ("**", "pow"), "LShift": ("<<", "lshift"), "RShift": (">>", "rshift"), "BitAnd": ("&", "and"),
+    "BitOr": ("|", "or"), "BitXor": ("^", "xor"), "MatMult": ("@", "matmul"),
+}  # fmt: skip
+_UNARY = {"USub": "__neg__", "UAdd": "__pos__", "Invert": "__invert__"}
+#: The method of the left operand, and that of the right one if it has none.
+_METHODS = {
+    **{name: (f"__{word}__", f"__r{word}__") for name, (_, word) in _WORDS.items()},
+    "Lt": ("__lt__", "__gt__"), "LtE": ("__le__", "__ge__"), "Gt": ("__gt__", "__lt__"), "GtE": ("__ge__", "__le__"),
+    "Eq": ("__eq__", "__eq__"), "NotEq": ("__ne__", "__ne__"),
+}  # fmt: skip
+
+
 class Calls(Refusals):
     """A part of `Tracing`."""
 
     nodes: list[Any]
 
     def operate(self, name: str, left: Any, right: Any) -> Any:
-        """What a binary operator gives. A method of the user's is rewritten as any function is.
+        """What a binary operator or a comparison gives. A method of the user's is rewritten as any function is.
 
         Args:
             name: As of `ast`: "Add".
         """
-        if type(left) not in NUMBERS or type(right) not in NUMBERS:
-            operator_, word = OPERATORS[name], METHODS[name]
-            own = inspect.getattr_static(type(left), f"__{word}__", None)
-            reflected = inspect.getattr_static(type(right), f"__r{word}__", None)
-            if is_users(own):
-                found = self.call(own, left, right)
-                if found is not NotImplemented:
-                    return found
-            if is_users(reflected) and (is_users(own) or type(left) in NUMBERS or symbolic(left)):
-                return self.call(reflected, right, left)
-            return self.fresh(operator_(left, right)) if name == "Add" else operator_(left, right)
-        return OPERATORS[name](left, right)
+        method, reflected = _METHODS[name]
+        python = getattr(operator, method)
+        if type(left) in _NUMBERS and type(right) in _NUMBERS:
+            return python(left, right)
+        own, other = (
+            inspect.getattr_static(type(left), method, None),
+            inspect.getattr_static(type(right), reflected, None),
+        )
+        if is_users(own):
+            found = self.call(own, left, right)
+            if found is not NotImplemented:
+                return found
+        if is_users(other) and (is_users(own) or type(left) in _NUMBERS or symbolic(left)):
+            return self.call(other, right, left)
+        found = python(left, right)
+        return self.fresh(found) if name == "Add" else found
+
+    def unary(self, name: str, value: Any) -> Any:
+        """As `operate`, of one operand."""
+        own = inspect.getattr_static(type(value), _UNARY[name], None)
+        return self.call(own, value) if is_users(own) else getattr(operator, _UNARY[name])(value)
+
+    def inplace(self, name: str, value: Any, other: Any) -> Any:
+        """What an augmented assignment to a name gives it."""
+        value = resolve(value)
+        sign, word = _WORDS[name]
+        own = inspect.getattr_static(type(value), f"__i{word}__", None)
+        if own is None:
+            return self.operate(name, value, other)
+        if type(value) is list and name == "Add" and not isinstance(other, (list, tuple)):
+            other = list(self.items(other))
+        self.changes(value, f"`{sign}=`")
+        return self.call(own, value, other) if is_users(own) else getattr(operator, f"__i{word}__")(value, other)
 
     def call(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
         """What a call in rewritten code gives."""

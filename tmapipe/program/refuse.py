@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -260,12 +259,6 @@ MUTATORS: dict[type, frozenset[str]] = {
         ["fill", "sort", "put", "partition", "resize", "setfield", "itemset", "setflags", "byteswap", "__setitem__"]
     ),
 }  # fmt: skip
-_INPLACE = {
-    "Add": operator.iadd, "Sub": operator.isub, "Mult": operator.imul, "Div": operator.itruediv, "Mod": operator.imod,
-    "FloorDiv": operator.ifloordiv, "Pow": operator.ipow, "LShift": operator.ilshift, "RShift": operator.irshift,
-    "BitAnd": operator.iand, "BitOr": operator.ior, "BitXor": operator.ixor, "MatMult": operator.imatmul,
-}  # fmt: skip
-_OWN_INPLACE = {name: f"__{function.__name__.rstrip('_')}__" for name, function in _INPLACE.items()}
 
 
 def mutates(target: Any, method: str) -> bool:
@@ -354,14 +347,6 @@ class Refusals:
     def slice(self, *bounds: Any) -> slice:
         return slice(*bounds)
 
-    def inplace(self, name: str, value: Any, other: Any) -> Any:
-        value = resolve(value)
-        if hasattr(type(value), _OWN_INPLACE[name]):
-            if type(value) is list and name == "Add" and not isinstance(other, (list, tuple)):
-                other = list(self.items(other))
-            self.changes(value, f"`{_SIGNS[name]}=`")
-        return _INPLACE[name](value, other)
-
     # ---- what has no meaning for a number that only the kernel knows ----------------------------------------------
 
     def known(self, value: Any, what: str) -> Any:
@@ -436,12 +421,6 @@ class Refusals:
             if symbolic(a) and isinstance(b, (int, Expr)):
                 raise ScopeError(f"`is` of `{show(a)}`, which only the kernel knows. Use ==.")
         return (value is not other) if not_ else (value is other)
-
-
-_SIGNS = {
-    "Add": "+", "Sub": "-", "Mult": "*", "Div": "/", "Mod": "%", "FloorDiv": "//", "Pow": "**", "LShift": "<<", "RShift": ">>",
-    "BitAnd": "&", "BitOr": "|", "BitXor": "^", "MatMult": "@",
-}  # fmt: skip
 
 
 class Place:

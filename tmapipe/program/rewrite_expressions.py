@@ -260,7 +260,10 @@ class Expressions(ast.NodeTransformer):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not):
             return self.test(node)
-        return self.generic_visit(node)
+        self.generic_visit(node)
+        if isinstance(node.operand, ast.Constant):
+            return node
+        return located(call("unary", ast.Constant(type(node.op).__name__), node.operand), node)
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         test = self.test(node.test)
@@ -291,7 +294,9 @@ class Expressions(ast.NodeTransformer):
             isinstance(each, ast.Constant) and each.value is None for each in (a, b)
         ):
             return call("is_", a, b, ast.Constant(isinstance(op, ast.IsNot)))
-        return ast.Compare(a, [op], [b])
+        if isinstance(op, (ast.Is, ast.IsNot)):
+            return ast.Compare(a, [op], [b])
+        return call("operate", ast.Constant(type(op).__name__), a, b)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
         node.value = self.visit(node.value)
