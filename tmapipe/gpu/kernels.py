@@ -72,20 +72,31 @@ stay:
 """
 
 
+def loaded(ptx: bytes, name: bytes, shared: int) -> tuple[driver.CUmodule, driver.CUfunction]:
+    """A module of the driver's, and its kernel, which may have clusters of 16 CTAs.
+
+    Args:
+        name: Of the kernel.
+        shared: Bytes of dynamic shared memory that a CTA may have.
+    """
+    module = called(driver.cuModuleLoadData(ptx))
+    kernel = called(driver.cuModuleGetFunction(module, name))
+    attribute = driver.CUfunction_attribute
+    for kind, value in (
+        (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
+        (attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+    ):
+        called(driver.cuFuncSetAttribute(kernel, kind, value))
+    return module, kernel
+
+
 @functools.cache
 def gpcs(device: int) -> tuple[tuple[int, ...], ...]:
     """The multiprocessors of a CUDA device, by GPC. Measured once per process."""
     with torch.cuda.device(device):
         count = torch.cuda.get_device_properties(device).multi_processor_count
         numbers = torch.empty(count, dtype=torch.int32, device="cuda")
-        module = called(driver.cuModuleLoadData(PTX))
-        kernel = called(driver.cuModuleGetFunction(module, b"note_multiprocessor"))
-        attribute = driver.CUfunction_attribute
-        for kind, value in (
-            (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, SHARED_BYTES),
-            (attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
-        ):
-            called(driver.cuFuncSetAttribute(kernel, kind, value))
+        module, kernel = loaded(PTX, b"note_multiprocessor", SHARED_BYTES)
         clusters = [cluster for size in SIZES for cluster in clusters_of(kernel, size, numbers)]
         called(driver.cuModuleUnload(module))
     return joined(count, clusters)

@@ -18,7 +18,17 @@ from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled
 from tmapipe.gpu.exporting import Memory, Packed, type_of
-from tmapipe.gpu.kernels import Caller, called, caller_of, capturing, gpcs, increment_version, kernel_for, stream_of
+from tmapipe.gpu.kernels import (
+    Caller,
+    called,
+    caller_of,
+    capturing,
+    gpcs,
+    increment_version,
+    kernel_for,
+    loaded,
+    stream_of,
+)
 from tmapipe.gpu.layouts import WORDS, encoded_words
 from tmapipe.gpu.watchdog import Watchdog, seconds_of
 from tmapipe.program.trace import Traced
@@ -56,14 +66,7 @@ def resident_clusters(device: int, cluster_size: int) -> int:
 def _asked(number: driver.CUdevice, cluster_size: int) -> int:
     most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     shared = called(driver.cuDeviceGetAttribute(most, number))
-    module = called(driver.cuModuleLoadData(EMPTY_KERNEL))
-    kernel = called(driver.cuModuleGetFunction(module, b"nothing"))
-    attribute = driver.CUfunction_attribute
-    for kind, value in (
-        (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
-        (attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
-    ):
-        called(driver.cuFuncSetAttribute(kernel, kind, value))
+    module, kernel = loaded(EMPTY_KERNEL, b"nothing", shared)
     config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
     cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = cluster_size, 1, 1
