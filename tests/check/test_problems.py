@@ -39,24 +39,8 @@ class OneMore(tp.Schedule):
 class Rows(OneMore):
     """The same of rows with a descriptor, which are stored in units of 16 bytes."""
 
-    load, work = tp.Role(warps=1), tp.Role(warps=1)
-    ring = tp.BarrierRing(2, producer=load, consumer=work)
-    x = tp.TmaLoadStage("m s", tile=(4, 64), ring=ring, dtype="fp32")
-    y = tp.TmaStoreStage("m s", tile=(4, 64), role=work, dtype="fp32")
-
-    @load.jit
-    def fill(self, k, tile):
-        with k.ring.produce() as slot:
-            slot.x.load(tile)
-        if self.more(k.extent("s")):
-            with k.ring.produce() as slot:
-                slot.x.load(tile)
-
-    @work.jit
-    def drain(self, k, tile):
-        with k.ring.consume() as slot:
-            values = slot.x.read()
-        k.y.store(tile, values)
+    x = tp.TmaLoadStage("m s", tile=(4, 64), ring=OneMore.ring, dtype="fp32")
+    y = tp.TmaStoreStage("m s", tile=(4, 64), role=OneMore.work, dtype="fp32")
 
 
 NONE = {

@@ -11,30 +11,10 @@ from tests.fuzz.calls_of_rows import CALLABLES
 from tests.fuzz.junk import JUNK
 from tests.fuzz.outcomes import Call, judge
 from tests.unit.errors import refused
+from tests.user_copy import copy_of
 from tmapipe import tuning
 
 X = np.ones((8, 64), np.float32)
-
-
-def copy_of(work_body):
-    """A copy whose second role does something else."""
-
-    class Copy(tp.Schedule):
-        load, work = tp.Role(warps=1), tp.Role(warps=1)
-        ring = tp.BarrierRing(2, producer=load, consumer=work)
-        x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
-        y = tp.TmaStoreStage("m n", tile=(4, 64), role=work)
-
-        @load.jit
-        def fill(self, k, tile):
-            with k.ring.produce() as slot:
-                slot.x.load(tile)
-
-        @work.jit
-        def drain(self, k, tile):
-            work_body(k, tile)
-
-    return Copy()
 
 
 def numbers(k, tile):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import tmapipe as tp
+from tests.user_copy import copy_of
 
 TAKEN = {
     "a power": lambda m: m**2,
@@ -27,24 +28,12 @@ REFUSED = {
 def stored_at(number):
     """A copy that stores row of tiles `number(tile.m)`."""
 
-    class Copy(tp.Schedule):
-        load, work = tp.Role(warps=1), tp.Role(warps=1)
-        ring = tp.BarrierRing(2, producer=load, consumer=work)
-        x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
-        y = tp.TmaStoreStage("m n", tile=(4, 64), role=work)
+    def body(k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile.also(m=number(tile.m)), values)
 
-        @load.jit
-        def fill(self, k, tile):
-            with k.ring.produce() as slot:
-                slot.x.load(tile)
-
-        @work.jit
-        def drain(self, k, tile):
-            with k.ring.consume() as slot:
-                values = slot.x.read()
-            k.y.store(tile.also(m=number(tile.m)), values)
-
-    return Copy()
+    return copy_of(body)
 
 
 @pytest.mark.parametrize("name", TAKEN)
