@@ -13,11 +13,10 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.base.arithmetic import dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_kind
-from tmapipe.bind.tensors import is_contiguous
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedules.rowform import RowForm, address_of, copied
+from tmapipe.schedules.rowform import RowForm
 from tmapipe.schedules.rows import RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
 
@@ -257,32 +256,17 @@ class CrossEntropyBackwardRows(TargetRows):
     def __init__(self, form: RowForm, ignored: int = -100, words: int = 2, stored: int = ALIGNMENT):
         super().__init__(form, stored)
         self.ignored, self.words = ignored, words
-        for name in self.given:
-            setattr(self, name, TmaLoadStage("r", tile=(max(4, form.rows),), ring=self.ring, dtype=fp32))
-
-    @Rows.load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.produce() as slot:
-            self._load_rows(slot, tile, tile.n)
-            for name in self.given:
-                getattr(slot, name).load_from(self.row(tile) // 4 * 4)
 
     @Rows.work.jit
     def differentiate(self, k: KernelContext, tile: Tile) -> None:
         targets = self.targets_of(k, tile)
         with k.ring.consume() as slot:
             x: Any = self.read_rows(slot.x)
-            how = {"at": self.row(tile) % 4} if self.form.rows == 1 else {"rows_of": x}
-            lse, dloss = slot.lse.read(**how), slot.dloss.read(**how)
+            lse, dloss = (self.read_given(stage, tile, x) for stage in (slot.lse, slot.dloss))
             own = self.a_row(targets, x)
             dloss = math.where(own == self.ignored, 0.0, dloss)
             hit = math.where(x.columns + self.first(tile) == own, 1.0, 0.0)
             self.store_rows(k.dx, tile, (math.exp(x - lse) - hit) * dloss)
-
-    def _seen(self, name: str, x: Any) -> Any:
-        if name not in self.given:
-            return super()._seen(name, x)
-        return x if is_contiguous(x) and address_of(x) % ALIGNMENT == 0 else copied(x)
 
 
 class CrossEntropyBackward(RowKernel):

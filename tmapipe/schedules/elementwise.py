@@ -14,7 +14,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_kind
-from tmapipe.bind.tensors import is_contiguous, new_like
+from tmapipe.bind.tensors import new_like
 from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
@@ -63,17 +63,6 @@ class ElementwiseRows(Rows):
         self.columns = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "n")
         self.given = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "m")
         super().__init__(form, stored)
-        for name in self.given:
-            setattr(self, name, TmaLoadStage("r", tile=(max(4, form.rows),), ring=self.ring, dtype=fp32))
-
-    @Rows.load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.produce() as slot:
-            self._load_rows(slot, tile, tile.n)
-            if self.form.each == 1:
-                self._load_columns(slot, tile.n)
-            for name in self.given:
-                getattr(slot, name).load_from(self.row(tile) // 4 * 4)
 
     @Rows.work.jit
     def compute(self, k: KernelContext, tile: Tile) -> None:
@@ -86,17 +75,10 @@ class ElementwiseRows(Rows):
                     read = whole if name == self.loaded[0] else self.read_rows(getattr(slot, name))
                 elif kind == "n":
                     read = self.read_column(k, slot, name, tile, whole)
-                elif self.form.rows == 1:
-                    read = getattr(slot, name).read(at=self.row(tile) % 4)
                 else:
-                    read = getattr(slot, name).read(rows_of=whole)
+                    read = self.read_given(getattr(slot, name), tile, whole)
                 values.append(read)
             self.store_rows(k.y, tile, self.function(*values))
-
-    def _seen(self, name: str, x: Any) -> Any:
-        if name not in self.given:
-            return super()._seen(name, x)
-        return x if is_contiguous(x) and address_of(x) % ALIGNMENT == 0 else copied(x)
 
 
 class ElementwiseKernel(RowKernel):

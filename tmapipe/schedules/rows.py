@@ -65,9 +65,11 @@ class Rows(Schedule):
     """
 
     load, work = Role(warps=1), Role(warps=4)
-    #: Stages of rows that are loaded, and of one number a column; of rows that are stored, and of one number a row.
+    #: Stages of rows that are loaded, of one number a column, and of one number a row; of rows that are stored, and of one
+    #: number a row.
     loaded: tuple[str, ...] = ("x",)
     columns: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
     stored: tuple[str, ...] = ("y",)
     numbers: tuple[str, ...] = ()
     #: Whether all rows that are loaded lie inside the tensor.
@@ -104,6 +106,8 @@ class Rows(Schedule):
             setattr(self, name, ThreadStoreStage(dims, tile=(form.rows,), role=self.work, vector=4, dtype=fp32))
         for name in self.tables:
             setattr(self, name, Table(name))
+        for name in self.given:
+            setattr(self, name, TmaLoadStage("r", tile=(max(4, form.rows),), ring=self.ring, dtype=fp32))
 
     def _rows_in(self) -> TmaLoadStage:
         form = self.form
@@ -141,6 +145,8 @@ class Rows(Schedule):
                 self._load_rows(slot, tile, tile.n)
                 if self.form.each == 1:
                     self._load_columns(slot, tile.n)
+                for name in self.given:
+                    getattr(slot, name).load_from(self.row(tile) // 4 * 4)
         else:
             for n in range(self.form.ctas):
                 with k.ring.produce() as slot:
@@ -194,6 +200,10 @@ class Rows(Schedule):
         if form.packed:
             return stage.read(tile=(form.rows, form.columns), pitch=form.length, width=width)
         return stage.read(width=width)
+
+    def read_given(self, stage: Any, tile: Tile, like: Any) -> Any:
+        """What lies in a stage of one number a row in an open slot, for the rows of the fragment *like*."""
+        return stage.read(at=self.row(tile) % 4) if self.form.rows == 1 else stage.read(rows_of=like)
 
     def reduced(self, k: KernelContext, tile: Tile, reduce: Any, join: Any) -> Any:
         """One number a row of x: what *reduce* makes of each piece of a row, joined by *join*."""
@@ -267,6 +277,8 @@ class Rows(Schedule):
     def _seen(self, name: str, x: Any) -> Any:
         """Rows, or numbers of them, as the stage takes them: as many in one as begin alike, or as a vector."""
         form, height = self.form, x.shape[0]
+        if name in self.given:
+            return x if is_contiguous(x) and address_of(x) % ALIGNMENT == 0 else copied(x)
         if name in self.tables or (name in self.loaded and form.packed):
             return x.reshape(-1)
         if form.apart == 1:
