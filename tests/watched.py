@@ -148,7 +148,7 @@ class Product(tp.Schedule):
 
 
 class InCluster(Product):
-    """One CTA of two loads one tile less, of which the other one wants its half."""
+    """CTA 1 loads one tile less than CTA 0, and CTA 0 waits for its half of that tile."""
 
     cluster = {"m": 2, "n": 1}  # noqa: RUF012
     more = 0

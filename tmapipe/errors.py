@@ -221,7 +221,7 @@ def shown(part: Any, *hidden: str) -> str:
 
 # ---- frozenmap -------------------------------------------------------------------------------------------------------
 #
-# FrozenMap: a mapping that does not change, so that what holds one can be hashed.
+# FrozenMap: a mapping without changes, so that an object with such a mapping has a hash.
 
 
 K = TypeVar("K")

@@ -293,7 +293,7 @@ class Contents(Rules):
 
 # ---- results ---------------------------------------------------------------------------------------------------------
 #
-# Rules of results that the kernel itself loads: tensors of which it loads tiles, and to which it stores some.
+# Rules of tensors from which a kernel loads tiles, and to which the same kernel stores tiles.
 #
 # a load after       is right if the past of the loading warp has ... a TMA store        the storing thread's full
 # wait for its group (wait_group without .read: until it has written) stores by threads  these, published by all lanes

@@ -124,7 +124,7 @@ Key = tuple[Any, ...]  # the name of a fact
 
 
 class Rules:
-    """Some rules, and what they hold of a run so far. kept: the names of what changes along a run."""
+    """Rules of one kind, and their state along a run. kept: the names of the attributes that change along a run."""
 
     kept: ClassVar[tuple[str, ...]]
 

@@ -100,7 +100,7 @@ class Waits:
 
 # ---- races -----------------------------------------------------------------------------------------------------------
 #
-# The report of two accesses that nothing orders: who, which bytes, what is missing, what to change.
+# The report of two unordered accesses: their agents, the bytes, the missing order, and the fix.
 
 
 def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: int, other: int) -> None:

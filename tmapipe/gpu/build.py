@@ -121,7 +121,7 @@ def _functions(namespace: Any) -> Iterator[Any]:
 
 # ---- notes -----------------------------------------------------------------------------------------------------------
 #
-# What ptxas notes while it assembles a kernel: wgmmas that it serializes, registers that it uses and spills.
+# Notes of ptxas on a kernel: serialized wgmmas, used registers, spilled registers.
 
 
 #: Notes C7510 to C7519: wgmmas are serialized, or fences and waits for them are put in.

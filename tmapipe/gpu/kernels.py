@@ -207,7 +207,7 @@ def same_as(tensors: Sequence[Any]) -> Callable[..., bool]:
 def caller_of(
     launcher: Launcher, tensors: Sequence[Any], names: Sequence[str], out: Any, like: Sequence[Any] = ()
 ) -> Caller:
-    """What makes calls like this one, which the launcher takes.
+    """Writes the function for calls with tensors of one signature. *launcher* has taken such a call.
 
     Args:
         tensors: By position, then those given by name. They may have other shapes than the launcher's, for the same places.

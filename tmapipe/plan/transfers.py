@@ -1,4 +1,4 @@
-"""The loads and stores of a plan: who executes them, what one instruction moves, and what the mbarriers count."""
+"""The loads and stores of a plan: their roles, the box of one instruction, and the counts of their mbarriers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def readers_of(
 
 # ---- transfers -------------------------------------------------------------------------------------------------------
 #
-# The loads and stores of a plan: who executes them, through which buffers, and what one instruction moves.
+# The loads and stores of a plan: their roles, their buffers, and the box of one instruction.
 
 
 def load_of(layout: Layout, name: str, load: TmaLoadStage) -> Load:

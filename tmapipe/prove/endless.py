@@ -116,7 +116,8 @@ class _Ends(Walk):
             self.never[node.where] = Finding(Kind.ENDLESS, said, fix, where=lines([node.where]))
 
     def _never_negative(self, condition: Sym, first: dict[Sym, Any], following: dict[Sym, Any]) -> list[Any]:
-        """That carried numbers are at least 0: those that begin so, and stay so as long as all of them are."""
+        """Facts that carried numbers are at least 0: of the numbers whose first value is, and whose next value is while these
+        facts hold."""
         left = [x for x, number in first.items() if not self._possible([*self.given, negated(at_least_0(number))])]
         while True:
             known = [at_least_0(x) for x in left]
