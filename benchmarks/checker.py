@@ -1,4 +1,4 @@
-"""How long a check takes, by the number of events: the table and the plot of docs/internals/checker.md. Needs no GPU.
+"""How long a check takes, by the number of events: the table and the plot of docs/internals/appendix-checker.md. Needs no GPU.
 
 python -m benchmarks.checker [--plot docs/img/checker.svg]
 """

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/internals/performance.md from the result files.
+"""Writes the tables of the pages in docs/internals from the result files.
 
     python -m benchmarks.page            # writes them
     python -m benchmarks.page --check    # says which are out of date
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import math
 import re
 import sys
@@ -19,7 +20,8 @@ from typing import Any
 
 from benchmarks.results import OURS, best, read
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "internals" / "performance.md"
+_INTERNALS = Path(__file__).resolve().parents[1] / "docs" / "internals"
+PAGES = [_INTERNALS / "performance.md", _INTERNALS / "appendix-checker.md"]
 _RESULTS = Path(__file__).resolve().parent / "results"
 _PLACE = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -148,6 +150,44 @@ def _latest_attention() -> str:
 
 
 #: Name of a table, and what writes it.
+def checks() -> str:
+    """How long checks take."""
+    rows, _ = rows_of("checker")
+    body = [[r["problem"], r["variant"], r["verdict"], r["events"], f"{r['us'] / 1e6:.3f}"] for r in rows]
+    return table(["check", "of", "verdict", "events", "seconds"], body, "`checker.json`")
+
+
+def mutants(by: int) -> str:
+    """Mutants and verdicts. by: 0, a line a schedule; 1, a line a change."""
+    counts: dict[str, list[int]] = {}
+    for row in json.loads((_RESULTS / "mutants.json").read_text())["rows"]:
+        for line in (row[by], "all"):
+            found = counts.setdefault(line, [0] * 5)
+            counts[line] = [a + b for a, b in zip(found, row[2:], strict=True)]
+    counts["all"] = counts.pop("all")
+    heads = [
+        "schedule" if by == 0 else "change",
+        "mutants",
+        "can go wrong",
+        "caught",
+        "false alarms",
+        "the oracle gave up",
+    ]
+    return table(heads, [[name, *numbers] for name, numbers in counts.items()], "`mutants.json`")
+
+
+def random_schedules() -> str:
+    """What the check said of random schedules."""
+    found = json.loads((_RESULTS / "deciding.json").read_text())
+    lines = {**found, **{f"verdict, {name}": count for name, count in found["verdicts"].items()}}
+    lines |= {
+        f"CPU seconds of a check, {name}": value for name, value in found.get("CPU seconds of a check", {}).items()
+    }
+    lines["verdicts that a single run contradicts"] = len(found["disagreements"])
+    body = [[name, value] for name, value in lines.items() if isinstance(value, int | float)]
+    return table(["what", "count"], body, "`deciding.json`")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gemm": lambda: beside_peers("gemm", "tflops", "M x N x K, TFLOP/s", _rested),
     "gemm-fp8": lambda: beside_peers("gemm_fp8", "tflops", "M x N x K, TFLOP/s", _rested),
@@ -171,6 +211,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "conv2d": lambda: beside_peers("conv2d", "tflops", "TFLOP/s", _rested),
     "gather": lambda: beside_peers("gather", "gbps", "elements of a row, GB/s", _rested),
     "ceiling": parts_removed,
+    "checker": checks,
+    "mutants-schedules": lambda: mutants(0),
+    "mutants-changes": lambda: mutants(1),
+    "deciding": random_schedules,
 }
 
 
@@ -183,14 +227,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is out of date")
     options = parser.parse_args(argv)
-    before = PAGE.read_text()
-    after = filled(before)
-    if not options.check:
-        PAGE.write_text(after)
-    elif before != after:
-        sys.stdout.writelines(difflib.unified_diff(before.splitlines(True), after.splitlines(True), n=0))
-        return 1
-    return 0
+    late = False
+    for page in PAGES:
+        before = page.read_text()
+        after = filled(before)
+        if not options.check:
+            page.write_text(after)
+        elif before != after:
+            sys.stdout.writelines(difflib.unified_diff(before.splitlines(True), after.splitlines(True), n=0))
+            late = True
+    return int(late)
 
 
 if __name__ == "__main__":

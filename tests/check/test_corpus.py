@@ -101,7 +101,7 @@ def test_nothing_but_a_slip_is_wrong_in_it():
 
 @pytest.mark.parametrize(("cluster", "runs"), [(1, RUNS), (2, MULTICAST)])
 def test_rings_that_other_checkers_have_seen(cluster, runs):
-    """As in the table of docs/internals/checker.md."""
+    """As in the table of docs/internals/appendix-checker.md."""
     safe = [(6, 0), (32, 0), (12, 7)]
     wanted = {1: "STORE_SOURCE_REUSED", 4: "TX_MISMATCH", 5: "RACE", 6: "PROXY", 9: "EXITED_PEER", 10: "EARLY_ARRIVAL"}
     for tiles, slip in runs:

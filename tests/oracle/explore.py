@@ -14,7 +14,7 @@ each warp's place in its program. Reported is every kind of failure that some in
 Stores' and wgmmas' own progress is part of those intervals, so the machine ends them at once. setmaxnreg makes warps wait for
 each other but orders no memory, so programs with it are searched once with those waits, for deadlocks, and once without.
 `reduce` leaves out interleavings that differ only in the order of operations that commute (`explore_reduce`). Reaching the
-limit is reported, and is not a pass. `docs/internals/checker.md` compares the oracle with the linear check.
+limit is reported, and is not a pass. `docs/internals/appendix-checker.md` compares the oracle with the linear check.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def page(document: dict[str, Any]) -> str:
 #
 # A process is a CTA. A thread is one of its warps, or a lane of one of its engines (TMA loads, TMA stores, wgmma).
 # Time is the order of steps: step n is at ts = n. It lasts 1 (the viewers call it a microsecond), or as long as a
-# warp is blocked or a copy is in flight. `docs/internals/checker.md` has the format.
+# warp is blocked or a copy is in flight. `docs/timeline.md` has the format.
 
 
 ENGINES = 1000  # thread ids from here on are lanes of engines
