@@ -1,6 +1,7 @@
 """Writes the tables of the pages in docs/internals from the result files.
 
     python -m benchmarks.page            # writes them
+    python -m benchmarks.page --plot     # also draws docs/img/performance.svg (needs matplotlib)
     python -m benchmarks.page --check    # says which are out of date
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; `TABLES` says what each has. Text outside is left alone.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plot import dots
 from benchmarks.results import OURS, best, read
 
 _INTERNALS = Path(__file__).resolve().parents[1] / "docs" / "internals"
@@ -46,6 +48,30 @@ def mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def compared(suite: str, measure: str, keep: Callable[[dict[str, Any]], bool]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Of each problem, the best row of each peer that has one, with "speed"; of problems that are measured of ours, too."""
+    rows = [
+        {**r, "speed": 1 / r["us"] if measure == "us" else r[measure]}
+        for r in rows_of(suite)[0]
+        if keep(r) and measure in r
+    ]
+    name = {id(r): " ".join(filter(None, (r["problem"], r.get("accumulate")))) for r in rows}
+    peers = dict.fromkeys(r["peer"] for r in rows)
+    found = {}
+    for problem in dict.fromkeys(name.values()):
+        mine = [r for r in rows if name[id(r)] == problem]
+        bests = {peer: best(mine, "speed", peer=peer) for peer in peers}
+        if bests.get(OURS):
+            found[problem] = {peer: row for peer, row in bests.items() if row}
+    return found
+
+
+def ratio_of(bests: dict[str, dict[str, Any]]) -> float | None:
+    """Our speed over the fastest peer's; None without a peer."""
+    theirs = [row["speed"] for peer, row in bests.items() if peer != OURS]
+    return bests[OURS]["speed"] / max(theirs) if theirs else None
+
+
 def beside_peers(
     suite: str, measure: str, unit: str, keep: Callable[[dict[str, Any]], bool] = lambda row: True, digits: int = 0
 ) -> str:
@@ -58,24 +84,31 @@ def beside_peers(
         keep: Which rows are meant.
         digits: Decimals of the numbers.
     """
-    rows, source = rows_of(suite)
-    rows = [{**r, "speed": 1 / r["us"] if measure == "us" else r[measure]} for r in rows if keep(r) and measure in r]
-    name = {id(r): " ".join(filter(None, (r["problem"], r.get("accumulate")))) for r in rows}
-    peers = [peer for peer in dict.fromkeys(r["peer"] for r in rows) if peer != OURS]
-    body, ratios = [], []
-    for problem in dict.fromkeys(name.values()):
-        mine = [r for r in rows if name[id(r)] == problem]
-        ours, theirs = best(mine, "speed", peer=OURS), [best(mine, "speed", peer=peer) for peer in peers]
-        fastest = max((r["speed"] for r in theirs if r), default=None)
-        if ours is None:
-            continue
-        ratio = ours["speed"] / fastest if fastest else None
-        ratios += [ratio] if ratio else []
-        numbers = [f"{r[measure]:.{digits}f}" if r else None for r in (*theirs, ours)]
+    found, source = compared(suite, measure, keep), rows_of(suite)[1]
+    peers = [peer for peer in dict.fromkeys(r["peer"] for r in rows_of(suite)[0] if keep(r)) if peer != OURS]
+    ratios = [ratio for ratio in map(ratio_of, found.values()) if ratio]
+    body = []
+    for problem, bests in found.items():
+        numbers = [f"{bests[p][measure]:.{digits}f}" if p in bests else None for p in (*peers, OURS)]
+        ratio = ratio_of(bests)
         body.append([problem, *numbers, f"{ratio:.2f}" if ratio else None])
     if len(ratios) > 1:
         body.append([f"geometric mean of {len(ratios)}", *[None] * (1 + len(peers)), f"{mean(ratios):.3f}"])
     return table([unit, *peers, OURS, "of the best peer"], body, source)
+
+
+def drawn_ratios(suite: str, belongs: Callable[[dict[str, Any]], bool]) -> dict[tuple[str, str | None], float]:
+    """By problem and type: the speed of what is chosen without a number, over the fastest peer's."""
+    mine = [r for r in rows_of(suite)[0] if belongs(r)]
+    ratios = {}
+    for problem in dict.fromkeys((r["problem"], r.get("dtype")) for r in mine):
+        these = [r for r in mine if (r["problem"], r.get("dtype")) == problem]
+        ours = [r["us"] for r in these if r["peer"] == OURS and (r.get("looked") or r.get("chosen"))]
+        looked = [r["us"] for r in these if r["peer"] == OURS and r.get("looked")]
+        theirs = [r["us"] for r in these if r["peer"] != OURS]
+        if ours and theirs:
+            ratios[problem] = min(theirs) / (looked or ours)[0]
+    return ratios
 
 
 def drawn(suite: str, groups: dict[str, Callable[[dict[str, Any]], bool]]) -> str:
@@ -84,18 +117,9 @@ def drawn(suite: str, groups: dict[str, Callable[[dict[str, Any]], bool]]) -> st
     Args:
         groups: What each line is of, and whether a row belongs to it.
     """
-    rows, source = rows_of(suite)
-    body = []
+    source, body = rows_of(suite)[1], []
     for name, belongs in groups.items():
-        mine = [r for r in rows if belongs(r)]
-        ratios = {}
-        for problem in dict.fromkeys((r["problem"], r.get("dtype")) for r in mine):
-            these = [r for r in mine if (r["problem"], r.get("dtype")) == problem]
-            ours = [r["us"] for r in these if r["peer"] == OURS and (r.get("looked") or r.get("chosen"))]
-            looked = [r["us"] for r in these if r["peer"] == OURS and r.get("looked")]
-            theirs = [r["us"] for r in these if r["peer"] != OURS]
-            if ours and theirs:
-                ratios[problem] = min(theirs) / (looked or ours)[0]
+        ratios = drawn_ratios(suite, belongs)
         if ratios:
             worst = min(ratios, key=ratios.__getitem__)
             under = [sum(ratio < limit for ratio in ratios.values()) for limit in (0.9, 0.95)]
@@ -138,18 +162,22 @@ def _lengths(kind: str, what: str) -> Callable[[dict[str, Any]], bool]:
     return belongs
 
 
-def _latest_attention() -> str:
-    """Of each problem, the last run that has a peer."""
-    rows, source = rows_of("attention")
+def _last_attention() -> Callable[[dict[str, Any]], bool]:
+    """Whether a row is of the last run of its problem that has a peer."""
+    rows, _ = rows_of("attention")
     beside = [r for r in rows if r["peer"] != OURS]
     last = {
         problem: max(r["run"] for r in beside if r["problem"] == problem) for problem in {r["problem"] for r in rows}
     }
-    text = beside_peers("attention", "tflops", "TFLOP/s", lambda r: r["run"] == last[r["problem"]])
+    return lambda row: bool(row["run"] == last[row["problem"]])
+
+
+def _latest_attention() -> str:
+    source = rows_of("attention")[1]
+    text = beside_peers("attention", "tflops", "TFLOP/s", _last_attention())
     return text.replace(source, f"{source}; each problem's last run beside a peer")
 
 
-#: Name of a table, and what writes it.
 def checks() -> str:
     """How long checks take."""
     rows, _ = rows_of("checker")
@@ -188,6 +216,7 @@ def random_schedules() -> str:
     return table(["what", "count"], body, "`deciding.json`")
 
 
+#: Name of a table, and what writes it.
 TABLES: dict[str, Callable[[], str]] = {
     "gemm": lambda: beside_peers("gemm", "tflops", "M x N x K, TFLOP/s", _rested),
     "gemm-fp8": lambda: beside_peers("gemm_fp8", "tflops", "M x N x K, TFLOP/s", _rested),
@@ -206,7 +235,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rows": lambda: drawn("rows_fresh", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}),
     "row-kernels": lambda: beside_peers("rows_kernels", "gbps", "GB/s"),
     "copy": lambda: beside_peers("copy", "gbps", "GB/s", _rested),
-    "copies": lambda: beside_peers("rows_more", "gbps", "GB/s", lambda r: r["problem"].startswith("copy")),
+    "copies": lambda: beside_peers("rows_more", "gbps", "GB/s", _copies),
     "transpose": lambda: beside_peers("transpose", "gbps", "GB/s", _rested),
     "conv2d": lambda: beside_peers("conv2d", "tflops", "TFLOP/s", _rested),
     "gather": lambda: beside_peers("gather", "gbps", "elements of a row, GB/s", _rested),
@@ -218,6 +247,39 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+#: The lines of the plot: a name, and its problems' speeds over the fastest peer's.
+RATIOS: dict[str, Callable[[], Iterable[float | None]]] = {
+    "GEMM, bf16, twelve shapes": lambda: _beside("gemm", "tflops"),
+    "GEMM, fp8": lambda: _beside("gemm_fp8", "tflops"),
+    "GEMM, random views": lambda: drawn_ratios("random_views", lambda r: True).values(),
+    "GEMM, random, on an H100": lambda: drawn_ratios("random_h100", lambda r: True).values(),
+    "GEMM with epilogues": lambda: _beside("epilogue", "us"),
+    "grouped GEMM": lambda: _beside("grouped", "tflops"),
+    "attention": lambda: map(ratio_of, compared("attention", "tflops", _last_attention()).values()),
+    "row kernels, random lengths": lambda: drawn_ratios("rows_fresh", lambda r: True).values(),
+    "other row kernels": lambda: _beside("rows_kernels", "gbps"),
+    "copies": lambda: _beside("copy", "gbps"),
+    "copies of views": lambda: map(ratio_of, compared("rows_more", "gbps", _copies).values()),
+    "transposes": lambda: _beside("transpose", "gbps"),
+    "rows by index": lambda: _beside("gather", "gbps"),
+    "convolutions": lambda: _beside("conv2d", "tflops"),
+    "programs of examples/": lambda: _beside("programs", "us"),
+}
+
+
+def _beside(suite: str, measure: str) -> Iterable[float | None]:
+    return map(ratio_of, compared(suite, measure, _rested).values())
+
+
+def _copies(row: dict[str, Any]) -> bool:
+    return bool(row["problem"].startswith("copy"))
+
+
+def groups() -> dict[str, list[float]]:
+    """The ratios of each line of the plot."""
+    return {name: [ratio for ratio in made() if ratio] for name, made in RATIOS.items()}
+
+
 def filled(text: str) -> str:
     """The page's *text* with the tables as the result files say. Raises `KeyError` for a name that no table has."""
     return _PLACE.sub(lambda place: place[1] + TABLES[place[2]]() + place[3], text)
@@ -226,7 +288,10 @@ def filled(text: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is out of date")
+    parser.add_argument("--plot", action="store_true", help="also draw the ratios (needs matplotlib)")
     options = parser.parse_args(argv)
+    if options.plot:
+        dots(groups(), _INTERNALS.parent / "img" / "performance.svg")
     late = False
     for page in PAGES:
         before = page.read_text()

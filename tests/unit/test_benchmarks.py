@@ -585,3 +585,11 @@ def test_the_tables_of_the_pages_are_those_of_the_result_files():
     assert set(re.findall(r"<!-- table ([\w-]+) -->", text)) == set(page.TABLES)
     changed = text.replace("| 8192x8192x8192 | 794 |", "| 8192x8192x8192 | 795 |", 1)
     assert changed != text == page.filled(changed)
+
+
+def test_the_plot_of_the_performance_page_is_that_of_the_result_files():
+    from benchmarks import page, plot
+
+    drawn = page.PAGES[0].parents[1] / "img" / "performance.svg"
+    assert plot.mark(page.groups()) in drawn.read_text(), "run python -m benchmarks.page --plot"
+    assert plot.mark({"a": [1.0]}) != plot.mark({"a": [1.001]})
