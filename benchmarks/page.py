@@ -223,8 +223,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "views": lambda: drawn(
         "random_views",
         {
-            "bf16, both operands along k": lambda r: r["problem"].endswith(":kk"),
-            "bf16, other majors": lambda r: not r["problem"].endswith(":kk"),
+            "bf16, both operands along k": lambda r: r["kind"] == "along k",
+            "bf16, other majors": lambda r: r["kind"] == "other majors",
         },
     ),
     "h100": lambda: drawn("random_h100", {"bf16, H100": lambda r: True}),

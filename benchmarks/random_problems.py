@@ -5,7 +5,6 @@ python -m benchmarks.random_problems --seed 7 --look 3                     and a
 python -m benchmarks.random_problems --seed 7 --candidates 8               eight candidates that differ, to fit the estimate
 python -m benchmarks.random_problems --problems FILE --add "SplitK 64x64 1x2 parts 4"
 python -m benchmarks.random_problems --peers cublas quack cutlass --majors kk
-python -m benchmarks.random_problems --views --majors kk                   half of them views of wider tensors, any M from 1
 python -m benchmarks.random_problems --report --runs 14 16                 prints the stored results; needs no GPU
 
 A problem's kernels are compiled in other processes while earlier problems are measured. All variants of a problem run in one
@@ -40,7 +39,6 @@ from benchmarks.results import OURS, Results, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
 from tmapipe.tuning.compiling import compile_all, load
 from tmapipe.tuning.cost import estimates, rested, screen
-from tmapipe.tuning.problem import LINE
 from tmapipe.tuning.tuner import METHOD, pick, unsure
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8_e4m3"}
@@ -64,9 +62,9 @@ def draw(seed: int, count: int, dtypes: Sequence[str] = ("bf16",), majors: str =
         kind = rng.choice(dtypes)
         least = 16 if kind == "fp8" else 8
         multiple = max(least, rng.choice(MULTIPLES))
-        long, short = _log_uniform(rng, 16, 65536, multiple), _log_uniform(rng, 16, 8192, multiple)
+        long, short = log_uniform(rng, 16, 65536, multiple), log_uniform(rng, 16, 8192, multiple)
         m, n = (long, short) if rng.random() < 0.5 else (short, long)
-        k = _log_uniform(rng, 64, 65536, max(least, rng.choice(MULTIPLES)))
+        k = log_uniform(rng, 64, 65536, max(least, rng.choice(MULTIPLES)))
         batch = rng.choice((2, 3, 4, 8, 16)) if rng.random() < 1 / 8 and kind != "fp8" else 1
         sides = ("k", "k") if kind == "fp8" or majors == "kk" or rng.random() < 2 / 3 else rng.choice(ROWS)
         problem = Problem(m, n, k, DTYPES[kind], OUT[kind], batch, sides)
@@ -78,44 +76,8 @@ def draw(seed: int, count: int, dtypes: Sequence[str] = ("bf16",), majors: str =
 ROWS = (("k", "n"), ("m", "k"), ("m", "n"))
 
 
-def draw_views(seed: int, count: int, majors: str = "kk") -> list[Problem]:
-    """*count* bf16 problems without batch: m log-uniform from 1 to 65536, n and k from 64 to 65536, multiples of 8, of 2e9 to
-    4e12 FLOP. A tenth has less than 16 rows. *majors*: "kk", or "any": none of them "kk". What is contiguous along m has a
-    multiple of 8 rows."""
-    rng = random.Random(f"views {seed}")
-    found: list[Problem] = []
-    while len(found) < count:
-        sides = ("k", "k") if majors == "kk" else rng.choice(ROWS)
-        few = len(found) % 10 == 9
-        m = _log_uniform(rng, 1, 15 if few else 65536, 8 if sides[0] == "m" else 1)
-        n, k = (_log_uniform(rng, 64, 65536, 8) for _ in range(2))
-        problem = Problem(m, n, k, DTYPES["bf16"], OUT["bf16"], 1, sides)
-        least = 2e8 if few else 2e9  # of so few rows, more would be gigabytes
-        if least <= problem.flops <= MOST_FLOPS and problem.bytes <= MOST_BYTES:
-            found.append(problem)
-    return found
-
-
-def further_of(problem: Problem, seed: int) -> int:
-    """By how many elements rows of the problem's tensors lie further apart than they are long: 0 for half of the problems,
-    or 8 or 64. The output then begins 8 elements to the right."""
-    return random.Random(f"{seed} {name_of(problem)}").choice((0, 0, 8, 64))
-
-
-def with_views(problem: Problem, seed: int) -> Problem:
-    """The problem, with the alignment of the rows of its tensors."""
-    further = further_of(problem, seed)
-    if not further:
-        return problem
-    size = problem.dtype.bytes
-    of_a, of_b = (
-        problem.k if major == "k" else n for n, major in zip((problem.m, problem.n), problem.majors, strict=True)
-    )
-    rows = [math.gcd(LINE, (width + further) * size) for width in (of_a, of_b)]
-    return attrs.evolve(problem, aligned=(*rows, math.gcd(LINE, (problem.n + further) * problem.out.bytes, 8 * size)))
-
-
-def _log_uniform(rng: random.Random, least: int, most: int, multiple: int) -> int:
+def log_uniform(rng: random.Random, least: int, most: int, multiple: int) -> int:
+    """A multiple of *multiple*, at least one."""
     size = math.exp(rng.uniform(math.log(least), math.log(most)))
     return max(multiple, round(size / multiple) * multiple)
 
@@ -241,8 +203,8 @@ def _group(problem: Problem) -> tuple[Any, ...]:
 # ---- measuring ----------------------------------------------------------------------------------------------------------
 
 
-def data_of(problem: Problem, seed: int, device: str = "cuda", further: int = 0) -> tuple[Any, Any, Any]:
-    """a [m, k] and b [n, k], random normal, and an output; with a batch, in three dimensions. further: as `further_of`."""
+def data_of(problem: Problem, seed: int, device: str = "cuda") -> tuple[Any, Any, Any]:
+    """a [m, k] and b [n, k], random normal, and an output; with a batch, in three dimensions."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -252,13 +214,12 @@ def data_of(problem: Problem, seed: int, device: str = "cuda", further: int = 0)
     def normal(rows: int, major: str) -> Any:
         height, width = (rows, problem.k) if major == "k" else (problem.k, rows)
         first = kind if kind.itemsize > 1 else torch.bfloat16
-        made = torch.randn(*lead, height, width + further, generator=generator, device=device, dtype=first).to(kind)
-        return made[..., :width] if major == "k" else made[..., :width].mT
+        made = torch.randn(*lead, height, width, generator=generator, device=device, dtype=first).to(kind)
+        return made if major == "k" else made.mT
 
     a, b = normal(problem.m, problem.majors[0]), normal(problem.n, problem.majors[1])
-    out = torch.empty(*lead, problem.m, problem.n + further, device=device, dtype=getattr(torch, problem.out.torch))
-    start = min(8, further)
-    return a, b, out[..., start : start + problem.n]
+    out = torch.empty(*lead, problem.m, problem.n, device=device, dtype=getattr(torch, problem.out.torch))
+    return a, b, out
 
 
 def checker(a: Any, b: Any, out: Any, samples: int = 16) -> Callable[[Callable[[], object]], float]:
@@ -296,8 +257,7 @@ def measure(
     place: str = "cuda",
 ) -> None:  # fmt: skip
     """Adds a row for each variant that is right: cuBLAS, other peers, and *few*, of which the first is what was chosen."""
-    further = further_of(problem, args.seed) if args.views else 0
-    a, b, out = data_of(problem, args.seed, place, further)
+    a, b, out = data_of(problem, args.seed, place)
     check = checker(a, b, out)
     runs: dict[tuple[str, str], Callable[[], object]] = {("cublas", "torch"): blas(a, b, out)}
     said: list[str] = []
@@ -331,12 +291,11 @@ def measure(
             problem=name_of(problem), dtype=dtype_name(problem), peer=peer, variant=variant, us=timing.us,
             tflops=problem.flops / timing.us / 1e6, spread=timing.spread, rel_err=errors[peer, variant],
             estimated_us=estimated.get(variant), chosen=True if variant == str(few[0]) else None,
-            looked=args.look if variant == looked else None, further=further or None,
+            looked=args.look if variant == looked else None,
         )  # fmt: skip
     line = _ratios(results.rows, name_of(problem), dtype_name(problem))
     print(
-        f"{problem}{f', {further} further' * bool(further)}: {line}"
-        + "".join(f"\n    left out: {text}" for text in said),
+        f"{problem}: {line}" + "".join(f"\n    left out: {text}" for text in said),
         flush=True,
     )
 
@@ -430,7 +389,6 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100, help="problems to draw (default %(default)s)")
     parser.add_argument("--problems", type=Path, metavar="FILE", help="problems of a file, before those that are drawn")
-    parser.add_argument("--views", action="store_true", help="draw views of wider tensors, with any number of rows")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bf16"])
     parser.add_argument("--majors", choices=("any", "kk"), default="any")
     parser.add_argument("--candidates", type=int, default=1, metavar="N", help="of ours (default: what `choose` takes)")
@@ -453,16 +411,12 @@ def problems_of(args: argparse.Namespace) -> list[Problem]:
         rows = [json.loads(line) for line in args.problems.read_text().splitlines() if line.strip()]
         found = [problem_of(row["problem"], row.get("dtype", "bf16")) for row in rows]
         found = [each for each in found if args.majors == "any" or each.majors == ("k", "k")]
-    if args.views:
-        every = dict.fromkeys([*found, *draw_views(args.seed, args.count, args.majors)])
-        return [with_views(each, args.seed) for each in every]
     return list(dict.fromkeys([*found, *draw(args.seed, args.count, args.dtype, args.majors)]))
 
 
-def suite_of(gpu: str, views: bool = False) -> str:
-    """The suite, and the stem of the file, of problems measured on *gpu*."""
+def suite_of(gpu: str, stem: str = "random") -> str:
+    """The suite *stem*, and the name of its file, of problems measured on *gpu*."""
     model = next((word.lower() for word in gpu.split() if any(map(str.isdigit, word))), "other")
-    stem = "random_views" if views else "random"
     return stem if model == "h200" else f"{stem}_{model}"
 
 
@@ -471,7 +425,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.report:
         for path in sorted((Path(args.out) if args.out else Path(__file__).parent / "results").glob("random*.json")):
             kept = read(path)
-            if kept["suite"] == suite_of(kept["gpu"], args.views):
+            if kept["suite"] == suite_of(kept["gpu"]):
                 print(kept["gpu"])
                 report(row for row in kept["rows"] if not args.runs or row.get("run", 1) in args.runs)
         return 0
@@ -485,7 +439,7 @@ def main(argv: list[str] | None = None) -> int:
     from tmapipe.tuning.tuner import device_of
 
     device = device_of()
-    results = Results(suite_of(device.name, args.views), device.name, settings(args))
+    results = Results(suite_of(device.name), device.name, settings(args))
     if args.append:
         results.resume(args.out)
     known = {(row["problem"], row["dtype"]) for row in results.rows}

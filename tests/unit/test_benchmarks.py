@@ -504,6 +504,7 @@ ON_A_GPU = [
     "random_epilogues",
     "random_problems",
     "random_rows",
+    "random_views",
     "row_kernels",
     "rows",
     "stamps",

@@ -3,11 +3,13 @@
 import argparse
 import threading
 import time
+from collections import Counter
+from typing import ClassVar
 
 import attrs
 import pytest
 
-from benchmarks import random_epilogues, random_problems, random_rows
+from benchmarks import random_epilogues, random_problems, random_rows, random_views
 from benchmarks import tuning as fitting
 from benchmarks.results import Results
 from tests.sweeps import sample
@@ -246,27 +248,69 @@ def test_a_report_of_rows(capsys):
 
 
 def test_views_are_those_of_the_seed():
-    drawn = random_problems.draw_views(3, 60)
-    assert drawn == random_problems.draw_views(3, 60) and drawn[:20] == random_problems.draw_views(3, 20)
-    assert sum(each.m < 16 for each in drawn) >= 6 and all(each.n % 8 == each.k % 8 == 0 for each in drawn)
-    assert {random_problems.further_of(each, 3) for each in drawn} == {0, 8, 64}
-    others = random_problems.draw_views(3, 40, "any")
-    assert {each.majors for each in others} == {("k", "n"), ("m", "k"), ("m", "n")}
+    found = random_views.drawn(3)
+    assert found == random_views.drawn(3) and found != random_views.drawn(4)
+    kinds = Counter(view.kind for view in found)
+    assert kinds == random_views.COUNTS and Counter(view.kind for view in found[:41]) == {
+        kind: count / 4 for kind, count in kinds.items()
+    }
+    of_k = [view for view in found if view.kind == "along k"]
+    assert sum(view.problem.m < 16 for view in of_k) >= 10 and {view.further for view in found} == {0, 8, 64}
+    assert all(2e9 <= view.problem.flops <= 4e12 and view.problem.n % 8 == view.problem.k % 8 == 0 for view in found)
+    assert {view.problem.majors for view in found if view.kind != "along k"} == {("k", "k"), *random_problems.ROWS}
+
+
+def view_of(name, further=8):
+    problem = random_problems.problem_of(name)
+    return random_views.View("along k", random_views.aligned(problem, further), further)
 
 
 def test_views_lie_in_wider_tensors():
-    problem = random_problems.problem_of("37x24x40:kn")
-    a, b, out = random_problems.data_of(problem, 1, "cpu", 8)
+    a, b, out, whole = random_views.data_of(view_of("37x24x40:kn"), 1, "cpu")
     assert a.shape == (37, 40) and a.stride() == (48, 1)
     assert b.shape == (24, 40) and b.stride() == (1, 32)
     assert out.shape == (37, 24) and out.stride() == (32, 1) and out.storage_offset() == 8
+    assert whole.shape == (38, 32) and whole.data_ptr() == out.data_ptr() - 16
 
 
-@pytest.mark.parametrize("majors", ["kk", "any"])
-def test_views_are_what_users_pass(majors):
-    for problem in random_problems.draw_views(4, 400, majors)[:40]:
-        if problem.bytes < 1e7:
-            seen = random_problems.with_views(problem, 4)
-            tensors = random_problems.data_of(problem, 1, "cpu", random_problems.further_of(problem, 4))
-            assert seen.rows_at[:2] == tuning.Problem.of(*tensors).rows_at[:2]
-            assert seen.rows_at[2] == (tuning.Problem.of(*tensors).rows_at[2] if seen == problem else 16)
+@pytest.mark.parametrize("name, further", [("37x24x40:kk", 8), ("40x72x80:mn", 64), ("37x24x40:kn", 0)])
+def test_views_are_what_users_pass(name, further):
+    view = view_of(name, further)
+    a, b, out, _ = random_views.data_of(view, 1, "cpu")
+    seen = tuning.Problem.of(a, b, out)
+    assert view.problem.rows_at[:2] == seen.rows_at[:2]
+    assert view.problem.rows_at[2] == (16 if further else seen.rows_at[2])
+
+
+def test_a_result_is_right_with_the_same_bits_and_nothing_beside():
+    a, b, out, whole = random_views.data_of(view_of("16x8x64:kk"), 1, "cpu")
+    check, bits = random_problems.checker(a, b, out), iter((0.0, 1.0))
+    assert random_views.error_of(random_problems.blas(a, b, out), check, out, whole) < 1e-2
+    with pytest.raises(RuntimeError, match="beside"):
+        random_views.error_of(lambda: whole.fill_(1.0), check, out, whole)
+    with pytest.raises(RuntimeError, match="other bits"):
+        random_views.error_of(lambda: out.fill_(next(bits)), check, out, whole)
+
+
+def test_measuring_a_view(capsys):
+    class Alone(Compiled):
+        few: ClassVar = {}
+        device = tuning.problem.H200
+
+    view, (first, bad, wrong) = (
+        view_of("37x80x96:kk"),
+        (tuning.Candidate("Gemm", tile, (1, 1)) for tile in ((64, 64), (128, 64), (64, 128))),
+    )
+    Alone.few = {view: ([first, bad], [wrong])}
+    Alone.schedule = lambda self, view, candidate: Compiled.schedule(self, view.problem, candidate)
+    results, args = Results("random_views", "fake", versions={}, commit="0"), random_views.options(["--seed", "1"])
+    random_views.measure(view, Alone(), Instant(), results, args, "cpu")
+    assert [(row["peer"], row["variant"]) for row in results.rows] == [
+        ("cublas", "torch"),
+        ("tmapipe", "Gemm 64x64 1x1"),
+    ]
+    assert results.rows[1]["looked"] == 2 and results.rows[1]["problem"] == "37x80x96:kk+8"
+    random_views.report(results.rows)
+    said = capsys.readouterr().out
+    assert "Gemm 128x64 1x1: does not compile" in said and "Gemm 64x128 1x1: WRONG" in said
+    assert "along k, views" in said and "looks: 2.00" in said
