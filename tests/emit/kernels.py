@@ -261,6 +261,9 @@ THREADS = {
     "elementwise": Kernel(READY_MADE["Elementwise"], {"x2": "fp32"}, {"c": 2, "m": 20, "n": 1000}),
     "transpose": Kernel(READY_MADE["Transpose"], {}, {"m": 200, "n": 304}),
     "transpose by threads": Kernel(READY_MADE["Transpose, by threads"], {}, {"b": 3, "m": 67, "n": 304}),
+    "transpose of rows that begin anywhere": Kernel(
+        READY_MADE["Transpose, rows that begin anywhere"], {}, {"b": 3, "m": 64, "n": 304, "r": 8, "w": 7 * 1001 + 304}
+    ),
     "rotary": Kernel(READY_MADE["Rotary"], {"x2": "fp32", "x3": "fp32"}, {"b": 2, "m": 20, "n": 64}),
     "rotary, pairs": Kernel(
         READY_MADE["Rotary, pairs"], {"x1": "fp32", "x2": "fp32"}, {"c": 2, "m": 20, "n": 64, "p": 128}

@@ -38,6 +38,7 @@ from tmapipe.schedules import (
     SplitAttention,
     SplitK,
     StreamK,
+    TransposeRows,
     TransposeTiles,
 )
 from tmapipe.schedules.mainloop import Cooperative, Operand
@@ -266,6 +267,12 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: TransposeTiles("fp32", "b m n", (64, 64), 4),
         lambda: TransposeTiles("fp32", "m n", (64, 64), 8, ctas=1),
         ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Transpose, rows that begin anywhere",
+        lambda: TransposeRows("bf16", "b m n", 1001, vector=2),
+        lambda: TransposeRows("fp32", pitch=130, start=1, vector=16, tile=(32, 64), warps=2, ctas=1),
+        ((1, 1, {"r": 16, "w": 200}), (2, 1, {"r": 16, "w": 200})),
     ),
     Registered(
         "Elementwise, rows that begin anywhere",

@@ -364,6 +364,9 @@ class RecordingIsa:
     def read_part(self, slot: SlotRef, layout: Any, at: Any, pitch: int = 0) -> Fragment:
         return self.read(slot, layout)
 
+    def read_rows_as_columns(self, slot: SlotRef, layout: Any, starts: Any, pitch: int) -> Fragment:
+        return self.read(slot, layout)
+
     def read_transposed(self, slot: SlotRef, layout: Any) -> Fragment:
         return self.read(slot, layout)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32
+from cutlass import Boolean, Float32, Int32
 
 from tmapipe.gpu import control
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose
@@ -82,6 +82,21 @@ class Runs(Fragments):
         width = width_of(layout, along)
         runs = self.runs(layout, width, along, at)
         return [(_vector_at(inside, slot.buffer, row, column, width), width) for _, row, column in runs]
+
+    def read_rows_as_columns(
+        self, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
+    ) -> Fragment:
+        kind, tile = slot.buffer.dtype.kind, slot.buffer.tile
+        inside = self.isa.buffers[slot.buffer.name][(*(None,) * len(tile), slot.stage)]
+        flat = cute.make_tensor(inside.iterator, cute.make_layout(math.prod(tile)))
+        first: list[Any] = []  # of each column slot
+        for i in range(layout.column_slots):
+            column, place = self.column(layout, i), Int32(starts[0])
+            for j, start in enumerate(starts[1:], 1):
+                place = choose(column % len(starts) == j, Int32(start), place)
+            first.append(place + column // len(starts) * pitch)
+        at = [first[layout.column_slot(i)] + self.row(layout, layout.row_slot(i)) for i in range(layout.values)]
+        return Fragment(self, layout, "tile", kind, [KINDS[kind](flat[place]) for place in at])
 
     def first_to_have(self, layout: ThreadLayout, along: str) -> Any:
         """Whether the calling lane is the first of the lanes that have the same rows or columns."""

@@ -15,7 +15,7 @@ from tmapipe.isa.exchange import ClusterExchange, Exchange, Scans
 from tmapipe.isa.fragment import Fragment, SlotRef, Value, combine, in_range
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Barrier, Distributed, Matmul
-from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
 #: What a reduction begins with, by operation and kind.
 NEUTRAL = {
@@ -198,6 +198,13 @@ class Fragments(Scans):
         Args:
             pitch: Elements from one row to the next, in a slot with one extent; 0: those of a row of its tile.
         """
+        raise NotImplementedError
+
+    def read_rows_as_columns(
+        self, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
+    ) -> Fragment:
+        """``ld.shared``: rows of a slot as columns of a tile. Column j begins at element starts[j % len(starts)] + j //
+        len(starts) * pitch of the slot, counted row by row. Generic proxy."""
         raise NotImplementedError
 
     def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Value) -> Fragment:

@@ -87,6 +87,22 @@ def _read_part(warp: int, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, An
     return slot, "read in part", _elements(slot.buffer, layout, "tile", warp, first, width, pitch)
 
 
+def _read_rows_as_columns(
+    warp: int, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
+) -> _Found:
+    size, (columns, many) = slot.buffer.dtype.bytes, (slot.buffer.tile[-1], len(starts))
+
+    def place(row: int, column: int) -> int:
+        place = starts[column % many] + column // many * pitch + row
+        return slot.buffer.byte_in_slot(place // columns, place % columns * size)
+
+    return (
+        slot,
+        "read with rows as columns",
+        [([place(r, c) for r, c in lanes], size) for lanes in _lanes(layout, warp)],
+    )
+
+
 def _write(warp: int, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> _Found:
     assert values.layout is not None
     return slot, "written", _elements(slot.buffer, values.layout, values.along, warp, at or (0, 0))
@@ -121,6 +137,7 @@ _OF: dict[str, Callable[..., _Found]] = {
     "read": _read,
     "read_transposed": _read_transposed,
     "read_part": _read_part,
+    "read_rows_as_columns": _read_rows_as_columns,
     "write": _write,
     "read_columns": _read_columns,
     "write_columns": _write_columns,

@@ -157,6 +157,10 @@ class TracingFragments(Fragments):
             self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at, pitch)
         )
 
+    def read_rows_as_columns(self, slot: Any, layout: Any, starts: Any, pitch: int) -> Fragment:
+        data = self._record("read_rows_as_columns", slot, layout, starts, pitch)
+        return Fragment(self, layout, "tile", slot.buffer.dtype.kind, data)
+
     def read_columns_from(self, slot: Any, layout: Any, first: Any) -> Fragment:
         found = self._record("read_columns_from", slot, layout, first, result=slot.buffer.name)
         return Fragment(self, layout, "columns", slot.buffer.dtype.kind, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from tmapipe.isa.ops import Isa
 from tmapipe.parts.stages import Scratch
 from tmapipe.plan.model import Load
 from tmapipe.plan.rings import Buffer, Distributed
-from tmapipe.plan.thread_layout import WIDTHS, ThreadLayout, transposed_of, vectors_of
+from tmapipe.plan.thread_layout import WIDTHS, ThreadLayout, VectorLayout, transposed_of, vectors_of
 from tmapipe.protocol.ring import RingEnd, Slot
 from tmapipe.protocol.tile import (
     BoundTable,
@@ -293,12 +294,14 @@ class PartInSlot(Carried):
             columns_of: As one number for each of its columns, likewise; with *at* from that element on, of as many or more.
             tile: Only a part of the tile, of these (rows, columns), such as a stencil's neighbours.
             at: Where that part begins (row, column), or without *tile* the part that is distributed as *like*. In a tile of
-                one extent, the index of an element, the same number for all.
+                one extent, the index of an element, the same number for all. With *pitch* and *transposed*: the elements,
+                counted row by row, where the first rows begin, of which each next as many begin *pitch* further.
             pitch: With *tile*, in a tile of one extent: elements from one of its rows to the next. They begin side by side, as
                 rows in memory do; what a row has beyond *pitch* is the next one's.
             transposed: Rows as columns, distributed over warpgroups as wgmma does with accumulators: between slots with a
                 swizzle, no bank conflicts. The tile has two extents, the last one a multiple of 64 for each warpgroup, the
-                first one a multiple of 8.
+                first one a multiple of 8. With *tile*, *pitch* and *at*: any tile without a swizzle, of which row j, wherever
+                it begins, is column j of what is read.
             width: Elements that a thread has side by side, at most: 8, 4, 2 or 1. With 4 of fp32, threads that store them
                 write 16 bytes next to each other.
 
@@ -313,6 +316,8 @@ class PartInSlot(Carried):
             "transposed": transposed or None,
         }
         given = [form for form, value in forms.items() if value is not None]
+        if given == ["tile", "transposed"] and pitch is not None:
+            given.remove("transposed")
         if len(given) > 1 or (at is not None and not set(given) <= {"like", "tile", "columns_of"}):
             rule = "says in one way how the tile is read"
             raise InputError(f"slot.{self.part.buffer.name}.read", ", ".join(given), rule, "leave the others out")
@@ -320,6 +325,8 @@ class PartInSlot(Carried):
         part, fragments, tile = tile, self.part.isa.fragments, self.part.buffer.tile
         name = f"slot.{self.part.buffer.name}.read"
         self.part.buffer.dtype.check_held(name)
+        if pitch is not None and transposed:
+            return fragments.read_rows_as_columns(self.ref, self._rows_as_columns(name, part, pitch, at), at, pitch)
         if pitch is not None:
             return fragments.read_part(self.ref, self._pitched_layout(name, part, pitch, width), (0, 0), pitch)
         if part is not None or (at is not None and like is not None):
@@ -377,6 +384,19 @@ class PartInSlot(Carried):
             rule = f"is how far apart {part[0]} rows of {part[1]} elements begin in a tile of one extent; it is {buffer.tile}"
             raise InputError(f"{name}(pitch)", pitch, rule, "load more elements, or read fewer")
         return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)
+
+    def _rows_as_columns(self, name: str, part: Any, pitch: Any, at: Any) -> VectorLayout:
+        """How columns are distributed that are rows of the tile, wherever these begin: over lanes."""
+        buffer = self.part.buffer
+        counts = isinstance(part, tuple) and len(part) == 2 and all(map(is_count, (*part, pitch)))
+        whole = isinstance(at, tuple) and at and all(type(each) is int and each >= 0 for each in at)
+        last = max(at) + (part[1] - 1) // len(at) * pitch + part[0] if counts and whole else math.inf
+        if last > math.prod(buffer.tile) or buffer.swizzle:
+            rule = f"are extents, and where rows begin, inside a tile without a swizzle; it is {buffer.tile}"
+            raise InputError(
+                f"{name}(tile, pitch, at)", (part, pitch, at), rule, "begin earlier, or load more elements"
+            )
+        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), 1)
 
     def write(self, values: Fragment, *, at: tuple[int, int] | None = None) -> None:
         """Replaces the tile's elements, converted to its type.

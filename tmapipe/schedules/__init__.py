@@ -32,7 +32,7 @@ from tmapipe.schedules.norms import (
 )
 from tmapipe.schedules.rotary import Rotary, RotaryTiles
 from tmapipe.schedules.splitattention import CombineParts, SplitAttention
-from tmapipe.schedules.transpose import Transpose, TransposeTiles
+from tmapipe.schedules.transpose import Transpose, TransposeRows, TransposeTiles
 
 __all__ = [
     "AddParts",
@@ -78,5 +78,6 @@ __all__ = [
     "SplitK",
     "StreamK",
     "Transpose",
+    "TransposeRows",
     "TransposeTiles",
 ]

@@ -43,10 +43,11 @@ def place_of(x: Any) -> tuple[int, int]:
 
 
 def together(x: Any, together: int, start: int) -> Any:
-    """A matrix of which so many rows, and what lies between them, are seen as one that begins *start* elements earlier."""
-    (height, length), (pitch, _) = x.shape, place_of(x)
+    """A tensor of which so many rows, and what lies between them, are seen as one that begins *start* elements earlier."""
+    (*lead, height, length), (*steps, pitch, _) = x.shape, strides_of(x)
+    pitch = pitch if height > 1 else length
     shape, strides = (height // together, (together - 1) * pitch + length + start), (together * pitch, 1)
-    return seen_as(x, shape, strides, start)
+    return seen_as(x, (*lead, *shape), (*steps, *strides), start)
 
 
 def seen_as(x: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Any:

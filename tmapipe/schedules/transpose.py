@@ -1,12 +1,15 @@
-"""Transpose: dimensions in another order, through swizzled shared memory.
+"""Transpose: dimensions in another order, through shared memory.
 
 load (1 warp)          a tile of x -> the slot of the CTA, TMA
 work (1 or 2 warpgroups)  reads it with rows as columns, writes it into a tile beside it
 store                  the TMA engine; where rows of the result begin elsewhere, a warpgroup from its registers
+
+Where rows of x begin at no multiples of 16 bytes, boxes of those that begin alike are loaded, and work stores what it reads.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.elementwise import DIMS, collapsed, fits_tma, vector_of
-from tmapipe.schedules.rowform import copied, padded, seen_as, strides_of
+from tmapipe.schedules.rowform import address_of, copied, padded, seen_as, strides_of, together
 from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import SharedStage, TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
@@ -31,6 +34,7 @@ from tmapipe.tiles.persistent import GridTiles, Grouped
 TYPES = (*KINDS, "int32")
 SWIZZLE = 128  # bytes
 CTAS = 4  # on a multiprocessor, each with a tile of x and one of y: 128 KiB of both
+NARROW = 32  # elements, below which odd rows are copied to multiples of 16 bytes first
 CTAS_OF_THREADS = 3  # likewise where threads store, which need more registers
 
 
@@ -58,16 +62,7 @@ class TransposeTiles(Schedule):
         vector: int = ALIGNMENT,
         ctas: int | None = None,
     ):
-        if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(is_count, tile)) or tile[1] % 64:
-            raise InputError(
-                "TransposeTiles(tile)", tile, "is (rows, columns), columns in units of 64", "e.g. (64, 128)"
-            )
-        if not isinstance(dims, str) or dims.split()[-2:] != ["m", "n"]:
-            raise InputError("TransposeTiles(dims)", dims, 'names dimensions, "m n" last', 'e.g. "m n"')
-        if not isinstance(vector, int) or vector not in (2, 4, 8, ALIGNMENT):
-            raise InputError("TransposeTiles(vector)", vector, "is 2, 4, 8 or 16 bytes", "use 16")
-        if ctas is not None and not is_count(ctas):
-            raise InputError("TransposeTiles(ctas)", ctas, "is a positive number", "leave it out")
+        _check("TransposeTiles", dims, tile, vector, ctas)
         rows, columns = tile
         result = f"{dims[:-3]}n m"
         self.over, self.vector, self.width = result, vector, max(1, vector // as_dtype(dtype).bytes)
@@ -101,10 +96,91 @@ class TransposeTiles(Schedule):
                 k.y.store(tile, slot.z.read(width=self.width))  # so that lanes store next to each other
 
 
+class TransposeRows(Schedule):
+    """``y[..., n, m] = x[..., m, n]``, of tensors of which rows of x begin anywhere.
+
+    x is seen as a tensor whose rows hold as many rows as begin alike: of each of these, a box is loaded from the last multiple
+    of 16 bytes before it. Threads read rows as columns, wherever they begin in the slot.
+
+    Args:
+        dtype: Of both.
+        dims: Of x, the last ones of "a b c m n".
+        pitch: Elements from one row of x to the next.
+        start: Elements after a multiple of 16 bytes where the first row begins.
+        vector: Bytes of which rows of y are whole multiples; with fewer than 16, threads store.
+        tile: Its (rows, columns) that a CTA takes.
+        warps: That transpose it.
+        ctas: CTAs that share a multiprocessor.
+    """
+
+    load, work = Role(warps=1), Role(warps=8)
+
+    def __init__(
+        self,
+        dtype: str = "bf16",
+        dims: str = "m n",
+        pitch: int = 1001,
+        start: int = 0,
+        vector: int = 2,
+        tile: tuple[int, int] = (64, 128),
+        warps: int = 8,
+        ctas: int = CTAS,
+    ):
+        _check("TransposeRows", dims, tile, vector, ctas)
+        if not is_count(pitch) or type(start) is not int or not 0 <= start < ALIGNMENT // as_dtype(dtype).bytes:
+            rule = "are elements from row to row, and after a multiple of 16 bytes where the first begins"
+            raise InputError("TransposeRows(pitch, start)", (pitch, start), rule, "e.g. 1001 and 0")
+        rows, columns = self.tile = tile
+        self.unit, self.pitch, self.start = ALIGNMENT // as_dtype(dtype).bytes, pitch, start
+        self.apart = self.unit // math.gcd(self.unit, pitch)
+        self.lead, result = dims.split()[:-2], f"{dims[:-3]}n m"
+        self.over, self.work, self.tiles = result, Role(warps=warps), GridTiles(Grouped(1), ctas)
+        self.ring = BarrierRing(1, producer=self.load, consumer=self.work)
+        box, dims = (rows, columns + self.unit), f"{dims[:-3]}r w"
+        x = TmaLoadStage(dims, tile=box, ring=self.ring, dtype=dtype, l2_hint="evict_last")
+        self.x = x.in_parts(self.apart)
+        if vector == ALIGNMENT:
+            self.y: Any = TmaStoreStage(result, tile=(columns, rows), role=self.work, dtype=dtype, stages=1)
+        else:
+            self.y = ThreadStoreStage(result, tile=(columns, rows), role=self.work, vector=vector)
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        rows, columns = self.tile
+        lead = [getattr(tile, dim) for dim in self.lead]
+        with k.ring.produce() as slot:
+            for i in range(self.apart):
+                first = (self.start + i * self.pitch) // self.unit * self.unit
+                slot.x.load_part_from(i, *lead, tile.m * (rows // self.apart), first + tile.n * columns)
+
+    @work.jit
+    def transpose(self, k: KernelContext, tile: Tile) -> None:
+        rows, columns = self.tile
+        pitch = columns + self.unit
+        part = rows // self.apart * pitch
+        starts = tuple(i * part + (self.start + i * self.pitch) % self.unit for i in range(self.apart))
+        with k.ring.consume() as slot:
+            values = slot.x.read(tile=(columns, rows), pitch=pitch, at=starts, transposed=True)
+        k.y.store(tile, values)
+
+
+def _check(name: str, dims: Any, tile: Any, vector: Any, ctas: Any) -> None:
+    """Raises `InputError` for what no schedule of transposes takes."""
+    if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(is_count, tile)) or tile[1] % 64:
+        raise InputError(f"{name}(tile)", tile, "is (rows, columns), columns in units of 64", "e.g. (64, 128)")
+    if not isinstance(dims, str) or dims.split()[-2:] != ["m", "n"]:
+        raise InputError(f"{name}(dims)", dims, 'names dimensions, "m n" last', 'e.g. "m n"')
+    if not isinstance(vector, int) or vector not in (2, 4, 8, ALIGNMENT):
+        raise InputError(f"{name}(vector)", vector, "is 2, 4, 8 or 16 bytes", "use 16")
+    if ctas is not None and not is_count(ctas):
+        raise InputError(f"{name}(ctas)", ctas, "is a positive number", "leave it out")
+
+
 class Transpose:
     """A tensor of bf16, fp16, fp32 or int32 with its dimensions in another order, dense.
 
-    Rows of x that begin at no multiples of 16 bytes are copied to such places first.
+    Rows of x that begin at no multiples of 16 bytes are read where they lie (`TransposeRows`). Short ones are copied to such
+    multiples first, and those of several matrices that do not begin alike.
 
     Args:
         dims: Which dimension of x is the first of the result, the second and so on, as of ``torch.permute``; None: the last
@@ -116,7 +192,7 @@ class Transpose:
         if not whole or (dims is not None and len({dim % len(dims) for dim in dims}) < len(dims)):
             raise InputError("Transpose(dims)", dims, "names each dimension once, by its number", "e.g. (0, 2, 1)")
         self.dims = None if dims is None else tuple(dims)
-        self.fitted: dict[Any, TransposeTiles] = {}
+        self.fitted: dict[Any, Schedule] = {}
         self.copy = Copy()
 
     def __call__(self, x: Any, *, out: Any = None) -> Any:
@@ -174,6 +250,8 @@ class Transpose:
         self._tiles(_ordered(x, [*others, last, along]), _ordered(out, [*others, along, last]))
 
     def _tiles(self, x: Any, out: Any) -> None:
+        if not fits_tma(x) and by_rows(x):
+            return self._rows(x, out)
         if not fits_tma(x):
             x = self._apart(x) if x.ndim == 2 else padded(x)
         vector, size = vector_of(out), x.dtype.itemsize
@@ -183,11 +261,38 @@ class Transpose:
             self.fitted[key] = TransposeTiles(*key)
         self.fitted[key](x=x, y=out)
 
+    def _rows(self, x: Any, out: Any) -> None:
+        """Rows that begin anywhere: as many as begin alike, then the rest of them."""
+        kind, (*_, pitch, _), size = dtype_of(x, "x").name, strides_of(x), x.dtype.itemsize
+        apart, start, last = apart_of(x), address_of(x) % ALIGNMENT // size, x.shape[-2]
+        dims, columns = " ".join(DIMS[len(DIMS) - x.ndim :]), 128 if size == 2 else 64
+        key = kind, dims, pitch, start, vector_of(out), (64, columns)
+        if key not in self.fitted:
+            self.fitted[key] = TransposeRows(*key)
+        whole = last - last % apart
+        for rows, several in ((slice(whole), apart), (slice(whole, last), last - whole)):
+            if x[..., rows, :].shape[-2]:
+                self.fitted[key](x=together(x[..., rows, :], several, start), y=out[..., rows])
+
     def _apart(self, x: Any) -> Any:
         """A copy of a matrix whose rows begin at multiples of 16 bytes."""
         (rows, columns), unit = x.shape, ALIGNMENT // x.dtype.itemsize
         made = new_like(x, (rows, ceil_div(columns, unit) * unit))[:, :columns]
         return self.copy(x, made)
+
+
+def apart_of(x: Any) -> int:
+    """Of how many rows, one after another, each begins differently, counted from multiples of 16 bytes."""
+    return ALIGNMENT // math.gcd(ALIGNMENT, strides_of(x)[-2] * x.dtype.itemsize)
+
+
+def by_rows(x: Any) -> bool:
+    """Whether `TransposeRows` takes a tensor: TMA begins at the last multiple of 16 bytes before a row."""
+    (*lead, _, along), size = strides_of(x), x.dtype.itemsize
+    start = address_of(x) % ALIGNMENT // size
+    inside = start == 0 or (not isinstance(x, np.ndarray) and x.storage_offset() >= start)
+    alike = x.ndim == 2 or (x.shape[-2] % apart_of(x) == 0 and not any(step * size % ALIGNMENT for step in lead))
+    return along == 1 and inside and alike and x.shape[-1] >= NARROW
 
 
 def _ordered(x: Any, order: list[int]) -> Any:
