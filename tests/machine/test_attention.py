@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.sweeps import sample
+from tests.sweeps import ALL, sample
 from tmapipe.schedules import Attention, SplitAttention
 
 
-def expected(q, k, v, causal=None, window=None, score=None):
-    """(o, lse) in fp64."""
+def expected(q, k, v, causal=None, window=None, score=None, mask=None, sinks=None):
+    """(o, lse) in fp64. mask: [b, h, m, s] or what broadcasts to it."""
     k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q.double() @ k.mT / math.sqrt(q.shape[-1])
     m, s = scores.shape[-2:]
@@ -23,7 +23,11 @@ def expected(q, k, v, causal=None, window=None, score=None):
     if window is not None:
         hidden = hidden | (j <= last - window)
     scores = scores.masked_fill(hidden, float("-inf"))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.double()
     lse = scores.logsumexp(-1)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.double()[:, None])
     return torch.nan_to_num(torch.exp(scores - lse.clamp(min=-1e30)[..., None])) @ v, lse
 
 
@@ -91,7 +95,7 @@ def test_wide_heads_and_values_of_another_width(d, width):
     torch.testing.assert_close(found.double(), expected(q, k, v, "end")[0], atol=1e-2, rtol=1e-2)
 
 
-@pytest.mark.parametrize("d, shape, parts", sample([(64, (8, 1, 1, 1000), 3), ((32, 16), (4, 2, 3, 700), 9)], 1))
+@pytest.mark.parametrize("d, shape, parts", [(64, (8, 1, 1, 600), 2), ((32, 16), (4, 2, 3, 700), 9)])
 def test_parts_of_keys(d, shape, parts):
     """The last part may have fewer blocks, and there are no more parts than blocks."""
     h, g, m, s = shape
@@ -105,14 +109,82 @@ def test_parts_of_keys(d, shape, parts):
     torch.testing.assert_close(found.double(), wanted, atol=1e-2, rtol=1e-2)
 
 
+def mask_of(dims, b, h, m, s, boolean):
+    """(a mask of these dimensions, the same as it broadcasts)"""
+    extents, source = {"b": b, "h": h, "m": m, "s": s}, torch.Generator().manual_seed(len(dims))
+    drawn = torch.randn([extents[dim] for dim in dims.split()], generator=source)
+    mask = drawn > 0 if boolean else drawn.bfloat16()
+    if "m" in dims:
+        mask[..., 1, :] = False if boolean else float("-inf")  # a query that sees no key
+    return mask, mask.reshape([extents[dim] if dim in dims else 1 for dim in "bhms"])
+
+
+MASKS = [
+    ("b h m s", False, {"causal": "start", "score": True}, (2, 1, 130, 160, 64, torch.bfloat16, 2)),
+    ("m s", True, {}, (1, 1, 70, 144, 128)),
+    ("b s", False, {"tile": (16, 4, 128), "causal": "end"}, (4, 1, 20, 144, 64)),
+    ("h s", True, {"d": 64}, (2, 2, 20, 144, 64)),
+]
+
+
+@pytest.mark.parametrize("dims, boolean, form, shape", sample(MASKS, 2))
+def test_masks(dims, boolean, form, shape):
+    q, k, v = problem(*shape)
+    score = capped(tp.math.tanh) if "score" in form else None
+    mask, whole = mask_of(dims, q.shape[0], *shape[:1], *shape[2:4], boolean)
+    made = Attention(**{"d": shape[4], **form, "score": score}, mask=dims)
+    wanted, _ = expected(q, k, v, form.get("causal"), score=score and capped(torch.tanh), mask=whole)
+    torch.testing.assert_close(made(q, k, v, mask).double(), wanted, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("tile, heads", [(None, 2), *ALL * [((16, 4, 128), 8)]])
+def test_sinks(tile, heads):
+    q, k, v = problem(heads, 2, 5, 40, 64)
+    q, sinks = q * 3, torch.tensor([-5.0, 3.0, 0.0, 90.0, 1.0, 2.0, -90.0, 4.0])[:heads]
+    made = Attention(64, causal="start", sinks=True, lse=tile is None, tile=tile)
+    found = made(q, k, v, sinks)
+    wanted, of_powers = expected(q, k, v, "start", sinks=sinks)
+    torch.testing.assert_close((found[0] if tile is None else found).double(), wanted, atol=1e-2, rtol=1e-2)
+    if tile is None:
+        torch.testing.assert_close(found[1].double(), of_powers, atol=1e-5, rtol=1e-5)
+
+
+SPLIT = [
+    ({"causal": "end", "window": 150, "sinks": True, "mask": "b s", "lse": True}, (6, 2, 3, 380, 64)),
+    ({"causal": "start", "lse": True}, (3, 1, 30, 20, 64)),
+    ({"causal": "end", "lse": True}, (2, 1, 70, 40, 64)),  # queries that see no key, parts without keys
+    ({"score": True}, (4, 2, 2, 140, 64)),
+]
+
+
+@pytest.mark.parametrize("form, shape", sample(SPLIT, 2))
+def test_parts_of_some_keys(form, shape):
+    h, g, m, s, d = shape
+    q, k, v = problem(*shape)
+    score = capped(tp.math.tanh) if "score" in form else None
+    sinks = torch.arange(h) / 2 if "sinks" in form else None
+    mask, whole = mask_of("b s", 1, h, m, s, True) if "mask" in form else (None, None)
+    given = [x for x in (mask, sinks) if x is not None]
+    found = SplitAttention(3, d, heads=h // g, **{**form, **({"score": score} if score else {})})(q, k, v, *given)
+    wanted, of_powers = expected(
+        q, k, v, form.get("causal"), form.get("window"), score and capped(torch.tanh), whole, sinks
+    )
+    o, lse = found if "lse" in form else (found, None)
+    torch.testing.assert_close(o.double(), wanted, atol=1e-2, rtol=1e-2)
+    if lse is not None:
+        torch.testing.assert_close(lse.double(), of_powers, atol=1e-5, rtol=1e-5)
+
+
 def test_how_many_parts():
     def of(h, g, m, s, batch=1, **options):
         q, k = torch.empty(batch, h, m, 128, device="meta"), torch.empty(batch, g, s, 128, device="meta")
         return getattr(Attention.of(q, k, **options), "parts", 1)
 
     assert of(64, 8, 1, 8192) == of(64, 8, 1, 8192, causal="end") == 8 and of(64, 8, 1, 8192, 16) == 5
-    assert of(64, 8, 1, 8192, causal="start") == of(64, 8, 2, 8192, causal="end") == of(8, 8, 100, 8192) == 1
-    assert of(64, 8, 1, 1000) == of(64, 8, 1, 8192, lse=True) == of(64, 8, 1, 8192, causal="end", window=5) == 1
+    assert of(64, 8, 2, 8192, causal="end", lse=True) == of(64, 8, 1, 8192, sinks=True, mask="b s") == 8
+    assert of(64, 8, 1, 65536, causal="end", window=4096) == 4
+    assert of(64, 8, 1, 8192, causal="start") == of(64, 8, 1, 8192, mask="h s") == of(8, 8, 100, 8192) == 1
+    assert of(64, 8, 1, 1000) == of(64, 8, 1, 8192, tile=(8, 8, 128)) == of(64, 8, 1, 8192, causal="end", window=5) == 1
 
 
 def test_fp16_and_a_scale():
@@ -135,6 +207,8 @@ def test_fp16_and_a_scale():
         ({"tile": (32, 4, 128), "lse": True}, "Attention(lse)"),
         ({"d": (64, 64, 64)}, "Attention(d)"),
         ({"window": 2.5, "causal": "end"}, "Attention(window)"),
+        ({"mask": "s m"}, "Attention(mask) = 's m'"),
+        ({"mask": "m s", "tile": (8, 8, 128)}, "Attention(mask) = 'm s'"),
     ],
 )
 def test_refused(options, said):
@@ -147,10 +221,12 @@ def test_refused_parts():
     for parts, d in ((0, 64), (1.5, 64), (2, 100)):
         with pytest.raises(tp.InputError, match="Attention"):
             SplitAttention(parts, d)
-    q, k, _ = problem(2, 1, 1, 10, 64)
-    assert SplitAttention.of(q, k, causal="end").parts == 1
-    with pytest.raises(tp.InputError, match=r"SplitAttention\.of\(window\)"):
-        SplitAttention.of(q, k, window=5)
+    q, k, v = problem(2, 1, 3, 10, 64)
+    assert SplitAttention.of(q[:, :, :1], k, causal="end").causal is None
+    with pytest.raises(tp.InputError, match=r"q\.shape\[1\] = 2.*say heads=2"):
+        SplitAttention(2, 64, causal="end")(q, k, v)
+    with pytest.raises(tp.InputError, match=r"Attention\(mask\) = 'h s'"):
+        SplitAttention(2, mask="h s")
 
 
 def test_refused_tensors():
@@ -159,6 +235,10 @@ def test_refused_tensors():
         Attention(64)(q, k, v)
     with pytest.raises(tp.InputError, match=r"q\.shape"):
         Attention(64)(q[0], k, v)
+    with pytest.raises(tp.InputError, match=r"mask\.shape = \(10,\): has dimensions m, s"):
+        Attention(64, mask="m s")(q[:, :2], k, v, torch.zeros(10))
+    with pytest.raises(tp.InputError, match=r"sinks\.shape\[0\] = 3: is 2, the number of heads"):
+        Attention(64, sinks=True)(q[:, :2], k, v, torch.zeros(3))
 
 
 def test_of_tensors():
@@ -168,12 +248,12 @@ def test_of_tensors():
         q, k = torch.empty(1, heads, m, d, device="meta"), torch.empty(1, groups, s, d, device="meta")
         return Attention.of(q, k, **options)
 
-    assert schedule(8, 1, 1, 1500).packed == 8 and schedule(8, 1, 1, 1500).queries_a_tile == 8
+    assert schedule(8, 1, 1, 1500).packed == 8 and schedule(8, 1, 1, 1500).rows == 64
     assert schedule(8, 1, 1, 1500, lse=True).packed == 1
     assert schedule(8, 8, 5000, 16384).keys_a_block == 176
     assert schedule(8, 8, 5000, 16384, causal="end").keys_a_block == 128
-    assert schedule(8, 8, 300, 300, 64).queries_a_tile == 192
-    assert schedule(8, 8, 300, 300, 64, causal="end").queries_a_tile == 128
+    assert schedule(8, 8, 300, 300, 64).rows == 192
+    assert schedule(8, 8, 300, 300, 64, causal="end").rows == 128
     bands = [
         schedule(8, 8, m, m, d, causal="end").tiles.raster.rows for d in (64, 128) for m in (1000, 5000, 10000, 70000)
     ]

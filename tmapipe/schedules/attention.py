@@ -37,6 +37,8 @@ from tmapipe.tiles.persistent import Backwards
 LOG2_E = math.log2(math.e)
 ROOM = 226 << 10  # bytes of shared memory for slots and buffers of results, or a little more
 NEVER, LEAST = float("-inf"), -1e30  # of a key that is not seen; what a row without any is less by
+SINKS, UNIT = 128, 8  # of a tile; it begins at a multiple of so many heads, which are 16 bytes or more
+MASKS = ("s", "h s", "b s", "b h s", "m s", "h m s", "b m s", "b h m s")
 
 
 class Attention(Schedule):
@@ -44,7 +46,8 @@ class Attention(Schedule):
 
     q and o are [batch, heads, queries, d], k and v [batch, groups, keys, d], v and o perhaps of another d. The heads are a
     multiple of the groups, and that many next to each other share a group's keys and values. Dimensions may lie in memory in
-    any order, d contiguous: of tensors [batch, tokens, heads, d] pass ``x.transpose(1, 2)``.
+    any order, d contiguous: of tensors [batch, tokens, heads, d] pass ``x.transpose(1, 2)``. A call takes q, k, v, then the
+    mask and the sinks that it has.
 
     Args:
         d: Elements of a head: a multiple of 16 up to 256. A pair: those of q and k, and those of v and o.
@@ -54,19 +57,25 @@ class Attention(Schedule):
         scale: Of the products; None: 1 / sqrt(d).
         score: ``score(x, i, j)`` of a product times scale and the numbers of its query and key, fragments, gives what the
             softmax is of: ``lambda x, i, j: 30 * tp.math.tanh(x / 30)``.
+        mask: The names of a mask's dimensions, those of "b h m s" that it has: "h m s", or "b s" of keys alone. Of bool or
+            int8, keys are not seen where it is 0; of q's type, it is added to the products times scale, after *score*.
+        sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more product
+            does, of a key whose values are 0.
         lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the
-            powers of e; minus infinity of a query that sees no key, of which o is 0.
+            powers of e, a sink's among them; minus infinity of a query that sees no key, of which o is 0.
         tile: (queries, heads, keys) of a tile, the first two together 64 for each warpgroup. The heads are of one group, the
             queries of each next to each other: for few queries. None: 192 or 128 queries of one head, and 128 keys, or as many
             as there is room for.
         tiles: The order of tiles.
 
     Raises:
-        InputError: For parts that do not go together, or that cannot be planned.
+        InputError: For parts that do not go together, or that cannot be planned. Tiles of several heads have no LSE, and no
+            mask that varies with heads or queries.
     """
 
     load = Role(warps=1, registers=24)
     work = Role(warpgroups=2, registers=240)
+    merges_heads = False  # rows of several heads, of a tensor where they lie one after another
 
     def __init__(
         self,
@@ -76,6 +85,8 @@ class Attention(Schedule):
         window: int | None = None,
         scale: float | None = None,
         score: Callable[..., Any] | None = None,
+        mask: str | None = None,
+        sinks: bool = False,
         lse: bool = False,
         tile: tuple[int, int, int] | None = None,
         tiles: TileOrder | None = None,
@@ -97,35 +108,48 @@ class Attention(Schedule):
             raise InputError("Attention(score)", score, rule, "pass a function")
         if tiles is not None and not isinstance(tiles, TileOrder):
             raise InputError("Attention(tiles)", tiles, "is an order of output tiles", "e.g. PersistentTiles()")
-        tile = (rows_of(d, width), 1, keys_of(d, width, rows_of(d, width))) if tile is None else tile
+        dims = () if mask is None else tuple(mask.split()) if mask in MASKS else None
+        if dims is None:
+            rule = 'names dimensions of "b h m s" in this order, s the last one'
+            raise InputError("Attention(mask)", mask, rule, 'e.g. "h m s", or "b s"')
+        tile = (rows := rows_of(d, width), 1, keys_of(d, width, rows, "m" in dims)) if tile is None else tile
         if not isinstance(tile, tuple) or len(tile) != 3 or not all(map(is_count, tile)) or tile[0] * tile[1] % 64:
             rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
             raise InputError("Attention(tile)", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
-        queries, packed, n = tile
-        if packed > 1 and lse:
+        queries, self.packed, n = tile
+        if self.packed > 1 and lse:
             raise InputError("Attention(lse)", lse, "is of tiles of one head", "leave it out, or pass such a tile")
-        self.d, self.causal, self.window, self.score = d, causal, window, score
+        if (self.packed > 1 or self.merges_heads) and ("h" in dims or "m" in dims):
+            rule = "varies with no heads or queries, where tiles have several heads"
+            raise InputError("Attention(mask)", mask, rule, 'e.g. mask="b s", or a tile of one head')
+        self.d, self.causal, self.window, self.score, self.mask_dims = d, causal, window, score, dims
         self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
-        self.queries_a_tile, self.packed, self.keys_a_block, rows = queries, packed, n, queries * packed
-        self.width, self.scales_late = width, max(d, width) <= 64 and rows > 128
+        self.rows, self.keys_a_block, self.width = queries * self.packed, n, width
+        self.scales_late = max(d, width) <= 64 and self.rows > 128
         self.relations = (Dim("d", size=d), Dim("e", size=width))
-        groups = rows // 64
+        self.relations += (Dim("p", at_most=self.packed),) if self.packed > 1 else ()
+        groups = self.rows // 64
         if groups != 2:
             self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         load, work = self.load, self.work
-        slots = slots_of(d, width, n, rows)
+        slots = slots_of(d, width, n, self.rows, "m" in dims)
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
-        self.over, extents = ("b g m", (queries, packed)) if packed > 1 else ("b h m", (rows,))
-        dims = f"{self.over} p" if packed > 1 else self.over
-        self.q = TmaLoadStage(f"{dims} d", tile=(*extents, d), ring=self.queries)
+        self.over, extents = ("b g m", (queries, self.packed)) if self.packed > 1 else ("b h m", (self.rows,))
+        own = f"{self.over} p" if self.packed > 1 else self.over
+        self.q = TmaLoadStage(f"{own} d", tile=(*extents, d), ring=self.queries)
         self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
         self.v = TmaLoadStage("b g s e", tile=(n, width), ring=self.values)
+        if dims:
+            self.masks = BarrierRing(2, producer=load, consumer=work)
+            self.mask = TmaLoadStage(" ".join(dims), tile=(self.rows, n) if "m" in dims else (n,), ring=self.masks)
+        self.with_sinks, self.with_lse, self.returns_lse, self.together = bool(sinks), lse, lse, self.packed
+        if sinks:
+            self.sinks = TmaLoadStage("w", tile=(SINKS,), ring=self.queries)
         self.qk = Wgmma(self.q, self.k, in_flight=0)
         self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
-        self.o = TmaStoreStage(f"{dims} e", source=self.pv, tile=(*extents, width), stages=1 if slots[0] == 1 else 2)
-        self.with_lse = lse
+        self.o = TmaStoreStage(f"{own} e", source=self.pv, tile=(*extents, width), stages=1 if slots[0] == 1 else 2)
         if lse:
-            self.lse = ThreadStoreStage(dims="b h m", tile=(rows,), role=work, vector=4, dtype="fp32")
+            self.lse = ThreadStoreStage(dims="b h m", tile=(self.rows,), role=work, vector=4, dtype="fp32")
         if groups > 1:
             self.order = Turnstile(work)
         # Those with most keys first, of several heads in turn, and none before its cluster has loaded the one before.
@@ -136,7 +160,7 @@ class Attention(Schedule):
         """The schedule for tensors like *q*, *k* and *v* (if that is not like k), which are looked at for their shapes alone.
         options: as of the constructor.
 
-        Where one head has less than 64 queries, the heads of a group share tiles, and if all see all of many keys, it is
+        Where one head has less than 64 queries, the heads of a group share tiles, and where those see many keys, it is
         `SplitAttention`. As measured on an H200, blocks of 176
         keys are faster where each query sees many (from 8,192 on), and of heads of 64 elements, tiles of 128 queries where
         causal ones see few. Causal tiles go through several heads at once.
@@ -144,18 +168,14 @@ class Attention(Schedule):
         from tmapipe.schedules.splitattention import SplitAttention, parts_for
 
         width = (k if v is None else v).shape[3]
-        if cls is Attention and (parts := parts_for(q.shape, k.shape, width, options)) > 1:
-            return SplitAttention(parts, (q.shape[3], width), scale=options.get("scale"))
+        if cls is Attention and parts_for(q.shape, k.shape, width, options) > 1:
+            return SplitAttention.of(q, k, v, **options)
         return cls((q.shape[3], width), **options_for(q.shape, k.shape, width, options))
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """Runs the schedule as `Schedule.__call__` does: q, k, v, then o, and lse if there is one."""
-        names = ["q", "k", "v", "o", *(("lse",) if self.with_lse else ())]
-        given = match(names, tensors, named, out, "o")
-        self.check_tensors(given)
+        """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
+        given = self.given(tensors, out, named)
         q, groups = given["q"], max(1, given["k"].shape[1])
-        if "o" not in given:
-            given["o"] = empty_like(q, self.width)
         if self.with_lse and "lse" not in given:
             given["lse"] = new_like(q, tuple(q.shape[:3]), fp32)
         if self.packed > 1:
@@ -164,55 +184,69 @@ class Attention(Schedule):
             super().__call__(**given)
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
 
-    def check_tensors(self, given: dict[str, Any]) -> None:
-        """Raises `InputError` unless those *given*, by name, are heads of batches that go together."""
+    def given(self, tensors: tuple[Any, ...], out: Any, named: dict[str, Any]) -> dict[str, Any]:
+        """The tensors of a call by name, and o. Raises `InputError` unless they are heads of batches that go together."""
+        more = {"mask": bool(self.mask_dims), "sinks": self.with_sinks, "o": True, "lse": self.returns_lse}
+        names = ["q", "k", "v", *(name for name, there in more.items() if there)]
+        given = match(names, tensors, named, out, "o")
+        ranks = {"lse": "batch, heads, queries", "sinks": "heads", "mask": ", ".join(self.mask_dims)}
         for name, tensor in given.items():
             check_kind(name, tensor)
-            if getattr(tensor, "ndim", None) != (3 if name == "lse" else 4):
-                dims = "batch, heads, queries" if name == "lse" else "batch, heads, tokens, d"
-                raise InputError(
-                    f"{name}.shape", tuple(tensor.shape), f"has dimensions {dims}", "pass a view with these"
-                )
-        heads, groups = given["q"].shape[1], max(1, given["k"].shape[1])
-        if heads % groups:
+            dims = ranks.get(name, "batch, heads, tokens, d")
+            if getattr(tensor, "ndim", None) != len(dims.split()):
+                rule = f"has dimensions {dims}"
+                raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "pass a view with these")
+        q, groups = given["q"], max(1, given["k"].shape[1])
+        if q.shape[1] % groups:
             rule = f"has a multiple of {groups} heads, as many as k has"
-            raise InputError("q.shape[1]", heads, rule, "repeat keys and values, or leave heads out")
+            raise InputError("q.shape[1]", q.shape[1], rule, "repeat keys and values, or leave heads out")
+        if "sinks" in given and (given["sinks"].shape[0] != q.shape[1] or q.shape[1] > groups * (SINKS - UNIT)):
+            rule = f"is {q.shape[1]}, the number of heads, up to {SINKS - UNIT} a group"
+            raise InputError("sinks.shape[0]", given["sinks"].shape[0], rule, "pass one number a head")
+        if "mask" in given and str(given["mask"].dtype).endswith("bool"):
+            given["mask"] = given["mask"].view(np.int8 if isinstance(q, np.ndarray) else sys.modules["torch"].int8)
+        return {"o": empty_like(q, self.width), **given} if "o" not in given else given
 
     # ---- which keys a tile of queries sees --------------------------------------------------------------------------
 
-    def _diagonal(self, k: KernelContext, tile: Tile) -> Any:
-        """The last key that the tile's first query sees, where attention is causal."""
-        first = tile.m * self.queries_a_tile
-        return first + k.extent("s") - k.extent("m") if self.causal == "end" else first
+    def _offset(self, k: KernelContext) -> Any:
+        """How much the number of the last key that a query sees is above its own, where attention is causal."""
+        return k.extent("s") - self._queries(k) if self.causal == "end" else 0
+
+    def _queries(self, k: KernelContext) -> Any:
+        """How many queries a head has."""
+        return k.extent("m")
+
+    def _query(self, tile: Tile, row: Any) -> Any:
+        """The number of the query of a row of the tile."""
+        return (row + tile.m * self.rows) // self.together
 
     def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
         """Which block of keys comes first, and how many come after it: such as some query of the tile sees in part, such as
         all see as a whole, and again such as some sees in part.
         """
-        n, rows = self.keys_a_block, self.queries_a_tile
-        last = k.steps("k", "s") - 1
+        n, last = self.keys_a_block, k.steps("k", "s") - 1
         if self.causal is None:
-            return last, 0, last, 0
-        seen = self._diagonal(k, tile)
-
-        def most(a: Any, b: Any) -> Any:
-            return k.isa.select(a > b, a, b)
-
-        def least(a: Any, b: Any) -> Any:
-            return k.isa.select(a < b, a, b)
+            return self._part(k, tile, last, last, 0, 0)
+        low, high = (self._query(tile, row) + self._offset(k) for row in (0, self.rows - 1))  # keys that are seen last
 
         def within(x: Any) -> Any:
             """x, where keys may end before the first one."""
-            return most(x, 0) if self.causal == "end" else x
+            return larger(k, x, 0) if self.causal == "end" else x
 
-        last = least(within(seen + (rows - 1)) // n, last)
-        free = least(within(seen + 1) // n, last)  # the end of the blocks that all queries see as a whole
+        last = smaller(k, within(high) // n, last)
+        free = smaller(k, within(low + 1) // n, last)  # the end of the blocks that all queries see as a whole
         if self.window is None:
-            return last, last - free, free, 0
-        first = least(most(seen + (1 - self.window), 0) // n, last)
-        begin = least((most(seen + (rows - self.window), 0) + (n - 1)) // n, last)
-        free = most(free, first)
-        begin = least(begin, free)
+            return self._part(k, tile, last, free, 0, 0)
+        first = smaller(k, larger(k, low + (1 - self.window), 0) // n, last)
+        begin = smaller(k, (larger(k, high + (1 - self.window), 0) + (n - 1)) // n, last)
+        free = larger(k, free, first)
+        return self._part(k, tile, last, free, smaller(k, begin, free), first)
+
+    def _part(
+        self, k: KernelContext, tile: Tile, last: Any, free: Any, begin: Any, first: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """What `_blocks` returns, of blocks *first* to *last*, of which those from *begin* on and before *free* are whole."""
         return last, last - free, free - begin, begin - first
 
     def _visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, last: bool) -> Any:
@@ -220,43 +254,44 @@ class Attention(Schedule):
         start = self.keys_a_block * block
         seen = scores.columns < k.extent("s") - start if last or self.causal is None else None
         if self.causal is not None:
-            ends = self._query(scores) + (self._diagonal(k, tile) - start)
+            ends = self._query(tile, scores.rows) + (self._offset(k) - start)
             before = scores.columns <= ends
             seen = before if seen is None else seen & before
             if self.window is not None:
                 seen = seen & (scores.columns > ends - self.window)
         return values_.where(seen, scores, NEVER)
 
-    def _query(self, scores: Any) -> Any:
-        """The query of each row in its tile."""
-        return scores.rows // self.packed if self.packed > 1 else scores.rows
-
     # ---- softmax ----------------------------------------------------------------------------------------------------
 
-    def _scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, mask: bool, last: bool = False) -> Any:
+    @property
+    def _plain(self) -> bool:
+        """Whether the softmax is of products alone, whose scale is then that of the powers."""
+        return self.score is None and not self.mask_dims
+
+    def _scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, unseen: bool, last: bool = False) -> Any:
         """What the softmax of a block is of."""
         scores = sums.values()
+        if not self._plain:
+            scores = scores * self.scale
         if self.score is not None:
-            at = self._query(scores) + tile.m * self.queries_a_tile, scores.columns + block * self.keys_a_block
-            scores = self.score(scores * self.scale, *at)
-        return self._visible(k, tile, scores, block, last) if mask else scores
+            scores = self.score(scores, self._query(tile, scores.rows), scores.columns + block * self.keys_a_block)
+        if self.mask_dims:
+            with k.masks.consume() as slot:
+                whole = "m" in self.mask_dims
+                mask = slot.mask.read(like=scores) if whole else slot.mask.read(columns_of=scores)
+            scores = values_.where(mask != 0, scores, NEVER) if mask.kind == "int32" else scores + mask
+        return self._visible(k, tile, scores, block, last) if unseen else scores
 
     @property
     def _factor(self) -> float:
         """Of scores, for powers of 2."""
-        return LOG2_E if self.score is not None else self.scale * LOG2_E
+        return self.scale * LOG2_E if self._plain else LOG2_E
 
-    def _less(self, top: Any, mask: bool) -> Any:
-        """What is subtracted before the powers. mask: whether a row may have seen no key so far."""
-        if (mask and self.causal is not None) or self.score is not None:
+    def _less(self, top: Any, unseen: bool) -> Any:
+        """What is subtracted before the powers. unseen: whether a row may have seen no key so far."""
+        if (unseen and self.causal is not None) or not self._plain:
             top = values_.maximum(top, LEAST)
         return top * self._factor
-
-    def _higher(self, top: Any, scores: Any, mask: bool) -> tuple[Any, Any, Any]:
-        """The maximum so far with that of a block, what the sums so far count for then, and what is subtracted."""
-        higher = values_.maximum(top, values_.row_max(scores))
-        less = self._less(higher, mask)
-        return higher, values_.exp2(top * self._factor - less), less
 
     def _powers(self, scores: Any, less: Any) -> Any:
         """The weights, before they are divided by their sum."""
@@ -264,60 +299,71 @@ class Attention(Schedule):
 
     def _group(self, k: KernelContext, tile: Tile) -> Any:
         """Whose keys and values the tile's queries see."""
-        if self.packed > 1:
-            return tile.g
-        return tile.h * k.extent("g") // k.extent("h")
+        return tile.g if self.packed > 1 else tile.h * k.extent("g") // k.extent("h")
 
     def _whole(self, tile: Tile) -> Tile:
         """The tile, with the dimensions that a single tile covers."""
         return tile.also(p=0, d=0, e=0) if self.packed > 1 else tile.also(d=0, e=0)
+
+    def _first_sink(self, tile: Tile) -> Any:
+        """The head of the tile's first row."""
+        return (tile.g if self.packed > 1 else tile.h) * self.together
+
+    def _sink(self, k: KernelContext, tile: Tile, slot: Any, row: Any) -> Any:
+        """The logarithm to base 2 of what the head of each row adds to its sums. row: the numbers of rows."""
+        first = self._first_sink(tile) % UNIT
+        found = slot.sinks.read(at=first)
+        for p in range(1, self.together):
+            found = values_.where((row + tile.m * self.rows) % self.together == p, slot.sinks.read(at=first + p), found)
+        return found * LOG2_E
 
     # ---- bodies -----------------------------------------------------------------------------------------------------
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
         first, before, whole, after = self._blocks(k, tile)
-        group = self._group(k, tile)
-        with k.keys.produce() as slot:
-            slot.k.load(self._whole(tile), g=group, s=first)
+        self._fill_keys(k, tile, first)
         with k.queries.produce() as slot:
             slot.q.load(self._whole(tile))
+            if self.with_sinks:
+                slot.sinks.load_from(self._first_sink(tile) // UNIT * UNIT)
         if self.causal is not None:
             for i in range(before):
-                self._fill_next(k, tile, group, first, i)
+                self._fill_next(k, tile, first - 1 - i)
         for i in range(whole):
-            self._fill_next(k, tile, group, first, before + i)
+            self._fill_next(k, tile, first - 1 - before - i)
         if self.window is not None:
             for i in range(after):
-                self._fill_next(k, tile, group, first, before + whole + i)
-        with k.values.produce() as slot:
-            slot.v.load(self._whole(tile), g=group, s=first - before - whole - after)
+                self._fill_next(k, tile, first - 1 - before - whole - i)
+        self._fill_values(k, tile, first - before - whole - after)
 
-    def _fill_next(self, k: KernelContext, tile: Tile, group: Any, first: Any, i: Any) -> None:
-        """Keys of the block after the i-th, and the values of that."""
+    def _fill_keys(self, k: KernelContext, tile: Tile, block: Any) -> None:
         with k.keys.produce() as slot:
-            slot.k.load(self._whole(tile), g=group, s=first - 1 - i)
+            slot.k.load(self._whole(tile), g=self._group(k, tile), s=block)
+        if self.mask_dims:
+            with k.masks.produce() as slot:
+                slot.mask.load(tile, s=block)
+
+    def _fill_values(self, k: KernelContext, tile: Tile, block: Any) -> None:
         with k.values.produce() as slot:
-            slot.v.load(self._whole(tile), g=group, s=first - i)
+            slot.v.load(self._whole(tile), g=self._group(k, tile), s=block)
+
+    def _fill_next(self, k: KernelContext, tile: Tile, block: Any) -> None:
+        """Keys of a block, and the values of that before, whose number is one more."""
+        self._fill_keys(k, tile, block)
+        self._fill_values(k, tile, block + 1)
 
     def _turn(self, k: KernelContext) -> AbstractContextManager[object]:
         """The scope in which a warpgroup starts its matmuls."""
         return nullcontext() if self.work.warps == 4 else k.order.turn()
 
     def _block(
-        self,
-        k: KernelContext,
-        tile: Tile,
-        out: Any,
-        own: Any,
-        state: tuple[Any, ...],
-        at: Any,
-        mask: bool,
+        self, k: KernelContext, tile: Tile, out: Any, own: Any, state: tuple[Any, ...], at: Any, unseen: bool
     ) -> tuple[Any, ...]:
         """One block of keys, and the product of the weights of the block before with its values.
 
         state: those weights, the sums so far, the maximum, and the factor of what is in *out*, which is multiplied under the
-        next block's first product, or here with three warpgroups; returned as this block leaves it. mask: whether some query
+        next block's first product, or here with three warpgroups; returned as this block leaves it. unseen: whether some query
         sees not all keys.
         """
         weights, total, top, fewer = state
@@ -327,11 +373,12 @@ class Attention(Schedule):
                 out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
-        scores = self._scores(k, tile, block.wait(), at, mask)
-        top, fewer, less = self._higher(top, scores, mask)
-        if (
-            not self.scales_late
-        ):  # some powers are found while the product runs, and the others while the next warpgroup's do
+        scores = self._scores(k, tile, block.wait(), at, unseen)
+        higher = values_.maximum(top, values_.row_max(scores))
+        less = self._less(higher, unseen)
+        fewer = values_.exp2(top * self._factor - less)
+        if not self.scales_late:
+            # Some powers are found while the product runs, and the others while the next warpgroup's do.
             less = values_.where(scores.columns < 64, less, product.wait().after(less))
         weights = self._powers(scores, less)
         total = total * fewer + values_.row_sum_parts(weights)
@@ -340,7 +387,7 @@ class Attention(Schedule):
         weights = k.pv.operand(weights)
         if self.scales_late:
             out.scale(fewer)
-        return weights, total, top, fewer
+        return weights, total, higher, fewer
 
     @work.jit
     def attend(self, k: KernelContext, tile: Tile) -> None:
@@ -352,33 +399,40 @@ class Attention(Schedule):
                 scores = self._scores(k, tile, block, first, True, last=True)
                 top: Any = values_.row_max(scores)
                 weights = self._powers(scores, self._less(top, True))
-                total, fewer = values_.row_sum_parts(weights), k.full("qk", 1.0, "rows")
-                weights = k.pv.operand(weights)
+                state: Any = k.pv.operand(weights), values_.row_sum_parts(weights), top, k.full("qk", 1.0, "rows")
                 if self.causal is not None:
                     for i in range(before):
-                        at = first - 1 - i
-                        weights, total, top, fewer = self._block(
-                            k, tile, out, own, (weights, total, top, fewer), at, True
-                        )
+                        state = self._block(k, tile, out, own, state, first - 1 - i, True)
                 for i in range(whole):
-                    at = first - 1 - before - i
-                    weights, total, top, fewer = self._block(k, tile, out, own, (weights, total, top, fewer), at, False)
+                    state = self._block(k, tile, out, own, state, first - 1 - before - i, False)
                 if self.window is not None:
                     for i in range(after):
-                        at = first - 1 - before - whole - i
-                        weights, total, top, fewer = self._block(
-                            k, tile, out, own, (weights, total, top, fewer), at, True
-                        )
+                        state = self._block(k, tile, out, own, state, first - 1 - before - whole - i, True)
+                weights, total, top, fewer = state
+                sink = self._sink(k, tile, own, top.rows) if self.with_sinks else None
             if not self.scales_late:
                 out.scale(fewer)
             with k.values.consume() as slot:
                 product = out.start(weights, slot.v)
             sums: Any = values_.row_sum(total)
+            less, scale = top * self._factor, 1.0
+            if sink is not None:
+                higher = values_.maximum(values_.maximum(less, sink), LEAST)
+                scale = values_.exp2(less - higher)
+                sums, less = sums * scale + values_.exp2(sink - higher), higher
             product.wait()
-            out.scale(1 / values_.where(sums == 0, 1.0, sums))
+            out.scale(scale / values_.where(sums == 0, 1.0, sums))
         k.o.store(self._whole(tile), out)
         if self.with_lse:
-            k.lse.store(tile, (top * self._factor + values_.log2(sums)) * (1 / LOG2_E))
+            k.lse.store(tile, (less + values_.log2(sums)) * (1 / LOG2_E))
+
+
+def larger(k: KernelContext, a: Any, b: Any) -> Any:
+    return k.isa.select(a > b, a, b)
+
+
+def smaller(k: KernelContext, a: Any, b: Any) -> Any:
+    return k.isa.select(a < b, a, b)
 
 
 def rows_of(d: int, width: int) -> int:
@@ -386,21 +440,21 @@ def rows_of(d: int, width: int) -> int:
     return 192 if max(d, width) <= 64 else 128
 
 
-def keys_of(d: int, width: int, rows: int) -> int:
-    """Keys of a block: 128, or as many as two slots of keys and of values have room for, and registers: of a row a thread
-    holds half of the scores and of the sums, and weights in pairs."""
-    if max(d, width) <= 128:
+def keys_of(d: int, width: int, rows: int, masked: bool = False) -> int:
+    """Keys of a block: 128, or as many as two slots of keys, of values and of a mask have room for, and registers: of a row a
+    thread holds half of the scores and of the sums, and weights in pairs. masked: whether a mask varies with queries."""
+    if max(d, width) <= (64 if masked else 128):
         return 128
-    shared, registers = (ROOM - 2 * rows * (d + 64)) // (4 * (d + width)), (200 - width // 2) * 4 // 3
-    return min(128, shared // 16 * 16, registers // 16 * 16)
+    shared = (ROOM - 2 * rows * (d + 64)) // (4 * (d + width + (rows if masked else 0)))
+    return min(128, shared // 32 * 32 if masked else shared // 16 * 16, (200 - width // 2) * 4 // 3 // 16 * 16)
 
 
-def slots_of(d: int, width: int, keys: int, rows: int) -> tuple[int, int, int]:
+def slots_of(d: int, width: int, keys: int, rows: int, masked: bool = False) -> tuple[int, int, int]:
     """Slots of queries, of keys and of values, for tiles of so many keys and rows of queries."""
+    if masked or max(d, width) > (128 if keys <= 128 else 64):
+        return 1, 2, 2
     if max(d, width) <= 64:
         return (2, 4, 4) if keys <= 128 else (2, 3, 3)
-    if keys > 128 or max(d, width) > 128:
-        return 1, 2, 2
     return (1, 3, 3) if rows == 64 else (2, 2, 2)
 
 
@@ -417,15 +471,16 @@ def band_of(d: int, width: int, m: int, s: int, together: int) -> int:
 def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> dict[str, Any]:
     """*options*, with those that `Attention.of` chooses for tensors of these shapes."""
     d, m, s, together, found = q[3], q[2], k[2], q[1] // max(1, k[1]), dict(options)
-    if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse"):
+    mask, causal, widest = options.get("mask") or "", options.get("causal"), max(d, width)
+    if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse") and not {"h", "m"} & {*mask}:
         found.setdefault("tile", (64 // together, together, keys_of(d, width, 64)))
     elif m <= 64:
-        found.setdefault("tile", (64, 1, keys_of(d, width, 64)))
-    elif 64 < max(d, width) <= 128 and options.get("causal") is None and s >= 8192:
+        found.setdefault("tile", (64, 1, keys_of(d, width, 64, "m" in mask)))
+    elif 64 < widest <= 128 and causal is None and s >= 8192 and not (mask or options.get("sinks")):
         found.setdefault("tile", (128, 1, 176))
-    elif max(d, width) <= 64 and options.get("causal") and s <= 1024:
+    elif widest <= 64 and causal and s <= 1024:
         found.setdefault("tile", (128, 1, 128))
-    if options.get("causal"):
+    if causal:
         found.setdefault("tiles", DynamicTiles(Backwards(band_of(d, width, m, s, together)), stages=0))
     return found
 

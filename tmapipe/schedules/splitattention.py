@@ -8,12 +8,12 @@ from typing import Any
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, fp32
-from tmapipe.bind.tensors import match, new_like
+from tmapipe.bind.tensors import new_like
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.attention import LOG2_E, Attention, empty_like, keys_of
+from tmapipe.schedules.attention import LEAST, LOG2_E, NEVER, Attention, heads_last, keys_of, larger, smaller
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
@@ -26,16 +26,20 @@ class CombineParts(Schedule):
 
     Args:
         width: Elements of a row of x and o.
+        lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
     """
 
     load, work = Role(warps=1), Role(warps=4)
 
-    def __init__(self, width: int = 128):
+    def __init__(self, width: int = 128, lse: bool = False):
         self.relations = (Dim("e", size=width),)
         self.ring = BarrierRing(4, producer=self.load, consumer=self.work)
         self.x = TmaLoadStage("b h c m e", tile=(8, width), ring=self.ring, dtype="fp32")
         self.l = TmaLoadStage("b h c m", tile=(8,), ring=self.ring, dtype="fp32")
         self.o = TmaStoreStage("b h m e", tile=(8, width), role=self.work)
+        self.with_lse = lse
+        if lse:
+            self.lse = ThreadStoreStage(dims="b h m", tile=(8,), role=self.work, vector=4, dtype="fp32")
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
@@ -55,94 +59,126 @@ class CombineParts(Schedule):
                 values = slot.x.read()
                 power = slot.l.read(rows_of=values) * LOG2_E
             higher = values_.maximum(top, power)
-            before, now = values_.exp2(top - higher), values_.exp2(power - higher)
+            less = values_.maximum(higher, LEAST)  # of a row of which no part sees a key
+            before, now = values_.exp2(top - less), values_.exp2(power - less)
             total, weight, top = total * before + values * now, weight * before + now, higher
-        k.o.store(tile, total * (1 / weight))
+        k.o.store(tile, total * (1 / values_.where(weight == 0, 1.0, weight)))
+        if self.with_lse:
+            k.lse.store(tile, (top + values_.log2(weight)) * (1 / LOG2_E))
 
 
 class SplitAttention(Attention):
-    """`Attention` of few queries, which all see all keys: CTAs take parts of the keys, and `CombineParts` adds what they find.
+    """`Attention` of few queries: CTAs take parts of the keys that these see, and `CombineParts` adds what they find.
 
     The queries of all heads of a group are the rows of one matrix, so that keys and values are read once.
 
     Args:
         parts: How many parts keys are divided into, at most.
         d: Elements of a head, as of `Attention`.
-        scale: Of the products; None: 1 / sqrt(d).
+        heads: How many share a group, where attention is causal, or has a score or sinks; where not, 1 for any number.
+        lse: Whether the call returns (o, lse).
+        options: causal, window, scale, score, sinks, and a mask of keys alone, as of `Attention`.
 
     Raises:
         InputError: As `Attention`.
     """
 
-    one_kernel = False
+    one_kernel, merges_heads = False, True
 
-    def __init__(self, parts: int, d: int | tuple[int, int] = 128, *, scale: float | None = None):
-        if not is_count(parts):
-            raise InputError("SplitAttention(parts)", parts, "is a number of parts", "use 8")
+    def __init__(
+        self, parts: int, d: int | tuple[int, int] = 128, *, heads: int = 1, lse: bool = False, **options: Any
+    ):
+        for name, count in (("parts", parts), ("heads", heads)):
+            if not is_count(count):
+                raise InputError(f"SplitAttention({name})", count, f"is a number of {name}", "use 8")
         pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
         keys = keys_of(*pair, 64) if all(map(is_count, pair)) else 128
-        super().__init__(d, scale=scale, lse=True, tile=(64, 1, keys), tiles=DynamicTiles())
-        self.parts, self.combine = parts, CombineParts(self.width)
-        self.over = "b h c m"
+        super().__init__(d, lse=True, tile=(64, 1, keys), tiles=DynamicTiles(), **options)
+        self.parts, self.together, self.returns_lse = parts, heads, lse
+        self.combine, self.over = CombineParts(self.width, lse), "b h c m"  # h: of a group
         self.o = TmaStoreStage("b h c m e", source=self.pv, tile=(64, self.width), dtype="fp32", stages=1)
         self.lse = ThreadStoreStage(dims="b h c m", tile=(64,), role=self.work, vector=4, dtype="fp32")
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> SplitAttention:
-        """The schedule for tensors like *q*, *k* and *v*, in as many parts as `Attention.of` would choose. options: scale, or
-        causal="end" of one query.
-
-        Raises:
-            InputError: Another option, with which queries do not see all keys.
-        """
-        others = [name for name, option in options.items() if name != "scale" and option is not None]
-        if others and not (others == ["causal"] and options["causal"] == "end" and q.shape[2] == 1):
-            rule = "is no option of SplitAttention, whose queries see all keys"
-            raise InputError(f"SplitAttention.of({others[0]})", options[others[0]], rule, "use Attention")
+        """The schedule for tensors like *q*, *k* and *v*, in as many parts as `Attention.of` would choose. options: as of the
+        constructor."""
         width = (k if v is None else v).shape[3]
         parts = parts_for(q.shape, k.shape, width, options)
-        return cls(parts, (q.shape[3], width), scale=options.get("scale"))
+        if options.get("causal") == "end" and q.shape[2] == 1 and options.get("window") is None:
+            options["causal"] = None  # the one query sees all keys
+        if any(options.get(name) for name in ("causal", "score", "sinks")):
+            options["heads"] = q.shape[1] // max(1, k.shape[1])
+        return cls(parts, (q.shape[3], width), **options)
 
-    def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
-        """As of `Attention`, of the tile's part."""
-        blocks = k.steps("k", "s")
-        each = ceil_div(blocks, k.extent("c"))
-        end = k.isa.select((tile.c + 1) * each < blocks, (tile.c + 1) * each, blocks)
-        more = end - 1 - tile.c * each
-        return end - 1, 0, k.isa.select(more > 0, more, 0), 0
+    def _queries(self, k: KernelContext) -> Any:
+        return k.extent("m") // self.together
+
+    def _part(
+        self, k: KernelContext, tile: Tile, last: Any, free: Any, begin: Any, first: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """As of `Attention`, of the tile's part: where there is none, a block behind all keys."""
+        each = ceil_div(last - first + 1, k.extent("c"))
+        high = last - tile.c * each
+        low = larger(k, high - (each - 1), first)
+        behind = k.steps("k", "s")
+        low, high = k.isa.select(high < first, behind, low), k.isa.select(high < first, behind, high)
+        free = larger(k, low, smaller(k, free, high))
+        return super()._part(k, tile, high, free, larger(k, low, smaller(k, begin, free)), low)
+
+    def _sink(self, k: KernelContext, tile: Tile, slot: Any, row: Any) -> Any:
+        """As of `Attention`, in the first part alone."""
+        counts = row < k.isa.select(tile.c == 0, self.rows, 0)
+        return values_.where(counts, super()._sink(k, tile, slot, row), NEVER)
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """Runs the schedule as `Schedule.__call__` does: q, k, v, then o."""
-        given = match(["q", "k", "v", "o"], tensors, named, out, "o")
-        self.check_tensors(given)
-        q, k, v = (given[name] for name in "qkv")
-        groups, blocks = k.shape[1], ceil_div(k.shape[2], self.keys_a_block)
-        rows = q.reshape(q.shape[0], groups, -1, q.shape[3])
-        if "o" not in given:
-            given["o"] = empty_like(q, self.width)
-        o = given["o"].reshape(*rows.shape[:3], self.width)  # a copy, if heads do not lie one after another
+        """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
+        given = self.given(tensors, out, named)
+        q, k, o = given["q"], given["k"], given["o"]
+        (batch, heads, m, _), groups, blocks = q.shape, max(1, k.shape[1]), ceil_div(k.shape[2], self.keys_a_block)
+        if heads != groups * self.together and (self.together > 1 or self.causal or self.score or self.with_sinks):
+            rule = f"is {self.together} times that of k, as SplitAttention(heads) says"
+            raise InputError("q.shape[1]", heads, rule, f"say heads={heads // groups}")
+
+        def merged(x: Any) -> Any:
+            """[batch, groups, rows, ...]; a copy, if rows do not lie one after another."""
+            return (heads_last(x, groups) if self.together > 1 else x).reshape(batch, groups, -1, *x.shape[3:])
+
+        def apart(x: Any) -> Any:
+            split = (m, heads // groups) if self.together > 1 else (heads // groups, m)
+            x = x.reshape(batch, groups, *split, *x.shape[3:])
+            return (x.swapaxes(2, 3) if self.together > 1 else x).reshape(batch, heads, m, *x.shape[4:])
+
+        rows, found = merged(q), merged(o)
         each = ceil_div(blocks, min(self.parts, max(1, blocks)))
-        shape = (*rows.shape[:2], ceil_div(blocks, each), rows.shape[2])
+        shape = (batch, groups, ceil_div(blocks, each), rows.shape[2])
         parts = new_like(q, (*shape, self.width), fp32)
         lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
-        Schedule.__call__(self, rows, k, v, out=parts, lse=lse)
-        self.combine(parts, lse, out=o)
-        if not _same_memory(o, given["o"]):
-            given["o"][...] = o.reshape(given["o"].shape)
-        return given["o"]
+        more = {name: given[name] for name in ("mask", "sinks") if name in given}
+        Schedule.__call__(self, rows, k, given["v"], out=parts, lse=lse, **more)
+        sums = {"lse": new_like(q, (*shape[:2], shape[3]), fp32)} if self.returns_lse else {}
+        self.combine(parts, lse, out=found, **sums)
+        if not _same_memory(found, o):
+            o[...] = apart(found)
+        if not self.returns_lse:
+            return o
+        if "lse" not in given:
+            return o, apart(sums["lse"])
+        given["lse"][...] = apart(sums["lse"])
+        return o, given["lse"]
 
 
 def parts_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> int:
     """Into how many parts `Attention.of` divides the keys of tensors of these shapes: four for each multiprocessor of an H200,
-    each of eight blocks or more; 1 where queries do not see all keys or there are many."""
-    groups, together = k[1], q[1] // max(1, k[1])
-    alone = options.get("causal") is None or (
-        options["causal"] == "end" and q[2] == 1 and options.get("window") is None
-    )
-    others = {name for name, option in options.items() if option is not None and option is not False}
-    if not alone or together * q[2] > 64 or others - {"causal", "scale"} or not (q[0] and groups):
+    each of eight blocks or more; 1 where there are many queries, or the mask varies with them or their heads."""
+    groups, together, window = k[1], q[1] // max(1, k[1]), options.get("window")
+    given = {name for name, option in options.items() if option is not None and option is not False}
+    others = given - {"causal", "window", "scale", "score", "mask", "sinks", "lse"} or {"h", "m"} & {
+        *(options.get("mask") or "")
+    }
+    if others or options.get("causal") == "start" or together * q[2] > 64 or not (q[0] and groups):
         return 1
-    blocks = k[2] // keys_of(q[3], width, 64)
+    blocks = (k[2] if window is None else min(k[2], window + q[2])) // keys_of(q[3], width, 64)
     return max(1, min(ceil_div(4 * 132, q[0] * groups), blocks // 8))
 
 
