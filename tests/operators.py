@@ -52,12 +52,28 @@ def cross_entropy(x: Any, target: Any, weight: Any = None, **named: Any) -> Any:
     return tt.cross_entropy(x, target, **named) if plain else functional.cross_entropy(x, target, weight, **named)
 
 
+def conv(x: Any, weight: Any, bias: Any = None, *how: Any, **named: Any) -> Any:
+    if named.get("padding") == "same" and any(n % 2 == 0 for n in weight.shape[2:]):
+        rank = weight.ndim - 2  # one zero more behind than before: as torch says to
+        dilation = named.get("dilation", 1)
+        steps = [dilation] * rank if isinstance(dilation, int) else dilation
+        around = [step * (n - 1) for step, n in zip(steps, weight.shape[2:], strict=True)]
+        x = functional.pad(x, [zeros for all in reversed(around) for zeros in (all // 2, all - all // 2)])
+        named = {**named, "padding": 0}
+    images = x.ndim == weight.ndim  # else one image without a dimension of its own
+    found = tt.conv2d(x if images else x[None], weight, bias, *how, **named)
+    return found if images else found[0]
+
+
 OURS: dict[str, Callable[..., Any]] = {
     "mm": tt.matmul,
     "bmm": tt.matmul,
     "addmm": addmm,
     "matmul": tt.matmul,
     "nn.functional.linear": tt.linear,
+    "nn.functional.conv1d": conv,
+    "nn.functional.conv2d": conv,
+    "nn.functional.conv3d": conv,
     "softmax": lambda x, dim, dtype=None: softmax(tt.softmax, x, dim, dtype),
     "log_softmax": lambda x, dim, dtype=None: softmax(tt.log_softmax, x, dim, dtype),
     "nn.functional.layer_norm": layer_norm,

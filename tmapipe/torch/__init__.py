@@ -35,13 +35,16 @@ from tmapipe.torch.operators import (
     register,
     where,
 )
+from tmapipe.torch.products import conv2d, grouped_gemm, scaled_mm
 
 __all__ = [
     "Linear",
     "SwiGLU",
+    "conv2d",
     "cross_entropy",
     "fallbacks",
     "gemm",
+    "grouped_gemm",
     "kernels_only",
     "layer_norm",
     "linear",
@@ -50,6 +53,7 @@ __all__ = [
     "register",
     "rms_norm",
     "scaled_dot_product_attention",
+    "scaled_mm",
     "softmax",
     "transpose",
 ]

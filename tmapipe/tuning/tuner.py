@@ -233,11 +233,13 @@ def _as_gemm(x: Any, f: Any, windows: Windows) -> tuple[Problem, float]:
 
 
 def _plain(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """The candidates that a `Conv` can be: whole tiles, rows of windows, one span of channels a slot."""
+    """The candidates that a `Conv` can be: whole tiles, rows of windows, one span of channels a slot. What slots hold of rows
+    beyond an edge is left out of them: few filters would leave none."""
     for each in candidates(problem, device):
         names = {name for name, _ in each.options}
-        if each.schedule in ("Gemm", "PingPong") and not names & {"along", "spans", "outside", "share"}:
-            yield each
+        if each.schedule in ("Gemm", "PingPong") and not names & {"along", "spans", "share"}:
+            options = tuple(option for option in each.options if option[0] != "outside")
+            yield each if len(options) == len(each.options) else attrs.evolve(each, options=options)
 
 
 def _built(candidate: Candidate, windows: Windows, problem: Problem, epilogue: Epilogue) -> Conv:

@@ -1,0 +1,418 @@
+"""Convolutions, grouped products and scaled products as operators of torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tmapipe.base.tma_rules import Windows
+from tmapipe.epilogue import Epilogue, PerColumn, PerRow, Scalar
+from tmapipe.errors import InputError, check_type
+from tmapipe.schedules.gemm import Gemm
+from tmapipe.schedules.gemms import GroupedGemm
+from tmapipe.schedules.mainloop import Operand
+from tmapipe.torch.operators import TYPES, otherwise, reason_of, where
+from tmapipe.tuning import Problem, choose, choose_conv
+
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _require(operator: str, **given: Any) -> None:
+    for name, value in given.items():
+        check_type(f"tmapipe.torch.{operator}({name})", value, torch.Tensor, "convert it")
+
+
+def _other_type(given: Sequence[torch.Tensor], types: tuple[torch.dtype, ...]) -> str | None:
+    """Why no kernel takes tensors of these types, or where they lie; None if one does."""
+    reason = where(given[0])
+    if reason is None and len({x.dtype for x in given}) > 1:
+        reason = "tensors of several types"
+    if reason is None and given[0].dtype not in types:
+        reason = str(given[0].dtype).removeprefix("torch.")
+    return reason
+
+
+# ---- convolutions ----------------------------------------------------------------------------------------------------
+
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+_Extent = int | Sequence[int]
+
+
+def conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: _Extent = 1,
+    padding: _Extent | str = 0,
+    dilation: _Extent = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """As `torch.nn.functional.conv2d`; of images of one and three dimensions as its conv1d and conv3d.
+
+    The result is dense with channels last, whatever the strides of x. Kernels load channels last, eight at a time: other
+    images and filters are copied before.
+
+    Args:
+        x: [images, channels, h, w], or of one or three dimensions in the place of h and w.
+        weight: [outputs, channels, r, s], likewise.
+        bias: [outputs], or None.
+        stride: Elements from one window to the next, of each dimension or of all.
+        padding: Zeros before and behind, likewise; or "valid" (none) or "same" (as many as keep the extents).
+        dilation: Elements from one of a window to the next, likewise.
+        groups: 1; others are computed by torch.
+
+    Raises:
+        InputError: A tensor is none, x has other than three to five dimensions, or "same" has no such padding: with a
+            stride, or with windows of an even extent, which need one zero more behind than before.
+    """
+    _require("conv2d", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
+    rank = x.ndim - 2
+    if rank not in (1, 2, 3):
+        rule = "has three to five dimensions: images, channels, and one to three of pixels"
+        raise InputError("tmapipe.torch.conv2d(x)", tuple(x.shape), rule, "e.g. x[None]")
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = (each if each is None else each.to(dtype) for each in (x, weight, bias))
+    if isinstance(padding, str):
+        padding = _named_padding(padding, weight.shape[2:], stride, dilation)
+    extents = [[each] * rank if isinstance(each, int) else [*each] for each in (stride, padding, dilation)]
+    found: torch.Tensor = torch.ops.tmapipe.conv(x, weight, bias, *extents, groups)
+    return found
+
+
+def _named_padding(name: str, windows: Sequence[int], stride: _Extent, dilation: _Extent) -> list[int]:
+    """Zeros of each dimension, as torch names them."""
+    where_ = "tmapipe.torch.conv2d(padding)"
+    if name not in ("same", "valid"):
+        raise InputError(where_, name, "is a number, one a dimension, same or valid", 'e.g. "same"')
+    steps, between = ([each] * len(windows) if isinstance(each, int) else [*each] for each in (stride, dilation))
+    around = [step * (size - 1) for step, size in zip(between, windows, strict=True)]
+    if name == "valid":
+        return [0] * len(around)
+    if any(step != 1 for step in steps) or any(each % 2 for each in around):
+        fix = "pad x by torch.nn.functional.pad"
+        raise InputError(where_, name, "is for a stride of 1 and as many zeros before as behind", fix)
+    return [each // 2 for each in around]
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, dense with the second dimension last in memory."""
+    order = (0, *range(2, x.ndim), 1)
+    return x.permute(order).contiguous().permute(0, x.ndim - 1, *range(1, x.ndim - 1))
+
+
+def _conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    def run() -> torch.Tensor:
+        # a copy: torch may return what is no new tensor
+        found = _CONVOLUTIONS[x.ndim - 3](x, weight, bias, tuple(stride), tuple(padding), tuple(dilation), groups)
+        return _channels_last(found).clone(memory_format=torch.preserve_format)
+
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if weight.ndim != x.ndim or not x.numel() or not weight.numel():
+        return run()  # an error that torch words, or nothing to multiply
+    reason = _other_type(given, TYPES)
+    if reason is None and groups != 1:
+        reason = "groups"
+    if reason is None:
+        images, filters = (_whole_units(each.detach()) for each in (x, weight))
+        outputs = weight.shape[0]
+        units = -outputs % 8  # further filters of zeros, so that rows of the result are whole units
+        if units:
+            filters = functional.pad(filters, (0, 0) * (x.ndim - 1) + (0, units))
+        try:
+            windows = Windows(tuple(weight.shape[2:]), padding=[*padding], stride=[*stride], dilation=[*dilation])
+            schedule = _conv_schedule(_Shaped(images), _Shaped(filters), windows, bias is not None)
+            named = {} if bias is None else {"bias": functional.pad(bias.detach(), (0, units))}
+            with torch.no_grad():
+                found: torch.Tensor = schedule(images, filters, **named)
+            found = found[..., :outputs].contiguous() if units else found
+            return found.permute(0, x.ndim - 1, *range(1, x.ndim - 1))
+        except InputError as error:
+            reason = reason_of(error)
+    return otherwise("conv2d", reason, run)
+
+
+def _whole_units(x: torch.Tensor) -> torch.Tensor:
+    """Channels last, dense, with zeros up to whole 16 bytes of 16-bit channels, as TMA loads them."""
+    found = x.permute(0, *range(2, x.ndim), 1)
+    return functional.pad(found, (0, -x.shape[1] % 8)) if x.shape[1] % 8 else found.contiguous()
+
+
+class _Shaped:
+    """A tensor as a key: its shape and its type, and the tensor itself for the time of the call."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor: torch.Tensor | None = tensor
+        self.key = tuple(tensor.shape), tensor.dtype
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Shaped) and self.key == other.key
+
+
+@functools.lru_cache(maxsize=256)
+def _conv_schedule(x: _Shaped, f: _Shaped, windows: Windows, bias: bool) -> Any:
+    try:
+        return choose_conv(x.tensor, f.tensor, windows, epilogue=_BIASED if bias else None)
+    finally:
+        x.tensor = f.tensor = None  # the cache keeps the keys
+
+
+def _plus(acc: Any, bias: Any) -> Any:
+    return acc + bias
+
+
+_BIASED = Epilogue(_plus, operands={"bias": PerColumn()})
+
+
+# ---- grouped products ------------------------------------------------------------------------------------------------
+
+
+def grouped_gemm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """``a[rows of group g] b[g]^T`` for each group g, as of experts to which tokens are sorted.
+
+    Args:
+        a: [m, k], the rows of all groups, one group after another.
+        b: [groups, n, k], contiguous along n or k.
+        offsets: [groups], int32, ascending: where the rows of each group end. The last one is m: rows behind it are not
+            written. Nothing waits for these numbers, so they are not looked at.
+
+    Raises:
+        InputError: A tensor is none, or the shapes do not fit.
+    """
+    _require("grouped_gemm", a=a, b=b, offsets=offsets)
+    if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[2]:
+        rule = "is a [m, k] and b [groups, n, k]"
+        raise InputError("tmapipe.torch.grouped_gemm(a, b)", (tuple(a.shape), tuple(b.shape)), rule, "reshape")
+    if offsets.shape != b.shape[:1] or offsets.dtype != torch.int32:
+        rule = f"is int32, of {b.shape[0]} numbers"
+        value = tuple(offsets.shape), str(offsets.dtype)
+        raise InputError("tmapipe.torch.grouped_gemm(offsets)", value, rule, "e.g. offsets.int()")
+    found: torch.Tensor = torch.ops.tmapipe.grouped_gemm(a, b, offsets)
+    return found
+
+
+def _grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    def run() -> torch.Tensor:
+        found, begin = a.new_zeros(a.shape[0], b.shape[1]), 0
+        for group, end in enumerate(offsets.tolist()):
+            found[begin:end] = a[begin:end] @ b[group].mT
+            begin = end
+        return found
+
+    if not a.numel() or not b.numel():
+        return run()
+    reason = _other_type((a, b), TYPES)
+    if reason is None:
+        try:
+            with torch.no_grad():
+                found: torch.Tensor = _grouped_schedule(b.stride(-1) != 1)(a.detach(), b.detach(), offsets)
+            return found
+        except InputError as error:
+            reason = reason_of(error)
+    return otherwise("grouped_gemm", reason, run)
+
+
+def _grouped_weights(grad: torch.Tensor, a: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """``grad[rows of g]^T a[rows of g]`` of each group g, by torch: no kernel of ours sums over the rows of a group."""
+    if a.is_cuda and a.dtype == torch.bfloat16 and hasattr(torch, "_grouped_mm"):
+        found: torch.Tensor = torch._grouped_mm(grad.mT, a, offs=offsets)
+        return found
+    found, begin = a.new_zeros(offsets.shape[0], grad.shape[1], a.shape[1]), 0
+    for group, end in enumerate(offsets.tolist()):
+        found[group] = grad[begin:end].mT @ a[begin:end]
+        begin = end
+    return found
+
+
+@functools.lru_cache(maxsize=2)
+def _grouped_schedule(along_n: bool) -> GroupedGemm:
+    return GroupedGemm(b=Operand("n" if along_n else "k"))
+
+
+# ---- scaled products -------------------------------------------------------------------------------------------------
+
+
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """``(a b^T) * scale_a * scale_b + bias`` of numbers of 8 bits, added in fp32. It has no gradients.
+
+    Args:
+        a: [m, k], float8_e4m3fn or float8_e5m2, contiguous along k.
+        b: [n, k], likewise; of `torch._scaled_mm`'s second argument, pass ``.t()``.
+        scale_a: fp32, one number, or one a row: m numbers.
+        scale_b: fp32, one number, or one a column of the result: n numbers.
+        bias: [n] of *out_dtype*, or None.
+        out_dtype: Of the result: bfloat16, float16 or float32.
+
+    Raises:
+        InputError: The shapes or types do not fit.
+    """
+    _require("scaled_mm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, **({} if bias is None else {"bias": bias}))
+    where_ = "tmapipe.torch.scaled_mm"
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
+        rule = "is a [m, k] and b [n, k]"
+        raise InputError(f"{where_}(a, b)", (tuple(a.shape), tuple(b.shape)), rule, "pass b as rows of k, e.g. b.t()")
+    for name, scale, count in (("scale_a", scale_a, a.shape[0]), ("scale_b", scale_b, b.shape[0])):
+        if scale.dtype != torch.float32 or scale.numel() not in (1, count):
+            rule = f"is fp32, of 1 or {count} numbers"
+            raise InputError(f"{where_}({name})", (tuple(scale.shape), str(scale.dtype)), rule, "reshape or convert it")
+    if out_dtype not in _NAMES:
+        raise InputError(f"{where_}(out_dtype)", out_dtype, "is bfloat16, float16 or float32", "e.g. torch.bfloat16")
+    if bias is not None and (bias.shape != b.shape[:1] or bias.dtype != out_dtype):
+        rule = f"is {str(out_dtype).removeprefix('torch.')}, of {b.shape[0]} numbers"
+        raise InputError(f"{where_}(bias)", (tuple(bias.shape), str(bias.dtype)), rule, "reshape or convert it")
+    found: torch.Tensor = torch.ops.tmapipe.scaled_mm(a, b, scale_a, scale_b, bias, out_dtype)
+    return found
+
+
+def _scaled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    def run() -> torch.Tensor:
+        found = (a.float() @ b.float().mT) * scale_a.reshape(-1, 1) * scale_b.reshape(1, -1)
+        return (found if bias is None else found + bias.float()).to(out_dtype)
+
+    if not a.numel() or not b.numel():
+        return run()
+    reason = where(a)
+    if reason is None and (a.dtype not in FLOAT8 or b.dtype not in FLOAT8):
+        reason = "numbers of other than 8 bits"
+    if reason is None:
+        scales = {name: x.reshape(-1) for name, x in (("scale_a", scale_a), ("scale_b", scale_b))}
+        rows, columns = (x.numel() > 1 for x in scales.values())
+        try:
+            schedule = _scaled_schedule(Problem.of(a, b, _NAMES[out_dtype]), rows, columns, bias is not None)
+            with torch.no_grad():
+                found: torch.Tensor = schedule(a, b, **scales, **({} if bias is None else {"bias": bias}))
+            return found
+        except InputError as error:
+            reason = reason_of(error)
+    return otherwise("scaled_mm", reason, run)
+
+
+@functools.lru_cache(maxsize=256)
+def _scaled_schedule(problem: Problem, rows: bool, columns: bool, bias: bool) -> Gemm:
+    operands: dict[str, Any] = {
+        "scale_a": PerRow() if rows else Scalar(),
+        "scale_b": PerColumn() if columns else Scalar(),
+        **({"bias": PerColumn()} if bias else {}),
+    }
+    return choose(problem, epilogue=Epilogue(_scaled_and if bias else _scaled_by, operands=operands))
+
+
+def _scaled_by(acc: Any, scale_a: Any, scale_b: Any) -> Any:
+    return acc * scale_a * scale_b
+
+
+def _scaled_and(acc: Any, scale_a: Any, scale_b: Any, bias: Any) -> Any:
+    return acc * scale_a * scale_b + bias
+
+
+# ---- operators -------------------------------------------------------------------------------------------------------
+
+_conv_op = torch.library.custom_op(
+    "tmapipe::conv",
+    _conv,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
+)
+_grouped_op = torch.library.custom_op(
+    "tmapipe::grouped_gemm", _grouped, mutates_args=(), schema="(Tensor a, Tensor b, Tensor offsets) -> Tensor"
+)
+_weights_op = torch.library.custom_op(
+    "tmapipe::grouped_weights",
+    _grouped_weights,
+    mutates_args=(),
+    schema="(Tensor grad, Tensor a, Tensor offsets) -> Tensor",
+)
+_scaled_op = torch.library.custom_op(
+    "tmapipe::scaled_mm",
+    _scaled,
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype) -> Tensor",
+)
+
+
+@_conv_op.register_fake
+def _(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> torch.Tensor:
+    made: torch.Tensor = _CONVOLUTIONS[x.ndim - 3](x, weight, bias, stride, padding, dilation, groups)
+    return _channels_last(made)
+
+
+@_grouped_op.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+@_weights_op.register_fake
+def _(grad: torch.Tensor, a: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return a.new_empty(offsets.shape[0], grad.shape[1], a.shape[1])
+
+
+@_scaled_op.register_fake
+def _(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any) -> torch.Tensor:
+    made: torch.Tensor = a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype)
+    return made
+
+
+def _keep_conv(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, *ctx.how = inputs
+    ctx.bias = bias is not None
+    ctx.save_for_backward(x, weight)
+
+
+def _conv_gradients(ctx: Any, grad: torch.Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    stride, padding, dilation, groups = ctx.how
+    wanted = [*ctx.needs_input_grad[:2], ctx.bias and ctx.needs_input_grad[2]]
+    sizes = [weight.shape[0]] if ctx.bias else None
+    zeros = [0] * len(stride)
+    found = torch.ops.aten.convolution_backward(
+        grad, x, weight, sizes, stride, padding, dilation, False, zeros, groups, wanted
+    )
+    return *found, None, None, None, None
+
+
+def _keep_grouped(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _grouped_gradients(ctx: Any, grad: torch.Tensor) -> Any:
+    a, b, offsets = ctx.saved_tensors
+    wanted = ctx.needs_input_grad
+    of_a = grouped_gemm(grad.contiguous(), b.mT, offsets) if wanted[0] else None
+    if not wanted[1]:
+        return of_a, None, None
+    of_b = torch.ops.tmapipe.grouped_weights(grad.contiguous(), a, offsets)
+    return of_a, of_b, None
+
+
+_conv_op.register_autograd(_conv_gradients, setup_context=_keep_conv)
+_grouped_op.register_autograd(_grouped_gradients, setup_context=_keep_grouped)
