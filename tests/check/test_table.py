@@ -168,6 +168,8 @@ SENTENCES = {
     ops.ClusterWait: "passes the cluster barrier",
     ops.FenceProxyAsyncGlobal: "fences global memory (fence.proxy.async.global)",
     ops.FenceProxyAsync: "fences (fence.proxy.async)",
+    ops.GridWait: "waits for the end of the kernel before",
+    ops.GridLaunch: "lets the next kernel start",
     ops.PrefetchDescriptor: "prefetches the descriptor of s0",
     ops.TmaLoad: "starts the TMA load of s0 into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
     ops.TmaGather: "starts the TMA load of 4 rows of s0 into s0[0] (share 3 of 4), 512 bytes that complete on b[1]",

@@ -53,6 +53,8 @@ EXAMPLES: tuple[Any, ...] = (
     ops.ClusterWait(),
     ops.FenceProxyAsync(),
     ops.FenceProxyAsyncGlobal(),
+    ops.GridWait(),
+    ops.GridLaunch(),
     ops.PrefetchDescriptor("s0"),
     ops.TmaLoad("s0", 0, 1, 1024, 0b11, 1, 2, (0, 0)),
     ops.TmaGather("s0", 0, 1, 512, 3, 4, (5, 9, 2, 0), (0, 0)),

@@ -100,7 +100,7 @@ def program_of(isa: MachineIsa, schedule: Any) -> Program:
     """What the calling warp does in the kernel of *schedule*, without local operations: they only change the result."""
     program = Program()
 
-    def emit(op: Any) -> None:
+    def emit(op: Any, *data: Any, when: bool = True) -> None:
         if not declared(type(op)).local:
             program.add(_site(isa, op), op)
 

@@ -25,12 +25,14 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
 from tmapipe.gpu import control
-from tmapipe.gpu.control import emit_ptx
+from tmapipe.gpu.control import EMITTERS, emit_ptx
 from tmapipe.gpu.copies import copy_tile
 from tmapipe.gpu.fragments import edge_of
 from tmapipe.gpu.isa import GpuIsa, emit
 from tmapipe.gpu.layouts import WORDS, cute_type, describe, full_shape, make_atom, to_core_first
 from tmapipe.gpu.watchdog import NUMBERS
+from tmapipe.isa import ops
+from tmapipe.isa.effects import ALL_LANES
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, fragments_held, trace
@@ -53,33 +55,29 @@ mbarrier.test_wait.parity.shared.b64 done, [$0], $1;
 }"""
 
 
+def _wait(isa: GpuIsa, op: Any) -> None:
+    emit_ptx(WAIT, "rr", isa.mbarrier(*op.bar).toint(), op.parity)
+
+
+def _arrive(isa: GpuIsa, op: Any, when: Any = True) -> None:
+    def arrive() -> None:
+        emit_ptx("mbarrier.arrive.shared.b64 _, [$0];", "r", isa.mbarrier(*op.bar).toint())
+
+    isa.when(when, arrive if op.lanes == ALL_LANES else lambda: control.when(isa.lane == 0, arrive))
+
+
+def _cp_async(isa: GpuIsa, op: Any) -> None:
+    copy_tile(isa, op)
+    emit_ptx("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r", isa.mbarrier(*op.bar).toint())
+
+
 class Sm80Isa(GpuIsa):
     """`GpuIsa` for sm_80 to sm_89. CuTe DSL has these instructions for sm_90 and later only, so they are inline PTX."""
 
+    emitters = EMITTERS | {ops.MbarWait: _wait, ops.MbarArrive: _arrive, ops.CpAsync: _cp_async}
+
     def mbarrier_init(self, barrier: Barrier, count: int) -> None:
-        def init() -> None:
-            for stage in range(barrier.stages):
-                cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count)
-
-        control.when(self.lane == 0, init)
-
-    def mbarrier_wait(self, barrier: Barrier, stage: Any, parity: Any) -> None:
-        emit_ptx(WAIT, "rr", self._address(barrier, stage), parity)
-
-    def mbarrier_arrive(self, barrier: Barrier, stage: Any, lanes: int = 1, when: Any = True) -> None:
-        def arrive() -> None:
-            emit_ptx("mbarrier.arrive.shared.b64 _, [$0];", "r", self._address(barrier, stage))
-
-        self.when(when, arrive if lanes == 32 else lambda: control.when(self.lane == 0, arrive))
-
-    def cp_async(
-        self, load: Any, stage: Any, at: Any, barrier: Barrier, share: Any, shares: int, anywhere: bool
-    ) -> None:
-        copy_tile(self, load, stage, at, share, shares)
-        emit_ptx("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r", self._address(barrier, stage))
-
-    def _address(self, barrier: Barrier, stage: Any) -> Any:
-        return self.mbarrier(barrier, stage).toint()
+        control.when(self.lane == 0, lambda: ops.Isa.mbarrier_init(self, barrier, count))
 
 
 def backend_for(plan: Plan) -> type[GpuIsa]:

@@ -177,6 +177,25 @@ def emit_ptx(text: str, kinds: str, *operands: Any, words: int = 0, pure: bool =
     return [Int32(llvm.extractvalue(T.i32(), found, [i])) for i in range(words)]
 
 
+# ---- emitters --------------------------------------------------------------------------------------------------------
+#
+# How each operation of the table is emitted: a function of the instruction set, the operation, and what data its
+# instruction hands over. An mbarrier is (barrier, stage) in it, a slot a `SlotRef`.
+
+
+EMITTERS: dict[type, Callable[..., Any]] = {}
+
+
+def emits(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the function that emits operations of these types."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        EMITTERS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
 # ---- functions -------------------------------------------------------------------------------------------------------
 #
 # The operations of fragments on one thread's numbers, as CuTe DSL scalars: Float32, Int32 and Boolean.

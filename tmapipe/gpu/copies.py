@@ -1,4 +1,4 @@
-"""How copies, stores by threads and prefetches are emitted, and copies as PTX that names a descriptor."""
+"""Emitters of copies, stores by threads and prefetches, and of copies as PTX that names a descriptor."""
 
 from __future__ import annotations
 
@@ -18,14 +18,23 @@ from cutlass.cute.nvgpu import cpasync
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.gpu import control
-from tmapipe.gpu.control import emit_ptx
+from tmapipe.gpu.control import emit_ptx, emits
 from tmapipe.gpu.fragments import GpuWarp
-from tmapipe.gpu.layouts import L2_POLICIES, WORDS, Descriptor, address_of, cute_type, full_shape, pieces_of
+from tmapipe.gpu.layouts import (
+    L2_POLICIES,
+    WORDS,
+    Descriptor,
+    address_of,
+    cute_type,
+    full_shape,
+    pieces_of,
+)
 from tmapipe.gpu.matmuls import at_peer
 from tmapipe.gpu.sums import width_of
+from tmapipe.isa import ops
 from tmapipe.isa.fragment import Fragment
-from tmapipe.plan.model import WARP, Load, Peer, Store
-from tmapipe.plan.rings import Barrier, Buffer
+from tmapipe.plan.model import WARP, Load, Store
+from tmapipe.plan.rings import Buffer
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
 #
@@ -35,137 +44,152 @@ from tmapipe.plan.rings import Barrier, Buffer
 UNROLLED = 16  # copies of a thread; more are a loop, since each one's addresses take registers
 
 
-class CopyEmitters(GpuWarp):
-    """Methods of `GpuIsa`."""
+@emits(ops.PrefetchDescriptor)
+def _prefetch_descriptor(isa: GpuWarp, op: Any) -> None:
+    descriptor = isa.atoms[op.part][0]
+    if isinstance(descriptor, Descriptor):
+        emit_ptx("prefetch.tensormap [$0];", "l", descriptor.address)
+    else:
+        cpasync.prefetch_descriptor(descriptor)
 
-    def prefetch_descriptor(self, part: Load | Store) -> None:
-        descriptor = self.atoms[part.name][0]
-        if isinstance(descriptor, Descriptor):
-            emit_ptx("prefetch.tensormap [$0];", "l", descriptor.address)
+
+@emits(ops.CpAsync)
+def _cp_async(isa: GpuWarp, op: Any) -> None:
+    copy_tile(isa, op)
+    cute.arch.cp_async_mbarrier_arrive_noinc(isa.mbarrier(*op.bar))
+
+
+@emits(ops.TileStore)
+def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: tuple[int, int]) -> None:
+    """The calling thread's stores, each of some numbers that lie side by side."""
+    fragments, store, at = isa.fragments, isa.plan.store(op.store), op.at
+    layout, size = values.layout, store.buffer.dtype.bytes
+    assert layout is not None
+    tile, dtype = _Tile(isa, store, at), cute_type(store.buffer.dtype)
+    most = width_of(layout, values.along)
+    width = min(most, store.vector // size)
+    wide = min(most, ALIGNMENT // size) if store.wide else width
+
+    def put(first: int, address: Any, count: int) -> None:
+        converted = fragments.converted(values, first, count, dtype)
+        target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=count * size)
+        cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((count,))))
+
+    def holds(inside: list[Any], column: Any, count: int) -> Any:
+        first, end = column >= 0, column + count <= tile.shape[-1]
+        return functools.reduce(operator.and_, inside, first & end)
+
+    def within(columns: tuple[int, int]) -> bool:
+        """Whether the elements that begin in these columns are inside the tensor in any case."""
+        return surely[0] <= columns[0] and columns[1] + wide - 1 <= surely[1]
+
+    def store_all() -> None:
+        """Wide ones where they can be, then in one branch, which few warps take, the others."""
+        left, apart = [], None
+        for first, row, column in fragments.runs(layout, wide, values.along):
+            (start, inside), column = tile.row(row), at[-1] + column
+            address = start + Int64(column) * size
+            if values.along == "tile" and within(layout.column_range(layout.column_slot(first))):
+                put_if(functools.reduce(operator.and_, inside, True), first, address, wide)
+                continue
+            if wide == width:
+                put_if(holds(inside, column, width), first, address, width)
+                continue
+            whole = holds(inside, column, wide) & (Int32(address & (wide * size - 1)) == 0)
+            put_if(whole, first, address, wide)
+            left.append((first, inside, column, address, ~whole))
+            apart = ~whole if apart is None else apart | ~whole
+        if left:
+            control.when(apart, functools.partial(store_narrow, left))
+
+    def store_narrow(left: list[Any]) -> None:
+        for first, inside, column, address, apart in left:
+            for i in range(0, wide, width):
+                put_if(apart & holds(inside, column + i, width), first + i, address + i * size, width)
+
+    def put_if(condition: Any, *what: Any) -> None:
+        if condition is True:
+            put(*what)
         else:
-            cpasync.prefetch_descriptor(descriptor)
+            control.when(condition, functools.partial(put, *what))
 
-    def cp_async(
-        self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, share: Any, shares: int, anywhere: bool
-    ) -> None:
-        copy_tile(self, load, stage, at, share, shares)
-        cute.arch.cp_async_mbarrier_arrive_noinc(self.mbarrier(barrier, stage))
+    if values.along == "tile":
+        store_all()
+    else:
+        control.when(fragments.first_to_have(layout, values.along), store_all)
 
-    def store_values(self, store: Store, at: Sequence[Any], values: Fragment, surely: tuple[int, int] = (0, 0)) -> None:
-        """The calling thread's stores, each of some numbers that lie side by side."""
-        fragments = self.fragments
-        layout, size = values.layout, store.buffer.dtype.bytes
-        assert layout is not None
-        tile, dtype = _Tile(self, store, at), cute_type(store.buffer.dtype)
-        most = width_of(layout, values.along)
-        width = min(most, store.vector // size)
-        wide = min(most, ALIGNMENT // size) if store.wide else width
 
-        def put(first: int, address: Any, count: int) -> None:
-            converted = fragments.converted(values, first, count, dtype)
-            target = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=count * size)
-            cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout((count,))))
+@emits(ops.TmaPrefetch)
+def _tma_prefetch(isa: GpuWarp, op: Any) -> None:
+    load = isa.plan.load(op.load)
 
-        def holds(inside: list[Any], column: Any, count: int) -> Any:
-            first, end = column >= 0, column + count <= tile.shape[-1]
-            return functools.reduce(operator.and_, inside, first & end)
+    def one(piece: Any) -> None:
+        _, source = isa.partition_of(load, op.at, op.share, load.peers, None, piece)
+        with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
+            cute.prefetch(isa.atoms[load.name][0], source)
 
-        def within(columns: tuple[int, int]) -> bool:
-            """Whether the elements that begin in these columns are inside the tensor in any case."""
-            return surely[0] <= columns[0] and columns[1] + wide - 1 <= surely[1]
+    control.each(pieces_of(load), one)
 
-        def store_all() -> None:
-            """Wide ones where they can be, then in one branch, which few warps take, the others."""
-            left, apart = [], None
-            for first, row, column in fragments.runs(layout, wide, values.along):
-                (start, inside), column = tile.row(row), at[-1] + column
-                address = start + Int64(column) * size
-                if values.along == "tile" and within(layout.column_range(layout.column_slot(first))):
-                    put_if(functools.reduce(operator.and_, inside, True), first, address, wide)
-                    continue
-                if wide == width:
-                    put_if(holds(inside, column, width), first, address, width)
-                    continue
-                whole = holds(inside, column, wide) & (Int32(address & (wide * size - 1)) == 0)
-                put_if(whole, first, address, wide)
-                left.append((first, inside, column, address, ~whole))
-                apart = ~whole if apart is None else apart | ~whole
-            if left:
-                control.when(apart, functools.partial(store_narrow, left))
 
-        def store_narrow(left: list[Any]) -> None:
-            for first, inside, column, address, apart in left:
-                for i in range(0, wide, width):
-                    put_if(apart & holds(inside, column + i, width), first + i, address + i * size, width)
-
-        def put_if(condition: Any, *what: Any) -> None:
-            if condition is True:
-                put(*what)
-            else:
-                control.when(condition, functools.partial(put, *what))
-
-        if values.along == "tile":
-            store_all()
+@emits(ops.BulkLoad)
+def _bulk_load(isa: GpuWarp, op: Any) -> None:
+    load = isa.plan.load(op.load)
+    source = _element(isa.addressed[load.argument], op.at, load.buffer.dtype.bytes)
+    target, bar = isa.slot_address(*op.slot), isa.mbarrier(*op.bar).toint()
+    with cute.arch.elect_one():
+        how = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        operands = [target, source, op.nbytes, bar]
+        if load.l2_hint is None:
+            emit_ptx(f"{how} [$0], [$1], $2, [$3];", "rlrr", *operands)
         else:
-            self.when(fragments.first_to_have(layout, values.along), store_all)
+            text = f"{how}.L2::cache_hint [$0], [$1], $2, [$3], $4;"
+            emit_ptx(text, "rlrrl", *operands, L2_POLICIES[load.l2_hint])
 
-    def tma_prefetch(self, load: Load, at: Sequence[Any], share: Any = 0) -> None:
-        def one(piece: Any) -> None:
-            _, source = self.partition_of(load, at, share, load.peers, None, piece)
-            with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
-                cute.prefetch(self.atoms[load.name][0], source)
 
-        control.each(pieces_of(load), one)
+@emits(ops.BulkPrefetch)
+def _bulk_prefetch(isa: GpuWarp, op: Any) -> None:
+    load = isa.plan.load(op.load)
+    tensor = isa.addressed[load.argument]
+    inside = functools.reduce(operator.and_, map(_inside, op.at, tensor.shape))
 
-    def bulk_load(self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier) -> None:
-        source = _element(self.addressed[load.argument], at, load.buffer.dtype.bytes)
-        target, bar = self.slot_address(load.buffer, stage), self.mbarrier(barrier, stage).toint()
+    def issue() -> None:
+        source = _element(tensor, op.at, load.buffer.dtype.bytes)
         with cute.arch.elect_one():
-            how = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-            operands = [target, source, load.buffer.slot_bytes, bar]
-            if load.l2_hint is None:
-                emit_ptx(f"{how} [$0], [$1], $2, [$3];", "rlrr", *operands)
-            else:
-                text = f"{how}.L2::cache_hint [$0], [$1], $2, [$3], $4;"
-                emit_ptx(text, "rlrrl", *operands, L2_POLICIES[load.l2_hint])
+            emit_ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", "lr", source, load.buffer.slot_bytes)
 
-    def bulk_prefetch(self, load: Load, at: Sequence[Any]) -> None:
-        tensor = self.addressed[load.argument]
-        inside = functools.reduce(operator.and_, map(_inside, at, tensor.shape))
+    control.when(inside, issue)
 
-        def issue() -> None:
-            source = _element(tensor, at, load.buffer.dtype.bytes)
-            with cute.arch.elect_one():
-                emit_ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", "lr", source, load.buffer.slot_bytes)
 
-        self.when(inside, issue)
+@emits(ops.PeerCopy, ops.PeerReduce)
+def _peer_copy(isa: GpuWarp, op: Any, to: Any) -> None:
+    whole = isinstance(op, ops.PeerReduce)
+    source = isa.slot_address(*op.source) + op.part * op.nbytes
+    target = isa.slot_address(*op.slot) + (0 if whole else op.share * op.nbytes)
+    bar, buffer = isa.mbarrier(*op.bar).toint(), op.slot.buffer
+    reduce = next(peer.reduce for peer in isa.plan.sends if peer.name == op.peer) if whole else None
+    how, kind = _reduction(reduce, buffer.dtype.name)
+    text = f"{how}.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes{kind} [$0], [$1], $2, [$3];"
+    with cute.arch.elect_one():
+        emit_ptx(text, "rrrr", at_peer(target, to), source, op.nbytes, at_peer(bar, to))
 
-    def peer_copy(self, peer: Peer, stage: Any, to: Any, barrier: Barrier, part: Any = None, into: Any = 0) -> None:
-        assert peer.source is not None
-        nbytes = peer.buffer.slot_bytes // (1 if part is None or peer.reduce else peer.peers)
-        source = self.slot_address(peer.source, stage) + (0 if part is None else part * nbytes)
-        target = self.slot_address(peer.buffer, stage) + (0 if part is None else into * nbytes)
-        bar = self.mbarrier(barrier, stage).toint()
-        how, kind = _reduction(peer.reduce, peer.buffer.dtype.name)
-        text = f"{how}.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes{kind} [$0], [$1], $2, [$3];"
+
+@emits(ops.BulkStore)
+def _bulk_store(isa: GpuWarp, op: Any) -> None:
+    store, (first,) = isa.plan.store(op.store), op.at[:1]
+    tensor, size = isa.addressed[store.argument], store.buffer.dtype.bytes
+    left, whole = tensor.shape[0] - first, store.buffer.slot_bytes // size  # elements: bytes may be more than 2^31
+    nbytes = cutlass.select_(left < whole, left, Int32(whole)) * size
+    target = Int64(tensor.iterator.toint()) + Int64(first) * size
+    source = isa.slot_address(*op.slot)
+
+    how, kind = _reduction(store.reduce, store.buffer.dtype.name)
+    text = f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;"
+
+    def issue() -> None:
         with cute.arch.elect_one():
-            emit_ptx(text, "rrrr", at_peer(target, to), source, nbytes, at_peer(bar, to))
+            emit_ptx(text, "lrr", target, source, nbytes)
 
-    def bulk_store(self, store: Store, stage: Any, at: Sequence[Any]) -> None:
-        tensor, size = self.addressed[store.argument], store.buffer.dtype.bytes
-        left, whole = tensor.shape[0] - at[0], store.buffer.slot_bytes // size  # elements: bytes may be more than 2^31
-        nbytes = cutlass.select_(left < whole, left, Int32(whole)) * size
-        target = Int64(tensor.iterator.toint()) + Int64(at[0]) * size
-        source = self.slot_address(store.buffer, stage)
-
-        how, kind = _reduction(store.reduce, store.buffer.dtype.name)
-        text = f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;"
-
-        def issue() -> None:
-            with cute.arch.elect_one():
-                emit_ptx(text, "lrr", target, source, nbytes)
-
-        self.when(left > 0, issue)
+    control.when(left > 0, issue)
 
 
 def _element(tensor: Any, at: Sequence[Any], size: int) -> Any:
@@ -192,18 +216,13 @@ def _reduction(reduce: str | None, dtype: str) -> tuple[str, str]:
     return "cp.reduce.async", f".{reduce}{'.noftz' if reduce == 'add' and of in ('bf16', 'f16') else ''}.{of}"
 
 
-def copy_tile(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, shares: int) -> None:
-    """The calling warp's copies of one tile.
-
-    Args:
-        stage: Index of the slot.
-        at: Where the tile starts (elements), one per dimension of the tensor.
-        share: Which of so many *shares* of the vectors this warp copies.
-    """
+def copy_tile(isa: GpuWarp, op: Any) -> None:
+    """The calling warp's copies of one tile: of so many shares of its vectors, those of one."""
+    load, at, share, shares = isa.plan.load(op.load), op.at, op.share, op.shares
     buffer, size, vector = load.buffer, load.buffer.dtype.bytes, load.vector
     tile, per_row, threads = _Tile(isa, load, at), load.tile[-1] * size // vector, WARP * shares
     vectors, width = buffer.slot_bytes // vector, vector // size
-    target = isa.slot_address(buffer, stage)
+    target = isa.slot_address(*op.slot)
     thread = share * WARP + isa.lane
 
     def place(j: Any) -> tuple[Any, Any, Any]:
@@ -292,66 +311,64 @@ GATHER = "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::com
 SCATTER = "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group"
 
 
-class EncodedEmitters(GpuWarp):
-    """Methods of `GpuIsa`."""
+def load_encoded(isa: GpuWarp, load: Load, op: Any, barrier: Any) -> None:
+    """A load whose descriptor the library has encoded. barrier: the mbarrier's pointer."""
+    descriptor, policy = isa.atoms[load.name][0].address, L2_POLICIES.get(load.l2_hint or "")
+    copy = partial(_load, descriptor=descriptor, barrier=barrier, mask=op.mask, policy=policy, offsets=op.offsets)
+    (_boxes if load.windows is None else _windows)(isa, load, op.slot.stage, op.at, op.share, copy)
 
-    def load_encoded(
-        self,
-        load: Load,
-        stage: Any,
-        at: Sequence[Any],
-        share: Any,
-        barrier: Any,
-        mask: Any,
-        offsets: Sequence[Any],
-    ) -> None:
-        """A load whose descriptor the library has encoded. barrier: the mbarrier's pointer; others as of `Isa.tma_load`."""
-        descriptor, policy = self.atoms[load.name][0].address, L2_POLICIES.get(load.l2_hint or "")
-        copy = partial(_load, descriptor=descriptor, barrier=barrier, mask=mask, policy=policy, offsets=offsets)
-        (_boxes if load.windows is None else _windows)(self, load, stage, at, share, copy)
 
-    def tma_load_through(
-        self, load: Load, stage: Any, at: Sequence[Any], barrier: Barrier, through: Any, mask: Any, share: Any
-    ) -> None:
-        descriptor = _place(self, load.through, through)
-        copy = partial(_load, descriptor=descriptor, barrier=self.mbarrier(barrier, stage), mask=mask)
-        _boxes(self, load, stage, at, share, copy)
+@emits(ops.TmaLoadThrough)
+def _load_through(isa: GpuWarp, op: Any) -> None:
+    copy = partial(_load, descriptor=_place(isa, *op.source), barrier=isa.mbarrier(*op.bar), mask=op.mask)
+    _boxes(isa, isa.plan.load(op.load), op.slot.stage, op.at, op.share, copy)
 
-    def tma_gather(
-        self, load: Load, stage: Any, rows: Sequence[Any], at: Sequence[Any], barrier: Barrier, part: Any
-    ) -> None:
-        slot, matrix = _four_rows(self, load, stage, rows, at, part)
-        with cute.arch.elect_one():
-            text = f"{GATHER} [$0], [$1, {{$2, $3, $4, $5, $6}}], [$7];"
-            emit_ptx(text, "rlrrrrrr", slot, *matrix, self.mbarrier(barrier, stage).toint())
 
-    def tma_scatter(self, store: Store, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any) -> None:
-        slot, matrix = _four_rows(self, store, stage, rows, at, part)
-        with cute.arch.elect_one():
-            emit_ptx(f"{SCATTER} [$1, {{$2, $3, $4, $5, $6}}], [$0];", "rlrrrrr", slot, *matrix)
+@emits(ops.TmaGather)
+def _gather(isa: GpuWarp, op: Any) -> None:
+    slot, matrix = _four_rows(isa, op.load, op, op.share)
+    with cute.arch.elect_one():
+        text = f"{GATHER} [$0], [$1, {{$2, $3, $4, $5, $6}}], [$7];"
+        emit_ptx(text, "rlrrrrrr", slot, *matrix, isa.mbarrier(*op.bar).toint())
 
-    def descriptor_write(self, load: Load, buffer: Buffer, stage: Any, first: Any, rows: Any) -> None:
-        tensor, slot = self.addressed[load.argument], self.slot_address(buffer, stage)
-        start = Int64(tensor.iterator.toint()) + Int64(first) * Int64(tensor.stride[0]) * load.buffer.dtype.bytes
 
-        def make() -> None:
-            words = [
-                f"ld.v4.b32 {{a, b, c, d}}, [$0+{i}]; st.shared.v4.b32 [$1+{i}], {{a, b, c, d}};"
-                for i in range(0, BYTES, 16)
-            ]
-            template = self.atoms[load.name][0].address
-            emit_ptx(f"{{ .reg .b32 a, b, c, d; {' '.join(words)} }}", "lr", template, slot)
-            what, last = "tensormap.replace.tile.global_{}.shared::cta.b1024", len(load.dims) - 1
-            emit_ptx(f"{what.format('address')}.b64 [$0], $1;", "rl", slot, start)
-            emit_ptx(f"{what.format('dim')}.b32 [$0], {last}, $1;", "rr", slot, rows)
+@emits(ops.TmaScatter)
+def _scatter(isa: GpuWarp, op: Any) -> None:
+    slot, matrix = _four_rows(isa, op.store, op, op.part)
+    with cute.arch.elect_one():
+        emit_ptx(f"{SCATTER} [$1, {{$2, $3, $4, $5, $6}}], [$0];", "rlrrrrr", slot, *matrix)
 
-        control.when(self.lane == 0, make)
-        cute.arch.sync_warp()
-        copy = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned"
-        emit_ptx(f"{copy} [$0], [$1], {BYTES};", "lr", _place(self, buffer, stage), slot)
 
-    def descriptor_acquire(self, buffer: Buffer, stage: Any) -> None:
-        emit_ptx(f"fence.proxy.tensormap::generic.acquire.gpu [$0], {BYTES};", "l", _place(self, buffer, stage))
+@emits(ops.DescriptorWrite)
+def _write_descriptor(isa: GpuWarp, op: Any) -> None:
+    load, (first, rows) = isa.plan.load(op.load), op.at
+    tensor, slot = isa.addressed[load.argument], isa.slot_address(*op.slot)
+    start = Int64(tensor.iterator.toint()) + Int64(first) * Int64(tensor.stride[0]) * load.buffer.dtype.bytes
+
+    def make() -> None:
+        words = [
+            f"ld.v4.b32 {{a, b, c, d}}, [$0+{i}]; st.shared.v4.b32 [$1+{i}], {{a, b, c, d}};"
+            for i in range(0, BYTES, 16)
+        ]
+        template = isa.atoms[load.name][0].address
+        emit_ptx(f"{{ .reg .b32 a, b, c, d; {' '.join(words)} }}", "lr", template, slot)
+        what, last = "tensormap.replace.tile.global_{}.shared::cta.b1024", len(load.dims) - 1
+        emit_ptx(f"{what.format('address')}.b64 [$0], $1;", "rl", slot, start)
+        emit_ptx(f"{what.format('dim')}.b32 [$0], {last}, $1;", "rr", slot, rows)
+
+    control.when(isa.lane == 0, make)
+    cute.arch.sync_warp()
+
+
+@emits(ops.DescriptorRelease)
+def _release_descriptor(isa: GpuWarp, op: Any) -> None:
+    copy = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned"
+    emit_ptx(f"{copy} [$0], [$1], {BYTES};", "lr", _place(isa, *op.slot), isa.slot_address(*op.slot))
+
+
+@emits(ops.DescriptorAcquire)
+def _acquire_descriptor(isa: GpuWarp, op: Any) -> None:
+    emit_ptx(f"fence.proxy.tensormap::generic.acquire.gpu [$0], {BYTES};", "l", _place(isa, *op.slot))
 
 
 def _place(isa: GpuWarp, buffer: Any, stage: Any) -> Any:
@@ -362,13 +379,12 @@ def _place(isa: GpuWarp, buffer: Any, stage: Any) -> Any:
     return Int64(isa.scratch[-1].iterator.toint()) + Int64((cta * sum(counts.values()) + before + stage) * BYTES)
 
 
-def _four_rows(
-    isa: GpuWarp, move: Load | Store, stage: Any, rows: Sequence[Any], at: Sequence[Any], part: Any
-) -> tuple[Any, list[Any]]:
-    """Where in shared memory rows 4 *part* to 4 *part* + 3 of a slot are, and the operands that name *rows* of the matrix."""
-    buffer = move.buffer
-    slot = isa.slot_address(buffer, stage) + part * (4 * buffer.tile[1] * buffer.dtype.bytes)
-    return slot, [address_of(isa.atoms[move.name][0]), at[-1], *rows]
+def _four_rows(isa: GpuWarp, name: str, op: Any, part: Any) -> tuple[Any, list[Any]]:
+    """Where in shared memory rows 4 *part* to 4 *part* + 3 of a slot are, and the operands that name the rows of the matrix
+    that the load or store *name* is bound to."""
+    buffer = op.slot.buffer
+    slot = isa.slot_address(*op.slot) + part * (4 * buffer.tile[1] * buffer.dtype.bytes)
+    return slot, [address_of(isa.atoms[name][0]), op.at[-1], *op.numbers]
 
 
 def _boxes(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, copy: Callable[..., None]) -> None:

@@ -16,16 +16,18 @@ from cutlass.cute.nvgpu import warpgroup
 
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.gpu import control
-from tmapipe.gpu.control import Values
-from tmapipe.gpu.copies import CopyEmitters, EncodedEmitters
-from tmapipe.gpu.fragments import load_edge
+from tmapipe.gpu.control import EMITTERS, Values, emits
+from tmapipe.gpu.copies import load_encoded
+from tmapipe.gpu.fragments import GpuWarp, load_edge
 from tmapipe.gpu.layouts import L2_POLICIES, moved_extents, pieces_of
 from tmapipe.gpu.matmuls import store_words
 from tmapipe.gpu.watchdog import WAIT, emit_wait, sites
+from tmapipe.isa import ops
+from tmapipe.isa.effects import ALL_LANES
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.plan.model import Load, Store
-from tmapipe.plan.rings import Barrier, Matmul, NamedBarrier
+from tmapipe.plan.rings import Barrier, Buffer, NamedBarrier
 from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, While
 from tmapipe.program.trace import Traced
@@ -35,198 +37,224 @@ from tmapipe.program.trace import Traced
 # The GPU backend's instruction set: each operation is emitted as CuTe DSL while the kernel is traced.
 
 
-#: Whether `cute.copy` elects the issuing lane by itself, as its PTX shows (CuTe DSL 4.8.1; tests/emit checks it).
-COPY_ELECTS = {"load": True, "store": False, "reduce": True}
+class GpuIsa(GpuWarp):
+    """The instructions, as documented in `tmapipe.isa`: their operations go to the emitters. Arguments as of `GpuWarp`."""
 
+    emitters = EMITTERS
 
-class GpuIsa(CopyEmitters, EncodedEmitters):
-    """The instructions, as documented in `tmapipe.isa`. Arguments as of `GpuWarp`."""
+    def emit(self, op: Any, *data: Any, when: Any = True) -> None:
+        emitter = self.emitters[type(op)]
+        if when is True:
+            emitter(self, op, *data)
+        else:  # one predicate with that of the lane
+            emitter(self, op, *data, when=when)
 
-    # ---- what CuTe DSL has as it is -------------------------------------------------------------------------------
+    def may_hold(self, when: Any) -> bool:
+        return when is not False
 
-    griddepcontrol_wait = staticmethod(cute.arch.griddepcontrol_wait)
-    griddepcontrol_launch_dependents = staticmethod(cute.arch.griddepcontrol_launch_dependents)
-    fence_mbarrier_init = staticmethod(cute.arch.mbarrier_init_fence)
-    cta_sync = staticmethod(cute.arch.sync_threads)
-    warp_sync = staticmethod(cute.arch.sync_warp)
-    cluster_wait = staticmethod(cute.arch.cluster_wait)
-    wgmma_fence = staticmethod(warpgroup.fence)
-    wgmma_commit = staticmethod(warpgroup.commit_group)
-    wgmma_wait = staticmethod(warpgroup.wait_group)
-    smid = staticmethod(cute.arch.smid)
+    def answer(self, op: Any, in_machine: Any, *data: Any) -> Any:
+        return self.emitters[type(op)](self, op, *data)
 
-    # ---- mbarrier -------------------------------------------------------------------------------------------------
+    ask = answer  # type: ignore[assignment]
+
+    # ---- operands -------------------------------------------------------------------------------------------------
+
+    def bar(self, barrier: Barrier, stage: Any) -> Any:
+        return barrier, stage
+
+    def slot(self, buffer: Buffer, stage: Any) -> SlotRef:
+        return SlotRef(buffer, stage)
+
+    def start(self, of: Load | Store, at: Sequence[Any]) -> Any:
+        return at
+
+    def part(self, of: Load | Store, index: Any) -> Any:
+        return index
+
+    def plain(self, number: Any) -> Any:
+        return number
+
+    def barrier_id(self, barrier: NamedBarrier, instance: Any) -> Any:
+        return barrier.id + instance
+
+    def share_bytes(self, load: Load, share: Any, shares: int) -> Any:
+        return None  # nobody asks
+
+    # ---- instructions that only together are what CuTe DSL emits --------------------------------------------------
 
     def mbarrier_init(self, barrier: Barrier, count: int) -> None:
         with cute.arch.elect_one():
-            for stage in range(barrier.stages):
-                cute.arch.mbarrier_init(self.mbarrier(barrier, stage), count)
-
-    def mbarrier_wait(self, barrier: Barrier, stage: Any, parity: Any) -> None:
-        cute.arch.mbarrier_wait(self.mbarrier(barrier, stage), parity)
-
-    def mbarrier_arrive(self, barrier: Barrier, stage: Any, lanes: int = 1, when: Any = True) -> None:
-        condition = when if lanes == 32 else control.both(self.lane == 0, when)
-        self.when(condition, lambda: cute.arch.mbarrier_arrive(self.mbarrier(barrier, stage)))
-
-    def mbarrier_arrive_cluster(
-        self, barrier: Barrier, stage: Any, mask: Any, when: Any = True, scope: str = "cluster"
-    ) -> None:
-        if scope not in ("cluster", "relaxed"):
-            raise ScopeError("an arrival at peers needs cluster scope; CTA scope exists on the model, to show the bug")
-        # CuTe DSL's default has CTA scope: at a peer it only counts, and releases nothing.
-        kind = {"scope": MemScopeKind.CLUSTER} if scope == "cluster" else {}
-        mine = ((Int32(mask) >> self.lane) & 1) == 1
-        self.when(
-            control.both(mine, when),
-            lambda: cute.arch.mbarrier_arrive(self.mbarrier(barrier, stage), self.lane, **kind),
-        )
-
-    def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: Any, nbytes: int) -> None:
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.mbarrier(barrier, stage), nbytes)
-
-    def mbarrier_expect_tx(self, barrier: Barrier, stage: Any, nbytes: int) -> None:
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_expect_tx(self.mbarrier(barrier, stage), nbytes)
-
-    # ---- other barriers and fences --------------------------------------------------------------------------------
-
-    def named_barrier_sync(self, barrier: NamedBarrier, instance: Any = 0) -> None:
-        cute.arch.barrier(barrier_id=barrier.id + instance, number_of_threads=barrier.threads)
-
-    def named_barrier_arrive(self, barrier: NamedBarrier, instance: Any = 0) -> None:
-        cute.arch.barrier_arrive(barrier_id=barrier.id + instance, number_of_threads=barrier.threads)
-
-    def cluster_arrive(self, scope: str = "cluster") -> None:
-        if scope == "relaxed":
-            cute.arch.cluster_arrive_relaxed()
-        else:
-            cute.arch.cluster_arrive()
-
-    def fence_proxy_async(self) -> None:
-        cute.arch.fence_proxy("async.shared", space="cta")
-
-    def fence_proxy_async_global(self) -> None:
-        cute.arch.fence_proxy("async.global")
-
-    # ---- queues ---------------------------------------------------------------------------------------------------
-
-    def store_words(self, slot: SlotRef, words: Sequence[Any], barrier: Barrier) -> None:
-        size = slot.buffer.tile[0]
-        filled = [*words, *[0] * (size - len(words))]
-        start = cute.recast_ptr(self.shared + slot.buffer.offset, dtype=Int32) + slot.stage * size
-
-        def store() -> None:
-            store_words(start, filled, self.mbarrier(barrier, slot.stage), self.lane)
-
-        control.when(self.lane < self.plan.cluster_size, store)
-
-    def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[Any]:
-        source = self.buffers[slot.buffer.name]
-        return [cute.arch.make_warp_uniform(source[(i, slot.stage)]) for i in range(count)]
-
-    # ---- counters and tables --------------------------------------------------------------------------------------
+            super().mbarrier_init(barrier, count)
 
     def lane_0(self, body: Callable[[], None], when: Any = True) -> None:
         self.when(control.both(self.lane == 0, when), body)
 
-    def shuffle(self, value: Any) -> Any:
-        return cute.arch.shuffle_sync(value, 0)
-
     def launch_words(self, in_machine: Callable[[int], Sequence[int]]) -> Sequence[Any]:
         return self.kept
-
-    def atomic_add(self, counter: Any, in_turn: Callable[[], int]) -> Any:
-        address = (self.scratch[0].iterator + counter).llvm_ptr
-        return Int32(cute.arch.atomic_add(address, Int32(1), sem="relaxed", scope="gpu"))
-
-    def store_counter(self, counter: Any, value: int) -> None:
-        self.scratch[0][counter] = Int32(value)
-
-    def load_entry(self, table: str, i: Any, without_data: int) -> Any:
-        entries = cute.make_tensor(self.addressed[table].iterator, cute.make_layout((2**31 - 1,), stride=(1,)))
-        return cute.arch.make_warp_uniform(entries[i])
 
     def ballot(self, table: str, first: Any, count: Any, holds: Callable[[Any, Any], Any], without_data: int) -> Any:
         entries, mine = self.addressed[table], first + self.lane
         (vote,) = control.choice(mine < count, lambda: [Boolean(holds(mine, entries[mine]))], lambda: [Boolean(False)])
         return cute.arch.popc(cute.arch.vote_ballot_sync(vote))
 
-    # ---- TMA ------------------------------------------------------------------------------------------------------
 
-    def tma_load(
-        self,
-        load: Load,
-        stage: Any,
-        at: Sequence[Any],
-        barrier: Barrier,
-        mask: Any = None,
-        share: Any = 0,
-        *,
-        part: Any = None,
-        anywhere: bool = False,
-        offsets: Sequence[Any] = (),
-    ) -> None:
-        mbarrier = self.mbarrier(barrier, stage)
-        if load.encoded:
-            return self.load_encoded(load, stage, at, share if part is None else part, mbarrier, mask, offsets)
-        how: dict[str, Any] = {"tma_bar_ptr": mbarrier}
-        if mask is not None:
-            how["mcast_mask"] = Int16(mask)
-        if load.l2_hint is not None:
-            how["cache_policy"] = Int64(L2_POLICIES[load.l2_hint])
-        first = None if part is None else part * moved_extents(load)[0]
+# ---- emitters --------------------------------------------------------------------------------------------------------
+#
+# Of barriers, fences, wgmma, TMA, registers, counters and tables. Those of other copies are in `copies`.
 
-        def one(piece: Any) -> None:
-            slot, source = self.partition_of(load, at, share, load.peers, first, piece)
-            cute.copy(self.atoms[load.name][0], source, slot[(None, stage)], **how)
 
-        def whole() -> None:
-            control.each(pieces_of(load), one)
+#: Whether `cute.copy` elects the issuing lane by itself, as its PTX shows (CuTe DSL 4.8.1; tests/emit checks it).
+COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
-        if not load.edge_rows:
-            return whole()
-        row = len(load.dims) - 2
-        end, extent = at[row] + load.tile[row], self.extent(load.argument, row)
-        control.when(end <= extent, whole)
-        control.when(end > extent, lambda: load_edge(self, load, stage, at, share, how))
 
-    def tma_store(self, store: Store, stage: Any, at: Sequence[Any], rows: Any = None, part: Any = None) -> None:
-        if store.clipped:  # see `layouts.clipped`
-            height = store.buffer.tile[0]
-            at = (at[0] + rows, height - rows, *at[1:])
-        atom = self.atoms[store.name][0]
-        how = {} if store.l2_hint is None else {"cache_policy": Int64(L2_POLICIES[store.l2_hint])}
-        elected = COPY_ELECTS["reduce" if store.reduce else "store"]
-        first = None if part is None else part * moved_extents(store)[0]
+def _elected(call: Callable[..., None], *operands: Any, **named: Any) -> None:
+    with cute.arch.elect_one():
+        call(*operands, **named)
 
-        def one(piece: Any) -> None:
-            slot, target = self.partition_of(store, at, 0, 1, first, piece)
-            with contextlib.nullcontext() if elected else cute.arch.elect_one():
-                cute.copy(atom, slot[(None, stage)], target, **how)
 
-        control.each(pieces_of(store), one)
+EMITTERS |= {
+    ops.FenceMbarInit: lambda isa, op: cute.arch.mbarrier_init_fence(),
+    ops.GridWait: lambda isa, op: cute.arch.griddepcontrol_wait(),
+    ops.GridLaunch: lambda isa, op: cute.arch.griddepcontrol_launch_dependents(),
+    ops.WarpSync: lambda isa, op: cute.arch.sync_warp(),
+    ops.ClusterWait: lambda isa, op: cute.arch.cluster_wait(),
+    ops.FenceProxyAsync: lambda isa, op: cute.arch.fence_proxy("async.shared", space="cta"),
+    ops.FenceProxyAsyncGlobal: lambda isa, op: cute.arch.fence_proxy("async.global"),
+    ops.ReadSmid: lambda isa, op: cute.arch.smid(),
+    ops.Shuffle: lambda isa, op, value: cute.arch.shuffle_sync(value, 0),
+    ops.MbarInit: lambda isa, op: cute.arch.mbarrier_init(isa.mbarrier(*op.bar), op.arrivals),
+    ops.MbarWait: lambda isa, op: cute.arch.mbarrier_wait(isa.mbarrier(*op.bar), op.parity),
+    ops.MbarArriveTx: lambda isa, op: _elected(
+        lambda: cute.arch.mbarrier_arrive_and_expect_tx(isa.mbarrier(*op.bar), op.nbytes)
+    ),
+    ops.MbarExpectTx: lambda isa, op: _elected(lambda: cute.arch.mbarrier_expect_tx(isa.mbarrier(*op.bar), op.nbytes)),
+    ops.BarWait: lambda isa, op: None,  # a part of `BarArrive`
+    ops.BulkCommit: lambda isa, op: _elected(cute.arch.cp_async_bulk_commit_group),
+    ops.WgmmaFence: lambda isa, op: warpgroup.fence(),
+    ops.Wgmma: lambda isa, op, acc: isa.matmuls[op.matmul].issue(acc, op.a.stage, op.b.stage),
+    ops.WgmmaFromRegisters: lambda isa, op, acc, a: isa.matmuls[op.matmul].issue(acc, a, op.b.stage),
+    ops.WgmmaCommit: lambda isa, op: warpgroup.commit_group(),
+    ops.WgmmaWait: lambda isa, op: warpgroup.wait_group(op.pending),
+}
 
-    def bulk_commit_group(self) -> None:
-        with cute.arch.elect_one():
-            cute.arch.cp_async_bulk_commit_group()
 
-    def bulk_wait_group(self, pending: int, read: bool) -> None:
-        with cute.arch.elect_one():
-            cute.arch.cp_async_bulk_wait_group(pending, read=read)
-        cute.arch.sync_warp()
+@emits(ops.MbarArrive)
+def _arrive(isa: GpuWarp, op: Any, when: Any = True) -> None:
+    condition = when if op.lanes == ALL_LANES else control.both(isa.lane == 0, when)
+    control.when(condition, lambda: cute.arch.mbarrier_arrive(isa.mbarrier(*op.bar)))
 
-    # ---- wgmma ----------------------------------------------------------------------------------------------------
 
-    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
-        self.matmuls[matmul.name].issue(acc, a.stage if isinstance(a, SlotRef) else a, b.stage)
+@emits(ops.MbarArriveCluster)
+def _arrive_cluster(isa: GpuWarp, op: Any, when: Any = True) -> None:
+    if op.scope not in ("cluster", "relaxed"):
+        raise ScopeError("an arrival at peers needs cluster scope; CTA scope exists on the model, to show the bug")
+    # CuTe DSL's default has CTA scope: at a peer it only counts, and releases nothing.
+    kind = {"scope": MemScopeKind.CLUSTER} if op.scope == "cluster" else {}
+    mine = control.both(((Int32(op.mask) >> isa.lane) & 1) == 1, when)
+    control.when(mine, lambda: cute.arch.mbarrier_arrive(isa.mbarrier(*op.bar), isa.lane, **kind))
 
-    # ---- registers ------------------------------------------------------------------------------------------------
 
-    def setmaxnreg(self, registers: int, increase: bool) -> None:
-        change = cute.arch.setmaxregister_increase if increase else cute.arch.setmaxregister_decrease
-        change(registers)
+@emits(ops.BarArrive)
+def _bar(isa: GpuWarp, op: Any) -> None:
+    if not op.threads:
+        return cute.arch.sync_threads()
+    (cute.arch.barrier if op.sync else cute.arch.barrier_arrive)(barrier_id=op.id, number_of_threads=op.threads)
+
+
+@emits(ops.ClusterArrive)
+def _cluster_arrive(isa: GpuWarp, op: Any) -> None:
+    (cute.arch.cluster_arrive_relaxed if op.scope == "relaxed" else cute.arch.cluster_arrive)()
+
+
+@emits(ops.SetMaxNreg)
+def _set_registers(isa: GpuWarp, op: Any) -> None:
+    (cute.arch.setmaxregister_increase if op.increase else cute.arch.setmaxregister_decrease)(op.registers)
+
+
+@emits(ops.TmaLoad)
+def _tma_load(isa: GpuWarp, op: Any) -> None:
+    load, stage, at, mbarrier = isa.plan.load(op.load), op.slot.stage, op.at, isa.mbarrier(*op.bar)
+    if load.encoded:
+        return load_encoded(isa, load, op, mbarrier)
+    how: dict[str, Any] = {"tma_bar_ptr": mbarrier}
+    if op.mask is not None:
+        how["mcast_mask"] = Int16(op.mask)
+    if load.l2_hint is not None:
+        how["cache_policy"] = Int64(L2_POLICIES[load.l2_hint])
+    in_parts = op.mask is None and op.shares > 1  # each of which starts at `at`
+    share, first = (0, op.share * moved_extents(load)[0]) if in_parts else (op.share, None)
+
+    def one(piece: Any) -> None:
+        slot, source = isa.partition_of(load, at, share, load.peers, first, piece)
+        cute.copy(isa.atoms[load.name][0], source, slot[(None, stage)], **how)
+
+    def whole() -> None:
+        control.each(pieces_of(load), one)
+
+    if not load.edge_rows:
+        return whole()
+    row = len(load.dims) - 2
+    end, extent = at[row] + load.tile[row], isa.extent(load.argument, row)
+    control.when(end <= extent, whole)
+    control.when(end > extent, lambda: load_edge(isa, load, stage, at, share, how))
+
+
+@emits(ops.TmaStore)
+def _tma_store(isa: GpuWarp, op: Any) -> None:
+    store, at = isa.plan.store(op.store), op.at
+    if store.clipped:  # see `layouts.clipped`
+        height = store.buffer.tile[0]
+        at = (at[0] + op.rows, height - op.rows, *at[1:])
+    atom = isa.atoms[store.name][0]
+    how = {} if store.l2_hint is None else {"cache_policy": Int64(L2_POLICIES[store.l2_hint])}
+    elected = COPY_ELECTS["reduce" if store.reduce else "store"]
+    first = None if op.part is None else op.part * moved_extents(store)[0]
+
+    def one(piece: Any) -> None:
+        slot, target = isa.partition_of(store, at, 0, 1, first, piece)
+        with contextlib.nullcontext() if elected else cute.arch.elect_one():
+            cute.copy(atom, slot[(None, op.slot.stage)], target, **how)
+
+    control.each(pieces_of(store), one)
+
+
+@emits(ops.BulkWait)
+def _wait_bulk(isa: GpuWarp, op: Any) -> None:
+    _elected(cute.arch.cp_async_bulk_wait_group, op.pending, read=op.read)
+    cute.arch.sync_warp()
+
+
+@emits(ops.StAsync)
+def _store_words(isa: GpuWarp, op: Any) -> None:
+    buffer, stage = op.slot
+    size = buffer.tile[0]
+    filled = [*op.words, *[0] * (size - len(op.words))]
+    start = cute.recast_ptr(isa.shared + buffer.offset, dtype=Int32) + stage * size
+    store = functools.partial(store_words, start, filled)
+    control.when(isa.lane < isa.plan.cluster_size, lambda: store(isa.mbarrier(*op.bar), isa.lane))
+
+
+@emits(ops.SlotRead)
+def _read_words(isa: GpuWarp, op: Any, count: int) -> list[Any]:
+    source = isa.buffers[op.slot.buffer.name]
+    return [cute.arch.make_warp_uniform(source[(i, op.slot.stage)]) for i in range(count)]
+
+
+@emits(ops.CounterAdd)
+def _add_to_counter(isa: GpuWarp, op: Any) -> Any:
+    address = (isa.scratch[0].iterator + op.counter).llvm_ptr
+    return Int32(cute.arch.atomic_add(address, Int32(1), sem="relaxed", scope="gpu"))
+
+
+@emits(ops.CounterStore)
+def _set_counter(isa: GpuWarp, op: Any) -> None:
+    isa.scratch[0][op.counter] = Int32(op.value)
+
+
+@emits(ops.TableLoad)
+def _load_entry(isa: GpuWarp, op: Any) -> list[Any]:
+    entries = cute.make_tensor(isa.addressed[op.table].iterator, cute.make_layout((2**31 - 1,), stride=(1,)))
+    return [cute.arch.make_warp_uniform(entries[i]) for i in op.entries]
 
 
 # ---- emission --------------------------------------------------------------------------------------------------------

@@ -55,8 +55,9 @@ from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
 
 
 class Lowering(Carried):
-    """Base of the instruction set. By default an instruction makes its operations, whose operands are flat numbers, and hands
-    them to `emit`, as the machine wants it; the GPU's backend overrides every instruction.
+    """Base of the instruction set. An instruction makes its operations and hands them to `emit`. Each backend says what stands
+    for barriers, slots and starts in them: flat numbers in the machine, what carries out a traced program has of them on the
+    GPU.
 
     plan: of the kernel; syncs: barriers that bodies use and the plan does not have; warp: index of the calling warp in the
     CTA; cta_rank: of the CTA in its cluster; cluster_id: of the cluster in the grid; clusters: in the grid.
@@ -69,20 +70,30 @@ class Lowering(Carried):
     cluster_id: Value
     clusters: Value
 
-    def emit(self, op: Any) -> None:
-        """Executes an operation, or records it."""
+    def emit(self, op: Any, *data: Any, when: Condition = True) -> None:
+        """Executes an operation, or records it. data: what the GPU's emitter takes besides, such as registers; when: on the
+        GPU, whether it is executed."""
         raise NotImplementedError
 
-    def ask(self, op: Any, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
+    def may_hold(self, when: Condition) -> bool:
+        """Whether a condition holds, or only the kernel knows."""
+        return bool(when)
+
+    def ask(self, op: Any, without_data: Callable[[], Sequence[int]], *data: Any) -> Sequence[int]:
         """Executes an operation that reads memory. Returns what it has read; in the machine without data, *without_data*."""
         raise NotImplementedError
 
-    def bar(self, barrier: Barrier, stage: Value) -> int:
-        """The flat number of an mbarrier of the CTA."""
+    def answer(self, op: Any, in_machine: Value, *data: Any) -> Value:
+        """Executes an operation that gives a number, which is *in_machine* in the machine."""
+        self.emit(op, *data)
+        return in_machine
+
+    def bar(self, barrier: Barrier, stage: Value) -> Any:
+        """What names an mbarrier of the CTA."""
         raise NotImplementedError
 
-    def slot(self, buffer: Buffer, stage: Value) -> int:
-        """The flat number of a slot of the CTA."""
+    def slot(self, buffer: Buffer, stage: Value) -> Any:
+        """What names a slot of the CTA."""
         raise NotImplementedError
 
     def start(self, of: Load | Store, at: Sequence[Value]) -> tuple[int, ...]:
@@ -218,8 +229,18 @@ class FenceProxyAsyncGlobal(NamedTuple):
     lanes: Lanes = ALL_LANES
 
 
+@operation("griddepcontrol.wait", "waits for the end of the kernel before")
+class GridWait(NamedTuple):
+    """Facts: None."""
+
+
+@operation("griddepcontrol.launch_dependents", "lets the next kernel start")
+class GridLaunch(NamedTuple):
+    """Facts: None."""
+
+
 class BarrierInstructions(Lowering):
-    """Instructions on barriers and fences."""
+    """Instructions on barriers and fences, and between kernels."""
 
     def mbarrier_init(self, barrier: Barrier, count: int) -> None:
         """``mbarrier.init`` of each stage: a phase completes after *count* arrivals and all armed bytes.
@@ -246,8 +267,8 @@ class BarrierInstructions(Lowering):
         if isinstance(lanes, int) and lanes not in (1, 32):
             rule = "is 1 (one lane) or 32 (each)"
             raise InputError("mbarrier_arrive(lanes)", lanes, rule, "leave it out for one lane")
-        if when:
-            self.emit(MbarArrive(self.bar(barrier, stage), (1 << lanes) - 1))
+        if self.may_hold(when):
+            self.emit(MbarArrive(self.bar(barrier, stage), (1 << lanes) - 1), when=when)
 
     def mbarrier_arrive_cluster(
         self, barrier: Barrier, stage: Value, mask: Value, when: Condition = True, scope: str = "cluster"
@@ -258,8 +279,8 @@ class BarrierInstructions(Lowering):
         counts, which is enough where all reads of the slot were asynchronous and have retired; "cta" (machine only, to show
         the bug) releases them to the own CTA alone.
         """
-        if when:
-            self.emit(MbarArriveCluster(self.bar(barrier, stage), mask, scope))
+        if self.may_hold(when):
+            self.emit(MbarArriveCluster(self.bar(barrier, stage), mask, scope), when=when)
 
     def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: Value, nbytes: int) -> None:
         """``mbarrier.arrive.expect_tx``: raises the pending bytes of the present phase by *nbytes*, then arrives once."""
@@ -307,6 +328,17 @@ class BarrierInstructions(Lowering):
         """``fence.proxy.async.global`` (each lane): orders this thread's generic accesses to global memory before later
         accesses through the async proxy, such as a TMA load of what threads have stored. Orders no access to shared memory."""
         self.emit(FenceProxyAsyncGlobal())
+
+    def griddepcontrol_wait(self) -> None:
+        """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are
+        visible. Nothing in global memory may be touched earlier, since the launch does not wait for them. In the machine,
+        which runs one kernel: nothing."""
+        self.emit(GridWait())
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        """``griddepcontrol.launch_dependents``: once each CTA has executed it, the next kernel's CTAs may start wherever
+        there is room (and wait there, as above). Orders nothing."""
+        self.emit(GridLaunch())
 
 
 # ---- compute ---------------------------------------------------------------------------------------------------------
@@ -445,9 +477,9 @@ class ComputeInstructions(Lowering):
         `wgmma_wait` says otherwise. a: a slot, or what `Fragments.operand` has made, which is read as long."""
         second = self.slot(b.buffer, b.stage)
         if isinstance(a, SlotRef):
-            self.emit(Wgmma(matmul.name, self.slot(a.buffer, a.stage), second))
+            self.emit(Wgmma(matmul.name, self.slot(a.buffer, a.stage), second), acc)
         else:
-            self.emit(WgmmaFromRegisters(matmul.name, second))
+            self.emit(WgmmaFromRegisters(matmul.name, second), acc, a)
 
     def wgmma_commit(self) -> None:
         """``wgmma.commit_group``."""
@@ -460,19 +492,9 @@ class ComputeInstructions(Lowering):
     def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[Value]:
         """``ld.shared``: the slot's first *count* words of 4 bytes, in all lanes. without_data: what they are in the
         machine where it runs without data. Generic proxy."""
-        found = self.ask(SlotRead(self.slot(slot.buffer, slot.stage)), without_data)
-        return [int(word) for word in found[:count]]
+        return self.ask(SlotRead(self.slot(slot.buffer, slot.stage)), without_data, count)[:count]
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:
         """``setmaxnreg.inc/dec``: registers a thread from here on (24 to 256, a multiple of 8), for every warp of the
         warpgroup. An increase blocks until the CTA's pool has that many free."""
         self.emit(SetMaxNreg(registers, increase))
-
-    def griddepcontrol_wait(self) -> None:
-        """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are
-        visible. Nothing in global memory may be touched earlier, since the launch does not wait for them. In the machine,
-        which runs one kernel: nothing."""
-
-    def griddepcontrol_launch_dependents(self) -> None:
-        """``griddepcontrol.launch_dependents``: once each CTA has executed it, the next kernel's CTAs may start wherever
-        there is room (and wait there, as above). Orders nothing."""

@@ -225,11 +225,13 @@ class CopyInstructions(Lowering):
         the tile may start outside of the tensor on purpose, of which the check takes note.
         """
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
+        nbytes = self.share_bytes(load, share, shares)
+        self.emit(CpAsync(load.name, slot, bar, nbytes, share, shares, self.start(load, at), anywhere=anywhere))
+
+    def share_bytes(self, load: Load, share: int, shares: int) -> int:
+        """How many bytes such a share has."""
         vectors = load.buffer.slot_bytes // load.vector
-        own = sum(min(32, vectors - first) for first in range(32 * share, vectors, 32 * shares))
-        self.emit(
-            CpAsync(load.name, slot, bar, own * load.vector, share, shares, self.start(load, at), anywhere=anywhere)
-        )
+        return load.vector * sum(min(32, vectors - first) for first in range(32 * share, vectors, 32 * shares))
 
     def tma_load(
         self,
@@ -367,9 +369,10 @@ class PeerInstructions(Lowering):
         slot, source, bar = self.slot(peer.buffer, stage), self.slot(peer.source, stage), self.bar(barrier, stage)
         nbytes, shares = peer.buffer.slot_bytes, 1 if part is None else peer.peers
         if peer.reduce is not None:
-            self.emit(PeerReduce(peer.name, slot, bar, nbytes, 1 << to, source, part, shares))
+            self.emit(PeerReduce(peer.name, slot, bar, nbytes, 1 << to, source, part, shares), to)
         else:
-            self.emit(PeerCopy(slot, bar, nbytes // shares, 1 << to, source, 0 if part is None else part, into, shares))
+            part = 0 if part is None else part
+            self.emit(PeerCopy(slot, bar, nbytes // shares, 1 << to, source, part, into, shares), to)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class TmaLoadThrough(NamedTuple):
     slot: Slot
     bar: Bar
     nbytes: Bytes
-    mask: Mask
+    mask: Mask | None
     source: Slot
     share: Number = 0
     shares: Number = 1
@@ -127,7 +127,6 @@ class DescriptorInstructions(Lowering):
         there are zeros. The descriptor is read until the bytes have been counted."""
         assert load.through is not None
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
-        mask = 1 << self.cta_rank if mask is None else mask
         nbytes, source = load.buffer.slot_bytes // load.peers, self.slot(load.through, through)
         self.emit(TmaLoadThrough(load.name, slot, bar, nbytes, mask, source, share, load.peers, self.start(load, at)))
 
@@ -207,13 +206,11 @@ class GlobalInstructions(Lowering):
 
     def shuffle(self, value: Value) -> Value:
         """``shfl.sync.idx``: lane 0's *value*, in all lanes."""
-        self.emit(Shuffle())
-        return value
+        return self.answer(Shuffle(), value, value)
 
     def smid(self) -> Value:
         """``%smid``: the number of the calling multiprocessor. In the machine, which has one: 0."""
-        self.emit(ReadSmid())
-        return 0
+        return self.answer(ReadSmid(), 0)
 
     def launch_words(self, in_machine: Callable[[int], Sequence[int]]) -> Sequence[Value]:
         """The 32-bit words that the host passed to the launch for the order of tiles.
@@ -231,8 +228,7 @@ class GlobalInstructions(Lowering):
             in_turn: In the machine, what it was if clusters take turns.
         """
         before = in_turn()
-        self.emit(CounterAdd(counter, before))
-        return before
+        return self.answer(CounterAdd(counter, before), before)
 
     def store_counter(self, counter: Value, value: int) -> None:
         """``st.global`` by the calling lane: sets a counter."""
@@ -249,7 +245,7 @@ class GlobalInstructions(Lowering):
             surely: The first, and the one after the last, of the tile's columns that lie inside the tensor in any case, and
                 those at multiples of 16 bytes of a tile at such addresses.
         """
-        self.emit(TileStore(store.name, self.start(store, at)))
+        self.emit(TileStore(store.name, self.start(store, at)), values, surely)
 
     def load_entry(self, table: str, i: Value, without_data: int) -> Value:
         """``ld.global``: entry *i* of a table, in all lanes.
@@ -260,7 +256,7 @@ class GlobalInstructions(Lowering):
             without_data: What the entry is in the check, which has no data.
         """
         (entry,) = self.ask(TableLoad(table, (i,)), lambda: (without_data,))
-        return int(entry)
+        return entry
 
     def ballot(
         self, table: str, first: Value, count: Value, holds: Callable[[Value, Value], Condition], without_data: int
@@ -277,7 +273,7 @@ class GlobalInstructions(Lowering):
         """
         mine = tuple(range(first, min(first + 32, count)))
         entries = self.ask(TableLoad(table, mine), lambda: [without_data] * len(mine))
-        votes = sum(bool(holds(i, int(entry))) for i, entry in zip(mine, entries, strict=True))
+        votes = sum(bool(holds(i, entry)) for i, entry in zip(mine, entries, strict=True))
         self.emit(Ballot(votes))
         return votes
 

@@ -17,6 +17,8 @@ from tmapipe.isa.ops import (
     FenceProxyAsync,
     FenceProxyAsyncGlobal,
     Flight,
+    GridLaunch,
+    GridWait,
     LoadComplete,
     LoadWrite,
     Op,
@@ -251,7 +253,7 @@ def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[Flight,
 # What counters hold belongs to the whole grid, of which a state has one cluster (see `tmapipe.isa.ops`).
 
 
-@applies(CounterAdd, CounterStore, TableLoad, Ballot, Shuffle, ReadSmid)
+@applies(CounterAdd, CounterStore, TableLoad, Ballot, Shuffle, ReadSmid, GridLaunch, GridWait)
 @applies(WarpSync, FenceMbarInit, FenceProxyAsync, FenceProxyAsyncGlobal, PrefetchDescriptor, DescriptorRelease)
 def _nothing(state: State, agent: int, op: object) -> None:
     pass

@@ -277,7 +277,7 @@ class MachineIsa(Isa):
         self._tables = tables or {}
         self.layout, self.plan, self.agent, self.memory = layout, layout.plan, agent, memory
         self.syncs = layout.syncs
-        self.emit = emit  # type: ignore[method-assign, assignment]
+        self.execute = emit
         self.cta_rank, self.warp = divmod(agent, layout.warps)
         self.cluster_id, self.clusters, self._shapes = cluster_id, clusters, shapes
         self.fragments = MachineFragments(self)
@@ -297,10 +297,13 @@ class MachineIsa(Isa):
 
     # ---- instructions that answer, or take data -------------------------------------------------------------------
 
-    def ask(self, op: Any, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
+    def emit(self, op: Any, *data: Any, when: Any = True) -> None:
+        self.execute(op)
+
+    def ask(self, op: Any, without_data: Callable[[], Sequence[int]], *data: Any) -> Sequence[int]:
         self.emit(op)
         if self.memory is not None:
-            return self.memory.results[self.agent]
+            return [int(number) for number in self.memory.results[self.agent]]
         entries = self._tables.get(op.table) if type(op) is TableLoad else None
         if entries is None:
             return without_data()
@@ -327,12 +330,6 @@ class MachineIsa(Isa):
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))
         super().wgmma(matmul, acc, a, b)
-
-    def griddepcontrol_wait(self) -> None:
-        pass  # the machine runs one kernel
-
-    def griddepcontrol_launch_dependents(self) -> None:
-        pass
 
     # ---- operands -------------------------------------------------------------------------------------------------
 

@@ -335,9 +335,12 @@ class TracingIsa(Isa):
 
     # ---- operations -----------------------------------------------------------------------------------------------
 
-    def emit(self, op: Any) -> None:
+    def emit(self, op: Any, *data: Any, when: Any = True) -> None:  # which stays an operand of the call
         assert self._ops is not None, op
         self._ops.append(op)
+
+    def may_hold(self, when: Any) -> bool:
+        return True  # else it is not recorded
 
     def bar(self, barrier: Any, stage: Any) -> Any:
         return BarRef((barrier, stage))
@@ -417,10 +420,7 @@ def _instruction(name: str, method: Any, lowered: bool) -> Any:
     signature = inspect.signature(method)
 
     def lower(isa: TracingIsa, *arguments: Any, **named: Any) -> None:
-        bound = signature.bind(isa, *arguments, **named)
-        if symbolic(bound.arguments.get("when")):
-            bound.arguments["when"] = True  # stays an operand of the call: one predicate with that of the lane
-        method(*bound.args, **bound.kwargs)
+        method(isa, *arguments, **named)
 
     def instruct(self: TracingIsa, *arguments: Any, **named: Any) -> None:
         bound = signature.bind(self, *arguments, **named)

@@ -131,6 +131,8 @@ def cycles_of_wgmma(matmul: Matmul, costs: Costs = H200) -> float:
 def cycles_of(costs: Costs, layout: Layout, agent: int, op: Any) -> float:
     """Cycles that a warp spends on one operation, apart from what it waits for."""
     kind = type(op)
+    if kind in (ops.GridWait, ops.GridLaunch):
+        return 0.0  # no other kernel is looked at
     if kind in (ops.SlotRead, ops.SlotWrite):
         return costs.issue + layout.slots[op.slot][0].slot_bytes / op.parts / costs.shared
     if kind is ops.TileStore:
