@@ -1,41 +1,224 @@
-"""`tp.schedules.Attention` beside FlashAttention's CuTe kernel and cuDNN: 16,384 tokens of 2,048 elements; suite `attention`.
+"""`tp.schedules.Attention` beside FlashAttention's CuTe kernel and cuDNN; suite `attention`.
 
-python -m benchmarks.attention
-python -m benchmarks.attention --lengths 4096 16384 --rounds 4
-python -m benchmarks.attention --lengths --decode        one query, 8 heads a group, 1 GiB of keys and values, beside `Copy`
+python -m benchmarks.attention --append                    everything below, going on where the last run stopped
+python -m benchmarks.attention --only rows wide            some parts; --seconds ends the run after that time
+python -m benchmarks.attention --only decode               one query, 8 heads a group, 1 GiB of keys and values, beside `Copy`
+python -m benchmarks.attention --dry                       lists the problems and plans their kernels; needs no GPU
 
-Every result is compared with float64 on sampled rows. Writes ``benchmarks/results/attention.json``.
+rows     16,384 tokens of 2,048 elements, heads of 64 and 128, causal or not, 1,024 to 16,384 tokens a sequence
+wide     the same, heads of 96 and 256, 4,096 and 16,384 tokens
+drawn    24 problems by a seed, by default the first eight digits of the commit, of any lengths, with LSE
+forms    8,192 tokens, causal: plain, windows, a mask by TMA, softcap, sinks; of the plain kernel's rate
+decode   keys and values of 1 GiB
+
+All kernels are compiled first, those of FlashAttention too, in as many processes as there are cores, into caches on disk. Every
+result is compared with float64 on sampled rows. A row is written as it is measured. Writes
+``benchmarks/results/attention.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import os
 import random
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
+
+import tmapipe as tp
 from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
-from benchmarks.programs import flash
-from benchmarks.results import OURS, Results
+from benchmarks.results import OURS, Results, commit
 from tmapipe.schedules import Attention, Copy
 from tmapipe.tuning.cost import rested
 
-TOKENS, WIDTH, SAMPLED = 16384, 2048, 48
+TOKENS, WIDTH, SAMPLED, WRONG = 16384, 2048, 48, 1e-2
+PARTS = ("rows", "wide", "drawn", "forms", "decode")
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+DRAWN, LEAST_FLOP, MOST_FLOP, MOST_BYTES = 24, 1e9, 4e12, 6e9
+CAP = 30.0
 
 
-def error_of(o: Any, q: Any, k: Any, v: Any, causal: bool) -> float:
-    """||o - want|| / ||want|| over sampled rows, in float64."""
-    draw, off, all_ = random.Random(1), 0.0, 0.0
+def capped(x: Any, i: Any, j: Any) -> Any:
+    """A soft limit of scores, as a schedule takes it."""
+    return CAP * tp.math.tanh(x / CAP)
+
+
+#: What the schedule is of -> its options, and those of the same in float64.
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window 512": {"window": 512},
+    "window 4096": {"window": 4096},
+    "mask": {"mask": "h m s"},
+    "softcap": {"score": capped},
+    "sinks": {"sinks": True},
+}
+
+
+@attrs.frozen
+class Case:
+    """A problem. causal: "start", "end" or None. options: others of `Attention`, by their names in `FORMS`."""
+
+    part: str
+    batch: int
+    heads: int
+    groups: int
+    m: int
+    s: int
+    d: int
+    causal: str | None = None
+    form: str = "plain"
+
+    @property
+    def name(self) -> str:
+        heads = f"{self.heads}/{self.groups}" if self.groups < self.heads else str(self.heads)
+        lengths = str(self.m) if self.m == self.s else f"{self.m}:{self.s}"
+        more = [self.form] * (self.part == "forms") + ["causal"] * (self.causal is not None)
+        return " ".join([f"{self.batch}x{heads}x{lengths}x{self.d}", *more])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"causal": self.causal, "lse": self.part == "drawn", **FORMS[self.form]}
+
+    @property
+    def flop(self) -> float:
+        """Of the products of queries with keys that they see, and of the weights with values."""
+        return 4.0 * self.batch * self.heads * self.d * self.seen
+
+    @property
+    def seen(self) -> float:
+        """Keys that the queries of a head see, all together."""
+        window = self.options.get("window")
+        if self.causal is None:
+            return self.m * self.s
+        first = 1 + (self.s - self.m if self.causal == "end" else 0)  # keys that query 0 sees, or fewer than none
+        most = self.s if window is None else min(window, self.s)
+        if self.m == self.s and window is None:
+            return self.m * self.s / 2  # as all kernels are compared
+        return float(sum(min(max(first + i, 0), most) for i in range(self.m)))
+
+    @property
+    def bytes(self) -> int:
+        return 2 * self.batch * self.d * 2 * (self.heads * self.m + self.groups * self.s)
+
+    def schedule(self) -> Attention:
+        """What `Attention.of` chooses, which is checked on a CPU."""
+        import torch
+
+        q, k = (torch.empty(self.batch, h, n, self.d, device="meta") for h, n in zip(*self._extents(), strict=True))
+        made = Attention.of(q, k, **{name: value for name, value in self.options.items() if value})
+        made.checked = False
+        return made
+
+    def _extents(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        return (self.heads, self.groups), (self.m, self.s)
+
+    def tensors(self, device: str = "cuda") -> dict[str, Any]:
+        """q, k, v and what the form has more, random normal."""
+        import torch
+
+        shapes = zip(*self._extents(), strict=True)
+        q, k = (torch.randn(self.batch, h, n, self.d, device=device).bfloat16() for h, n in shapes)
+        found = {"q": q, "k": k, "v": torch.randn_like(k)}
+        if "mask" in FORMS[self.form]:
+            found["mask"] = torch.randn(self.heads, self.m, self.s, device=device).bfloat16()
+        if "sinks" in FORMS[self.form]:
+            found["sinks"] = torch.randn(self.heads, device=device)
+        return found
+
+
+def cases(seed: str) -> Iterator[Case]:
+    """All problems. seed: of those that are drawn."""
+    for length in LENGTHS:
+        for d in (128, 64):
+            for causal in (None, "start"):
+                yield Case("rows", TOKENS // length, WIDTH // d, WIDTH // d, length, length, d, causal)
+    for length in (4096, 16384):
+        for d in (96, 256):
+            for causal in (None, "start"):
+                yield Case("wide", TOKENS // length, WIDTH // d, WIDTH // d, length, length, d, causal)
+    yield from drawn(seed)
+    for form in FORMS:
+        yield Case("forms", 2, 16, 16, 8192, 8192, 128, "start", form)
+    for batch, groups, length, d in ((8, 8, 32768, 128), (64, 8, 4096, 128), (16, 8, 32768, 64)):
+        yield Case("decode", batch, 8 * groups, groups, 1, length, d)
+
+
+def drawn(seed: str) -> Iterator[Case]:
+    """Problems of any lengths: batch 1 to 32, 1 to 64 heads, of which 1 to 8 share a group, up to 32,768 queries and keys."""
+    source, count = random.Random(seed), 0
+    while count < DRAWN:
+        together = source.choice((1, 2, 4, 8))
+        groups = source.randint(1, 64 // together)
+        m, s = (max(1, round(math.exp(source.uniform(0, math.log(32768))))) for _ in range(2))
+        causal = source.choice((None, "end"))
+        case = Case("drawn", source.randint(1, 32), together * groups, groups, m, s, source.choice((64, 128)), causal)
+        if LEAST_FLOP <= case.flop <= MOST_FLOP and case.bytes <= MOST_BYTES:
+            count += 1
+            yield case
+
+
+# ---- what is right -----------------------------------------------------------------------------------------------------
+
+
+def errors_of(o: Any, lse: Any, case: Case, q: Any, k: Any, v: Any, mask: Any = None, sinks: Any = None) -> Any:
+    """(||o - want|| / ||want|| over sampled rows, the largest error of their LSE or None), in float64."""
+    import torch
+
+    source, off, all_, of_lse = random.Random(1), 0.0, 0.0, 0.0
+    together = case.heads // case.groups
     for _ in range(SAMPLED):
-        b, h, i = (draw.randrange(extent) for extent in q.shape[:3])
-        end = i + 1 if causal else k.shape[2]
-        scores = (k[b, h, :end].double() @ q[b, h, i].double()) / math.sqrt(q.shape[3])
-        want = scores.softmax(0) @ v[b, h, :end].double()
+        b, h, i = (source.randrange(extent) for extent in q.shape[:3])
+        end = case.s if case.causal is None else i + 1 + (case.s - case.m if case.causal == "end" else 0)
+        begin = max(0, end - case.options["window"]) if "window" in case.options else 0
+        keys, values = (x[b, h // together, begin : max(0, min(end, case.s))].double() for x in (k, v))
+        scores = (keys @ q[b, h, i].double()) / math.sqrt(case.d)
+        if case.form == "softcap":
+            scores = CAP * torch.tanh(scores / CAP)
+        if mask is not None:
+            scores = scores + mask[h, i, begin : begin + len(keys)].double()
+        more = sinks[h : h + 1].double() if sinks is not None else scores[:0]
+        want_lse = torch.cat([scores, more]).logsumexp(0)
+        want = torch.exp(scores - want_lse) @ values if len(keys) else torch.zeros_like(o[b, h, i]).double()
         off += float((o[b, h, i].double() - want).square().sum())
         all_ += float(want.square().sum())
-    return math.sqrt(off / all_)
+        if lse is not None and len(keys):
+            of_lse = max(of_lse, float((lse[b, h, i].double() - want_lse).abs()))
+    return math.sqrt(off / all_) if all_ else off, of_lse if lse is not None else None
+
+
+# ---- what is timed -----------------------------------------------------------------------------------------------------
+
+
+def ours(case: Case, given: dict[str, Any]) -> Callable[[], Any]:
+    schedule, out = case.schedule(), given["q"].new_empty(given["q"].shape)
+    more = {"lse": given["q"].new_empty(given["q"].shape[:3]).float()} if case.options["lse"] else {}
+    return lambda: schedule(*given.values(), out=out, **more)
+
+
+def flash(case: Case, given: dict[str, Any]) -> Callable[[], Any] | None:
+    """FlashAttention's CuTe kernel on the same numbers in its own order of dimensions, where it is installed."""
+    try:
+        from flash_attn.cute.interface import flash_attn_func
+    except ImportError:
+        return None
+    own = [x.transpose(1, 2).contiguous() for x in given.values()]
+    options = {"causal": case.causal is not None, "return_lse": case.options["lse"]}
+
+    def run() -> Any:
+        o, *lse = found if isinstance(found := bare(), tuple) else (found,)
+        return (o.transpose(1, 2), *(lse if case.options["lse"] else ()))
+
+    def bare() -> Any:
+        return flash_attn_func(*own, **options)
+
+    run.timed = bare  # type: ignore[attr-defined]
+    return run
 
 
 def cudnn(q: Any, k: Any, v: Any, causal: bool) -> Callable[[], Any]:
@@ -44,89 +227,145 @@ def cudnn(q: Any, k: Any, v: Any, causal: bool) -> Callable[[], Any]:
 
     def run() -> Any:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] > k.shape[1])
 
     return run
 
 
-def measure(d: int, length: int, causal: bool, clock: Any, args: argparse.Namespace, results: Results) -> list[str]:
+def runs_of(case: Case, given: dict[str, Any]) -> dict[tuple[str, str], Callable[[], Any]]:
+    """What is timed, by (peer, variant)."""
+    found: dict[tuple[str, str], Any] = {(OURS, "of"): ours(case, given)}
+    if case.part in ("rows", "wide", "drawn"):
+        found["FlashAttention CuTe", "default"] = flash(case, given)
+        if case.causal is None or case.m == case.s:  # its causal queries begin with the keys
+            found["cuDNN", "default"] = cudnn(given["q"], given["k"], given["v"], case.causal is not None)
+    if case.part == "decode":
+        import torch
+
+        found["torch", "default"] = functools.partial(
+            torch.nn.functional.scaled_dot_product_attention, **_by_name(given), enable_gqa=True
+        )
+    return {key: run for key, run in found.items() if run is not None}
+
+
+def _by_name(given: dict[str, Any]) -> dict[str, Any]:
+    return {"query": given["q"], "key": given["k"], "value": given["v"]}
+
+
+def measure(case: Case, clock: Any, args: argparse.Namespace, results: Results) -> list[str]:
     """Times one problem. Returns what was wrong."""
-    import torch
-
-    batch, heads = TOKENS // length, WIDTH // d
-    q, k, v = (torch.randn(batch, heads, length, d, device="cuda").bfloat16() for _ in range(3))
-    out = torch.empty_like(q)
-    ours = Attention.of(q, k, causal="start" if causal else None)
-    found: dict[tuple[str, str], Any] = {
-        (OURS, "of"): lambda: ours(q, k, v, out=out),
-        ("cuDNN", "default"): cudnn(q, k, v, causal),
-    }
-    of_groups = q.unsqueeze(2)
-    found |= {(name, "default"): run for name, run in flash(of_groups, k, v, causal).items()}
-    errors = {key: error_of(run().reshape(q.shape), q, k, v, causal) for key, run in kept(found, args).items()}
-    problem = f"{batch}x{heads}x{length}x{d}{' causal' if causal else ''}"
-    failed = [f"{problem} {' '.join(key)} is off by {error}" for key, error in errors.items() if not error < 1e-2]
-    right = {key: getattr(run, "timed", run) for key, run in found.items() if errors.get(key, 1) < 1e-2}
-    flop = 4.0 * batch * heads * length * length * d * (0.5 if causal else 1)
+    given = case.tensors()
+    failed, errors, right = [], {}, {}
+    for key, run in kept(runs_of(case, given), args).items():
+        try:
+            o, *lse = found if isinstance(found := run(), tuple) else (found,)
+            errors[key] = errors_of(o, lse[0] if lse else None, case, **given)
+        except Exception as error:  # a peer refuses the problem
+            failed.append(f"{' '.join(key)}: {case.name}: {type(error).__name__}: {str(error)[:200]}")
+            continue
+        if errors[key][0] < WRONG:
+            right[key] = getattr(run, "timed", run)
+        else:
+            failed.append(f"{' '.join(key)}: {case.name} is off by {errors[key][0]}")
+    copied = _copy() if case.part == "decode" else None
+    if copied:
+        right[OURS, "Copy"] = copied[0]
     for (peer, variant), timing in rested(right, clock, method_of(args)).items():
-        speed = flop / timing.us * 1e-6
+        rate = {"tflops": case.flop / timing.us * 1e-6}
+        if copied:
+            size = copied[1] if variant == "Copy" else given["k"].nbytes + given["v"].nbytes
+            rate = {"gbps": size / timing.us * 1e-3}
+        rel_err, lse_err = errors.get((peer, variant), (None, None))
         results.add(
-            problem=problem, dtype="bf16", peer=peer, variant=variant, us=timing.us, tflops=speed, spread=timing.spread,
-            rel_err=errors[peer, variant], mode="rested",
+            problem=case.name, dtype="bf16", peer=peer, variant=variant, us=timing.us, spread=timing.spread, mode="rested",
+            rounds=args.rounds, part=case.part, rel_err=rel_err, lse_err=lse_err, **rate,
         )  # fmt: skip
-        print(f"{problem:<24} {peer:<20} {timing.us:9.1f} us {speed:7.1f} TFLOP/s", flush=True)
+        print(f"{case.part:<6} {case.name:<34} {peer:<20} {variant:<8} {timing.us:9.1f} us {rate}", flush=True)
     results.write(args.out)
     return failed
 
 
-def decode(clock: Any, args: argparse.Namespace, results: Results) -> list[str]:
-    """Times one query with 1 GiB of keys and values: GB/s of what is read, and of what `Copy` reads and writes."""
+@functools.cache
+def _copy() -> tuple[Callable[[], Any], int]:
+    """A copy of 512 MiB, and the bytes that it reads and writes."""
     import torch
 
-    failed, x = [], torch.randn(1 << 14, 1 << 14, device="cuda").bfloat16()
-    y, copy = torch.empty_like(x), Copy()
-    for batch, groups, length, d in ((8, 8, 32768, 128), (64, 8, 4096, 128), (16, 8, 32768, 64)):
-        q = torch.randn(batch, 8 * groups, 1, d, device="cuda").bfloat16()
-        k, v = (torch.randn(batch, groups, length, d, device="cuda").bfloat16() for _ in range(2))
-        ours, out = Attention.of(q, k), torch.empty_like(q)
-        runs = {
-            (OURS, "of"): lambda q=q, k=k, v=v, ours=ours, out=out: ours(q, k, v, out=out),
-            (OURS, "Copy"): lambda: copy(x, out=y),
-            ("torch", "default"): lambda q=q, k=k, v=v: torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, enable_gqa=True
-            ),
-        }
-        problem = f"decode {batch}x{8 * groups}/{groups}x{length}x{d}"
-        wanted = runs["torch", "default"]().float()
-        off = float((runs[OURS, "of"]().float() - wanted).norm() / wanted.norm())
-        failed += [f"{problem} is off by {off}"] if not off < 1e-2 else []
-        for (peer, variant), timing in rested(kept(runs, args), clock, method_of(args)).items():
-            size = 2 * x.nbytes if variant == "Copy" else k.nbytes + v.nbytes
-            speed = {"gbps": size / timing.us * 1e-3, "us": timing.us, "spread": timing.spread}
-            results.add(problem=problem, dtype="bf16", peer=peer, variant=variant, mode="rested", **speed)
-            print(f"{problem:<32} {peer} {variant:<10} {timing.us:9.1f} us {speed['gbps']:7.0f} GB/s", flush=True)
-    results.write(args.out)
-    return failed
+    x, copy = torch.randn(1 << 14, 1 << 14, device="cuda").bfloat16(), Copy()
+    y = torch.empty_like(x)
+    return lambda: copy(x, out=y), 2 * x.nbytes
+
+
+# ---- compiling ---------------------------------------------------------------------------------------------------------
+
+
+def compile_some(wanted: list[Case], args: argparse.Namespace) -> None:
+    """Compiles the kernels of every so many-th problem, by calling them once."""
+    for case in wanted[args.compile :: args.processes]:
+        given = case.tensors()
+        for key, run in kept(runs_of(case, given), args).items():
+            if key[0] in (OURS, "FlashAttention CuTe"):
+                try:
+                    run()
+                except Exception as error:
+                    print(f"{' '.join(key)}: {case.name}: {type(error).__name__} while compiling", flush=True)
+
+
+def compile_all(args: argparse.Namespace, argv: list[str]) -> None:
+    """Compiles in *args.processes* processes."""
+    of_flash = {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}  # where it keeps its kernels
+    os.environ |= of_flash
+    command = [sys.executable, "-m", "benchmarks.attention", *argv, "--processes", str(args.processes), "--compile"]
+    for each in [subprocess.Popen([*command, str(i)]) for i in range(args.processes)]:
+        each.wait()
+
+
+def plan_all(wanted: list[Case]) -> None:
+    """Says what each problem is, and plans its kernel."""
+    for case in wanted:
+        schedule = case.schedule()
+        memory = schedule.plan().smem_bytes
+        kind, work = type(schedule).__name__, f"{case.flop * 1e-9:9.1f} GFLOP {case.bytes * 1e-6:8.1f} MB"
+        print(f"{case.part:<6} {case.name:<34} {work} {kind} of {memory} bytes of shared memory a CTA")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 2048, 4096, 8192, 16384])
-    parser.add_argument("--decode", action="store_true", help="also one query with many keys")
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, help="parts of the suite")
+    parser.add_argument("--drawn", metavar="SEED", help="of the problems that are drawn")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no problem begins later")
+    parser.add_argument("--dry", action="store_true", help="list the problems and plan their kernels")
+    parser.add_argument("--compile", type=int, help="only compiles, as this one of --processes")
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     add_options(parser)
-    args = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(given)
+    seed = args.drawn or commit()[:8]
+    wanted = [case for case in cases(seed) if case.part in args.only]
+    if args.dry:
+        plan_all(wanted)
+        return 0
     gpu = gpu_of("attention")
     if not gpu:
         return 2
+    begun, failed = time.monotonic(), []
+    results = Results("attention", gpu, {**settings(args), "drawn": seed})
+    if args.append:
+        results.resume(args.out)
+    done = {row["problem"] for row in results.rows}
+    wanted = [case for case in wanted if case.name not in done]
+    if args.compile is not None:
+        compile_some(wanted, args)
+        return 0
+    compile_all(args, given)
+    print(f"compiled after {time.monotonic() - begun:.0f} s", flush=True)
     from tmapipe.gpu.launch import CudaClock
 
-    results, failed, clock = Results("attention", gpu, settings(args)), [], CudaClock(args.flush)
-    for length in args.lengths:
-        for d in (128, 64):
-            for causal in (False, True):
-                failed += measure(d, length, causal, clock, args, results)
-    if args.decode:
-        failed += decode(clock, args, results)
+    clock = CudaClock(args.flush)
+    for case in wanted:
+        if time.monotonic() - begun > args.seconds:
+            failed.append(f"not reached: {case.name}")
+        else:
+            failed += measure(case, clock, args, results)
     return finish(results, args, "tflops", failed)
 
 

@@ -1,10 +1,12 @@
 """The schedule `Attention` is proved for every shape; its roles have to agree on the blocks of keys."""
 
+import time
+
 import pytest
 
 from tests.sweeps import ALL
 from tmapipe.check import Kind
-from tmapipe.schedules import Attention
+from tmapipe.schedules import Attention, SplitAttention
 
 FORMS = {
     "full": {},
@@ -15,21 +17,30 @@ FORMS = {
     "wide blocks": {"tile": (128, 1, 176)},
     "packed": {"causal": "end", "tile": (8, 8, 128)},
     "window": {"d": 64, "causal": "end", "window": 500},
+    "mask": {"mask": "b h m s", "causal": "start", "window": 300, "lse": True},
+    "mask of keys": {"d": 64, "mask": "b s", "tile": (8, 8, 128)},
+    "sinks": {"sinks": True, "causal": "end", "tile": (8, 8, 128)},
+    "parts": {"parts": 4},
+    "parts, causal": {"parts": 4, "heads": 8, "causal": "end", "lse": True},
+    "parts, window": {"parts": 4, "heads": 3, "causal": "end", "window": 500, "sinks": True, "mask": "b s"},
 }
 SOME = ("full", "causal, of other lengths")
 
 
 @pytest.mark.parametrize("form", FORMS if ALL else SOME)
 def test_is_proved_for_every_shape(form):
-    report = Attention(**FORMS[form]).check()
+    options = FORMS[form]
+    begun = time.process_time()
+    report = (SplitAttention if "parts" in options else Attention)(**options).check()
     assert report.ok and report.trips == "every trip count", f"{report}\n{report.runs}"
+    assert not report.findings and time.process_time() - begun < 10  # some 2 s on an idle machine
 
 
 def test_roles_that_see_different_keys_are_rejected():
     class Uneven(Attention):
         def _blocks(self, k, tile):
-            first, before, whole, after = super()._blocks(k, tile)
-            return first, before, whole + (k.role.name == "load" and 1), after
+            last, ((done, count, unseen),), first = super()._blocks(k, tile)
+            return last, ((done, count + (k.role.name == "load" and 1), unseen),), first
 
     report = Uneven().check()
     assert Kind.TRIP_COUNTS in report.kinds(), str(report)

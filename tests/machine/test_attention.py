@@ -235,7 +235,7 @@ def test_refused_tensors():
         Attention(64)(q, k, v)
     with pytest.raises(tp.InputError, match=r"q\.shape"):
         Attention(64)(q[0], k, v)
-    with pytest.raises(tp.InputError, match=r"mask\.shape = \(10,\): has dimensions m, s"):
+    with pytest.raises(tp.InputError, match=r"mask\.shape = \(10,\): has the dimensions m s"):
         Attention(64, mask="m s")(q[:, :2], k, v, torch.zeros(10))
     with pytest.raises(tp.InputError, match=r"sinks\.shape\[0\] = 3: is 2, the number of heads"):
         Attention(64, sinks=True)(q[:, :2], k, v, torch.zeros(3))

@@ -140,6 +140,17 @@ def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | N
     return tensor.new_empty(shape, dtype=tensor.dtype if dtype is None else getattr(torch, dtype.torch))
 
 
+def new_in_order(tensor: Any, width: int) -> Any:
+    """A new tensor like *tensor*, whose dimensions lie in the same order, with *width* elements along the last one."""
+    if width == tensor.shape[-1]:
+        return np.empty_like(tensor) if isinstance(tensor, np.ndarray) else sys.modules["torch"].empty_like(tensor)
+    outer, strides = range(tensor.ndim - 1), _strides(tensor)
+    order = sorted(outer, key=lambda i: -strides[i])
+    made = new_like(tensor, (*(tensor.shape[i] for i in order), width))
+    back = (*(order.index(i) for i in outer), tensor.ndim - 1)
+    return made.transpose(back) if isinstance(made, np.ndarray) else made.permute(back)
+
+
 def as_words(name: str, tensor: Any) -> Any:
     """The memory of a tensor as 32-bit integers, along its last dimension.
 

@@ -21,7 +21,7 @@ from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, fp32
 from tmapipe.bind.bound import check_kind
-from tmapipe.bind.tensors import match, new_like
+from tmapipe.bind.tensors import match, new_in_order, new_like
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.matmul import Wgmma
@@ -91,37 +91,40 @@ class Attention(Schedule):
         tile: tuple[int, int, int] | None = None,
         tiles: TileOrder | None = None,
     ):
-        pair = d if isinstance(d, tuple) else (d, d)
-        if len(pair) != 2 or not all(is_count(n) and n % 16 == 0 and n <= 256 for n in pair):
-            raise InputError("Attention(d)", d, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)")
-        d, width = pair
-        if causal not in (None, "start", "end"):
-            rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
-            raise InputError("Attention(causal)", causal, rule, 'use "end"')
-        if window is not None and not (is_count(window) and causal):
-            rule = "is a positive number of keys, of causal attention"
-            raise InputError("Attention(window)", window, rule, 'e.g. window=512, causal="end"')
-        if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real) or not abs(scale) < 1e30):
-            raise InputError("Attention(scale)", scale, "is a finite number", "e.g. 0.125")
-        if score is not None and (isinstance(score, type) or not callable(score)):
-            rule = "is a function of scores, and of where they are"
-            raise InputError("Attention(score)", score, rule, "pass a function")
-        if tiles is not None and not isinstance(tiles, TileOrder):
-            raise InputError("Attention(tiles)", tiles, "is an order of output tiles", "e.g. PersistentTiles()")
-        dims = () if mask is None else tuple(mask.split()) if mask in MASKS else None
-        if dims is None:
-            rule = 'names dimensions of "b h m s" in this order, s the last one'
-            raise InputError("Attention(mask)", mask, rule, 'e.g. "h m s", or "b s"')
+        d, width = pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
+        fits: Any = all(is_count(n) and n % 16 == 0 and n <= 256 for n in pair)
+        _require(
+            fits, "d", d if d == width else pair, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)"
+        )
+        rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
+        _require(causal in (None, "start", "end"), "causal", causal, rule, 'use "end"')
+        fits, rule = (
+            window is None or (is_count(window) and causal),
+            "is a positive number of keys, of causal attention",
+        )
+        _require(fits, "window", window, rule, 'e.g. window=512, causal="end"')
+        fits = scale is None or (not isinstance(scale, bool) and isinstance(scale, Real) and abs(scale) < 1e30)
+        _require(fits, "scale", scale, "is a finite number", "e.g. 0.125")
+        fits, rule = (
+            score is None or (callable(score) and not isinstance(score, type)),
+            "is a function of scores and places",
+        )
+        _require(fits, "score", score, rule, "pass a function")
+        fits, rule = tiles is None or isinstance(tiles, TileOrder), "is an order of output tiles"
+        _require(fits, "tiles", tiles, rule, "e.g. PersistentTiles()")
+        rule = 'names dimensions of "b h m s" in this order, s the last one'
+        _require(mask is None or mask in MASKS, "mask", mask, rule, 'e.g. "h m s", or "b s"')
+        dims = mask.split() if mask else []
         tile = (rows := rows_of(d, width), 1, keys_of(d, width, rows, "m" in dims)) if tile is None else tile
-        if not isinstance(tile, tuple) or len(tile) != 3 or not all(map(is_count, tile)) or tile[0] * tile[1] % 64:
-            rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
-            raise InputError("Attention(tile)", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
+        fits = isinstance(tile, tuple) and len(tile) == 3 and all(map(is_count, tile)) and tile[0] * tile[1] % 64 == 0
+        rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
+        _require(fits, "tile", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
         queries, self.packed, n = tile
-        if self.packed > 1 and lse:
-            raise InputError("Attention(lse)", lse, "is of tiles of one head", "leave it out, or pass such a tile")
-        if (self.packed > 1 or self.merges_heads) and ("h" in dims or "m" in dims):
-            rule = "varies with no heads or queries, where tiles have several heads"
-            raise InputError("Attention(mask)", mask, rule, 'e.g. mask="b s", or a tile of one head')
+        fits = self.packed == 1 or not lse
+        _require(fits, "lse", lse, "is of tiles of one head", "leave it out, or pass such a tile")
+        rule = "varies with no heads or queries, where tiles have several heads"
+        fits = not {"h", "m"} & {*dims} or not (self.packed > 1 or self.merges_heads)
+        _require(fits, "mask", mask, rule, 'e.g. mask="b s", or a tile of one head')
         self.d, self.causal, self.window, self.score, self.mask_dims = d, causal, window, score, dims
         self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
         self.rows, self.keys_a_block, self.width = queries * self.packed, n, width
@@ -175,37 +178,33 @@ class Attention(Schedule):
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
         given = self.given(tensors, out, named)
-        q, groups = given["q"], max(1, given["k"].shape[1])
-        if self.with_lse and "lse" not in given:
-            given["lse"] = new_like(q, tuple(q.shape[:3]), fp32)
-        if self.packed > 1:
-            super().__call__(**{name: heads_last(x, groups) if name in ("q", "o") else x for name, x in given.items()})
-        else:
-            super().__call__(**given)
+        packed = {name: heads_last(given[name], given["k"].shape[1]) for name in "qo"} if self.packed > 1 else {}
+        super().__call__(**{**given, **packed})
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
 
     def given(self, tensors: tuple[Any, ...], out: Any, named: dict[str, Any]) -> dict[str, Any]:
-        """The tensors of a call by name, and o. Raises `InputError` unless they are heads of batches that go together."""
+        """The tensors of a call by name, with o and lse. Raises `InputError` unless heads and batches go together."""
         more = {"mask": bool(self.mask_dims), "sinks": self.with_sinks, "o": True, "lse": self.returns_lse}
-        names = ["q", "k", "v", *(name for name, there in more.items() if there)]
-        given = match(names, tensors, named, out, "o")
-        ranks = {"lse": "batch, heads, queries", "sinks": "heads", "mask": ", ".join(self.mask_dims)}
-        for name, tensor in given.items():
-            check_kind(name, tensor)
-            dims = ranks.get(name, "batch, heads, tokens, d")
-            if getattr(tensor, "ndim", None) != len(dims.split()):
-                rule = f"has dimensions {dims}"
-                raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "pass a view with these")
-        q, groups = given["q"], max(1, given["k"].shape[1])
-        if q.shape[1] % groups:
+        given = match(["q", "k", "v", *(name for name, there in more.items() if there)], tensors, named, out, "o")
+        for name, x in given.items():
+            check_kind(name, x)
+            dims = "batch, heads, queries" if name == "lse" else "batch, heads, tokens, d"
+            if name not in ("mask", "sinks") and x.ndim != dims.count(",") + 1:
+                raise InputError(f"{name}.shape", tuple(x.shape), f"has dimensions {dims}", "pass a view with these")
+        q, heads, groups = given["q"], given["q"].shape[1], max(1, given["k"].shape[1])
+        if heads % groups:
             rule = f"has a multiple of {groups} heads, as many as k has"
-            raise InputError("q.shape[1]", q.shape[1], rule, "repeat keys and values, or leave heads out")
-        if "sinks" in given and (given["sinks"].shape[0] != q.shape[1] or q.shape[1] > groups * (SINKS - UNIT)):
-            rule = f"is {q.shape[1]}, the number of heads, up to {SINKS - UNIT} a group"
+            raise InputError("q.shape[1]", heads, rule, "repeat keys and values, or leave heads out")
+        if "sinks" in given and (given["sinks"].shape[0] != heads or heads > groups * (SINKS - UNIT)):
+            rule = f"is {heads}, the number of heads, up to {SINKS - UNIT} a group"
             raise InputError("sinks.shape[0]", given["sinks"].shape[0], rule, "pass one number a head")
         if "mask" in given and str(given["mask"].dtype).endswith("bool"):
             given["mask"] = given["mask"].view(np.int8 if isinstance(q, np.ndarray) else sys.modules["torch"].int8)
-        return {"o": empty_like(q, self.width), **given} if "o" not in given else given
+        if "o" not in given:
+            given["o"] = new_in_order(q, self.width)
+        if self.returns_lse and "lse" not in given:
+            given["lse"] = new_like(q, tuple(q.shape[:3]), fp32)
+        return given
 
     # ---- which keys a tile of queries sees --------------------------------------------------------------------------
 
@@ -221,33 +220,31 @@ class Attention(Schedule):
         """The number of the query of a row of the tile."""
         return (row + tile.m * self.rows) // self.together
 
-    def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
-        """Which block of keys comes first, and how many come after it: such as some query of the tile sees in part, such as
-        all see as a whole, and again such as some sees in part.
+    def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, tuple[Any, ...], Any]:
+        """The number of the block of keys that comes first, the loops over those after it, and the number of the last one.
+
+        Of each loop: how many blocks are before it, how many it has, and whether some query does not see all keys of them.
         """
-        n, last = self.keys_a_block, k.steps("k", "s") - 1
+        n, isa, last = self.keys_a_block, k.isa, k.steps("k", "s") - 1
         if self.causal is None:
-            return self._part(k, tile, last, last, 0, 0)
+            return self._part(k, tile, 0, 0, last, last)
         low, high = (self._query(tile, row) + self._offset(k) for row in (0, self.rows - 1))  # keys that are seen last
-
-        def within(x: Any) -> Any:
-            """x, where keys may end before the first one."""
-            return larger(k, x, 0) if self.causal == "end" else x
-
-        last = smaller(k, within(high) // n, last)
-        free = smaller(k, within(low + 1) // n, last)  # the end of the blocks that all queries see as a whole
+        last = clamp(isa, high // n, 0, last)
+        free = clamp(isa, (low + 1) // n, 0, last)  # the end of the blocks that all queries see as a whole
         if self.window is None:
-            return self._part(k, tile, last, free, 0, 0)
-        first = smaller(k, larger(k, low + (1 - self.window), 0) // n, last)
-        begin = smaller(k, (larger(k, high + (1 - self.window), 0) + (n - 1)) // n, last)
-        free = larger(k, free, first)
-        return self._part(k, tile, last, free, smaller(k, begin, free), first)
+            return self._part(k, tile, 0, 0, free, last)
+        first = clamp(isa, (low + 1 - self.window) // n, 0, last)
+        free = clamp(isa, free, first, last)
+        return self._part(k, tile, first, clamp(isa, (high - self.window + n) // n, first, free), free, last)
 
     def _part(
-        self, k: KernelContext, tile: Tile, last: Any, free: Any, begin: Any, first: Any
-    ) -> tuple[Any, Any, Any, Any]:
+        self, k: KernelContext, tile: Tile, first: Any, begin: Any, free: Any, last: Any
+    ) -> tuple[Any, tuple[Any, ...], Any]:
         """What `_blocks` returns, of blocks *first* to *last*, of which those from *begin* on and before *free* are whole."""
-        return last, last - free, free - begin, begin - first
+        loops = (0, last - free, True), (last - free, free - begin, False), (last - begin, begin - first, True)
+        if self.causal is None:
+            return last, ((0, last - first, False),), first
+        return last, loops[: 2 if self.window is None else 3], first
 
     def _visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, last: bool) -> Any:
         """The scores of a block of which some query does not see all keys. last: whether keys may be missing."""
@@ -321,21 +318,17 @@ class Attention(Schedule):
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
-        first, before, whole, after = self._blocks(k, tile)
-        self._fill_keys(k, tile, first)
+        last, loops, first = self._blocks(k, tile)
+        self._fill_keys(k, tile, last)
         with k.queries.produce() as slot:
             slot.q.load(self._whole(tile))
             if self.with_sinks:
                 slot.sinks.load_from(self._first_sink(tile) // UNIT * UNIT)
-        if self.causal is not None:
-            for i in range(before):
-                self._fill_next(k, tile, first - 1 - i)
-        for i in range(whole):
-            self._fill_next(k, tile, first - 1 - before - i)
-        if self.window is not None:
-            for i in range(after):
-                self._fill_next(k, tile, first - 1 - before - whole - i)
-        self._fill_values(k, tile, first - before - whole - after)
+        for done, count, _ in loops:
+            for i in range(count):
+                self._fill_keys(k, tile, last - 1 - done - i)
+                self._fill_values(k, tile, last - done - i)
+        self._fill_values(k, tile, first)
 
     def _fill_keys(self, k: KernelContext, tile: Tile, block: Any) -> None:
         with k.keys.produce() as slot:
@@ -347,11 +340,6 @@ class Attention(Schedule):
     def _fill_values(self, k: KernelContext, tile: Tile, block: Any) -> None:
         with k.values.produce() as slot:
             slot.v.load(self._whole(tile), g=self._group(k, tile), s=block)
-
-    def _fill_next(self, k: KernelContext, tile: Tile, block: Any) -> None:
-        """Keys of a block, and the values of that before, whose number is one more."""
-        self._fill_keys(k, tile, block)
-        self._fill_values(k, tile, block + 1)
 
     def _turn(self, k: KernelContext) -> AbstractContextManager[object]:
         """The scope in which a warpgroup starts its matmuls."""
@@ -391,23 +379,18 @@ class Attention(Schedule):
 
     @work.jit
     def attend(self, k: KernelContext, tile: Tile) -> None:
-        first, before, whole, after = self._blocks(k, tile)
+        last, loops, _ = self._blocks(k, tile)
         with k.pv.accumulate(empty=False) as out:
             with k.queries.consume() as own:
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
-                scores = self._scores(k, tile, block, first, True, last=True)
+                scores = self._scores(k, tile, block, last, True, last=True)
                 top: Any = values_.row_max(scores)
                 weights = self._powers(scores, self._less(top, True))
                 state: Any = k.pv.operand(weights), values_.row_sum_parts(weights), top, k.full("qk", 1.0, "rows")
-                if self.causal is not None:
-                    for i in range(before):
-                        state = self._block(k, tile, out, own, state, first - 1 - i, True)
-                for i in range(whole):
-                    state = self._block(k, tile, out, own, state, first - 1 - before - i, False)
-                if self.window is not None:
-                    for i in range(after):
-                        state = self._block(k, tile, out, own, state, first - 1 - before - whole - i, True)
+                for done, count, unseen in loops:
+                    for i in range(count):
+                        state = self._block(k, tile, out, own, state, last - 1 - done - i, unseen)
                 weights, total, top, fewer = state
                 sink = self._sink(k, tile, own, top.rows) if self.with_sinks else None
             if not self.scales_late:
@@ -427,12 +410,15 @@ class Attention(Schedule):
             k.lse.store(tile, (less + values_.log2(sums)) * (1 / LOG2_E))
 
 
-def larger(k: KernelContext, a: Any, b: Any) -> Any:
-    return k.isa.select(a > b, a, b)
+def clamp(isa: Any, x: Any, low: Any, high: Any) -> Any:
+    """*x*, but at most *high* and at least *low*, which is no more than that."""
+    x = isa.select(x < high, x, high)
+    return isa.select(x > low, x, low)
 
 
-def smaller(k: KernelContext, a: Any, b: Any) -> Any:
-    return k.isa.select(a < b, a, b)
+def _require(holds: Any, name: str, value: Any, rule: str, fix: str) -> None:
+    if not holds:
+        raise InputError(f"Attention({name})", value, rule, fix)
 
 
 def rows_of(d: int, width: int) -> int:
@@ -483,16 +469,6 @@ def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[st
     if causal:
         found.setdefault("tiles", DynamicTiles(Backwards(band_of(d, width, m, s, together)), stages=0))
     return found
-
-
-def empty_like(x: Any, width: int) -> Any:
-    """A new tensor like *x*, whose dimensions lie in the same order, with *width* elements along the last one."""
-    if width == x.shape[3]:
-        return np.empty_like(x) if isinstance(x, np.ndarray) else sys.modules["torch"].empty_like(x)
-    strides = x.strides if isinstance(x, np.ndarray) else x.stride()
-    order = sorted(range(3), key=lambda i: -strides[i])
-    back, shape = (*(order.index(i) for i in range(3)), 3), (*(x.shape[i] for i in order), width)
-    return np.empty(shape, x.dtype).transpose(back) if isinstance(x, np.ndarray) else x.new_empty(shape).permute(back)
 
 
 def heads_last(x: Any, groups: int) -> Any:

@@ -13,7 +13,7 @@ from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.attention import LEAST, LOG2_E, NEVER, Attention, heads_last, keys_of, larger, smaller
+from tmapipe.schedules.attention import LEAST, LOG2_E, NEVER, Attention, clamp, heads_last, keys_of
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
@@ -75,7 +75,7 @@ class SplitAttention(Attention):
     Args:
         parts: How many parts keys are divided into, at most.
         d: Elements of a head, as of `Attention`.
-        heads: How many share a group, where attention is causal, or has a score or sinks; where not, 1 for any number.
+        heads: How many share a group, where attention is causal, or has a score or sinks; else of any number.
         lse: Whether the call returns (o, lse).
         options: causal, window, scale, score, sinks, and a mask of keys alone, as of `Attention`.
 
@@ -107,24 +107,22 @@ class SplitAttention(Attention):
         parts = parts_for(q.shape, k.shape, width, options)
         if options.get("causal") == "end" and q.shape[2] == 1 and options.get("window") is None:
             options["causal"] = None  # the one query sees all keys
-        if any(options.get(name) for name in ("causal", "score", "sinks")):
-            options["heads"] = q.shape[1] // max(1, k.shape[1])
-        return cls(parts, (q.shape[3], width), **options)
+        together = q.shape[1] // max(1, k.shape[1]) if any(map(options.get, ("causal", "score", "sinks"))) else 1
+        return cls(parts, (q.shape[3], width), heads=together, **options)
 
     def _queries(self, k: KernelContext) -> Any:
         return k.extent("m") // self.together
 
     def _part(
-        self, k: KernelContext, tile: Tile, last: Any, free: Any, begin: Any, first: Any
-    ) -> tuple[Any, Any, Any, Any]:
+        self, k: KernelContext, tile: Tile, first: Any, begin: Any, free: Any, last: Any
+    ) -> tuple[Any, tuple[Any, ...], Any]:
         """As of `Attention`, of the tile's part: where there is none, a block behind all keys."""
-        each = ceil_div(last - first + 1, k.extent("c"))
+        isa, behind, each = k.isa, k.steps("k", "s"), ceil_div(last - first + 1, k.extent("c"))
         high = last - tile.c * each
-        low = larger(k, high - (each - 1), first)
-        behind = k.steps("k", "s")
-        low, high = k.isa.select(high < first, behind, low), k.isa.select(high < first, behind, high)
-        free = larger(k, low, smaller(k, free, high))
-        return super()._part(k, tile, high, free, larger(k, low, smaller(k, begin, free)), low)
+        low = isa.select(high < first, behind, clamp(isa, high - (each - 1), first, last))
+        high = isa.select(high < first, behind, high)
+        free = clamp(isa, free, low, high)
+        return super()._part(k, tile, low, clamp(isa, begin, low, free), free, high)
 
     def _sink(self, k: KernelContext, tile: Tile, slot: Any, row: Any) -> Any:
         """As of `Attention`, in the first part alone."""
@@ -134,38 +132,25 @@ class SplitAttention(Attention):
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
         given = self.given(tensors, out, named)
-        q, k, o = given["q"], given["k"], given["o"]
-        (batch, heads, m, _), groups, blocks = q.shape, max(1, k.shape[1]), ceil_div(k.shape[2], self.keys_a_block)
-        if heads != groups * self.together and (self.together > 1 or self.causal or self.score or self.with_sinks):
+        q, k, groups = given["q"], given["k"], given["k"].shape[1]
+        together, blocks = q.shape[1] // max(1, groups), ceil_div(k.shape[2], self.keys_a_block)
+        if together != self.together and (self.causal or self.score or self.with_sinks):
             rule = f"is {self.together} times that of k, as SplitAttention(heads) says"
-            raise InputError("q.shape[1]", heads, rule, f"say heads={heads // groups}")
-
-        def merged(x: Any) -> Any:
-            """[batch, groups, rows, ...]; a copy, if rows do not lie one after another."""
-            return (heads_last(x, groups) if self.together > 1 else x).reshape(batch, groups, -1, *x.shape[3:])
-
-        def apart(x: Any) -> Any:
-            split = (m, heads // groups) if self.together > 1 else (heads // groups, m)
-            x = x.reshape(batch, groups, *split, *x.shape[3:])
-            return (x.swapaxes(2, 3) if self.together > 1 else x).reshape(batch, heads, m, *x.shape[4:])
-
-        rows, found = merged(q), merged(o)
+            raise InputError("q.shape[1]", q.shape[1], rule, f"say heads={together}")
         each = ceil_div(blocks, min(self.parts, max(1, blocks)))
-        shape = (batch, groups, ceil_div(blocks, each), rows.shape[2])
+        rows = heads_last(q, groups).reshape(q.shape[0], groups, -1, q.shape[3])
+        shape = (*rows.shape[:2], ceil_div(blocks, each), rows.shape[2])
         parts = new_like(q, (*shape, self.width), fp32)
         lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
         more = {name: given[name] for name in ("mask", "sinks") if name in given}
         Schedule.__call__(self, rows, k, given["v"], out=parts, lse=lse, **more)
-        sums = {"lse": new_like(q, (*shape[:2], shape[3]), fp32)} if self.returns_lse else {}
-        self.combine(parts, lse, out=found, **sums)
-        if not _same_memory(found, o):
-            o[...] = apart(found)
-        if not self.returns_lse:
-            return o
-        if "lse" not in given:
-            return o, apart(sums["lse"])
-        given["lse"][...] = apart(sums["lse"])
-        return o, given["lse"]
+        apart = {name: heads_last(given[name], groups) for name in ("o", "lse") if name in given}
+        found = {name: x.reshape(*rows.shape[:3], *x.shape[4:]) for name, x in apart.items()}  # perhaps a copy
+        self.combine(parts, lse, **found)
+        for name, x in found.items():
+            if not _same_memory(x, apart[name]):
+                apart[name][...] = x.reshape(apart[name].shape)
+        return (given["o"], given["lse"]) if self.returns_lse else given["o"]
 
 
 def parts_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> int:

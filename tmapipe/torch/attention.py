@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tmapipe.bind.tensors import new_in_order
 from tmapipe.errors import InputError
-from tmapipe.schedules.attention import Attention, empty_like, options_for
+from tmapipe.schedules.attention import Attention, options_for
 from tmapipe.schedules.splitattention import SplitAttention, parts_for
 from tmapipe.torch.operators import TYPES, eager, otherwise, reason_of, where
 
@@ -88,11 +89,11 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
             d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
             options = options_for(q.shape, k.shape, v.shape[3], given)
             schedule = _split(parts, d, scale) if parts > 1 else _schedule(d, scale, tuple(options.items()))
-            return schedule(q, k, v, out=empty_like(q, v.shape[3]))
+            return schedule(q, k, v, out=new_in_order(q, v.shape[3]))
         except InputError as error:
             reason = reason_of(error)
     found = otherwise("scaled_dot_product_attention", reason, run)
-    return empty_like(q, v.shape[3]).copy_(found)
+    return new_in_order(q, v.shape[3]).copy_(found)
 
 
 @functools.lru_cache(maxsize=256)
@@ -111,4 +112,4 @@ _attention_op = torch.library.custom_op(
 
 @_attention_op.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
-    return empty_like(q, v.shape[3])
+    return new_in_order(q, v.shape[3])
