@@ -9,19 +9,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.oracle.plain import block
+from tmapipe.isa import ops
 from tmapipe.isa.exchange import ClusterExchange, Exchange
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
 from tmapipe.kernel import kernel_main
-from tmapipe.plan.model import Load, Peer, Plan, Store, Syncs
-from tmapipe.plan.rings import Barrier, Matmul, NamedBarrier
+from tmapipe.plan.model import Peer, Plan, Syncs
+from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 
 Event = tuple[Any, ...]
 
 
-class RecordingIsa:
+class RecordingIsa(Isa, Fragments):
     """One warp. events: tuples that start with the operation's name; barriers, buffers and transfers stand by name."""
 
     def __init__(
@@ -48,8 +49,7 @@ class RecordingIsa:
         """The events of these kinds, in order."""
         return [event for event in self.events if event[0] in kinds]
 
-    def made(self, values: Any) -> None:
-        """Of fragments, as in `Fragments`."""
+    numbers = (("bool", (bool,)), ("int32", (int,)), ("fp32", (float,)))
 
     def _note(self, *event: Any) -> None:
         self.events.append(event)
@@ -58,8 +58,6 @@ class RecordingIsa:
 
     def cells(self, *initial: int) -> list[int]:
         return list(initial)
-
-    advance, skip = Isa.advance, Isa.skip
 
     def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
         return then if condition else otherwise
@@ -92,194 +90,54 @@ class RecordingIsa:
         self.body = body.__code__
         body(*arguments)
 
-    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
-
     def extent(self, argument: str, dim: int) -> int:
         return self.extents[argument][dim]
 
     def divisors(self, values: dict[str, int]) -> dict[str, int]:
         return values
 
-    # ---- mbarrier -------------------------------------------------------------------------------------------------
+    # ---- instructions ---------------------------------------------------------------------------------------------
 
-    def griddepcontrol_wait(self) -> None:
-        self._note("grid_wait")
+    def emit(self, op: Any, *data: Any, when: bool = True) -> None:
+        event = EVENTS[type(op)](op, *data)
+        if event is not None:
+            self.events.append(event)
 
-    def griddepcontrol_launch_dependents(self) -> None:
-        self._note("grid_launch_dependents")
+    def ask(self, op: Any, without_data: Callable[[], Sequence[int]], *data: Any) -> Sequence[int]:
+        if isinstance(op, ops.TableLoad):
+            return [self.tables[op.table][i] for i in op.entries]
+        words = tuple(without_data())
+        assert (len(words),) == data
+        self._note("read_words", *op.slot, words)
+        return words
 
-    def mbarrier_init(self, barrier: Barrier, count: int) -> None:
-        for stage in range(barrier.stages):
-            self._note("init", barrier.name, stage, count)
+    def bar(self, barrier: Barrier, stage: int) -> Any:
+        return barrier.name, stage
 
-    def fence_mbarrier_init(self) -> None:
-        self._note("init_fence")
+    def slot(self, buffer: Buffer, stage: int) -> Any:
+        return buffer.name, stage
 
-    def mbarrier_wait(self, barrier: Barrier, stage: int, parity: int) -> None:
-        self._note("wait", barrier.name, stage, parity)
+    def start(self, of: Any, at: Sequence[int]) -> tuple[int, ...]:
+        return tuple(at)
 
-    def mbarrier_arrive(self, barrier: Barrier, stage: int, lanes: int = 1, when: bool = True) -> None:
-        if when:
-            self._note("arrive", barrier.name, stage, lanes)
+    def part(self, of: Any, index: Any) -> Any:
+        return index
 
-    def mbarrier_arrive_cluster(
-        self, barrier: Barrier, stage: int, mask: int, when: bool = True, scope: str = "cluster"
-    ) -> None:
-        if when:
-            self._note("arrive_cluster", barrier.name, stage, mask)
+    def plain(self, number: Any) -> Any:
+        return number
 
-    def mbarrier_arrive_expect_tx(self, barrier: Barrier, stage: int, nbytes: int) -> None:
-        self._note("arm", barrier.name, stage, nbytes)
+    def barrier_id(self, barrier: NamedBarrier, instance: int) -> Any:
+        return barrier.name, instance
 
-    def mbarrier_expect_tx(self, barrier: Barrier, stage: int, nbytes: int) -> None:
-        self._note("expect", barrier.name, stage, nbytes)
-
-    # ---- other barriers and fences --------------------------------------------------------------------------------
-
-    def cta_sync(self) -> None:
-        self._note("cta_sync")
-
-    def warp_sync(self) -> None:
-        self._note("warp_sync")
-
-    def named_barrier_sync(self, barrier: NamedBarrier, instance: int = 0) -> None:
-        self._note("named_sync", barrier.name, instance)
-
-    def named_barrier_arrive(self, barrier: NamedBarrier, instance: int = 0) -> None:
-        self._note("named_arrive", barrier.name, instance)
-
-    def cluster_arrive(self, scope: str = "cluster") -> None:
-        self._note("cluster_arrive", scope)
-
-    def cluster_wait(self) -> None:
-        self._note("cluster_wait")
-
-    def fence_proxy_async(self) -> None:
-        self._note("proxy_fence")
-
-    def fence_proxy_async_global(self) -> None:
-        self._note("proxy_fence_global")
-
-    # ---- counters, and words from a scheduler ---------------------------------------------------------------------
+    def peer_copy(self, peer: Peer, stage: int, to: int, barrier: Barrier, part: Any = None, into: int = 0) -> None:
+        self._note("peer_copy", peer.name, stage, to, barrier.name, part, into)
 
     def lane_0(self, body: Callable[[], None], when: bool = True) -> None:
         if when:
             body()
 
-    def shuffle(self, value: Any) -> Any:
-        return value
-
     def smid(self) -> int:
         return 5
-
-    def launch_words(self, in_machine: Callable[[int], Sequence[int]]) -> Sequence[int]:
-        return in_machine(self.clusters)
-
-    def atomic_add(self, counter: int, in_turn: Callable[[], int]) -> int:
-        self._note("add", counter)
-        return in_turn()
-
-    def store_counter(self, counter: int, value: int) -> None:
-        self._note("set", counter, value)
-
-    def store_words(self, slot: SlotRef, words: Sequence[int], barrier: Barrier) -> None:
-        self._note("store_words", slot.buffer.name, slot.stage, tuple(words), barrier.name)
-
-    def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[int]:
-        words = tuple(without_data())
-        assert len(words) == count
-        self._note("read_words", slot.buffer.name, slot.stage, words)
-        return words
-
-    def store_values(self, store: Store, at: Sequence[int], values: Any, surely: Any = None) -> None:
-        self._note("store_values", store.name, tuple(at), values.layout, values.along)
-
-    # ---- tables ---------------------------------------------------------------------------------------------------
-
-    def load_entry(self, table: str, i: int, without_data: int) -> int:
-        return self.tables[table][i]
-
-    def ballot(self, table: str, first: int, count: int, holds: Callable[[int, int], bool], without_data: int) -> int:
-        return sum(bool(holds(i, self.tables[table][i])) for i in range(first, min(first + 32, count)))
-
-    # ---- TMA ------------------------------------------------------------------------------------------------------
-
-    def prefetch_descriptor(self, part: Load | Store) -> None:
-        self._note("prefetch", part.name)
-
-    def bulk_load(self, load: Load, stage: int, at: Sequence[int], barrier: Barrier) -> None:
-        self._note("load", load.name, stage, tuple(at), barrier.name, None, 0)
-
-    def bulk_prefetch(self, load: Load, at: Sequence[int]) -> None:
-        self._note("prefetch_piece", load.name, tuple(at))
-
-    def tma_prefetch(self, load: Load, at: Sequence[int], share: int = 0) -> None:
-        self._note("prefetch_tile", load.name, tuple(at), share)
-
-    def cp_async(
-        self, load: Load, stage: int, at: Sequence[int], barrier: Barrier, share: int, shares: int, anywhere: bool
-    ) -> None:
-        self._note("copies", load.name, stage, tuple(at), barrier.name, share, shares)
-
-    def tma_load(
-        self,
-        load: Load,
-        stage: int,
-        at: Sequence[int],
-        barrier: Barrier,
-        mask: int | None = None,
-        share: int = 0,
-        *,
-        part: int | None = None,
-        anywhere: bool = False,
-        offsets: Sequence[int] = (),
-    ) -> None:
-        which, of = share if part is None else part, (tuple(offsets),) if offsets else ()
-        self._note("load", load.name, stage, tuple(at), barrier.name, mask, which, *of)
-
-    def descriptor_write(self, load: Load, buffer: Any, stage: int, first: int, rows: int) -> None:
-        self._note("set_descriptor", load.name, buffer.name, stage, first, rows)
-
-    def descriptor_acquire(self, buffer: Any, stage: int) -> None:
-        self._note("acquire_descriptor", buffer.name, stage)
-
-    def tma_load_through(
-        self, load: Load, stage: int, at: Sequence[int], barrier: Barrier, through: int, mask: int | None, share: int
-    ) -> None:
-        self._note("load_through", load.name, stage, tuple(at), barrier.name, through, mask, share)
-
-    def window_start(self, load: Load, number: int) -> tuple[int, ...]:
-        assert load.windows is not None
-        return load.windows.start(number, self.extents[load.argument][1:-1])
-
-    def peer_copy(
-        self, peer: Peer, stage: int, to: int, barrier: Barrier, part: int | None = None, into: int = 0
-    ) -> None:
-        self._note("peer_copy", peer.name, stage, to, barrier.name, part, into)
-
-    def tma_gather(
-        self, load: Load, stage: int, rows: Sequence[int], at: Sequence[int], barrier: Barrier, part: int
-    ) -> None:
-        self._note("gather", load.name, stage, tuple(rows), tuple(at), barrier.name, part)
-
-    def tma_store(
-        self, store: Store, stage: int, at: Sequence[int], rows: int | None = None, part: int | None = None
-    ) -> None:
-        more = (rows,) if rows is not None else () if part is None else (None, part)
-        self._note("store", store.name, stage, tuple(at), *more)
-
-    def tma_scatter(self, store: Store, stage: int, rows: Sequence[int], at: Sequence[int], part: int) -> None:
-        self._note("scatter", store.name, stage, tuple(rows), tuple(at), part)
-
-    def bulk_store(self, store: Store, stage: int, at: Sequence[int]) -> None:
-        self._note("bulk_store", store.name, stage, tuple(at))
-
-    def bulk_commit_group(self) -> None:
-        self._note("commit")
-
-    def bulk_wait_group(self, pending: int, read: bool) -> None:
-        self._note("wait_group", pending, read)
 
     # ---- wgmma ----------------------------------------------------------------------------------------------------
 
@@ -288,9 +146,6 @@ class RecordingIsa:
 
     def accumulator_promote(self, matmul: Matmul, acc: str) -> None:
         self._note("promote", matmul.name)
-
-    def wgmma_fence(self) -> None:
-        self._note("wgmma_fence")
 
     def accumulator_scale(self, matmul: Matmul, acc: str, by: Any) -> None:
         self._note("scale", matmul.name)
@@ -303,16 +158,6 @@ class RecordingIsa:
 
     def operand(self, matmul: Matmul, values: Any) -> None:
         return None
-
-    def wgmma(self, matmul: Matmul, acc: str, a: SlotRef | None, b: SlotRef) -> None:
-        assert acc == f"acc {matmul.name}"
-        self._note("wgmma", matmul.name, None if a is None else a.stage, b.stage)
-
-    def wgmma_commit(self) -> None:
-        self._note("wgmma_commit")
-
-    def wgmma_wait(self, pending: int) -> None:
-        self._note("wgmma_wait", pending)
 
     def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Fragment:
         return self._fragment((acc, block, first, columns))
@@ -377,10 +222,6 @@ class RecordingIsa:
         return self.read(slot, layout, "columns")
 
     # ---- reductions, of which the exchanges over warps and CTAs are noted -----------------------------------------
-
-    exchange_for, over_warps = Fragments.exchange_for, Fragments.over_warps
-    cumsum, swap_pairs, whole_tile = Fragments.cumsum, Fragments.swap_pairs, Fragments.whole_tile
-    split_pairs, join_pairs, alike = Fragments.split_pairs, Fragments.join_pairs, Fragments.alike
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
         return Fragments.reduce(self, values, op, along)  # type: ignore[arg-type]
@@ -453,17 +294,71 @@ class RecordingIsa:
         """A fragment, known by where it came from; arithmetic gives it back."""
         return Fragment(self, None, "tile", "fp32", data)  # type: ignore[arg-type]
 
-    def kind_of(self, name: str, value: Any) -> str:
-        return "fp32"
-
     def number(self, value: Any, kind: str) -> Any:
         return ()
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         return next(filter(None, operands), ())
 
-    def setmaxnreg(self, registers: int, increase: bool) -> None:
-        self._note("setmaxnreg", registers, increase)
+
+def _store(op: Any) -> Event:
+    rest = (op.rows,) if op.rows is not None else () if op.part is None else (None, op.part)
+    return "store", op.store, op.slot[1], op.at, *rest
+
+
+def _bar(op: Any) -> Event:
+    return ("named_sync" if op.sync else "named_arrive", *op.id) if op.threads else ("cta_sync",)
+
+
+#: What is noted of each operation: its event, or None.
+EVENTS: dict[type, Callable[..., Event | None]] = {
+    **dict.fromkeys((ops.BarWait, ops.DescriptorRelease, ops.Shuffle, ops.Ballot), lambda op, *data: None),
+    ops.GridWait: lambda op: ("grid_wait",),
+    ops.GridLaunch: lambda op: ("grid_launch_dependents",),
+    ops.MbarInit: lambda op: ("init", *op.bar, op.arrivals),
+    ops.FenceMbarInit: lambda op: ("init_fence",),
+    ops.MbarWait: lambda op: ("wait", *op.bar, op.parity),
+    ops.MbarArrive: lambda op: ("arrive", *op.bar, op.lanes.bit_count()),
+    ops.MbarArriveCluster: lambda op: ("arrive_cluster", *op.bar, op.mask),
+    ops.MbarArriveTx: lambda op: ("arm", *op.bar, op.nbytes),
+    ops.MbarExpectTx: lambda op: ("expect", *op.bar, op.nbytes),
+    ops.BarArrive: _bar,
+    ops.WarpSync: lambda op: ("warp_sync",),
+    ops.ClusterArrive: lambda op: ("cluster_arrive", op.scope),
+    ops.ClusterWait: lambda op: ("cluster_wait",),
+    ops.FenceProxyAsync: lambda op: ("proxy_fence",),
+    ops.FenceProxyAsyncGlobal: lambda op: ("proxy_fence_global",),
+    ops.CounterAdd: lambda op: ("add", op.counter),
+    ops.CounterStore: lambda op: ("set", op.counter, op.value),
+    ops.StAsync: lambda op: ("store_words", *op.slot, op.words, op.bar[0]),
+    ops.TileStore: lambda op, values, surely: ("store_values", op.store, op.at, values.layout, values.along),
+    ops.PrefetchDescriptor: lambda op: ("prefetch", op.part),
+    ops.BulkLoad: lambda op: ("load", op.load, op.slot[1], op.at, op.bar[0], None, 0),
+    ops.BulkPrefetch: lambda op: ("prefetch_piece", op.load, op.at),
+    ops.TmaPrefetch: lambda op: ("prefetch_tile", op.load, op.at, op.share),
+    ops.CpAsync: lambda op: ("copies", op.load, op.slot[1], op.at, op.bar[0], op.share, op.shares),
+    ops.TmaLoad: lambda op: (
+        *("load", op.load, op.slot[1], op.at, op.bar[0], op.mask, op.share),
+        *((op.offsets,) if op.offsets else ()),
+    ),
+    ops.TmaLoadThrough: lambda op: (
+        *("load_through", op.load, op.slot[1], op.at, op.bar[0], op.source[1], op.mask, op.share),
+    ),
+    ops.DescriptorWrite: lambda op: ("set_descriptor", op.load, *op.slot, *op.at),
+    ops.DescriptorAcquire: lambda op: ("acquire_descriptor", *op.slot),
+    ops.TmaGather: lambda op: ("gather", op.load, op.slot[1], op.numbers, op.at, op.bar[0], op.share),
+    ops.TmaScatter: lambda op: ("scatter", op.store, op.slot[1], op.numbers, op.at, op.part),
+    ops.TmaStore: _store,
+    ops.BulkStore: lambda op: ("bulk_store", op.store, op.slot[1], op.at),
+    ops.BulkCommit: lambda op: ("commit",),
+    ops.BulkWait: lambda op: ("wait_group", op.pending, op.read),
+    ops.WgmmaFence: lambda op: ("wgmma_fence",),
+    ops.Wgmma: lambda op, acc: ("wgmma", op.matmul, op.a[1], op.b[1]),
+    ops.WgmmaFromRegisters: lambda op, acc, a: ("wgmma", op.matmul, None, op.b[1]),
+    ops.WgmmaCommit: lambda op: ("wgmma_commit",),
+    ops.WgmmaWait: lambda op: ("wgmma_wait", op.pending),
+    ops.SetMaxNreg: lambda op: ("setmaxnreg", op.registers, op.increase),
+}
 
 
 def record(schedule: Any, plan: Plan, warp: int, extents: dict[str, tuple[int, ...]], **place: Any) -> list[Event]:
