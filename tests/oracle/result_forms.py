@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["Centered", "Chained", "Overlapped"]
+__all__ = ["Centered", "Chained", "InPlace", "Overlapped"]
 
 
 class Centered(tp.Schedule):
@@ -102,3 +102,23 @@ class Overlapped(Chained):
     def pass_on(self, k, tile):
         with k.back.consume() as slot:
             slot.z.store(tile)
+
+
+class InPlace(tp.Schedule):
+    """y = max(x, 0), whose tensor may be x."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=2)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
+    y = tp.TmaStoreStage("m n", tile=(4, 64), role=work, stages=1).in_place(x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def compute(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile, tp.math.relu(values))

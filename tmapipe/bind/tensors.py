@@ -104,7 +104,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
             _check_output(name, given[name], store.vector)
     for name in given:
         check_memory(name, given[name], name in stores)
-    check_apart(bound.tensors, stores)
+    check_apart(bound.tensors, stores, declared.in_place)
     return bound
 
 

@@ -103,6 +103,12 @@ class Declarations:
         return {name: load for name, load in self.loads.items() if load.result is None}
 
     @property
+    def in_place(self) -> tuple[tuple[str, str], ...]:
+        """(output, input) of each two that may be one tensor."""
+        stores = self.stores.items()
+        return tuple((name, self.name_of(load)) for name, store in stores for load in store.overwrites)
+
+    @property
     def stages(self) -> dict[str, TmaLoadStage | SharedStage]:
         """Everything that lies in slots of rings."""
         return {**self.loads, **self.shared}

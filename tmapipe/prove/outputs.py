@@ -217,7 +217,7 @@ def look_at_outputs(bodies: Bodies) -> Outputs:
     for store in plan.stores:
         if store.reduce is not None:
             continue
-        loads = tuple(load for load in plan.loads if load.argument == store.argument)
+        loads = tuple(load for load in plan.loads if load.memory == store.argument)
         output = Output(store, loads, declared.stores[store.name].sums is not None)
         shown = show(output, grid, bodies.visits, bodies.solver)
         if schedule.tiles.in_parts or _has_own(
