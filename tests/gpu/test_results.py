@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.oracle.result_forms import Centered, Chained, InPlace, Overlapped
+from tests.oracle.result_forms import Centered, Chained, InPlace, Overlapped, TwoStages
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (10, 200), (1000, 5000), (4096, 1024)])
@@ -40,3 +40,9 @@ def test_rows_that_begin_anywhere_are_copied_first(columns):
     x, softmax = torch.randn(50, columns, device="cuda").bfloat16(), tp.schedules.Softmax()
     expected = softmax(x)
     assert softmax(x, out=x) is x and torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (1000, 5000)])
+def test_one_tensor_for_two_stages(shape):
+    x = torch.randn(shape, device="cuda")
+    assert torch.equal(TwoStages()(x), x - x[:, :1])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.result_forms import Centered, Chained, InPlace, Overlapped
+from tests.oracle.result_forms import Centered, Chained, InPlace, Overlapped, TwoStages
 from tests.unit.errors import refused
 from tmapipe.check import Kind
 
@@ -353,3 +353,20 @@ def test_only_tiles_that_are_loaded_are_stored_in_place():
     other = tp.TmaLoadStage("s n", tile=(4, 64), ring=InPlace.ring)
     refused(made(InPlace.y, over="s m n", z=other).check, argument="y.in_place", rule="all dimensions of the grid")
     refused(InPlace.y.in_place, argument="in_place", rule="names stages")
+
+
+def test_one_tensor_for_two_stages():
+    schedule, x = TwoStages(), np.random.default_rng(0).integers(-9, 9, (10, 200)).astype(np.float32)
+    assert schedule.plan().arguments == ("x", "y") and schedule.check().trips == "every trip count"
+    assert schedule.plan({"x": "fp16"}).load("first").buffer.dtype.name == "fp16"
+    assert (schedule(x) == x - x[:, :1]).all()
+    assert "of_input(TmaLoadStage(" in repr(TwoStages.first)
+    schedule.y = TwoStages.y.in_place(TwoStages.x)  # the first tile of a row, which others load
+    refused(schedule.check, argument="first.load", rule="at the coordinates of its output tile")
+    refused(
+        TwoStages.x.of_input, tp.TmaLoadStage("m k", tile=(4, 64), ring=TwoStages.ring), argument="of_input", rule=""
+    )
+    refused(TwoStages.x.of_input, TwoStages.first, argument="of_input", rule="a tensor of its own")
+    other = TwoStages()
+    other.first = tp.TmaLoadStage("m n", tile=(4, 16), ring=TwoStages.ring, dtype="fp32").of_input(TwoStages.x)
+    refused(other.plan, {"x": "fp16"}, argument="first.dtype", rule="of the tensor of x")

@@ -170,12 +170,12 @@ def load_of(layout: Layout, name: str, load: TmaLoadStage) -> Load:
     through = [each for each, part in declared.shared.items() if isinstance(part, DescriptorStage) and part.of is load]
     if len(through) > 1:
         raise InputError("DescriptorStage(of)", load, f"is that of {', '.join(through)}", "declare one for each stage")
-    over = [each for each, store in declared.stores.items() if load in store.overwrites]
+    over = [each for each, store in declared.stores.items() if (load.input or load) in store.overwrites]
     for each in over:
         _check_in_place(declared, each, load, len(over))
     made = Load(
         name,
-        name if load.result is None else declared.name_of(load.result),
+        declared.tensor_of(name),
         buffer,
         load.dims,
         load.extents,

@@ -47,7 +47,8 @@ def look_at_extents(bodies: Bodies, grid: Grid) -> list[Finding]:
     found = [finding for each, where in reductions if (finding := _reduced(bodies, grid, each, where))]
     for load in bodies.program.plan.loads:
         moves = [move for move in bodies.moves() if move.part is load]
-        if load.windows is None and load.through is None and load.name not in bodies.by_rows:
+        beside = bodies.program.schedule.declared.loads[load.name].input is not None  # another stage loads the tensor
+        if load.windows is None and load.through is None and load.name not in bodies.by_rows and not beside:
             found += _loaded(bodies, grid, load, moves)
     return found
 
