@@ -187,9 +187,7 @@ def job_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str], dict[str, i
     schedule = kernel_of(case).rows(form, case.aligned, 1, len(columns_of(case)))
     several = int(form.apart > 1)
     ranks = {
-        **dict.fromkeys(
-            (*schedule.loaded, *(("logit",) if hasattr(schedule, "logit") else ())), 1 if form.packed else 2
-        ),
+        **dict.fromkeys(schedule.loaded, 1 if form.packed else 2),
         **dict.fromkeys((*schedule.columns, *schedule.tables), 1),
         **dict.fromkeys(schedule.stored, 2 + several),
         **dict.fromkeys(schedule.numbers, 1 + several),

@@ -151,6 +151,8 @@ class TmaLoadStage(SlotStage):
     parts: int = attrs.field(default=1, init=False)
     outside: str = attrs.field(default="zeros", init=False)
     strides: tuple[int, ...] = attrs.field(default=(), init=False)
+    #: The stage whose tensor it loads from; None: it has one of its own.
+    input: TmaLoadStage | None = attrs.field(default=None, init=False)
     #: Whose elements the rows of a tile are, if they are those of windows.
     windows: Windows | None = attrs.field(default=None, init=False)
     #: Bytes that a thread copies at once; 0 where an engine loads.
@@ -198,6 +200,21 @@ class TmaLoadStage(SlotStage):
         It has the dimensions and the tile of *store*. That the tile has been written, a `StoredStage` of *store* says.
         """
         return changed(self, result=store)
+
+    def of_input(self, load: TmaLoadStage) -> TmaLoadStage:
+        """The same stage, which loads from the tensor of another one, perhaps in other tiles. A call has one tensor for both.
+
+        Args:
+            load: A stage with a tensor of its own, of the same dimensions.
+
+        Raises:
+            InputError: It has other dimensions, or no tensor of its own.
+        """
+        own = isinstance(load, TmaLoadStage) and load.result is None and load.input is None
+        if not own or load.dims != self.dims or self.result is not None:
+            rule = f"is a stage with a tensor of its own, of dimensions {' '.join(self.dims)}"
+            raise InputError("of_input", load, rule, "give both the same dims")
+        return changed(self, input=load)
 
     def strided(self, **strides: int) -> TmaLoadStage:
         """The same stage, whose tiles have every so many-th element (a descriptor's element strides): ``strided(h=2, w=2)``
@@ -261,12 +278,19 @@ class TmaLoadStage(SlotStage):
 
     def __repr__(self) -> str:
         text = shown(
-            self, "outside", "parts", "strides", "result", *(("loader",) if len(self.ring.phases[0]) == 1 else ())
+            self,
+            "outside",
+            "parts",
+            "strides",
+            "result",
+            "input",
+            *(("loader",) if len(self.ring.phases[0]) == 1 else ()),
         )
         text += "" if self.parts == 1 else f".in_parts({self.parts})"
         by = ", ".join(f"{d}={n}" for d, n in zip(self.dims[-len(self.tile) :], self.strides, strict=False) if n > 1)
         text += f".strided({by})" if by else ""
         text += "" if self.result is None else f".of_result({self.result!r})"
+        text += "" if self.input is None else f".of_input({self.input!r})"
         return text + ("" if self.outside == "zeros" else f".{self.outside}_outside()")
 
 

@@ -96,6 +96,8 @@ class TmaStoreStage:
 
     parts: int = attrs.field(default=1, init=False)
     l2_hint: str | None = attrs.field(default=None, init=False)
+    #: Loads of tensors that the output may be.
+    overwrites: tuple[TmaLoadStage, ...] = attrs.field(default=(), init=False)
     #: Bytes that a thread stores at once; 0 where the engine stores.
     vector: int = attrs.field(default=0, init=False)
     wide: bool = attrs.field(default=False, init=False)
@@ -130,7 +132,29 @@ class TmaStoreStage:
         derived = () if self.source is None else ("tile",)
         parts = "" if self.parts == 1 else f".in_parts({self.parts})"
         hint = "" if self.l2_hint is None else f".with_l2_hint({self.l2_hint!r})"
-        return shown(self, "parts", "l2_hint", *derived) + parts + hint
+        over = f".in_place({', '.join(map(repr, self.overwrites))})" if self.overwrites else ""
+        return shown(self, "parts", "l2_hint", "overwrites", *derived) + parts + hint + over
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Elements of a tile along each of `dims`."""
+        return (1,) * (len(self.dims) - len(self.tile)) + self.tile
+
+    def in_place(self, *loads: TmaLoadStage) -> TmaStoreStage:
+        """The same stage, whose output may be the tensor of one of these loads: of its address, extents, strides and type.
+
+        Both have the same dimensions and tiles. A CTA loads what it stores, at the coordinates of its output tile alone. The
+        check sees that the load has ended before the store begins.
+
+        Args:
+            loads: Stages without multicast, parts, windows or strides.
+
+        Raises:
+            InputError: One of *loads* is no load stage.
+        """
+        if not loads or not all(isinstance(load, TmaLoadStage) for load in loads):
+            raise InputError("in_place", loads, "names stages that load tiles", "e.g. in_place(x)")
+        return changed(self, overwrites=loads)
 
     def in_parts(self, parts: int) -> TmaStoreStage:
         """The same stage, whose slot is cut along its first extent into so many equal parts, each of which is stored by itself

@@ -40,7 +40,7 @@ from tests.oracle.held_forms import Narrowed
 from tests.oracle.peer_forms import Looked, Paired, Reduced, Rotated, RotatedInPairs, Scattered, WholeBoxes
 from tests.oracle.ptx import Ptx
 from tests.oracle.registry import REGISTRY
-from tests.oracle.result_forms import Chained, Overlapped
+from tests.oracle.result_forms import Chained, InPlace, Overlapped, TwoStages
 from tests.oracle.row_forms import GatherRows, PagedRows, ScatterRows
 from tests.sweeps import ALL
 from tmapipe.gpu.build import Compiled
@@ -353,6 +353,8 @@ NUMBERED = {"m": 19, "r": 40, "n": 100}
 ROWS_BY_NUMBER = {
     "results loaded again": Kernel(Chained, {}, MATRIX),
     "results loaded while others are stored": Kernel(Overlapped, {}, MATRIX),
+    "one tensor for two stages": Kernel(TwoStages, {}, MATRIX),
+    "output over its input": Kernel(InPlace, {}, MATRIX),
     "rows gathered": Kernel(GatherRows, {}, NUMBERED, INDEX),
     "rows scattered": Kernel(ScatterRows, {}, NUMBERED, INDEX),
     "rows added": Kernel(lambda: ScatterRows("add"), {"x": "fp32", "y": "fp32"}, NUMBERED, INDEX),

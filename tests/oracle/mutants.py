@@ -43,7 +43,7 @@ from tests.oracle.peer_forms import (
 from tests.oracle.plain import record
 from tests.oracle.program_forms import FORMS
 from tests.oracle.registry import REGISTRY, Registered
-from tests.oracle.result_forms import Chained, Overlapped
+from tests.oracle.result_forms import Chained, InPlace, Overlapped, TwoStages
 from tests.oracle.row_forms import GatherFour, GatherRows, ScatterFour, ScatterRows
 from tests.oracle.value_forms import Normalized
 from tmapipe.epilogue import Epilogue
@@ -100,6 +100,8 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("shared by pairs of four CTAs", Paired, Paired, ((1, 1, {}),)),
     Registered("results loaded again", Chained, Chained, ((1, 1, {}), (3, 1, {}))),
     Registered("results loaded while others are stored", Overlapped, Overlapped, ((1, 1, {}), (3, 1, {}))),
+    Registered("one tensor for two stages", TwoStages, TwoStages, ((1, 1, {}), (3, 1, {}))),
+    Registered("output over its input", InPlace, InPlace, ((1, 1, {}), (3, 1, {}))),
     Registered("whole boxes multicast", WholeBoxes, WholeBoxes, ((1, 1, {}), (2, 1, {}))),
     Registered("reduced into peers", Reduced, Reduced, ((1, 1, {}), (2, 1, {}))),
     Registered("read from peers", Looked, Looked, ((1, 1, {}), (2, 1, {}))),

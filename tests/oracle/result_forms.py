@@ -1,10 +1,10 @@
-"""Small schedules that load what they have stored, for the mutants, the PTX and a GPU."""
+"""Small schedules that load what they have stored, or one tensor by two stages, for the mutants, the PTX and a GPU."""
 
 from __future__ import annotations
 
 import tmapipe as tp
 
-__all__ = ["Centered", "Chained", "Overlapped"]
+__all__ = ["Centered", "Chained", "InPlace", "Overlapped", "TwoStages"]
 
 
 class Centered(tp.Schedule):
@@ -102,3 +102,45 @@ class Overlapped(Chained):
     def pass_on(self, k, tile):
         with k.back.consume() as slot:
             slot.z.store(tile)
+
+
+class InPlace(tp.Schedule):
+    """y = max(x, 0), whose tensor may be x."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=2)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
+    y = tp.TmaStoreStage("m n", tile=(4, 64), role=work, stages=1).in_place(x)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def compute(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile, tp.math.relu(values))
+
+
+class TwoStages(tp.Schedule):
+    """y = x less the first number of each row: one tensor for two stages."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=2)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
+    first = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring).of_input(x)
+    y = tp.TmaStoreStage("m n", tile=(4, 64), role=work, stages=1)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+            slot.first.load(tile, n=0)
+
+    @work.jit
+    def compute(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read() - tp.math.row_sum(slot.first.read(), inside=1)
+            k.y.store(tile, values)

@@ -240,3 +240,14 @@ def test_width_and_wide():
         lambda: tp.ThreadStoreStage("m n", tile=(1, 64), role=tp.Role(warps=1), wide=1), argument="wide", rule="True"
     )
     assert "(16 where the address allows)" in SoftmaxRows(RowForm(60, 1, 64, 1, vector=8), 8).explain()
+
+
+@pytest.mark.parametrize("columns", [256, 1001])
+def test_results_may_be_inputs(columns):
+    """Where a form loads more than its rows, these are copied first."""
+    x, y = torch.randn(6, columns), torch.randn(6, columns)
+    for kernel, others in ((tp.schedules.Softmax(), ()), (tp.schedules.Elementwise(lambda x, y: x + y), (y,))):
+        expected, over = kernel(x, *others), x.clone()
+        assert kernel(over, *others, out=over) is over and torch.equal(over, expected)
+    over = y.clone()
+    assert torch.equal(kernel(x, over, out=over), expected)

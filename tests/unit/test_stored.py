@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.result_forms import Centered, Chained, Overlapped
+from tests.oracle.result_forms import Centered, Chained, InPlace, Overlapped, TwoStages
 from tests.unit.errors import refused
 from tmapipe.check import Kind
 
@@ -303,3 +303,70 @@ def test_sums_come_back():
     assert (d == a @ b.T).all() and (e == 2 * d).all()
     report = AfterMatmul().check()
     assert report.ok and not report.findings and report.trips == "every trip count"
+
+
+def test_an_output_may_be_its_input():
+    assert InPlace().check().trips == "every trip count"
+    x = np.random.default_rng(0).standard_normal((10, 200)).astype(np.float32)
+    expected = np.maximum(x, 0)
+    assert InPlace()(x, out=x) is x and (x == expected).all()
+    assert (InPlace()(expected, out=x) == expected).all()
+    refused(InPlace(), x[:9], out=x[1:], argument="y", rule="must not overlap that of x")
+    refused(InPlace(), x[:5], out=x[:5, :196], argument="y", rule="")
+
+
+class Early(InPlace):
+    """Stores before its load has ended, as how says."""
+
+    load, work = InPlace.load, InPlace.work
+
+    def __init__(self, how="before"):
+        self.how = how
+
+    @work.jit
+    def compute(self, k, tile):
+        if self.how == "before":
+            k.y.store(tile, k.full("y", 1.0))
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        if self.how == "elsewhere":
+            k.y.store(tile.also(m=tile.m + 1), values)
+
+
+def test_an_output_over_its_input_is_stored_after_its_load():
+    report = Early().check()
+    assert report.kinds() == {Kind.RACE} and "while a load of it may be on its way" in str(report)
+    refused(Early("elsewhere").check, argument="y.store", rule="at the coordinates of its output tile")
+
+
+def test_only_tiles_that_are_loaded_are_stored_in_place():
+    def made(y, **parts):
+        schedule = InPlace()
+        schedule.__dict__.update(parts, y=y)
+        return schedule
+
+    x, work = InPlace.x, InPlace.work
+    wide = tp.TmaStoreStage("m n", tile=(8, 64), role=work).in_place(x)
+    added = tp.TmaStoreStage("m n", tile=(4, 64), role=work, reduce="add", dtype="fp32").in_place(x)
+    for y in (wide, added):
+        refused(made(y).plan, {"x": "fp32"}, argument="y.in_place", rule="same dims and tile")
+    other = tp.TmaLoadStage("s n", tile=(4, 64), ring=InPlace.ring)
+    refused(made(InPlace.y, over="s m n", z=other).check, argument="y.in_place", rule="all dimensions of the grid")
+    refused(InPlace.y.in_place, argument="in_place", rule="names stages")
+
+
+def test_one_tensor_for_two_stages():
+    schedule, x = TwoStages(), np.random.default_rng(0).integers(-9, 9, (10, 200)).astype(np.float32)
+    assert schedule.plan().arguments == ("x", "y") and schedule.check().trips == "every trip count"
+    assert schedule.plan({"x": "fp16"}).load("first").buffer.dtype.name == "fp16"
+    assert (schedule(x) == x - x[:, :1]).all()
+    assert "of_input(TmaLoadStage(" in repr(TwoStages.first)
+    schedule.y = TwoStages.y.in_place(TwoStages.x)  # the first tile of a row, which others load
+    refused(schedule.check, argument="first.load", rule="at the coordinates of its output tile")
+    refused(
+        TwoStages.x.of_input, tp.TmaLoadStage("m k", tile=(4, 64), ring=TwoStages.ring), argument="of_input", rule=""
+    )
+    refused(TwoStages.x.of_input, TwoStages.first, argument="of_input", rule="a tensor of its own")
+    other = TwoStages()
+    other.first = tp.TmaLoadStage("m n", tile=(4, 16), ring=TwoStages.ring, dtype="fp32").of_input(TwoStages.x)
+    refused(other.plan, {"x": "fp16"}, argument="first.dtype", rule="of the tensor of x")

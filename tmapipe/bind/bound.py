@@ -275,8 +275,8 @@ def note_written(tensors: Iterable[Any]) -> None:
         sys.modules["torch"].autograd.graph.increment_version(written)
 
 
-def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...]) -> None:
-    """Checks that no output shares memory with another of *tensors*.
+def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...], in_place: Collection[tuple[str, str]] = ()) -> None:
+    """Checks that no output shares memory with another of *tensors*, but those of the pairs *in_place* that lie alike.
 
     Raises:
         InputError: One does.
@@ -284,10 +284,24 @@ def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...]) -> None:
     arrays = {name: _as_array(tensor) for name, tensor in tensors.items() if 0 not in tensor.shape}
     for name in outputs:
         for other, array in arrays.items():
-            if name in arrays and other != name and _overlap(arrays[name], array):
+            if (
+                name not in arrays
+                or other == name
+                or ((name, other) in in_place and _alike(tensors[name], tensors[other]))
+            ):
+                continue
+            if _overlap(arrays[name], array):
                 rule = f"must not overlap that of {other}, which is read or written at the same time"
                 fix = "pass a tensor of its own, or leave it out to get a new one"
                 raise InputError(name, f"memory at {hex(arrays[name].ctypes.data)}", rule, fix)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two tensors are one."""
+    places = [
+        (x.ctypes.data, x.strides) if isinstance(x, np.ndarray) else (x.data_ptr(), x.stride()) for x in (one, other)
+    ]
+    return places[0] == places[1] and one.shape == other.shape and bool(one.dtype == other.dtype)
 
 
 def span(tensor: Any) -> int:

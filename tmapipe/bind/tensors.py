@@ -90,7 +90,12 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     for name, part in parts.items():
         if 0 not in shapes[name]:
             _check_layout(name, given[name], part.vector)
-    for name, load in declared.inputs.items():
+    for stage, load in declared.loads.items():
+        name = declared.tensor_of(stage)
+        if load.result is not None:
+            continue
+        if load.input is not None and 0 not in shapes[name]:
+            _check_layout(name, given[name], load.vector)
         if load.windows is not None and not bound.empty:
             load.windows.check_image(f"{name}.shape", shapes[name][1:-1])
         if not load.tensor_map and not load.vector:
@@ -104,7 +109,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
             _check_output(name, given[name], store.vector)
     for name in given:
         check_memory(name, given[name], name in stores)
-    check_apart(bound.tensors, stores)
+    check_apart(bound.tensors, stores, declared.in_place)
     return bound
 
 

@@ -334,9 +334,9 @@ class Results(Rules):
     def __init__(self, clocks: Clocks, log: FindingLog, places: bool):
         super().__init__(clocks, log)
         plan, self.places = log.layout.plan, places
-        both = {load.argument for load in plan.loads} & {store.argument for store in plan.stores}
-        self.loads = {load.name: load for load in plan.loads if load.argument in both}
-        self.stores = {store.name: store for store in plan.stores if store.argument in both}
+        both = {load.memory for load in plan.loads} & {store.memory for store in plan.stores}
+        self.loads = {load.name: load for load in plan.loads if load.memory in both}
+        self.stores = {store.name: store for store in plan.stores if store.memory in both}
         self.stored: dict[tuple[str, int, Place], Stored] = {}
         self.flights: dict[Flight, Stored] = {}
         self.waits = [Waits() for _ in range(self.layout.agents)]
@@ -390,7 +390,7 @@ class Results(Rules):
         part, agent = self.stores.get(step.op.store), step.agent
         if part is None:
             return
-        tensor, place = part.argument, self._place(part, step.op)
+        tensor, place = part.memory, self._place(part, step.op)
         known = self.clocks.of[agent]
         for (other, bar, where), (load, phase) in self.loaded.items():
             over = phase is not None and known[self.clocks.phases + bar] > phase
@@ -426,7 +426,7 @@ class Results(Rules):
         part = self.loads.get(getattr(step.op, "load", ""))
         if part is None:
             return
-        tensor, place = part.argument, self._place(part, step.op)
+        tensor, place = part.memory, self._place(part, step.op)
         for (other, storing, where), stored in self.stored.items():
             if other == tensor and _overlap(place, where):
                 self._check(tensor, step, storing, stored, by_engine)

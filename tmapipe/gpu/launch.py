@@ -179,7 +179,7 @@ class Launcher:
         if self.watchdog is not None:
             numbers += self.watchdog.numbers
         self.inputs = len(plan.arguments) - len(plan.stores)
-        self.names = tuple(bound.tensors)
+        self.names, self.in_place = tuple(bound.tensors), schedule.declared.in_place
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
         self.sizes = [tensor.itemsize for tensor in bound.tensors.values()]
         made = sum(buffer.stages for buffer in plan.made) * plan.cluster_size * numbers[0]
@@ -241,7 +241,9 @@ class Launcher:
         for i in range(self.inputs, len(starts)):
             for j in range(i):
                 if starts[i] < starts[j] + self.spans[j] and starts[j] < starts[i] + self.spans[i]:
-                    check_apart(dict(zip(self.names, arguments, strict=False)), self.names[self.inputs :])
+                    check_apart(
+                        dict(zip(self.names, arguments, strict=False)), self.names[self.inputs :], self.in_place
+                    )
 
     def launch(self, arguments: Sequence[Any]) -> None:
         """Launches on torch's current stream of the tensors' device."""

@@ -99,8 +99,19 @@ class Declarations:
 
     @property
     def inputs(self) -> dict[str, TmaLoadStage]:
-        """The loads with tensors of their own; others load results of the kernel."""
-        return {name: load for name, load in self.loads.items() if load.result is None}
+        """The loads with tensors of their own; others load results of the kernel, or from the tensors of these."""
+        return {name: load for name, load in self.loads.items() if load.result is None and load.input is None}
+
+    def tensor_of(self, name: str) -> str:
+        """The argument that the load called *name* loads from."""
+        other = self.loads[name].result or self.loads[name].input
+        return name if other is None else self.name_of(other)
+
+    @property
+    def in_place(self) -> tuple[tuple[str, str], ...]:
+        """(output, input) of each two that may be one tensor."""
+        stores = self.stores.items()
+        return tuple((name, self.name_of(load)) for name, store in stores for load in store.overwrites)
 
     @property
     def stages(self) -> dict[str, TmaLoadStage | SharedStage]:

@@ -75,6 +75,13 @@ class Transfer:
     strides = cast(tuple[int, ...], ())
     windows = cast(Windows | None, None)
 
+    overwritten = ""
+
+    @property
+    def memory(self) -> str:
+        """What the tensor is called in rules on loads and stores of one: by its output, if it may be that."""
+        return self.overwritten or self.argument
+
     @property
     def part(self) -> tuple[int, ...]:
         """Elements of a part along the tensor's dimensions: of the tile, if a slot is moved as a whole."""
@@ -112,6 +119,7 @@ class Load(Transfer):
         windows: Whose elements the rows of a tile are, if they are those of windows; `tile` then says nothing of rows.
         through: Slots of descriptors that the kernel makes, through which it is loaded.
         strides: Elements of the tensor from one of the tile to the next, along the `core` dimensions; empty for 1 each.
+        overwritten: The output that may be the tensor that is loaded; empty for none.
     """
 
     peers: int = 1
@@ -121,6 +129,7 @@ class Load(Transfer):
     strides: tuple[int, ...] = ()
     windows: Windows | None = None
     through: Buffer | None = None
+    overwritten: str = ""
 
     @property
     def encoded(self) -> bool:

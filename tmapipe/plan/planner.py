@@ -422,6 +422,13 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         if part.dtype is not None and given is not None and given not in (part.dtype, part.dtype.in_memory):
             raise InputError(name, given.name, f"is declared with element type {part.dtype}", "convert the tensor")
         types[name] = part.dtype or given or bf16
+    for name, load in declared.loads.items():
+        if load.input is not None:
+            other = types[declared.name_of(load.input)]
+            types[name] = load.dtype or other
+            if types[name].in_memory != other.in_memory:
+                rule = f"is of the tensor of {declared.name_of(load.input)}, of {other}"
+                raise InputError(f"{name}.dtype", types[name].name, rule, "leave it out")
     for name, part in declared.shared.items():
         source = getattr(part, "source", None)
         if source is not None:

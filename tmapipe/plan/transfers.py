@@ -170,9 +170,12 @@ def load_of(layout: Layout, name: str, load: TmaLoadStage) -> Load:
     through = [each for each, part in declared.shared.items() if isinstance(part, DescriptorStage) and part.of is load]
     if len(through) > 1:
         raise InputError("DescriptorStage(of)", load, f"is that of {', '.join(through)}", "declare one for each stage")
+    over = [each for each, store in declared.stores.items() if (load.input or load) in store.overwrites]
+    for each in over:
+        _check_in_place(declared, each, load, len(over))
     made = Load(
         name,
-        name if load.result is None else declared.name_of(load.result),
+        declared.tensor_of(name),
         buffer,
         load.dims,
         load.extents,
@@ -183,6 +186,7 @@ def load_of(layout: Layout, name: str, load: TmaLoadStage) -> Load:
         load.strides,
         load.windows,
         layout.of[through[0]] if through else None,
+        over[0] if over else "",
         core=len(load.tile if load.windows is None else load.dims),
         parts=load.parts,
         vector=load.vector,
@@ -223,6 +227,19 @@ def _check_result(name: str, load: TmaLoadStage, store: TmaStoreStage) -> None:
     if not (alike and plain and once):
         rule = "is stored whole, not reduced, and loaded in the same tiles by a plain TmaLoadStage"
         raise InputError(f"{name}.of_result", store, rule, "give both the same dims and tile")
+
+
+def _check_in_place(declared: Declarations, name: str, load: TmaLoadStage, outputs: int) -> None:
+    """Raises `InputError` unless an output may be the tensor of a load: a CTA stores the tiles that it loads."""
+    store = declared.stores[name]
+    alike = load.dims == store.dims and load.extents == store.extents and load.result is None
+    plain = load.parts == 1 and not (load.windows or load.multicast or load.strides)
+    once = not (store.reduce or store.folded or store.parts > 1 or store.parts_tile is not None or store.transposed)
+    if not (alike and plain and once) or outputs > 1 or _clipped(declared, name, store):
+        rule = (
+            "is stored whole, not reduced, over one load of the same dims and tile, without multicast, parts or strides"
+        )
+        raise InputError(f"{name}.in_place", load, rule, "give both the same dims and tile")
 
 
 def storing_roles(declared: Declarations, roles: dict[str, RoleWarps], matmul_roles: dict[str, str]) -> dict[str, str]:

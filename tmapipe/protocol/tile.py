@@ -184,8 +184,8 @@ def check_own(where: str, plan: Plan, part: Load | Store, tile: Tile | None, coo
     """Raises `InputError` unless a tile that this CTA both stores and loads is at the coordinates of its output tile."""
     if tile is not None and not isinstance(tile, Tile):
         raise InputError(where, tile, "takes the tile that the body was called with", "pass it, or use store_from()")
-    both = {load.argument for load in plan.loads} & {store.argument for store in plan.stores}
-    if part.argument in both and (
+    both = {load.memory for load in plan.loads} & {store.memory for store in plan.stores}
+    if part.memory in both and (
         tile is None or tile._moved or not tile._coordinates or any(tile.get(dim) is not None for dim in coordinates)
     ):
         rule = "is stored, and loaded again, by one CTA: at the coordinates of its output tile"

@@ -47,7 +47,8 @@ def look_at_extents(bodies: Bodies, grid: Grid) -> list[Finding]:
     found = [finding for each, where in reductions if (finding := _reduced(bodies, grid, each, where))]
     for load in bodies.program.plan.loads:
         moves = [move for move in bodies.moves() if move.part is load]
-        if load.windows is None and load.through is None and load.name not in bodies.by_rows:
+        beside = bodies.program.schedule.declared.loads[load.name].input is not None  # another stage loads the tensor
+        if load.windows is None and load.through is None and load.name not in bodies.by_rows and not beside:
             found += _loaded(bodies, grid, load, moves)
     return found
 
@@ -217,7 +218,7 @@ def look_at_outputs(bodies: Bodies) -> Outputs:
     for store in plan.stores:
         if store.reduce is not None:
             continue
-        loads = tuple(load for load in plan.loads if load.argument == store.argument)
+        loads = tuple(load for load in plan.loads if load.memory == store.argument)
         output = Output(store, loads, declared.stores[store.name].sums is not None)
         shown = show(output, grid, bodies.visits, bodies.solver)
         if schedule.tiles.in_parts or _has_own(

@@ -244,6 +244,8 @@ class CumsumRows(Rows):
         stored: As of `Rows`.
     """
 
+    in_place = False  # of pieces, others are on their way
+
     def __init__(self, form: RowForm, stored: int = ALIGNMENT):
         super().__init__(form, stored)
         self.cluster, self.over = {}, "m" if form.apart == 1 else "b a"  # a CTA takes the pieces of a row

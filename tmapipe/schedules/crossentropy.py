@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -149,13 +148,14 @@ class CrossEntropyRows(TargetRows):
     """
 
     stored, numbers = (), ("loss", "lse")
+    x: TmaLoadStage
 
     def __init__(self, form: RowForm, ignored: int = -100, words: int = 2):
         super().__init__(form)
         self.ignored, self.words = ignored, words
         if not form.packed:
             self.logits = BarrierRing(1, producer=self.load, consumer=self.work)
-            self.logit = TmaLoadStage("m n" if form.apart == 1 else "a w", tile=(form.unit,), ring=self.logits)
+            self.logit = TmaLoadStage(" ".join(self.x.dims), tile=(form.unit,), ring=self.logits).of_input(self.x)
 
     @Rows.load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
@@ -185,13 +185,6 @@ class CrossEntropyRows(TargetRows):
         loss = math.where(own == self.ignored, 0.0, math.where(known, lse - logits, float("nan")))
         self.store_numbers(k.loss, tile, loss)
         self.store_numbers(k.lse, tile, lse)
-
-    def parts(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """As in `Rows`."""
-        return super().parts(given if self.form.packed else {**given, "logit": given["x"]})
-
-    def _seen(self, name: str, x: Any) -> Any:
-        return super()._seen("x" if name == "logit" else name, x)
 
     def place_of(self, target: Any, tile: Tile, i: int) -> Any:
         """Where the logit of *target* lies, of row *i* of a CTA's *tile*: in what the rows are loaded from, or of rows one

@@ -198,12 +198,17 @@ class ElementwiseTiles(Schedule):
             setattr(self, f"x{i}", TmaLoadStage(named, tile=shape, ring=self.ring, l2_hint="evict_last"))
         for name in self.results:
             setattr(self, name, ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector))
+        whole = {f"x{i}": getattr(self, f"x{i}") for i, (along, _) in enumerate(inputs) if along == dims}
+        for i, name in enumerate(self.results):  # one result may be any tensor, one of several the tensor of its number
+            over = [x for other, x in whole.items() if outputs == 1 or other == f"x{i}"]
+            if over:
+                setattr(self, name, getattr(self, name).in_place(*over))
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.produce() as slot:
             for i, _ in enumerate(self.inputs):
-                self._load(slot, i, tile, tile.n)
+                self._load(slot, i, tile)
 
     @work.jit
     def compute(self, k: KernelContext, tile: Tile) -> None:
@@ -213,14 +218,14 @@ class ElementwiseTiles(Schedule):
             for name, values in zip(self.results, (found,) if len(self.results) == 1 else found, strict=True):
                 getattr(k, name).store(tile, on_tile(values, whole))
 
-    def _load(self, slot: Any, i: int, tile: Tile, n: Any) -> None:
-        """Starts the load of a tensor for a tile whose columns are the n-th."""
+    def _load(self, slot: Any, i: int, tile: Tile, **place: Any) -> None:
+        """Starts the load of a tensor for a tile. *place*: other coordinates along its rows."""
         (along, size), stage = self.inputs[i], getattr(slot, f"x{i}")
         dims, unit = along.split(), ALIGNMENT // size
         if not dims:
             stage.load_from(0)
         elif dims[-1] == "n":
-            stage.load(tile, n=n)
+            stage.load(tile, **place)
         elif dims[-1] == "m":
             stage.load(tile)
         else:

@@ -293,7 +293,7 @@ class NormBackwardRows(Rows):
     def fill(self, k: KernelContext, tile: Tile) -> None:
         for i in range(self.steps):
             with k.ring.produce() as slot:
-                self._load_rows(slot, self.nth(tile, i), tile.n)
+                self._load_rows(slot, self.nth(tile, i))
 
     @Rows.work.jit
     def differentiate(self, k: KernelContext, tile: Tile) -> None:

@@ -82,7 +82,7 @@ class RotaryTiles(ElementwiseTiles):
         whole = (tile[0], 2 * tile[1])
         self.over, self.relations = f"{dims[:-1]}{PAIRS}", (Dim("n", of=PAIRS, per=2),)
         self.x0 = TmaLoadStage(self.over, tile=whole, ring=self.ring, l2_hint="evict_last")
-        self.y = ThreadStoreStage(self.over, tile=whole, role=self.work, vector=vector)
+        self.y = ThreadStoreStage(self.over, tile=whole, role=self.work, vector=vector).in_place(self.x0)
 
     @ElementwiseTiles.load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
@@ -91,7 +91,7 @@ class RotaryTiles(ElementwiseTiles):
                 slot.x0.load(tile)
             for i, _ in enumerate(self.inputs):
                 if i > 0 or not self.pairs:
-                    self._load(slot, i, tile, tile.p if self.pairs else tile.n)
+                    self._load(slot, i, tile, **({"n": tile.p} if self.pairs else {}))
 
     @ElementwiseTiles.work.jit
     def compute(self, k: KernelContext, tile: Tile) -> None:

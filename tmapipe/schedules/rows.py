@@ -76,6 +76,8 @@ class Rows(Schedule):
     bulk = True
     #: Tables of integers, as many a row.
     tables: tuple[str, ...] = ()
+    #: Whether the first result may be the first tensor of rows, where tiles are whole rows of a matrix.
+    in_place = True
 
     def __init__(self, form: RowForm, stored: int = ALIGNMENT):
         if not isinstance(form, RowForm):
@@ -101,6 +103,8 @@ class Rows(Schedule):
             setattr(self, name, self._column_in())
         for name in self.stored:
             setattr(self, name, self._rows_out(stored))
+        if self.in_place and self.bulk and self.stored and form.apart == 1 and not form.packed:
+            setattr(self, self.stored[0], getattr(self, self.stored[0]).in_place(getattr(self, self.loaded[0])))
         for name in self.numbers:
             dims = "m" if form.apart == 1 else "a b"
             setattr(self, name, ThreadStoreStage(dims, tile=(form.rows,), role=self.work, vector=4, dtype=fp32))
@@ -142,7 +146,7 @@ class Rows(Schedule):
     def fill(self, k: KernelContext, tile: Tile) -> None:
         if self.stored:
             with k.ring.produce() as slot:
-                self._load_rows(slot, tile, tile.n)
+                self._load_rows(slot, tile)
                 if self.form.each == 1:
                     self._load_columns(slot, tile.n)
                 for name in self.given:
@@ -152,15 +156,16 @@ class Rows(Schedule):
                 with k.ring.produce() as slot:
                     self._load_rows(slot, tile, n)
 
-    def _load_rows(self, slot: Any, tile: Tile, n: Any) -> None:
+    def _load_rows(self, slot: Any, tile: Tile, n: Any = None) -> None:
         """Starts the loads of a CTA's tile of rows, or of its piece *n* of a row."""
-        form = self.form
+        form, piece = self.form, {} if n is None else {"n": n}
+        n = tile.get("n") if n is None else n
         for name in self.loaded:
             stage = getattr(slot, name)
             if form.packed:
                 stage.load_from(tile.m * (form.rows * form.length))
             elif form.apart == 1 and self.bulk:
-                stage.load(tile, n=n)
+                stage.load(tile, **piece)
             elif form.apart == 1:
                 stage.load_from(tile.m, n * form.columns)
             else:
@@ -361,6 +366,12 @@ class RowKernel:
         if several or not all(map(loadable, rows.values())):
             rows = {name: copied(x) for name, x in rows.items()}
         schedule = self.fit([*rows.values()], [*stored.values()], [*others.values()])
+        pairs = set(schedule.declared.in_place)
+        places = {name: address_of(x) for name, x in (*rows.items(), *stored.items())}
+        clash = {x for x in rows for y in stored if places[x] == places[y] and (y, x) not in pairs}
+        if clash:  # such a form loads more than it stores
+            rows = {name: copied(x) if name in clash else x for name, x in rows.items()}
+            schedule = self.fit([*rows.values()], [*stored.values()], [*others.values()])
         return schedule.run({**rows, **stored, **more}, others)
 
     def run(
@@ -378,7 +389,8 @@ class RowKernel:
             tables: Integers of 32 bits, some a row.
         """
         given = {**loaded, **others, **(tables or {}), **stored, **(numbers or {})}
-        for names, call in self.__dict__.get("_again", ()):  # such calls of one kernel
+        over = any(x is y for x in loaded.values() for y in stored.values())
+        for names, call in () if over else self.__dict__.get("_again", ()):  # such calls of one kernel
             if all((given.get(name) is not None) == (name in names) for name in given):
                 found = call(tuple(given[name] for name in names), None, {})
                 if found is not None:

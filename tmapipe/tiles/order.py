@@ -81,6 +81,10 @@ def check_axes(declared: Declarations, over: str | None) -> None:
             rule = f"is of a tensor with all dimensions of the grid ({', '.join(axes)}): else two output tiles share it"
             fix = f"add {' '.join(missing)}, or set over="
             raise InputError(f"{loaded}.of_result", " ".join(load.result.dims), rule, fix)
+    for name, store in declared.stores.items():
+        if store.overwrites and (missing := [dim for dim in axes if dim not in store.dims]):
+            rule = f"is of all dimensions of the grid ({', '.join(axes)}): else another output tile loads what this one stores"
+            raise InputError(f"{name}.in_place", " ".join(store.dims), rule, f"add {' '.join(missing)}, or set over=")
 
 
 def _groups(declared: Declarations) -> dict[str, MulticastGroup]:
