@@ -15,7 +15,7 @@ import numpy as np
 from tmapipe.base.arithmetic import DType, as_dtype, bf16, fp32, int32
 from tmapipe.bind.bound import Bound, check_held, check_kind, note_written
 from tmapipe.bind.tensors import signature
-from tmapipe.errors import InputError, is_count, needed
+from tmapipe.errors import InputError, check_type, is_count, needed
 
 if TYPE_CHECKING:
     from tmapipe.gpu.exporting import Exported
@@ -132,6 +132,7 @@ class Calls:
             raise InputError("path", path, "is the path of a library to be written", 'e.g. "gemm.so"')
         check_one_kernel(_schedule(self), "export")
         name = Path(path).stem if name is None else name
+        check_type("name", name, str, 'name the function, e.g. "gemm"')
         return _export_all(path, {name: _exported(self, tensors, {} if dtypes is None else dtypes)}, arch)
 
 
@@ -349,6 +350,7 @@ def _exported(schedule: Any, tensors: tuple[Any, ...], dtypes: Mapping[str, DTyp
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.exporting import Exported
 
+    check_type("dtypes", dtypes, Mapping, 'e.g. {"a": "bf16"}')
     declared = schedule.declared
     schedule.plan(types := {name: as_dtype(dtype) for name, dtype in dtypes.items()})
     names = declared.arguments

@@ -176,6 +176,11 @@ def is_count(value: Any) -> bool:
     return is_whole(value) and value >= 1
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a real number of Python's, a boolean being none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def check_type(argument: str, value: object, kind: type, fix: str) -> None:
     """Raises `InputError` unless *value* is a *kind*."""
     if not isinstance(value, kind):

@@ -174,7 +174,7 @@ class TmaStoreStage:
         Raises:
             InputError: For any other *hint*, or a store without a descriptor.
         """
-        if hint is not None and (hint not in L2_HINTS or not self.tensor_map):
+        if hint is not None and (not isinstance(hint, str) or hint not in L2_HINTS or not self.tensor_map):
             rule = f"is one of {', '.join(L2_HINTS)}, of a store through a descriptor"
             raise InputError(f"{type(self).__name__}.with_l2_hint", hint, rule, 'e.g. "evict_first"')
         return changed(self, l2_hint=hint)

@@ -69,7 +69,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     **{name: (getattr(S, name), {}) for name in (
         "Attention", "CrossEntropy", "CrossEntropyBackward", "Cumsum", "LayerNorm", "LayerNormBackward", "LogSoftmax",
         "LogSoftmaxBackward", "Reduce", "RmsNorm", "RmsNormBackward", "Rotary", "RotaryTiles", "Softmax",
-        "SoftmaxBackward", "Transpose", "TransposeTiles",
+        "SoftmaxBackward", "Transpose", "TransposeRows", "TransposeTiles",
     )},
     "Attention()": (_attended, {}),
     "Transpose()": (_of(S.Transpose, ROWS.T), {"x": ROWS}),
@@ -145,11 +145,3 @@ FURTHER = {
     "autotune": ("space", "key", "most", "jobs", "progress"),
     "candidates": ("problem", "device"),
 }
-#: Of the public names, those that are no callables to draw: errors, types of results, and what changes the process.
-LEFT_OUT = {
-    "DType", "Schedule", "NotSafe", "Operands", "columns_of", "AutoTuned", "Choice", "Tuned", "register", "fallbacks",
-    "kernels_only", "export_tuned", "in_shares",
-    # Not drawn yet:
-    "CombineParts", "SplitAttention", "Linear", "SwiGLU", "cross_entropy", "layer_norm", "log_softmax", "matmul",
-    "scaled_dot_product_attention", "transpose",
-}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -20,8 +21,9 @@ JUNK: tuple[Any, ...] = (
 
 
 def junk(rng: random.Random) -> Any:
-    """One of them."""
-    return rng.choice(JUNK)
+    """One of them, which whoever takes it may change."""
+    value = rng.choice(JUNK)
+    return copy.copy(value) if isinstance(value, (list, dict, set, np.ndarray)) else value
 
 
 def said(value: Any) -> str:

@@ -9,10 +9,12 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import numpy as np
+import torch
 
 import tmapipe as tp
-from tests.fuzz import calls_of_rows
+from tests.fuzz import calls_of_methods, calls_of_rows
 from tests.fuzz.declarations import LOAD, NEEDED, RING, USE, A, B
 from tests.fuzz.junk import junk, said
 from tests.fuzz.outcomes import Call, Unsafe, Wrong
@@ -32,6 +34,10 @@ def _copy() -> tp.Schedule:
 
 def _gemm() -> tp.Schedule:
     return S.Gemm((64, 64, 64), (1, 1), 2)
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a.astype(np.float32) @ b.astype(np.float32).T
 
 
 #: By name: what is called, and arguments with which that is right.
@@ -79,28 +85,49 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
         f"math.{name}": (getattr(tp.math, name), dict.fromkeys(inspect.signature(getattr(tp.math, name)).parameters, MATRIX))
         for name in ("exp", "log2", "tanh", "gelu", "maximum", "where", "row_sum", "cast", "rsqrt")
     },
-} | calls_of_rows.CALLABLES  # fmt: skip
+} | calls_of_rows.CALLABLES | calls_of_methods.CALLABLES  # fmt: skip
 #: Of methods, whose signatures take any: further arguments.
 FURTHER = {
-    **calls_of_rows.FURTHER,
+    **calls_of_rows.FURTHER, **calls_of_methods.FURTHER,
     "plan": ("dtypes", "arch"), "check": ("dtypes", "arch"), "explain": ("dtypes", "arch"),
     "simulate": ("a", "b", "out", "clusters", "seed", "trace", "d"), "bind": ("a", "b", "out", "d"),
     "__call__": ("a", "b", "out", "d"), "MulticastGroup": ("axes", "whole", "ctas"),
     "Candidate": ("schedule", "tile", "cluster", "options"),
     "Device": ("name", "multiprocessors", "clusters", "memory"),
 }  # fmt: skip
-ATTRIBUTES = ("cluster", "tiles", "arch", "checked", "over", "relations", "transposed", "optional_roles")
 ORDERS = (
     tp.tiles.PersistentTiles(tp.tiles.Snake(2)), tp.tiles.DynamicTiles(), tp.tiles.GridTiles(), tp.tiles.GridTiles(each=2),
     tp.tiles.GridTiles(ctas=4),
     tp.tiles.SplitKTiles(2), tp.tiles.StreamKTiles(shares=2), tp.tiles.GroupedTiles(), tp.tiles.GpcTiles(),
     tp.tiles.Snake(8), None,
 )  # fmt: skip
-KINDS: tuple[tuple[Callable[[], Any], str], ...] = (
-    (_gemm, "a b"), (lambda: S.PingPong((64, 64, 64), (1, 1), 2), "a b"),
-    (lambda: S.SplitK(2, (64, 64, 64), (1, 1), 2), "a b"),
-    (_copy, "x"), (lambda: S.AddParts((4, 64)), "x"),
+#: What makes it, names of its inputs, what NumPy computes of them.
+KINDS: tuple[tuple[Callable[[], Any], str, Callable[..., np.ndarray]], ...] = (
+    (_gemm, "a b", _product), (lambda: S.PingPong((64, 64, 64), (1, 1), 2), "a b", _product),
+    (lambda: S.SplitK(2, (64, 64, 64), (1, 1), 2), "a b", _product),
+    (lambda: S.StreamK(3, (64, 64, 64), (1, 1), 2), "a b", _product),
+    (lambda: S.GatedGemm((64, 64, 64), (1, 1), 2, epilogue=lambda gate, up: gate - up), "a gate up",
+     lambda a, gate, up: _product(a, gate) - _product(a, up)),
+    (_copy, "x", lambda x: x),
+    (lambda: S.AddParts((4, 64)), "x", lambda x: x.sum(0) if x.ndim > 2 else x),
+    (lambda: S.Elementwise(lambda x: x * 2), "x", lambda x: x * 2), (S.Reduce, "x", lambda x: x.sum(-1)),
+    (lambda: S.Cumsum(), "x", lambda x: x.cumsum(-1)), (S.Transpose, "x", lambda x: x.transpose()),
 )  # fmt: skip
+
+
+#: What the documentation says that a schedule may say of itself, besides what its constructor takes.
+ATTRIBUTES = (
+    "cluster", "tiles", "arch", "checked", "over", "relations", "transposed", "optional_roles", "watchdog", "epilogue",
+    "mainloop",
+)  # fmt: skip
+PARTS = (tp.Role, tp.BarrierRing, tp.TmaLoadStage, tp.TmaStoreStage, tp.Wgmma)
+_SAME = {
+    "checked",
+    "operation",
+    "function",
+    "schedule",
+    "ignored",
+}  # attributes that say what is computed, or that nothing is checked
 
 
 def call(seed: int) -> Call:
@@ -122,6 +149,10 @@ def _callable(rng: random.Random, seed: int) -> Call:
     return Call(f"publics {seed}: {name}({shown})", functools.partial(function, **given))
 
 
+def _as_torch(array: np.ndarray) -> Any:
+    return torch.from_numpy(array)
+
+
 def _given(names: str, rng: random.Random) -> dict[str, np.ndarray]:
     source = np.random.default_rng(rng.getrandbits(32))
     if names == "x":
@@ -129,37 +160,41 @@ def _given(names: str, rng: random.Random) -> dict[str, np.ndarray]:
     return {name: source.integers(-3, 4, (72, 64)).astype(np.float16) for name in names.split()}
 
 
-def _compare(schedule: Any, given: dict[str, np.ndarray], result: Any) -> None:
-    if "x" in given:
-        right = given["x"].sum(0) if isinstance(schedule, S.AddParts) and given["x"].ndim > 2 else given["x"]
-    else:
-        right = given["a"].astype(np.float32) @ given["b"].astype(np.float32).T
+def _compare(right: np.ndarray, result: Any) -> None:
     if np.asarray(result).shape != right.shape or (np.asarray(result).astype(np.float64) != right).any():
         raise Wrong("another result than NumPy's")
 
 
 def _assigned(rng: random.Random, seed: int) -> Call:
-    """One or two attributes of a schedule that is made, then a call."""
-    make, names = rng.choice(KINDS)
+    """One or two attributes of a schedule that is made, its parts' and roles' too, then a call."""
+    make, names, right = rng.choice(KINDS)
     given = _given(names, rng)
     made = make()
-    others = [*ATTRIBUTES, *made.declared.parts, *(("epilogue", "mainloop") if names != "x" else ())]
-    chosen = {}
-    for name in rng.sample(others, rng.choice((1, 1, 2))):
+    parts = {name: value for name in dir(made) if isinstance(value := getattr(made, name), PARTS)}
+    said_of = [name for name in inspect.signature(type(made)).parameters if hasattr(made, name)]
+    own = [*(ATTRIBUTES if isinstance(made, tp.Schedule) else ()), *parts, *said_of] or ["colour"]
+    chosen: dict[str, Any] = {}
+    for name in rng.sample(own, min(len(own), rng.choice((1, 1, 2)))):
         chosen[name] = rng.choice(ORDERS) if name == "tiles" and rng.random() < 0.7 else junk(rng)
-        if name in made.declared.parts and rng.random() < 0.5:
+        if name in parts and rng.random() < 0.5:
             chosen[name] = rng.choice((None, A, B, RING, LOAD, USE))
+        if name in parts and rng.random() < 0.2:  # which Python refuses: parts are frozen
+            chosen[f"{name}.{rng.choice([field.name for field in attrs.fields(type(parts[name]))])}"] = chosen.pop(name)
         if name == "epilogue":
             chosen[name] = rng.choice((None, chosen[name], E.Epilogue(), E.Epilogue(dtype="fp32")))
 
     def run() -> None:
         schedule = make()
         for name, value in chosen.items():
-            setattr(schedule, name, value)
+            part, _, last = name.rpartition(".")
+            try:
+                setattr(getattr(schedule, part) if part else schedule, last, value)
+            except AttributeError:
+                return  # attrs' own, for a frozen part, or Python's, for a property
         result = schedule(*given.values())
-        if callable(chosen.get("epilogue")) or chosen.get("checked") is False:
-            return
-        _compare(schedule, given, result)
+        changed = callable(chosen.get("epilogue")) or not _SAME.isdisjoint(chosen)
+        if not changed:
+            _compare(right(*given.values()), result)
 
     shown = ", ".join(f"{name} = {said(value)}" for name, value in chosen.items())
     return Call(f"publics {seed}: {type(made).__name__}, then {shown}", run)
@@ -167,12 +202,15 @@ def _assigned(rng: random.Random, seed: int) -> Call:
 
 def _aliased(rng: random.Random, seed: int) -> Call:
     """Tensors in one array, which overlap or do not."""
-    make, names = rng.choice(KINDS)
+    make, names, right = rng.choice(KINDS)
     given = _given(names, rng)
     memory = np.zeros(60_000, np.float32)
     starts = {name: 16 * rng.randrange(0, 3000) for name in (*given, "out")}
     if rng.random() < 0.4:
         starts["out"] = starts[next(iter(given))]
+    if rng.random() < 0.3:  # inputs may share memory
+        starts |= dict.fromkeys(given, starts[next(iter(given))])
+    torches = rng.random() < 0.3
 
     def run() -> None:
         schedule = make()
@@ -182,18 +220,18 @@ def _aliased(rng: random.Random, seed: int) -> Call:
             room[...] = value
             placed[name] = room
         values = {name: array.copy() for name, array in placed.items()}
+        expected = right(*values.values())
+        size = expected.size
         first = next(iter(placed.values()))
-        shape = first.shape if "x" in placed else (72, 72)
-        if isinstance(schedule, S.AddParts):
-            shape = first.shape[-2:]
-        size = int(np.prod(shape))
-        out = memory.view(first.dtype)[starts["out"] * 4 // first.itemsize :][:size].reshape(shape)
+        out = memory.view(first.dtype)[starts["out"] * 4 // first.itemsize :][:size].reshape(expected.shape)
         shares = any(np.shares_memory(out, array) for array in placed.values())
-        result = schedule(*placed.values(), out=out)
+        tensors = [_as_torch(array) for array in placed.values()] if torches else [*placed.values()]
+        result = schedule(*tensors, out=_as_torch(out) if torches else out)
         if shares:
             raise Wrong("an output that shares memory with an input should have been refused")
-        if not schedule.check().ok:
+        if isinstance(schedule, tp.Schedule) and not schedule.check().ok:
             raise Unsafe("check")
-        _compare(schedule, values, result)
+        _compare(expected, result)
 
-    return Call(f"publics {seed}: {type(make()).__name__} of parts of one array, {starts}", run)
+    of_torch = ", PyTorch's" if torches else ""
+    return Call(f"publics {seed}: {type(make()).__name__} of parts of one array, {starts}{of_torch}", run)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.fuzz.calls_of_rows import CALLABLES
 from tests.fuzz.junk import JUNK
 from tests.fuzz.outcomes import Call, judge
+from tests.fuzz.publics import CALLABLES
 from tests.unit.errors import refused
 from tests.user_copy import copy_of
 from tmapipe import tuning
@@ -102,6 +102,15 @@ ARGUMENTS = [
     ("candidates", "device"), ("estimate", "candidate"), ("estimate", "fused"), ("torch.linear", "weight"),
     ("TransposeTiles", "dims"), ("TransposeTiles", "tile"), ("TransposeTiles", "vector"), ("RotaryTiles", "pairs"),
     ("torch.gemm", "a"), ("torch.softmax", "dim"), ("torch.rms_norm", "eps"),
+    ("SplitAttention()", "v"), ("SplitAttention.of", "q"), ("Attention.of", "v"), ("Attention.of", "causal"),
+    ("Attention.of", "lse"), ("torch.Linear", "in_features"), ("torch.Linear", "bias"), ("torch.SwiGLU", "hidden"),
+    ("torch.SwiGLU", "device"), ("torch.SwiGLU", "dtype"),
+    ("torch.cross_entropy", "reduction"), ("torch.transpose", "dims"), ("columns_of", "transposed"), ("in_shares", "peers"),
+    ("Operands", "declared"), ("Operands", "epilogue"), ("Candidate.can_be_built", "problem"),
+    ("Candidate.can_be_built", "epilogue"), ("Device.resident", "cluster_size"), ("TmaStoreStage.with_l2_hint", "hint"),
+    *(("torch.scaled_dot_product_attention", name) for name in (
+        "query", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
+    )),
 ]  # fmt: skip
 
 
@@ -110,3 +119,45 @@ def test_values_of_wrong_types_are_refused_by_name(name, argument):
     function, needed = CALLABLES[name]
     judged = [judge(Call("", lambda v=v: function(**{**needed, argument: v}))) for v in JUNK]
     assert not [each for each in judged if not each[0].good]
+
+
+def test_parts_are_taken_in_the_order_of_the_tiles_inside():
+    """`SplitK` of `GridTiles` computed the first tiles of each CTA alone, and was called safe."""
+    a, b = np.arange(2 * 80 * 64).reshape(2, 80, 64).astype(np.float16) % 7 - 3
+    for each in (1, 3):
+        schedule = tp.schedules.SplitK(2, (64, 64, 32), (1, 1), tiles=tp.tiles.GridTiles(each=each))
+        assert (schedule(a, b) == a.astype(np.float32) @ b.T.astype(np.float32)).all()
+
+
+def test_orders_of_parts_hand_on_what_the_order_of_the_tiles_says():
+    def said(kind):
+        return {name for name, value in vars(kind).items() if callable(value) and name[0] != "_"}
+
+    inside = set().union(*(said(kind) for kind in (tp.tiles.GridTiles, tp.tiles.DynamicTiles, tp.tiles.GpcTiles)))
+    assert inside <= said(tp.tiles.SplitKTiles), "what SplitKTiles does not hand on"
+
+
+def test_what_a_kernel_was_made_of_cannot_be_exchanged():
+    """Kernels are kept by shape: another operation would have found those of the first."""
+    schedules = tp.schedules
+    made = schedules.Reduce(), schedules.Elementwise(lambda x: x), schedules.Transpose()
+    for schedule, names in zip(made, (["operation"], ["function", "dtype"], ["dims"]), strict=True):
+        for name in names:
+            with pytest.raises(AttributeError, match=name):
+                setattr(schedule, name, getattr(schedule, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("Schedule.export", "name"), ("Schedule.export", "dtypes"), ("torch.cross_entropy", "ignore_index")],
+)
+def test_a_list_is_refused_by_name(name, argument):
+    function, needed = CALLABLES[name]
+    with pytest.raises(tp.InputError, match=argument):
+        function(**{**needed, argument: [64]})
+
+
+def test_parts_together_are_counted():
+    schedule = tp.schedules.AddParts((4, 64))
+    schedule.together = (0, 0)
+    refused(schedule.plan, argument="together", value=(0, 0), rule="number of parts")

@@ -7,8 +7,8 @@ import tmapipe as tp
 import tmapipe.testing
 import tmapipe.torch
 import tmapipe.tuning
-from tests.fuzz import calls_of_rows, compiling, declarations, options, publics, valid
-from tests.fuzz.__main__ import KINDS, calls_of, read, summary, table, write
+from tests.fuzz import compiling, declarations, options, publics, valid
+from tests.fuzz.chunks import KINDS, calls_of, counted, read, run, summary, table, total, write
 from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
 from tests.fuzz.schedules import SCHEDULES
 from tests.sweeps import ALL
@@ -21,7 +21,6 @@ def test_right_or_refused_well(kind):
     assert not [entry for entry in judged if not entry[2].good]
     outcomes = {outcome for _, _, outcome, _ in judged}
     assert {Outcome.RIGHT, Outcome.REFUSED} <= outcomes
-    assert f"{sum(outcome is Outcome.RIGHT for _, _, outcome, _ in judged)}" in table(judged)
 
 
 def test_right_calls_as_on_a_gpu():
@@ -44,18 +43,28 @@ def test_a_wrong_result_is_noticed(monkeypatch):
 
 
 def test_a_stopped_run_goes_on(tmp_path):
-    of, judged = [1, 4, "tensors"], calls_of(1, 0, 4, ["tensors"])
-    write(tmp_path / "out", of, 0, judged)
-    write(tmp_path / "out", [2, 4, "tensors"], 0, [])
-    assert read(tmp_path / "out", of) == {0: judged}
+    of, chunk = [1, 4, "tensors"], counted(1, 0, 4, ["tensors"])
+    write(tmp_path / "out", of, chunk)
+    write(tmp_path / "out", [2, 4, "tensors"], {**chunk, "start": 50})
+    assert read(tmp_path / "out", of) == {0: chunk}
     assert read(tmp_path / "none", of) == {}
 
 
 def test_a_summary_counts_all_calls():
-    judged = calls_of(1, 0, 4, ["tensors"])
-    found = summary(0x2A, [*judged, ("bodies", "a call", Outcome.BARE, "ValueError")])
-    assert (found["seed"], found["calls"], found["all"]["bare"]) == ("0x2a", 5, 1)
-    assert sum(found["by kind"]["tensors"].values()) == 4 and found["bad"][0]["call"] == "a call"
+    bad = {"start": 50, "counts": {"bodies BARE": 2}, "seconds": 2.0, "slowest": [1.5, "a call"]}
+    bad["bad"] = [("bodies", f"{which} call", "BARE", "ValueError At line 3") for which in ("a", "another")]
+    chunks = [counted(1, 0, 4, ["tensors"]), bad]
+    found = summary(0x2A, chunks)
+    assert (found["seed"], found["calls"], found["all"]["bare"]) == ("0x2a", 6, 2)
+    assert found["slowest call"] == [1.5, "a call"] and found["CPU seconds"] >= 2
+    assert sum(found["by kind"]["tensors"].values()) == 4
+    assert [(each["times"], each["call"]) for each in found["bad"]] == [(2, "a call")]
+    assert any(line.split()[:6] == ["bare", *"00202"] for line in table(total(chunks)).splitlines())
+
+
+def test_a_run_ends_in_time():
+    """And what ends a process counts as a crash of one call: no process is started for none."""
+    assert not list(run(1, 100, [0, 50], 2, ["tensors"], 0.0))
 
 
 def test_configurations_are_planned_and_compiled():
@@ -82,7 +91,7 @@ def test_no_constructor_fails_on_junk():
 
 
 def test_every_public_callable_is_drawn():
-    drawn = {name.rpartition(".")[2] for name in publics.CALLABLES} | calls_of_rows.LEFT_OUT
+    drawn = {name.rpartition(".")[2] for name in publics.CALLABLES}
     modules = (
         tp,
         tp.schedules,

@@ -13,7 +13,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import Bound
-from tmapipe.errors import InputError, is_count
+from tmapipe.errors import InputError, check_bool, check_type, is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.plan.transfers import even_columns
@@ -334,6 +334,7 @@ def columns_of(n: int, transposed: bool = False) -> int:
     accumulators, up to 64 in pieces of one width. Raises `InputError` unless *n* is a positive integer."""
     if not is_count(n):
         raise InputError("columns_of(n)", n, "is a positive number of columns", "e.g. 128")
+    check_bool("columns_of(transposed)", transposed)
     return even_columns(n, 64) if transposed else next((width for width in (64, 32) if width <= n), n)
 
 
@@ -341,15 +342,18 @@ def check_operands(
     declared: Mapping[str, EpilogueOperand], epilogue: Callable[..., Any] | None, accumulators: int
 ) -> Callable[..., Any]:
     """The epilogue. Raises `InputError` unless its operands are of known kinds and are exactly its parameters."""
+    check_type("operands", declared, Mapping, 'e.g. {"bias": tp.epilogue.PerColumn()}')
     for name, kind in declared.items():
         if not isinstance(kind, EpilogueOperand):
             rule = "is a Matrix, PerBatch, PerColumn, PerRow or Scalar of tmapipe.epilogue"
             raise InputError(f"operands[{name!r}]", kind, rule, "e.g. tp.epilogue.PerColumn()")
     if epilogue is None:
         raise InputError("epilogue", None, "is needed to use the operands", "e.g. lambda acc, bias: acc + bias")
+    if not callable(epilogue):
+        raise InputError("epilogue", epilogue, "is a function of the accumulator", "e.g. lambda acc, bias: acc + bias")
     try:
         inspect.signature(epilogue).bind(*[None] * accumulators, **dict.fromkeys(declared))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: of some functions of C, of which nothing says what they take
         several = "the accumulator" if accumulators == 1 else f"{accumulators} accumulators"
         rule = f"takes {several} and then the operands {', '.join(declared)} by name ({error})"
         raise InputError("epilogue", epilogue, rule, "name its parameters after the operands") from None

@@ -97,7 +97,9 @@ class Attention(Schedule):
             fits, "d", d if d == width else pair, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)"
         )
         rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
-        _require(causal in (None, "start", "end"), "causal", causal, rule, 'use "end"')
+        _require(
+            isinstance(causal, str | None) and causal in (None, "start", "end"), "causal", causal, rule, 'use "end"'
+        )
         fits, rule = (
             window is None or (is_count(window) and causal),
             "is a positive number of keys, of causal attention",
@@ -113,7 +115,11 @@ class Attention(Schedule):
         fits, rule = tiles is None or isinstance(tiles, TileOrder), "is an order of output tiles"
         _require(fits, "tiles", tiles, rule, "e.g. PersistentTiles()")
         rule = 'names dimensions of "b h m s" in this order, s the last one'
-        _require(mask is None or mask in MASKS, "mask", mask, rule, 'e.g. "h m s", or "b s"')
+        _require(
+            mask is None or (isinstance(mask, str) and mask in MASKS), "mask", mask, rule, 'e.g. "h m s", or "b s"'
+        )
+        for name, option in (("sinks", sinks), ("lse", lse)):
+            _require(isinstance(option, bool), name, option, "is True or False", "use one of them")
         dims = mask.split() if mask else []
         tile = (rows := rows_of(d, width), 1, keys_of(d, width, rows, "m" in dims)) if tile is None else tile
         fits = isinstance(tile, tuple) and len(tile) == 3 and all(map(is_count, tile)) and tile[0] * tile[1] % 64 == 0
@@ -168,9 +174,9 @@ class Attention(Schedule):
         keys are faster where each query sees many (from 8,192 on), and of heads of 64 elements, tiles of 128 queries where
         causal ones see few. Causal tiles go through several heads at once.
         """
-        from tmapipe.schedules.splitattention import SplitAttention, parts_for
+        from tmapipe.schedules.splitattention import SplitAttention, parts_for, width_of
 
-        width = (k if v is None else v).shape[3]
+        width = width_of(q, k, v, options)
         if cls is Attention and parts_for(q.shape, k.shape, width, options) > 1:
             return SplitAttention.of(q, k, v, **options)
         return cls((q.shape[3], width), **options_for(q.shape, k.shape, width, options))
@@ -186,7 +192,7 @@ class Attention(Schedule):
         """The tensors of a call by name, with o and lse. Raises `InputError` unless heads and batches go together."""
         more = {"mask": bool(self.mask_dims), "sinks": self.with_sinks, "o": True, "lse": self.returns_lse}
         given = match(["q", "k", "v", *(name for name, there in more.items() if there)], tensors, named, out, "o")
-        for name, x in given.items():
+        for name, x in {**dict.fromkeys("qkv"), **given}.items():
             check_kind(name, x)
             dims = "batch, heads, queries" if name == "lse" else "batch, heads, tokens, d"
             if name not in ("mask", "sinks") and x.ndim != dims.count(",") + 1:

@@ -368,7 +368,12 @@ class Reduce(RowKernel):
         if not isinstance(operation, str) or operation not in OPERATIONS:
             raise InputError("Reduce(operation)", operation, f"is one of {', '.join(OPERATIONS)}", 'e.g. "sum"')
         super().__init__()
-        self.operation = operation
+        self._operation = operation
+
+    @property
+    def operation(self) -> str:
+        """As given; another operation is another object."""
+        return self._operation
 
     def __call__(self, x: Any, *, out: Any = None) -> Any:
         """The number of each row.

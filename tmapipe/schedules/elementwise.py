@@ -264,12 +264,22 @@ class Elementwise:
     def __init__(self, function: Callable[..., Any], dtype: Any = None):
         if not callable(function):
             raise InputError("Elementwise(function)", function, "is called with fragments", "pass a function")
-        self.function, self.dtype = function, None if dtype is None else as_dtype(dtype)
+        self._given = function, None if dtype is None else as_dtype(dtype)
         try:
             self.signature: Any = inspect.signature(function)
         except ValueError:  # a built-in function that does not say
             self.signature = None
         self.fitted: dict[Any, Any] = {}
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """As given; another function is another object."""
+        return self._given[0]
+
+    @property
+    def dtype(self) -> DType | None:
+        """Of results; None: by the tensors."""
+        return self._given[1]
 
     def __call__(self, *tensors: Any, out: Any = None) -> Any:
         """``function(*tensors)``.

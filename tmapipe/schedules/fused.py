@@ -91,6 +91,8 @@ class AddParts(Schedule):
         """The plan as `Schedule.plan` makes it. Raises `InputError` for types that cannot be added, or whose sums d cannot
         hold."""
         check_stages(self, "x", "d")
+        if not is_count(self.together):
+            raise InputError("together", self.together, "is a number of parts", "e.g. 1")
         made = super().plan(dtypes, arch=arch)
         x, d = made.buffer("x").dtype, made.buffer("d").dtype
         if x.name.startswith("fp8"):

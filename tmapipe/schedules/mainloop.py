@@ -11,7 +11,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType
 from tmapipe.base.tensor_map import MulticastGroup
 from tmapipe.epilogue import Epilogue
-from tmapipe.errors import InputError, must
+from tmapipe.errors import InputError, is_count, must
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.stages import Turnstile
 from tmapipe.stage import TmaLoadStage
@@ -138,7 +138,18 @@ MAJORS = ("k", "m", "n")
 
 
 def in_shares(rows: int, peers: int) -> bool:
-    """Whether *peers* CTAs can load equal shares of *rows* rows along k: in steps of 8, the rows of a swizzle's pattern."""
+    """Whether *peers* CTAs can load equal shares of *rows* rows along k: in steps of 8, the rows of a swizzle's pattern.
+
+    Args:
+        rows: Of the tile.
+        peers: CTAs that take shares.
+
+    Raises:
+        InputError: One of them is no positive integer.
+    """
+    for name, value in (("rows", rows), ("peers", peers)):
+        if not is_count(value):
+            raise InputError(f"in_shares({name})", value, "is a positive integer", "e.g. 2")
     return rows % (8 * peers) == 0
 
 

@@ -9,7 +9,7 @@ from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, fp32
 from tmapipe.bind.tensors import new_like
-from tmapipe.errors import InputError, is_count
+from tmapipe.errors import InputError, check_bool, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
@@ -32,6 +32,7 @@ class CombineParts(Schedule):
     load, work = Role(warps=1), Role(warps=4)
 
     def __init__(self, width: int = 128, lse: bool = False):
+        check_bool("lse", lse)
         self.relations = (Dim("e", size=width),)
         self.ring = BarrierRing(4, producer=self.load, consumer=self.work)
         self.x = TmaLoadStage("b h c m e", tile=(8, width), ring=self.ring, dtype="fp32")
@@ -103,7 +104,7 @@ class SplitAttention(Attention):
     def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> SplitAttention:
         """The schedule for tensors like *q*, *k* and *v*, in as many parts as `Attention.of` would choose. options: as of the
         constructor."""
-        width = (k if v is None else v).shape[3]
+        width = width_of(q, k, v, options)
         parts = parts_for(q.shape, k.shape, width, options)
         if options.get("causal") == "end" and q.shape[2] == 1 and options.get("window") is None:
             options["causal"] = None  # the one query sees all keys
@@ -151,6 +152,23 @@ class SplitAttention(Attention):
             if not _same_memory(x, apart[name]):
                 apart[name][...] = x.reshape(apart[name].shape)
         return (given["o"], given["lse"]) if self.returns_lse else given["o"]
+
+
+def width_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> int:
+    """Elements of a row of the values. v: None: as k. Raises `InputError` unless each has the shape of heads of batches, and
+    those *options* that shapes decide on are of the right types."""
+    for name, tensor in (("q", q), ("k", k), ("v", k if v is None else v)):
+        if not isinstance(shape := getattr(tensor, "shape", None), tuple) or len(shape) != 4:
+            rule = "is a tensor of dimensions batch, heads, tokens, d"
+            raise InputError(name, tensor if shape is None else shape, rule, "pass a view with these")
+    for name in {"causal", "mask"} & {*options}:
+        if not isinstance(options[name], str | None):
+            raise InputError(f"Attention({name})", options[name], "is a string or None", "leave it out")
+    for name in {"lse", "sinks"} & {*options}:
+        check_bool(f"Attention({name})", options[name])
+    if not isinstance(window := options.get("window"), int | None):
+        raise InputError("Attention(window)", window, "is a number of keys or None", "leave it out")
+    return int((k if v is None else v).shape[3])
 
 
 def parts_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> int:

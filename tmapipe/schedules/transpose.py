@@ -191,9 +191,14 @@ class Transpose:
         whole = dims is None or (isinstance(dims, (tuple, list)) and all(type(dim) is int for dim in dims))
         if not whole or (dims is not None and len({dim % len(dims) for dim in dims}) < len(dims)):
             raise InputError("Transpose(dims)", dims, "names each dimension once, by its number", "e.g. (0, 2, 1)")
-        self.dims = None if dims is None else tuple(dims)
+        self._order = None if dims is None else tuple(dims)
         self.fitted: dict[Any, Schedule] = {}
         self.copy = Copy()
+
+    @property
+    def dims(self) -> tuple[int, ...] | None:
+        """As given; another order is another object."""
+        return self._order
 
     def __call__(self, x: Any, *, out: Any = None) -> Any:
         """``x.permute(dims)``, dense.

@@ -80,6 +80,14 @@ class PartTiles(TileOrder):
         return ceil_div(isa.extent(load.argument, where), load.tile[where])
 
 
+def _inside(name: str) -> Any:
+    def method(self: SplitKTiles, *given: Any) -> Any:
+        """As in `TileOrder`."""
+        return getattr(self.tiles, name)(*given)
+
+    return method
+
+
 @attrs.frozen
 class SplitKTiles(PartTiles):
     """An order in which the parts of an output tile are tiles of their own: for outputs of few tiles, and many steps.
@@ -121,27 +129,15 @@ class SplitKTiles(PartTiles):
     def launch_words(self) -> int:  # type: ignore[override]
         return self.tiles.launch_words
 
-    def launch_numbers(
-        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
-    ) -> list[int]:
-        """As in `TileOrder`."""
-        return self.tiles.launch_numbers(tiles, resident, cluster_size, gpcs)
-
     def pieces(self, tiles: int, steps: int) -> tuple[int, int]:
         """The least and the most parts of a tile, for *tiles* tiles of *steps* steps."""
         return self.parts, self.parts
 
-    def queue(self, dims: int) -> tuple[int, int] | None:
-        """As in `TileOrder`."""
-        return self.tiles.queue(dims)
-
-    def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
-        """As in `TileOrder`."""
-        return self.tiles.clusters(grid, cluster)
-
-    def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
-        """As in `TileOrder`."""
-        return self.tiles.divisors(grid, cluster, clusters)
+    # What the order of the tiles inside says.
+    launch_numbers, spans, queue, clusters, divisors, room, check_plan, smem_bytes, least_ctas = map(
+        _inside,
+        ["launch_numbers", "spans", "queue", "clusters", "divisors", "room", "check_plan", "smem_bytes", "least_ctas"],
+    )
 
     def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
         """As in `TileOrder`; *grid* counts parts."""

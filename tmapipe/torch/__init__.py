@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import InputError, check_type, needed
+from tmapipe.errors import InputError, check_type, is_whole, needed
 
 with needed("torch", "torch", "for its operators"):
     import torch
@@ -129,7 +129,9 @@ def cross_entropy(
         reduction: "mean" over rows that count, "sum" or "none".
     """
     _require_tensors("cross_entropy", x=x, target=target)
-    if reduction not in ("mean", "sum", "none"):
+    if not is_whole(ignore_index):
+        raise InputError("tmapipe.torch.cross_entropy(ignore_index)", ignore_index, "is a class's number", "e.g. -100")
+    if not isinstance(reduction, str) or reduction not in ("mean", "sum", "none"):
         raise InputError("tmapipe.torch.cross_entropy(reduction)", reduction, "is mean, sum or none", 'e.g. "mean"')
     if x.ndim != 2 or target.shape != x.shape[:1] or target.dtype not in (torch.int64, torch.int32):
         reason = "logits that are no matrix, or targets that are no classes"
@@ -150,8 +152,8 @@ def transpose(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tenso
         dims: The order of its dimensions; None: backwards.
     """
     _require_tensors("transpose", x=x)
-    order = tuple(reversed(range(x.ndim))) if dims is None else tuple(dims)
-    if sorted(order) != [*range(x.ndim)]:
+    order = tuple(reversed(range(x.ndim))) if dims is None else tuple(dims) if isinstance(dims, (tuple, list)) else ()
+    if len(order) != x.ndim or not all(map(is_whole, order)) or sorted(order) != [*range(x.ndim)]:
         raise InputError("tmapipe.torch.transpose(dims)", dims, f"has each of {x.ndim} dimensions once", "e.g. (1, 0)")
     return _transpose(x, order) if eager(x) else torch.ops.tmapipe.transpose(x, order)
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tmapipe.bind.tensors import new_in_order
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, check_bool, check_type, is_number
 from tmapipe.schedules.attention import Attention, options_for
 from tmapipe.schedules.splitattention import SplitAttention, parts_for
 from tmapipe.torch.operators import TYPES, eager, otherwise, reason_of, where
@@ -39,9 +39,10 @@ def scaled_dot_product_attention(
         enable_gqa: Whether query may have a multiple of the heads of key and value.
 
     Raises:
-        InputError: A tensor requires gradients, and they are recorded.
+        InputError: A tensor requires gradients, and they are recorded, or an argument is of another type.
     """
     given = (query, key, value)
+    _check(given, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         rule = "has no gradients: there is a kernel for the forward pass alone"
         fix = "call it within torch.no_grad(), or torch.nn.functional's"
@@ -61,6 +62,20 @@ def scaled_dot_product_attention(
         given = tuple(x.unsqueeze(0) for x in given)
     found = _attention(*given, is_causal, scale) if eager(*given) else _attention_op(*given, is_causal, scale)
     return found.squeeze(0) if query.ndim == 3 else found
+
+
+def _check(given: tuple[Any, ...], attn_mask: Any, dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> None:
+    """Raises `InputError` for an argument of another type, or a probability that is none."""
+    operator = "tmapipe.torch.scaled_dot_product_attention"
+    tensors = dict(zip(("query", "key", "value"), given, strict=True))
+    for name, value in (tensors if attn_mask is None else {**tensors, "attn_mask": attn_mask}).items():
+        check_type(f"{operator}({name})", value, torch.Tensor, "convert it")
+    check_bool(f"{operator}(is_causal)", is_causal)
+    check_bool(f"{operator}(enable_gqa)", enable_gqa)
+    if not is_number(dropout_p) or not 0 <= dropout_p <= 1:
+        raise InputError(f"{operator}(dropout_p)", dropout_p, "is a probability, from 0 to 1", "e.g. 0.0")
+    if scale is not None and not (is_number(scale) and abs(scale) < 1e30):
+        raise InputError(f"{operator}(scale)", scale, "is a number below 1e30, or None", "e.g. 0.125")
 
 
 def _other_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> str | None:

@@ -18,7 +18,7 @@ from tmapipe.bind.bound import outputs_of
 from tmapipe.bind.tensors import signature
 from tmapipe.calling import called, check_one_kernel
 from tmapipe.epilogue import Epilogue, PerColumn
-from tmapipe.errors import InputError, check_type
+from tmapipe.errors import InputError, check_bool, check_type, is_count
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.tuning import Problem, choose
@@ -168,7 +168,19 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 class Linear(torch.nn.Linear):
-    """`torch.nn.Linear`, of which `linear` computes the product."""
+    """`torch.nn.Linear`, of which `linear` computes the product.
+
+    Args:
+        in_features, out_features, bias, device, dtype: As of `torch.nn.Linear`.
+
+    Raises:
+        InputError: An argument is of another type, or torch has no such device.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None):
+        _check_layer("Linear", device, dtype, in_features=in_features, out_features=out_features)
+        check_bool("Linear(bias)", bias)
+        super().__init__(in_features, out_features, bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``input weight^T + bias``.
@@ -186,10 +198,14 @@ class SwiGLU(torch.nn.Module):
         features: Of x and of the result.
         hidden: Of the layer between.
         device, dtype: As of `torch.nn.Linear`.
+
+    Raises:
+        InputError: As of `Linear`.
     """
 
     def __init__(self, features: int, hidden: int, *, device: Any = None, dtype: Any = None):
         super().__init__()
+        _check_layer("SwiGLU", device, dtype, features=features, hidden=hidden)
         how: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
         self.gate, self.up = Linear(features, hidden, **how), Linear(features, hidden, **how)
         self.down = Linear(hidden, features, **how)
@@ -202,6 +218,21 @@ class SwiGLU(torch.nn.Module):
         """
         found: torch.Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return found
+
+
+def _check_layer(module: str, device: Any, dtype: Any, **features: Any) -> None:
+    """Raises `InputError` unless torch has such a device, and *dtype* is a type of numbers that have gradients."""
+    for name, value in features.items():
+        if not is_count(value) or value >= 2**28:
+            raise InputError(f"{module}({name})", value, "is a positive number of features below 2^28", "e.g. 1024")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise InputError(f"{module}(dtype)", dtype, "is a floating-point type of torch's", "e.g. torch.bfloat16")
+    try:
+        torch.empty(0, device=device)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"{module}(device)", device, f"is a device: {str(error).splitlines()[0]}", "use cuda"
+        ) from None
 
 
 def _cast(*given: torch.Tensor | None) -> Any:

@@ -30,7 +30,7 @@ from tmapipe.bind.bound import check_kind, of_sums
 from tmapipe.bind.tensors import last_but_one
 from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
-from tmapipe.errors import InputError, is_count, must
+from tmapipe.errors import InputError, check_type, is_count, must
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.tiles.dynamic import GpcTiles
@@ -215,7 +215,9 @@ class Device:
     )
 
     def resident(self, cluster_size: int) -> int:
-        """How many clusters of *cluster_size* CTAs run at once."""
+        """How many clusters of *cluster_size* CTAs run at once. Raises `InputError` unless that is a positive integer."""
+        if not is_count(cluster_size):
+            raise InputError("Device.resident(cluster_size)", cluster_size, "is a positive number of CTAs", "e.g. 2")
         return dict(self.clusters).get(cluster_size, self.multiprocessors // cluster_size)
 
 
@@ -402,6 +404,8 @@ class Candidate:
         """
         from tmapipe import schedules
 
+        check_type("Candidate.build(problem)", problem, Problem, "e.g. Problem(4096, 4096, 4096)")
+        check_type("Candidate.build(epilogue)", epilogue, Epilogue, "e.g. Epilogue(lambda acc: acc * 2)")
         kind = getattr(schedules, self.schedule, None) if isinstance(self.schedule, str) else None
         if not (isinstance(kind, type) and issubclass(kind, Gemm)):
             raise InputError("Candidate(schedule)", self.schedule, "names a GEMM of tmapipe.schedules", 'e.g. "Gemm"')
