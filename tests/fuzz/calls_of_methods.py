@@ -24,6 +24,7 @@ from tmapipe.schedules import mainloop
 
 S, E = tp.schedules, tp.epilogue
 X, WEIGHT, ONES = torch.linspace(-2, 2, 256).view(4, 64), torch.linspace(0, 1, 512).view(8, 64), torch.ones(64)
+EIGHTS = X.to(torch.float8_e4m3fn)
 HEADS = torch.linspace(-1, 1, 1 * 2 * 8 * 64).view(1, 2, 8, 64).bfloat16()
 MATRIX, IMAGE = np.ones((64, 64), np.float16), np.arange(256, dtype=np.int32).reshape(4, 64)
 STORE = tp.TmaStoreStage("m n", tile=(64, 64), role=USE)
@@ -127,6 +128,16 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "torch.Linear()": (_module(lambda: tt.Linear(64, 8)), {"input": X}),
     "torch.SwiGLU": (tt.SwiGLU, {"features": 2048, "hidden": 2048}),
     "torch.SwiGLU()": (_module(lambda: tt.SwiGLU(64, 32)), {"x": X}),
+    "torch.conv2d": (
+        _as("conv2d", functional.conv2d, 2e-2),
+        {"x": HEADS.view(2, 8, 8, 8).float(), "weight": WEIGHT.view(16, 8, 2, 2), "padding": "valid"},
+    ),
+    "torch.grouped_gemm": (
+        tt.grouped_gemm, {"a": X, "b": WEIGHT.view(2, 4, 64), "offsets": torch.tensor([1, 4], dtype=torch.int32)}
+    ),
+    "torch.scaled_mm": (
+        tt.scaled_mm, {"a": EIGHTS, "b": EIGHTS, "scale_a": torch.ones(1), "scale_b": torch.ones(4), "bias": None}
+    ),
     "torch.cross_entropy": (
         _as("cross_entropy", lambda x, **of: functional.cross_entropy(x, **of)), {"x": X, "target": torch.arange(4)}
     ),
@@ -179,6 +190,7 @@ FURTHER = {
     "CombineParts()": ("x", "l", "out"),
     "SplitAttention()": ("q", "k", "v", "out"),
     **dict.fromkeys(("SplitAttention.of", "Attention.of"), ("q", "k", "v", "causal", "window", "scale", "lse")),
+    "torch.conv2d": ("x", "weight", "bias", "stride", "padding", "dilation", "groups"),
     "torch.cross_entropy": ("x", "target", "ignore_index", "reduction"),
     "torch.layer_norm": ("x", "weight", "bias", "eps"),
     "torch.log_softmax": ("x", "dim"),

@@ -67,34 +67,53 @@ def conv2d(
         groups: 1; others are computed by torch.
 
     Raises:
-        InputError: A tensor is none, x has other than three to five dimensions, or "same" has no such padding: with a
-            stride, or with windows of an even extent, which need one zero more behind than before.
+        InputError: A tensor is none or has another shape, a number is none, or "same" has no such padding: with a stride,
+            or with windows of an even extent, which need one zero more behind than before.
     """
     _require("conv2d", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     rank = x.ndim - 2
     if rank not in (1, 2, 3):
         rule = "has three to five dimensions: images, channels, and one to three of pixels"
         raise InputError("tmapipe.torch.conv2d(x)", tuple(x.shape), rule, "e.g. x[None]")
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or x.shape[1] % groups:
+        rule = f"is a number of equal parts of {x.shape[1]} channels"
+        raise InputError("tmapipe.torch.conv2d(groups)", groups, rule, "e.g. 1")
+    if weight.ndim != x.ndim or weight.shape[1] != x.shape[1] // groups or weight.shape[0] % groups:
+        rule = f"is [outputs, {x.shape[1] // groups} channels, and {rank} extents of windows]"
+        raise InputError("tmapipe.torch.conv2d(weight)", tuple(weight.shape), rule, "reshape or permute it")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        rule = f"has {weight.shape[0]} numbers, one an output"
+        raise InputError("tmapipe.torch.conv2d(bias)", tuple(bias.shape), rule, "reshape it")
+    steps, between = _extents("stride", stride, rank), _extents("dilation", dilation, rank)
+    if isinstance(padding, str):
+        around = _named_padding(padding, weight.shape[2:], steps, between)
+    else:
+        around = _extents("padding", padding, rank, least=0)
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = (each if each is None else each.to(dtype) for each in (x, weight, bias))
-    if isinstance(padding, str):
-        padding = _named_padding(padding, weight.shape[2:], stride, dilation)
-    extents = [[each] * rank if isinstance(each, int) else [*each] for each in (stride, padding, dilation)]
-    found: torch.Tensor = torch.ops.tmapipe.conv(x, weight, bias, *extents, groups)
+    found: torch.Tensor = torch.ops.tmapipe.conv(x, weight, bias, steps, around, between, groups)
     return found
 
 
-def _named_padding(name: str, windows: Sequence[int], stride: _Extent, dilation: _Extent) -> list[int]:
+def _extents(name: str, value: _Extent, rank: int, least: int = 1) -> list[int]:
+    """A number of each dimension."""
+    found: list[Any] = [*value] if isinstance(value, (tuple, list)) else [value] * rank
+    if len(found) != rank or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in found):
+        rule = f"is a number of at least {least}, or {rank} of them"
+        raise InputError(f"tmapipe.torch.conv2d({name})", value, rule, f"e.g. {least}")
+    return found
+
+
+def _named_padding(name: str, windows: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
     """Zeros of each dimension, as torch names them."""
     where_ = "tmapipe.torch.conv2d(padding)"
     if name not in ("same", "valid"):
         raise InputError(where_, name, "is a number, one a dimension, same or valid", 'e.g. "same"')
-    steps, between = ([each] * len(windows) if isinstance(each, int) else [*each] for each in (stride, dilation))
-    around = [step * (size - 1) for step, size in zip(between, windows, strict=True)]
+    around = [step * (size - 1) for step, size in zip(dilation, windows, strict=True)]
     if name == "valid":
         return [0] * len(around)
-    if any(step != 1 for step in steps) or any(each % 2 for each in around):
+    if any(step != 1 for step in stride) or any(each % 2 for each in around):
         fix = "pad x by torch.nn.functional.pad"
         raise InputError(where_, name, "is for a stride of 1 and as many zeros before as behind", fix)
     return [each // 2 for each in around]
@@ -121,8 +140,8 @@ def _conv(
         return _channels_last(found).clone(memory_format=torch.preserve_format)
 
     given = (x, weight) if bias is None else (x, weight, bias)
-    if weight.ndim != x.ndim or not x.numel() or not weight.numel():
-        return run()  # an error that torch words, or nothing to multiply
+    if not x.numel() or not weight.numel():
+        return run()
     reason = _other_type(given, TYPES)
     if reason is None and groups != 1:
         reason = "groups"
