@@ -37,10 +37,13 @@ class Reach:
     By mbarrier: `arrivals`, `armed`, `loose` (bytes armed without an arrival), `landing` bytes, `lands` (how many loads),
     `waits`; by named barrier: `arrived` (threads) and `sizes`; `cluster`: warps that arrive; by CTA: `exits`, `reached` by
     others; `touch`: classes of accesses begun or ended; `far`: mbarriers used from afar; `fenced`: warps that publish inits.
+    The estimate ends as soon as one of the classes *against* is touched.
     """
 
-    def __init__(self, state: State, programs: list[WarpProgram], at: list[int], frozen: int | Flight):
-        self.state, self.programs = state, programs
+    def __init__(
+        self, state: State, programs: list[WarpProgram], at: list[int], frozen: int | Flight, against: int = 0
+    ):
+        self.state, self.programs, self.against = state, programs, against
         layout = state.layout
         bars = len(state.count)
         self.arrivals, self.armed, self.loose, self.landing, self.lands, self.waits = ([0] * bars for _ in range(6))
@@ -67,7 +70,7 @@ class Reach:
         self.position = list(at)
         agents = [a for a in range(layout.agents) if a != frozen and at[a] < programs[a].end]
         moved = True
-        while moved:
+        while moved and not self.touch & against:
             moved = False
             for agent in agents:
                 moved |= self._advance(agent)
@@ -95,7 +98,7 @@ class Reach:
         program = self.programs[agent]
         position = before = self.position[agent]
         visible, end = program.visible, program.end
-        while position < end and self._passes(agent, visible[position]):
+        while position < end and not self.touch & self.against and self._passes(agent, visible[position]):
             position += 1
         self.position[agent] = position
         return position != before
@@ -183,10 +186,11 @@ def commutes(
     state: State, classes: Classes, programs: list[WarpProgram], at: list[int], agent: int, v: Visible
 ) -> bool:
     """Whether the enabled operation *v*, the agent's next, may be executed before anything that the others can do."""
-    if v.kind == FREE and not v.touch:
+    against = classes.against(v.touch)
+    if v.kind == FREE and not against:
         return True
-    reach = Reach(state, programs, at, agent)
-    if classes.against(v.touch) & reach.touch:
+    reach = Reach(state, programs, at, agent, against)
+    if against & reach.touch:
         return False
     kind = v.kind
     if kind == WAIT:
@@ -221,11 +225,12 @@ def landing_commutes(
     state: State, classes: Classes, programs: list[WarpProgram], at: list[int], flight: Flight, bit: int
 ) -> bool:
     """Whether the bytes of a load in flight may be counted before anything else happens."""
-    reach = Reach(state, programs, at, flight)
+    against = classes.against(bit)
+    reach = Reach(state, programs, at, flight, against)
     _, _, _, bar, nbytes, arrivals, source, _ = state.loads[flight]
     ctas = {flight.cta} | ({source // state.layout.nslots} if source >= 0 else set())
     return (
-        not classes.against(bit) & reach.touch
+        not against & reach.touch
         and _counts_alike(state, reach, bar, arrivals, 0, nbytes)
         and all(reach.exits[cta] < state.live[cta] for cta in ctas)
     )

@@ -7,37 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-import tmapipe as tp
 from tests.unit.errors import refused
+from tests.unit.scaled import crowded_of, scaled_of
 from tmapipe import autotune
 from tmapipe.errors import PipelineError
 from tmapipe.tuning import METHOD, differing, job_of, measured
 from tmapipe.tuning.compiling import compile_each, keep
 from tmapipe.tuning.compiling import recall_entry as recall
-
-
-def scaled_of(rows, stages=2, columns=64):
-    class Scaled(tp.Schedule):
-        """y = 2 x."""
-
-        relations = (tp.Dim("n", size=columns),)
-        load, work = tp.Role(warps=1), tp.Role(warps=1)
-        ring = tp.BarrierRing(stages, producer=load, consumer=work)
-        x = tp.TmaLoadStage("m n", tile=(rows, columns), ring=ring)
-        y = tp.TmaStoreStage("m n", tile=(rows, columns), role=work)
-
-        @load.jit
-        def fill(self, k, tile):
-            with k.ring.produce() as slot:
-                slot.x.load(tile)
-
-        @work.jit
-        def scale(self, k, tile):
-            with k.ring.consume() as slot:
-                values = slot.x.read()
-            k.y.store(tile, 2 * values)
-
-    return Scaled()
 
 
 def test_the_first_that_can_be_planned_is_taken_without_a_gpu():
@@ -112,19 +88,5 @@ def test_what_spills_falls_out(tmp_path, monkeypatch):
     monkeypatch.setenv("TMAPIPE_CHECK", "0")  # which the proof has tests of its own for
     kinds = {"x": "fp32", "y": "fp32"}, {"x": 2, "y": 2}
     jobs = [functools.partial(job_of, make, {"rows": rows}, kinds) for make, rows in ((scaled_of, 8), (crowded_of, 64))]
-    errors = compile_each(jobs, tmp_path, spills=False)
+    errors = compile_each(jobs, tmp_path, 1, spills=False)
     assert errors[0] == "" and "local memory" in errors[1]
-
-
-def crowded_of(rows):
-    """Reads a tile whose numbers do not fit into the registers of as many warps."""
-
-    class Crowded(type(scaled_of(rows, stages=1))):
-        idle = tp.Role(warps=6)
-        tiles = tp.tiles.GridTiles(ctas=4)
-
-        @idle.jit
-        def nothing(self, k, tile):
-            pass
-
-    return Crowded()

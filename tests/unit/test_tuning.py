@@ -612,8 +612,9 @@ def test_compiling_processes_import_nothing_from_where_they_run(tmp_path, monkey
         (tmp_path / f"{name}.py").write_text("open('executed', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    errors = compile_each([functools.partial(int, "no number")], tmp_path, 1)
-    assert "invalid literal for int" in errors[0] and not (tmp_path / "executed").exists()
+    errors = compile_each([functools.partial(int, f"no number {i}") for i in range(3)], tmp_path, 2)
+    assert all(f"invalid literal for int() with base 10: 'no number {i}'" in errors[i] for i in range(3))
+    assert not (tmp_path / "executed").exists()
 
 
 def store_many(first):

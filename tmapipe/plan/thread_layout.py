@@ -325,6 +325,11 @@ def compared(
 FEW_SUMS = 8  # a thread, as was seen for tiles of every 64 to 256 rows and 8 to 32 columns
 
 
+def multiplies(a: DType, b: DType) -> bool:
+    """Whether wgmma multiplies elements of these types."""
+    return (a == b and a in (bf16, fp16, tf32, int8)) or {a, b} <= {fp8_e4m3, fp8_e5m2}
+
+
 def check_matmuls(
     declared: Declarations, types: dict[str, DType], target: Arch, launch: int, shared: bool = False
 ) -> dict[str, str]:
@@ -348,7 +353,7 @@ def check_matmuls(
         warpgroups = role.warps // 4 // role.teams
         if k != kb:
             raise InputError(f"{of_b}.tile", mma.b.tile, f"its k extent differs from {of_a}'s {k}", "use one k")
-        if not (a == b and a in (bf16, fp16, tf32, int8)) and not {a, b} <= {fp8_e4m3, fp8_e5m2}:
+        if not multiplies(a, b):
             rule = "takes two operands of one type, bf16, fp16, tf32 or int8, or two of fp8_e4m3 and fp8_e5m2"
             to_tf32 = 'give both stages dtype="tf32" (a Gemm\'s a and b: Operand(dtype="tf32"))'
             fix = to_tf32 if {a, b} == {fp32} else "convert the tensors"

@@ -10,6 +10,7 @@ from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import check_type
 from tmapipe.plan.declarations import launch_registers
 from tmapipe.plan.rings import SM_RESERVED, arch_named
+from tmapipe.plan.thread_layout import multiplies
 from tmapipe.schedules.mainloop import in_shares
 from tmapipe.tuning.problem import SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
@@ -69,9 +70,13 @@ BARRIERS = 2048  # bytes of barriers, and of what is left out between tiles
 
 
 def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """All candidates for *problem* on *device*, whether they fit in shared memory or not (`Candidate.can_be_built` tells)."""
+    """All candidates for *problem* on *device*, whether they fit in shared memory or not (`Candidate.can_be_built` tells).
+    None for types that wgmma does not multiply.
+    """
     check_type("candidates(problem)", problem, Problem, "e.g. Problem.of(a, b)")
     check_type("candidates(device)", device, Device, "e.g. Device.current()")
+    if not multiplies(problem.dtype, problem.dtype):
+        return
     few = problem.batch * problem.m * problem.n <= FEW_WAVES * device.multiprocessors * 128 * 256
     fitted = few or min(problem.m, problem.n) <= NARROW
     alongs = ("m", "n") if fitted and problem.out.bytes == 2 else ("m",)

@@ -17,6 +17,7 @@ from tmapipe.base.disk import cache_folder
 from tmapipe.base.tma_rules import Windows
 from tmapipe.bind.bound import check_kind
 from tmapipe.epilogue import Epilogue
+from tmapipe.epilogue.operands import check_operands
 from tmapipe.errors import InputError, MissingGpuError, PipelineError, check_bool, check_type, is_count, needed
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import Conv
@@ -69,6 +70,8 @@ def ranked(
     if most is not None and not is_count(most):
         raise InputError("ranked(most)", most, "is a positive number of candidates, or None", "leave it out")
     epilogue = Epilogue.of(epilogue)
+    if epilogue.operands:  # now, since thousands of candidates would find the same
+        check_operands(epilogue.operands, epilogue.function, 1)
     every = [each for each in candidates(problem, device) if device.resident(each.ctas)]
     us = estimates(problem, every, device, fused=not epilogue.plain)
     found: list[tuple[Candidate, float]] = []
