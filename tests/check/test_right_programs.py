@@ -149,6 +149,43 @@ class TwoRowsAStep(tp.Schedule):
         k.y.store(tile, values)
 
 
+class InSomeCTAs(tp.Schedule):
+    """y = x, plus w in CTAs that *some* names; only these load it, into a ring of its own, and store how much it was. slip: what
+    the role that adds it takes for their condition."""
+
+    cluster = {"n": 2}
+    load, add = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=add)
+    other = tp.BarrierRing(1, producer=load, consumer=add)
+    x = tp.TmaLoadStage("m n", tile=(8, 64), ring=ring)
+    w = tp.TmaLoadStage("m n", tile=(8, 64), ring=other)
+    y = tp.TmaStoreStage("m n", tile=(8, 64), role=add, stages=1)
+    z = tp.ThreadStoreStage("m", tile=(8,), role=add, vector=4, dtype="fp32")
+
+    def __init__(self, some: Any, slip: Any = None):
+        self.some, self.slip = some, slip or some
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+        if self.some(k, tile):
+            with k.other.produce() as slot:
+                slot.w.load(tile)
+
+    @add.jit
+    def sums(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        if self.slip(k, tile):
+            with k.other.consume() as slot:
+                more = slot.w.read()
+            values = values + more
+            if tile.n == 0:
+                k.z.store(tile, tp.math.row_max(more))
+        k.y.store(tile, values)
+
+
 @attrs.frozen
 class Twin:
     right: Callable[[], tp.Schedule]
@@ -168,6 +205,14 @@ TWINS = {
     "nested, then one more": Twin(lambda: nested(5, 1, 1), lambda: nested(5, 1, 2)),
     "stored in the first column": Twin(InTheFirstColumn, lambda: InTheFirstColumn(True)),
     "blocks by a table": Twin(Blocks, lambda: Blocks(1)),
+    "in the first CTA of a cluster": Twin(
+        lambda: InSomeCTAs(lambda k, tile: k.rank("n") == 0),
+        lambda: InSomeCTAs(lambda k, tile: k.rank("n") == 0, lambda k, tile: k.rank("n") == 1),
+    ),
+    "in every third column": Twin(
+        lambda: InSomeCTAs(lambda k, tile: tile.n % 3 == 0),
+        lambda: InSomeCTAs(lambda k, tile: tile.n % 3 == 0, lambda k, tile: tile.n % 3 == 1),
+    ),
     "three passes in one loop": Twin(LoopsOfLoops, lambda: LoopsOfLoops(1)),
     "37 steps": by_steps(lambda s, k, tile: one_if(steps(k) == 37), lambda s, k, tile: one_if(steps(k) == 38)),
     "up to 2,000,000": by_steps(
