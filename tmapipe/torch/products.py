@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tmapipe.base.tma_rules import Windows
 from tmapipe.epilogue import Epilogue, PerColumn, PerRow, Scalar
-from tmapipe.errors import InputError, check_type
+from tmapipe.errors import InputError, check_type, is_whole
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import GroupedGemm
 from tmapipe.schedules.mainloop import Operand
@@ -78,6 +78,14 @@ def conv2d(
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = (each if each is None else each.to(dtype) for each in (x, weight, bias))
+    given = {"stride": stride, "dilation": dilation, "groups": groups}
+    for name, value in (given if isinstance(padding, str) else {**given, "padding": padding}).items():
+        each = value if isinstance(value, (tuple, list)) and name != "groups" else [value]
+        least = 0 if name == "padding" else 1
+        whole = isinstance(value, int) or len(each) == rank
+        if not whole or not all(is_whole(n) and least <= n < 2**31 for n in each):
+            rule = f"is {'a number' if name == 'groups' else 'a number, or one a dimension'}, from {least} to 2^31 - 1"
+            raise InputError(f"tmapipe.torch.conv2d({name})", value, rule, "e.g. 1")
     if isinstance(padding, str):
         padding = _named_padding(padding, weight.shape[2:], stride, dilation)
     extents = [[each] * rank if isinstance(each, int) else [*each] for each in (stride, padding, dilation)]
@@ -278,7 +286,7 @@ def scaled_mm(
         if scale.dtype != torch.float32 or scale.numel() not in (1, count):
             rule = f"is fp32, of 1 or {count} numbers"
             raise InputError(f"{where_}({name})", (tuple(scale.shape), str(scale.dtype)), rule, "reshape or convert it")
-    if out_dtype not in _NAMES:
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in _NAMES:
         raise InputError(f"{where_}(out_dtype)", out_dtype, "is bfloat16, float16 or float32", "e.g. torch.bfloat16")
     if bias is not None and (bias.shape != b.shape[:1] or bias.dtype != out_dtype):
         rule = f"is {str(out_dtype).removeprefix('torch.')}, of {b.shape[0]} numbers"
