@@ -26,7 +26,7 @@ class Outcome(enum.Enum):
 
     RIGHT = "the result is NumPy's"
     REFUSED = "an InputError that names argument, value, rule and fix, or an error that names the line of a body"
-    OWN = "Python's own exception for the caller's line, of a method or a parameter that nothing has, or PyTorch's of its operator"
+    OWN = "Python's own exception for the caller's line, of a name that nothing has, or PyTorch's of its operator"
     UNSAFE = "check() says what can go wrong"
     POOR = "an InputError without one of its four parts"
     BARE = "an exception that is not the library's"

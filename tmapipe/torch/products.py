@@ -78,7 +78,7 @@ def conv2d(
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = (each if each is None else each.to(dtype) for each in (x, weight, bias))
-    given = {"stride": stride, "dilation": dilation, "groups": groups}
+    given: dict[str, Any] = {"stride": stride, "dilation": dilation, "groups": groups}
     for name, value in (given if isinstance(padding, str) else {**given, "padding": padding}).items():
         each = value if isinstance(value, (tuple, list)) and name != "groups" else [value]
         least = 0 if name == "padding" else 1
