@@ -18,14 +18,14 @@ from torch.nn import functional
 import tmapipe as tp
 import tmapipe.torch as tt
 from tests.fuzz.declarations import LOAD, RING, USE, A, B
-from tests.fuzz.outcomes import Wrong
+from tests.fuzz.outcomes import Own, Wrong
 from tmapipe import tuning
 from tmapipe.schedules import mainloop
 
 S, E = tp.schedules, tp.epilogue
 X, WEIGHT, ONES = torch.linspace(-2, 2, 256).view(4, 64), torch.linspace(0, 1, 512).view(8, 64), torch.ones(64)
-EIGHTS = X.to(torch.float8_e4m3fn)
 HEADS = torch.linspace(-1, 1, 1 * 2 * 8 * 64).view(1, 2, 8, 64).bfloat16()
+PIXELS, FILTERS = (torch.linspace(-1, 1, 64 * n).view(-1, 16, 4, 4)[..., :r, :r].half() for n, r in ((8, 4), (32, 3)))
 MATRIX, IMAGE = np.ones((64, 64), np.float16), np.arange(256, dtype=np.int32).reshape(4, 64)
 STORE = tp.TmaStoreStage("m n", tile=(64, 64), role=USE)
 SMALL = tuning.Problem(64, 64, 64)
@@ -38,13 +38,17 @@ def _as(name: str, right: Callable[..., Any], rough: float = 1e-3) -> Callable[.
     """An operator of `tmapipe.torch`, compared with *right* for the arguments that both take."""
 
     def run(**given: Any) -> Any:
-        found = getattr(tt, name)(**given)
+        try:
+            found = getattr(tt, name)(**given)
+        except RuntimeError as error:  # TypeErrors are refused by name
+            if _refuses(lambda: right(**given)):
+                raise Own(f"{type(error).__name__}: {error}") from None
+            raise
         if given.get("dropout_p"):
             return found  # of random numbers
-        try:
-            expected = right(**given)
-        except Exception:
-            raise Wrong("PyTorch refuses this") from None
+        if _refuses(lambda: right(**given)):
+            raise Wrong("PyTorch refuses this")
+        expected = right(**given)
         if found.shape != expected.shape or not torch.allclose(
             found.float(), expected.float(), atol=rough, rtol=rough, equal_nan=True
         ):
@@ -52,6 +56,14 @@ def _as(name: str, right: Callable[..., Any], rough: float = 1e-3) -> Callable[.
         return found
 
     return run
+
+
+def _refuses(run: Callable[[], Any]) -> bool:
+    try:
+        run()
+    except Exception:
+        return True
+    return False
 
 
 def _module(make: Callable[[], torch.nn.Module]) -> Callable[..., Any]:
@@ -128,16 +140,6 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "torch.Linear()": (_module(lambda: tt.Linear(64, 8)), {"input": X}),
     "torch.SwiGLU": (tt.SwiGLU, {"features": 2048, "hidden": 2048}),
     "torch.SwiGLU()": (_module(lambda: tt.SwiGLU(64, 32)), {"x": X}),
-    "torch.conv2d": (
-        _as("conv2d", functional.conv2d, 2e-2),
-        {"x": HEADS.view(2, 8, 8, 8).float(), "weight": WEIGHT.view(16, 8, 2, 2), "padding": "valid"},
-    ),
-    "torch.grouped_gemm": (
-        tt.grouped_gemm, {"a": X, "b": WEIGHT.view(2, 4, 64), "offsets": torch.tensor([1, 4], dtype=torch.int32)}
-    ),
-    "torch.scaled_mm": (
-        tt.scaled_mm, {"a": EIGHTS, "b": EIGHTS, "scale_a": torch.ones(1), "scale_b": torch.ones(4), "bias": None}
-    ),
     "torch.cross_entropy": (
         _as("cross_entropy", lambda x, **of: functional.cross_entropy(x, **of)), {"x": X, "target": torch.arange(4)}
     ),
@@ -151,6 +153,13 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
         _as("scaled_dot_product_attention", functional.scaled_dot_product_attention, 2e-2),
         {"query": HEADS, "key": HEADS, "value": HEADS},
     ),
+    "torch.conv2d": (
+        _as("conv2d", lambda x, weight, **of: functional.conv2d(x, weight, **of), 5e-2), {"x": PIXELS, "weight": FILTERS}
+    ),
+    "torch.grouped_gemm": (tt.grouped_gemm, {"a": X.half(), "b": WEIGHT.half()[None], "offsets": torch.tensor([4]).int()}),
+    "torch.scaled_mm": (tt.scaled_mm, {
+        "a": X.to(torch.float8_e4m3fn), "b": WEIGHT.to(torch.float8_e4m3fn), "scale_a": torch.ones(1), "scale_b": torch.ones(8)
+    }),
     "torch.transpose": (
         _as("transpose", lambda x, dims=None: x.permute(dims) if dims is not None else x.transpose(-1, -2)), {"x": X}
     ),
@@ -190,7 +199,6 @@ FURTHER = {
     "CombineParts()": ("x", "l", "out"),
     "SplitAttention()": ("q", "k", "v", "out"),
     **dict.fromkeys(("SplitAttention.of", "Attention.of"), ("q", "k", "v", "causal", "window", "scale", "lse")),
-    "torch.conv2d": ("x", "weight", "bias", "stride", "padding", "dilation", "groups"),
     "torch.cross_entropy": ("x", "target", "ignore_index", "reduction"),
     "torch.layer_norm": ("x", "weight", "bias", "eps"),
     "torch.log_softmax": ("x", "dim"),
@@ -199,6 +207,7 @@ FURTHER = {
         "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
     ),
     "torch.transpose": ("x", "dims"),
+    "torch.conv2d": ("x", "weight", "bias", "stride", "padding", "dilation", "groups"),
     "torch.Linear()": ("input",),
     "torch.SwiGLU()": ("x",),
     "torch.register": ("schedule", "name", "backward"),

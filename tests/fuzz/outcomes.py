@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tmapipe.errors import InputError, PipelineError
 
-__all__ = ["Call", "Outcome", "Unsafe", "Wrong", "judge"]
+__all__ = ["Call", "Outcome", "Own", "Unsafe", "Wrong", "judge"]
 
 _SIGNATURE = re.compile(
     r"\(\) (got multiple values|got an unexpected keyword|missing \d+ required|takes .* positional)"
@@ -26,7 +26,7 @@ class Outcome(enum.Enum):
 
     RIGHT = "the result is NumPy's"
     REFUSED = "an InputError that names argument, value, rule and fix, or an error that names the line of a body"
-    OWN = "Python's own exception for the caller's line: a method or a parameter that nothing has"
+    OWN = "Python's own exception for the caller's line, of a name that nothing has, or PyTorch's of its operator"
     UNSAFE = "check() says what can go wrong"
     POOR = "an InputError without one of its four parts"
     BARE = "an exception that is not the library's"
@@ -45,6 +45,10 @@ class Wrong(Exception):
 
 class Unsafe(Exception):
     """Raised by a call whose schedule `check` refuses."""
+
+
+class Own(Exception):
+    """Raised by a call of an operator that falls back to PyTorch's, which refuses the same with its own words."""
 
 
 class Call(NamedTuple):
@@ -82,6 +86,8 @@ def judge(call: Call) -> tuple[Outcome, str]:
         return Outcome.WRONG, str(error)
     except Unsafe as error:
         return Outcome.UNSAFE, str(error)
+    except Own as error:
+        return Outcome.OWN, str(error)
     except InputError as error:
         return _of_parts(error)
     except PipelineError as error:

@@ -9,7 +9,7 @@ import tmapipe.torch
 import tmapipe.tuning
 from tests.fuzz import compiling, declarations, options, publics, valid
 from tests.fuzz.chunks import KINDS, calls_of, counted, read, run, summary, table, total, write
-from tests.fuzz.outcomes import Call, Outcome, Unsafe, Wrong, judge
+from tests.fuzz.outcomes import Call, Outcome, Own, Unsafe, Wrong, judge
 from tests.fuzz.schedules import SCHEDULES
 from tests.sweeps import ALL
 
@@ -130,6 +130,7 @@ def raising(error):
         (TypeError("f() takes 1 positional argument but 2 were given"), Outcome.OWN),
         (Wrong("two"), Outcome.WRONG),
         (Unsafe("race"), Outcome.UNSAFE),
+        (Own("of torch"), Outcome.OWN),
     ],
 )
 def test_outcomes(error, outcome):

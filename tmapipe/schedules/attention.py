@@ -94,7 +94,7 @@ class Attention(Schedule):
         d, width = pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
         fits: Any = all(is_count(n) and n % 16 == 0 and n <= 256 for n in pair)
         _require(
-            fits, "d", d if d == width else pair, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)"
+            fits, "d", d if d is width else pair, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)"
         )
         rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
         _require(
