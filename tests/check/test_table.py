@@ -63,6 +63,20 @@ def problems(of: Declared) -> list[str]:
                 found.append("Start: mask, share and shares are of bytes that complete on an mbarrier")
             if not own and bool(effect.until.nbytes) == bool(effect.until.lanes):
                 found.append("Start: either bytes or arrivals are counted on an mbarrier")
+        if isinstance(effect, effects.Start) and bool(effect.until.thread) != (effect.until.group is Group.BULK):
+            found.append("Start: bulk groups are of a thread")
+        if isinstance(effect, effects.Tile) and bool(effect.nbytes) != any(
+            x.until.lanes for x in of.all(effects.Start)
+        ):
+            found.append("Tile: bytes are told where no mbarrier counts them")
+        if isinstance(effect, effects.Global) and bool(effect.part) != bool(effect.at):
+            found.append("Global: a tile is a store's, and starts somewhere")
+        if isinstance(effect, effects.FenceProxy) and not effect.lanes:
+            found.append("FenceProxy: some lanes fence")
+        if isinstance(effect, effects.Access) and len({bool(x) for x in (effect.part, effect.parts, effect.cut)}) > 1:
+            found.append("Access: a part is one of so many, of a cut")
+        if isinstance(effect, effects.Accumulators) and bool(effect.matmul) == (effect.use is Use.FENCE):
+            found.append("Accumulators: a fence is for those of all matmuls")
         if isinstance(effect, effects.Arrive) and (effect.scope is Scope.CTA) == bool(effect.mask):
             found.append("Arrive: CTA scope is for arrivals at the own CTA")
         if isinstance(effect, effects.ArriveAt) and (effect.scope is Scope.CTA) != bool(effect.barrier):

@@ -27,6 +27,7 @@ from tmapipe.isa.effects import (
     Return,
     SetRegisters,
     Start,
+    Tile,
     Use,
     Wait,
     WaitAt,
@@ -53,10 +54,8 @@ EXAMPLES: tuple[Any, ...] = (
     ops.ClusterWait(),
     ops.FenceProxyAsync(),
     ops.FenceProxyAsyncGlobal(),
-    ops.GridWait(),
-    ops.GridLaunch(),
     ops.PrefetchDescriptor("s0"),
-    ops.TmaLoad("s0", 0, 1, 1024, 0b11, 1, 2, (0, 0)),
+    ops.TmaLoad("s0", 0, 1, 1024, 0b11, 1, 2, (0, 0), offsets=(1, 2)),
     ops.TmaGather("s0", 0, 1, 512, 3, 4, (5, 9, 2, 0), (0, 0)),
     ops.TmaPrefetch("s0", 1, (0, 0)),
     ops.BulkLoad("s0", 0, 1, 2048, (0, 0)),
@@ -86,16 +85,32 @@ EXAMPLES: tuple[Any, ...] = (
     ops.PeerRead(1, 0b10),
     ops.SetMaxNreg(72, True),
     ops.Exit(),
+    ops.GridWait(),
+    ops.GridLaunch(),
     ops.CounterAdd(2, 7),
     ops.CounterStore(2, 0),
-    ops.TileStore("y"),
+    ops.TileStore("y", (0, 0)),
     ops.TableLoad("ends", (3, 4)),
     ops.Ballot(5),
     ops.Shuffle(),
     ops.ReadSmid(),
 )
 #: What threads do to global memory, by hand: the state of a cluster does not have it.
-GLOBAL = {ops.CounterAdd: "atomic", ops.CounterStore: "write", ops.TileStore: "write", ops.TableLoad: "read"}
+GLOBAL = {
+    ops.CounterAdd: ("atomic", "", ()),
+    ops.CounterStore: ("write", "", ()),
+    ops.TileStore: ("write", "y", (0, 0)),
+    ops.TableLoad: ("read", "", ()),
+}
+#: The tiles of tensors that the examples move, by hand: load or store, start, rows, whether it must start inside.
+TILES: dict[type, tuple[Any, ...]] = {
+    **dict.fromkeys((ops.TmaLoad, ops.BulkLoad, ops.CpAsync), ("s0", (0, 0), (), True)),
+    **dict.fromkeys((ops.TmaPrefetch, ops.BulkPrefetch, ops.TmaLoadThrough), ("s0", (0, 0), (), False)),
+    **dict.fromkeys((ops.TmaStore, ops.BulkStore), ("y", (0, 0), (), True)),
+    ops.TmaGather: ("s0", (0, 0), (5, 9, 2, 0), False),
+    ops.TmaScatter: ("y", (0, 0), (5, 9, 2, 0), False),
+    ops.DescriptorWrite: ("s0", (3, 5), (), False),
+}
 LOAD, STORE, WGMMA = ops.TmaLoad("s0", 0, 1, 2048), ops.TmaStore("y", 0), ops.Wgmma("mma", 0, 1)
 
 
@@ -133,7 +148,8 @@ def observed(op: Any) -> set[tuple[Any, ...]]:
     if not after.enabled(0, op):
         raise AssertionError(f"{op} is not enabled")
     after.apply(0, op)
-    found |= {("global memory", GLOBAL[type(op)])} if type(op) in GLOBAL else set()
+    found |= {("global memory", *GLOBAL[type(op)])} if type(op) in GLOBAL else set()
+    found |= {("moves", *TILES[type(op)])} if type(op) in TILES else set()
     if after.loads and not _refused(op, op):
         found |= {("goes with others like it", load[0]) for load in after.loads.values()}
     return found | set(_counted(before, after)) | set(_started(before, after)) | set(_rest(op, before, after))
@@ -170,13 +186,13 @@ def _blocking(op: Any) -> Iterator[tuple[Any, ...]]:
     elif isinstance(op, ops.BulkWait):
         state.apply(0, STORE)
         state.apply(0, ops.BulkCommit())
-        blocked = not state.enabled(0, op)
+        blocked, thread = not state.enabled(0, op), state.enabled(0, op._replace(lanes=0b10)) and op.lanes
         state.apply(next(iter(state.stores)), ops.StoreRead())
-        yield from [("awaits", Group.BULK, op.pending, state.enabled(0, op))] if blocked else ()
+        yield from [("awaits", Group.BULK, thread, op.pending, state.enabled(0, op))] if blocked else ()
     elif isinstance(op, ops.WgmmaWait):
         state.apply(0, WGMMA)
         state.apply(0, ops.WgmmaCommit())
-        yield from () if state.enabled(0, op) else [("awaits", Group.WGMMA, op.pending, False)]
+        yield from () if state.enabled(0, op) else [("awaits", Group.WGMMA, None, op.pending, False)]
     elif not state.enabled(0, op):
         bar = next(i for i in range(state.layout.nbars) if _completes(state, op, i))
         yield "waits for", bar, state.phase[bar] & 1
@@ -199,9 +215,10 @@ def _counted(before: State, after: State) -> Iterator[tuple[Any, ...]]:
             yield "arms", bar, after.tx[bar] - before.tx[bar]
     for id in range(16):
         if before.bar_arrived[id] != after.bar_arrived[id]:
-            yield "arrives at", id
+            waits = after.bar_seen[0] is not None
+            yield "arrives at", id, after.bar_threads[id], waits
     if before.cluster[0] != after.cluster[0]:
-        yield "arrives at", None
+        yield "arrives at", None, None, False
 
 
 def _started(before: State, after: State) -> Iterator[tuple[Any, ...]]:
@@ -218,10 +235,10 @@ def _started(before: State, after: State) -> Iterator[tuple[Any, ...]]:
             yield "starts to read", b, Group.WGMMA
     if after.issued[0] != before.issued[0]:
         yield "accumulators", Use.UPDATE
-    if after.committed != before.committed:
-        yield "ends a group", Group.BULK
+    for thread in after.committed.keys() - before.committed.keys():
+        yield "ends a group", Group.BULK, 1 << thread
     if after.bounds != before.bounds:
-        yield "ends a group", Group.WGMMA
+        yield "ends a group", Group.WGMMA, None
 
 
 def _rest(op: Any, before: State, after: State) -> Iterator[tuple[Any, ...]]:
@@ -280,7 +297,9 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
     elif isinstance(effect, Arm):
         yield "arms", of(effect.bar), of(effect.nbytes)
     elif isinstance(effect, ArriveAt):
-        yield "arrives at", of(effect.barrier) if effect.barrier else None
+        threads = of(effect.threads) if effect.threads else None
+        barrier = of(effect.barrier) if effect.barrier else None
+        yield "arrives at", barrier, threads, bool(effect.sync and of(effect.sync))
     elif isinstance(effect, WaitAt):
         yield "waits at", of(effect.barrier) if effect.barrier else None
     elif isinstance(effect, SetRegisters):
@@ -302,12 +321,15 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
             yield verb, slot, share, shares, bar, *counted
             yield from [("goes with others like it", slot)] if effect.reduces else []
     elif isinstance(effect, EndGroup):
-        yield "ends a group", effect.group
+        yield "ends a group", effect.group, of(effect.thread) if effect.thread else None
     elif isinstance(effect, AwaitGroup):
-        yield "awaits", effect.group, of(effect.pending), bool(effect.read and of(effect.read))
+        thread = of(effect.thread) if effect.thread else None
+        yield "awaits", effect.group, thread, of(effect.pending), bool(effect.read and of(effect.read))
     elif isinstance(effect, Accumulators):
         yield "accumulators", effect.use
     elif isinstance(effect, Global):
-        yield "global memory", effect.how
+        yield "global memory", effect.how, *declared(type(op)).moved(op)
+    elif isinstance(effect, Tile):
+        yield "moves", *declared(type(op)).moved(op), of(effect.numbers) if effect.numbers else (), effect.inside
     elif isinstance(effect, Return):
         yield ("returns",)

@@ -14,7 +14,7 @@ from tmapipe.check.ring_uses import RingUse, cause_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
 from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
 from tmapipe.isa.effects import Kind as OperandKind
-from tmapipe.isa.ops import BarWait, MbarWait, TmaGather, TmaLoad
+from tmapipe.isa.ops import BarWait, MbarWait
 from tmapipe.model.layout import Kind, Layout, Shapes
 from tmapipe.model.machine import Scheduler
 from tmapipe.model.run import bar_name, describe, lines, who
@@ -138,7 +138,7 @@ class Deadlock:
             return f"{phase} got {-tx} bytes that nobody armed: arm them before the loads start"
         roles = wait.ring.phases[wait.ring.barriers.index(self.layout.barrier(wait.bar))] if wait.ring else ()
         loads = [name for role in roles for name in wait.ring.loads.get(role, ())] if wait.ring else []
-        started = {s.op.load for s in counted if isinstance(s.op, (TmaLoad, TmaGather))}
+        started = {declared(type(s.op)).moved(s.op)[0] for s in counted}
         if loads and {peer.name for peer in self.layout.plan.sends} >= set(loads):
             send = f"let {' and '.join(roles)} of every CTA send {' and '.join(loads)} once for each slot"
             return f"{phase} has {tx} bytes armed that no CTA of the cluster sends: {send}, to all that wait for it"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from tmapipe.isa.effects import Start, declared
 from tmapipe.model.layout import Kind, Layout
 from tmapipe.model.run import Drawn, Event, Timeline, bar_name, event_of, lines, slot_name, who
 
@@ -369,6 +370,13 @@ class Step(NamedTuple):
     phase: int | None = None
     what: str = ""
     time: int = 0
+
+    @property
+    def thread(self) -> int:
+        """The thread in whose bulk groups the work is that the operation starts."""
+        start = declared(type(self.op)).effect(Start)
+        assert start is not None
+        return 32 * self.agent + int(getattr(self.op, start.until.thread)).bit_length() - 1
 
 
 def events_of(layout: Layout, steps: Iterable[Step]) -> tuple[Event, ...]:

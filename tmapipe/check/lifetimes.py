@@ -10,7 +10,7 @@ from tmapipe.check.phases import Clock, Clocks, Key, Known, Rules, knows
 from tmapipe.check.slots import Waits
 from tmapipe.isa.effects import Kind as OperandKind
 from tmapipe.isa.effects import Scope, Start, declared
-from tmapipe.isa.ops import Flight, SlotWrite
+from tmapipe.isa.ops import Flight
 from tmapipe.model.layout import Kind, Layout, Shapes
 from tmapipe.model.run import bar_name, who
 from tmapipe.model.state import State
@@ -163,7 +163,8 @@ class Lifetimes(Rules):
         for (_, cta, agent), (step, at) in self.reached.items():
             if self.exits[cta][agent] < step.time:
                 if at is None:
-                    what, fix = f"reads its {layout.slot_name(step.op.slot)}", RELEASES
+                    slot = getattr(step.op, declared(type(step.op)).named(OperandKind.SLOT)[0])
+                    what, fix = f"reads its {layout.slot_name(slot)}", RELEASES
                 else:
                     what = f"arrives at its {layout.bar_name(at)}"
                     fix = WAIT.format(
@@ -247,19 +248,18 @@ class Contents(Rules):
             known = {other: cuts for other, cuts in self.parts.get(slot, {}).items() if self._team(other) == team}
             self.note(slot, {**known, agent: frozenset()})
 
-    def access(self, step: Step, own: int, write: bool) -> None:
-        """Threads, TMA or wgmma read a slot of their CTA, or threads write a part of it."""
-        buffer, _ = self.layout.slots[own]
-        if buffer.name not in self.of:
-            return
-        slot, op = self._flat(step.agent, own), step.op
-        if write:
-            if type(op) is SlotWrite:
-                known = self.parts.get(slot, {})
-                cuts = known.get(step.agent, frozenset()) | {(op.split, op.part, op.parts)}
-                self.note(slot, {**known, step.agent: cuts})
-        elif slot in self.short:
-            self._look(step, slot, buffer.name)
+    def read(self, step: Step, own: int) -> None:
+        """Threads, TMA or wgmma read a slot of their CTA."""
+        name, slot = self.layout.slots[own][0].name, self._flat(step.agent, own)
+        if name in self.of and slot in self.short:
+            self._look(step, slot, name)
+
+    def write(self, step: Step, own: int, cut: Cut) -> None:
+        """Threads write a part of a slot of their CTA."""
+        if self.layout.slots[own][0].name in self.of:
+            slot = self._flat(step.agent, own)
+            known = self.parts.get(slot, {})
+            self.note(slot, {**known, step.agent: known.get(step.agent, frozenset()) | {cut}})
 
     def note(self, slot: int, known: dict[int, frozenset[Cut]]) -> None:
         self.parts[slot] = known
@@ -352,8 +352,7 @@ class Results(Rules):
         for (tensor, agent, _), stored in self.stored.items():
             key, written = ("result", tensor, agent), self._written(agent, stored)
             if not written:
-                thread = 32 * agent + stored.step.op.lanes.bit_length() - 1
-                yield (*key, state.committed[thread] - (stored.number or 0)), ()
+                yield (*key, state.committed[stored.step.thread] - (stored.number or 0)), ()
                 continue
             yield key, written
             yield (*key, "fenced"), self._fenced(agent, written)
@@ -380,17 +379,18 @@ class Results(Rules):
         """Whether a warp fenced global memory after it came to know that something is *written*."""
         return agent in self.fences and knows(self.fences[agent][1], written)
 
-    def _place(self, part: Transfer, op: Any) -> Place:
-        return tuple(zip(op.at, part.part, strict=True)) if self.places and op.at else ()
+    def _place(self, part: Transfer, at: tuple[int, ...]) -> Place:
+        return tuple(zip(at, part.part, strict=True)) if self.places and at else ()
 
     # ---- stores ---------------------------------------------------------------------------------------------------
 
     def store(self, step: Step, flight: Flight | None) -> None:
         """A store to a tensor is issued, or threads store (no *flight*)."""
-        part, agent = self.stores.get(step.op.store), step.agent
+        name, at = declared(type(step.op)).moved(step.op)
+        part, agent = self.stores.get(name), step.agent
         if part is None:
             return
-        tensor, place = part.memory, self._place(part, step.op)
+        tensor, place = part.memory, self._place(part, at)
         known = self.clocks.of[agent]
         for (other, bar, where), (load, phase) in self.loaded.items():
             over = phase is not None and known[self.clocks.phases + bar] > phase
@@ -423,10 +423,11 @@ class Results(Rules):
 
     def load(self, step: Step, bar: str, by_engine: bool, flights: tuple[Flight, ...]) -> None:
         """A load is issued, by an engine or by threads. bar: the operand that it completes on."""
-        part = self.loads.get(getattr(step.op, "load", ""))
+        name, at = declared(type(step.op)).moved(step.op)
+        part = self.loads.get(name)
         if part is None:
             return
-        tensor, place = part.memory, self._place(part, step.op)
+        tensor, place = part.memory, self._place(part, at)
         for (other, storing, where), stored in self.stored.items():
             if other == tensor and _overlap(place, where):
                 self._check(tensor, step, storing, stored, by_engine)

@@ -15,7 +15,7 @@ from typing import Any
 from tmapipe.check.findings import Finding, FindingLog, Step, events_of
 from tmapipe.check.lifetimes import Contents, Lifetimes, Results
 from tmapipe.check.phases import Barriers, Clocks, Phases, Rules
-from tmapipe.check.slots import Fences, Slots
+from tmapipe.check.slots import Fences, Slots, part_of
 from tmapipe.errors import InputError
 from tmapipe.isa import effects
 from tmapipe.isa.effects import (
@@ -178,12 +178,16 @@ class LinearCheck:
         self.clocks.synchronize_lanes(step.agent)
 
     def _fence_proxy(self, effect: effects.FenceProxy, step: Step, facts: Any) -> None:
-        if step.op.lanes == ALL_LANES:  # otherwise which lanes have written is not known
+        if getattr(step.op, effect.lanes) == ALL_LANES:  # otherwise which lanes have written is not known
             (self.fences if effect.space == "shared" else self.results).fence(step)
 
     def _access(self, effect: effects.Access, step: Step, facts: Any) -> None:
         if self.contents.of and not effect.mask:
-            self.contents.access(step, getattr(step.op, effect.slot), effect.write)
+            slot = getattr(step.op, effect.slot)
+            if not effect.write:
+                self.contents.read(step, slot)
+            elif effect.parts:
+                self.contents.write(step, slot, part_of(effect, step.op))
         if self.slots.access(step, effect) is Proxy.GENERIC:
             self.fences.access(step.agent, getattr(step.op, effect.slot))
         if effect.mask:
@@ -195,7 +199,7 @@ class LinearCheck:
         self.last[step.agent] = step
         self.slots.start(step, effect, flights)
         if self.contents.of and not effect.write:
-            self.contents.access(step, getattr(step.op, effect.slot), False)
+            self.contents.read(step, getattr(step.op, effect.slot))
         if effect.until.group is None:
             clock = self.clocks.of[step.agent].copy()
             for flight in flights:
@@ -207,6 +211,8 @@ class LinearCheck:
             self.results.store(step, flights[0])
 
     def _tile(self, effect: effects.Tile, step: Step, facts: Any) -> None:
+        if not effect.inside:
+            return
         anywhere = bool(effect.anywhere) and getattr(step.op, effect.anywhere)
         self.lifetimes.start_tile(step, getattr(step.op, effect.part), getattr(step.op, effect.at), anywhere)
 
@@ -224,7 +230,7 @@ class LinearCheck:
             self.slots.mma_wait(step, covered)
 
     def _global(self, effect: effects.Global, step: Step, facts: Any) -> None:
-        if effect.how == "write" and hasattr(step.op, "store"):
+        if effect.how == "write" and effect.part:
             self.results.store(step, None)
 
     def _return(self, effect: effects.Return, step: Step, facts: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tmapipe.check.findings import FindingLog, Step
-from tmapipe.isa.effects import Arm, Start, declared
+from tmapipe.isa.effects import Arm, ArriveAt, Start, declared
 from tmapipe.isa.ops import Counted
 from tmapipe.model.layout import Kind, Layout
 from tmapipe.model.run import bar_name, who
@@ -458,7 +458,8 @@ class Barriers(Rules):
                 self.clocks.release(agent, latest.clock, all_lanes=True)
 
     def _early(self, step: Step, number: int, before: Phase) -> None:
-        name = self.layout.named_barrier_name(getattr(step.op, "id", 0))
+        at = declared(type(step.op)).effect(ArriveAt)
+        name = self.layout.named_barrier_name(getattr(step.op, at.barrier) if at is not None and at.barrier else 0)
         others = ", ".join(dict.fromkeys(self.layout.role(s.agent) for s in before.steps))
         text = (
             f"{who(self.layout, step.agent)} arrives at {name} for its use number {number} and does not know that use number "

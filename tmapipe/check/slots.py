@@ -49,6 +49,11 @@ Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
 WHOLE: Part = ("whole", 0, 1)
 
 
+def part_of(effect: effects.Access, op: Any) -> Part:
+    """The part of a slot that threads access."""
+    return (getattr(op, effect.cut), getattr(op, effect.part), getattr(op, effect.parts)) if effect.parts else WHOLE
+
+
 class Access:
     """One access to a slot.
 
@@ -276,7 +281,7 @@ class Slots(Rules):
                     yield (*key, "fenced"), self.fenced(access)
                 for agent, wait in ends.items():
                     if wait is None:  # it will be for the groups or wgmmas up to one counted from the latest
-                        thread = 32 * agent + access.step.op.lanes.bit_length() - 1 if access.kind == STORE else agent
+                        thread = access.step.thread if access.kind == STORE else agent
                         latest = state.committed[thread] if access.kind == STORE else state.issued[agent]
                         yield (*key, agent, latest - (access.number or 0)), ()
 
@@ -291,7 +296,7 @@ class Slots(Rules):
         if proxy is Proxy.ASYNC:
             self.async_slots.add(slot)
         kind = (THREADS if proxy is Proxy.GENERIC else RAW)[effect.write]
-        part = WHOLE if effect.mask else (op.split, op.part, op.parts)
+        part = part_of(effect, op)
         access = Access(kind, part, step, slot)
         cta = getattr(op, effect.mask).bit_length() - 1 if effect.mask else self.layout.cta_of(agent)
         self._access(cta, access, agent)

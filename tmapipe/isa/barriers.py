@@ -181,7 +181,7 @@ class MbarExpectTx(NamedTuple):
     nbytes: Bytes
 
 
-@operation("bar.sync", "arrives at {id}", ArriveAt("id"))
+@operation("bar.sync", "arrives at {id}", ArriveAt("id", "threads", "sync"))
 class BarArrive(NamedTuple):
     """The arrival of ``bar.sync`` (sync) or ``bar.arrive``; id 0 is the CTA's barrier (`threads` 0: all that have not
     returned). Facts: (generation counted in, whether it completed)."""
@@ -229,18 +229,8 @@ class FenceProxyAsyncGlobal(NamedTuple):
     lanes: Lanes = ALL_LANES
 
 
-@operation("griddepcontrol.wait", "waits for the end of the kernel before")
-class GridWait(NamedTuple):
-    """Facts: None."""
-
-
-@operation("griddepcontrol.launch_dependents", "lets the next kernel start")
-class GridLaunch(NamedTuple):
-    """Facts: None."""
-
-
 class BarrierInstructions(Lowering):
-    """Instructions on barriers and fences, and between kernels."""
+    """Instructions on barriers and fences."""
 
     def mbarrier_init(self, barrier: Barrier, count: int) -> None:
         """``mbarrier.init`` of each stage: a phase completes after *count* arrivals and all armed bytes.
@@ -329,17 +319,6 @@ class BarrierInstructions(Lowering):
         accesses through the async proxy, such as a TMA load of what threads have stored. Orders no access to shared memory."""
         self.emit(FenceProxyAsyncGlobal())
 
-    def griddepcontrol_wait(self) -> None:
-        """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are
-        visible. Nothing in global memory may be touched earlier, since the launch does not wait for them. In the machine,
-        which runs one kernel: nothing."""
-        self.emit(GridWait())
-
-    def griddepcontrol_launch_dependents(self) -> None:
-        """``griddepcontrol.launch_dependents``: once each CTA has executed it, the next kernel's CTAs may start wherever
-        there is room (and wait there, as above). Orders nothing."""
-        self.emit(GridLaunch())
-
 
 # ---- compute ---------------------------------------------------------------------------------------------------------
 #
@@ -349,14 +328,14 @@ class BarrierInstructions(Lowering):
 IN_GROUP = Until(Group.WGMMA)
 
 
-@operation("", "writes the registers of {matmul}", Accumulators(Use.WRITE))
+@operation("", "writes the registers of {matmul}", Accumulators(Use.WRITE, "matmul"))
 class AccumulatorWrite(NamedTuple):
     """Registers of a matmul written by the warp: its accumulators set to zero or scaled, or its operand a. Facts: None."""
 
     matmul: Name
 
 
-@operation("", "reads the accumulators of {matmul}", Accumulators(Use.READ))
+@operation("", "reads the accumulators of {matmul}", Accumulators(Use.READ, "matmul"))
 class AccumulatorRead(NamedTuple):
     """Registers of an accumulator read by the warp. Facts: None."""
 
@@ -373,7 +352,7 @@ class WgmmaFence(NamedTuple):
     "starts wgmma {matmul}, which reads {a} and {b}",
     Start("a", IN_GROUP),
     Start("b", IN_GROUP),
-    Accumulators(Use.UPDATE),
+    Accumulators(Use.UPDATE, "matmul"),
 )
 class Wgmma(NamedTuple):
     """By one warp of the four. Facts: tuple of its `Flight`, which all four have."""
@@ -387,7 +366,7 @@ class Wgmma(NamedTuple):
     "wgmma.mma_async.sync.aligned",
     "starts wgmma {matmul}, which reads registers and {b}",
     Start("b", IN_GROUP),
-    Accumulators(Use.UPDATE),
+    Accumulators(Use.UPDATE, "matmul"),
 )
 class WgmmaFromRegisters(NamedTuple):
     """A `Wgmma` whose operand a is in registers, which count among the accumulators. Facts: as of `Wgmma`."""
@@ -415,7 +394,10 @@ def _part(op: SlotRead | SlotWrite) -> str:
     return f"{share} in {raw}{proxy}" if raw else share
 
 
-@operation("", lambda names, op: f"reads {names.slot_name(op.slot)}{_part(op)}", Access(proxy="proxy"))
+PARTS: Any = {"proxy": "proxy", "part": "part", "parts": "parts", "cut": "split"}
+
+
+@operation("", lambda names, op: f"reads {names.slot_name(op.slot)}{_part(op)}", Access(**PARTS))
 class SlotRead(NamedTuple):
     """``ld.shared`` or ``ldmatrix`` of part `part` of `parts` of a slot by all lanes.
 
@@ -433,7 +415,7 @@ class SlotRead(NamedTuple):
     proxy: ProxyName = "generic"
 
 
-@operation("", lambda names, op: f"writes {names.slot_name(op.slot)}{_part(op)}", Access(write=True, proxy="proxy"))
+@operation("", lambda names, op: f"writes {names.slot_name(op.slot)}{_part(op)}", Access(write=True, **PARTS))
 class SlotWrite(NamedTuple):
     """``st.shared``, ``stmatrix``: operands as `SlotRead`. Facts: None."""
 

@@ -37,7 +37,7 @@ from tmapipe.plan.rings import Barrier
 # Operations and instructions that copy: TMA loads and stores, bulk groups, st.async.
 
 
-ON_BAR = Until(bar="bar", nbytes="nbytes")
+ON_BAR, IN_BULK = Until(bar="bar", nbytes="nbytes"), Until(Group.BULK, "lanes")
 
 
 @operation(
@@ -61,7 +61,7 @@ class BulkLoad(NamedTuple):
     "starts copies of {load} into {slot}[ (share {share} of {shares})], {nbytes} bytes, after which {lanes} lanes arrive at "
     "{bar}",
     Start("slot", Until(bar="bar", lanes="lanes"), write=True, share="share", shares="shares"),
-    Tile("load", anywhere="anywhere"),
+    Tile("load", anywhere="anywhere", nbytes="nbytes"),
 )
 class CpAsync(NamedTuple):
     """Copies by each of `lanes`, of what lies in share `share` of `shares` of the tile that starts at element `at`, to `slot`.
@@ -86,7 +86,7 @@ class PrefetchDescriptor(NamedTuple):
     part: Name
 
 
-@operation("cp.async.bulk.prefetch.tensor.L2.global", "asks for a tile of {load} in L2")
+@operation("cp.async.bulk.prefetch.tensor.L2.global", "asks for a tile of {load} in L2", Tile("load", inside=False))
 class TmaPrefetch(NamedTuple):
     """Of the tile that starts at element `at`, or share `share` of it: a hint, of which nothing waits. Facts: None."""
 
@@ -95,7 +95,7 @@ class TmaPrefetch(NamedTuple):
     at: At = ()
 
 
-@operation("cp.async.bulk.prefetch.L2.global", "asks for a piece of {load} in L2")
+@operation("cp.async.bulk.prefetch.L2.global", "asks for a piece of {load} in L2", Tile("load", inside=False))
 class BulkPrefetch(NamedTuple):
     """Of the piece of memory from element `at` on: a hint, of which nothing waits. Facts: None."""
 
@@ -131,7 +131,7 @@ class TmaLoad(NamedTuple):
 @operation(
     "cp.async.bulk.tensor.global.shared::cta.bulk_group",
     "starts the TMA store {store} from {slot}[ (part {part})]",
-    Start("slot", Until(Group.BULK)),
+    Start("slot", IN_BULK),
     Tile("store"),
 )
 class TmaStore(NamedTuple):
@@ -149,7 +149,7 @@ class TmaStore(NamedTuple):
 @operation(
     "cp.async.bulk.global.shared::cta.bulk_group",
     "starts the bulk store {store} from {slot}",
-    Start("slot", Until(Group.BULK)),
+    Start("slot", IN_BULK),
     Tile("store"),
 )
 class BulkStore(NamedTuple):
@@ -162,7 +162,7 @@ class BulkStore(NamedTuple):
     lanes: Lanes = ELECTED
 
 
-@operation("cp.async.bulk.commit_group", "commits a bulk group", EndGroup(Group.BULK))
+@operation("cp.async.bulk.commit_group", "commits a bulk group", EndGroup(Group.BULK, "lanes"))
 class BulkCommit(NamedTuple):
     """Facts: (number of the thread's group, its flights)."""
 
@@ -172,7 +172,7 @@ class BulkCommit(NamedTuple):
 @operation(
     "cp.async.bulk.wait_group",
     "waits for bulk groups (wait_group[.{read}] {pending})",
-    AwaitGroup(Group.BULK, read="read"),
+    AwaitGroup(Group.BULK, "lanes", read="read"),
 )
 class BulkWait(NamedTuple):
     """Facts: n: groups 0 .. n - 1 of this thread are now read (complete, if not read)."""
@@ -384,6 +384,7 @@ class PeerInstructions(Lowering):
     "cp.async.bulk.tensor.2d.global.tile::gather4.mbarrier::complete_tx::bytes",
     "starts the TMA load of 4 rows of {load} into {slot} (share {share} of {shares}), {nbytes} bytes that complete on {bar}",
     Start("slot", ON_BAR, write=True, share="share", shares="shares"),
+    Tile("load", numbers="numbers", inside=False),
 )
 class TmaGather(NamedTuple):
     """Of the rows `numbers` of a matrix, from column `at[-1]` on, to share `share` of `shares` of `slot`, completing `nbytes`
@@ -402,7 +403,8 @@ class TmaGather(NamedTuple):
 @operation(
     "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group",
     "starts the TMA store {store} of 4 rows from {slot} (part {part})",
-    Start("slot", Until(Group.BULK)),
+    Start("slot", IN_BULK),
+    Tile("store", numbers="numbers", inside=False),
 )
 class TmaScatter(NamedTuple):
     """Of 4 rows of the slot, which are part `part` of it, to the rows `numbers` of a matrix, from column `at[-1]` on. Rows

@@ -108,10 +108,11 @@ def _names(kind: Kind, default: Any) -> Any:
 
 @attrs.frozen
 class Until:
-    """When started work is over. group: when its group is waited for; else when its `nbytes` bytes, or the arrivals of its
-    `lanes`, are counted on `bar`."""
+    """When started work is over. group: when its group, which is that of `thread` (one lane) or of the warpgroup, is waited
+    for; else when its `nbytes` bytes, or the arrivals of its `lanes`, are counted on `bar`."""
 
     group: Group | None = None
+    thread: str = _names(Kind.LANES, "")
     bar: str = _names(Kind.BAR, "")
     nbytes: str = _names(Kind.BYTES, "")
     lanes: str = _names(Kind.LANES, "")
@@ -158,10 +159,12 @@ class Arm:
 
 @attrs.frozen
 class ArriveAt:
-    """Arrives at a barrier of warps: the hardware barrier `barrier`, or the cluster's where it is empty. Releases at
-    `scope`."""
+    """Arrives at a barrier of warps: the hardware barrier `barrier` of so many `threads`, or the cluster's where it is empty.
+    Releases at `scope`. sync: whether the warp waits for it next."""
 
     barrier: str = _names(Kind.BARRIER_ID, "")
+    threads: str = _names(Kind.THREADS, "")
+    sync: str = _names(Kind.FLAG, "")
     scope: Scope | str = _names(Kind.SCOPE, Scope.CTA)  # noqa: RUF009
 
 
@@ -179,20 +182,24 @@ class SyncLanes:
 
 @attrs.frozen
 class FenceProxy:
-    """Orders the warp's generic accesses before later accesses through the async proxy. space: "shared" or "global"."""
+    """Orders generic accesses of `lanes` before later accesses through the async proxy. space: "shared" or "global"."""
 
     space: str = "shared"
+    lanes: str = _names(Kind.LANES, "lanes")
 
 
 @attrs.frozen
 class Access:
-    """Reads, or if `write` overwrites, a part of `slot`, and has done so when the operation is over. mask: in which CTA; the
-    whole slot there."""
+    """Reads, or if `write` overwrites, `slot`, or part `part` of `parts` of it, which `cut` has made, and has done so when the
+    operation is over. mask: in which CTA."""
 
     slot: str = _names(Kind.SLOT, "slot")
     write: bool = False
     proxy: Proxy | str = _names(Kind.PROXY, Proxy.GENERIC)  # noqa: RUF009
     mask: str = _names(Kind.MASK, "")
+    part: str = _names(Kind.NUMBER, "")
+    parts: str = _names(Kind.NUMBER, "")
+    cut: str = _names(Kind.NAME, "")
 
 
 @attrs.frozen
@@ -217,34 +224,43 @@ class Start:
 
 @attrs.frozen
 class Tile:
-    """Moves a tile of the tensor that the load or store `part` is bound to, from element `at` on. A load starts inside the
-    tensor, unless `anywhere`."""
+    """Moves a tile of the tensor that the load or store `part` is bound to, from element `at` on, or of the rows `numbers`.
+    inside: whether a load starts inside the tensor, unless `anywhere`; nbytes: how many bytes, where no mbarrier counts them.
+    """
 
     part: str = attrs.field(metadata={"kind": Kind.NAME})
     at: str = _names(Kind.AT, "at")
     anywhere: str = _names(Kind.FLAG, "")
+    numbers: str = _names(Kind.AT, "")
+    nbytes: str = _names(Kind.BYTES, "")
+    inside: bool = True
 
 
 @attrs.frozen
 class Global:
-    """Threads read or write global memory, or do both at once, through the generic proxy. how: "read", "write", "atomic"."""
+    """Threads read or write global memory, or do both at once, through the generic proxy. how: "read", "write", "atomic";
+    part: the store that a tile at `at` is written by."""
 
     how: str
+    part: str = _names(Kind.NAME, "")
+    at: str = _names(Kind.AT, "")
 
 
 @attrs.frozen
 class EndGroup:
-    """Closes the group of what was started since the last one."""
+    """Closes the group of what `thread`, or the warpgroup, has started since the last one."""
 
     group: Group
+    thread: str = _names(Kind.LANES, "")
 
 
 @attrs.frozen
 class AwaitGroup:
-    """Blocks until at most `pending` groups are incomplete. read: the operand that says whether it is enough that their
-    sources have been read."""
+    """Blocks until at most `pending` groups of `thread`, or of the warpgroup, are incomplete. read: the operand that says
+    whether it is enough that their sources have been read."""
 
     group: Group
+    thread: str = _names(Kind.LANES, "")
     pending: str = _names(Kind.PENDING, "pending")
     read: str = _names(Kind.FLAG, "")
 
@@ -260,9 +276,10 @@ class Use(enum.Enum):
 
 @attrs.frozen
 class Accumulators:
-    """Uses the registers of accumulators."""
+    """Uses the registers of accumulators, those of `matmul`."""
 
     use: Use
+    matmul: str = _names(Kind.NAME, "")
 
 
 @attrs.frozen
@@ -327,6 +344,13 @@ class Declared:
         """All effects of this kind."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
+    def moved(self, op: Any) -> tuple[str, tuple[int, ...]]:
+        """The load or store whose tile *op* moves, and where that starts; "" and () where it moves none."""
+        effect = self.effect(Tile) or self.effect(Global)
+        if effect is None or not effect.part:
+            return "", ()
+        return getattr(op, effect.part), getattr(op, effect.at)
+
     def named(self, *kinds: Kind) -> list[str]:
         """The operands of these kinds."""
         return [name for name, kind in self.operands.items() if kind in kinds]
@@ -352,7 +376,9 @@ class Declared:
     @property
     def local(self) -> bool:
         """Whether it has no effect on barriers, shared memory or registers that others have a part in."""
-        return all(isinstance(effect, Global) for effect in self.effects)
+        return all(
+            isinstance(effect, Global) or (isinstance(effect, Tile) and not effect.inside) for effect in self.effects
+        )
 
 
 _COUNTS = ("lanes", "shares", "parts")  # operands of which 1 goes without saying

@@ -25,6 +25,7 @@ from tmapipe.isa.effects import (
     Number,
     Slot,
     Start,
+    Tile,
     Until,
     operation,
 )
@@ -45,6 +46,7 @@ ON_BAR = Until(bar="bar", nbytes="nbytes")
     "tensormap.replace.tile.global_address.shared::cta.b1024.b64",
     "writes a descriptor of {load} to {slot}",
     Access(write=True),
+    Tile("load", inside=False),
 )
 class DescriptorWrite(NamedTuple):
     """Of a part of the load's tensor: `at` is (first row, how many). Facts: None."""
@@ -52,9 +54,6 @@ class DescriptorWrite(NamedTuple):
     load: Name
     slot: Slot
     at: At = ()
-    part: Number = 0
-    parts: Number = 1
-    split: Name = "rows"
 
 
 @operation(
@@ -78,9 +77,6 @@ class DescriptorAcquire(NamedTuple):
     """Before loads through it. Facts: None."""
 
     slot: Slot
-    part: Number = 0
-    parts: Number = 1
-    split: Name = "rows"
 
 
 @operation(
@@ -88,6 +84,7 @@ class DescriptorAcquire(NamedTuple):
     "starts the TMA load of {load} through {source} into {slot}, {nbytes} bytes that complete on {bar}",
     Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
     Start("source", ON_BAR, mask="mask"),
+    Tile("load", inside=False),
 )
 class TmaLoadThrough(NamedTuple):
     """As `TmaLoad`, of the rows that the descriptor in slot `source` of the own CTA says, which it reads until it is over.
@@ -140,6 +137,16 @@ class DescriptorInstructions(Lowering):
 # took turns.
 
 
+@operation("griddepcontrol.wait", "waits for the end of the kernel before")
+class GridWait(NamedTuple):
+    """Facts: None."""
+
+
+@operation("griddepcontrol.launch_dependents", "lets the next kernel start")
+class GridLaunch(NamedTuple):
+    """Facts: None."""
+
+
 @operation(
     "atom.global.add.u32",
     "adds 1 to counter {counter}, which was {before}",
@@ -168,7 +175,7 @@ class TableLoad(NamedTuple):
     entries: At
 
 
-@operation("st.global", "stores its values of a tile of {store}", Global("write"))
+@operation("st.global", "stores its values of a tile of {store}", Global("write", "store", "at"))
 class TileStore(NamedTuple):
     """To the tile that starts at element `at`, by each lane those that it has. Facts: None."""
 
@@ -195,6 +202,17 @@ class ReadSmid(NamedTuple):
 
 class GlobalInstructions(Lowering):
     """Instructions on counters, tables and tensors. They may be touched only after `griddepcontrol_wait`."""
+
+    def griddepcontrol_wait(self) -> None:
+        """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are
+        visible. Nothing in global memory may be touched earlier, since the launch does not wait for them. In the machine,
+        which runs one kernel: nothing."""
+        self.emit(GridWait())
+
+    def griddepcontrol_launch_dependents(self) -> None:
+        """``griddepcontrol.launch_dependents``: once each CTA has executed it, the next kernel's CTAs may start wherever
+        there is room (and wait there, as above). Orders nothing."""
+        self.emit(GridLaunch())
 
     def lane_0(self, body: Callable[[], None], when: Condition = True) -> None:
         """Runs *body* in lane 0 alone, if *when*, by predication.
