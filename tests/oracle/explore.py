@@ -24,7 +24,7 @@ from typing import Any
 
 import attrs
 
-from tests.oracle.explore_accesses import FENCES, LOADS, NEVER, Classes
+from tests.oracle.explore_accesses import FENCES, KNOWN, LOADS, NEVER, Classes
 from tests.oracle.explore_conflicts import Conflicts
 from tests.oracle.explore_copies import Places, async_bits
 from tests.oracle.explore_meanings import Meanings
@@ -106,6 +106,11 @@ class _Stop(Exception):
 
 class _Explorer:
     def __init__(self, layout: Layout, programs: Sequence[Sequence[Any]], limit: int, reduce: bool, first_only: bool):
+        new = {type(op).__name__ for program in programs for op in program if type(op) not in KNOWN}
+        if new:
+            raise TypeError(
+                f"the oracle does not know {', '.join(sorted(new))}: explore_accesses.KNOWN lists what it does"
+            )
         self.layout, self.limit, self.reduce, self.first_only = layout, limit, reduce, first_only
         self.classes = Classes(layout, programs)
         self.programs = [WarpProgram(layout, self.classes, a, p) for a, p in enumerate(programs)]

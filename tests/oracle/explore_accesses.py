@@ -37,8 +37,10 @@ __all__ = [
     "COPIES",
     "FENCES",
     "FROM_SLOTS",
+    "KNOWN",
     "LOADS",
     "NEVER",
+    "QUIET",
     "SIGNALS",
     "WHOLE",
     "Accesses",
@@ -92,6 +94,38 @@ SIGNALS = (
     ops.WgmmaFromRegisters,
 )  # also relaxed ones: enough for what has ended when they are executed
 STORES = (ops.TmaStore, ops.TmaScatter, ops.BulkStore)
+#: What neither accesses slots nor tells others anything.
+QUIET = (
+    ops.PrefetchDescriptor,
+    ops.TmaPrefetch,
+    ops.BulkPrefetch,
+    ops.GridWait,
+    ops.GridLaunch,
+    ops.CounterAdd,
+    ops.CounterStore,
+    ops.TileStore,
+    ops.TableLoad,
+    ops.Ballot,
+    ops.Shuffle,
+    ops.ReadSmid,
+)
+#: What only the machine's state, or a single rule of the oracle, is about.
+OTHERS = (
+    ops.MbarInit,
+    ops.FenceMbarInit,
+    ops.WarpSync,
+    ops.FenceProxyAsyncGlobal,
+    ops.BulkCommit,
+    ops.BulkWait,
+    ops.WgmmaFence,
+    ops.WgmmaCommit,
+    ops.AccumulatorWrite,
+    ops.AccumulatorRead,
+    ops.PeerRead,
+    ops.SetMaxNreg,
+)
+#: All operations that the oracle knows. It refuses programs with others.
+KNOWN = frozenset((*FENCES, *SLOT_READS, *SLOT_WRITES, *ACQUIRES, *SIGNALS, *LOADS, *STORES, *QUIET, *OTHERS))
 Part = tuple[str, int, int]
 WHOLE: Part = ("whole", 0, 1)
 REDUCED: Part = ("reduced", 0, 2)  # of which several go together
@@ -254,7 +288,7 @@ class Accesses:
         for i, op in enumerate(self.program):
             kind = type(op)
             if kind in (*SLOT_READS, *SLOT_WRITES):
-                part = (op.split, op.part, op.parts)
+                part = (op.split, op.part, op.parts) if kind in (ops.SlotRead, ops.SlotWrite) else WHOLE
                 bit = self._bit(op.slot, part, kind in SLOT_WRITES)
                 against = self.classes.against(bit)
                 if getattr(op, "proxy", "") == "async":

@@ -14,6 +14,7 @@ import attrs
 
 from tests.machine.slots import read_slot, write_slot
 from tmapipe.base.arithmetic import fp16
+from tmapipe.isa import ops
 from tmapipe.isa.fragment import SlotRef
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store
 from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
@@ -151,4 +152,5 @@ _PLAYERS: dict[str, Callable[..., None]] = {
     "acc read": lambda isa: isa.fragments.accumulator_columns(isa.plan.matmuls[0], None, 0, 0, 8),
     "read": lambda isa, slot, parts=1, part=0: read_slot(isa, _slot(isa, slot), _role(isa, parts, part)),
     "write": lambda isa, slot, parts=1, part=0: write_slot(isa, _slot(isa, slot), 0.0, _role(isa, parts, part)),
+    "op": lambda isa, name, *operands: isa.emit(getattr(ops, name)(*operands)),
 }

@@ -1,11 +1,14 @@
 """The exhaustive oracle itself, on small programs written by hand: what it must find, and the same program put right."""
 
 import random
+from typing import NamedTuple
 
 import attrs
 import pytest
 
+from tests.oracle.conformance import EXAMPLES
 from tests.oracle.explore import explore, explore_program
+from tests.oracle.explore_accesses import KNOWN, QUIET
 from tests.oracle.one_run import check_program
 from tests.oracle.plain import record
 from tests.oracle.program_families import FAMILIES, set_up
@@ -15,6 +18,7 @@ from tests.sweeps import ALL
 from tmapipe.check import Kind
 from tmapipe.check.deadlocks import check_operations
 from tmapipe.isa import ops
+from tmapipe.isa.effects import TABLE
 from tmapipe.model import Layout
 
 ONE_TILE = [("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]
@@ -273,6 +277,127 @@ CASES["the elected lane tells of an initialization when it arms, another lane do
 )
 
 
+# ---- each operation in a case -----------------------------------------------------------------------------------------
+
+
+def op(what, *operands):
+    return ("op", what.__name__, *operands)
+
+
+def landed(issue, nbytes=SLOT_BYTES):
+    """What lands in slot 0 and counts its bytes on the barrier is read before, and after, the wait."""
+    start, look = [("arrive tx", 0, nbytes), issue], [("wait", 0, 0), ("read", 0)]
+    return {Kind.RACE}, program([1], [*start, *look[::-1]], slots=2), program([1], [*start, *look], slots=2)
+
+
+def stored(issue):
+    """The source of a store is written before, and after, the wait for its group."""
+    over = [("bulk wait", 0, True), ("write", 0)]
+    wrong, right = (program([], [issue, ("commit",), *after]) for after in (over[::-1], over))
+    return {Kind.STORE_SOURCE_REUSED, Kind.RACE}, wrong, right
+
+
+def seen_from_afar(*before):
+    """A slot is written after a warp of the other CTA has read it."""
+    look = [op(ops.PeerRead, 0, 1), ("warp sync",), ("arrive at", 0, 1), *LEAVE]
+    write = [*before, ("write", 0), *[("wait", 0, 0)][len(before) :], *LEAVE]
+    return program([1], write, LEAVE, look, LEAVE, ctas=2)
+
+
+THROUGH = op(ops.TmaLoadThrough, "s0", 0, 1, SLOT_BYTES, None, 1, 0, 1, (0, 0))
+
+
+def described(*hand_over):
+    """A descriptor in slot 1 is written by one warp, and loaded through by another."""
+    make = [op(ops.DescriptorWrite, "s0", 1, (0, 8)), *hand_over, ("warp sync",), ("arrive", 0)]
+    use = [("wait", 0, 0), op(ops.DescriptorAcquire, 1), ("arrive tx", 1, SLOT_BYTES), THROUGH, ("wait", 1, 0)]
+    return program([1, 1], make, use, slots=2)
+
+
+def from_registers(*after):
+    """Slot 0 is loaded, and multiplied with what is in registers."""
+    multiply = ("acc",), ("wait", 0, 0), ("mma fence",), op(ops.WgmmaFromRegisters, "mma0", 0), ("mma commit",)
+    return program([1], *four(*multiply, *after), ONE_TILE, mma=True)
+
+
+class LoadedAgain(SmallProgram):
+    """What is stored from slot 0 goes where its load reads."""
+
+    def plan(self):
+        plan = super().plan()
+        (store,) = (attrs.evolve(each, argument="x0") for each in plan.stores)
+        return attrs.evolve(plan, stores=(store,), arguments=tuple(load.argument for load in plan.loads))
+
+
+def loaded_again(*fence):
+    warps = [("store", 0), ("commit",), ("bulk wait", 0, False), *fence, ("arrive", 0)], [("wait", 0, 0), *ONE_AGAIN]
+    return set_up(LoadedAgain((1, 1), 1, tuple(map(tuple, warps))))
+
+
+ONE_AGAIN = [("arrive tx", 1, SLOT_BYTES), ("load", 0, 1), ("wait", 1, 0)]
+HAND_OVER = op(ops.DescriptorRelease, 1)
+MORE, FEWER, AS_BEFORE = (op(ops.SetMaxNreg, n, n > 56) for n in (72, 56, 64))
+CASES |= {
+    "a bulk load": landed(op(ops.BulkLoad, "s0", 0, 0, SLOT_BYTES, (0, 0))),
+    "rows gathered": landed(op(ops.TmaGather, "s0", 0, 0, 128, 0, 16, (5, 9, 2, 0), (0, 0)), 128),
+    "words stored by st.async": landed(op(ops.StAsync, 0, 0, SLOT_BYTES, 1, (7,))),
+    "a copy to a peer": landed(op(ops.PeerCopy, 0, 0, SLOT_BYTES, 1, 1)),
+    "a reduction into a peer": landed(op(ops.PeerReduce, "s0", 0, 0, SLOT_BYTES, 1, 1, 0, 1)),
+    "rows scattered": stored(op(ops.TmaScatter, "y0", 0, 0, (5, 9, 2, 0), (0, 0))),
+    "a bulk store": stored(op(ops.BulkStore, "y0", 0, (0, 0))),
+    "a read of a peer's slot": ({Kind.RACE, Kind.PROXY}, seen_from_afar(), seen_from_afar(("wait", 0, 0))),
+    "a descriptor": ({Kind.PROXY}, described(), described(HAND_OVER)),
+    "a multiplication of registers": (set(Kind), from_registers(), from_registers(("mma wait", 0))),
+    "a result loaded again": ({Kind.PROXY, Kind.RACE}, loaded_again(), loaded_again(op(ops.FenceProxyAsyncGlobal))),
+    "registers": (
+        {Kind.REGISTERS},
+        *(program([], *four(*sets), mma=True) for sets in ([MORE], [FEWER, AS_BEFORE])),
+    ),
+    "bytes armed without an arrival": (
+        {Kind.DEADLOCK, Kind.TX_MISMATCH},
+        program([1], [("expect tx", 0, 2 * SLOT_BYTES), ("load", 0, 0), ("arrive", 0), ("wait", 0, 0)]),
+        program([1], [("expect tx", 0, SLOT_BYTES), ("load", 0, 0), ("arrive", 0), ("wait", 0, 0)]),
+    ),
+}
+
+
+def operations(small):
+    return {type(op) for program in record(small.plan(), small.entry, small.shapes()) for op in program}
+
+
+def without_example(table):
+    """Operations of a table that the oracle does not know, or has no program with: in words."""
+    shown = set(QUIET).union(*(operations(right) for _, _, right in CASES.values()))
+    return [
+        f"{op.__name__}: {'add right and wrong programs to CASES' if op in KNOWN else 'explore_accesses.KNOWN lacks it'}"
+        for op in table
+        if op not in KNOWN or op not in shown
+    ]
+
+
+def test_the_oracle_knows_every_operation_by_an_example():
+    assert without_example(TABLE) == []
+
+
+def test_an_operation_that_the_oracle_does_not_know_is_named():
+    class Teleport(NamedTuple):
+        slot: int
+
+    assert without_example([*TABLE, Teleport]) == ["Teleport: explore_accesses.KNOWN lacks it"]
+    _, _, right = CASES["a bulk load"]
+    programs = record(right.plan(), right.entry, right.shapes())
+    with pytest.raises(TypeError, match="does not know Teleport"):
+        explore(right.plan(), [[Teleport(0), *programs[0]]])
+
+
+def test_an_operation_without_an_example_is_named(monkeypatch):
+    monkeypatch.delitem(CASES, "rows gathered")
+    assert without_example(TABLE) == ["TmaGather: add right and wrong programs to CASES"]
+
+
+# ---- verdicts ---------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_finds_what_is_wrong(name):
     kinds, wrong, _ = CASES[name]
@@ -297,19 +422,11 @@ def test_the_linear_check_says_the_same(name):
     assert checked(right).ok, str(checked(right))
 
 
-LOCAL = (
-    ops.CounterAdd(0, 1),
-    ops.Shuffle(),
-    ops.CounterStore(0, 0),
-    ops.TileStore("y"),
-    ops.TableLoad("t", (1,)),
-    ops.Ballot(3),
-    ops.ReadSmid(),
-)
+LOCAL = tuple(op._replace(at=()) if hasattr(op, "at") else op for op in EXAMPLES if isinstance(op, QUIET))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_counters_tables_and_votes_synchronize_nothing(name):
+def test_what_the_oracle_takes_for_quiet_synchronizes_nothing(name):
     """Put between any two operations, they leave the verdicts of both, and the oracle's steps, as they are."""
     for small in CASES[name][1:]:
         layout = Layout(small.plan())
