@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import pytest
@@ -150,10 +150,10 @@ class TwoRowsAStep(tp.Schedule):
 
 
 class InSomeCTAs(tp.Schedule):
-    """y = x, plus w in CTAs that *some* names; only these load it, into a ring of its own, and store how much it was. slip: what
-    the role that adds it takes for their condition."""
+    """y = x, plus w in the CTAs that *some* names; these alone load it, into a ring of its own, and store its maximum. slip:
+    what the role that adds it takes for their condition."""
 
-    cluster = {"n": 2}
+    cluster: ClassVar = {"n": 2}
     load, add = tp.Role(warps=1), tp.Role(warps=1)
     ring = tp.BarrierRing(2, producer=load, consumer=add)
     other = tp.BarrierRing(1, producer=load, consumer=add)

@@ -42,6 +42,7 @@ from tests.oracle.ptx import Ptx
 from tests.oracle.registry import REGISTRY
 from tests.oracle.result_forms import Chained, InPlace, Overlapped, TwoStages
 from tests.oracle.row_forms import GatherRows, PagedRows, ScatterRows
+from tests.oracle.value_forms import Taps
 from tests.sweeps import ALL
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
@@ -353,6 +354,7 @@ NUMBERED = {"m": 19, "r": 40, "n": 100}
 ROWS_BY_NUMBER = {
     "results loaded again": Kernel(Chained, {}, MATRIX),
     "results loaded while others are stored": Kernel(Overlapped, {}, MATRIX),
+    "numbers out of lines of a tile": Kernel(Taps, {}, {"m": 40, "n": 200, "i": 3, "h": 100, "g": 20}),
     "one tensor for two stages": Kernel(TwoStages, {}, MATRIX),
     "output over its input": Kernel(InPlace, {}, MATRIX),
     "rows gathered": Kernel(GatherRows, {}, NUMBERED, INDEX),

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.unit.test_row_schedules import close, norm
+from tests.oracle.value_forms import Taps
+from tests.unit.test_row_schedules import close, norm, taps_of
 from tmapipe.schedules import RmsNorm, Softmax
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -51,3 +52,8 @@ def test_one_kernel_for_all_heights():
         x = torch.randn(rows, 301, device="cuda").to(BF16)
         close(softmax(x), torch.softmax(x.double(), 1), BF16)
     assert len(softmax.fitted) <= 2  # one row has no pitch
+
+
+def test_numbers_out_of_lines_of_a_tile():
+    inputs, expected = taps_of("cuda")
+    assert torch.equal(Taps()(*inputs), expected)

@@ -218,8 +218,8 @@ class RecordingIsa(Isa, Fragments):
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         return self.read(slot, None, "one")
 
-    def read_columns_from(self, slot: SlotRef, layout: Any, first: int) -> Fragment:
-        return self.read(slot, layout, "columns")
+    def read_line(self, slot: SlotRef, layout: Any, along: str, at: Any, each: int = 1) -> Fragment:
+        return self.read(slot, layout, along)
 
     # ---- reductions, of which the exchanges over warps and CTAs are noted -----------------------------------------
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tmapipe as tp
+from tests.oracle.value_forms import Taps
 from tests.unit.errors import refused
 from tmapipe.schedules import RmsNorm, RmsNormRows, Softmax, SoftmaxRows
 from tmapipe.schedules.rowform import RowForm, row_form, row_forms
@@ -233,6 +234,26 @@ def test_numbers_a_column_from_one_on():
         at = 65
 
     refused(Beyond(), x, w, argument="slot.w.read(at)", rule="begin")
+
+
+def taps_of(device="cpu"):
+    """The inputs of `Taps`, and what comes out."""
+    whole = torch.Generator().manual_seed(0)
+    x, w, b, s = (
+        torch.randint(-9, 9, shape, generator=whole).float().to(device)
+        for shape in ((40, 200), (3, 200), (100,), (3, 20))
+    )
+    padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
+    sums = sum(padded[i : i + 40] * w[i] for i in range(3))
+    return (x, w, b, s), sums + b.repeat_interleave(2) * s[1].repeat_interleave(2)[:, None]
+
+
+def test_numbers_out_of_lines_of_a_tile():
+    inputs, expected = taps_of()
+    assert torch.equal(Taps()(*inputs), expected) and Taps().check().trips == "every trip count"
+    beyond = Taps()
+    beyond.taps = 4
+    refused(beyond, *inputs, argument="read(at)", rule="lies inside the tile")
 
 
 def test_width_and_wide():

@@ -215,38 +215,6 @@ class GpuFragments(PeerFragments, Sums):
             data += widened(values, kind)
         return Fragment(self, layout, "tile", kind, data)
 
-    def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> Fragment:
-        kind, inside = slot.buffer.dtype.kind, self.isa.buffers[slot.buffer.name]
-        if slot.buffer.dtype.bytes == 2 and layout.width == 8 and layout.columns + 16 <= slot.buffer.tile[0]:
-            return Fragment(self, layout, "columns", kind, self._shifted(slot, layout, first))
-        at = [self.column(layout, i) + first for i in range(layout.column_slots)]
-        return Fragment(self, layout, "columns", kind, [KINDS[kind](inside[(place, slot.stage)]) for place in at])
-
-    def _shifted(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> list[Any]:
-        """Numbers of 16 bits that begin at any element: of each 8, the 16 that they are among are read as two vectors, where
-        reading one by one has bank conflicts, and shifted by whole words and then by half a one."""
-        inside, kind = self.isa.buffers[slot.buffer.name][(None, slot.stage)], slot.buffer.dtype.kind
-        dtype = cute_type(slot.buffer.dtype)
-        before, words = Int32(first) >> 3, (Int32(first) & 7) >> 1
-        data: list[Any] = []
-        for i in range(0, layout.column_slots, 8):
-            some = cute.make_rmem_tensor((16,), dtype)
-            for half in range(2):
-                place = self.column(layout, i) // 8 + before + half
-                cute.autovec_copy(cute.local_tile(inside, (8,), (place,)), cute.local_tile(some, (8,), (half,)))
-            pairs = cute.recast_tensor(some, Int32)
-            read = [pairs[j] for j in range(8)]
-            for by in (2, 1):
-                moved = Boolean((words & by) != 0)
-                read = [choose(moved, read[min(j + by, 7)], read[j]) for j in range(8)]
-            odd = Boolean((Int32(first) & 1) != 0)
-            made = cute.make_rmem_tensor((4,), Int32)
-            for j in range(4):
-                low = cutlass.Uint32(read[j]) >> 16
-                made[j] = choose(odd, Int32(low) | (read[j + 1] << 16), read[j])
-            data += widened(cute.recast_tensor(made, dtype), kind)
-        return data
-
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         kind = slot.buffer.dtype.kind
         number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])

@@ -12,7 +12,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from tmapipe.gpu import control
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
+from tmapipe.gpu.layouts import cute_type
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.fragments import NEUTRAL, Fragments
 from tmapipe.plan.model import WARP
@@ -83,12 +84,65 @@ class Runs(Fragments):
         runs = self.runs(layout, width, along, at)
         return [(_vector_at(inside, slot.buffer, row, column, width), width) for _, row, column in runs]
 
+    def flat(self, slot: SlotRef) -> Any:
+        """The elements of a slot without a swizzle, row by row."""
+        tile = slot.buffer.tile
+        inside = self.isa.buffers[slot.buffer.name][(*(None,) * len(tile), slot.stage)]
+        return cute.make_tensor(inside.iterator, cute.make_layout(math.prod(tile)))
+
+    def read_line(
+        self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Any, Any], each: int = 1
+    ) -> Fragment:
+        kind, tile, (row, first) = slot.buffer.dtype.kind, slot.buffer.tile, at
+        by_column, flat = along == "columns", self.flat(slot)
+        room = each == len(tile) == 1 and layout.columns + 16 <= tile[0]
+        if by_column and room and slot.buffer.dtype.bytes == 2 and layout.width == 8 and not isinstance(first, int):
+            return Fragment(self, layout, along, kind, self._shifted(slot, layout, first))
+        place, width = (self.column, layout.width) if by_column else (self.row, 1)
+        whole = each == 1 and isinstance(first, int) and first % width == tile[-1] % width == 0
+        alike = (
+            1 if width % each and each % width else min(each, width)
+        )  # numbers of a thread, side by side, that are one
+        data: list[Any] = []
+        for i in range(0, layout.slots(along), width if whole else alike):
+            begin = row * tile[-1] + first + place(layout, i) // each
+            if not whole:
+                data += [KINDS[kind](flat[begin])] * alike
+                continue
+            values = cute.make_rmem_tensor((width,), cute_type(slot.buffer.dtype))
+            cute.autovec_copy(cute.coalesce(cute.local_tile(flat, (width,), (begin // width,))), values)
+            data += widened(values, kind)
+        return Fragment(self, layout, along, kind, data)
+
+    def _shifted(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> list[Any]:
+        """Numbers of 16 bits that begin at any element: of each 8, the 16 that they are among are read as two vectors, where
+        reading one by one has bank conflicts, and shifted by whole words and then by half a one."""
+        inside, kind = self.isa.buffers[slot.buffer.name][(None, slot.stage)], slot.buffer.dtype.kind
+        dtype = cute_type(slot.buffer.dtype)
+        before, words = Int32(first) >> 3, (Int32(first) & 7) >> 1
+        data: list[Any] = []
+        for i in range(0, layout.column_slots, 8):
+            some = cute.make_rmem_tensor((16,), dtype)
+            for half in range(2):
+                place = self.column(layout, i) // 8 + before + half
+                cute.autovec_copy(cute.local_tile(inside, (8,), (place,)), cute.local_tile(some, (8,), (half,)))
+            pairs = cute.recast_tensor(some, Int32)
+            read = [pairs[j] for j in range(8)]
+            for by in (2, 1):
+                moved = Boolean((words & by) != 0)
+                read = [choose(moved, read[min(j + by, 7)], read[j]) for j in range(8)]
+            odd = Boolean((Int32(first) & 1) != 0)
+            made = cute.make_rmem_tensor((4,), Int32)
+            for j in range(4):
+                low = cutlass.Uint32(read[j]) >> 16
+                made[j] = choose(odd, Int32(low) | (read[j + 1] << 16), read[j])
+            data += widened(cute.recast_tensor(made, dtype), kind)
+        return data
+
     def read_rows_as_columns(
         self, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
     ) -> Fragment:
-        kind, tile = slot.buffer.dtype.kind, slot.buffer.tile
-        inside = self.isa.buffers[slot.buffer.name][(*(None,) * len(tile), slot.stage)]
-        flat = cute.make_tensor(inside.iterator, cute.make_layout(math.prod(tile)))
+        kind, flat = slot.buffer.dtype.kind, self.flat(slot)
         first: list[Any] = []  # of each column slot
         for i in range(layout.column_slots):
             column, place = self.column(layout, i), Int32(starts[0])

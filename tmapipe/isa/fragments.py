@@ -207,9 +207,16 @@ class Fragments(Scans):
         len(starts) * pitch of the slot, counted row by row. Generic proxy."""
         raise NotImplementedError
 
-    def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Value) -> Fragment:
-        """``ld.shared``: of a slot with one extent, one number for each column of a tile, from element *first* on. Generic
-        proxy."""
+    def read_line(
+        self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Value, Value], each: int = 1
+    ) -> Fragment:
+        """``ld.shared``: one number for each of the "rows" or "columns" of a tile, side by side in a row of a slot. Generic
+        proxy.
+
+        Args:
+            at: The row of the slot, and where in it the first number lies.
+            each: Rows or columns, one after another, for which a number counts.
+        """
         raise NotImplementedError
 
     def read_number(self, slot: SlotRef, index: Value) -> Fragment:

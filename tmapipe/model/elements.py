@@ -182,12 +182,18 @@ class SlotAccesses(Fragments):
             raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin it earlier")
         return self._positions(columns, layout, at)
 
-    def read_columns_from(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> Fragment:
-        data, columns = self._read(slot), layout.columns
-        if data is not None and not 0 <= first <= len(data) - columns:
-            rule = f"is where {columns} of its {len(data)} elements begin"
-            raise InputError(f"slot.{slot.buffer.name}.read(at)", first, rule, "begin earlier, or load more")
-        return self._fragment(slot, layout, "columns", None if data is None else data[first : first + columns])
+    def read_line(
+        self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Any, Any], each: int = 1
+    ) -> Fragment:
+        data, count = self._read(slot), layout.rows if along == "rows" else layout.columns
+        if data is None:
+            return self._fragment(slot, layout, along, None)
+        data, (row, first) = data.reshape(-1, slot.buffer.tile[-1]), at
+        places = first + np.arange(count) // each
+        if not (0 <= row < len(data) and first >= 0 and places[-1] < data.shape[1]):
+            rule = f"is where {places[-1] - first + 1} of the {slot.buffer.tile} elements begin"
+            raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
+        return self._fragment(slot, layout, along, data[row, places])
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         data = self._read(slot)

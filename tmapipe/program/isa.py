@@ -161,9 +161,9 @@ class TracingFragments(Fragments):
         data = self._record("read_rows_as_columns", slot, layout, starts, pitch)
         return Fragment(self, layout, "tile", slot.buffer.dtype.kind, data)
 
-    def read_columns_from(self, slot: Any, layout: Any, first: Any) -> Fragment:
-        found = self._record("read_columns_from", slot, layout, first, result=slot.buffer.name)
-        return Fragment(self, layout, "columns", slot.buffer.dtype.kind, found)
+    def read_line(self, slot: Any, layout: Any, along: str, at: Any, each: int = 1) -> Fragment:
+        found = self._record("read_line", slot, layout, along, at, each, result=slot.buffer.name)
+        return Fragment(self, layout, along, slot.buffer.dtype.kind, found)
 
     def read_number(self, slot: Any, index: Any) -> Fragment:
         return Fragment(self, None, "one", slot.buffer.dtype.kind, self._record("read_number", slot, index))

@@ -285,17 +285,21 @@ class PartInSlot(Carried):
         pitch: int | None = None,
         transposed: bool = False,
         width: int = 8,
+        each: int = 1,
     ) -> Fragment:
         """The tile's elements as a fragment, distributed over the role's threads: in fp32, or int32 of integers.
 
         Args:
             like: Distributed as this fragment is, whose tile has the same extents.
-            rows_of: As one number for each row of this fragment. The stage's tile has one extent, of as many elements.
-            columns_of: As one number for each of its columns, likewise; with *at* from that element on, of as many or more.
+            rows_of: As one number for each row of this fragment. The stage's tile has one extent, of as many elements; or with
+                *at* another one.
+            columns_of: As one number for each of its columns, likewise.
             tile: Only a part of the tile, of these (rows, columns), such as a stencil's neighbours.
             at: Where that part begins (row, column), or without *tile* the part that is distributed as *like*. In a tile of
-                one extent, the index of an element, the same number for all. With *pitch* and *transposed*: the elements,
-                counted row by row, where the first rows begin, of which each next as many begin *pitch* further.
+                one extent, the index of an element, the same number for all. With *rows_of* or *columns_of*, the first of the
+                elements that are read; of a tile of two extents, the row of which they are, or (row, column). With *pitch* and
+                *transposed*: the elements, counted row by row, where the first rows begin, of which each next as many begin
+                *pitch* further.
             pitch: With *tile*, in a tile of one extent: elements from one of its rows to the next. They begin side by side, as
                 rows in memory do; what a row has beyond *pitch* is the next one's.
             transposed: Rows as columns, distributed over warpgroups as wgmma does with accumulators: between slots with a
@@ -304,6 +308,7 @@ class PartInSlot(Carried):
                 it begins, is column j of what is read.
             width: Elements that a thread has side by side, at most: 8, 4, 2 or 1. With 4 of fp32, threads that store them
                 write 16 bytes next to each other.
+            each: With *rows_of* or *columns_of*: for how many of these, one after another, a number counts.
 
         Raises:
             InputError: The threads cannot share the elements evenly, or the extents differ.
@@ -318,7 +323,7 @@ class PartInSlot(Carried):
         given = [form for form, value in forms.items() if value is not None]
         if given == ["tile", "transposed"] and pitch is not None:
             given.remove("transposed")
-        if len(given) > 1 or (at is not None and not set(given) <= {"like", "tile", "columns_of"}):
+        if len(given) > 1 or (at is not None and not set(given) <= {"like", "tile", "rows_of", "columns_of"}):
             rule = "says in one way how the tile is read"
             raise InputError(f"slot.{self.part.buffer.name}.read", ", ".join(given), rule, "leave the others out")
         self.by_threads()
@@ -331,14 +336,9 @@ class PartInSlot(Carried):
             return fragments.read_part(self.ref, self._pitched_layout(name, part, pitch, width), (0, 0), pitch)
         if part is not None or (at is not None and like is not None):
             return fragments.read_part(self.ref, *self._part_layout(name, like, part, (0, 0) if at is None else at))
-        if at is not None and columns_of is not None:
-            layout = layout_of(name, columns_of)
-            layout.check_rows()
-            last = tile[-1] - layout.columns
-            if len(tile) != 1 or not is_index(at, last + 1):
-                rule = f"is where {layout.columns} of the elements of a tile of one extent begin; the tile is {tile}"
-                raise InputError(f"{name}(at)", at, rule, "begin earlier, or load more of them")
-            return fragments.read_columns_from(self.ref, layout, at)
+        for along, other in (("rows", rows_of), ("columns", columns_of)):
+            if other is not None and (at is not None or each != 1):
+                return self._read_line(name, along, layout_of(name, other), at, each)
         if at is not None:
             if len(tile) != 1 or not is_index(at, tile[0]):
                 rule = f"is an index into a tile of one extent; the tile is {tile}"
@@ -374,6 +374,21 @@ class PartInSlot(Carried):
                 rule = f"is where {layout.rows} x {layout.columns} elements of the tile {buffer.tile} begin"
                 raise InputError(f"{name}(at)", at, rule, "begin earlier, or load a larger tile")
         return layout, begin
+
+    def _read_line(self, name: str, along: str, layout: ThreadLayout, at: Any, each: Any) -> Fragment:
+        """One number for each row or column of a fragment, or *each* so many of them, side by side in a row of the tile."""
+        layout.check_rows()
+        tile, count = self.part.buffer.tile, layout.rows if along == "rows" else layout.columns
+        if not is_count(each):
+            raise InputError(f"{name}(each)", each, f"is for how many {along} a number counts", "e.g. 2")
+        count, one = -(-count // each), len(tile) == 1
+        both = isinstance(at, tuple) and len(at) == 2 and not one
+        row, first = at if both else (0, 0 if at is None else at) if one else (at, 0)
+        inside = is_index(row, 1 if one else math.prod(tile[:-1])) and is_index(first, tile[-1] - count + 1)
+        if not inside or self.part.buffer.swizzle:
+            rule = f"is where {count} of the elements of a tile without a swizzle begin, {'' if one else 'a row, '}of {tile}"
+            raise InputError(f"{name}(at)", at, rule, "begin earlier, or load more of them")
+        return self.part.isa.fragments.read_line(self.ref, layout, along, (row, first), each)
 
     def _pitched_layout(self, name: str, part: Any, pitch: Any, width: int) -> ThreadLayout:
         """How rows are distributed that lie side by side in a tile of one extent."""

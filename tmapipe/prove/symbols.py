@@ -327,7 +327,6 @@ _DATA_OF = {
     "tma_gather": {"rows"},
     "tma_scatter": {"rows"},
     "descriptor_write": {"first", "rows"},
-    "fragments.read_columns_from": {"first"},
 }
 _PURE = ("here", "shuffle")
 
