@@ -55,8 +55,8 @@ class Counts(tp.Schedule):
     x = tp.TmaLoadStage("s m n", tile=(8, 128), ring=loaded)
     ring = tp.BarrierRing(2, chain=(count, send, store))
     ones = tp.SharedStage(tile=(8, 128), ring=ring, writer=count, dtype="int32")
-    zero = tp.SharedStage(tile=(8 // CTAS, 128), ring=ring, writer=count, dtype="int32", group=tp.MulticastGroup("s"))
-    sums = tp.ReducedStage(ones, into=zero, sender=send, reduce="add")
+    added = tp.Exchange(tp.MulticastGroup("s"), sender=send, source=ones, reduce="add")
+    sums = tp.SharedStage(tile=(8 // CTAS, 128), writer=count, group=added)
     y = tp.TmaStoreStage("q n", source=sums)
 
     @load.jit
@@ -70,13 +70,13 @@ class Counts(tp.Schedule):
             positive = slot.x.read() > 0
         with k.ring.produce() as slot:
             slot.ones.write(positive)
-            slot.zero.write(k.full("zero", 0))
+            slot.sums.write(k.full("sums", 0))
 
     @send.jit
     def scatter(self, k, tile):
         with k.ring.consume() as slot:
             for i in range(CTAS):
-                slot.sums.send(i)
+                slot.sums.reduce(i)
 
     @store.jit
     def drain(self, k, tile):

@@ -4,6 +4,8 @@ Declare rings, stages and roles in a `Schedule`; the library derives bytes, coun
 DSL for the GPU, and runs the same program on a CPU model of the hardware.
 """
 
+from typing import Any
+
 from tmapipe import epilogue, errors, math, schedules, tiles
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base import arithmetic as dtypes
@@ -16,19 +18,18 @@ from tmapipe.loaded import load
 from tmapipe.parts.matmul import ClusterSum, RegisterTile, Wgmma
 from tmapipe.parts.stages import (
     DescriptorStage,
+    Exchange,
     L2Stage,
-    PeerStage,
-    ReducedStage,
     ReductionScratch,
     Scratch,
-    SentStage,
+    SharedStage,
     Table,
     Turnstile,
 )
 from tmapipe.schedule import Schedule
 from tmapipe.schedules import mainloop
 from tmapipe.schedules.mainloop import Operand
-from tmapipe.stage import BulkLoadStage, CpAsyncLoadStage, Im2colLoadStage, SharedStage, TmaLoadStage
+from tmapipe.stage import BulkLoadStage, CpAsyncLoadStage, Im2colLoadStage, TmaLoadStage
 from tmapipe.store_pipeline import BulkStoreStage, StoredStage, ThreadStoreStage, TmaStoreStage
 from tmapipe.tuning import autotune
 
@@ -41,21 +42,19 @@ __all__ = [
     "DType",
     "DescriptorStage",
     "Dim",
+    "Exchange",
     "Im2colBox",
     "Im2colLoadStage",
     "InputError",
     "L2Stage",
     "MulticastGroup",
     "Operand",
-    "PeerStage",
     "PipelineError",
-    "ReducedStage",
     "ReductionScratch",
     "RegisterTile",
     "Role",
     "Schedule",
     "Scratch",
-    "SentStage",
     "SharedStage",
     "StoredStage",
     "Table",
@@ -78,6 +77,19 @@ __all__ = [
     "schedules",
     "tiles",
 ]
+
+#: Earlier names, and how the same is written now.
+RENAMED = {
+    "PeerStage": "SharedStage(group=Exchange(group, sender=, source=))",
+    "ReducedStage": "SharedStage(writer=, group=Exchange(group, sender=, source=, reduce=)), with slot.<name>.reduce(to)",
+    "SentStage": "SharedStage(group=Exchange(group, sender=)), with slot.<name>.send(to, values)",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in RENAMED:
+        raise AttributeError(f"tmapipe.{name} is written tmapipe.{RENAMED[name]} now")
+    raise AttributeError(f"module 'tmapipe' has no attribute {name!r}")
 
 
 __version__ = "0.1.0"

@@ -1,5 +1,5 @@
-"""TmaLoadStage and SharedStage: what lies in the slots of a ring, and how it gets there; with the other loads of
-tensors: BulkLoadStage, CpAsyncLoadStage, Im2colLoadStage."""
+"""What lies in the slots of a ring, and the stages that are loaded from tensors: TmaLoadStage, BulkLoadStage,
+CpAsyncLoadStage, Im2colLoadStage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, 
 
 # ---- stage -----------------------------------------------------------------------------------------------------------
 #
-# TmaLoadStage and SharedStage: what lies in the slots of a ring, and how it gets there.
+# TmaLoadStage: what lies in the slots of a ring, and how it gets there.
 
 
 DEFAULT_DIMS = {1: "n", 2: "m n"}  # of a tile of so many extents
@@ -35,9 +35,12 @@ is_tile = must(
 #: Validator of the types of what threads write or copy.
 is_written = must(lambda dtype: dtype != tf32, "is a type of TMA loads, which round fp32 to it", "fp32")
 
+is_ring = must(lambda ring: isinstance(ring, BarrierRing), "is the BarrierRing that the slots belong to", "pass ring=")
+SWIZZLES = (0, 32, 64, 128)
+is_swizzle = must(optional(lambda span: span in SWIZZLES), "is 0, 32, 64 or 128 (bytes)", "leave it out to derive it")
+
 #: Attributes of an open slot (`tmapipe.protocol.ring.Slot`), which no stage can be called.
 RESERVED = ("added", "end", "entered", "gone", "index", "open", "reads", "retired", "touched_by_threads")
-SWIZZLES = (0, 32, 64, 128)
 
 
 def names_in(dims: str | None) -> Any:
@@ -67,18 +70,9 @@ class SlotStage:
     """What the stages in a slot have in common."""
 
     tile: tuple[int, ...] = attrs.field(converter=as_tuple, validator=is_tile)
-    ring: BarrierRing = attrs.field(
-        validator=must(
-            lambda ring: isinstance(ring, BarrierRing), "is the BarrierRing that the slots belong to", "pass ring="
-        )
-    )
+    ring: BarrierRing = attrs.field(validator=is_ring)
     dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype))
-    swizzle: int | None = attrs.field(
-        default=None,
-        validator=must(
-            optional(lambda span: span in SWIZZLES), "is 0, 32, 64 or 128 (bytes)", "leave it out to derive it"
-        ),
-    )
+    swizzle: int | None = attrs.field(default=None, validator=is_swizzle)
 
     @property
     def matrix(self) -> tuple[int, ...]:
@@ -89,10 +83,20 @@ class SlotStage:
     #: arrive one by one; or as what "warps" have written, which then arrive.
     filled_by: ClassVar[str] = "warps"
 
+    #: Of a `SharedStage`, as it says.
+    source: ClassVar[Any] = None
+    over: ClassVar[Any] = None
+    reduce: ClassVar[Any] = None
+
     @property
     def filler(self) -> Role:
         """The role that fills the slots."""
         raise NotImplementedError
+
+    @property
+    def writer(self) -> Role | None:
+        """The role whose threads write the tile of their own CTA."""
+        return self.filler if self.filled_by == "warps" else None
 
     @property
     def sharing(self) -> MulticastGroup | None:
@@ -292,68 +296,6 @@ class TmaLoadStage(SlotStage):
         text += "" if self.result is None else f".of_result({self.result!r})"
         text += "" if self.input is None else f".of_input({self.input!r})"
         return text + ("" if self.outside == "zeros" else f".{self.outside}_outside()")
-
-
-@attrs.frozen(eq=False, repr=False, kw_only=True)
-class SharedStage(SlotStage):
-    """A tile that threads write into each slot of `ring`: scratch handed along with it, or the result of a transform.
-
-    Args:
-        dims: Names of the tile's extents, where a matmul reads it: by default it is contiguous along k.
-        tile: Elements, as in `TmaLoadStage`.
-        ring: Whose slots hold the tiles.
-        writer: The role that writes them, one of the ring's.
-        dtype: Of the elements.
-        swizzle: Span (bytes), as in `TmaLoadStage`.
-        over: A stage that an earlier phase of the ring fills, in whose memory this one lies, with no more bytes a slot. Once
-            this stage is written, the other one's tile is gone. Where several warps read that one, the writer has a
-            ``k.sync()`` in between.
-        group: CTAs of the cluster that read each other's tiles, ``slot.<name>.read_from(i)``, once all of them have written
-            theirs: those that differ only along these axes.
-
-    Raises:
-        InputError: For any other value.
-    """
-
-    dims: tuple[str, ...] | None = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
-    dtype: DType = attrs.field(converter=as_dtype, validator=is_written)
-    writer: Role = attrs.field()
-    over: SlotStage | None = attrs.field(default=None)
-    group: MulticastGroup | None = attrs.field(default=None, validator=optional_group)
-
-    @dims.validator
-    def _name_the_extents(self, field: Any, dims: Any) -> None:
-        if dims is not None and len(check_dims(self, dims, self.tile)) != len(self.tile):
-            rule = f"names the {len(self.tile)} extents of its tile"
-            raise InputError("SharedStage(dims)", " ".join(dims), rule, 'e.g. "m k"')
-
-    @property
-    def filler(self) -> Role:
-        return self.writer
-
-    @property
-    def sharing(self) -> MulticastGroup | None:
-        return self.group
-
-    @writer.validator
-    def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
-        if self.ring.phase_of(writer) is None:
-            raise InputError("SharedStage(writer)", writer, "is one of the ring's roles", "name one of them")
-
-    @over.validator
-    def _over_is_filled_before(self, field: Any, over: Any) -> None:
-        if over is None:
-            return
-        if not isinstance(over, SlotStage) or over.ring is not self.ring or getattr(over, "over", None) is not None:
-            rule = "is a stage of the same ring, with memory of its own"
-            raise InputError("SharedStage(over)", over, rule, "leave it out, or name such a stage")
-        filled, written = (self.ring.phase_of(role) for role in (over.filler, self.writer))
-        if filled is None or written is None or filled >= written:
-            rule = "is filled by a phase before the one that writes this stage"
-            raise InputError("SharedStage(over)", over, rule, "let a later role write it, or leave over= out")
-
-    def __repr__(self) -> str:
-        return shown(self)
 
 
 def as_matrix(tile: tuple[int, ...]) -> tuple[int, ...]:

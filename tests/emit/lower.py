@@ -15,8 +15,8 @@ from tests.oracle.ptx_execution import Launch
 from tests.unit.fake_isa import Event
 from tmapipe.base.tma_rules import MAX_BOX
 from tmapipe.model.elements import indices_of
-from tmapipe.plan.model import Load, Peer, Plan, Store, Syncs
-from tmapipe.plan.rings import Matmul, cut_by_hand
+from tmapipe.plan.model import Load, Plan, Store, Syncs
+from tmapipe.plan.rings import Exchanged, Matmul, cut_by_hand
 from tmapipe.plan.thread_layout import AccumulatorLayout
 
 __all__ = ["lower"]
@@ -96,7 +96,7 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
     if kind == "prefetch_piece":
         return _prefetched(plan.load(rest[0]), launch, rest[1]) if leader else []
     if kind == "peer_copy":
-        return [_to_peer(next(peer for peer in plan.sends if peer.name == rest[0]), *rest[1:])] if leader else []
+        return [_to_peer(plan.exchange(rest[0]), *rest[1:])] if leader else []
     if kind == "copies":
         return _copies(plan.load(rest[0]), launch, lane, *rest[1:])
     if kind == "store_values":
@@ -189,7 +189,7 @@ def _boxes(
     return [("load", load.argument, offset, place, barrier, stage, mask) for offset, place in pieces]
 
 
-def _to_peer(peer: Peer, stage: int, to: int, barrier: str, part: int | None, into: int) -> Event:
+def _to_peer(peer: Exchanged, stage: int, to: int, barrier: str, part: int | None, into: int) -> Event:
     nbytes = peer.buffer.slot_bytes // (1 if part is None or peer.reduce else peer.peers)
     source = peer.source.offset + stage * peer.source.pitch + nbytes * (part or 0)
     target = peer.buffer.offset + stage * peer.buffer.pitch + nbytes * into

@@ -498,8 +498,8 @@ def _schedule(
         x = x.in_parts(moves.tile[0])
     made.x = x
     if moves.load == "rotated":
-        made.cluster, group = {moves.out[0]: cluster[0]}, tp.MulticastGroup(moves.out[0], ctas=cluster[1])
-        x = made.z = tp.PeerStage(x, sender=made.send, group=group)
+        made.cluster = {moves.out[0]: cluster[0]}
+        x = made.z = tp.SharedStage(group=tp.Exchange(tp.MulticastGroup(moves.out[0], ctas=cluster[1]), made.send, x))
     if moves.load == "gathered" or moves.store == "scattered":
         made.index = tp.Table(moves.out[-2])
     if moves.load == "through":

@@ -13,7 +13,7 @@ import torch
 
 import tmapipe as tp
 import tmapipe.torch as tt
-from tests.fuzz.declarations import LOAD, RING, A
+from tests.fuzz.declarations import LOAD, RING
 from tests.fuzz.outcomes import Wrong
 from tmapipe import tuning
 from tmapipe.schedules.rowform import row_form
@@ -23,7 +23,6 @@ ROWS = np.random.default_rng(0).standard_normal((4, 96)).astype(np.float32)
 WEIGHT, NUMBERS, TARGET = np.ones(96, np.float32), np.ones(4, np.float32), np.arange(4)
 EXP = np.exp(ROWS)
 COS = np.ones((4, 32), np.float32)
-SHARED = tp.SharedStage(tile=(64, 64), ring=RING, writer=LOAD, dtype="bf16")
 
 
 def _of(make: Callable[[], Any], right: Any = None) -> Callable[..., Any]:
@@ -97,10 +96,12 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     )},
     "ElementwiseRows": (S.ElementwiseRows, {"form": row_form(96, 4), "function": lambda x: x}),
     "ElementwiseTiles": (S.ElementwiseTiles, {"function": lambda x: x}),
-    "SentStage": (tp.SentStage, {
-        "tile": (4, 64), "ring": RING, "dtype": "fp32", "sender": LOAD, "group": tp.MulticastGroup("m")
+    "Exchange": (lambda **of: tp.SharedStage(tile=(4, 64), ring=RING, dtype="fp32", group=tp.Exchange(**of)), {
+        "group": tp.MulticastGroup("m"), "sender": LOAD
     }),
-    "ReducedStage": (tp.ReducedStage, {"source": A, "into": SHARED, "sender": LOAD}),
+    "SharedStage(group=)": (tp.SharedStage, {
+        "tile": (4, 64), "ring": RING, "dtype": "fp32", "group": tp.Exchange(tp.MulticastGroup("m"), sender=LOAD)
+    }),
     "autotune": (_tuned, {"space": {"rows": (4,)}}),
     "export": (_exported, {"kernels": {"copy": (S.CopyRows(row_form(96, 4)), ROWS)}}),
     "import_tuned": (tuning.import_tuned, {"path": "no_such_file.json"}),

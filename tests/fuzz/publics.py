@@ -51,7 +51,6 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
         tp.Im2colLoadStage, {"dims": "m k", "tile": (64, 64), "ring": RING, "windows": tp.Windows((3, 3))}
     ),
     "MulticastGroup": (lambda axes, **options: tp.MulticastGroup(axes, **options), {"axes": "m"}),
-    "PeerStage": (tp.PeerStage, {"source": A, "sender": LOAD, "group": tp.MulticastGroup("m")}),
     "ReductionScratch": (tp.ReductionScratch, {"role": WARPS, "rows": 8}),
     "RegisterTile": (tp.RegisterTile, {"role": USE, "shape": (64, 64)}),
     "StoredStage": (tp.StoredStage, {"store": tp.TmaStoreStage("m n", tile=(64, 64), role=USE), "ring": RING}),
@@ -92,6 +91,7 @@ FURTHER = {
     "plan": ("dtypes", "arch"), "check": ("dtypes", "arch"), "explain": ("dtypes", "arch"),
     "simulate": ("a", "b", "out", "clusters", "seed", "trace", "d"), "bind": ("a", "b", "out", "d"),
     "__call__": ("a", "b", "out", "d"), "MulticastGroup": ("axes", "whole", "ctas"),
+    "Exchange": ("group", "sender", "source", "reduce"),
     "Candidate": ("schedule", "tile", "cluster", "options"),
     "Device": ("name", "multiprocessors", "clusters", "memory"),
 }  # fmt: skip

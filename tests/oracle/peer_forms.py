@@ -19,7 +19,7 @@ class Rotated(tp.Schedule):
     cluster: ClassVar = {"m": 2}
     ring = tp.BarrierRing(2, chain=(load, send, work))
     x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
-    z = tp.PeerStage(x, sender=send, group=tp.MulticastGroup("m"))
+    z = tp.SharedStage(group=tp.Exchange(tp.MulticastGroup("m"), sender=send, source=x))
     y = tp.TmaStoreStage("m n", tile=(4, 64), role=work)
 
     @load.jit
@@ -44,7 +44,7 @@ class RotatedInPairs(Rotated):
 
     load, send, work = Rotated.load, Rotated.send, Rotated.work
     cluster: ClassVar = {"m": 4}
-    z = tp.PeerStage(Rotated.x, sender=Rotated.send, group=tp.MulticastGroup("m", ctas=2))
+    z = tp.SharedStage(group=tp.Exchange(tp.MulticastGroup("m", ctas=2), Rotated.send, Rotated.x))
 
 
 class Paired(tp.Schedule):
@@ -84,7 +84,7 @@ class Scattered(tp.Schedule):
     x = tp.TmaLoadStage("s m n", tile=(8, 32), ring=loaded)
     ring = tp.BarrierRing(1, chain=(write, send, add))
     mine = tp.SharedStage(tile=(8, 32), ring=ring, writer=write, dtype="fp32")
-    theirs = tp.PeerStage(mine, sender=send, group=tp.MulticastGroup("s"))
+    theirs = tp.SharedStage(group=tp.Exchange(tp.MulticastGroup("s"), sender=send, source=mine))
     relations = (tp.Dim("q", of="m"), tp.Dim("s", at_most=2))  # as many rows, in tiles of half as many
     y = tp.TmaStoreStage("q n", tile=(4, 32), role=add, dtype="fp32")
 
@@ -123,15 +123,15 @@ class Reduced(tp.Schedule):
     relations = (tp.Dim("q", of="m"), tp.Dim("s", at_most=2))  # as many rows, in tiles of half as many
 
     def __init__(self, reduce: str = "add", peers: int = 2):
-        group, self.cluster = tp.MulticastGroup("s"), {"s": peers}
+        self.cluster = {"s": peers}
         self.relations = (*Reduced.relations[:1], tp.Dim("s", at_most=peers))
         self.loaded = tp.BarrierRing(1, producer=self.load, consumer=self.write)
         self.x = tp.TmaLoadStage("s m n", tile=(4 * peers, 32), ring=self.loaded, dtype="int32")
         self.ring = tp.BarrierRing(1, chain=(self.write, self.send, self.store))
         own = {"ring": self.ring, "writer": self.write, "dtype": "int32"}
         self.mine = tp.SharedStage(tile=(4 * peers, 32), **own)
-        self.begin = tp.SharedStage(tile=(4, 32), group=group, **own)
-        self.sums = tp.ReducedStage(self.mine, into=self.begin, sender=self.send, reduce=reduce)
+        group = tp.Exchange(tp.MulticastGroup("s"), sender=self.send, source=self.mine, reduce=reduce)
+        self.sums = tp.SharedStage(tile=(4, 32), writer=self.write, group=group)
         self.y = tp.TmaStoreStage("q n", source=self.sums, stages=0)
 
     @load.jit
@@ -145,13 +145,13 @@ class Reduced(tp.Schedule):
             values = slot.x.read()
         with k.ring.produce() as slot:
             slot.mine.write(values)
-            slot.begin.write(k.full("begin", 3))
+            slot.sums.write(k.full("sums", 3))
 
     @send.jit
     def scatter(self, k, tile):
         with k.ring.consume() as slot:
             for i in range(slot.sums.peers):
-                slot.sums.send(i)
+                slot.sums.reduce(i)
 
     @store.jit
     def drain(self, k, tile):
@@ -257,7 +257,9 @@ class Swapped(tp.Schedule):
     x = tp.TmaLoadStage("m n", tile=(4, 64), ring=loaded)
     ring = tp.BarrierRing(2, producer=work, consumer=add)
     mine = tp.SharedStage(tile=(4, 64), ring=ring, writer=work, dtype="fp32")
-    theirs = tp.SentStage(tile=(4, 64), ring=ring, sender=work, dtype="fp32", group=tp.MulticastGroup("m"))
+    theirs = tp.SharedStage(
+        tile=(4, 64), ring=ring, dtype="fp32", group=tp.Exchange(tp.MulticastGroup("m"), sender=work)
+    )
     y = tp.TmaStoreStage("m n", tile=(4, 64), role=add)
 
     @load.jit
@@ -270,7 +272,7 @@ class Swapped(tp.Schedule):
         with k.loaded.consume() as slot:
             values = slot.x.read()
         with k.ring.produce() as slot:
-            slot.theirs.send(values * 2, 1 - slot.theirs.rank)
+            slot.theirs.send(1 - slot.theirs.rank, values * 2)
             slot.mine.write(values)
 
     @add.jit

@@ -10,13 +10,13 @@ from typing import Any
 
 from tests.oracle.plain import block
 from tmapipe.isa import ops
-from tmapipe.isa.exchange import ClusterExchange, Exchange
+from tmapipe.isa.exchange import ClusterExchange, WarpExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
 from tmapipe.kernel import kernel_main
-from tmapipe.plan.model import Peer, Plan, Syncs
-from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
+from tmapipe.plan.model import Plan, Syncs
+from tmapipe.plan.rings import Barrier, Buffer, Exchanged, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 
 Event = tuple[Any, ...]
@@ -41,7 +41,7 @@ class RecordingIsa(Isa, Fragments):
         self.cluster_id, self.clusters = cluster_id, clusters
         self.extents, self.tables = extents or {}, tables or {}
         self.events: list[Event] = []
-        self.exchanges: dict[int, Exchange] = {}
+        self.exchanges: dict[int, WarpExchange] = {}
         self.body: Any = None
         self.fragments = self
 
@@ -129,8 +129,8 @@ class RecordingIsa(Isa, Fragments):
     def barrier_id(self, barrier: NamedBarrier, instance: int) -> Any:
         return barrier.name, instance
 
-    def peer_copy(self, peer: Peer, stage: int, to: int, barrier: Barrier, part: Any = None, into: int = 0) -> None:
-        self._note("peer_copy", peer.name, stage, to, barrier.name, part, into)
+    def peer_copy(self, of: Exchanged, stage: int, to: int, barrier: Barrier, part: Any = None, into: int = 0) -> None:
+        self._note("peer_copy", of.name, stage, to, barrier.name, part, into)
 
     def lane_0(self, body: Callable[[], None], when: bool = True) -> None:
         if when:

@@ -1,4 +1,4 @@
-"""PeerStage: tiles that CTAs of a cluster copy into each other's slots."""
+"""SharedStage(group=): what CTAs of a cluster write into each other's slots, and read of them."""
 
 import itertools
 
@@ -12,6 +12,8 @@ from tests.unit.errors import refused
 from tests.unit.test_added import expected
 from tmapipe.errors import DeadlockError, HazardError, ScopeError
 from tmapipe.model.layout import Kind
+
+GROUP = tp.MulticastGroup("m")
 
 
 def whole(*shape, seed=0):
@@ -110,13 +112,23 @@ class Elsewhere(Rotated):
 
 
 def test_what_does_not_fit_is_refused():
-    x, group = Rotated.x, tp.MulticastGroup("m")
-    refused(tp.PeerStage, "x", sender=Rotated.send, group=group, argument="source", rule="TMA or threads fill")
-    refused(tp.PeerStage, Rotated.z, sender=Rotated.send, group=group, argument="source", rule="TMA or threads fill")
-    refused(tp.PeerStage, x, sender=Rotated.send, group="m", argument="group", rule="MulticastGroup")
-    refused(tp.PeerStage, x, sender=Rotated.work, group=group, argument="sender", rule="not of the last one")
-    refused(tp.PeerStage, x, sender=Rotated.load, group=group, argument="sender", rule="phase after")
-    refused(tp.PeerStage, x, sender=tp.Role(warps=1), group=group, argument="writer", rule="one of the ring's roles")
+    x = Rotated.x
+
+    def sent_by(sender=Rotated.send, source=x, group=GROUP, **more):
+        return tp.SharedStage(group=tp.Exchange(group, sender, source), **more)
+
+    refused(sent_by, source="x", argument="Exchange(source)", rule="TMA or threads fill")
+    refused(sent_by, source=Rotated.z, argument="Exchange(source)", rule="TMA or threads fill")
+    refused(sent_by, group="m", argument="group", rule="MulticastGroup")
+    refused(sent_by, sender=None, argument="Exchange(sender)", rule="a phase of the ring")
+    refused(sent_by, Rotated.work, argument="Exchange(sender)", rule="not of the last one")
+    refused(sent_by, Rotated.load, argument="sender", rule="after those that fill")
+    refused(sent_by, tp.Role(warps=1), argument="sender", rule="a phase of the ring")
+    refused(sent_by, ring=Swapped.ring, argument="sender", rule="a phase of the ring")
+    refused(sent_by, dtype="fp32", argument="SharedStage(dtype)", rule="that of the source")
+    refused(sent_by, writer=Rotated.load, argument="SharedStage(writer)", rule="unless it reduces")
+    text = f"SharedStage(group=Exchange(group=MulticastGroup('m'), sender={Rotated.send!r}, source={x!r}, reduce=None))"
+    assert repr(Rotated.z) == text
     alone = Rotated()
     alone.cluster = {}
     refused(alone.plan, argument="z.group", rule="a CTA has no peers")
@@ -230,7 +242,7 @@ class Itself(Swapped):
         with k.loaded.consume() as slot:
             values = slot.x.read()
         with k.ring.produce() as slot:
-            slot.theirs.send(values, 1)
+            slot.theirs.send(1, values)
             slot.mine.write(values)
 
 
@@ -248,16 +260,17 @@ class Narrow(Swapped):
         with k.loaded.consume() as slot:
             values = slot.x.read()
         with k.ring.produce() as slot:
-            slot.theirs.send(tp.math.row_sum(values), 0)
+            slot.theirs.send(0, tp.math.row_sum(values))
 
 
 def test_what_threads_cannot_send():
-    ring, group = Swapped.ring, tp.MulticastGroup("m")
-    how = {"tile": (4, 64), "ring": ring, "dtype": "fp32"}
-    refused(tp.SentStage, **how, sender=Swapped.work, group="m", argument="group", rule="MulticastGroup")
-    refused(tp.SentStage, **how, sender=Swapped.add, group=group, argument="sender", rule="any phase but the last")
+    how = {"tile": (4, 64), "ring": Swapped.ring, "dtype": "fp32"}
+    last = tp.Exchange(tp.MulticastGroup("m"), sender=Swapped.add)
+    refused(tp.SharedStage, **how, group="m", argument="group", rule="MulticastGroup")
+    refused(tp.SharedStage, **how, group=last, argument="sender", rule="not of the last one")
     refused(Narrow(), whole(8, 64), argument="theirs.send", rule="the shape of")
-    assert repr(Swapped.theirs).startswith("SentStage(tile=(4, 64), ring=") and "sender=Role" in repr(Swapped.theirs)
+    text = "SharedStage(group=Exchange(group=MulticastGroup('m'), sender=Role(warps=2), source=None, reduce=None), "
+    assert repr(Swapped.theirs).startswith(f"{text}tile=(4, 64), ring=")
 
 
 # ---- reductions into peers --------------------------------------------------------------------------------------------
@@ -283,7 +296,7 @@ def test_explain_says_what_comes_from_all():
     text = Reduced("max", 4).explain()
     assert "max to peers sums: 4 x 32 int32 of mine, among 4 CTAs along s" in text
     assert "expect-tx by send: 2048 bytes a slot = sums 4 x 32 x 4 x 4 CTAs" in text
-    assert repr(Reduced("max").sums).endswith("sender=Role(warps=1), reduce='max')")
+    assert repr(Reduced("max").sums).endswith("reduce='max'), tile=(4, 32), writer=Role(warps=1))")
 
 
 class Hasty(Reduced):
@@ -295,7 +308,7 @@ class Hasty(Reduced):
     def scatter(self, k, tile):
         with k.ring.consume() as slot:
             for i in range(2):
-                slot.sums.send(i)
+                slot.sums.reduce(i)
             slot.sums.write(slot.sums.read() + 1)
 
 
@@ -307,7 +320,7 @@ class Some(Reduced):
     @send.jit
     def scatter(self, k, tile):
         with k.ring.consume() as slot:
-            slot.sums.send(0)
+            slot.sums.reduce(0)
 
 
 def test_wrong_reductions_are_found():
@@ -332,16 +345,48 @@ def test_only_reductions_overlap():
 
 def test_reductions_that_are_refused():
     right = Reduced()
-    how = {"into": right.begin, "sender": right.send}
-    refused(tp.ReducedStage, right.mine, into=right.mine, sender=right.send, argument="into", rule="with group=")
-    refused(tp.ReducedStage, right.mine, **how, reduce="mul", argument="reduce", rule="is one of add, min")
-    refused(tp.ReducedStage, "x", **how, argument="ReducedStage(source)", rule="TMA or threads fill")
-    refused(
-        tp.ReducedStage, right.mine, into=right.begin, sender=right.store, argument="sender", rule="not of the last"
-    )
+
+    def reduced(writer=right.write, sender=right.send, source=right.mine, reduce="add"):
+        return tp.SharedStage(
+            tile=(4, 32),
+            writer=writer,
+            group=tp.Exchange(tp.MulticastGroup("s"), sender=sender, source=source, reduce=reduce),
+        )
+
+    refused(reduced, reduce="mul", argument="Exchange(reduce)", rule="is one of add, min")
+    refused(reduced, source="x", argument="Exchange(source)", rule="TMA or threads fill")
+    refused(reduced, writer=None, argument="SharedStage(writer)", rule="one of the ring's roles")
+    refused(reduced, reduce=None, argument="writer", rule="unless it reduces")
+    refused(reduced, sender=right.store, argument="sender", rule="not of the last")
+    real = tp.SharedStage(tile=(8, 32), dtype="fp32", ring=right.ring, writer=right.write)
+    refused(reduced, source=real, argument="reduce", rule="the tile is of fp32")
     wide = Reduced()
     wide.mine = tp.SharedStage(tile=(4, 32), ring=wide.ring, writer=wide.write, dtype="int32")
-    wide.sums = tp.ReducedStage(wide.mine, into=wide.begin, sender=wide.send)
-    refused(wide.plan, argument="sums.tile", rule=r"is of a source of \(8, 32\) int32")
-    real = tp.SharedStage(tile=(4, 32), ring=right.ring, writer=right.write, dtype="fp32", group=tp.MulticastGroup("s"))
-    refused(tp.ReducedStage, right.mine, into=real, sender=right.send, argument="reduce", rule="the tile is of fp32")
+    refused(wide.plan, argument="sums.tile", rule=r"is of a source of \(8, 32\)")
+
+
+def test_earlier_names_say_how_it_is_written_now():
+    for name, now in tp.RENAMED.items():
+        with pytest.raises(AttributeError, match=r"is written tmapipe\.SharedStage") as error:
+            getattr(tp, name)
+        assert now in str(error.value)
+
+
+def test_verbs_are_those_that_the_stage_declares():
+    class Wrong(Rotated):
+        load, send, work = Rotated.load, Rotated.send, Rotated.work
+
+        @send.jit
+        def exchange(self, k, tile):
+            with k.ring.consume() as slot:
+                self.call(slot)
+
+        def call(self, slot): ...
+
+    def of(call):
+        return type("Wrong", (Wrong,), {"call": lambda self, slot: call(slot)})()
+
+    x = whole(8, 64)
+    refused(of(lambda slot: slot.z.reduce(0)), x, argument="slot.z.reduce", rule="sender= and reduce= say")
+    refused(of(lambda slot: slot.z.read_from(0)), x, argument="slot.z.read_from", rule="without a sender")
+    refused(of(lambda slot: slot.z.send(0, slot.x.read())), x, argument="send(values)", rule="has a source")

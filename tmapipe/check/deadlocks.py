@@ -139,7 +139,7 @@ class Deadlock:
         roles = wait.ring.phases[wait.ring.barriers.index(self.layout.barrier(wait.bar))] if wait.ring else ()
         loads = [name for role in roles for name in wait.ring.loads.get(role, ())] if wait.ring else []
         started = {declared(type(s.op)).moved(s.op)[0] for s in counted}
-        if loads and {peer.name for peer in self.layout.plan.sends} >= set(loads):
+        if loads and {each.name for each in self.layout.plan.exchanges} >= set(loads):
             send = f"let {' and '.join(roles)} of every CTA send {' and '.join(loads)} once for each slot"
             return f"{phase} has {tx} bytes armed that no CTA of the cluster sends: {send}, to all that wait for it"
         missing = [name for name in loads if name not in started]

@@ -166,7 +166,8 @@ def _peer_copy(isa: GpuWarp, op: Any, to: Any) -> None:
     source = isa.slot_address(*op.source) + op.part * op.nbytes
     target = isa.slot_address(*op.slot) + (0 if whole else op.share * op.nbytes)
     bar, buffer = isa.mbarrier(*op.bar).toint(), op.slot.buffer
-    reduce = next(peer.reduce for peer in isa.plan.sends if peer.name == op.peer) if whole else None
+    exchange = isa.plan.exchange(op.peer) if whole else None
+    reduce = None if exchange is None else exchange.reduce
     how, kind = _reduction(reduce, buffer.dtype.name)
     text = f"{how}.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes{kind} [$0], [$1], $2, [$3];"
     with cute.arch.elect_one():

@@ -29,8 +29,8 @@ from tmapipe.isa.effects import (
     operation,
 )
 from tmapipe.isa.fragment import SlotRef, Value
-from tmapipe.plan.model import Load, Peer, Store
-from tmapipe.plan.rings import Barrier
+from tmapipe.plan.model import Load, Store
+from tmapipe.plan.rings import Barrier, Exchanged
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
 #
@@ -359,20 +359,31 @@ class PeerInstructions(Lowering):
     """Instructions of clusters."""
 
     def peer_copy(
-        self, peer: Peer, stage: Value, to: Value, barrier: Barrier, part: Value = None, into: Value = 0
+        self, exchange: Exchanged, stage: Value, to: Value, barrier: Barrier, part: Value = None, into: Value = 0
     ) -> None:
-        """``cp.async.bulk`` from shared memory to that of a CTA of the cluster: copies slot *stage* of `peer.source` to slot
-        *stage* of `peer.buffer` of the CTA with rank *to*, and completes its bytes on ``barrier[stage]`` there, later, by
-        itself. With *part*, only that one of `peer.peers` equal parts along the slot's first extent, to part *into*. With
-        `peer.reduce`, ``cp.reduce.async.bulk``: part *part* of the source is combined with all of the slot. Async proxy."""
-        assert peer.source is not None
-        slot, source, bar = self.slot(peer.buffer, stage), self.slot(peer.source, stage), self.bar(barrier, stage)
-        nbytes, shares = peer.buffer.slot_bytes, 1 if part is None else peer.peers
-        if peer.reduce is not None:
-            self.emit(PeerReduce(peer.name, slot, bar, nbytes, 1 << to, source, part, shares), to)
+        """``cp.async.bulk`` from shared memory to that of a CTA of the cluster: copies slot *stage* of `exchange.source`
+        to slot *stage* of `exchange.buffer` of the CTA with rank *to*, and completes its bytes on ``barrier[stage]`` there,
+        later, by itself. With *part*, only that one of `exchange.peers` equal parts along the slot's first extent, to part
+        *into*. With `exchange.reduce`, ``cp.reduce.async.bulk``: part *part* of the source is combined with all of the slot.
+        Async proxy."""
+        assert exchange.source is not None
+        slot, source, bar = (
+            self.slot(exchange.buffer, stage),
+            self.slot(exchange.source, stage),
+            self.bar(barrier, stage),
+        )
+        nbytes, shares = exchange.buffer.slot_bytes, 1 if part is None else exchange.peers
+        if exchange.reduce is not None:
+            self.emit(PeerReduce(exchange.name, slot, bar, nbytes, 1 << to, source, part, shares), to)
         else:
             part = 0 if part is None else part
             self.emit(PeerCopy(slot, bar, nbytes // shares, 1 << to, source, part, into, shares), to)
+
+
+def sent(isa: Lowering, to: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> StAsync:
+    """The operation of a warp that writes share *share* of *shares* of a slot of CTA *cta* from registers."""
+    slot, bar = isa.slot(to.buffer, to.stage), isa.bar(barrier, to.stage)
+    return StAsync(slot, bar, to.buffer.slot_bytes // shares, 1 << cta, (), share, shares)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

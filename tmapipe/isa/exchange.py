@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Numbers that the warps of a role exchange through shared memory, for reductions over several warps, or several CTAs.
 
 
-class Exchange(Carried):
+class WarpExchange(Carried):
     """One role's `ReductionScratch`. Which of its two copies comes next is kept in a register.
 
     A warp writes a copy again only after the barrier of the reduction between, which all warps reach after they have read it.
@@ -60,7 +60,7 @@ class Exchange(Carried):
         """Called when the warp has read the copy."""
 
 
-class ClusterExchange(Exchange):
+class ClusterExchange(WarpExchange):
     """The same among CTAs of a cluster: each warp sends its numbers to all of them by st.async, and waits until those of all
     warps have come. The parity of the mbarriers is kept in a register too.
 
@@ -103,7 +103,7 @@ class Scans(Carried):
     A row lies in *chunks*, one after another: of each, every warp that shares the row has a piece, and every lane a vector.
     """
 
-    exchanges: dict[int, Exchange]
+    exchanges: dict[int, WarpExchange]
 
     def cumsum(self, values: Fragment) -> Fragment:
         """Of each row the running sums, in fp32 or int32: of each element and all before it.
@@ -222,7 +222,7 @@ class Scans(Carried):
 
         def expand(self, layout: Any, along: str, data: Any, to: str) -> Any: ...
         def convert(self, data: Any, kind: str, to: str) -> Any: ...
-        def exchange_for(self, layout: Any, kind: str, along: str, width: int = 0) -> Exchange: ...
+        def exchange_for(self, layout: Any, kind: str, along: str, width: int = 0) -> WarpExchange: ...
         def write_partial(self, layout: Any, along: str, data: Any, slot: SlotRef) -> None: ...
         def read_partials(self, layout: Any, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any: ...
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.exchange import ClusterExchange, Exchange, Scans
+from tmapipe.isa.exchange import ClusterExchange, Scans, WarpExchange
 from tmapipe.isa.fragment import Fragment, SlotRef, Value, combine, in_range
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Barrier, Distributed, Matmul
@@ -35,7 +35,7 @@ class Fragments(Scans):
     exchanges: for reductions over several warps, by the first warp of the role. numbers: (kind, types), tried in order.
     """
 
-    exchanges: dict[int, Exchange]
+    exchanges: dict[int, WarpExchange]
     numbers: tuple[tuple[str, tuple[type, ...]], ...]
 
     # ---- accumulators ---------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class Fragments(Scans):
         holds = place < end if first is None else (place >= first) & (place < end)
         return combine("where", holds, tile, other)
 
-    def exchange_for(self, layout: ThreadLayout, kind: str, along: str, width: int = 0) -> Exchange:
+    def exchange_for(self, layout: ThreadLayout, kind: str, along: str, width: int = 0) -> WarpExchange:
         """The role's `ReductionScratch`, for *width* numbers a warp, if not one a row or a column. Raises `InputError` if it
         has none that these numbers go through."""
         found = self.exchanges.get(layout.first_warp)

@@ -248,10 +248,10 @@ def _land_copy(memory: Memory, flight: Flight, op: PeerCopy, target: np.ndarray)
 
 @moves(PeerReduce)
 def _land_reduction(memory: Memory, flight: Flight, op: PeerReduce, target: np.ndarray) -> None:
-    how = next(peer.reduce for peer in memory.layout.plan.sends if peer.name == op.peer)
+    exchange = memory.layout.plan.exchange(op.peer)
     source = memory.slot(flight.issuer // memory.layout.warps, op.source)
-    assert how is not None
-    target[...] = reduced(how, target, np.split(source, op.parts)[op.part])
+    assert exchange is not None and exchange.reduce is not None
+    target[...] = reduced(exchange.reduce, target, np.split(source, op.parts)[op.part])
 
 
 # ---- stores ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from tmapipe.isa.ops import (
     PeerRead,
     SlotRead,
     SlotWrite,
-    StAsync,
     TableLoad,
     TileStore,
     TmaScatter,
@@ -211,7 +210,7 @@ class Memory:
         """Carries out what *op* does to data."""
         kind = type(op)
         if kind in MOVES:  # later
-            if kind is StAsync and not op.words:  # the lanes' values
+            if getattr(op, "words", None) == ():  # the lanes' values
                 op = op._replace(words=self.given(agent))  # type: ignore[arg-type]
             for flight in facts:
                 self.transfers[flight] = op

@@ -12,6 +12,7 @@ from tmapipe.base.arithmetic import total
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
+from tmapipe.isa.copies import sent
 from tmapipe.isa.exchange import call_raw
 from tmapipe.isa.fragment import Fragment, SlotRef, applied, where_is
 from tmapipe.isa.ops import Isa, TableLoad
@@ -147,18 +148,14 @@ class MachineFragments(Reductions):
     # ---- to other CTAs --------------------------------------------------------------------------------------------
 
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
-        self._send(values.data, slot, barrier, cta, share, shares)
+        self.isa.give(values.data)
+        self.isa.emit(sent(self.isa, slot, barrier, cta, share, shares))
 
     def send_tile(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any) -> None:
         layout = values.layout
         assert layout is not None
-        self._send(self.places(values), slot, barrier, cta, layout.warp(self.isa.warp), layout.warps)
-
-    def _send(self, given: Any, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
-        isa = self.isa
-        isa.give(given)
-        place, bar = isa.slot(slot.buffer, slot.stage), isa.bar(barrier, slot.stage)
-        isa.emit(ops.StAsync(place, bar, slot.buffer.slot_bytes // shares, 1 << cta, (), share, shares))
+        self.isa.give(self.places(values))
+        self.isa.emit(sent(self.isa, slot, barrier, cta, layout.warp(self.isa.warp), layout.warps))
 
     # ---- epilogues ------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import attrs
 
 from tmapipe.barrier import Role
 from tmapipe.errors import InputError, fill, is_count, is_whole, must, shown
-from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.parts.stages import SharedStage
+from tmapipe.stage import TmaLoadStage
 
 # ---- matmul ----------------------------------------------------------------------------------------------------------
 #

@@ -1,20 +1,32 @@
-"""Stages of the cluster, of descriptors and of L2; scratch of a role; tables in global memory; turnstiles."""
+"""Stages that threads or other CTAs of the cluster write, descriptors, and L2; scratch of a role; tables in global
+memory; turnstiles."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import attrs
 
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, fp32, int32
-from tmapipe.base.tensor_map import MulticastGroup, is_group
+from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, fp32, int32, tf32
+from tmapipe.base.tensor_map import MulticastGroup, optional_group
 from tmapipe.errors import InputError, as_tuple, is_count, must, shown
-from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, TokenStage, is_tile, is_written
+from tmapipe.stage import (
+    SlotStage,
+    TmaLoadStage,
+    TokenStage,
+    check_dims,
+    is_ring,
+    is_swizzle,
+    is_tile,
+    is_written,
+    joined,
+    names_in,
+)
 
-# ---- peer stage ------------------------------------------------------------------------------------------------------
+# ---- shared stage ----------------------------------------------------------------------------------------------------
 #
-# PeerStage, SentStage: tiles that the CTAs of a cluster copy, or write, into each other's slots.
+# SharedStage: tiles that threads write, and what the CTAs of a cluster exchange.
 
 
 #: Reduction into shared memory -> element types that it is done in.
@@ -24,113 +36,153 @@ REDUCED = {
 }
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
-class PeerStage(SharedStage):
-    """A tile in each slot that another CTA of the cluster has copied there, from a tile of its own slot, by
-    ``cp.async.bulk``.
+class Exchange(NamedTuple):
+    """CTAs of a cluster that write the tiles of a `SharedStage` in each other's slots, all at the same time.
 
-    All CTAs of a group do this at the same time, each for its own tile: ``slot.<stage>.send(to)`` copies the tile to another
-    CTA, and each CTA gets one tile a slot. Or each sends equal parts of its tile to all, and gets one part of each.
-
-    Args:
-        source: The stage of the same ring that is copied: a `TmaLoadStage`, or a `SharedStage` that threads write. Tile,
-            element type and swizzle are its own.
-        sender: The role of one warp that sends, of a phase after that which fills the source, and not the last one.
-        group: Which CTAs send to each other: those that differ only along these axes of the cluster.
-
-    Raises:
-        InputError: For any other value.
-    """
-
-    filled_by = "peers"
-    dims: tuple[str, ...] | None = attrs.field(default=None)
-    dtype: DType | None = attrs.field(default=None)  # type: ignore[assignment]
-    source: SlotStage = attrs.field()
-    group: MulticastGroup = attrs.field(validator=is_group)
-
-    def __init__(self, source: SlotStage, *, sender: Role, group: MulticastGroup):
-        self._set_up(source, source, sender, group=group, dims=getattr(source, "dims", None))
-
-    def _set_up(self, source: SlotStage, like: SlotStage, sender: Role, **fields: Any) -> None:
-        """Sets all fields: tile, ring, type and swizzle of *like*."""
-        if not isinstance(source, SlotStage) or isinstance(source, PeerStage):
-            rule = "is a stage that TMA or threads fill"
-            raise InputError(f"{type(self).__name__}(source)", source, rule, "name such a stage of the same ring")
-        same: Any = {name: getattr(like, name) for name in ("tile", "ring", "dtype", "swizzle")}
-        self.__attrs_init__(**same, writer=sender, source=source, **fields)
-        filled, sent = (self.ring.phase_of(role) for role in (source.filler, sender))
-        if filled is None or sent is None or not filled < sent < len(self.ring.phases) - 1:
-            rule = "is of a phase after that which fills the source, and not of the last one"
-            raise InputError(f"{type(self).__name__}(sender)", sender, rule, "e.g. chain=(write, send, use)")
-
-    def __repr__(self) -> str:
-        return f"PeerStage({self.source!r}, sender={self.writer!r}, group={self.group!r})"
-
-
-class ReducedStage(PeerStage):
-    """A tile in each slot into which all CTAs of a group have reduced a part of theirs, by ``cp.reduce.async.bulk``.
-
-    It begins as what threads have written, in all CTAs, and has the memory of that. Each CTA reduces one part of its source,
-    cut along the first extent, into the tile of each other one, and of its own: ``slot.<stage>.send(i)`` for each index i.
+    ``slot.<stage>.send(to)`` copies the tile of `source` to another CTA, or equal parts of it to several, by
+    ``cp.async.bulk``; ``send(to, values)`` what threads have in registers, by ``st.async``. Each CTA gets one tile a slot.
+    With `reduce`, ``slot.<stage>.reduce(to)`` combines a part of the source with what the writer has written, once for each
+    CTA of the group, the own one included. The stage raises `InputError` for values that do not fit.
 
     Args:
-        source: As of `PeerStage`, of the same type, with as many times the rows as the group has CTAs.
-        into: What it begins with: a `SharedStage` with the group, of int32, or for "add" of int64.
-        sender: The role of one warp that sends, of a phase after those that fill the two, and not the last one.
-        reduce: "add", "min", "max", "and", "or", "xor", "inc" or "dec", as of a `TmaStoreStage`; compared with their signs.
-
-    Raises:
-        InputError: For any other value.
+        group: The CTAs: those that differ only along these axes of the cluster.
+        sender: The role that writes the tiles of others, of any phase of the ring but the last one. Of a source, it is one
+            warp, of a phase after that which fills the source.
+        source: The stage of the same ring that is sent: a `TmaLoadStage`, or a `SharedStage` that threads write. To be
+            reduced, it has as many times the rows as the group has CTAs. None: what threads of the sender have in registers.
+        reduce: "add", "min", "max", "and", "or", "xor", "inc" or "dec", as of a `TmaStoreStage`, of int32, or "add" of int64;
+            compared with their signs.
     """
 
-    reduce: str = "add"
+    group: MulticastGroup
+    sender: Role
+    source: SlotStage | None = None
+    reduce: str | None = None
 
-    def __init__(self, source: SlotStage, *, into: SharedStage, sender: Role, reduce: str = "add"):
-        if type(into) is not SharedStage or into.group is None:
-            rule = "is a SharedStage with group=, which threads write in all CTAs"
-            raise InputError("ReducedStage(into)", into, rule, "declare one of the same ring")
-        if reduce not in REDUCED or into.dtype is None or into.dtype.name not in REDUCED[reduce]:
-            rule = f"is one of {', '.join(REDUCED)}, in int32, or add in int64; the tile is of {into.dtype}"
-            raise InputError("ReducedStage(reduce)", reduce, rule, '"add", and dtype="int32"')
-        self._set_up(source, into, sender, over=into, group=into.group, dims=None)
-        object.__setattr__(self, "reduce", reduce)
 
-    def __repr__(self) -> str:
-        how = f"into={self.over!r}, sender={self.writer!r}, reduce={self.reduce!r}"
-        return f"ReducedStage({self.source!r}, {how})"
+def _of(field: str, name: str) -> Any:
+    """The default of a field of a `SharedStage`: attribute *name* of what is in *field*, or None."""
+    return attrs.Factory(lambda stage: getattr(getattr(stage, field), name, None), takes_self=True)
+
+
+def _named(stage: Any) -> Any:
+    dims = getattr(stage.source, "dims", None)
+    return dims and " ".join(dims[-len(stage.source.tile) :])
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
-class SentStage(SharedStage):
-    """A tile in each slot that threads of another CTA of the cluster have written there from their registers, by ``st.async``.
-
-    All CTAs of a group do this at the same time: ``slot.<stage>.send(values, to)``. Each gets one tile a slot.
+class SharedStage(SlotStage):
+    """A tile in each slot of `ring` that threads write, such as scratch handed along with it, or the result of a transform; or
+    one that CTAs of a cluster write in each other's slots, or read there.
 
     Args:
-        tile: Elements, as in `TmaLoadStage`.
+        dims: Names of the tile's extents, where a matmul reads it: by default it is contiguous along k.
+        tile: Elements, as in `TmaLoadStage`. By default, as with ring, dtype and swizzle, that of the source of an `Exchange`.
         ring: Whose slots hold the tiles.
-        sender: The role whose threads send, of any phase but the last one.
+        writer: The role that writes them, one of the ring's. With an `Exchange`, None; or if that reduces, the role that
+            writes what each CTA's tile begins with.
         dtype: Of the elements.
-        group: Which CTAs send to each other: those that differ only along these axes of the cluster.
         swizzle: Span (bytes), as in `TmaLoadStage`.
+        over: A stage that an earlier phase of the ring fills, in whose memory this one lies, with no more bytes a slot. Once
+            this stage is written, the other one's tile is gone. Where several warps read that one, the writer has a
+            ``k.sync()`` in between.
+        group: CTAs of the cluster that read each other's tiles, ``slot.<name>.read_from(i)``, once all of them have written
+            theirs: those that differ only along these axes. Or an `Exchange`, by which they write each other's.
 
     Raises:
         InputError: For any other value.
     """
 
-    filled_by = "peers"
-    source = None
+    group: MulticastGroup | Exchange | None = attrs.field(default=None)
+    source: SlotStage | None = attrs.field(init=False, default=_of("group", "source"))  # type: ignore[misc]
+    sender: Role | None = attrs.field(init=False, default=_of("group", "sender"))
+    reduce: str | None = attrs.field(init=False, default=_of("group", "reduce"))  # type: ignore[misc]
+    tile: tuple[int, ...] = attrs.field(default=_of("source", "tile"), converter=as_tuple, validator=is_tile)
+    ring: BarrierRing = attrs.field(default=_of("source", "ring"), validator=is_ring)
+    swizzle: int | None = attrs.field(default=_of("source", "swizzle"), validator=is_swizzle)
+    dims: tuple[str, ...] | None = attrs.field(
+        default=attrs.Factory(_named, takes_self=True), converter=names_in, kw_only=False, repr=joined
+    )
+    dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype))
+    writer: Role | None = attrs.field(default=None)
+    over: SlotStage | None = attrs.field(default=None)  # type: ignore[misc]
 
-    dims: tuple[str, ...] | None = attrs.field(default=None, init=False)
-    over: SlotStage | None = attrs.field(default=None, init=False)
-    writer: Role = attrs.field(alias="sender")
-    group: MulticastGroup = attrs.field(validator=is_group)
+    @property
+    def filled_by(self) -> str:  # type: ignore[override]
+        return "warps" if self.sender is None else "peers"
+
+    @property
+    def filler(self) -> Role:
+        return cast(Role, self.sender or self.writer)
+
+    @property
+    def sharing(self) -> MulticastGroup | None:
+        return self.group.group if isinstance(self.group, Exchange) else self.group
+
+    @group.validator
+    def _group_exchanges(self, field: Any, group: Any) -> None:
+        optional_group(self, field, self.sharing)
+        source = self.source
+        if source is not None and not (isinstance(source, SlotStage) and source.source is None):
+            rule = "is a stage that TMA or threads fill"
+            raise InputError("Exchange(source)", source, rule, "name such a stage of the same ring, or leave it out")
+
+    @dtype.validator
+    def _type_is_said_once(self, field: Any, dtype: Any) -> None:
+        of = self.source.dtype if self.source is not None else dtype
+        if (dtype is None) != (self.source is not None) or (self.source is None and dtype == tf32):
+            rule = (
+                "is that of the source, or one that threads can write: tf32 is one of TMA loads, which round fp32 to it"
+            )
+            raise InputError("SharedStage(dtype)", dtype, rule, "leave it out with a source, and else e.g. bf16")
+        if self.reduce is not None and (of is None or of.name not in dict.get(REDUCED, self.reduce, ())):
+            rule = f"is one of {', '.join(REDUCED)}, in int32, or add in int64; the tile is of {of}"
+            raise InputError("Exchange(reduce)", self.reduce, rule, '"add", of a source of int32')
+
+    @dims.validator
+    def _name_the_extents(self, field: Any, dims: Any) -> None:
+        if dims is not None and len(check_dims(self, dims, self.tile)) != len(self.tile):
+            rule = f"names the {len(self.tile)} extents of its tile"
+            raise InputError("SharedStage(dims)", " ".join(dims), rule, 'e.g. "m k"')
 
     @writer.validator
-    def _sender_is_before_the_last(self, field: Any, sender: Any) -> None:
-        if self.ring.phase_of(sender) not in range(len(self.ring.phases) - 1) or self.ring.held:
-            rule = 'is of any phase but the last one, of a ring that is not per="cta"'
-            raise InputError("SentStage(sender)", sender, rule, "e.g. the producer")
+    def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
+        sent = isinstance(self.group, Exchange) and self.reduce is None
+        if sent != (writer is None) or (writer is not None and self.ring.phase_of(writer) is None):
+            rule = "is None where a sender writes, unless it reduces" if sent else "is one of the ring's roles"
+            raise InputError("SharedStage(writer)", writer, rule, "leave it out" if sent else "name one of them")
+
+    @over.validator
+    def _over_is_filled_before(self, field: Any, over: Any) -> None:
+        if over is None:
+            return
+        if not isinstance(over, SlotStage) or over.ring is not self.ring or over.over is not None:
+            rule = "is a stage of the same ring, with memory of its own"
+            raise InputError("SharedStage(over)", over, rule, "leave it out, or name such a stage")
+        filled, written = (self.ring.phase_of(role) for role in (over.filler, cast(Role, self.writer)))
+        if filled is None or written is None or filled >= written:
+            rule = "is filled by a phase before the one that writes this stage"
+            raise InputError("SharedStage(over)", over, rule, "let a later role write it, or leave over= out")
+
+    @writer.validator
+    def _sender_is_in_between(self, field: Any, writer: Any) -> None:
+        if self.group is not None and self.ring.held:
+            rule = "is of a ring whose slots are released, so that no CTA leaves while others use them"
+            raise InputError("SharedStage(group)", self.group, rule, 'leave out per="cta"')
+        filled = [role for role in (writer, self.source and self.source.filler, self.sender) if role is not None]
+        phases: list[Any] = list(map(self.ring.phase_of, cast(list[Role], filled)))
+        inside = self.source is None or self.source.ring is self.ring
+        last = len(self.ring.phases) - 1
+        if isinstance(self.group, Exchange) and not (
+            inside and self.sender and None not in phases and max([-1, *phases[:-1]]) < phases[-1] < last
+        ):
+            rule = "is of a phase of the ring after those that fill its source and this stage, and not of the last one"
+            raise InputError("Exchange(sender)", self.sender, rule, "e.g. chain=(write, send, use)")
+
+    def __repr__(self) -> str:
+        same = ("tile", "ring", "swizzle", "dims")
+        unsaid = [name for name in same if getattr(self, name) == getattr(self.source, name, None)]
+        return shown(self, "source", "sender", "reduce", *unsaid)
 
 
 # ---- descriptor stage ------------------------------------------------------------------------------------------------
@@ -139,7 +191,7 @@ class SentStage(SharedStage):
 
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
-class DescriptorStage(SharedStage):
+class DescriptorStage(SlotStage):
     """A descriptor in each slot of `ring`, through which a stage is loaded: the kernel says which rows of the tensor it shows.
 
     The ring's producer, of one warp, calls ``slot.<stage>.set(first, rows)``. The role that loads has ``view =
@@ -169,8 +221,11 @@ class DescriptorStage(SharedStage):
         if not any(of.loader is role for role in ring.phases[-1]):
             rule = "has the role that loads among its consumers"
             raise InputError("DescriptorStage(ring)", ring, rule, "e.g. consumer=(load, math)")
-        super().__init__(tile=(32,), ring=ring, writer=ring.phases[0][0], dtype=int32)
-        object.__setattr__(self, "of", of)
+        self.__attrs_init__(tile=(32,), ring=ring, dtype=int32, of=of)
+
+    @property
+    def filler(self) -> Role:
+        return self.ring.phases[0][0]
 
     def __repr__(self) -> str:
         return f"DescriptorStage({self.of!r}, ring={self.ring!r})"
@@ -248,6 +303,11 @@ class Scratch:
     copies: int = attrs.field(
         default=1, kw_only=True, validator=must(is_count, "is a positive number of tiles", "use 1 or 2")
     )
+
+    @property
+    def sharing(self) -> MulticastGroup | None:
+        """The CTAs that write into each other's scratch."""
+        return getattr(self, "group", None)
 
     def __repr__(self) -> str:
         return shown(self)

@@ -13,10 +13,10 @@ from tmapipe.base.arithmetic import Dim, ceil_div
 from tmapipe.base.tensor_map import check_cluster
 from tmapipe.errors import InputError, changed
 from tmapipe.parts.matmul import RegisterTile, Wgmma
-from tmapipe.parts.stages import Scratch, Table, Turnstile
+from tmapipe.parts.stages import Scratch, SharedStage, Table, Turnstile
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.plan.rings import Arch
-from tmapipe.stage import SharedStage, SlotStage, TmaLoadStage, TokenStage
+from tmapipe.stage import SlotStage, TmaLoadStage, TokenStage
 from tmapipe.store_pipeline import TmaStoreStage
 
 # ---- declarations ----------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ from tmapipe.store_pipeline import TmaStoreStage
 
 Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
 PARTS = (
-    Role, BarrierRing, TmaLoadStage, SharedStage, TokenStage, Scratch, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table,
+    Role, BarrierRing, TmaLoadStage, SlotStage, TokenStage, Scratch, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table,
 )  # fmt: skip
 Body = Callable[..., None]
 K = TypeVar("K")
@@ -78,6 +78,7 @@ class Declarations:
     rings = _Kind(BarrierRing)
     loads = _Kind(TmaLoadStage)
     shared = _Kind(SharedStage)
+    stages = _Kind(SlotStage)  # everything that lies in slots of rings: loads first
     tokens = _Kind(TokenStage)
     scratches = _Kind(Scratch)
     matmuls = _Kind(Wgmma)
@@ -113,12 +114,7 @@ class Declarations:
         stores = self.stores.items()
         return tuple((name, self.name_of(load)) for name, store in stores for load in store.overwrites)
 
-    @property
-    def stages(self) -> dict[str, TmaLoadStage | SharedStage]:
-        """Everything that lies in slots of rings."""
-        return {**self.loads, **self.shared}
-
-    def stages_of(self, ring: str) -> dict[str, TmaLoadStage | SharedStage]:
+    def stages_of(self, ring: str) -> dict[str, SlotStage]:
         """The stages in the slots of the ring called *ring*."""
         return {name: stage for name, stage in self.stages.items() if self.name_of(stage.ring) == ring}
 
@@ -198,7 +194,8 @@ class _Replaced:
 
     def _value(self, value: Any, argument: str) -> Any:
         if isinstance(value, tuple):
-            return tuple(self._value(item, argument) for item in value)
+            made = tuple(self._value(item, argument) for item in value)
+            return value._make(made) if hasattr(value, "_make") else made
         if isinstance(value, PARTS) and value not in self.names:
             raise _missing(self.schedule, argument, value)
         return self.now(value) if isinstance(value, PARTS) else value

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from tmapipe.base.tensor_map import rank_stride
 from tmapipe.errors import NOTHING
-from tmapipe.plan.model import Load, Peer, Plan, Store
-from tmapipe.plan.rings import Matmul, Ring
+from tmapipe.plan.model import Load, Plan, Store
+from tmapipe.plan.rings import Exchanged, Matmul, Ring
 
 #: A stage, what is done to a slot, accesses that it takes, accesses without conflicts.
 Touched = tuple[str, str, int, int]
@@ -54,7 +54,8 @@ def explain(
     for barrier in plan.barriers:
         if barrier.name not in in_rings:
             lines.append(f"{barrier.name}: {barrier.stages} barriers of {barrier.count} arrivals = {barrier.formula}")
-    lines += [*map(_load, plan.loads), *map(_peer, plan.sends), *map(_matmul, plan.matmuls), *map(_store, plan.stores)]
+    lines += [*map(_load, plan.loads), *map(_exchange, plan.exchanges)]
+    lines += [*map(_matmul, plan.matmuls), *map(_store, plan.stores)]
     for named in plan.named_barriers:
         ids = f"{named.id}" if named.instances == 1 else f"{named.id}..{named.id + named.instances - 1}"
         lines.append(f"named barrier {named.name}: id {ids}, {named.threads} threads")
@@ -79,7 +80,7 @@ def _ring(plan: Plan, ring: Ring) -> list[str]:
     lines = [f"ring {ring.name}: {slots}, {chain}"]
     lines += [f"  {barrier.name}: {barrier.count} arrivals = {barrier.formula}" for barrier in ring.barriers]
     copied = {load.name for load in plan.loads if load.vector}
-    times = {peer.name: f" x {peer.peers} CTAs" for peer in plan.sends if peer.reduce}
+    times = {each.name: f" x {each.peers} CTAs" for each in plan.exchanges if each.reduce}
     for role, nbytes in ring.armed.items():
         armed = [plan.buffer(name) for name in ring.loads[role] if name not in copied]
         terms = [f"{b.name} {_product(b.tile)} x {b.dtype.bytes}{times.get(b.name, '')}" for b in armed]
@@ -108,10 +109,11 @@ def _load(load: Load) -> str:
     return ", ".join((text, f"swizzle {load.buffer.swizzle} bytes", what, *(each for each, so in also.items() if so)))
 
 
-def _peer(peer: Peer) -> str:
-    source = "registers" if peer.source is None else peer.source.name
-    text = f"{peer.reduce or 'copies'} to peers {peer.name}: {_product(peer.buffer.tile)} {peer.buffer.dtype}"
-    return f"{text} of {source}, among {peer.peers} CTAs along {', '.join(map(str, peer.axes))}"
+def _exchange(of: Exchanged) -> str:
+    source = f" of {'registers' if of.source is None else of.source.name}" if of.sender else ""
+    how = f"{of.reduce or 'copies'} to peers" if of.sender else "reads by peers"
+    text = f"{how} {of.name}: {_product(of.buffer.tile)} {of.buffer.dtype}{source}"
+    return f"{text}, among {of.peers} CTAs along {', '.join(map(str, of.axes))}"
 
 
 def _matmul(matmul: Matmul) -> str:

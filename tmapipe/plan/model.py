@@ -17,6 +17,7 @@ from tmapipe.plan.rings import (
     Barrier,
     Buffer,
     Distributed,
+    Exchanged,
     HeldTile,
     Matmul,
     NamedBarrier,
@@ -178,29 +179,6 @@ class Store(Transfer):
 
 
 @attrs.frozen
-class Peer:
-    """Copies from slots into those of other CTAs of the cluster.
-
-    Args:
-        name: Of the stage.
-        buffer: Where what is copied goes, in another CTA.
-        source: Where it comes from, in the own CTA; None: registers of threads.
-        role: Whose warp copies.
-        axes: Of the cluster, along which these CTAs lie.
-        peers: How many there are, the own one included.
-        reduce: How parts of the source are combined with what is there; None: they overwrite it.
-    """
-
-    name: str
-    buffer: Buffer
-    source: Buffer | None
-    role: str
-    axes: tuple[Along, ...]
-    peers: int
-    reduce: str | None = None
-
-
-@attrs.frozen
 class RoleWarps:
     """The warps that run one role's body: first_warp <= warp < first_warp + warps.
 
@@ -249,8 +227,7 @@ class Plan:
         stores: In the order of declaration.
         matmuls: In the order of declaration.
         held: Tiles in registers that are no matmul's.
-        sends: Copies to other CTAs of the cluster.
-        read_by_peers: Stage -> axes of the cluster along which CTAs read each other's tiles of it.
+        exchanges: What CTAs of the cluster exchange.
         arguments: Names of the tensors that the kernel is called with: of loads, tables, stores.
         warps: Of the CTA.
         smem_bytes: Dynamic shared memory of the CTA.
@@ -281,16 +258,15 @@ class Plan:
     tables: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
     held: tuple[HeldTile, ...] = ()
     relations: tuple[Dim, ...] = ()
-    sends: tuple[Peer, ...] = ()
-    read_by_peers: Mapping[str, tuple[Along, ...]] = attrs.field(converter=frozen, default=NOTHING)
+    exchanges: tuple[Exchanged, ...] = ()
 
     @property
     def by_engines(self) -> set[str]:
         """Names of the buffers whose memory TMA or wgmma accesses, perhaps as that of another buffer."""
         found = {*(load.name for load in self.loads if not load.vector), *(store.buffer.name for store in self.stores)}
         found |= {buffer.name for matmul in self.matmuls for buffer in (matmul.a, matmul.b) if buffer is not None}
-        for peer in self.sends:
-            found |= {peer.name, peer.source.name if peer.source else peer.name}
+        for each in self.exchanges:
+            found |= {buffer.name for buffer in (each.buffer, each.source) if buffer is not None and each.sender}
         memory = {buffer.name: buffer.over or buffer.name for buffer in self.buffers}
         touched = {memory.get(name) for name in found}
         return {name for name, own in memory.items() if own in touched}
@@ -397,6 +373,10 @@ class Plan:
     def distributed(self, name: str) -> Distributed:
         """The matmul or the tile in registers called *name*."""
         return _named((*self.matmuls, *self.held), name)
+
+    def exchange(self, name: str) -> Exchanged | None:
+        """What is exchanged under this name, if anything."""
+        return next((each for each in self.exchanges if each.name == name), None)
 
     def matmul(self, name: str) -> Matmul:
         """The matmul called *name*. Raises `KeyError` if there is none."""

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tmapipe.barrier import Role
 from tmapipe.base.arithmetic import DType, bf16, ceil_div, fp8_e4m3, fp8_e5m2, fp16, fp32, int32
-from tmapipe.base.tensor_map import check_cluster
+from tmapipe.base.tensor_map import along, check_cluster
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
 from tmapipe.parts.matmul import ClusterSum, RegisterTile, Wgmma
-from tmapipe.parts.stages import PeerStage, ReducedStage, ReductionScratch, Scratch, SentStage
+from tmapipe.parts.stages import SharedStage
 from tmapipe.plan.declarations import Declarations, launch_registers, place_roles, share_registers
-from tmapipe.plan.model import Peer, Plan, RoleWarps
+from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.plan.rings import (
     Arch,
     Barrier,
     Buffer,
+    Exchanged,
     HeldTile,
     Matmul,
     NamedBarrier,
     Queue,
-    SentParts,
     arch_named,
     next_id,
     widest,
 )
 from tmapipe.plan.thread_layout import check_matmuls, vectors_of
 from tmapipe.plan.transfers import group_of, load_of, readers_of, ring_of, store_of, storing_roles, widest_swizzle
-from tmapipe.stage import RESERVED, SharedStage, SlotStage, TmaLoadStage, TokenStage, as_matrix
+from tmapipe.stage import RESERVED, SlotStage, TokenStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
 
 # ---- space -----------------------------------------------------------------------------------------------------------
@@ -120,19 +120,26 @@ class Layout:
         self.rings = [ring_of(self, name, ring) for name, ring in declared.rings.items()]
         for name, turnstile in declared.turnstiles.items():
             self._turn(name, roles[declared.name_of(turnstile.role)])
-        for name, scratch in declared.scratches.items():
-            if self._peers(scratch) > 1:  # on which numbers from other CTAs complete
-                warps, role = scratch.role.warps, declared.name_of(scratch.role)
-                self.space.barrier(f"{name}.full", scratch.copies, warps, f"{warps} expect-tx ({role})")
+        scratches = [(name, each, declared.name_of(each.role)) for name, each in declared.scratches.items()]
+        full = {  # on which numbers from other CTAs complete
+            name: self.space.barrier(
+                f"{name}.full", each.copies, each.role.warps, f"{each.role.warps} expect-tx ({role})"
+            )
+            for name, each, role in scratches
+            if group_of(each, declared.cluster)
+        }
         self.queue = self._queue(*declared.queue) if declared.queue else None
         self.of: dict[str, Buffer] = {}
-        self.sends: list[Peer] = []
-        for name, part in sorted(declared.stages.items(), key=lambda item: _over_of(item[1]) is not None):
+        for name, part in sorted(declared.stages.items(), key=lambda item: item[1].over is not None):
             self._stage(name, part)
-        for name, scratch in declared.scratches.items():
-            tile = (scratch.tile[0] * self._peers(scratch), *scratch.tile[1:])
+        found = [_exchange_of(self.of[name], part, self) for name, part in declared.shared.items()]
+        self.exchanges = [each for each in found if each is not None]
+        for name, scratch, role in scratches:
+            axes = group_of(scratch, declared.cluster)
+            tile = (scratch.tile[0] * math.prod(each.ctas for each in axes), *scratch.tile[1:])
             gap = -math.prod(tile) * scratch.dtype.bytes % 128
-            self.space.slots(name, scratch.copies, as_matrix(tile), scratch.dtype, gap=gap)
+            made = self.space.slots(name, scratch.copies, as_matrix(tile), scratch.dtype, gap=gap)
+            self.exchanges += [Exchanged(name, made, axes, role, full=full[name])] if axes else []
         self.loads = [load_of(self, name, load) for name, load in declared.loads.items()]
         self.matmuls = [self._matmul(name, mma) for name, mma in declared.matmuls.items()]
         self.held = [self._held(name, tile) for name, tile in declared.register_tiles.items()]
@@ -179,21 +186,15 @@ class Layout:
         first = next_id(self.named_barriers, instances, "named barriers", store)
         self.named_barriers.append(NamedBarrier(f"{store}.sync", first, threads, instances))
 
-    def _stage(self, name: str, part: TmaLoadStage | SharedStage) -> None:
-        name_of, over = self.declared.name_of, _over_of(part)
-        below = None if over is None else self.of[name_of(over)]
+    def _stage(self, name: str, part: SlotStage) -> None:
+        name_of = self.declared.name_of
+        below = None if part.over is None else self.of[name_of(part.over)]
         slots = self.slots[name_of(part.ring)]
-        self.of[name] = made = self.buffer(name, slots, part.matrix, self._swizzle(name, part), below=below)
-        if isinstance(part, (PeerStage, SentStage)):
-            source = None if part.source is None else self.of[name_of(part.source)]
-            self.sends.append(_peers_of(part, self.declared.cluster, made, source, name_of(part.writer)))
-        if isinstance(part, SharedStage) and not isinstance(part, PeerStage) and len(part.tile) > 1:
-            vectors_of(name, part.tile, self.roles[name_of(part.writer)])
-
-    def _peers(self, scratch: Scratch) -> int:
-        """CTAs that send each other numbers in it."""
-        group = scratch.group if isinstance(scratch, ReductionScratch) else None
-        return 1 if group is None else group.size(self.declared.cluster)
+        self.of[name] = self.buffer(name, slots, part.matrix, self._swizzle(name, part), below=below)
+        if isinstance(part, SharedStage):
+            writer = part.writer if part.source is not None or part.writer is not None else part.sender
+            if writer is not None and len(part.tile) > 1:
+                vectors_of(name, part.tile, self.roles[name_of(writer)])
 
     def _turn(self, name: str, role: RoleWarps) -> None:
         if role.teams > 1:
@@ -211,7 +212,7 @@ class Layout:
         free = self.space.barrier("tiles.free", slots, warps * ctas, f"{warps} warps x {ctas} CTAs")
         return Queue(self.space.slots("tiles", slots, (ceil_div(words, 4) * 4,), int32), full, free)
 
-    def _swizzle(self, name: str, part: TmaLoadStage | SharedStage) -> int:
+    def _swizzle(self, name: str, part: SlotStage) -> int:
         """Of a stage's slots (bytes).
 
         By default the widest span that divides a row, for slots that wgmma or warps read from many rows at once; none for
@@ -245,10 +246,10 @@ class Layout:
 
     def _held(self, name: str, tile: RegisterTile) -> HeldTile:
         role = self.roles[self.declared.name_of(tile.role)]
-        sent = self._sent_parts(name, tile, role) if isinstance(tile, ClusterSum) else None
-        return HeldTile(name, tile.shape, role.first_warp, role.warps // 4, sent)
+        self.exchanges += [self._parts_of(name, tile, role)] if isinstance(tile, ClusterSum) else []
+        return HeldTile(name, tile.shape, role.first_warp, role.warps // 4)
 
-    def _sent_parts(self, name: str, tile: ClusterSum, role: RoleWarps) -> SentParts:
+    def _parts_of(self, name: str, tile: ClusterSum, role: RoleWarps) -> Exchanged:
         ctas, space = self.declared.cluster.get(tile.axis, 1), self.space
         if ctas != tile.ctas:
             rule = f"is how many CTAs the cluster has along {tile.axis}: {ctas}"
@@ -258,41 +259,35 @@ class Layout:
         rows, columns = tile.shape
         full = space.barrier(f"{name}.full", 1, 1, "1 expect-tx")
         free = space.barrier(f"{name}.free", 1, role.warps * ctas, f"{role.warps} warps x {ctas} CTAs")
-        return SentParts(space.slots(name, 1, (ctas * rows, columns), fp32), full, free, tile.axis, ctas)
+        buffer, axes = space.slots(name, 1, (ctas * rows, columns), fp32), along(self.declared.cluster, [tile.axis])
+        return Exchanged(name, buffer, axes, role.name, full=full, free=free)
 
 
-def _peers_of(
-    part: PeerStage | SentStage, cluster: Mapping[str, int], buffer: Buffer, source: Buffer | None, role: str
-) -> Peer:
-    """What is known of the copies of a stage.
-
-    Args:
-        buffer, source: Of the stage, and of what is copied; None: what threads have in registers.
-        role: That sends.
+def _exchange_of(buffer: Buffer, part: SharedStage, layout: Layout) -> Exchanged | None:
+    """What the CTAs of a stage's group exchange, or None if each is alone.
 
     Raises:
-        InputError: The group has one CTA, or the two lie in their slots in different ways.
+        InputError: CTAs that send are alone, or the source lies in its slots in another way.
     """
-    axes = group_of(part, cluster)
+    declared, source = layout.declared, None if part.source is None else layout.of[layout.declared.name_of(part.source)]
+    axes = group_of(part, declared.cluster)
     if not axes:
-        rule = f"names axes of the cluster, which is {dict(cluster)}: along these a CTA has no peers"
+        if part.sender is None:
+            return None
+        rule = f"names axes of the cluster, which is {dict(declared.cluster)}: along these a CTA has no peers"
         raise InputError(f"{buffer.name}.group", part.group, rule, 'e.g. cluster = {"n": 2}')
-    peers, reduce = math.prod(each.ctas for each in axes), part.reduce if isinstance(part, ReducedStage) else None
-    if reduce is not None and source is not None:
+    sender = None if part.sender is None else declared.name_of(part.sender)
+    made = Exchanged(buffer.name, buffer, axes, sender, source, part.reduce)
+    if part.reduce is not None and source is not None:
         rows, *rest = buffer.tile
-        whole = (peers * rows, *rest)
-        if (source.tile, source.dtype) != (whole, buffer.dtype) or source.swizzle or buffer.swizzle:
-            rule = f"is of a source of {whole} {buffer.dtype}, both unswizzled; it has {source.tile} {source.dtype}"
-            raise InputError(f"{buffer.name}.tile", buffer.tile, rule, f"give the source {peers} times the rows")
+        whole = (made.peers * rows, *rest)
+        if source.tile != whole or source.swizzle or buffer.swizzle:
+            rule = f"is of a source of {whole}, both unswizzled; it has {source.tile}"
+            raise InputError(f"{buffer.name}.tile", buffer.tile, rule, f"give the source {made.peers} times the rows")
     elif source is not None and (source.tile, source.swizzle) != (buffer.tile, buffer.swizzle):
         rule = f"lies in its slots as {source.name} does: tiles of {source.tile}, swizzled in {source.swizzle} bytes"
         raise InputError(f"{buffer.name}.swizzle", buffer.swizzle, rule, "give the source the same tile and swizzle=")
-    return Peer(buffer.name, buffer, source, role, axes, peers, reduce)
-
-
-def _over_of(part: SlotStage) -> SlotStage | None:
-    """The stage in whose memory *part* lies."""
-    return part.over if isinstance(part, SharedStage) else None
+    return made
 
 
 # ---- planner ---------------------------------------------------------------------------------------------------------
@@ -365,12 +360,7 @@ def make_plan(
         stores=tuple(layout.stores),
         matmuls=tuple(layout.matmuls),
         held=tuple(layout.held),
-        sends=tuple(layout.sends),
-        read_by_peers={
-            name: group_of(part, declared.cluster)
-            for name, part in declared.shared.items()
-            if part.filled_by == "warps" and group_of(part, declared.cluster)
-        },
+        exchanges=tuple(layout.exchanges),
         arguments=declared.arguments,
         warps=warps,
         smem_bytes=layout.space.bytes,
@@ -416,7 +406,7 @@ def _check_supported(declared: Declarations, types: dict[str, DType], target: Ar
 
 def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str, DType]:
     types: dict[str, DType] = {}
-    parts: dict[str, TmaLoadStage | SharedStage | TmaStoreStage] = {**declared.stages, **declared.stores}
+    parts: dict[str, SlotStage | TmaStoreStage] = {**declared.stages, **declared.stores}
     for name, part in parts.items():
         given = dtypes.get(name)
         if part.dtype is not None and given is not None and given not in (part.dtype, part.dtype.in_memory):
@@ -430,9 +420,8 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
                 rule = f"is of the tensor of {declared.name_of(load.input)}, of {other}"
                 raise InputError(f"{name}.dtype", types[name].name, rule, "leave it out")
     for name, part in declared.shared.items():
-        source = getattr(part, "source", None)
-        if source is not None:
-            types[name] = types[declared.name_of(source)]
+        if part.source is not None:
+            types[name] = types[declared.name_of(part.source)]
     for name in (declared.name_of(stage) for mma in declared.matmuls.values() for stage in mma.stages):
         types[name].check_held(name)
     for name, store in declared.stores.items():

@@ -296,22 +296,34 @@ class Distributed:
 
 
 @attrs.frozen
-class SentParts:
-    """Parts of a `ClusterSum` on their way between CTAs of a cluster.
+class Exchanged:
+    """What the CTAs of a group exchange through slots that each of them has: tiles of a `SharedStage`, parts of a
+    `ClusterSum`, numbers of a `ReductionScratch`.
 
     Args:
-        buffer: One slot, for a part from each CTA.
-        full: Completes when all parts have come: it counts one warp, and the bytes.
-        free: Completes when the slots of all these CTAs have been read: it counts each warp of theirs.
-        axis: Of the cluster, along which the CTAs lie.
-        ctas: How many they are.
+        name: Of the stage, the sum or the scratch.
+        buffer: The slots, which others write; or read, if there is no sender.
+        axes: Of the cluster, along which these CTAs lie.
+        sender: The role that writes into the slots of others.
+        source: Where it has that from, in the own CTA; None: registers of threads.
+        reduce: How it is combined with what is there; None: it overwrites that.
+        full: What completes when all has come, where no ring says so.
+        free: What completes when all these CTAs have read their slots, likewise.
     """
 
+    name: str
     buffer: Buffer
-    full: Barrier
-    free: Barrier
-    axis: str
-    ctas: int
+    axes: tuple[Along, ...]
+    sender: str | None = None
+    source: Buffer | None = None
+    reduce: str | None = None
+    full: Barrier | None = None
+    free: Barrier | None = None
+
+    @property
+    def peers(self) -> int:
+        """CTAs of a group, the own one included."""
+        return math.prod(each.ctas for each in self.axes)
 
 
 @attrs.frozen
@@ -323,14 +335,12 @@ class HeldTile(Distributed):
         shape: (m, n) elements.
         first_warp: Of the role.
         warpgroups: Of the role, with 64 rows each.
-        sent: Of a `ClusterSum`.
     """
 
     name: str
     shape: tuple[int, int]
     first_warp: int
     warpgroups: int = 1
-    sent: SentParts | None = None
     teams = 1
 
 

@@ -14,7 +14,7 @@ from tmapipe.parts.matmul import Wgmma
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, RoleWarps
 from tmapipe.plan.rings import Arch, Distributed, MatmulRegisters, registers_of, widest
-from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.stage import SlotStage
 
 # ---- thread layout ---------------------------------------------------------------------------------------------------
 #
@@ -407,7 +407,7 @@ def _role_of(declared: Declarations, name: str, mma: Wgmma) -> Role:
     return found[0]
 
 
-def _after(stage: TmaLoadStage | SharedStage) -> list[Role]:
+def _after(stage: SlotStage) -> list[Role]:
     """Roles of warpgroups in the phases after the one that fills a stage's slots."""
     phases = stage.ring.phases
     filled = next(i for i, phase in enumerate(phases) if stage.filler in phase)

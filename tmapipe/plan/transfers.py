@@ -13,12 +13,12 @@ from tmapipe.base.tensor_map import Along, peer_pattern
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
 from tmapipe.parts.matmul import RegisterTile, Wgmma
-from tmapipe.parts.stages import DescriptorStage, PeerStage, ReducedStage
+from tmapipe.parts.stages import DescriptorStage, Scratch
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, Load, RoleWarps, Store
 from tmapipe.plan.rings import Buffer, Ring
 from tmapipe.plan.thread_layout import vectors_of
-from tmapipe.stage import SWIZZLES, SharedStage, SlotStage, TmaLoadStage, as_matrix
+from tmapipe.stage import SWIZZLES, SlotStage, TmaLoadStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
     """The ring called *name*, with its mbarriers in *layout*.
 
     Raises:
-        InputError: A role of several warps loads by TMA or sends to peers, CTAs read each other's tiles of a ring that is
-            filled once, or its slots are fewer than a role holds back.
+        InputError: A role of several warps loads by TMA or sends to peers, or its slots are fewer than a role holds back.
     """
     roles, name_of, cluster = layout.roles, layout.declared.name_of, layout.declared.cluster
     inside = layout.declared.stages_of(name)
@@ -47,22 +46,19 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
     groups = tuple(dict.fromkeys(axes for part in inside.values() if (axes := group_of(part, cluster))))
     for stage, part in inside.items():
         role = name_of(part.filler)
-        if (part.filled_by == "engine" or isinstance(part, PeerStage)) and roles[role].warps != 1:
+        if (part.filled_by == "engine" or part.source is not None) and roles[role].warps != 1:
             rule = "a role that loads by TMA, or copies to peers, has one warp"
             raise InputError(f"Role({role})", f"{roles[role].warps} warps", rule, "Role(warps=1)")
+        if part.writer is not None:
+            writers.add(name_of(part.writer))
+            sharing |= {name_of(part.writer)} if group_of(part, cluster) else set()
         if part.filled_by == "warps":
-            writers.add(role)
-            if group_of(part, cluster):
-                sharing.add(role)
-                if ring.held:
-                    rule = "is of a ring whose slots are released, so that no CTA leaves while others read them"
-                    raise InputError(f"SharedStage(group) in {name}", part.sharing, rule, 'leave out per="cta"')
             continue
         loads[role] = (*loads.get(role, ()), stage)
         if part.filled_by == "threads":
             copies[role] = copies.get(role, 0) + 1
         else:
-            times = part.group.size(cluster) if isinstance(part, ReducedStage) else 1
+            times = math.prod(each.ctas for each in group_of(part, cluster)) if part.reduce else 1
             armed[role] = armed.get(role, 0) + times * math.prod(part.tile) * layout.types[stage].bytes
     reached = 0
     for axes in groups:
@@ -95,18 +91,18 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
         if held >= slots:
             rule = f"role {role} holds back {held} slots while it reads the next, so {held + 1} or more are needed"
             raise InputError(f"BarrierRing({name}).stages", slots, rule, "use more stages or fewer reads in flight")
+    lying = [(name_of(part.writer), name_of(part.over)) for part in inside.values() if part.over and part.writer]
     gone: dict[str, tuple[str, ...]] = {}
     over: tuple[str, ...] = ()
     for phase in phases:
         gone |= {role: over for role in phase if over}
-        written = [part for part in inside.values() if isinstance(part, SharedStage) and name_of(part.writer) in phase]
-        over += tuple(name_of(part.over) for part in written if part.over is not None)
+        over += tuple(below for writer, below in lying if writer in phase)
     how = (armed, signals, lag, readers, groups, peers, loads, ring.held, gone, fenced, far)
     return Ring(name, slots, phases, tuple(barriers), *how)
 
 
-def group_of(part: SlotStage, cluster: Mapping[str, int]) -> tuple[Along, ...]:
-    """The axes of the cluster along which CTAs write into each other's slots of this stage, or read them."""
+def group_of(part: SlotStage | Scratch, cluster: Mapping[str, int]) -> tuple[Along, ...]:
+    """The axes of the cluster along which CTAs write into each other's slots of this part, or read them."""
     return () if part.sharing is None else part.sharing.along(cluster)
 
 
@@ -167,7 +163,7 @@ def load_of(layout: Layout, name: str, load: TmaLoadStage) -> Load:
             raise InputError(f"{name}.tile[0]", load.tile[0], rule, fix)
     if load.result is not None:
         _check_result(name, load, load.result)
-    through = [each for each, part in declared.shared.items() if isinstance(part, DescriptorStage) and part.of is load]
+    through = [each for each, part in declared.stages.items() if isinstance(part, DescriptorStage) and part.of is load]
     if len(through) > 1:
         raise InputError("DescriptorStage(of)", load, f"is that of {', '.join(through)}", "declare one for each stage")
     over = [each for each, store in declared.stores.items() if (load.input or load) in store.overwrites]

@@ -4,7 +4,6 @@ raw code."""
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -12,73 +11,65 @@ from typing import Any, ClassVar
 import attrs
 
 from tmapipe.barrier import Role
-from tmapipe.base.tensor_map import Along, along, rank_stride
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.exchange import ClusterExchange, Exchange
+from tmapipe.isa.exchange import ClusterExchange, WarpExchange
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts.matmul import RegisterTile
-from tmapipe.parts.stages import DescriptorStage, L2Stage, PeerStage, ReducedStage, ReductionScratch, SentStage
-from tmapipe.plan.model import Load, Peer, Store
-from tmapipe.plan.rings import HeldTile
+from tmapipe.parts.stages import DescriptorStage, L2Stage, ReductionScratch, SharedStage
+from tmapipe.plan.model import Load, Store
+from tmapipe.plan.rings import Exchanged, HeldTile
 from tmapipe.protocol.matmuls import Accumulator, BoundRegisterTile, TileValues
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.slots import PartInSlot, SlotPart
 from tmapipe.protocol.tile import (
     Tile,
     checked_values,
-    cluster_coordinate,
     layout_of,
     peer_mask,
     peer_rank,
     share_index,
     stands_for,
 )
-from tmapipe.stage import SharedStage
 from tmapipe.store_pipeline import StoredStage
 
-# ---- peers -----------------------------------------------------------------------------------------------------------
+# ---- exchange --------------------------------------------------------------------------------------------------------
 #
-# The tile of a `PeerStage` in an open slot: as other tiles, and sent to other CTAs of the cluster.
+# The tile of a `SharedStage` in an open slot, and what the CTAs of its group do with those of each other.
 
 
-class GroupInSlot(PartInSlot):
-    """The tile of a stage in one open slot, of which CTAs of a group have one each."""
+@stands_for(SharedStage)
+class SharedInSlot(PartInSlot):
+    """The tile of a `SharedStage` in one open slot, and those of the other CTAs of its group in theirs."""
 
     @property
-    def axes(self) -> tuple[Along, ...]:
-        """Along which the CTAs of the group lie."""
-        raise NotImplementedError
+    def exchange(self) -> Exchanged:
+        """What the CTAs of the group exchange.
+
+        Raises:
+            InputError: The stage has no group, or the cluster no CTAs along its axes.
+        """
+        name, plan = self.part.buffer.name, self.part.isa.plan
+        found = plan.exchange(name)
+        if found is None:
+            rule = f"has a group of CTAs, of a cluster with several; the cluster is {dict(plan.cluster)}"
+            raise InputError(f"slot.{name}", name, rule, "declare its group=, and the cluster")
+        return found
 
     @property
     def rank(self) -> Any:
         """The calling CTA's index among those of its group, from 0 on."""
-        return share_index(self.part.isa, self.axes)
+        return share_index(self.part.isa, self.exchange.axes)
 
     @property
     def peers(self) -> int:
         """How many CTAs are in the group."""
-        return math.prod(each.ctas for each in self.axes)
-
-
-@stands_for(SharedStage)
-class SharedInSlot(GroupInSlot):
-    """The tile of a `SharedStage` in one open slot, and those of the other CTAs in theirs."""
-
-    @property
-    def axes(self) -> tuple[Along, ...]:
-        name, plan = self.part.buffer.name, self.part.isa.plan
-        if name not in plan.read_by_peers:
-            rule = (
-                f"is a SharedStage with a group of CTAs, of a cluster with several; the cluster is {dict(plan.cluster)}"
-            )
-            raise InputError(f"slot.{name}", name, rule, "declare its group=, and the cluster")
-        return plan.read_by_peers[name]
+        return self.exchange.peers
 
     def read_from(
         self, peer: Any, *, like: Fragment | None = None, tile: tuple[int, int] | None = None, at: Any = None
     ) -> Fragment:
-        """The elements of the tile in the same slot of a CTA of the group, as of `read`.
+        """The elements of the tile in the same slot of a CTA of the group, as of `read`. A writer has written them.
 
         Args:
             peer: Its index in the group.
@@ -87,108 +78,94 @@ class SharedInSlot(GroupInSlot):
             at: Where a part begins (row, column).
 
         Raises:
-            InputError: There is no such CTA, or no such part.
+            InputError: There is no such CTA, or no such part, or other CTAs write these tiles.
         """
         isa, buffer, name = self.part.isa, self.part.buffer, f"slot.{self.part.buffer.name}.read_from"
-        if not is_index(peer, self.peers):
-            raise InputError(f"{name}(peer)", peer, f"is an index into the group's {self.peers} CTAs", "count from 0")
+        if self.exchange.sender is not None:
+            raise InputError(name, buffer.name, "is a stage without a sender", "send the tile to those who read it")
+        cta = self._cta(f"{name}(peer)", peer)
         self.by_threads()
         whole = tile is None and like is None
         layout, begin = self._part_layout(name, like, buffer.tile if whole else tile, (0, 0) if at is None else at)
-        return isa.fragments.read_peer(self.ref, peer_rank(isa, self.axes, peer), layout, begin)
+        return isa.fragments.read_peer(self.ref, cta, layout, begin)
 
-
-@stands_for(PeerStage)
-class PeerInSlot(GroupInSlot):
-    """The tile of a `PeerStage` in one open slot."""
-
-    @property
-    def peer(self) -> Peer:
-        """What is sent to it."""
-        return next(peer for peer in self.part.isa.plan.sends if peer.name == self.part.buffer.name)
-
-    @property
-    def axes(self) -> tuple[Along, ...]:
-        return self.peer.axes
-
-    def send(self, to: Any, *, part: Any = None, into: Any = 0) -> None:
-        """Starts to copy the source's tile to a CTA of the group, where it is this stage's tile in the same slot.
+    def send(self, to: Any, values: Fragment | None = None, *, part: Any = None, into: Any = 0) -> None:
+        """Starts to write the tile of a CTA of the group, in the same slot: copies the source's tile there, or *values*.
 
         In each slot every CTA gets one tile: all send to different ones, such as their right neighbours.
 
         Args:
             to: Its index in the group.
-            part: Only this one of as many equal parts, along the tile's first extent, as the group has CTAs. Each CTA then
-                sends so many, and gets so many.
+            values: For a stage without a source: a fragment of as many rows and columns, of which each thread has four bytes
+                or more side by side.
+            part: Only this one of as many equal parts of the source, along its first extent, as the group has CTAs. Each CTA
+                then sends so many, and gets so many.
             into: Which part it becomes there.
 
         Raises:
             ScopeError: In a role other than the sender.
-            InputError: An index is outside the group.
+            InputError: An index is outside the group, the fragment has other extents, or the stage is reduced.
         """
-        isa, peer, name = self.part.isa, self.peer, f"slot.{self.peer.name}.send"
-        self._check(name, to=to, part=0 if part is None else part, into=into)
+        exchange, name = self._sent("send", values, False), f"slot.{self.part.buffer.name}.send"
+        cta, buffer = self._cta(f"{name}(to)", to), exchange.buffer
+        if values is not None:
+            return self._send_values(name, values, cta)
+        for argument, index in (("part", 0 if part is None else part), ("into", into)):
+            self._check_index(f"{name}({argument})", index)
         if part is not None:
-            units = 8 if peer.buffer.swizzle else 1
-            row = peer.buffer.tile[-1] * peer.buffer.dtype.bytes
-            if peer.buffer.tile[0] % (peer.peers * units) or (units > 1 and row > peer.buffer.swizzle):
-                rule = f"has {peer.peers} equal parts, each in one piece of memory"
-                fix = "give the stage such a tile, or send all of it"
-                raise InputError(f"{name}(part)", peer.buffer.tile, rule, fix)
-        isa.peer_copy(peer, self.slot.index, peer_rank(isa, peer.axes, to), self.end.signalled, part, into)
+            units, row = 8 if buffer.swizzle else 1, buffer.tile[-1] * buffer.dtype.bytes
+            if buffer.tile[0] % (exchange.peers * units) or (units > 1 and row > buffer.swizzle):
+                rule = f"has {exchange.peers} equal parts, each in one piece of memory"
+                raise InputError(f"{name}(part)", buffer.tile, rule, "give the stage such a tile, or send all of it")
+        self.part.isa.peer_copy(exchange, self.slot.index, cta, self.end.signalled, part, into)
 
-    def _check(self, name: str, **indices: Any) -> None:
-        """Raises an error unless the sender sends, to indices in the group."""
-        peer = self.peer
-        self.slot._check_open(peer.name)
-        if self.part.role != peer.role:
-            raise ScopeError(f"{name} in role {self.part.role!r}. Only its sender, {peer.role!r}, sends.")
-        for argument, index in indices.items():
-            if not is_index(index, peer.peers):
-                rule, fix = f"is an index into the group's {peer.peers} CTAs", "(slot.x.rank + 1) % slot.x.peers"
-                raise InputError(f"{name}({argument})", index, rule, f"count from 0, e.g. {fix}")
-
-
-@stands_for(ReducedStage)
-class ReducedInSlot(PeerInSlot):
-    """The tile of a `ReducedStage` in one open slot."""
-
-    def send(self, to: Any) -> None:  # type: ignore[override]
-        """Starts to reduce part *to* of the source into the tile of the CTA of this index, in the same slot. All CTAs do so
+    def reduce(self, to: Any) -> None:
+        """Starts to combine part *to* of the source with the tile of the CTA of this index, in the same slot. All CTAs do so
         once for each of the group.
 
-        Raises:
-            ScopeError: In a role other than the sender.
-            InputError: The index is outside the group.
-        """
-        isa, peer = self.part.isa, self.peer
-        self._check(f"slot.{peer.name}.send", to=to)
-        isa.peer_copy(peer, self.slot.index, peer_rank(isa, peer.axes, to), self.end.signalled, to)
-
-
-@stands_for(SentStage)
-class SentInSlot(PeerInSlot):
-    """The tile of a `SentStage` in one open slot."""
-
-    def send(self, values: Fragment, to: Any) -> None:  # type: ignore[override]
-        """Writes the tile of another CTA, in the same slot. All CTAs send to different ones.
-
         Args:
-            values: A fragment of as many rows and columns, of which each thread has four bytes or more side by side.
-            to: The CTA's index in the group.
+            to: Its index in the group.
 
         Raises:
             ScopeError: In a role other than the sender.
-            InputError: The fragment has other extents, or the index is outside the group.
+            InputError: The index is outside the group, or the stage is not reduced.
         """
-        isa, peer, name = self.part.isa, self.peer, f"slot.{self.peer.name}.send"
-        self._check(name, to=to)
-        values = checked_values(name, peer.buffer, values)
+        exchange = self._sent("reduce", None, True)
+        cta = self._cta(f"slot.{exchange.name}.reduce(to)", to)
+        self.part.isa.peer_copy(exchange, self.slot.index, cta, self.end.signalled, to)
+
+    def _send_values(self, name: str, values: Fragment, cta: Any) -> None:
+        buffer = self.part.buffer
+        values = checked_values(name, buffer, values)
         layout = layout_of(name, values)
-        if values.along != "tile" or layout.width * peer.buffer.dtype.bytes % 4:
+        if values.along != "tile" or layout.width * buffer.dtype.bytes % 4:
             rule = "is a whole tile, of which each thread has four bytes or more side by side"
             raise InputError(name, values, rule, "read it in its own distribution, or send it as fp32")
-        isa.fragments.send_tile(values, self.ref, self.end.signalled, peer_rank(isa, peer.axes, to))
+        self.part.isa.fragments.send_tile(values, self.ref, self.end.signalled, cta)
+
+    def _sent(self, verb: str, values: Any, reduced: bool) -> Exchanged:
+        """What is exchanged. Raises an error unless the sender calls *verb*, as the stage says."""
+        exchange, name = self.exchange, f"slot.{self.part.buffer.name}.{verb}"
+        self.slot._check_open(exchange.name)
+        if exchange.sender is None or (exchange.reduce is not None) != reduced:
+            fix = "read_from()" if exchange.sender is None else "reduce()" if exchange.reduce else "send()"
+            raise InputError(name, exchange.name, "is a verb that the stage's sender= and reduce= say", f"use {fix}")
+        if self.part.role != exchange.sender:
+            raise ScopeError(f"{name} in role {self.part.role!r}. Only its sender, {exchange.sender!r}, sends.")
+        if (values is None) != (exchange.source is not None):
+            rule = "is None where the stage has a source, and else a fragment"
+            raise InputError(f"{name}(values)", values, rule, "leave it out, or declare the stage without source=")
+        return exchange
+
+    def _cta(self, argument: str, index: Any) -> Any:
+        """The rank of a CTA by its index in the group."""
+        self._check_index(argument, index)
+        return peer_rank(self.part.isa, self.exchange.axes, index)
+
+    def _check_index(self, argument: str, index: Any) -> None:
+        if not is_index(index, self.peers):
+            rule, fix = f"is an index into the group's {self.peers} CTAs", "(slot.x.rank + 1) % slot.x.peers"
+            raise InputError(argument, index, rule, f"count from 0, e.g. {fix}")
 
 
 # ---- cluster sum -----------------------------------------------------------------------------------------------------
@@ -204,39 +181,38 @@ class BoundClusterSum(Carried):
 
     _facts: ClassVar[dict[str, str]] = {"started": "same"}
 
-    def __init__(self, isa: Isa, plan: HeldTile):
-        assert plan.sent is not None
-        self.isa, self.plan, self.sent = isa, plan, plan.sent
-        self.slot, self.parity = SlotRef(plan.sent.buffer, 0), isa.cells(0)
+    def __init__(self, isa: Isa, plan: HeldTile, exchange: Exchanged):
+        assert exchange.full is not None and exchange.free is not None
+        self.isa, self.plan, self.exchange, self.full, self.free = isa, plan, exchange, exchange.full, exchange.free
+        self.slot, self.parity = SlotRef(exchange.buffer, 0), isa.cells(0)
         self.started = False
         isa.follow(self)
 
     def start(self) -> None:
         """Tells the peers that this CTA can take their parts of the next sum. Once before each `add`: the earlier, the less
         they wait for it."""
-        isa, sent = self.isa, self.sent
+        isa, exchange = self.isa, self.exchange
         if self.started:
             raise ScopeError(f"k.{self.plan.name}.start() a second time. Call add() first.")
         self.started = True
         isa.when(
             isa.warp == self.plan.first_warp,
-            lambda: isa.mbarrier_arrive_expect_tx(sent.full, 0, sent.buffer.slot_bytes),
+            lambda: isa.mbarrier_arrive_expect_tx(self.full, 0, exchange.buffer.slot_bytes),
         )
-        isa.mbarrier_arrive_cluster(sent.free, 0, peer_mask(isa, along(isa.plan.cluster, [sent.axis])))
+        isa.mbarrier_arrive_cluster(self.free, 0, peer_mask(isa, exchange.axes))
 
     def add(self, acc: Accumulator) -> TileValues:
         """The sums over the CTAs of this CTA's columns of *acc*, as a store takes them. Every peer calls it as often."""
         if not self.started:
             raise ScopeError(f"k.{self.plan.name}.add() without start(). Call that before the mainloop.")
-        isa, sent, parity, columns = self.isa, self.sent, self.parity[0], self.plan.shape[1]
-        own, stride = cluster_coordinate(isa, sent.axis), rank_stride(isa.plan.cluster, sent.axis)
-        isa.mbarrier_wait(sent.free, 0, parity)
-        first = isa.cta_rank - own * stride
-        for i in range(sent.ctas):
-            values = acc.columns(0, i * columns, columns)
-            isa.fragments.send(values, self.slot, sent.full, first + i * stride, self._share(own), self._shares)
-        isa.mbarrier_wait(sent.full, 0, parity)
-        total = functools.reduce(operator.add, map(self._received, range(sent.ctas)))
+        isa, exchange, parity, columns = self.isa, self.exchange, self.parity[0], self.plan.shape[1]
+        own = self._share(share_index(isa, exchange.axes))
+        isa.mbarrier_wait(self.free, 0, parity)
+        for i in range(exchange.peers):
+            values, to = acc.columns(0, i * columns, columns), peer_rank(isa, exchange.axes, i)
+            isa.fragments.send(values, self.slot, self.full, to, own, self._shares)
+        isa.mbarrier_wait(self.full, 0, parity)
+        total = functools.reduce(operator.add, map(self._received, range(exchange.peers)))
         isa.fence_proxy_async()
         isa.warp_sync()
         self.parity[0], self.started = parity ^ 1, False
@@ -245,7 +221,7 @@ class BoundClusterSum(Carried):
     @property
     def _shares(self) -> int:
         """Parts of the slot: one from each warp of each CTA."""
-        return self.sent.ctas * 4 * self.plan.warpgroups
+        return self.exchange.peers * 4 * self.plan.warpgroups
 
     def _share(self, cta: Any) -> Any:
         """That from the warp of this number in CTA *cta* of the peers."""
@@ -257,8 +233,8 @@ class BoundClusterSum(Carried):
 
 @stands_for(RegisterTile)
 def _of_tile(k: Any, name: str, tile: RegisterTile) -> BoundRegisterTile | BoundClusterSum:
-    plan: HeldTile = k.plan.distributed(name)
-    return BoundRegisterTile(plan) if plan.sent is None else BoundClusterSum(k.isa, plan)
+    plan, exchange = k.plan.distributed(name), k.plan.exchange(name)
+    return BoundRegisterTile(plan) if exchange is None else BoundClusterSum(k.isa, plan, exchange)
 
 
 # ---- exchanges -------------------------------------------------------------------------------------------------------
@@ -271,13 +247,12 @@ def _of_scratch(k: Any, name: str, scratch: ReductionScratch) -> None:
     """Fragments find it: bodies have no name for it."""
     isa, role = k.isa, k.role
     buffer = isa.plan.buffer(name)
-    peers = buffer.tile[0] // role.warps
-    if scratch.group is None or peers == 1:
-        found: Exchange = Exchange(isa, buffer, isa.syncs.of([role]))
+    of = isa.plan.exchange(name)
+    if of is None:
+        found = WarpExchange(isa, buffer, isa.syncs.of([role]))
     else:
-        axes = scratch.group.along(isa.plan.cluster)
-        full = isa.plan.barrier(f"{name}.full")
-        found = ClusterExchange(isa, buffer, full, peer_mask(isa, axes), share_index(isa, axes), peers)
+        assert of.full is not None
+        found = ClusterExchange(isa, buffer, of.full, peer_mask(isa, of.axes), share_index(isa, of.axes), of.peers)
     isa.fragments.exchanges[role.first_warp] = found
 
 

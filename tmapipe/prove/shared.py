@@ -34,7 +34,6 @@ from tmapipe.prove.symbols import (
     variables,
 )
 from tmapipe.prove.walker import Open, ProofIsa, Walker
-from tmapipe.stage import SharedStage
 
 # ---- shared ----------------------------------------------------------------------------------------------------------
 #
@@ -194,7 +193,7 @@ def _written(declared: Any) -> dict[str, tuple[str, str, str | None]]:
     """What the program writes, as `Layout.written` has it."""
     found: dict[str, tuple[str, str, str | None]] = {}
     for name, stage in declared.shared.items():
-        if type(stage) is SharedStage:
+        if stage.writer is not None:
             writer = declared.name_of(stage.writer)
             of = declared.befores if stage.ring.held else declared.bodies
             body = inspect.unwrap(of[writer]).__code__

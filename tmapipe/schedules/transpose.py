@@ -21,13 +21,14 @@ from tmapipe.bind.bound import check_kind, check_memory
 from tmapipe.bind.tensors import new_like
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
+from tmapipe.parts.stages import SharedStage
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.elementwise import DIMS, collapsed, fits_tma, vector_of
 from tmapipe.schedules.rowform import address_of, copied, padded, seen_as, strides_of, together
 from tmapipe.schedules.rows import KINDS
-from tmapipe.stage import SharedStage, TmaLoadStage
+from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.persistent import GridTiles, Grouped
 

@@ -90,8 +90,7 @@ def check_axes(declared: Declarations, over: str | None) -> None:
 def _groups(declared: Declarations) -> dict[str, MulticastGroup]:
     """The groups of CTAs that send each other tiles or numbers, by the part that says so."""
     parts: dict[str, Any] = {**declared.shared, **declared.scratches}
-    found = {name: getattr(part, "group", None) for name, part in parts.items()}
-    return {name: group for name, group in found.items() if group is not None}
+    return {name: part.sharing for name, part in parts.items() if part.sharing is not None}
 
 
 def check_rows(declared: Declarations, axes: Mapping[str, Axis], shapes: Mapping[str, tuple[int, ...]]) -> None:
