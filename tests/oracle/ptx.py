@@ -122,6 +122,19 @@ class Ptx:
         """Name and stage of each, by its offset in shared memory."""
         return {b.offset + 8 * stage: (b.name, stage) for b in self.plan.barriers for stage in range(b.stages)}
 
+    @functools.cached_property
+    def jumps(self) -> dict[int, list[int] | None]:
+        """Where each branch goes on, nowhere after an end, None for one that is not followed; by the instruction's index."""
+        found: dict[int, list[int] | None] = {}
+        for at, instruction in enumerate(self.instructions):
+            if instruction.is_a("bra") and not instruction.inline:
+                found[at] = [self.labels[instruction.operands[0]]]
+            elif instruction.is_a("ret", "exit"):
+                found[at] = []
+            elif instruction.is_a("brx", "call"):
+                found[at] = None
+        return found
+
     def reached(self, warp: int, lane: int = LEADER) -> list[Instruction]:
         """The instructions that this thread can reach, in the order of the text."""
         return self.thread(warp, lane).reached()
@@ -291,16 +304,16 @@ class _Thread:
                     break
                 seen.add(at)
                 taken = True if instruction.guard is None else self.truth(instruction.guard)
-                if instruction.is_a("bra") and not instruction.inline and taken is not False:
-                    todo.append(self.ptx.labels[instruction.operands[0]])
+                if at in self.ptx.jumps:
+                    target = self.ptx.jumps[at]
+                    if target is None:
+                        raise NotImplementedError(f"line {instruction.line}: {instruction.opcode}")
+                    if taken is not False:
+                        todo.extend(target)
                     if taken:
                         break
-                if instruction.is_a("brx", "call"):
-                    raise NotImplementedError(f"line {instruction.line}: {instruction.opcode}")
-                if instruction.is_a("ret", "exit") and taken:
-                    break
                 at += 1
-        return [at for at in sorted(seen) if self.truth(program[at].guard) is not False]
+        return [at for at in sorted(seen) if program[at].guard is None or self.truth(program[at].guard) is not False]
 
     def truth(self, predicate: str | None) -> bool | None:
         """The value of a predicate register, None if it is unknown. Negated by ``!``."""
@@ -421,11 +434,17 @@ def _count(reached: list[tuple[Instruction, _Thread]], plan: Plan) -> Facts:
     facts = Facts()
     remote: set[str] = set()
     for instruction, thread in reached:
+        if instruction.opcode.partition(".")[0] not in _NOTED:
+            continue
         try:
             _note(facts, instruction, thread, plan, remote)
         except LookupError as missing:
             facts.unknown.append(f"line {instruction.line}: {instruction.opcode}: {missing}")
     return facts
+
+
+#: First words of what is noted.
+_NOTED = {"mbarrier", "cp", "wgmma", "fence", "bar", "barrier", "prefetch", "setmaxnreg", "ld", "st"}
 
 
 def _note(facts: Facts, i: Instruction, thread: _Thread, plan: Plan, remote: set[str]) -> None:
