@@ -273,10 +273,10 @@ class Slots(Rules):
     def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
         for slot, history in enumerate(self.history):
             for access in (access for known in history.values() for access in known.values()):
-                ends = self._ends(access)
+                ends = self._ends(access) if access.kind in (STORE, MMA) else {}
                 by = access.bar if access.kind in COUNTED else next(iter(ends), access.agent)
                 key: Key = ("slot", slot, access.kind, access.part, by)
-                yield key, self.over(access)
+                yield key, _known_by_waits(ends) if ends else self.over(access)
                 if access.kind in GENERIC:
                     yield (*key, "fenced"), self.fenced(access)
                 for agent, wait in ends.items():
@@ -420,7 +420,7 @@ class Slots(Rules):
         if access.kind in COUNTED:
             return () if access.number is None else ((self.clocks.phases + access.bar, access.number + 1),)
         if access.kind in (STORE, MMA):
-            return tuple((agent, wait.time) for agent, wait in self._ends(access).items() if wait is not None)
+            return _known_by_waits(self._ends(access))
         return ((self.clocks.published + access.agent, access.time),)
 
     def fenced(self, access: Access) -> Known:
@@ -435,6 +435,10 @@ class Slots(Rules):
             return {access.agent: self.bulk_waits[access.agent].first(access.number)}
         four = self.layout.group_warps(self.layout.group_of(access.agent)) if access.kind == MMA else ()
         return {agent: self.mma_waits[agent].first(access.number) for agent in four}
+
+
+def _known_by_waits(ends: dict[int, Step | None]) -> Known:
+    return tuple([(agent, wait.time) for agent, wait in ends.items() if wait is not None])
 
 
 @functools.cache

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -156,27 +157,21 @@ class RunState:
 
         Numbers of facts and knowers are the same at all states that differ only in how far the warps are.
         """
-        future, here = self.future, self.here
-        keys, of, entries, least = self._ways()
-        warps = np.stack(self.check.clocks.of, axis=1)
-        knowing = _known_by(warps, len(keys), of, entries, least)
-        sets = np.array([future.checked_of[key] for key in keys])
+        future, here, facts, knowers = self.future, self.here, self.facts, self.knowers
+        keys = list(facts)
+        every = _known_by(np.stack(list(knowers.values()), axis=1), facts.values())
+        knowing = every[:, : self.layout.agents]  # the warps come first
+        sets = np.fromiter(map(future.checked_of.__getitem__, keys), np.int64, len(keys))
         checked = future.checked[sets]
         lacking = checked & ~knowing
         lacking[future.as_one[sets] & (checked & knowing).any(1)] = False
         is_open = np.flatnonzero(lacking.any(1))
-        numbers = np.array([here.facts[keys[i]] for i in is_open], np.int64)
+        numbers = np.array([here.facts[keys[i]] for i in is_open.tolist()], np.int64)
         order = np.argsort(numbers)
         is_open, numbers = is_open[order], numbers[order]
-        knowers = self.knowers
         rows = [here.knowers[key] for key in knowers]
-        place = np.full(len(keys), -1)
-        place[is_open] = range(len(is_open))
-        kept = np.flatnonzero(place[of] >= 0)
-        clocks = np.stack(list(knowers.values()), axis=1)
-        all_known = _known_by(clocks, len(is_open), place[of[kept]], entries[kept], least[kept])
         known = np.zeros((len(is_open), 1 + max(rows)), bool)
-        known[:, rows] = all_known
+        known[:, rows] = every[is_open]
         enough = known
         if self.telling is not None:
             bars = [keys[i][1] if keys[i][0] == "bar" else -1 for i in is_open]
@@ -184,26 +179,17 @@ class RunState:
             enough[:, rows] |= ~self.telling.matter(bars, lacking[is_open], knowing[is_open], list(knowers))
         return numbers, np.packbits(known, axis=1), np.packbits(enough, axis=1)
 
-    def _ways(self) -> tuple[list[FactKey], Any, Any, Any]:
-        """The facts; and of each way to know one: which, the entry of a clock, and the least value."""
-        of: list[int] = []
-        flat: list[int] = []
-        for i, known in enumerate(self.facts.values()):
-            for way in known:
-                of.append(i)
-                flat += way
-        entries, least = np.array(flat, np.int64).reshape(-1, 2).T
-        return list(self.facts), np.array(of, np.int64), entries, least
 
-
-def _known_by(clocks: Any, facts: int, of: Any, entries: Any, least: Any) -> Any:
-    """By fact, which clocks (columns) know it. of: by way to know a fact, which; in groups."""
-    found = np.zeros((facts, clocks.shape[1]), bool)
-    ways = clocks[entries] >= least[:, None]
-    first = np.flatnonzero(np.diff(of, prepend=-1))
-    found[of[first]] = ways[first]
-    more = np.flatnonzero(np.diff(of, prepend=-1) == 0)
-    np.logical_or.at(found, of[more], ways[more])
+def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
+    """By fact, which clocks (columns) know it: those that have one of its ways to be known."""
+    ways = np.fromiter(map(len, facts), np.int64, len(facts))
+    flat = np.fromiter(chain.from_iterable(chain.from_iterable(facts)), np.int32, 2 * int(ways.sum()))
+    has = clocks.take(flat[::2], axis=0) >= flat[1::2, None]
+    found = np.zeros((len(facts), clocks.shape[1]), bool)
+    first = np.cumsum(ways) - ways
+    for i in range(int(ways.max(initial=0))):
+        more = ways > i
+        found[more] |= has[first[more] + i]
     return found
 
 

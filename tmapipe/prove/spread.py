@@ -258,6 +258,8 @@ class Telling:
         agents = range(self.layout.agents)
         self.tells = np.array([[self._tells(b, a) for a in agents] for b in agents])
         self._hearers: dict[Any, Any] = {}
+        self._reached: dict[bytes, bytes] = {}
+        self._by_knowers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def _tells(self, b: int, a: int) -> bool:
         layout, spread = self.layout, self.spread
@@ -276,20 +278,36 @@ class Telling:
             lacking: By fact and warp: whether the warp can be checked against it and does not know it.
             knowing: By fact and warp: whether it knows it.
         """
-        packed = np.ascontiguousarray(np.packbits(np.hstack([lacking, knowing]), axis=1))
-        rows, of = np.unique(packed.view(np.dtype((np.void, packed.shape[1]))), return_inverse=True)
-        cases = rows.view(np.uint8).reshape(len(rows), packed.shape[1])
+        packed = np.packbits(np.hstack([lacking, knowing]), axis=1)
+        flat, width = packed.tobytes(), packed.shape[1]
+        cases = [flat[i : i + width] for i in range(0, len(flat), width)]
+        new = [case for case in dict.fromkeys(cases) if case not in self._reached]
+        if new:
+            self._reached.update(zip(new, self._reach(new), strict=True))
+        reach = np.frombuffer(b"".join([self._reached[case] for case in cases]), np.uint8)
+        heard, own = self._heard_by(tuple(knowers))
+        return _meet(reach.reshape(len(cases), heard.shape[1]), heard) | (np.array(bars)[:, None] == own[None, :])
+
+    def _reach(self, cases: list[bytes]) -> list[bytes]:
+        """By case, given as bits of the warps that lack a fact and of those that know it: bits of the warps from which it can
+        still come to one that lacks it, through none that knows it."""
         agents = self.layout.agents
-        apart = np.unpackbits(cases, axis=1, count=2 * agents).astype(bool)
+        bits = np.array([[*case] for case in cases], np.uint8)
+        apart = np.unpackbits(bits, axis=1, count=2 * agents).astype(bool)
         reach, knowing = apart[:, :agents], apart[:, agents:]
+        tells = np.packbits(self.tells, axis=1)
         while True:
-            more = reach | (_meet(reach, self.tells) & ~knowing)
+            more = reach | (_meet(np.packbits(reach, axis=1), tells) & ~knowing)
             if (more == reach).all():
-                break
+                return [row.tobytes() for row in np.packbits(reach, axis=1)]
             reach = more
-        heard = np.stack([self._heard(key) for key in knowers])
-        own = np.array([key[1] if key[0] in ("present", "complete") else -2 for key in knowers])
-        return _meet(reach, heard)[of.ravel()] | (np.array(bars)[:, None] == own[None, :])
+
+    def _heard_by(self, knowers: tuple[Any, ...]) -> tuple[Any, Any]:
+        """By knower: bits of `_heard`, and the mbarrier whose present or complete phase it is, or -2."""
+        if knowers not in self._by_knowers:
+            own = [key[1] if key[0] in ("present", "complete") else -2 for key in knowers]
+            self._by_knowers[knowers] = np.packbits([self._heard(key) for key in knowers], axis=1), np.array(own)
+        return self._by_knowers[knowers]
 
     def _heard(self, key: Any) -> Any:
         """Who can learn directly what a warp or barrier knows, itself included."""
@@ -317,8 +335,7 @@ class Telling:
 
 
 def _meet(some: Any, others: Any) -> Any:
-    """By set of one list and of another one: whether they have a member in common."""
-    some, others = np.packbits(some, axis=1), np.packbits(others, axis=1)
+    """By set of one list and of another one, as bits: whether they have a member in common."""
     found = np.zeros((len(some), len(others)), bool)
     for i in range(some.shape[1]):
         found |= (some[:, i, None] & others[None, :, i]) != 0
