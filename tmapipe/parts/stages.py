@@ -103,7 +103,7 @@ class SharedStage(SlotStage):
     dims: tuple[str, ...] | None = attrs.field(
         default=attrs.Factory(_named, takes_self=True), converter=names_in, kw_only=False, repr=joined
     )
-    dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype))
+    dtype: DType | None = attrs.field(default=_of("source", "dtype"), converter=attrs.converters.optional(as_dtype))
     writer: Role | None = attrs.field(default=None)
     over: SlotStage | None = attrs.field(default=None)  # type: ignore[misc]
 
@@ -128,16 +128,13 @@ class SharedStage(SlotStage):
             raise InputError("Exchange(source)", source, rule, "name such a stage of the same ring, or leave it out")
 
     @dtype.validator
-    def _type_is_said_once(self, field: Any, dtype: Any) -> None:
-        of = self.source.dtype if self.source is not None else dtype
-        if (dtype is None) != (self.source is not None) or (self.source is None and dtype == tf32):
-            rule = (
-                "is that of the source, or one that threads can write: tf32 is one of TMA loads, which round fp32 to it"
-            )
-            raise InputError("SharedStage(dtype)", dtype, rule, "leave it out with a source, and else e.g. bf16")
-        if self.reduce is not None and (of is None or of.name not in dict.get(REDUCED, self.reduce, ())):
-            rule = f"is one of {', '.join(REDUCED)}, in int32, or add in int64; the tile is of {of}"
-            raise InputError("Exchange(reduce)", self.reduce, rule, '"add", of a source of int32')
+    def _threads_or_engines_have_it(self, field: Any, dtype: Any) -> None:
+        if self.source is None and dtype in (None, tf32):
+            rule = "is one that threads can write: tf32 is a type of TMA loads, which round fp32 to it"
+            raise InputError("SharedStage(dtype)", dtype, rule, "e.g. fp32")
+        if self.reduce is not None and (dtype is None or dtype.name not in dict.get(REDUCED, self.reduce, ())):
+            rule = f"is one of {', '.join(REDUCED)}, in int32, or add in int64; the tile is of {dtype}"
+            raise InputError("Exchange(reduce)", self.reduce, rule, '"add", of int32')
 
     @dims.validator
     def _name_the_extents(self, field: Any, dims: Any) -> None:
@@ -179,8 +176,12 @@ class SharedStage(SlotStage):
             rule = "is of a phase of the ring after those that fill its source and this stage, and not of the last one"
             raise InputError("Exchange(sender)", self.sender, rule, "e.g. chain=(write, send, use)")
 
+    def __attrs_post_init__(self) -> None:
+        if self.source is not None and self.dtype != self.source.dtype:
+            raise InputError("SharedStage(dtype)", self.dtype, "is that of the source", "leave it out")
+
     def __repr__(self) -> str:
-        same = ("tile", "ring", "swizzle", "dims")
+        same = ("tile", "ring", "swizzle", "dims", "dtype")
         unsaid = [name for name in same if getattr(self, name) == getattr(self.source, name, None)]
         return shown(self, "source", "sender", "reduce", *unsaid)
 
