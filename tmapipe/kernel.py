@@ -23,7 +23,7 @@ from tmapipe.isa.fragment import Carried, Fragment, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations, Part, branches_of, without_role
 from tmapipe.plan.model import RoleWarps
-from tmapipe.plan.rings import Ring
+from tmapipe.plan.rings import Distributed, Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
 from tmapipe.protocol.peers import raw, sync
 from tmapipe.protocol.ring import Groups, HeldEnd, RingEnd
@@ -230,7 +230,8 @@ class KernelContext(Carried):
         """A fragment of equal numbers, such as what a sum begins with.
 
         Args:
-            part: A stage, whose tile the role's threads share, or a matmul of this role, whose accumulators they hold.
+            part: A stage, whose tile the role's threads share, or a matmul or a `RegisterTile` of this role, of which they
+                hold accumulators or values.
             value: A float gives fp32, an int gives int32.
             along: "tile", or "rows" or "columns" for one number a row or column.
 
@@ -239,7 +240,7 @@ class KernelContext(Carried):
         """
         buffers = {store.name: store.buffer for store in self.plan.stores if store.vector}  # which have no memory
         buffers |= {buffer.name: buffer for buffer in self.plan.buffers}
-        matmuls = {matmul.name: matmul for matmul in self.plan.matmuls}
+        matmuls: dict[str, Distributed] = {each.name: each for each in (*self.plan.matmuls, *self.plan.held)}
         if along not in ("tile", "rows", "columns"):
             raise InputError("k.full(along)", along, 'is "tile", "rows" or "columns"', "leave it out for a whole tile")
         if part not in buffers and part not in matmuls:

@@ -20,7 +20,7 @@ from tmapipe.isa.fragment import Fragment, combine
 from tmapipe.model import elements
 
 __all__ = [
-    "abs", "cast", "column_max", "column_min", "column_sum", "erf", "exp", "exp2", "floor", "gelu",
+    "abs", "cast", "column_max", "column_min", "column_sum", "erf", "exp", "exp2", "floor", "from_bits", "gelu",
     "join_pairs", "log", "log2", "maximum", "minimum", "relu", "row_cumsum", "row_logsumexp", "row_max",
     "row_min", "row_sum", "rsqrt", "sigmoid", "silu", "split_pairs", "sqrt", "swap_pairs", "tanh", "where",
 ]  # fmt: skip
@@ -144,6 +144,18 @@ def cast(x: Fragment, dtype: DType | str) -> Fragment:
     if kind.name == "fp32":
         return combine("widen", x)
     return x if kind.name == x.kind else combine(f"to_{kind.name}", x)
+
+
+def from_bits(x: Fragment) -> Fragment:
+    """The numbers in fp32 whose bits int32 have. Of small integers it converts faster than `cast`, by arithmetic alone:
+    ``from_bits(x + 0x4B400000) - 12582912.0`` is x in fp32, of x from -2^22 to 2^22 - 1, since the last place of numbers
+    from 2^23 to 2^24 is 1.
+
+    Args:
+        x: A fragment of int32.
+    """
+    _check_fragment("from_bits", x)
+    return combine("from_bits", x)
 
 
 def row_sum(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:

@@ -375,6 +375,12 @@ DYNAMIC = {
     "split k by GPC": Kernel(lambda: S.SplitK(3, (64, 64, 64), tiles=tp.tiles.GpcTiles()), {}, GEMM | {"s": 3}),
     "pingpong dynamic 2x1": Kernel(lambda: S.PingPong((64, 64, 64), tiles=tp.tiles.DynamicTiles()), {}, TALL),
 }
+DEQUANTIZED = {
+    "dequantized int8": Kernel(READY_MADE["DequantGemm"], {}, GEMM | {"m": 300}),
+    "dequantized int4 in groups": Kernel(
+        READY_MADE["DequantGemm, int4 in groups"], {}, {"l": 1, "m": 100, "n": 264, "k": 320, "bytes": 160, "g": 3}
+    ),
+}
 PIECES = {  # tiles that several CTAs compute
     "cluster splitk, several clusters a tile": Kernel(
         lambda: S.ClusterSplitK(4, (128, 96, 64), 2, tiles=tp.tiles.SplitKTiles(3)),
@@ -396,7 +402,19 @@ MATMULS = {
     f"matmuls, {name}": Kernel(form.make, {}, GEMM | {"s": 3, "k": form.k or 200}) for name, form in FORMS.items()
 }
 MATMULS["operand copied by threads"] = Kernel(CopiedGemm, {}, {"m": 100, "n": 72, "k": 45})
-KERNELS = COPIES | GEMMS | PIECES | EPILOGUES | THREADS | ROWS_BY_NUMBER | DESCRIPTORS | DYNAMIC | GROUPED | MATMULS
+KERNELS = (
+    COPIES
+    | GEMMS
+    | DEQUANTIZED
+    | PIECES
+    | EPILOGUES
+    | THREADS
+    | ROWS_BY_NUMBER
+    | DESCRIPTORS
+    | DYNAMIC
+    | GROUPED
+    | MATMULS
+)
 KERNELS |= {  # registered, and in none of the lists: with the dtypes that a plan has by itself
     name: Kernel(make, {}, GEMM | {"s": 3})
     for name, make in READY_MADE.items()

@@ -58,6 +58,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "Windows": (tp.Windows, {"size": (3, 3)}),
     "ClusterSum": (tp.ClusterSum, {"role": USE, "source": tp.Wgmma(A, B), "axis": "n", "ctas": 2}),
     "ClusterSplitK": (S.ClusterSplitK, {"parts": 2}),
+    "DequantGemm": (S.DequantGemm, {}),
     "Conv": (S.Conv, {"windows": tp.Windows((3, 3))}),
     "FinishParts": (S.FinishParts, {"epilogue": E.Epilogue()}),
     "Candidate": (

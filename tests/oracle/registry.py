@@ -20,6 +20,7 @@ from tmapipe.schedules import (
     CrossEntropyBackwardRows,
     CrossEntropyRows,
     CumsumRows,
+    DequantGemm,
     ElementwiseRows,
     ElementwiseTiles,
     FinishParts,
@@ -165,6 +166,18 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: ClusterSplitK(8),
         lambda: ClusterSplitK(2, (64, 32, 16), 1, 2, epilogue=ONE),
         ((1, 3, {}), (2, 2, {})),
+    ),
+    Registered(
+        "DequantGemm",
+        DequantGemm,
+        lambda: DequantGemm("int8", (16, 64, 32), (1, 1), 2, epilogue=ONE),
+        ((1, 1, {}), (2, 2, {})),
+    ),
+    Registered(
+        "DequantGemm, int4 in groups",
+        lambda: DequantGemm("int4", (64, 128, 64), group=128, zeros=True),
+        lambda: DequantGemm("int4", (16, 64, 32), (1, 1), 2, group=64, zeros=True, epilogue=ONE),
+        ((2, 3, {"g": 2}),),
     ),
     Registered(
         "Softmax",

@@ -153,6 +153,9 @@ class RecordingIsa(Isa, Fragments):
     def accumulator_after(self, matmul: Matmul, acc: str, values: Any) -> Any:
         return values
 
+    def beside(self, layout: Any, parts: list[Any]) -> tuple[Any, ...]:
+        return ()
+
     def packed(self, matmul: Matmul, values: Any) -> tuple[Any, ...]:
         return ()
 

@@ -322,6 +322,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "to_fp8_e4m3": _rounded_8(cutlass.Float8E4M3FN),
     "to_fp8_e5m2": _rounded_8(cutlass.Float8E5M2),
     "to_int32": _to_int32,
+    "from_bits": lambda x: Float32(llvm.bitcast(T.f32(), Int32(x).ir_value())),
 }
 
 

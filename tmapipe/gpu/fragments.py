@@ -77,6 +77,11 @@ class GpuFragments(PeerFragments, Sums):
         data = [later(x) for x in values.data]
         return Fragment(self, values.layout, values.along, values.kind, data)
 
+    def beside(self, layout: AccumulatorLayout, parts: list[Any]) -> Any:
+        shares = [len(part) // layout.blocks for part in parts]
+        return [part[block * share + i] for block in range(layout.blocks)
+                for part, share in zip(parts, shares, strict=True) for i in range(share)]  # fmt: skip
+
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         dtype = cute_type(matmul.b.dtype)
         rounded = cute.make_rmem_tensor((len(values.data),), dtype)

@@ -244,6 +244,10 @@ def _kinds(name: str, kinds: list[str]) -> tuple[list[str], str]:
         return [kinds[0], chosen, chosen], chosen
     if name == "to_int32":
         return ["fp32"], "int32"
+    if name == "from_bits":
+        if kinds != ["int32"]:
+            raise ScopeError(f"from_bits() of a fragment in {kinds[0]}. It takes int32.")
+        return kinds, "fp32"
     if name in _OF_NUMBERS:
         return [numbers] * len(kinds), numbers
     if name in _LOGIC and "fp32" not in kinds:

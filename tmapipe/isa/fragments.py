@@ -64,6 +64,10 @@ class Fragments(Scans):
         """*values*, for what is not to be computed before *acc* can be read, which it can here."""
         raise NotImplementedError
 
+    def beside(self, layout: AccumulatorLayout, parts: list[Any]) -> Any:
+        """The data of a tile of *layout* from those of tiles with fewer columns each, next to each other."""
+        raise NotImplementedError
+
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         """The data of *values* of (m, k) in b's type, as `operand` takes it too."""
         raise NotImplementedError

@@ -92,6 +92,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "minimum": arithmetic.smaller,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "to_int32": _to_int32,
+    "from_bits": lambda x: np.asarray(x, np.int32).view(np.float32),
 }
 
 

@@ -236,6 +236,10 @@ class MachineFragments(Reductions):
         return data[rows if along == "rows" else columns]
 
     @of_data
+    def beside(self, layout: AccumulatorLayout, parts: list[Any]) -> Any:
+        return np.concatenate(parts, axis=-1)
+
+    @of_data
     def indices(self, layout: ThreadLayout, along: str) -> Any:
         return np.arange(layout.rows if along == "rows" else layout.columns, dtype=np.int32)
 

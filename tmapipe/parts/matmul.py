@@ -36,7 +36,8 @@ class Wgmma:
     Args:
         a: Stage with a tile (m, k), contiguous along k; of 16-bit types also (k, m), contiguous along m. k is the dimension
             that the last two of both stages have in common. Or another `Wgmma` of the role: a then comes from registers, as a
-            fragment of the shape of that one's sums, such as their softmax, and is of b's type, bf16 or fp16.
+            fragment of the shape of that one's sums, such as their softmax, and is of b's type, bf16 or fp16. Or a
+            `RegisterTile` of the role, of shape (m, k): likewise, as what the role has made of other stages.
         b: Stage with a tile (n, k), or likewise (k, n); of the same ring or another.
         k: The dimension that is summed over, if the last two of both stages have both in common, as in ``x x^T``:
             ``Wgmma(x, x, k="k")``. The rows of the result are then named by its store: ``TmaStoreStage("m p", source=mma)``.
@@ -51,10 +52,10 @@ class Wgmma:
         InputError: For any other value.
     """
 
-    a: TmaLoadStage | SharedStage | Wgmma = attrs.field(
+    a: TmaLoadStage | SharedStage | Wgmma | RegisterTile = attrs.field(
         validator=must(
-            lambda a: _is_stage(a) or isinstance(a, Wgmma),
-            "is a TmaLoadStage or SharedStage with a tile of two or more extents, or a Wgmma",
+            lambda a: _is_stage(a) or isinstance(a, (Wgmma, RegisterTile)),
+            "is a TmaLoadStage or SharedStage with a tile of two or more extents, a Wgmma or a RegisterTile",
             "pass such a stage",
         )
     )
@@ -87,7 +88,7 @@ class Wgmma:
         if in_flight is None:
             return
         rule = "is a number, 0 or more"
-        if isinstance(self.a, Wgmma):
+        if self.in_registers:
             rule = "is 0 where a comes from registers: such a matmul is started, and awaited by .wait()"
         if self.promote:
             rule = "is 0 where sums are promoted, since each slot is waited for"
@@ -100,12 +101,17 @@ class Wgmma:
     @property
     def _in_flight(self) -> int:
         """The default of `in_flight`: what is promoted or started is waited for by itself."""
-        return 0 if self.promote or isinstance(self.a, Wgmma) else 1
+        return 0 if self.promote or self.in_registers else 1
+
+    @property
+    def in_registers(self) -> bool:
+        """Whether a comes from registers."""
+        return isinstance(self.a, (Wgmma, RegisterTile))
 
     @property
     def stages(self) -> tuple[TmaLoadStage | SharedStage, ...]:
         """The operands that lie in slots."""
-        return (self.b,) if isinstance(self.a, Wgmma) else (self.a, self.b)
+        return (self.b,) if isinstance(self.a, (Wgmma, RegisterTile)) else (self.a, self.b)
 
     @property
     def dims(self) -> tuple[str, str] | None:
@@ -137,14 +143,14 @@ class Wgmma:
     def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(m, k) of a's tile and (n, k) of b's."""
         of_a, of_b = self.transposed
-        a = self.a.shape[:2] if isinstance(self.a, Wgmma) else self.a.matrix
+        a = self.a.shape[:2] if isinstance(self.a, (Wgmma, RegisterTile)) else self.a.matrix
         b = self.b.matrix
         return a[::-1] if of_a else a, b[::-1] if of_b else b
 
 
-def _last_two(operand: TmaLoadStage | SharedStage | Wgmma) -> tuple[str, ...] | None:
+def _last_two(operand: TmaLoadStage | SharedStage | Wgmma | RegisterTile) -> tuple[str, ...] | None:
     """The names of the dimensions of an operand's tile, or None."""
-    return None if operand.dims is None else operand.dims[-2:]
+    return None if operand.dims is None else tuple(operand.dims[-2:])
 
 
 # ---- register tile ---------------------------------------------------------------------------------------------------
@@ -152,15 +158,21 @@ def _last_two(operand: TmaLoadStage | SharedStage | Wgmma) -> tuple[str, ...] | 
 # RegisterTile: a tile of numbers in the registers of warpgroups, distributed as a `Wgmma`'s accumulators are.
 
 
+def _names(dims: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return tuple(dims.split()) if isinstance(dims, str) else dims
+
+
 @attrs.frozen(eq=False, repr=False)
 class RegisterTile:
-    """Declares fp32 values of an output tile that a role computes, which are stored as accumulators are.
+    """Declares fp32 values of an output tile that a role computes, which are stored as accumulators are, or multiplied.
 
-    In the role's body, ``k.<name>.read(slot.x)`` is the tile of a slot, and ``k.<name>.of(values)`` what a store takes.
+    In the role's body, ``k.<name>.read(slot.x)`` is the tile of a slot, and ``k.<name>.of(values)`` what a store takes. As the
+    first operand of a `Wgmma`: ``slot.x.read(like=k.full("<name>", 0))`` is distributed as that takes it.
 
     Args:
         role: Warpgroups, of one team.
         shape: (m, n) elements: 64 rows a warpgroup, and columns that are a multiple of 8.
+        dims: What a `Wgmma` whose first operand it is calls its rows and columns, such as "n k".
 
     Raises:
         InputError: For any other.
@@ -168,6 +180,12 @@ class RegisterTile:
 
     role: Role = attrs.field()
     shape: tuple[int, int] = attrs.field()
+    dims: tuple[str, ...] | None = attrs.field(
+        default=None,
+        kw_only=True,
+        converter=_names,
+        validator=must(lambda dims: dims is None or len(dims) == 2, "is two names", 'e.g. "n k"'),
+    )
 
     @role.validator
     def _check_role(self, field: object, role: Role) -> None:

@@ -233,7 +233,7 @@ class Layout:
         role, name_of = self.roles[self.matmul_roles[name]], self.declared.name_of
         return Matmul(
             name,
-            None if isinstance(mma.a, Wgmma) else self.of[name_of(mma.a)],
+            None if isinstance(mma.a, (Wgmma, RegisterTile)) else self.of[name_of(mma.a)],
             self.of[name_of(mma.b)],
             mma.shape,
             role.team_warps // 4,

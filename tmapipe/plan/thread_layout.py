@@ -10,7 +10,7 @@ import attrs
 from tmapipe.barrier import Role
 from tmapipe.base.arithmetic import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, tf32
 from tmapipe.errors import InputError
-from tmapipe.parts.matmul import Wgmma
+from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, RoleWarps
 from tmapipe.plan.rings import Arch, Distributed, MatmulRegisters, registers_of, widest
@@ -346,8 +346,8 @@ def check_matmuls(
         role, (m, k), (n, kb) = _role_of(declared, name, mma), *mma.extents
         of_a, of_b = declared.name_of(mma.a), declared.name_of(mma.b)
         b = types[of_b]
-        a = b if isinstance(mma.a, Wgmma) else types[of_a]
-        if isinstance(mma.a, Wgmma) and b not in (bf16, fp16):
+        a = b if mma.in_registers else types[of_a]
+        if mma.in_registers and b not in (bf16, fp16):
             rule = "takes a from registers, where sums lie as wgmma wants them, of 16-bit types alone"
             raise InputError(f"Wgmma({name})", f"{of_a} x {b}", rule, "use bf16 or fp16, or a through a SharedStage")
         warpgroups = role.warps // 4 // role.teams
@@ -393,6 +393,8 @@ def _role_of(declared: Declarations, name: str, mma: Wgmma) -> Role:
     if isinstance(mma.a, Wgmma):
         other = _role_of(declared, declared.name_of(mma.a), mma.a)
         found = [role for role in found if role is other]
+    elif isinstance(mma.a, RegisterTile):
+        found = [role for role in found if role is mma.a.role]
     else:
         found = [role for role in found if role in _after(mma.a)]
     if len(found) > 1:
@@ -439,7 +441,7 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
         role = declared.roles[role_name]
         matmuls = [declared.matmuls[name] for name in names]
         room = {4: 192, 8: 184}.get(role.warps, 112)  # more spills, as the compiler was seen to report
-        if any(isinstance(mma.a, Wgmma) for mma in matmuls):  # whose sums become a, where both are counted
+        if any(mma.in_registers for mma in matmuls):  # whose sums become a, where both are counted
             room = _room(role)
         needs = [_registers(mma, role) for mma in matmuls]
         slots = max(need.slot for need in needs)
@@ -453,7 +455,7 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
 
 
 def _registers(mma: Wgmma, role: Role) -> MatmulRegisters:
-    return registers_of(mma.shape, role.warps // 4 // role.teams, mma.promote, isinstance(mma.a, Wgmma))
+    return registers_of(mma.shape, role.warps // 4 // role.teams, mma.promote, mma.in_registers)
 
 
 def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role, launch: int | None) -> None:

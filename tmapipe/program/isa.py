@@ -215,6 +215,7 @@ for _name in (
     "swapped_pairs",
     "picked_of_pairs",
     "joined_pairs",
+    "beside",
 ):
     setattr(TracingFragments, _name, _fragment_method(_name, "v"))
 _WRITES = ("write", "write_columns", "write_row_sums", "write_column_sums", "write_partial")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import ScopeError
-from tmapipe.isa.fragment import Carried, Fragment
+from tmapipe.isa.fragment import Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
 from tmapipe.parts.matmul import Wgmma
 from tmapipe.parts.stages import Turnstile
@@ -147,26 +147,53 @@ class BoundMatmul(Carried):
         self.latest.registers = self.isa.fragments.accumulator(self.matmul, False)
         return self.latest._start(a, b)
 
-    def operand(self, values: Fragment) -> Fragment:
-        """*values* as operand a from registers: rounded to the type of b and packed here, not where the matmul starts. A
-        loop that carries an operand needs half the registers.
+    def operand(self, *parts: Fragment) -> Fragment:
+        """Operand a from registers: rounded to the type of b and packed here, not where the matmul starts. A loop that
+        carries an operand needs half the registers.
+
+        Args:
+            parts: What `start` takes, or several with fewer columns that lie next to each other, in the order of k.
 
         Raises:
-            ScopeError: Of a matmul whose a lies in slots, or for a fragment that `start` would not take.
+            ScopeError: Of a matmul whose a lies in slots, or for fragments that `start` would not take.
         """
-        matmul = self.matmul
+        matmul, fragments = self.matmul, self.isa.fragments
         if matmul.a is not None:
             raise ScopeError(f"k.{matmul.name}.operand(), whose a is the tile of a slot. Start it with that.")
+        values = parts[0] if len(parts) == 1 else _beside(matmul, parts)
         check_operand(matmul, values)
         if values.kind == "operand":
             return values
-        fragments = self.isa.fragments
         return Fragment(fragments, values.layout, "tile", "operand", fragments.packed(matmul, values))
+
+
+def _layout_of_a(matmul: Matmul, columns: int) -> AccumulatorLayout:
+    """How so many columns of an a from registers are distributed."""
+    return AccumulatorLayout(matmul.shape[0], columns, matmul.warpgroups, matmul.first_warp, matmul.teams)
+
+
+def _beside(matmul: Matmul, parts: tuple[Fragment, ...]) -> Fragment:
+    """One fragment of the columns of all. Raises `ScopeError` for what is not distributed as *matmul* takes it."""
+    widths = []
+    for part in parts:
+        columns = part.layout.columns if isinstance(part, Fragment) and part.layout is not None else 0
+        if (
+            not columns
+            or part.along != "tile"
+            or part.kind == "operand"
+            or part.layout != _layout_of_a(matmul, columns)
+        ):
+            rule = "takes parts that are distributed as accumulators of"
+            raise ScopeError(f"k.{matmul.name}.operand() {rule} {matmul.shape[0]} rows, not {part!r}.")
+        widths.append(columns)
+    fragments, layout = parts[0].backend, _layout_of_a(matmul, sum(widths))
+    wide = [part if part.kind == "fp32" else combine("widen", part) for part in parts]
+    return Fragment(fragments, layout, "tile", "fp32", fragments.beside(layout, [part.data for part in wide]))
 
 
 def check_operand(matmul: Matmul, values: Fragment) -> None:
     """Raises `ScopeError` unless *values* are distributed as *matmul* takes its a from registers."""
-    layout = AccumulatorLayout(matmul.shape[0], matmul.shape[2], matmul.warpgroups, matmul.first_warp, matmul.teams)
+    layout = _layout_of_a(matmul, matmul.shape[2])
     if not isinstance(values, Fragment) or values.along != "tile" or values.layout != layout:
         rule = "start() takes a fragment that is distributed as the accumulators of a matmul of"
         raise ScopeError(f"{matmul.name}: {rule} {matmul.shape[0]} x {matmul.shape[2]}, not {values!r}.")

@@ -14,6 +14,7 @@ from tmapipe.schedules.crossentropy import (
     Softmax,
     SoftmaxRows,
 )
+from tmapipe.schedules.dequant import DequantGemm
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
 from tmapipe.schedules.fused import AddParts
 from tmapipe.schedules.gemm import FinishParts, Gemm
@@ -48,6 +49,7 @@ __all__ = [
     "CrossEntropyRows",
     "Cumsum",
     "CumsumRows",
+    "DequantGemm",
     "Elementwise",
     "ElementwiseRows",
     "ElementwiseTiles",

@@ -1,0 +1,88 @@
+"""DequantGemm on the model: weights of 8 and 4 bits, scales by column and by groups, zero points, few rows, parts of k."""
+
+import numpy as np
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe.schedules import DequantGemm
+
+ROWS, COLUMNS, K = 37, 136, 192
+LEAST = {"int8": -128, "int4": -8, "uint4": 0}
+COUNT = {"int8": 256, "int4": 16, "uint4": 16}
+
+
+def problem(kind, group, zeros, seed=3):
+    """a, b as the schedule takes it, scale, zero or None, and the product in fp32."""
+    rng = np.random.default_rng(seed)
+    a = torch.from_numpy(rng.standard_normal((ROWS, K), np.float32)).to(torch.bfloat16)
+    if kind.startswith("fp8"):
+        b = torch.from_numpy(rng.standard_normal((COLUMNS, K), np.float32)).to(torch.float8_e4m3fn)
+        wide = b.float()
+    else:
+        values = torch.from_numpy(rng.integers(LEAST[kind], LEAST[kind] + COUNT[kind], (COLUMNS, K)))
+        b = values.to(torch.int8) if kind == "int8" else DequantGemm.pack_int4(values)
+        wide = values.float()
+    shape = (K // group, COLUMNS) if group else (COLUMNS,)
+    scale, zero = (torch.from_numpy(rng.random(shape, np.float32)) for _ in range(2))
+    each = (lambda x: x.T.repeat_interleave(group, 1)) if group else (lambda x: x[:, None])
+    if zeros:
+        wide = wide - each(zero)
+    if group:
+        wide = wide * each(scale)
+    product = a.float() @ wide.to(torch.bfloat16).float().T
+    return a, b, scale, zero if zeros else None, product if group else product * scale
+
+
+@pytest.mark.parametrize(
+    "kind, group, zeros, tile",
+    [
+        ("int8", None, False, (40, 64, 64)),
+        ("int8", 32, True, (16, 128, 32)),
+        ("int4", 192, True, (8, 64, 64)),
+        ("uint4", None, True, (40, 192, 64)),
+        ("fp8_e4m3", 64, False, (40, 64, 64)),
+    ],
+)
+def test_weights_of_each_kind(kind, group, zeros, tile):
+    a, b, scale, zero, product = problem(kind, group, zeros)
+    gemm = DequantGemm(kind, tile, (1, 1), 3, group=group, zeros=zeros)
+    d = gemm(a, b, scale, *(() if zero is None else (zero,)))
+    assert d.dtype == torch.bfloat16 and d.shape == product.shape
+    torch.testing.assert_close(d.float(), product, rtol=1e-2, atol=1e-2 * float(product.abs().max()))
+
+
+def test_parts_of_k_of_which_one_is_empty():
+    a, b, scale, _, product = problem("int8", None, False)
+    gemm = DequantGemm("int8", (40, 64, 64), (1, 1), 2, tiles=tp.tiles.SplitKTiles(2), epilogue=tp.math.relu)
+    found = gemm(a=a, b=b, scale=scale)
+    torch.testing.assert_close(found.float(), product.relu(), rtol=1e-2, atol=1e-2 * float(product.abs().max()))
+
+
+def test_four_bits_are_packed_by_halves_of_32():
+    values = np.arange(64).reshape(1, 64) % 16 - 8
+    packed = DequantGemm.pack_int4(values)
+    assert packed.dtype == np.int8 and packed.shape == (1, 32)
+    low, high = packed.astype(int) & 15, packed.astype(int) >> 4 & 15
+    found = np.stack([low.reshape(1, 2, 16), high.reshape(1, 2, 16)], 2).reshape(1, 64)
+    assert (found == values & 15).all() and (DequantGemm.pack_int4(torch.from_numpy(values)).numpy() == packed).all()
+
+
+def test_bits_of_integers():
+    values = np.array([0x4B400000, 0x4B400000 - 5, 0x3F800000], np.int32)
+    from tmapipe.model.elements import apply
+
+    assert apply("from_bits", [values]).tolist() == [12582912.0, 12582907.0, 1.0]
+
+
+def test_what_is_refused():
+    refused(DequantGemm, "int3", argument="weights", rule="is one of int8")
+    refused(DequantGemm, "int8", (64, 128, 48), argument="tile[2]", rule="multiple of 32")
+    refused(DequantGemm, "int8", (64, 96, 64), argument="tile[1]", rule="64 for each")
+    refused(DequantGemm, "int8", group=96, argument="group", rule="multiple of the 64")
+    refused(DequantGemm, "int8", zeros=1, argument="zeros", rule="True or False")
+    refused(DequantGemm, "int8", group=64, tiles=tp.tiles.SplitKTiles(2), argument="tiles", rule="without groups")
+    bias = tp.epilogue.Epilogue(lambda acc, scale: acc + scale, operands={"scale": tp.epilogue.PerColumn()})
+    refused(DequantGemm, "int8", epilogue=bias, argument="scale", rule="has already")
+    refused(DequantGemm.pack_int4, np.zeros((4, 40), np.int8), argument="pack_int4", rule="multiple of 32")
