@@ -3,6 +3,7 @@
 python -m benchmarks.attention --append                    everything below, going on where the last run stopped
 python -m benchmarks.attention --only rows wide            some parts; --seconds ends the run after that time
 python -m benchmarks.attention --only decode               one query, 8 heads a group, 1 GiB of keys and values, beside `Copy`
+python -m benchmarks.attention --merge FILE                 adds the rows of such a run to the committed file
 python -m benchmarks.attention --dry                       lists the problems and plans their kernels; needs no GPU
 
 rows     16,384 tokens of 2,048 elements, heads of 64 and 128, causal or not, 1,024 to 16,384 tokens a sequence
@@ -11,8 +12,8 @@ drawn    24 problems by a seed, by default the first eight digits of the commit,
 forms    8,192 tokens, causal: plain, windows, a mask by TMA, softcap, sinks; of the plain kernel's rate
 decode   keys and values of 1 GiB
 
-All kernels are compiled first, those of FlashAttention too, in as many processes as there are cores, into caches on disk. Every
-result is compared with float64 on sampled rows. A row is written as it is measured. Writes
+All kernels are compiled first, those of FlashAttention too, in as many processes as there are cores, into caches on disk.
+Every result is compared with float64 on sampled rows. Rows are written as they are measured, to
 ``benchmarks/results/attention.json``.
 """
 
@@ -27,17 +28,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 import tmapipe as tp
 from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
-from benchmarks.results import OURS, Results, commit
-from tmapipe.schedules import Attention, Copy
+from benchmarks.results import OURS, Results, commit, read, text_of
+from tmapipe.schedules import Attention, Copy, Score
 from tmapipe.tuning.cost import rested
 
 TOKENS, WIDTH, SAMPLED, WRONG = 16384, 2048, 48, 1e-2
+RESULTS = Path(__file__).parent / "results" / "attention.json"
 PARTS = ("rows", "wide", "drawn", "forms", "decode")
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 DRAWN, LEAST_FLOP, MOST_FLOP, MOST_BYTES = 24, 1e9, 4e12, 6e9
@@ -54,9 +57,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window 512": {"window": 512},
     "window 4096": {"window": 4096},
-    "mask": {"mask": "h m s"},
+    "mask": {"score": Score(mask="h m s")},
     "softcap": {"score": capped},
-    "sinks": {"sinks": True},
+    "sinks": {"score": Score(sinks=True)},
 }
 
 
@@ -125,9 +128,9 @@ class Case:
         shapes = zip(*self._extents(), strict=True)
         q, k = (torch.randn(self.batch, h, n, self.d, device=device).bfloat16() for h, n in shapes)
         found = {"q": q, "k": k, "v": torch.randn_like(k)}
-        if "mask" in FORMS[self.form]:
+        if self.form == "mask":
             found["mask"] = torch.randn(self.heads, self.m, self.s, device=device).bfloat16()
-        if "sinks" in FORMS[self.form]:
+        if self.form == "sinks":
             found["sinks"] = torch.randn(self.heads, device=device)
         return found
 
@@ -319,6 +322,15 @@ def compile_all(args: argparse.Namespace, argv: list[str]) -> None:
         each.wait()
 
 
+def merge(path: str) -> None:
+    """Adds the rows of a finished run, whose file *path* is, to those of the committed file, as its next run."""
+    found, old = read(path), read(RESULTS)
+    number = 1 + max(row["run"] for row in old["rows"])
+    new = [{**row, "run": number, "commit": found["commit"][:7]} for row in found["rows"]]
+    method = {**old["method"], f"run {number}": f"{found['method']}, {found['gpu']}, {found['date']}"}
+    RESULTS.write_text(text_of({**old, "date": found["date"], "method": method, "rows": old["rows"] + new}))
+
+
 def plan_all(wanted: list[Case]) -> None:
     """Says what each problem is, and plans its kernel."""
     for case in wanted:
@@ -333,12 +345,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, help="parts of the suite")
     parser.add_argument("--drawn", metavar="SEED", help="of the problems that are drawn")
     parser.add_argument("--seconds", type=float, default=1e9, help="no problem begins later")
+    parser.add_argument("--merge", metavar="FILE", help="only adds such a run to the committed file")
     parser.add_argument("--dry", action="store_true", help="list the problems and plan their kernels")
     parser.add_argument("--compile", type=int, help="only compiles, as this one of --processes")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     add_options(parser)
     given = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(given)
+    if args.merge:
+        merge(args.merge)
+        return 0
     seed = args.drawn or commit()[:8]
     wanted = [case for case in cases(seed) if case.part in args.only]
     if args.dry:

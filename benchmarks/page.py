@@ -24,7 +24,7 @@ from benchmarks.results import OURS, best, read
 
 _INTERNALS = Path(__file__).resolve().parents[1] / "docs" / "internals"
 PAGES = [_INTERNALS / "performance.md", _INTERNALS / "appendix-checker.md"]
-_RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results"
 _PLACE = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 Rows = list[dict[str, Any]]
@@ -32,7 +32,7 @@ Rows = list[dict[str, Any]]
 
 def rows_of(suite: str) -> tuple[Rows, str]:
     """The rows of a result file, and where they come from, in words."""
-    found = read(_RESULTS / f"{suite}.json")
+    found = read(RESULTS / f"{suite}.json")
     return found["rows"], f"{found['gpu'].replace('NVIDIA ', '')}, {found['date'][:10]}, `{suite}.json`"
 
 
@@ -162,20 +162,53 @@ def _lengths(kind: str, what: str) -> Callable[[dict[str, Any]], bool]:
     return belongs
 
 
-def _last_attention() -> Callable[[dict[str, Any]], bool]:
-    """Whether a row is of the last run of its problem that has a peer."""
-    rows, _ = rows_of("attention")
-    beside = [r for r in rows if r["peer"] != OURS]
-    last = {
-        problem: max(r["run"] for r in beside if r["problem"] == problem) for problem in {r["problem"] for r in rows}
-    }
-    return lambda row: bool(row["run"] == last[row["problem"]])
+def _last_attention(*parts: str | None) -> Callable[[dict[str, Any]], bool]:
+    """Whether a row is of these parts of the suite, and of the last run of its problem that has a peer, or a copy."""
+    rows = [r for r in rows_of("attention")[0] if r.get("part") in parts]
+    last: dict[str, int] = {}
+    for r in rows:
+        if r["peer"] != OURS or r["variant"] == "Copy":
+            last[r["problem"]] = max(r["run"], last.get(r["problem"], 0))
+    return lambda row: bool(row.get("part") in parts and row["run"] == last.get(row["problem"]))
 
 
-def _latest_attention() -> str:
-    source = rows_of("attention")[1]
-    text = beside_peers("attention", "tflops", "TFLOP/s", _last_attention())
+def _attention(*parts: str | None) -> str:
+    """Of each problem, the last run that has a peer."""
+    source, belongs = rows_of("attention")[1], _last_attention(*parts)
+    if not any(map(belongs, rows_of("attention")[0])):
+        return NOT_MEASURED.format(parts[0])
+    text = beside_peers("attention", "tflops", "TFLOP/s", belongs)
     return text.replace(source, f"{source}; each problem's last run beside a peer")
+
+
+def _attention_forms() -> str:
+    """Forms of one problem, and their rates over that of the plain one."""
+    rows, source = rows_of("attention")
+    rows = [r for r in rows if r.get("part") == "forms" and r["peer"] == OURS]
+    if not rows:
+        return NOT_MEASURED.format("forms")
+    rows = [r for r in rows if r["run"] == max(r["run"] for r in rows)]
+    plain = next(r["tflops"] for r in rows if " plain" in r["problem"])
+    body = [[r["problem"], f"{r['tflops']:.0f}", f"{r['tflops'] / plain:.2f}"] for r in rows]
+    return table(["form", "TFLOP/s", "of the plain one"], body, source)
+
+
+def _attention_decode() -> str:
+    """Keys and values that are read, over what a copy reads and writes."""
+    (rows, source), belongs = rows_of("attention"), _last_attention("decode")
+    rows = [r for r in rows if belongs(r)]
+    if not rows:
+        return NOT_MEASURED.format("decode")
+    body = []
+    for problem in dict.fromkeys(r["problem"] for r in rows):
+        of = {(r["peer"], r["variant"]): r["gbps"] for r in rows if r["problem"] == problem}
+        ours, copy, torch = (of.get(key, math.nan) for key in ((OURS, "of"), (OURS, "Copy"), ("torch", "default")))
+        body.append([problem, f"{torch:.0f}", f"{copy:.0f}", f"{ours:.0f}", f"{ours / copy:.2f}"])
+    return table(["GB/s", "torch", "`Copy`", OURS, "of `Copy`"], body, source)
+
+
+BESIDE_PEERS = (None, "rows", "wide")  # parts of the suite; rows of earlier runs name none
+NOT_MEASURED = "Not measured yet: `python -m benchmarks.attention --only {}`.\n"
 
 
 def checks() -> str:
@@ -188,7 +221,7 @@ def checks() -> str:
 def mutants(by: int) -> str:
     """Mutants and verdicts. by: 0, a line a schedule; 1, a line a change."""
     counts: dict[str, list[int]] = {}
-    for row in json.loads((_RESULTS / "mutants.json").read_text())["rows"]:
+    for row in json.loads((RESULTS / "mutants.json").read_text())["rows"]:
         for line in (row[by], "all"):
             found = counts.setdefault(line, [0] * 5)
             counts[line] = [a + b for a, b in zip(found, row[2:], strict=True)]
@@ -206,7 +239,7 @@ def mutants(by: int) -> str:
 
 def random_schedules() -> str:
     """What the check said of random schedules."""
-    found = json.loads((_RESULTS / "deciding.json").read_text())
+    found = json.loads((RESULTS / "deciding.json").read_text())
     lines = {**found, **{f"verdict, {name}": count for name, count in found["verdicts"].items()}}
     lines |= {
         f"CPU seconds of a check, {name}": value for name, value in found.get("CPU seconds of a check", {}).items()
@@ -228,7 +261,10 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "h100": lambda: drawn("random_h100", {"bf16, H100": lambda r: True}),
-    "attention": _latest_attention,
+    "attention": lambda: _attention(*BESIDE_PEERS),
+    "attention-drawn": lambda: _attention("drawn"),
+    "attention-forms": _attention_forms,
+    "attention-decode": _attention_decode,
     "epilogue": lambda: beside_peers("epilogue", "us", "microseconds", _rested, 1),
     "programs": lambda: beside_peers("programs", "us", "microseconds", _rested),
     "grouped": lambda: beside_peers("grouped", "tflops", "M x N x K / groups, TFLOP/s", _rested),
@@ -255,7 +291,7 @@ RATIOS: dict[str, Callable[[], Iterable[float | None]]] = {
     "GEMM, random, on an H100": lambda: drawn_ratios("random_h100", lambda r: True).values(),
     "GEMM with epilogues": lambda: _beside("epilogue", "us"),
     "grouped GEMM": lambda: _beside("grouped", "tflops"),
-    "attention": lambda: map(ratio_of, compared("attention", "tflops", _last_attention()).values()),
+    "attention": lambda: map(ratio_of, compared("attention", "tflops", _last_attention(*BESIDE_PEERS)).values()),
     "row kernels, random lengths": lambda: drawn_ratios("rows_fresh", lambda r: True).values(),
     "other row kernels": lambda: _beside("rows_kernels", "gbps"),
     "copies": lambda: _beside("copy", "gbps"),

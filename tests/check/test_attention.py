@@ -6,7 +6,7 @@ import pytest
 
 from tests.sweeps import ALL
 from tmapipe.check import Kind
-from tmapipe.schedules import Attention, SplitAttention
+from tmapipe.schedules import Attention, Score, SplitAttention
 
 FORMS = {
     "full": {},
@@ -17,12 +17,12 @@ FORMS = {
     "wide blocks": {"tile": (128, 1, 176)},
     "packed": {"causal": "end", "tile": (8, 8, 128)},
     "window": {"d": 64, "causal": "end", "window": 500},
-    "mask": {"mask": "b h m s", "causal": "start", "window": 300, "lse": True},
-    "mask of keys": {"d": 64, "mask": "b s", "tile": (8, 8, 128)},
-    "sinks": {"sinks": True, "causal": "end", "tile": (8, 8, 128)},
+    "mask": {"score": Score(mask="b h m s"), "causal": "start", "window": 300, "lse": True},
+    "mask of keys": {"d": 64, "score": Score(mask="b s"), "tile": (8, 8, 128)},
+    "sinks": {"score": Score(sinks=True), "causal": "end", "tile": (8, 8, 128)},
     "parts": {"parts": 4},
     "parts, causal": {"parts": 4, "heads": 8, "causal": "end", "lse": True},
-    "parts, window": {"parts": 4, "heads": 3, "causal": "end", "window": 500, "sinks": True, "mask": "b s"},
+    "parts, window": {"parts": 4, "heads": 3, "causal": "end", "window": 500, "score": Score(sinks=True, mask="b s")},
 }
 SOME = ("full", "causal, of other lengths")
 

@@ -226,7 +226,12 @@ EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGU
 THREADS = {
     "attention": Kernel(READY_MADE["Attention"], {}, {"b": 1, "h": 2, "g": 1, "m": 140, "s": 200, "d": 128, "e": 128}),
     "split attention": Kernel(
-        READY_MADE["SplitAttention"], {}, {"b": 1, "h": 1, "c": 2, "g": 1, "m": 8, "s": 200, "d": 128, "e": 128}
+        READY_MADE["SplitAttention"], {}, {"b": 1, "h": 1, "c": 2, "g": 1, "m": 8, "s": 200, "d": 128, "e": 128, "w": 8}
+    ),
+    "attention with a mask and sinks": Kernel(
+        READY_MADE["Attention, masked, with sinks"],
+        {"mask": "int8", "sinks": "fp32"},
+        {"b": 1, "h": 2, "g": 1, "m": 140, "s": 208, "d": 128, "e": 128, "w": 2},
     ),
     "combine parts": Kernel(READY_MADE["CombineParts"], {}, {"b": 1, "h": 2, "c": 3, "m": 12, "e": 128}),
     "softmax": Kernel(READY_MADE["Softmax"], {}, {"m": 7, "n": 1000}),

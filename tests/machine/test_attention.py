@@ -7,7 +7,7 @@ import torch
 
 import tmapipe as tp
 from tests.sweeps import ALL, sample
-from tmapipe.schedules import Attention, SplitAttention
+from tmapipe.schedules import Attention, Score, SplitAttention
 
 
 def expected(q, k, v, causal=None, window=None, score=None, mask=None, sinks=None):
@@ -132,7 +132,7 @@ def test_masks(dims, boolean, form, shape):
     q, k, v = problem(*shape)
     score = capped(tp.math.tanh) if "score" in form else None
     mask, whole = mask_of(dims, q.shape[0], *shape[:1], *shape[2:4], boolean)
-    made = Attention(**{"d": shape[4], **form, "score": score}, mask=dims)
+    made = Attention(**{"d": shape[4], **form, "score": Score(score, mask=dims)})
     wanted, _ = expected(q, k, v, form.get("causal"), score=score and capped(torch.tanh), mask=whole)
     torch.testing.assert_close(made(q, k, v, mask).double(), wanted, atol=1e-2, rtol=1e-2)
 
@@ -141,7 +141,7 @@ def test_masks(dims, boolean, form, shape):
 def test_sinks(tile, heads):
     q, k, v = problem(heads, 2, 5, 40, 64)
     q, sinks = q * 3, torch.tensor([-5.0, 3.0, 0.0, 90.0, 1.0, 2.0, -90.0, 4.0])[:heads]
-    made = Attention(64, causal="start", sinks=True, lse=tile is None, tile=tile)
+    made = Attention(64, causal="start", score=Score(sinks=True), lse=tile is None, tile=tile)
     found = made(q, k, v, sinks)
     wanted, of_powers = expected(q, k, v, "start", sinks=sinks)
     torch.testing.assert_close((found[0] if tile is None else found).double(), wanted, atol=1e-2, rtol=1e-2)
@@ -165,7 +165,9 @@ def test_parts_of_some_keys(form, shape):
     sinks = torch.arange(h) / 2 if "sinks" in form else None
     mask, whole = mask_of("b s", 1, h, m, s, True) if "mask" in form else (None, None)
     given = [x for x in (mask, sinks) if x is not None]
-    found = SplitAttention(3, d, heads=h // g, **{**form, **({"score": score} if score else {})})(q, k, v, *given)
+    options = {name: form[name] for name in ("causal", "window", "lse") if name in form}
+    scores = Score(score, mask="b s" if "mask" in form else None, sinks="sinks" in form)
+    found = SplitAttention(3, d, heads=h // g, score=scores, **options)(q, k, v, *given)
     wanted, of_powers = expected(
         q, k, v, form.get("causal"), form.get("window"), score and capped(torch.tanh), whole, sinks
     )
@@ -181,9 +183,9 @@ def test_how_many_parts():
         return getattr(Attention.of(q, k, **options), "parts", 1)
 
     assert of(64, 8, 1, 8192) == of(64, 8, 1, 8192, causal="end") == 8 and of(64, 8, 1, 8192, 16) == 5
-    assert of(64, 8, 2, 8192, causal="end", lse=True) == of(64, 8, 1, 8192, sinks=True, mask="b s") == 8
+    assert of(64, 8, 2, 8192, causal="end", lse=True) == of(64, 8, 1, 8192, score=Score(sinks=True, mask="b s")) == 8
     assert of(64, 8, 1, 65536, causal="end", window=4096) == 4
-    assert of(64, 8, 1, 8192, causal="start") == of(64, 8, 1, 8192, mask="h s") == of(8, 8, 100, 8192) == 1
+    assert of(64, 8, 1, 8192, causal="start") == of(64, 8, 1, 8192, score=Score(mask="h s")) == of(8, 8, 100, 8192) == 1
     assert of(64, 8, 1, 1000) == of(64, 8, 1, 8192, tile=(8, 8, 128)) == of(64, 8, 1, 8192, causal="end", window=5) == 1
 
 
@@ -207,14 +209,20 @@ def test_fp16_and_a_scale():
         ({"tile": (32, 4, 128), "lse": True}, "Attention(lse)"),
         ({"d": (64, 64, 64)}, "Attention(d)"),
         ({"window": 2.5, "causal": "end"}, "Attention(window)"),
-        ({"mask": "s m"}, "Attention(mask) = 's m'"),
-        ({"mask": "m s", "tile": (8, 8, 128)}, "Attention(mask) = 'm s'"),
+        ({"score": 3}, "Attention(score) = 3"),
+        ({"score": Score(mask="m s"), "tile": (8, 8, 128)}, "Attention(mask) = 'm s'"),
     ],
 )
 def test_refused(options, said):
     with pytest.raises(tp.InputError) as raised:
         Attention(**options)
     assert said in str(raised.value)
+
+
+def test_refused_scores():
+    for options, said in (({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")):
+        with pytest.raises(tp.InputError, match=rf"Score\({said}\)"):
+            Score(**options)
 
 
 def test_refused_parts():
@@ -226,7 +234,7 @@ def test_refused_parts():
     with pytest.raises(tp.InputError, match=r"q\.shape\[1\] = 2.*say heads=2"):
         SplitAttention(2, 64, causal="end")(q, k, v)
     with pytest.raises(tp.InputError, match=r"Attention\(mask\) = 'h s'"):
-        SplitAttention(2, mask="h s")
+        SplitAttention(2, score=Score(mask="h s"))
 
 
 def test_refused_tensors():
@@ -236,9 +244,9 @@ def test_refused_tensors():
     with pytest.raises(tp.InputError, match=r"q\.shape"):
         Attention(64)(q[0], k, v)
     with pytest.raises(tp.InputError, match=r"mask\.shape = \(10,\): has the dimensions m s"):
-        Attention(64, mask="m s")(q[:, :2], k, v, torch.zeros(10))
+        Attention(64, score=Score(mask="m s"))(q[:, :2], k, v, torch.zeros(10))
     with pytest.raises(tp.InputError, match=r"sinks\.shape\[0\] = 3: is 2, the number of heads"):
-        Attention(64, sinks=True)(q[:, :2], k, v, torch.zeros(3))
+        Attention(64, score=Score(sinks=True))(q[:, :2], k, v, torch.zeros(3))
 
 
 def test_of_tensors():

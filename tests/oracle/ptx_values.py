@@ -146,6 +146,8 @@ def _arithmetic(opcode: str, kind: str, words: list[str], read: Number) -> Calla
         return lambda a: change(read(a)) & mask
     assert kind in of_two, f"{opcode} is not known"
     compute: Callable[..., int] = of_two[kind]
+    if "relu" in words:  # min.relu, max.relu: at least 0
+        return lambda a, b: max(compute(read(a), read(b)), 0) & mask
     if kind in ("add", "sub", "and", "or", "xor") or (kind == "mul" and words[0] == "lo"):
         return lambda a, b: compute(a, b) & mask  # the low bits of the result are those of the operands' low bits
     return lambda a, b: compute(read(a), read(b)) & mask

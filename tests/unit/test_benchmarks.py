@@ -482,6 +482,72 @@ def test_requests_are_summed_over_the_kernels():
         counted("==ERROR== no permission")
 
 
+# ---- attention ---------------------------------------------------------------------------------------------------
+
+
+def test_problems_of_attention():
+    """As many as are wanted, drawn alike from the same seed, within their bounds."""
+    from benchmarks.attention import LEAST_FLOP, MOST_BYTES, MOST_FLOP, PARTS, cases, drawn
+
+    found = list(cases("abcdef12"))
+    assert [sum(case.part == part for case in found) for part in PARTS] == [20, 8, 24, 6, 3]
+    assert len({case.name for case in found}) == len(found)
+    of_seed = [case for case in found if case.part == "drawn"]
+    assert of_seed == list(drawn("abcdef12")) != list(drawn("abcdef13"))
+    for case in of_seed:
+        assert LEAST_FLOP <= case.flop <= MOST_FLOP and case.bytes <= MOST_BYTES
+        assert case.heads % case.groups == 0 and 1 <= case.heads // case.groups <= 8 and case.heads <= 64
+    window = next(case for case in found if case.form == "window 512")
+    assert window.seen == 512 * 8192 - 512 * 511 / 2
+
+
+def test_a_run_of_attention_is_merged(monkeypatch, tmp_path):
+    """As the next run, of which the page then has its tables."""
+    from benchmarks import attention, page
+    from benchmarks.results import Results, read, text_of
+
+    whole = tmp_path / "attention.json"
+    whole.write_text(text_of({**read(attention.RESULTS), "rows": read(attention.RESULTS)["rows"][:3]}))
+    monkeypatch.setattr(attention, "RESULTS", whole)
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    run = Results("attention", "a GPU", commit="0123456789")
+    for part, problem, peer, variant, rate in (
+        ("forms", "p plain causal", "tmapipe", "of", {"tflops": 600.0}),
+        ("forms", "p softcap causal", "tmapipe", "of", {"tflops": 570.0}),
+        ("decode", "q", "tmapipe", "of", {"gbps": 4000.0}),
+        ("decode", "q", "tmapipe", "Copy", {"gbps": 4100.0}),
+        ("drawn", "r", "tmapipe", "of", {"tflops": 600.0}),
+        ("drawn", "r", "cuDNN", "default", {"tflops": 500.0}),
+    ):
+        run.add(problem=problem, dtype="bf16", peer=peer, variant=variant, part=part, us=1.0, **rate)
+    run.write(tmp_path / "new")
+    attention.main(["--merge", str(tmp_path / "new" / "attention.json")])
+    rows = read(whole)["rows"]
+    assert len(rows) == 9 and [row["commit"] for row in rows[3:]] == ["0123456"] * 6
+    assert {row["run"] for row in rows[3:]} == {1 + max(row["run"] for row in rows[:3])}
+    assert "| p softcap causal | 570 | 0.95 |" in page.TABLES["attention-forms"]()
+    assert "| q | nan | 4100 | 4000 | 0.98 |" in page.TABLES["attention-decode"]()
+    assert "| r | 500 | 600 | 1.20 |" in page.TABLES["attention-drawn"]()
+
+
+@pytest.mark.parametrize(
+    "part, form, d, causal, more",
+    [("forms", "mask", 64, "start", {}), ("drawn", "plain", 64, "end", {"s": 90})],
+)
+def test_attention_is_measured_against_float64(part, form, d, causal, more):
+    """On the CPU model: our result is right, and a wrong one is seen."""
+    import torch
+
+    from benchmarks.attention import Case, errors_of, ours
+
+    case = Case(part, 1, 2, 1, 72, more.get("s", 72), d, causal, form)
+    given = case.tensors("cpu")
+    o, *lse = found if isinstance(found := ours(case, given)(), tuple) else (found,)
+    off, of_lse = errors_of(o, lse[0] if lse else None, case, **given)
+    assert off < 1e-2 and (of_lse is None or of_lse < 1e-3) and (of_lse is None) == (part == "forms")
+    assert errors_of(torch.roll(o, 1, 2), None, case, **given)[0] > 0.1
+
+
 # ---- command lines --------------------------------------------------------------------------------------------------
 
 ROOT = pathlib.Path(__file__).parents[2]

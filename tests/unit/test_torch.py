@@ -11,7 +11,7 @@ import tmapipe as tp
 import tmapipe.torch as tt
 from tests.unit.errors import refused
 from tmapipe.gpu.kernels import same_as
-from tmapipe.torch import operators
+from tmapipe.torch import attention, operators
 from tmapipe.torch.operators import settings
 
 S = tp.schedules
@@ -155,16 +155,37 @@ def test_attention(model, causal, shapes):
     assert alone.shape == (g, m, e)
 
 
+@pytest.mark.parametrize(
+    "mask, dims",
+    [
+        (torch.rand(1, 1, 6, 16, generator=torch.Generator().manual_seed(0)) > 0.3, "m s"),
+        (torch.arange(16.0).bfloat16().expand(2, 4, 6, 16), "s"),
+        (torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(0)).bfloat16(), "h s"),
+    ],
+)
+def test_attention_with_masks(model, mask, dims, monkeypatch):
+    make, used = attention.Attention, []
+    monkeypatch.setattr(attention, "Attention", lambda *d, **of: used.append(of["score"].mask) or make(*d, **of))
+    q, k, v = heads(4, 6, 32), heads(2, 16, 32), heads(2, 16, 32)
+    found = tt.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    wide = mask if mask.dtype == torch.bool else mask.double()
+    wanted = functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), wide, enable_gqa=True)
+    torch.testing.assert_close(found.double(), wanted, atol=2e-2, rtol=2e-2)
+    assert used == [dims]
+
+
 def test_attention_by_torch():
     q, k, v = (torch.randn(1, 2, 6, 16) for _ in range(3))
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        for options in ({"attn_mask": mask}, {"is_causal": True}, {"scale": 2.0}):
+        for options in ({"attn_mask": mask}, {"attn_mask": mask[:1].float()}, {"is_causal": True}, {"scale": 2.0}):
             found = tt.scaled_dot_product_attention(q, k, v, **options)
             assert torch.allclose(found, functional.scaled_dot_product_attention(q, k, v, **options))
         with pytest.raises(RuntimeError):
             tt.scaled_dot_product_attention(q, k[:, :1].expand(1, 3, 6, 16), v)
+        with pytest.raises(RuntimeError):
+            tt.scaled_dot_product_attention(q, k, v, mask[:, :5])
     assert any("attn_mask" in reason for reason in tt.fallbacks())
     refused(tt.scaled_dot_product_attention, q.requires_grad_(), k, v, argument="scaled_dot", rule="no gradients")
     with torch.no_grad():

@@ -1,6 +1,6 @@
 """Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
-from tmapipe.schedules.attention import Attention
+from tmapipe.schedules.attention import Attention, Score
 from tmapipe.schedules.copy import Copy, CopyRows, Cumsum, CumsumRows
 from tmapipe.schedules.crossentropy import (
     CrossEntropy,
@@ -72,6 +72,7 @@ __all__ = [
     "RmsNormRows",
     "Rotary",
     "RotaryTiles",
+    "Score",
     "Softmax",
     "SoftmaxBackward",
     "SoftmaxBackwardRows",

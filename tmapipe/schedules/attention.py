@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any
 
+import attrs
 import numpy as np
 
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, ceil_div, fp32
+from tmapipe.base.arithmetic import Dim, fp32
 from tmapipe.bind.bound import check_kind
 from tmapipe.bind.tensors import match, new_in_order, new_like
-from tmapipe.errors import InputError, is_count
+from tmapipe.errors import InputError, check_bool, is_count, must, optional
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.matmul import Wgmma
 from tmapipe.parts.stages import Turnstile
@@ -41,6 +42,56 @@ SINKS, UNIT = 128, 8  # of a tile; it begins at a multiple of so many heads, whi
 MASKS = ("s", "h s", "b s", "b h s", "m s", "h m s", "b m s", "b h m s")
 
 
+@attrs.frozen
+class Score:
+    """What the softmax of `Attention` is of: a function of products times scale, and what else a call is given.
+
+    Args:
+        function: ``function(x, i, j)`` of a product times scale and the numbers of its query and key, fragments, such as
+            ``lambda x, i, j: 30 * tp.math.tanh(x / 30)``. None: x.
+        mask: The names of a mask's dimensions, those of "b h m s" that it has: "h m s", or "b s" of keys alone. Of bool or
+            int8, keys are not seen where it is 0; of q's type, it is added to what the function gives.
+        sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
+            of a key whose values are 0.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    function: Callable[..., Any] | None = attrs.field(
+        default=None,
+        validator=must(
+            optional(lambda function: callable(function) and not isinstance(function, type)),
+            "is a function of scores, and of where they are",
+            "pass a function",
+        ),
+    )
+    mask: str | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=must(
+            optional(lambda mask: mask in MASKS),
+            'names dimensions of "b h m s" in this order, s the last one',
+            'e.g. "h m s", or "b s"',
+        ),
+    )
+    sinks: bool = attrs.field(
+        default=False, kw_only=True, validator=must(lambda sinks: type(sinks) is bool, "is True or False", "use True")
+    )
+
+    @classmethod
+    def of(cls, value: Score | Callable[..., Any] | None) -> Score:
+        """*value*, or the score of a plain function. Raises `InputError` for anything else."""
+        fits = value is None or isinstance(value, Score) or (callable(value) and not isinstance(value, type))
+        _require(fits, "score", value, "is a Score, or a function of scores and of where they are", "pass a function")
+        return value if isinstance(value, Score) else cls(value)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Of the mask; none without one."""
+        return tuple(self.mask.split()) if self.mask else ()
+
+
 class Attention(Schedule):
     """``o[b, h, i] = sum over j of softmax over j of (scale * q[b, h, i] . k[b, g, j]) * v[b, g, j]``, of bf16 or fp16.
 
@@ -55,12 +106,7 @@ class Attention(Schedule):
             that the last query sees all; None: each sees all.
         window: How many keys a query sees at most, where attention is causal: the last ones.
         scale: Of the products; None: 1 / sqrt(d).
-        score: ``score(x, i, j)`` of a product times scale and the numbers of its query and key, fragments, gives what the
-            softmax is of: ``lambda x, i, j: 30 * tp.math.tanh(x / 30)``.
-        mask: The names of a mask's dimensions, those of "b h m s" that it has: "h m s", or "b s" of keys alone. Of bool or
-            int8, keys are not seen where it is 0; of q's type, it is added to the products times scale, after *score*.
-        sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more product
-            does, of a key whose values are 0.
+        score: What the softmax is of beside products times scale, or the function alone.
         lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the
             powers of e, a sink's among them; minus infinity of a query that sees no key, of which o is 0.
         tile: (queries, heads, keys) of a tile, the first two together 64 for each warpgroup. The heads are of one group, the
@@ -84,22 +130,18 @@ class Attention(Schedule):
         causal: str | None = None,
         window: int | None = None,
         scale: float | None = None,
-        score: Callable[..., Any] | None = None,
-        mask: str | None = None,
-        sinks: bool = False,
+        score: Score | Callable[..., Any] | None = None,
         lse: bool = False,
         tile: tuple[int, int, int] | None = None,
         tiles: TileOrder | None = None,
     ):
-        d, width = pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
+        pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
         fits: Any = all(is_count(n) and n % 16 == 0 and n <= 256 for n in pair)
-        _require(
-            fits, "d", d if d is width else pair, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)"
-        )
+        _require(fits, "d", d, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)")
+        d, width = pair
         rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
-        _require(
-            isinstance(causal, str | None) and causal in (None, "start", "end"), "causal", causal, rule, 'use "end"'
-        )
+        fits = isinstance(causal, str | None) and causal in (None, "start", "end")
+        _require(fits, "causal", causal, rule, 'use "end"')
         fits, rule = (
             window is None or (is_count(window) and causal),
             "is a positive number of keys, of causal attention",
@@ -107,20 +149,11 @@ class Attention(Schedule):
         _require(fits, "window", window, rule, 'e.g. window=512, causal="end"')
         fits = scale is None or (not isinstance(scale, bool) and isinstance(scale, Real) and abs(scale) < 1e30)
         _require(fits, "scale", scale, "is a finite number", "e.g. 0.125")
-        fits, rule = (
-            score is None or (callable(score) and not isinstance(score, type)),
-            "is a function of scores and places",
-        )
-        _require(fits, "score", score, rule, "pass a function")
         fits, rule = tiles is None or isinstance(tiles, TileOrder), "is an order of output tiles"
         _require(fits, "tiles", tiles, rule, "e.g. PersistentTiles()")
-        rule = 'names dimensions of "b h m s" in this order, s the last one'
-        _require(
-            mask is None or (isinstance(mask, str) and mask in MASKS), "mask", mask, rule, 'e.g. "h m s", or "b s"'
-        )
-        for name, option in (("sinks", sinks), ("lse", lse)):
-            _require(isinstance(option, bool), name, option, "is True or False", "use one of them")
-        dims = mask.split() if mask else []
+        check_bool("Attention(lse)", lse)
+        score = Score.of(score)
+        dims = score.dims
         tile = (rows := rows_of(d, width), 1, keys_of(d, width, rows, "m" in dims)) if tile is None else tile
         fits = isinstance(tile, tuple) and len(tile) == 3 and all(map(is_count, tile)) and tile[0] * tile[1] % 64 == 0
         rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
@@ -130,8 +163,8 @@ class Attention(Schedule):
         _require(fits, "lse", lse, "is of tiles of one head", "leave it out, or pass such a tile")
         rule = "varies with no heads or queries, where tiles have several heads"
         fits = not {"h", "m"} & {*dims} or not (self.packed > 1 or self.merges_heads)
-        _require(fits, "mask", mask, rule, 'e.g. mask="b s", or a tile of one head')
-        self.d, self.causal, self.window, self.score, self.mask_dims = d, causal, window, score, dims
+        _require(fits, "mask", score.mask, rule, 'e.g. mask="b s", or a tile of one head')
+        self.d, self.causal, self.window, self.score, self.mask_dims = d, causal, window, score.function, dims
         self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
         self.rows, self.keys_a_block, self.width = queries * self.packed, n, width
         self.scales_late = max(d, width) <= 64 and self.rows > 128
@@ -150,9 +183,9 @@ class Attention(Schedule):
         self.v = TmaLoadStage("b g s e", tile=(n, width), ring=self.values)
         if dims:
             self.masks = BarrierRing(2, producer=load, consumer=work)
-            self.mask = TmaLoadStage(" ".join(dims), tile=(self.rows, n) if "m" in dims else (n,), ring=self.masks)
-        self.with_sinks, self.with_lse, self.returns_lse, self.together = bool(sinks), lse, lse, self.packed
-        if sinks:
+            self.mask = TmaLoadStage(score.mask, tile=(self.rows, n) if "m" in dims else (n,), ring=self.masks)
+        self.with_sinks, self.with_lse, self.returns_lse, self.together = score.sinks, lse, lse, self.packed
+        if score.sinks:
             self.sinks = TmaLoadStage("w", tile=(SINKS,), ring=self.queries)
         self.qk = Wgmma(self.q, self.k, in_flight=0)
         self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
@@ -174,7 +207,7 @@ class Attention(Schedule):
         keys are faster where each query sees many (from 8,192 on), and of heads of 64 elements, tiles of 128 queries where
         causal ones see few. Causal tiles go through several heads at once.
         """
-        from tmapipe.schedules.splitattention import SplitAttention, parts_for, width_of
+        from tmapipe.schedules.splitattention import SplitAttention, options_for, parts_for, width_of
 
         width = width_of(q, k, v, options)
         if cls is Attention and parts_for(q.shape, k.shape, width, options) > 1:
@@ -204,8 +237,9 @@ class Attention(Schedule):
         if "sinks" in given and (given["sinks"].shape[0] != heads or heads > groups * (SINKS - UNIT)):
             rule = f"is {heads}, the number of heads, up to {SINKS - UNIT} a group"
             raise InputError("sinks.shape[0]", given["sinks"].shape[0], rule, "pass one number a head")
-        if "mask" in given and str(given["mask"].dtype).endswith("bool"):
-            given["mask"] = given["mask"].view(np.int8 if isinstance(q, np.ndarray) else sys.modules["torch"].int8)
+        mask: Any = given.get("mask")
+        if str(getattr(mask, "dtype", "")).endswith("bool"):
+            given["mask"] = mask.view(np.int8 if isinstance(mask, np.ndarray) else sys.modules["torch"].int8)
         if "o" not in given:
             given["o"] = new_in_order(q, self.width)
         if self.returns_lse and "lse" not in given:
@@ -448,33 +482,6 @@ def slots_of(d: int, width: int, keys: int, rows: int, masked: bool = False) -> 
     if max(d, width) <= 64:
         return (2, 4, 4) if keys <= 128 else (2, 3, 3)
     return (1, 3, 3) if rows == 64 else (2, 2, 2)
-
-
-def band_of(d: int, width: int, m: int, s: int, together: int) -> int:
-    """Heads that causal tiles go through at once, as measured on an H200: so many that the last tiles are short, and fewer
-    where L2 would not hold the keys and values of so many heads of more than 64 elements."""
-    if max(d, width) <= 64:
-        return 32 if m <= 1024 else 16
-    held = (24 << 20) * together // max(1, 2 * s * (d + width))
-    most = min(max(held, 1), ceil_div(512, max(1, ceil_div(m, rows_of(d, width)))))
-    return 1 << (most.bit_length() - 1)
-
-
-def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> dict[str, Any]:
-    """*options*, with those that `Attention.of` chooses for tensors of these shapes."""
-    d, m, s, together, found = q[3], q[2], k[2], q[1] // max(1, k[1]), dict(options)
-    mask, causal, widest = options.get("mask") or "", options.get("causal"), max(d, width)
-    if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse") and not {"h", "m"} & {*mask}:
-        found.setdefault("tile", (64 // together, together, keys_of(d, width, 64)))
-    elif m <= 64:
-        found.setdefault("tile", (64, 1, keys_of(d, width, 64, "m" in mask)))
-    elif 64 < widest <= 128 and causal is None and s >= 8192 and not (mask or options.get("sinks")):
-        found.setdefault("tile", (128, 1, 176))
-    elif widest <= 64 and causal and s <= 1024:
-        found.setdefault("tile", (128, 1, 128))
-    if causal:
-        found.setdefault("tiles", DynamicTiles(Backwards(band_of(d, width, m, s, together)), stages=0))
-    return found
 
 
 def heads_last(x: Any, groups: int) -> Any:

@@ -13,10 +13,21 @@ from tmapipe.errors import InputError, check_bool, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.attention import LEAST, LOG2_E, NEVER, Attention, clamp, heads_last, keys_of
+from tmapipe.schedules.attention import (
+    LEAST,
+    LOG2_E,
+    NEVER,
+    Attention,
+    Score,
+    clamp,
+    heads_last,
+    keys_of,
+    rows_of,
+)
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
+from tmapipe.tiles.persistent import Backwards
 
 __all__ = ["CombineParts", "SplitAttention"]
 
@@ -78,7 +89,7 @@ class SplitAttention(Attention):
         d: Elements of a head, as of `Attention`.
         heads: How many share a group, where attention is causal, or has a score or sinks; else of any number.
         lse: Whether the call returns (o, lse).
-        options: causal, window, scale, score, sinks, and a mask of keys alone, as of `Attention`.
+        options: causal, window, scale, and a score with a mask of keys alone or none, as of `Attention`.
 
     Raises:
         InputError: As `Attention`.
@@ -108,7 +119,9 @@ class SplitAttention(Attention):
         parts = parts_for(q.shape, k.shape, width, options)
         if options.get("causal") == "end" and q.shape[2] == 1 and options.get("window") is None:
             options["causal"] = None  # the one query sees all keys
-        together = q.shape[1] // max(1, k.shape[1]) if any(map(options.get, ("causal", "score", "sinks"))) else 1
+        score = Score.of(options.get("score"))
+        rows_differ = options.get("causal") or score.function or score.sinks
+        together = q.shape[1] // max(1, k.shape[1]) if rows_differ else 1
         return cls(parts, (q.shape[3], width), heads=together, **options)
 
     def _queries(self, k: KernelContext) -> Any:
@@ -161,14 +174,40 @@ def width_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> int:
         if not isinstance(shape := getattr(tensor, "shape", None), tuple) or len(shape) != 4:
             rule = "is a tensor of dimensions batch, heads, tokens, d"
             raise InputError(name, tensor if shape is None else shape, rule, "pass a view with these")
-    for name in {"causal", "mask"} & {*options}:
-        if not isinstance(options[name], str | None):
-            raise InputError(f"Attention({name})", options[name], "is a string or None", "leave it out")
-    for name in {"lse", "sinks"} & {*options}:
-        check_bool(f"Attention({name})", options[name])
+    if not isinstance(options.get("causal"), str | None):
+        raise InputError("Attention(causal)", options["causal"], "is a string or None", "leave it out")
+    check_bool("Attention(lse)", options.get("lse", False))
+    Score.of(options.get("score"))
     if not isinstance(window := options.get("window"), int | None):
         raise InputError("Attention(window)", window, "is a number of keys or None", "leave it out")
     return int((k if v is None else v).shape[3])
+
+
+def band_of(d: int, width: int, m: int, s: int, together: int) -> int:
+    """Heads that causal tiles go through at once, as measured on an H200: so many that the last tiles are short, and fewer
+    where L2 would not hold the keys and values of so many heads of more than 64 elements."""
+    if max(d, width) <= 64:
+        return 32 if m <= 1024 else 16
+    held = (24 << 20) * together // max(1, 2 * s * (d + width))
+    most = min(max(held, 1), ceil_div(512, max(1, ceil_div(m, rows_of(d, width)))))
+    return 1 << (most.bit_length() - 1)
+
+
+def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> dict[str, Any]:
+    """*options*, with those that `Attention.of` chooses for tensors of these shapes."""
+    d, m, s, together, found = q[3], q[2], k[2], q[1] // max(1, k[1]), dict(options)
+    score, causal, widest = Score.of(options.get("score")), options.get("causal"), max(d, width)
+    if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse") and not {"h", "m"} & {*score.dims}:
+        found.setdefault("tile", (64 // together, together, keys_of(d, width, 64)))
+    elif m <= 64:
+        found.setdefault("tile", (64, 1, keys_of(d, width, 64, "m" in score.dims)))
+    elif 64 < widest <= 128 and causal is None and s >= 8192 and not (score.mask or score.sinks):
+        found.setdefault("tile", (128, 1, 176))
+    elif widest <= 64 and causal and s <= 1024:
+        found.setdefault("tile", (128, 1, 128))
+    if causal:
+        found.setdefault("tiles", DynamicTiles(Backwards(band_of(d, width, m, s, together)), stages=0))
+    return found
 
 
 def parts_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> int:
@@ -176,8 +215,8 @@ def parts_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str,
     each of eight blocks or more; 1 where there are many queries, or the mask varies with them or their heads."""
     groups, together, window = k[1], q[1] // max(1, k[1]), options.get("window")
     given = {name for name, option in options.items() if option is not None and option is not False}
-    others = given - {"causal", "window", "scale", "score", "mask", "sinks", "lse"} or {"h", "m"} & {
-        *(options.get("mask") or "")
+    others = given - {"causal", "window", "scale", "score", "lse"} or {"h", "m"} & {
+        *Score.of(options.get("score")).dims
     }
     if others or options.get("causal") == "start" or together * q[2] > 64 or not (q[0] and groups):
         return 1

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from tmapipe.bind.tensors import new_in_order
 from tmapipe.errors import InputError, check_bool, check_type, is_number
-from tmapipe.schedules.attention import Attention, options_for
-from tmapipe.schedules.splitattention import SplitAttention, parts_for
+from tmapipe.schedules.attention import Attention, Score
+from tmapipe.schedules.splitattention import SplitAttention, options_for, parts_for
 from tmapipe.torch.operators import TYPES, eager, otherwise, reason_of, where
 
 __all__ = ["scaled_dot_product_attention"]
@@ -32,7 +32,8 @@ def scaled_dot_product_attention(
     Args:
         query: [batch, heads, queries, d] or [heads, queries, d], in any order in memory, d contiguous.
         key, value: Likewise, of keys in the place of queries; value perhaps of another d.
-        attn_mask: None; others are computed by torch.
+        attn_mask: None, or what broadcasts to [batch, heads, queries, keys]: of bool, whether a key is seen; of query's type,
+            added to the products. Others, and beside is_causal, are computed by torch.
         dropout_p: 0.0; others are computed by torch.
         is_causal: Whether query i sees the keys up to number i alone.
         scale: Of the products; None: 1 / sqrt(d).
@@ -41,26 +42,30 @@ def scaled_dot_product_attention(
     Raises:
         InputError: A tensor requires gradients, and they are recorded, or an argument is of another type.
     """
-    given = (query, key, value)
-    _check(given, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    given: tuple[Any, ...] = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    _check(given[:3], attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         rule = "has no gradients: there is a kernel for the forward pass alone"
         fix = "call it within torch.no_grad(), or torch.nn.functional's"
         raise InputError("tmapipe.torch.scaled_dot_product_attention", "tensors that require gradients", rule, fix)
-    reason = "attn_mask" if attn_mask is not None else "dropout_p" if dropout_p else _other_shapes(*given, enable_gqa)
+    reason = "dropout_p" if dropout_p else _other_shapes(query, key, value, enable_gqa)
+    if reason is None and attn_mask is not None:
+        reason = "is_causal beside attn_mask" if is_causal else _other_mask(query, key, attn_mask)
     if reason is not None:
 
         def run() -> torch.Tensor:
             return functional.scaled_dot_product_attention(
-                *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
 
         return otherwise("scaled_dot_product_attention", reason, run)
     if torch.is_autocast_enabled(query.device.type):
-        given = tuple(x.to(torch.get_autocast_dtype(query.device.type)) for x in given)
+        lower = torch.get_autocast_dtype(query.device.type)
+        given = tuple(x if x.dtype == torch.bool else x.to(lower) for x in given)
     if query.ndim == 3:
         given = tuple(x.unsqueeze(0) for x in given)
-    found = _attention(*given, is_causal, scale) if eager(*given) else _attention_op(*given, is_causal, scale)
+    whole = (*given[:3], is_causal, scale, *given[3:])
+    found = _attention(*whole) if eager(*given) else _attention_op(*whole)
     return found.squeeze(0) if query.ndim == 3 else found
 
 
@@ -89,9 +94,36 @@ def _other_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bo
     return None if q.numel() and k.numel() and v.numel() else "tensors without elements"
 
 
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
+def _other_mask(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> str | None:
+    """Why no kernel takes this mask, which torch may word as an error."""
+    try:
+        mask.expand(*q.shape[:-1], k.shape[-2])
+    except RuntimeError:
+        return "an attn_mask of another shape"
+    return None if mask.dtype in (torch.bool, q.dtype) else "an attn_mask of another type"
+
+
+def _without_broadcast(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """The names of the dimensions along which *mask* varies, as `Attention` takes them, and the mask with these alone."""
+    whole = mask.expand(*q.shape[:3], k.shape[2])
+    varies = [
+        dim == "s" or (stride != 0 and n > 1)
+        for dim, stride, n in zip("bhms", whole.stride(), whole.shape, strict=True)
+    ]
+    names = " ".join(dim for dim, there in zip("bhms", varies, strict=True) if there)
+    return names, whole[tuple(slice(None) if there else 0 for there in varies)]
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     def run() -> torch.Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
+        return functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=True)
 
     reason = where(q)
     if reason is None and len({x.dtype for x in (q, k, v)}) > 1:
@@ -101,10 +133,15 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
     if reason is None:
         try:
             given: dict[str, Any] = {"causal": "start"} if causal else {}
+            more = {}
+            if mask is not None:
+                dims, more["mask"] = _without_broadcast(q, k, mask)
+                given["score"] = Score(mask=dims)
             d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
             options = options_for(q.shape, k.shape, v.shape[3], given)
-            schedule = _split(parts, d, scale) if parts > 1 else _schedule(d, scale, tuple(options.items()))
-            return schedule(q, k, v, out=new_in_order(q, v.shape[3]))
+            split = {"parts": parts, **given}  # of queries that all see all keys, or those of a mask
+            schedule = _schedule(d, scale, tuple((split if parts > 1 else options).items()))
+            return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
         except InputError as error:
             reason = reason_of(error)
     found = otherwise("scaled_dot_product_attention", reason, run)
@@ -113,18 +150,19 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
 
 @functools.lru_cache(maxsize=256)
 def _schedule(d: tuple[int, int], scale: float | None, options: tuple[tuple[str, Any], ...]) -> Attention:
-    return Attention(d, scale=scale, **dict(options))
+    given = dict(options)
+    parts = given.pop("parts", None)
+    return Attention(d, scale=scale, **given) if parts is None else SplitAttention(parts, d, scale=scale, **given)
 
 
-_split = functools.lru_cache(maxsize=64)(lambda parts, d, scale: SplitAttention(parts, d, scale=scale))
 _attention_op = torch.library.custom_op(
     "tmapipe::scaled_dot_product_attention",
     _attention,
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, bool causal, float? scale) -> Tensor",
+    schema="(Tensor q, Tensor k, Tensor v, bool causal, float? scale, Tensor? mask=None) -> Tensor",
 )
 
 
 @_attention_op.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
     return new_in_order(q, v.shape[3])
