@@ -120,6 +120,9 @@ def show(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines[:-1])
 
 
+EQUIVALENT = ("schedule", "reason", "total")  # of the mutants that cannot go wrong, why, and how many
+
+
 def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool = False) -> None:
     """Rows, and how many mutants are equivalent for which reason. append: after what a file there has of others."""
     before: dict[str, Any] = read(path) if append and path.exists() else {}
@@ -148,18 +151,22 @@ def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool 
 
 
 def text_of(data: dict[str, Any]) -> str:
-    """As JSON: a row a line, as a list of what "fields" names."""
+    """As JSON: a row a line, as a list of what "fields" names, and of "equivalent" as a list of what `EQUIVALENT` names."""
     fields = [field.name for field in attrs.fields(Row)]
-    head = json.dumps({**{name: data[name] for name in data if name != "rows"}, "fields": fields}, indent=1)
-    rows = (json.dumps([row[name] for name in fields], separators=(",", ":")) for row in data["rows"])
-    return head.removesuffix("\n}") + ',\n "rows": [\n' + ",\n".join(rows) + "\n ]\n}\n"
+    lists = {"equivalent": EQUIVALENT, "rows": fields}
+    text = json.dumps({**{name: data[name] for name in data if name not in lists}, "fields": fields}, indent=1)
+    for name, of in lists.items():
+        rows = (json.dumps([row[field] for field in of], separators=(",", ":")) for row in data[name])
+        text = text.removesuffix("\n}") + f',\n "{name}": [\n' + ",\n".join(rows) + "\n ]\n}"
+    return text + "\n"
 
 
 def read(path: Path) -> dict[str, Any]:
     """What `text_of` has written, each row as a dictionary."""
     data: dict[str, Any] = json.loads(path.read_text())
     fields = data.pop("fields")
-    return {**data, "rows": [dict(zip(fields, row, strict=True)) for row in data["rows"]]}
+    lists = {"equivalent": EQUIVALENT, "rows": fields}
+    return {**data, **{name: [dict(zip(of, row, strict=True)) for row in data[name]] for name, of in lists.items()}}
 
 
 @functools.cache
