@@ -236,13 +236,11 @@ def _as_gemm(x: Any, f: Any, windows: Windows) -> tuple[Problem, float]:
 
 
 def _plain(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """The candidates that a `Conv` can be: whole tiles, rows of windows, one span of channels a slot. What slots hold of rows
-    beyond an edge is left out of them: few filters would leave none."""
+    """The candidates that a `Conv` can be: whole tiles, rows of windows, one span of channels a slot; zeros beyond an edge."""
     for each in candidates(problem, device):
-        names = {name for name, _ in each.options}
-        if each.schedule in ("Gemm", "PingPong") and not names & {"along", "spans", "share"}:
-            options = tuple(option for option in each.options if option[0] != "outside")
-            yield each if len(options) == len(each.options) else attrs.evolve(each, options=options)
+        options = {name: value for name, value in each.options if name != "outside"}
+        if each.schedule in ("Gemm", "PingPong") and not options.keys() & {"along", "spans", "share"}:
+            yield attrs.evolve(each, options=tuple(options.items()))
 
 
 def _built(candidate: Candidate, windows: Windows, problem: Problem, epilogue: Epilogue) -> Conv:

@@ -1,4 +1,4 @@
-"""``python -m tmapipe.isa``: the manual page of the instruction set, docs/instructions.md, made from the table."""
+"""``python docs/manual.py``: the manual page of the instruction set, docs/instructions.md, made from the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tmapipe.isa.effects import TABLE, Declared, Effect, Kind, declared
 HEAD = """# The instruction set
 
 Every ring, stage, store and order of tiles is written over these operations. This page is made from the table in
-`tmapipe/isa` (`python -m tmapipe.isa > docs/instructions.md`): the recorder, the proof's vector clocks, reports and mutants
+`tmapipe/isa` (`python docs/manual.py > docs/instructions.md`): the recorder, the proof's vector clocks, reports and mutants
 read the same declarations. The words are those of the [glossary](glossary.md).
 
 """
