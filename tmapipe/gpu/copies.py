@@ -123,10 +123,12 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: tuple[int, in
 def _tma_prefetch(isa: GpuWarp, op: Any) -> None:
     load = isa.plan.load(op.load)
 
+    moves = isa.moves_of(load, op.share, load.peers)
+
     def one(piece: Any) -> None:
-        _, source = isa.partition_of(load, op.at, op.share, load.peers, None, piece)
+        source = isa.moved_at(moves, load, op.at, piece)
         with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
-            cute.prefetch(isa.atoms[load.name][0], source)
+            cute.prefetch(moves.atom, source)
 
     control.each(pieces_of(load), one)
 

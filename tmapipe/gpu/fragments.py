@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +12,21 @@ import attrs
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
-from cutlass._mlir.dialects import llvm
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import arith, llvm
 from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.gpu.layouts import (
+    Moves,
     clips,
     core_modes,
     cute_type,
     full_shape,
     moved_extents,
+    moved_from,
     moved_slots,
-    partition,
     slot_layout,
 )
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, write_piece
@@ -355,6 +358,7 @@ class GpuWarp(Isa):
         self.shared = _opaque(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024))
         self.buffers = {buffer.name: self._buffer(buffer) for buffer in plan.buffers}
         self.fragments = GpuFragments(self)
+        self.top, self._moves = ir.InsertionPoint(arith.ConstantOp(T.i32(), 0)), dict[str, Moves]()  # after the slots
         self.matmuls = {matmul.name: MatmulHandles(self, matmul) for matmul in plan.matmuls}
 
     # ---- control flow and registers -------------------------------------------------------------------------------
@@ -406,16 +410,28 @@ class GpuWarp(Isa):
             return cute.make_tensor(pointer, layout.outer)
         return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
 
-    def partition_of(
-        self, part: Load | Store, at: Sequence[Any], share: Any, peers: int, first: Any = None, piece: Any = 0
-    ) -> tuple[Any, Any]:
-        """The slots, or what begins at *first* along their first extent, and the tile of global memory that starts at element
-        *at*, as the TMA atom takes them; of its rows, one piece."""
-        extents = moved_extents(part)
-        place = at if isinstance(piece, int) and piece == 0 else (*at[:-1], at[-1] + piece * extents[-1])
-        start = tuple(place[mode] for mode in core_modes(part))
-        slots = moved_slots(self.buffers[part.buffer.name], part, first, piece)
-        return partition(self.atoms[part.name], slots, extents, start, share, peers)
+    def moves_of(self, part: Load | Store, share: Any = 0, peers: int = 1) -> Moves:
+        """How the TMA atom of *part* moves a tile, or share *share* of one. Known from the top of the kernel on, once, but for
+        a share, which is only known here."""
+        if peers == 1 and part.name in self._moves:
+            return self._moves[part.name]
+        with self.top if peers == 1 else contextlib.nullcontext():
+            slots = moved_slots(self.buffers[part.buffer.name], part)
+            found = Moves(self.atoms[part.name], slots, moved_extents(part), share, peers)
+        if peers == 1:
+            self._moves[part.name] = found
+        return found
+
+    def moved_by(self, moves: Moves, part: Load | Store, stage: Any, first: Any = None, piece: Any = 0) -> Any:
+        """In slot *stage*: piece *piece* of the rows of what begins at *first* along the slot's first extent."""
+        start = moves.first if moves.shared is not None else self.buffers[part.buffer.name].iterator
+        return moves.slot(moved_from(start, part, first, piece), stage)
+
+    def moved_at(self, moves: Moves, part: Load | Store, at: Sequence[Any], piece: Any = 0) -> Any:
+        """In global memory: piece *piece* of the tile that starts at element *at*."""
+        if not (isinstance(piece, int) and piece == 0):
+            at = (*at[:-1], at[-1] + piece * moved_extents(part)[-1])
+        return moves.tile(tuple(at[mode] for mode in core_modes(part)))
 
 
 def _opaque(pointer: Any) -> Any:
@@ -453,13 +469,13 @@ def load_edge(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: An
     """
     row, rows, own = len(load.dims) - 2, load.edge_rows, load.buffer.tile[0] // load.peers
     edge, extent = edge_of(load), isa.extent(load.argument, row)
+    moves = isa.moves_of(edge)
     again = isa.select(at[row] < extent, at[row], 0)
 
     def some(i: Any) -> None:
         first = share * own + i * rows
         start = [*at]
         start[row] = isa.select(at[row] + first < extent, at[row] + first, again)
-        slot, source = isa.partition_of(edge, start, 0, 1, first)
-        cute.copy(isa.atoms[edge.name][0], source, slot[(None, stage)], **how)
+        moves.copy(isa.moved_at(moves, edge, start), isa.moved_by(moves, edge, stage, first), **how)
 
     control.loop(own // rows, some)

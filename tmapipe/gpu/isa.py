@@ -184,11 +184,13 @@ def _tma_load(isa: GpuWarp, op: Any) -> None:
     in_parts = op.mask is None and op.shares > 1  # each of which starts at `at`
     share, first = (0, op.share * moved_extents(load)[0]) if in_parts else (op.share, None)
 
-    def one(piece: Any) -> None:
-        slot, source = isa.partition_of(load, at, share, load.peers, first, piece)
-        cute.copy(isa.atoms[load.name][0], source, slot[(None, stage)], **how)
-
     def whole() -> None:
+        moves = isa.moves_of(load, share, load.peers)
+
+        def one(piece: Any) -> None:
+            source = isa.moved_at(moves, load, at, piece)
+            moves.copy(source, isa.moved_by(moves, load, stage, first, piece), **how)
+
         control.each(pieces_of(load), one)
 
     if not load.edge_rows:
@@ -205,15 +207,15 @@ def _tma_store(isa: GpuWarp, op: Any) -> None:
     if store.clipped:  # see `layouts.clipped`
         height = store.buffer.tile[0]
         at = (at[0] + op.rows, height - op.rows, *at[1:])
-    atom = isa.atoms[store.name][0]
+    moves = isa.moves_of(store)
     how = {} if store.l2_hint is None else {"cache_policy": Int64(L2_POLICIES[store.l2_hint])}
     elected = COPY_ELECTS["reduce" if store.reduce else "store"]
     first = None if op.part is None else op.part * moved_extents(store)[0]
 
     def one(piece: Any) -> None:
-        slot, target = isa.partition_of(store, at, 0, 1, first, piece)
+        target = isa.moved_at(moves, store, at, piece)
         with contextlib.nullcontext() if elected else cute.arch.elect_one():
-            cute.copy(atom, slot[(None, op.slot.stage)], target, **how)
+            moves.copy(isa.moved_by(moves, store, op.slot.stage, first, piece), target, **how)
 
     control.each(pieces_of(store), one)
 

@@ -107,21 +107,24 @@ def moved_layout(part: Load | Store) -> Any:
     return cute.make_composed_layout(one_slot_layout(part.buffer).inner, 0, outer)
 
 
-def moved_slots(slots: Any, part: Load | Store, first: Any = None, piece: Any = 0) -> Any:
-    """What it moves in all slots, then the stage.
+def moved_slots(slots: Any, part: Load | Store) -> Any:
+    """What it moves in all slots, where these begin, then the stage."""
+    shape, stride = _by_extents(part)
+    layout = cute.make_layout(
+        (*shape, part.buffer.stages), stride=(*stride, part.buffer.pitch // part.buffer.dtype.bytes)
+    )
+    return cute.make_tensor(slots.iterator, layout)
+
+
+def moved_from(start: Any, part: Load | Store, first: Any = None, piece: Any = 0) -> Any:
+    """Where what it moves begins, in slots that begin at *start*.
 
     Args:
         first: Where that begins along a slot's first extent; None: where the slot begins.
         piece: Of the rows.
     """
-    shape, stride = _by_extents(part)
-    start = slots.iterator if first is None else slots.iterator + first * stride[0]
-    if not (isinstance(piece, int) and piece == 0):
-        start = start + piece * moved_extents(part)[-1]
-    layout = cute.make_layout(
-        (*shape, part.buffer.stages), stride=(*stride, part.buffer.pitch // part.buffer.dtype.bytes)
-    )
-    return cute.make_tensor(start, layout)
+    start = start if first is None else start + first * _by_extents(part)[1][0]
+    return start if isinstance(piece, int) and piece == 0 else start + piece * moved_extents(part)[-1]
 
 
 def core_modes(part: Load | Store) -> tuple[int, ...]:
@@ -197,25 +200,46 @@ def make_atom(part: Load | Store, tensor: Any) -> tuple[Any, Any]:
     return made.atom, made.tma_tensor
 
 
-def partition(
-    atom: tuple[Any, Any], slots: Any, extents: tuple[int, ...], start: tuple[Any, ...], share: Any, peers: int
-) -> tuple[Any, Any]:
-    """The slots [*extents, stage] and one tile of global memory, as the TMA atom takes them.
+class Moves:
+    """What a load or a store moves, as its TMA atom takes it: the slot and the tile of global memory, in the layouts that the
+    atom has given them, at whatever address and coordinates.
 
     Args:
         atom: The TMA atom and its coordinate tensor.
-        start: The element at which the tile starts, core first.
+        slots: What is moved, in all slots: [*extents, stage].
         share: Which of the multicast shares this CTA loads.
         peers: How many shares there are.
     """
-    copy, tensor = atom
-    core, outer = len(extents), len(start) - len(extents)
-    tile = cute.local_tile(cute.domain_offset(start, tensor), extents, (*(0,) * core, *(None,) * outer))
-    shares = cute.make_layout(peers)
-    own, tile = cpasync.tma_partition(
-        copy, share, shares, cute.group_modes(slots, 0, core), cute.group_modes(tile, 0, core)
-    )
-    return own, tile[(None, *(0,) * outer)]
+
+    def __init__(self, atom: tuple[Any, Any], slots: Any, extents: tuple[int, ...], share: Any, peers: int):
+        self.atom, tensor = atom
+        self.layout, core, outer = tensor.layout, len(extents), cute.rank(tensor) - len(extents)
+        tile = cute.local_tile(tensor, extents, (*(0,) * core, *(None,) * outer))
+        slots, tile = cute.group_modes(slots, 0, core), cute.group_modes(tile, 0, core)
+        slots, tile = cpasync.tma_partition(self.atom, share, cute.make_layout(peers), slots, tile)
+        tile = tile[(None, *(0,) * outer)]
+        self.of_slots, self.of_slot, self.of_tile = slots.layout, _two(slots[(None, 0)]).layout, _two(tile).layout
+        self.first, self.shared = slots.iterator, tile.iterator if peers > 1 else None
+
+    def slot(self, pointer: Any, stage: Any) -> Any:
+        """Slot *stage* of those that begin at *pointer*."""
+        return cute.make_tensor(cute.make_tensor(pointer, self.of_slots)[(None, stage)].iterator, self.of_slot)
+
+    def tile(self, start: tuple[Any, ...]) -> Any:
+        """The tile, or this CTA's share of it, that starts at an element, core first."""
+        place = cute.crd2idx(start, self.layout)
+        if self.shared is not None:
+            place = tuple(x + y for x, y in zip(place, self.shared, strict=True))
+        return cute.make_tensor(place, self.of_tile)
+
+    def copy(self, source: Any, target: Any, **how: Any) -> None:
+        """The instruction. *how*: what the atom is issued with, as of `cute.copy`."""
+        cute_ir.copy(self.atom._unpack(**how), [source.value], [target.value])
+
+
+def _two(tensor: Any) -> Any:
+    """With the modes that a copy has: of the instruction, and of its repetitions."""
+    return cute.group_modes(cute.append_ones(tensor, up_to_rank=2), 1)
 
 
 # ---- descriptors -----------------------------------------------------------------------------------------------------
