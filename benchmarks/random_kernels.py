@@ -266,7 +266,7 @@ def rehearse(cases: list[Case]) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("suite", nargs="?", choices=SUITES, default="kernels", help="default: %(default)s")
     parser.add_argument("--draw", type=lambda text: int(text, 0), default=0, help="seed of the problems")
     parser.add_argument("--rehearse", action="store_true", help="small ones, also without a GPU: ours beside torch")
     row_kernels.add_time(parser)

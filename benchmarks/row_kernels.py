@@ -271,7 +271,7 @@ def add_time(parser: argparse.ArgumentParser) -> None:
 def run_suite(suite: str, cases: list[Case], args: argparse.Namespace, command: list[str]) -> int:
     """Measures the cases that *args* name and that have no result yet. *command*: the module, and its own arguments, that
     other processes call to compile first. The exit status."""
-    gpu = gpu_of(suite)
+    gpu = gpu_of(command[0].removeprefix("benchmarks."))
     if not gpu:
         return 2
     import torch
