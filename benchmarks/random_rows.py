@@ -91,25 +91,25 @@ def _none(x: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _weight(x: Any) -> tuple[Any, ...]:
+def weight_of(x: Any) -> tuple[Any, ...]:
     import torch
 
-    return (torch.randn(x.shape[1], device="cuda", dtype=x.dtype),)
+    return (torch.randn(x.shape[1], device=x.device, dtype=x.dtype),)
 
 
-def _affine(x: Any) -> tuple[Any, ...]:
+def affine(x: Any) -> tuple[Any, ...]:
     import torch
 
-    return torch.randn(x.shape[1], device="cuda"), torch.randn(x.shape[1], device="cuda")
+    return torch.randn(x.shape[1], device=x.device), torch.randn(x.shape[1], device=x.device)
 
 
-def _targets(x: Any) -> tuple[Any, ...]:
+def targets(x: Any) -> tuple[Any, ...]:
     import torch
 
-    return (torch.randint(0, x.shape[1], x.shape[:1], device="cuda"),)
+    return (torch.randint(0, x.shape[1], x.shape[:1], device=x.device),)
 
 
-def _functional(name: str, **named: Any) -> Callable[..., Any]:
+def functional(name: str, **named: Any) -> Callable[..., Any]:
     def call(x: Any, *others: Any) -> Any:
         import torch
 
@@ -121,7 +121,7 @@ def _functional(name: str, **named: Any) -> Callable[..., Any]:
     return call
 
 
-def _quack(module: str, name: str, **named: Any) -> Callable[..., Any]:
+def quack_of(module: str, name: str, **named: Any) -> Callable[..., Any]:
     def call(*inputs: Any) -> Any:
         import importlib
 
@@ -136,16 +136,16 @@ def _sum(x: Any) -> Any:
 
 
 KERNELS: dict[str, Peers] = {
-    "softmax": Peers(Softmax, _none, _functional("softmax", dim=1), _quack("softmax", "softmax_fwd")),
-    "rmsnorm": Peers(RmsNorm, _weight, _functional("rms_norm", eps=1e-6), _quack("rmsnorm", "rmsnorm_fwd")),
-    "log_softmax": Peers(LogSoftmax, _none, _functional("log_softmax", dim=1), None),
+    "softmax": Peers(Softmax, _none, functional("softmax", dim=1), quack_of("softmax", "softmax_fwd")),
+    "rmsnorm": Peers(RmsNorm, weight_of, functional("rms_norm", eps=1e-6), quack_of("rmsnorm", "rmsnorm_fwd")),
+    "log_softmax": Peers(LogSoftmax, _none, functional("log_softmax", dim=1), None),
     "layernorm": Peers(
-        functools.partial(LayerNorm, numbers=True), _affine, _functional("layer_norm"),
-        _quack("rmsnorm", "layernorm_fwd", eps=1e-5, return_rstd=True, return_mean=True),
+        functools.partial(LayerNorm, numbers=True), affine, functional("layer_norm"),
+        quack_of("rmsnorm", "layernorm_fwd", eps=1e-5, return_rstd=True, return_mean=True),
     ),
     "cross_entropy": Peers(
-        CrossEntropy, _targets, _functional("cross_entropy", reduction="none"),
-        _quack("cross_entropy", "cross_entropy_fwd", return_lse=True), False,
+        CrossEntropy, targets, functional("cross_entropy", reduction="none"),
+        quack_of("cross_entropy", "cross_entropy_fwd", return_lse=True), False,
     ),
     "sum": Peers(Reduce, _none, _sum, None, False),
 }  # fmt: skip

@@ -42,10 +42,18 @@ def _variants(ours: Callable[[], Any], plain: Callable[..., Any], *inputs: Any, 
     return runs, plain(*(x.float() if x.is_floating_point() else x for x in inputs))
 
 
-def _some(*shape: int, dtype: str = "bfloat16") -> Any:
+def device_of() -> str:
+    """Where tensors of problems lie: on the GPU if there is one."""
     import torch
 
-    return torch.randn(shape, device="cuda", dtype=getattr(torch, dtype))
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def some(*shape: int, dtype: str = "bfloat16") -> Any:
+    """A tensor of random numbers."""
+    import torch
+
+    return torch.randn(shape, device=device_of(), dtype=getattr(torch, dtype))
 
 
 def elementwise(rows: int, columns: int) -> Made:
@@ -54,7 +62,7 @@ def elementwise(rows: int, columns: int) -> Made:
 
     import tmapipe as tp
 
-    x, gate, bias = _some(rows, columns), _some(rows, columns), _some(columns)
+    x, gate, bias = some(rows, columns), some(rows, columns), some(columns)
     kernel = tp.schedules.Elementwise(lambda x, gate, bias: x * tp.math.silu(gate) + bias)
     ours = functools.partial(kernel, x, gate, bias, out=torch.empty_like(x))
     return _variants(ours, lambda x, gate, bias: x * torch.nn.functional.silu(gate) + bias, x, gate, bias)
@@ -66,7 +74,7 @@ def cumsum(rows: int, columns: int) -> Made:
 
     import tmapipe as tp
 
-    x = _some(rows, columns)
+    x = some(rows, columns)
     ours = functools.partial(tp.schedules.Cumsum(), x, out=torch.empty_like(x))
     return _variants(ours, functools.partial(torch.cumsum, dim=1), x, compiled=columns <= 4096)
 
@@ -77,8 +85,8 @@ def rotary(shape: tuple[int, ...], pairs: bool, dtype: str = "bfloat16") -> Made
 
     import tmapipe as tp
 
-    x, first = _some(*shape), shape[1] > shape[2]
-    angles = 9 * torch.rand(max(shape[1:3]), shape[3] // 2, device="cuda")
+    x, first = some(*shape), shape[1] > shape[2]
+    angles = 9 * torch.rand(max(shape[1:3]), shape[3] // 2, device=device_of())
     cos, sin = (each.to(getattr(torch, dtype)) for each in (angles.cos(), angles.sin()))
     cos, sin = (each[:, None] if first else each for each in (cos, sin))
 
@@ -111,8 +119,8 @@ def transpose(shape: tuple[int, ...], dims: tuple[int, ...], dtype: str = "bfloa
 
     import tmapipe as tp
 
-    x = _some(*shape, dtype=dtype)
-    out = torch.empty([shape[dim] for dim in dims], device="cuda", dtype=x.dtype)
+    x = some(*shape, dtype=dtype)
+    out = torch.empty([shape[dim] for dim in dims], device=x.device, dtype=x.dtype)
     ours = functools.partial(tp.schedules.Transpose(dims), x, out=out)
     runs, want = _variants(ours, lambda x: x.permute(dims).contiguous(), x)
     other = torch.empty_like(out)
@@ -126,9 +134,9 @@ def products(batch: int, m: int, n: int, k: int) -> Made:
 
     import tmapipe as tp
 
-    a, b = _some(batch, m, k), _some(batch, n, k)
+    a, b = some(batch, m, k), some(batch, n, k)
     made = tp.tuning.choose(tp.tuning.Problem.of(a, b))
-    ours = functools.partial(made, a, b, out=torch.empty(batch, m, n, device="cuda", dtype=a.dtype))
+    ours = functools.partial(made, a, b, out=torch.empty(batch, m, n, device=a.device, dtype=a.dtype))
     return _variants(ours, lambda a, b: torch.bmm(a, b.mT), a, b, compiled=False)
 
 
@@ -138,7 +146,7 @@ def rows(name: str, length: int) -> Made:
 
     from benchmarks.random_rows import KERNELS
 
-    beside, x = KERNELS[name], _some(BYTES // 2 // length, length)
+    beside, x = KERNELS[name], some(BYTES // 2 // length, length)
     inputs = x, *beside.inputs(x)
     out = {"out": torch.empty_like(x)} if beside.stores else {}
     kernel: Any = beside.ours()
@@ -204,10 +212,15 @@ def warm(cases: list[Case]) -> None:
                 print(f"  {case.name} {' '.join(key)}: {type(error).__name__}: {str(error)[:200]}")
 
 
+def check_of(want: Any) -> Callable[[Callable[[], Any]], float]:
+    """What says how far a run's result is from *want*, which may say that itself."""
+    return want if callable(want) else checker(want)
+
+
 def measure(case: Case, clock: Any, results: Results, args: argparse.Namespace) -> None:
     """Adds a row for each variant that is right."""
     runs, want = case.make("cuda")
-    runs, check = kept(dict(runs), args), checker(want)
+    runs, check = kept(dict(runs), args), check_of(want)
     errors = {}
     for key, run in list(runs.items()):
         try:
@@ -242,8 +255,8 @@ def report(results: Results) -> None:
     print_table(body, ["", "GB/s", "best peer", "ratio"], "row and element-wise kernels")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_time(parser: argparse.ArgumentParser) -> None:
+    """The options of a suite that ends after a while and goes on later."""
     parser.add_argument("--problems", nargs="+", default=[""], help="those whose names begin so (default: all)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="when to end (default %(default)s)")
     parser.add_argument(
@@ -253,28 +266,35 @@ def main(argv: list[str] | None = None) -> int:
         "--warm", type=int, nargs=2, metavar=("I", "OF"), help="only call every OF-th problem once, from I on"
     )
     add_options(parser)
-    args = parser.parse_args(argv)
-    gpu = gpu_of("row_kernels")
+
+
+def run_suite(suite: str, cases: list[Case], args: argparse.Namespace, command: list[str]) -> int:
+    """Measures the cases that *args* name and that have no result yet. *command*: the module, and its own arguments, that
+    other processes call to compile first. The exit status."""
+    gpu = gpu_of(command[0].removeprefix("benchmarks."))
     if not gpu:
         return 2
     import torch
 
     from tmapipe.gpu.launch import CudaClock
 
-    started, results = time.monotonic(), Results("rows_kernels", gpu, settings(args))
+    started, results = time.monotonic(), Results(suite, gpu, settings(args))
     if args.append:
         results.resume(args.out)
-    known = {row["problem"] for row in results.rows}
-    cases = [case for case in CASES if case.name.startswith(tuple(args.problems)) and case.name not in known]
+    known = {(row["problem"], row["dtype"]) for row in results.rows}
+    cases = [c for c in cases if c.name.startswith(tuple(args.problems)) and (c.name, c.dtype) not in known]
     if args.warm:
         first, of = args.warm
         warm(cases[first::of])
         return 0
-    command = [sys.executable, "-m", "benchmarks.row_kernels", "--problems", *args.problems, "--warm"]
-    command[3:3] = ["--append"] * args.append + (["--out", args.out] if args.out else [])
-    others = [subprocess.Popen([*command, str(i), str(args.jobs)]) for i in range(args.jobs)]
+    whole = [sys.executable, "-m", *command, "--problems", *args.problems, *["--append"] * args.append]
+    whole += ["--out", args.out] if args.out else []
+    others = [subprocess.Popen([*whole, "--warm", str(i), str(args.jobs)]) for i in range(args.jobs)]
     for other in others:
-        other.wait()
+        try:
+            other.wait(max(1.0, 0.7 * args.seconds - (time.monotonic() - started)))
+        except subprocess.TimeoutExpired:  # what it has compiled is kept; the rest is compiled where it is measured
+            other.kill()
     print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
     clock = CudaClock(args.flush)
     for case in cases:
@@ -287,6 +307,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{case.name}: {time.monotonic() - started:.0f} s", flush=True)
     report(results)
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_time(parser)
+    args = parser.parse_args(argv)
+    return run_suite("rows_kernels", CASES, args, ["benchmarks.row_kernels"])
 
 
 if __name__ == "__main__":

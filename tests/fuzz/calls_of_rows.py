@@ -68,7 +68,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     **{name: (getattr(S, name), {}) for name in (
         "Attention", "CrossEntropy", "CrossEntropyBackward", "Cumsum", "LayerNorm", "LayerNormBackward", "LogSoftmax",
         "LogSoftmaxBackward", "Reduce", "RmsNorm", "RmsNormBackward", "Rotary", "RotaryTiles", "Softmax",
-        "SoftmaxBackward", "Transpose", "TransposeRows", "TransposeTiles",
+        "SoftmaxBackward", "Transpose", "TransposeRows", "TransposeTiles", "CopyPlaces",
     )},
     "Attention()": (_attended, {}),
     "Transpose()": (_of(S.Transpose, ROWS.T), {"x": ROWS}),

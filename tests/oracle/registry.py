@@ -16,6 +16,7 @@ from tmapipe.schedules import (
     CombineParts,
     Conv,
     Copy,
+    CopyPlaces,
     CopyRows,
     CrossEntropyBackwardRows,
     CrossEntropyRows,
@@ -227,6 +228,12 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: NormBackwardRows(RowForm(4096, 1, 4096, 8, share=2, each=4), centered=True, steps=8),
         lambda: NormBackwardRows(RowForm(256, 1, 256, 1, each=2), steps=2),
         ((1, 1, {"m": 2}),),
+    ),
+    Registered(
+        "Copy, rows of several dimensions",
+        lambda: CopyPlaces((101, 1717, 5151), 89, 2, 3, 8, 2),
+        lambda: CopyPlaces((61,), 17, 2, 1, 1, 2),
+        ((1, 1, {"r": 2, "w": 300}),),
     ),
     Registered(
         "Copy, by threads",

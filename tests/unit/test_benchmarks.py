@@ -568,6 +568,7 @@ ON_A_GPU = [
     "l2_requests",
     "programs",
     "random_epilogues",
+    "random_kernels",
     "random_problems",
     "random_rows",
     "random_views",
@@ -660,3 +661,15 @@ def test_the_plot_of_the_performance_page_is_that_of_the_result_files():
     drawn = page.PAGES[0].parents[1] / "img" / "performance.svg"
     assert plot.mark(page.groups()) in drawn.read_text(), "run python -m benchmarks.page --plot"
     assert plot.mark({"a": [1.0]}) != plot.mark({"a": [1.001]})
+
+
+def test_drawn_kernels_are_right_on_the_cpu(capsys):
+    """One of each suite, small; what is drawn follows from the seed."""
+    from benchmarks import random_kernels
+
+    for name, draw in random_kernels.SUITES.items():
+        cases = draw(7, random_kernels.SMALL)
+        assert [case.name for case in cases] == [case.name for case in draw(7, random_kernels.SMALL)]
+        assert len(cases) == {"kernels": 120, "copies": 40, "products": 20}[name]
+        assert name == "products" or random_kernels.rehearse(cases[1:2]) == 0
+    assert "relative error" in capsys.readouterr().out

@@ -18,6 +18,8 @@ VIEWS = {
     "a slice of rank 3": (lambda: some(4, 40, 640)[:, 5:31, 64:576], True),
     "rank 5": (lambda: some(3, 5, 6, 7, 80)[:, 1:3, :, 2:5, 8:40], True),
     "rank 5, odd": (lambda: some(3, 5, 6, 7, 81)[:, 1:3, :, 2:5, 8:41], False),
+    "odd rows of rank 3": (lambda: some(31, 5, 60)[:, 1:4, 1:59], False),
+    "odd bytes of rank 4": (lambda: some(3, 9, 7, 45, dtype=torch.int8)[:, 2:, :5, 3:], False),
     "odd rows": (lambda: some(7, 5001)[:, 1:5000], False),
     "an odd number": (lambda: some(7, 5001), True),
     "an odd start": (lambda: some(5001)[1:], False),
@@ -41,6 +43,15 @@ def check(x):
         copy(x, out=whole[..., 1:-2])
         kept[..., 1:-2] = x
         assert torch.equal(whole, kept), "wrote outside the output"
+
+
+def test_rows_of_several_dimensions_take_few_launches(monkeypatch):
+    from tmapipe.schedules.copy import CopyPlaces
+
+    x, launches = some(31, 5, 7, 60)[:, 1:4, :6, 1:59], []
+    monkeypatch.setattr(CopyPlaces, "__call__", lambda self, x, y: launches.append(tuple(y.shape)))
+    tp.schedules.Copy()(x)
+    assert launches == [(3, 6, 2, 15, 58), (3, 6, 1, 1, 58)]  # rows begin alike at every second, and the last one
 
 
 @pytest.mark.parametrize("name", VIEWS)

@@ -1,7 +1,7 @@
 """Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
 from tmapipe.schedules.attention import Attention, Score
-from tmapipe.schedules.copy import Copy, CopyRows, Cumsum, CumsumRows
+from tmapipe.schedules.copy import Copy, CopyPlaces, CopyRows, Cumsum, CumsumRows
 from tmapipe.schedules.crossentropy import (
     CrossEntropy,
     CrossEntropyBackward,
@@ -42,6 +42,7 @@ __all__ = [
     "CombineParts",
     "Conv",
     "Copy",
+    "CopyPlaces",
     "CopyRows",
     "CrossEntropy",
     "CrossEntropyBackward",

@@ -13,22 +13,23 @@ import numpy as np
 
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import ceil_div, dtype_of, int32
+from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, int32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_kind, check_memory
 from tmapipe.bind.tensors import as_words, match, new_like
 from tmapipe.calling import remember
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.stages import ReductionScratch
 from tmapipe.plan.model import WARP
+from tmapipe.plan.thread_layout import WIDTHS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.fused import check_stages
-from tmapipe.schedules.rowform import FLIGHT, WIDEST, RowForm, address_of, seen_as, strides_of
+from tmapipe.schedules.rowform import BOX, FLIGHT, WIDEST, RowForm, address_of, seen_as, strides_of
 from tmapipe.schedules.rows import KINDS, RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.persistent import GridTiles, Grouped, PersistentTiles
 
 # ---- copy ------------------------------------------------------------------------------------------------------------
@@ -36,6 +37,7 @@ from tmapipe.tiles.persistent import GridTiles, Grouped, PersistentTiles
 # Copy: one warp loads, one stores, through a ring of shared-memory tiles.
 
 
+TILE, MOST_VALUES = 32 << 10, 80  # bytes of a tile of rows that begin anywhere, and elements of a thread, at most
 ROW = 4096  # elements of a contiguous tensor that threads copy as one row
 MULTIPROCESSOR = 228 * 1024  # bytes of shared memory of one, on sm_90
 
@@ -46,7 +48,7 @@ class Copy(Schedule):
     Dimensions that follow one another in both tensors are joined. What is then contiguous is copied as rows of one tile's
     width, so that each tile is one contiguous piece of memory, and what is left of the last row by a second launch. Up to 5
     dimensions of rows whose bytes, strides and addresses are multiples of 16 go by the TMA engine. Others are stored by
-    threads (`CopyRows`), a matrix at a time. Both tensors are contiguous along the same dimension.
+    threads: matrices by `CopyRows`, tensors of more dimensions by `CopyPlaces`. Both tensors are contiguous along the same dimension.
 
     By default each CTA copies one tile. So few bytes are in flight, which lie close together: DRAM pages stay open.
 
@@ -153,8 +155,34 @@ class Copy(Schedule):
                 if 0 not in rows.shape:
                     kernel.apply({"x": rows}, {"y": result}, {}, {})
             return
+        if x.ndim > 2 and (along := _along(x)) is not None:
+            return self._copy_places(x, y, along)
         for place in itertools.product(*map(range, x.shape[:-2])):
             kernel.apply({"x": x[place]}, {"y": y[place]}, {}, {})
+
+    def _copy_places(self, x: Any, y: Any, along: int) -> None:
+        """Rows that begin anywhere, of three dimensions or more: tiles of those that begin alike, *along* one of these."""
+        last, size = x.ndim - 1, x.dtype.itemsize
+        others = [dim for dim in range(last) if dim != along]
+        apart, order = _apart(x, along), (*others, along, last)
+        shape, *both = (tuple(each[dim] for dim in order) for each in (x.shape, strides_of(x), strides_of(y)))
+        x, y = (seen_as(each, shape, steps) for each, steps in zip((x, y), both, strict=True))
+        fitted, whole = self.__dict__.setdefault("_places", {}), x.shape[-2] - x.shape[-2] % apart
+        for place in itertools.product(*map(range, x.shape[:-4])):
+            for rows, several in ((slice(whole), apart), (slice(whole, x.shape[-2]), x.shape[-2] - whole)):
+                one, other = (each[place][..., rows, :] for each in (x, y))
+                if not one.shape[-2]:
+                    continue
+                (*steps, pitch, _), (*out, other_pitch, _) = strides_of(one), strides_of(other)
+                *lead, height, length = one.shape
+                start = address_of(one) % ALIGNMENT // size
+                reach = sum((n - 1) * step for n, step in zip(lead, steps, strict=True)) + (several - 1) * pitch
+                key = (*steps, pitch), length, size, start, *_together(one, other)
+                if key not in fitted:
+                    fitted[key] = CopyPlaces(*key)
+                seen = seen_as(one, (height // several, start + reach + length), (several * pitch, 1), start)
+                shape = (*lead, several, height // several, length)
+                fitted[key](x=seen, y=seen_as(other, shape, (*out, other_pitch, several * other_pitch, 1)))
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
@@ -165,6 +193,122 @@ class Copy(Schedule):
     def drain(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
             slot.y.store(tile)
+
+
+class CopyPlaces(Schedule):
+    """``y[..., r, a, n] = x``, of rows that begin anywhere, converted to y's type.
+
+    Rows along a begin alike, counted from multiples of 16 bytes. x is seen as a matrix of rows along a, each of which holds
+    all that belong to the other dimensions. A tile is loaded from the last such multiple before its rows, and stored by
+    threads.
+
+    Args:
+        steps: Elements of x from one row to the next along each of the output's dimensions before a: "r", "c r" or "d c r".
+        length: Of a row (elements).
+        size: Bytes of an element of x.
+        start: Elements after a multiple of 16 bytes where the first row begins.
+        width: Elements that a thread has side by side.
+        vector: Bytes of which addresses and strides of y are whole multiples, and where rows begin in it.
+    """
+
+    load, work = Role(warps=1), Role(warps=4)
+
+    def __init__(
+        self,
+        steps: tuple[int, ...] = (101, 1010),
+        length: int = 101,
+        size: int = 2,
+        start: int = 0,
+        width: int = 1,
+        vector: int = 2,
+    ):
+        if not isinstance(steps, tuple) or not 1 <= len(steps) <= 3 or not all(type(step) is int for step in steps):
+            raise InputError("CopyPlaces(steps)", steps, "is of one to three dimensions", "e.g. (101, 1010)")
+        if (
+            {type(size), type(width)} != {int}
+            or size not in (1, 2, 4)
+            or width not in WIDTHS
+            or width * size > ALIGNMENT
+        ):
+            rule = "are bytes of an element, 1, 2 or 4, and elements side by side, 1, 2, 4 or 8 of 16 bytes at most"
+            raise InputError("CopyPlaces(size, width)", (size, width), rule, "e.g. 2 and 8")
+        if not is_count(length) or type(start) is not int or not 0 <= start < ALIGNMENT // size:
+            rule = "are elements of a row, and those after a multiple of 16 bytes where the first one begins"
+            raise InputError("CopyPlaces(length, start)", (length, start), rule, "e.g. 101 and 0")
+        self.steps, self.start, self.width, self.unit = steps, start, width, ALIGNMENT // size
+        self.names = ("d", "c", "r")[-len(steps) :]
+        self.rows, self.columns, warps = _places_form(length, size, width)
+        self.work = Role(warps=warps)
+        dims = " ".join((*self.names, "a n"))
+        self.over, self.relations = dims, (Dim("n", size=length),)
+        self.tiles = GridTiles(Grouped(1), max(2, min(8, ceil_div(FLIGHT, self.rows * self.columns * size))))
+        self.ring = BarrierRing(1, producer=self.load, consumer=self.work)
+        self.x = TmaLoadStage("a w", tile=(self.rows, self.columns), ring=self.ring, l2_hint="evict_last")
+        tile = self.rows, self.columns
+        self.y = ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector, wide=True)
+
+    def _begin(self, tile: Tile) -> Any:
+        """Where a tile's rows begin among those that are seen as one."""
+        return self.start + sum(getattr(tile, name) * step for name, step in zip(self.names, self.steps, strict=True))
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.produce() as slot:
+            first = self._begin(tile) // self.unit * self.unit
+            slot.x.load_from(tile.a * self.rows, first + tile.n * self.columns)
+
+    @work.jit
+    def copy(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            values = slot.x.read(width=self.width)
+        place = [getattr(tile, name) for name in self.names]
+        first = tile.n * self.columns - self._begin(tile) % self.unit
+        k.y.store_from(*place, tile.a * self.rows, first, values=values)
+
+
+def _places_form(length: int, size: int, width: int) -> tuple[int, int, int]:
+    """(rows, columns, warps) of a tile of `CopyPlaces`, with the fewest elements in vain. As many tiles as a row has of them
+    reach to its end, wherever it begins. Threads share a tile evenly, in vectors of *width*."""
+    unit = ALIGNMENT // size
+    need = length + unit - 1
+    few = ceil_div(need, unit) * unit
+    several = (n for n in range(BOX, BOX // 2, -unit) if ceil_div(length, n) * n >= need)
+    columns = [n for n in range(few, BOX + 1, unit) if n * 3 <= few * 4] if few <= BOX else [*several]
+    forms = [
+        (n * ceil_div(length, n), abs(rows * n * size - TILE // 2), rows, n, warps)
+        for n, rows, warps in itertools.product(columns, (128, 64, 32, 16, 8, 4), (1, 2, 4, 8))
+        if rows * n % (width * WARP * warps) == 0 and rows * n <= min(MOST_VALUES * WARP * warps, TILE // size)
+    ]
+    *_, rows, n, warps = min(forms)
+    return rows, n, warps
+
+
+def _apart(x: Any, dim: int) -> int:
+    """Of how many rows along a dimension each begins differently, counted from multiples of 16 bytes."""
+    return ALIGNMENT // math.gcd(ALIGNMENT, strides_of(x)[dim] * x.dtype.itemsize)
+
+
+def _along(x: Any) -> int | None:
+    """The dimension along which most rows begin alike; None if a tensor is not seen as `CopyPlaces` does."""
+    start, steps = address_of(x) % ALIGNMENT // x.dtype.itemsize, strides_of(x)
+    if start and (isinstance(x, np.ndarray) or x.storage_offset() < start):
+        return None
+    reach = sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True))
+    dims = [dim for dim in range(x.ndim - 1) if steps[dim] > 0 and reach - (x.shape[dim] - 1) * steps[dim] < 1 << 30]
+    return max(dims, key=lambda dim: x.shape[dim] // _apart(x, dim), default=None)
+
+
+def _together(x: Any, y: Any) -> tuple[int, int]:
+    """Elements of rows that threads have side by side: 16 bytes of x where rows of y begin as many bytes after a multiple of
+    16, else as many as lie so in both; and the bytes in y of the latter."""
+    pairs = [
+        (each, each.dtype.itemsize, (address_of(each) // each.dtype.itemsize, *strides_of(each)[:-1]))
+        for each in (x, y)
+    ]
+    per = min(math.gcd(ALIGNMENT, *(place * size for place in places)) // size for _, size, places in pairs)
+    (_, size, places), (_, other, others) = pairs
+    alike = all((one - two) * size % ALIGNMENT == 0 for one, two in zip(places, others, strict=True))
+    return min(ALIGNMENT // size if alike and size == other else per, WIDEST), per * other
 
 
 class CopyRows(Rows):
