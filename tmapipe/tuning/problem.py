@@ -139,7 +139,7 @@ class Problem:
         aligned = _rows_of(a, majors[0] == "m"), _rows_of(b, majors[1] == "n"), rows[2] if d is None else _rows_of(d)
         return found if aligned == rows else attrs.evolve(found, aligned=aligned)
 
-    @property
+    @functools.cached_property
     def rows_at(self) -> tuple[int, int, int]:
         """What the bytes at which rows of a, b and d begin are multiples of, up to 128."""
         if self.aligned is not None:
@@ -343,15 +343,20 @@ class Candidate:
         default=(), validator=must(_named, "is pairs of a name and a value", 'e.g. (("spans", 2),)')
     )
 
+    @functools.cached_property
+    def chosen(self) -> dict[str, Any]:
+        """The options by name."""
+        return dict(self.options)
+
     @property
     def parts(self) -> int:
         """Number of parts of k that a second kernel adds up."""
-        return int(dict(self.options).get("clusters" if self.schedule == "ClusterSplitK" else "parts", 1))
+        return int(self.chosen.get("clusters" if self.schedule == "ClusterSplitK" else "parts", 1))
 
     @property
     def sharing(self) -> int:
         """CTAs of a cluster that share the k of an output tile."""
-        return int(dict(self.options)["parts"]) if self.schedule == "ClusterSplitK" else 1
+        return int(self.chosen["parts"]) if self.schedule == "ClusterSplitK" else 1
 
     @property
     def ctas(self) -> int:
@@ -366,17 +371,17 @@ class Candidate:
     @property
     def spans(self) -> int:
         """Spans of 128 bytes of k in a slot."""
-        return int(dict(self.options).get("spans", 1))
+        return int(self.chosen.get("spans", 1))
 
     @property
     def share(self) -> int:
         """CTAs on a multiprocessor."""
-        return int(dict(self.options).get("share", 1))
+        return int(self.chosen.get("share", 1))
 
     @property
     def slots(self) -> int:
         """Slots of the rings of a multiprocessor, at least one: what fits beside the output buffers."""
-        chosen = dict(self.options)
+        chosen = self.chosen
         if self.share > 1:
             return self.share * int(chosen["stages"])
         buffers = own_buffers(self.schedule, self.accumulators[0], chosen.get("in_turn", True)) * chosen.get(
@@ -389,12 +394,12 @@ class Candidate:
     @property
     def accumulators(self) -> tuple[int, int]:
         """Rows, which warpgroups share, and columns of the tile's accumulators."""
-        return self.tile[::-1] if dict(self.options).get("along") == "n" else self.tile
+        return self.tile[::-1] if self.chosen.get("along") == "n" else self.tile
 
     @property
     def by_gpc(self) -> bool:
         """Whether clusters of one GPC take tiles with consecutive numbers."""
-        return "gpc" in dict(self.options).get("order", ())
+        return "gpc" in self.chosen.get("order", ())
 
     def build(self, problem: Problem, epilogue: Epilogue = PLAIN) -> Gemm:
         """The schedule.

@@ -129,8 +129,9 @@ def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     Raises:
         InputError: As `choose`.
     """
-    likely(problem, device, 1, epilogue)
     close = ranked(problem, device, AMONG, epilogue)
+    if not close:
+        likely(problem, device, 1, epilogue)  # raises what is wrong
     found: dict[Any, Candidate] = {}
     for candidate, us in close:
         if us <= UNSURE * close[0][1]:
