@@ -1,6 +1,7 @@
 """The command `tmapipe`: each verb on a shipped schedule, on one of a user's, on a broken one, and with bad arguments."""
 
 import ctypes
+import functools
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import sys
 import jsonschema
 import numpy as np
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import tmapipe as tp
@@ -23,6 +25,7 @@ from tmapipe.command.machine import BAD, cache_item, driver_and_gpus, dsl_items,
 from tmapipe.tuning.compiling import keep
 
 SCHEMA = json.loads((pathlib.Path(tp.__file__).parent / "command" / "output.schema.json").read_text())
+OUTPUT = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 MINE = f"""
 import tmapipe as tp
 
@@ -64,11 +67,19 @@ def mine(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(autouse=True, scope="module")
+def made_once():
+    """The command is made of its verbs once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", functools.cache(get_command))
+        yield
+
+
 def said(*arguments):
     """(exit code, the JSON object) of a verb."""
     result = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
     document = json.loads(result.stdout)
-    jsonschema.validate(document, SCHEMA)
+    OUTPUT.validate(document)
     assert document["exit"] == result.exit_code
     return result.exit_code, document
 

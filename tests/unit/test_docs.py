@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib.util
 import io
 import itertools
@@ -200,13 +201,19 @@ def test_layers_are_those_that_imports_keep_to():
     assert [set(names) for names in named] == [set(names) for names in kept]
 
 
+@functools.cache
+def text_of(path: pathlib.Path) -> str:
+    return path.read_text()
+
+
 @pytest.mark.parametrize("word", REPLACED)
 def test_code_and_docs_use_the_words_of_the_glossary(word):
     """Words that this project once had for what the field has a word for."""
     found = []
     code = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != pathlib.Path(__file__))
     for path in (*code, *(ROOT / page for page in EVERY_PAGE)):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            if re.search(rf"\b({word})\b", line):
-                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+        text = text_of(path)
+        for each in re.finditer(rf"\b({word})\b", text):
+            number = text.count("\n", 0, each.start())
+            found.append(f"{path.relative_to(ROOT)}:{number + 1}: {text.splitlines()[number].strip()}")
     assert not found, "\n".join(found)

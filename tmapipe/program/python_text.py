@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -151,9 +152,14 @@ def code_of(program: Any) -> Callable[[Any], None]:
     """The function that carries out *program*, for one warp, on the instruction set that it is called with."""
     writer = _Writer(program)
     names = {**writer.constants, "lines": writer.lines_of_user}
-    exec(compile("\n".join(writer.lines), TRACED, "exec"), names)
+    exec(_compiled("\n".join(writer.lines)), names)
     run: Callable[[Any], None] = names["program"]
     return run
+
+
+@functools.lru_cache(maxsize=64)  # instances of one schedule have the same text
+def _compiled(text: str) -> Any:
+    return compile(text, TRACED, "exec")
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------------

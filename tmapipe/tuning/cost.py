@@ -203,7 +203,7 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
         pingpong=pingpong, by_gpc=candidate.by_gpc, in_parts=candidate.in_parts, transposed=problem.majors != ("k", "k"),
         elements=elements, stored=4 if candidate.in_parts else problem.out.bytes,
         read=problem.bytes - elements * problem.out.bytes, memory=device.memory,
-        slots=candidate.slots, one_buffer=candidate.share == 1 and dict(candidate.options).get("store_stages", 2) == 1,
+        slots=candidate.slots, one_buffer=candidate.share == 1 and candidate.chosen.get("store_stages", 2) == 1,
         lines=_lines(problem, candidate), ragged=_ragged(problem, candidate),
         boxes=boxes, zeros=zeros, sharing=candidate.sharing,
     )  # fmt: skip
@@ -234,7 +234,7 @@ def _edges(problem: Problem, candidate: Candidate, clusters: float) -> tuple[flo
         clusters: That follow one another on a CTA.
     """
     boxes = zeros = 0.0
-    outside = dict(candidate.options).get("outside", ("zeros", "zeros"))
+    outside = candidate.chosen.get("outside", ("zeros", "zeros"))
     sizes = zip((problem.m, problem.n), candidate.tile, candidate.cluster, candidate.cluster[::-1], strict=True)
     for (size, extent, ctas, peers), rest, major in zip(sizes, outside, problem.majors, strict=True):
         part = max(1 / ceil_div(size, extent * ctas), min(1.0, 1 / clusters))

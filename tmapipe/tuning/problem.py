@@ -139,14 +139,13 @@ class Problem:
         aligned = _rows_of(a, majors[0] == "m"), _rows_of(b, majors[1] == "n"), rows[2] if d is None else _rows_of(d)
         return found if aligned == rows else attrs.evolve(found, aligned=aligned)
 
-    @property
+    @functools.cached_property
     def rows_at(self) -> tuple[int, int, int]:
         """What the bytes at which rows of a, b and d begin are multiples of, up to 128."""
         if self.aligned is not None:
             return self.aligned
-        of_a, of_b = (
-            self.k if major == "k" else rows for rows, major in zip((self.m, self.n), self.majors, strict=True)
-        )
+        sides = zip((self.m, self.n), self.majors, strict=True)
+        of_a, of_b = (self.k if major == "k" else rows for rows, major in sides)
         size = self.dtype.bytes
         return math.gcd(LINE, of_a * size), math.gcd(LINE, of_b * size), math.gcd(LINE, self.n * self.out.bytes)
 
@@ -343,15 +342,20 @@ class Candidate:
         default=(), validator=must(_named, "is pairs of a name and a value", 'e.g. (("spans", 2),)')
     )
 
+    @functools.cached_property
+    def chosen(self) -> dict[str, Any]:
+        """The options by name."""
+        return dict(self.options)
+
     @property
     def parts(self) -> int:
         """Number of parts of k that a second kernel adds up."""
-        return int(dict(self.options).get("clusters" if self.schedule == "ClusterSplitK" else "parts", 1))
+        return int(self.chosen.get("clusters" if self.schedule == "ClusterSplitK" else "parts", 1))
 
     @property
     def sharing(self) -> int:
         """CTAs of a cluster that share the k of an output tile."""
-        return int(dict(self.options)["parts"]) if self.schedule == "ClusterSplitK" else 1
+        return int(self.chosen["parts"]) if self.schedule == "ClusterSplitK" else 1
 
     @property
     def ctas(self) -> int:
@@ -366,35 +370,33 @@ class Candidate:
     @property
     def spans(self) -> int:
         """Spans of 128 bytes of k in a slot."""
-        return int(dict(self.options).get("spans", 1))
+        return int(self.chosen.get("spans", 1))
 
     @property
     def share(self) -> int:
         """CTAs on a multiprocessor."""
-        return int(dict(self.options).get("share", 1))
+        return int(self.chosen.get("share", 1))
 
     @property
     def slots(self) -> int:
         """Slots of the rings of a multiprocessor, at least one: what fits beside the output buffers."""
-        chosen = dict(self.options)
         if self.share > 1:
-            return self.share * int(chosen["stages"])
-        buffers = own_buffers(self.schedule, self.accumulators[0], chosen.get("in_turn", True)) * chosen.get(
-            "store_stages", 2
-        )
+            return self.share * int(self.chosen["stages"])
+        in_turn, stored = self.chosen.get("in_turn", True), self.chosen.get("store_stages", 2)
+        buffers = own_buffers(self.schedule, self.accumulators[0], in_turn) * stored
         if self.sharing > 1:
             buffers += ceil_div(4 * self.tile[0] * self.tile[1], BUFFER)  # sums of the other CTAs
-        return min(chosen.get("stages", 99), max(1, slots_of(self.tile, buffers) // self.spans))
+        return min(self.chosen.get("stages", 99), max(1, slots_of(self.tile, buffers) // self.spans))
 
     @property
     def accumulators(self) -> tuple[int, int]:
         """Rows, which warpgroups share, and columns of the tile's accumulators."""
-        return self.tile[::-1] if dict(self.options).get("along") == "n" else self.tile
+        return self.tile[::-1] if self.chosen.get("along") == "n" else self.tile
 
     @property
     def by_gpc(self) -> bool:
         """Whether clusters of one GPC take tiles with consecutive numbers."""
-        return "gpc" in dict(self.options).get("order", ())
+        return "gpc" in self.chosen.get("order", ())
 
     def build(self, problem: Problem, epilogue: Epilogue = PLAIN) -> Gemm:
         """The schedule.
@@ -464,9 +466,8 @@ class Candidate:
         """Number of dimensions of each tensor of *problem* with *epilogue*, by stage name: two, or three with a batch; of the
         first of two kernels."""
         several = 3 if problem.batch > 1 else 2
-        if self.in_parts:
-            return {"a": several, "b": several, "d": 3}
-        return {"a": several, "b": several, "d": several, **epilogue_ranks(problem, epilogue)}
+        rest = {"d": 3} if self.in_parts else {"d": several, **epilogue_ranks(problem, epilogue)}
+        return {"a": several, "b": several, **rest}
 
     def can_be_built(self, problem: Problem, epilogue: Epilogue = PLAIN) -> bool:
         """Whether `build` succeeds for *problem* with *epilogue*."""
@@ -477,8 +478,8 @@ class Candidate:
         return True
 
     def __str__(self) -> str:
-        options = " ".join(f"{name} {value}" for name, value in self.options)
-        return f"{self.schedule} {self.tile[0]}x{self.tile[1]} {self.cluster[0]}x{self.cluster[1]} {options}".strip()
+        options = "".join(f" {name} {value}" for name, value in self.options)
+        return f"{self.schedule} {self.tile[0]}x{self.tile[1]} {self.cluster[0]}x{self.cluster[1]}{options}"
 
 
 def own_buffers(schedule: str, rows: int, in_turn: bool = True) -> int:

@@ -129,8 +129,9 @@ def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     Raises:
         InputError: As `choose`.
     """
-    likely(problem, device, 1, epilogue)
     close = ranked(problem, device, AMONG, epilogue)
+    if not close:
+        likely(problem, device, 1, epilogue)  # raises what is wrong
     found: dict[Any, Candidate] = {}
     for candidate, us in close:
         if us <= UNSURE * close[0][1]:
@@ -142,15 +143,8 @@ def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     return [*few[: most - 1], shared[0]]
 
 
-def _form(candidate: Candidate) -> tuple[Any, ...]:
-    return (
-        candidate.schedule,
-        candidate.tile,
-        candidate.accumulators,
-        candidate.sharing,
-        candidate.parts,
-        candidate.share,
-    )
+def _form(of: Candidate) -> tuple[Any, ...]:
+    return of.schedule, of.tile, of.accumulators, of.sharing, of.parts, of.share
 
 
 def _check(problem: Any, device: Any) -> None:
