@@ -203,6 +203,9 @@ SENTENCES = {
     ops.BulkCommit: "commits a bulk group",
     ops.BulkWait: "waits for bulk groups (wait_group.read 0)",
     ops.StAsync: "starts an st.async into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]",
+    ops.RedAsync: (
+        "starts the reduction s0 of registers into s0[0] of CTAs 0, 1 (share 1 of 2), 1024 bytes that complete on b[1]"
+    ),
     ops.AccumulatorWrite: "writes the registers of mma",
     ops.AccumulatorRead: "reads the accumulators of mma",
     ops.WgmmaFence: "fences the accumulators (wgmma.fence)",

@@ -322,7 +322,7 @@ SHOWN = {
     "rows gathered": {"TmaGather"},
     "rows scattered": {"TmaScatter"},
 }
-UNUSED = {"MbarExpectTx", "FenceProxyAsyncGlobal"}  # by kernels of the library
+UNUSED = {"MbarExpectTx", "FenceProxyAsyncGlobal", "RedAsync"}  # by these kernels; for the last one, see test_far
 
 
 @pytest.mark.parametrize("name", ["grouped 1x2", *SHOWN])

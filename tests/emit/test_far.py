@@ -1,12 +1,15 @@
-"""Loads from the shared memory of other CTAs, and tiles sent there, by the emitted PTX executed: which bytes of whom."""
+"""Loads from the shared memory of other CTAs, and tiles sent or reduced there, by the emitted PTX executed: which bytes of
+whom."""
 
 import pytest
 
 from examples.exchange import Shares
 from tests.emit.kernels import Kernel, build, built
-from tests.oracle.peer_forms import Swapped
+from tests.oracle.peer_forms import Counted, Swapped
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tests.sweeps import ALL
+from tmapipe.isa import ops
+from tmapipe.isa.effects import declared
 
 
 class Reads(Execution):
@@ -72,3 +75,20 @@ def test_each_lane_sends_its_vectors_to_the_other(rank):
             assert armed == (
                 [("arm", "ring.full", i % 2, buffer.slot_bytes // 2) for i in range(6)] if lane == 0 else []
             )
+
+
+@pytest.mark.parametrize("arch, reduce, kind", [("sm_90a", "add", "add s32"), *ALL * [("sm_100a", "xor", "xor b32")]])
+def test_each_lane_reduces_its_numbers_in_all(arch, reduce, kind):
+    kernel = build(Kernel(lambda: Counted(reduce), {}, {"s": 2, "m": 16, "q": 16, "n": 32}), arch)
+    buffer, role = kernel.plan.buffer("sums"), kernel.plan.role("count")
+    opcodes = {i.opcode for i in kernel.ptx.instructions if i.is_a("red.async")}
+    assert opcodes == {f"{declared(ops.RedAsync).ptx}.{kind.replace(' ', '.')}"}
+    for warp, lane in ((0, 0), (1, 31)):
+        found = Execution(
+            kernel.ptx, kernel.schedule, Launch(kernel.extents, 1, 0, 1), role.first_warp + warp, lane
+        ).run()
+        first = buffer.offset + 8 * (32 * warp + lane)  # two of the 4 x 32 numbers
+        one = [(kind, first + 4 * j, (None,), "ring.ready1", 0, peer) for peer in range(2) for j in range(2)]
+        armed = [("arm", "ring.ready1", 0, buffer.slot_bytes)] if lane == 0 else []
+        assert [event for event in found if event[0] == kind] == 2 * one
+        assert [event for event in found if event[:2] == ("arm", "ring.ready1")] == 2 * armed

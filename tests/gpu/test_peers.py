@@ -5,8 +5,9 @@ import functools
 import pytest
 import torch
 
-from examples.exchange import Counts, Shares
+from examples.exchange import Counts, Shares, Votes
 from tests.oracle.peer_forms import (
+    Counted,
     LogSumExp,
     Looked,
     Paired,
@@ -112,7 +113,19 @@ def test_parts_are_reduced_in_place(reduce, peers):
         assert torch.equal(schedule(x.cuda()).cpu(), want)
 
 
+@pytest.mark.parametrize("reduce", BY_TORCH)
+@pytest.mark.parametrize("peers", [2, 8])
+def test_numbers_of_threads_are_reduced_in_place(reduce, peers):
+    x = torch.randint(-(2**31), 2**31 - 1, (peers, 160, 1600), dtype=torch.int32)
+    if reduce in ("inc", "dec"):
+        x = torch.randint(0, 6, x.shape[1:], dtype=torch.int32).expand(x.shape).contiguous()
+    schedule = Counted(reduce, peers)
+    want = functools.reduce(BY_TORCH[reduce], x, torch.full(x.shape[1:], 3, dtype=torch.int32))
+    for _ in range(3):
+        assert torch.equal(schedule(x.cuda()).cpu(), want)
+
+
 def test_the_example():
     x = torch.randn(4, 1000, 2000, device="cuda")
     torch.testing.assert_close(Shares()(x), torch.softmax(x, 0))
-    assert torch.equal(Counts()(x), (x > 0).sum(0).int())
+    assert torch.equal(Counts()(x), (x > 0).sum(0).int()) and torch.equal(Votes()(x), (x > 0).sum(0).int())

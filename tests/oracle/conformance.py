@@ -73,6 +73,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.BulkCommit(),
     ops.BulkWait(0, True),
     ops.StAsync(0, 1, 1024, 0b11, (7,), 1, 2),
+    ops.RedAsync("s0", 0, 1, 1024, 0b11, (7,), 1, 2),
     ops.AccumulatorWrite("mma"),
     ops.AccumulatorRead("mma"),
     ops.WgmmaFence(),

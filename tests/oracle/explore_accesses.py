@@ -67,6 +67,7 @@ LOADS = (
     ops.BulkLoad,
     ops.PeerCopy,
     ops.PeerReduce,
+    ops.RedAsync,
     ops.TmaLoadThrough,
     *COPIES,
 )  # what lands later and counts on an mbarrier
@@ -83,6 +84,7 @@ RELEASES = (
     ops.BulkLoad,
     ops.PeerCopy,
     ops.PeerReduce,
+    ops.RedAsync,
     ops.TmaLoadThrough,
     ops.Exit,
 )
@@ -263,7 +265,7 @@ class Accesses:
     def loads(self, op: Any, own: int) -> dict[int, int]:
         """CTA -> the bit of what a load writes there, and of what a copy to a peer reads here."""
         part = ("shares", op.share, op.shares) if hasattr(op, "shares") else WHOLE
-        part = REDUCED if isinstance(op, ops.PeerReduce) else part
+        part = REDUCED if isinstance(op, (ops.PeerReduce, ops.RedAsync)) else part
         mask = getattr(op, "mask", None) or 1 << own
         slots = self.layout.nslots
         read = self.classes.bit(own * slots + op.source, WHOLE, False) if isinstance(op, FROM_SLOTS) else 0

@@ -81,7 +81,7 @@ def async_bits(classes: Classes, agent: int, op: Any) -> int:
         found = classes.bit(base + op.slot, (op.split, op.part, op.parts), kind is ops.SlotWrite)
     elif kind in LOADS and kind not in COPIES:
         found = classes.bit(base + op.slot, WHOLE, True)
-        if kind in (ops.PeerCopy, ops.PeerReduce):  # which write elsewhere
+        if kind in (ops.PeerCopy, ops.PeerReduce, ops.RedAsync):  # which write elsewhere
             found = 0
         if kind in FROM_SLOTS:
             found |= classes.bit(base + op.source, WHOLE, False)

@@ -30,6 +30,7 @@ from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
 from tests.oracle.one_run import check_program
 from tests.oracle.peer_forms import (
+    Counted,
     LongRows,
     Looked,
     Paired,
@@ -104,6 +105,7 @@ VARIANTS: tuple[Registered, ...] = (
     Registered("output over its input", InPlace, InPlace, ((1, 1, {}), (3, 1, {}))),
     Registered("whole boxes multicast", WholeBoxes, WholeBoxes, ((1, 1, {}), (2, 1, {}))),
     Registered("reduced into peers", Reduced, Reduced, ((1, 1, {}), (2, 1, {}))),
+    Registered("reduced by threads", Counted, Counted, ((1, 1, {}), (2, 1, {}))),
     Registered("read from peers", Looked, Looked, ((1, 1, {}), (2, 1, {}))),
     Registered("sent by threads", Swapped, Swapped, ((1, 1, {}),)),
     Registered("rows over CTAs", LongRows, LongRows, ((1, 1, {"n": 1024}),)),

@@ -7,7 +7,7 @@ from typing import ClassVar
 import tmapipe as tp
 
 __all__ = [
-    "LogSumExp", "LongRows", "Looked", "Paired", "PairsOfRows", "Rotated", "RotatedInPairs", "Scattered", "Swapped",
+    "Counted", "LogSumExp", "LongRows", "Looked", "Paired", "PairsOfRows", "Rotated", "RotatedInPairs", "Scattered", "Swapped",
     "WholeBoxes",
 ]  # fmt: skip
 
@@ -293,3 +293,42 @@ class LogSumExp(LongRows):
             values = slot.x.read()
         total = tp.math.row_logsumexp(values, inside=k.extent("n") - 512 * tile.n)
         k.y.store(tile, k.full("x", 0.0) + total)
+
+
+class Counted(tp.Schedule):
+    """y[m] = 3 + the sum, or the like, over s of x[s, m]: the threads of each CTA of a cluster reduce what they have loaded in
+    the slots of the others."""
+
+    load, write, count, store = tp.Role(warps=1), tp.Role(warps=1), tp.Role(warps=2), tp.Role(warps=1)
+    over = "s m n"
+
+    def __init__(self, reduce: str = "add", peers: int = 2):
+        self.cluster = {"s": peers}
+        self.relations = (tp.Dim("q", of="m"), tp.Dim("s", at_most=peers))
+        self.loaded = tp.BarrierRing(1, producer=self.load, consumer=self.count)
+        self.x = tp.TmaLoadStage("s m n", tile=(4 * peers, 32), ring=self.loaded, dtype="int32")
+        self.ring = tp.BarrierRing(1, chain=(self.write, self.count, self.store))
+        group = tp.Exchange(tp.MulticastGroup("s"), sender=self.count, reduce=reduce)
+        self.sums = tp.SharedStage(tile=(4, 32), ring=self.ring, dtype="int32", writer=self.write, group=group)
+        self.y = tp.TmaStoreStage("q n", source=self.sums, stages=0)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.loaded.produce() as slot:
+            slot.x.load(tile)
+
+    @write.jit
+    def begin(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.sums.write(k.full("sums", 3))
+
+    @count.jit
+    def add(self, k, tile):
+        with k.loaded.consume() as loaded, k.ring.consume() as slot:
+            for i in range(slot.sums.peers):
+                slot.sums.reduce(i, loaded.x.read(tile=(4, 32), at=(4 * i, 0)))
+
+    @store.jit
+    def drain(self, k, tile):
+        with k.ring.consume() as slot:
+            slot.y.store(tile.also(q=slot.sums.peers * tile.m + slot.sums.rank))

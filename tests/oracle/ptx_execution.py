@@ -216,7 +216,8 @@ class Execution:
         words = [self.value(word.strip()) for word in i.operands[1].strip("{}").split(",")]
         values = tuple(signed(word, 32) if isinstance(word, int) else None for word in words)  # None: data
         place = self._barrier(barrier.address)
-        self.events.append(("store_words", target.address - BASE, values, *place, target.rank))
+        kind = "store_words" if i.is_a("st.async") else " ".join(i.opcode.split(".")[-2:])  # such as "add s32"
+        self.events.append((kind, target.address - BASE, values, *place, target.rank))
 
     def _is_word(self, operand: str) -> bool:
         queue = self.plan.queue
@@ -448,7 +449,7 @@ def _action(i: Instruction) -> Action:
         return lambda thread: thread.registers.__setitem__(to, int(thread.lane == LEADER))
     if kind == "mapa":
         return lambda thread: thread._map(i)
-    if i.is_a("st.async"):
+    if i.is_a("st.async", "red.async"):
         return lambda thread: thread._store_words(i)
     if i.is_a("st.global"):
         return lambda thread: thread._store(i)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.oracle.peer_forms import Looked, Reduced, Rotated, RotatedInPairs, Scattered, Swapped
+from examples.exchange import Counts, Votes
+from tests.oracle.peer_forms import Counted, Looked, Reduced, Rotated, RotatedInPairs, Scattered, Swapped
 from tests.sweeps import sample
 from tests.unit.errors import refused
 from tests.unit.test_added import expected
@@ -44,7 +45,7 @@ def test_tiles_of_peers_are_read(seed):
     assert (y == x.sum(0)).all() and run.counts["PeerRead"] == 3 * 3 * 2 * 2
 
 
-@pytest.mark.parametrize("kind", [Looked, Reduced, Rotated, Scattered, Swapped])
+@pytest.mark.parametrize("kind", [Counted, Looked, Reduced, Rotated, Scattered, Swapped])
 def test_they_are_proved(kind):
     report = kind().check()
     assert report.ok and report.trips == "every trip count"
@@ -292,6 +293,60 @@ def test_parts_are_reduced_in_place(reduce, peers):
         assert (y == wanted).all()
 
 
+@pytest.mark.parametrize("peers, reduce", [(2, "add"), (4, "max"), (2, "xor"), (4, "inc")])
+def test_numbers_of_threads_are_reduced_in_place(reduce, peers):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-(2**31), 2**31, (peers, 12 * peers, 96)).astype(np.int32)
+    if reduce == "inc":
+        x = np.broadcast_to(rng.integers(0, 6, x.shape[1:]).astype(np.int32), x.shape).copy()
+    y = np.zeros(x.shape[1:], np.int32)
+    run = Counted(reduce, peers).simulate(x, out=y, clusters=2, seed=peers)
+    assert (y == expected(reduce, np.full(x.shape[1:], 3, np.int32), x)).all()
+    assert run.counts["RedAsync"] == 3 * 3 * peers * peers * 2  # tiles of a cluster, CTAs, those reduced in, warps
+
+
+class Unawaited(Counted):
+    """It reads its own tile while others reduce there."""
+
+    load, write, count, store = Counted.load, Counted.write, Counted.count, Counted.store
+
+    @count.jit
+    def add(self, k, tile):
+        with k.loaded.consume() as loaded, k.ring.consume() as slot:
+            values = loaded.x.read(tile=(4, 32), at=(0, 0))
+            for i in range(2):
+                slot.sums.reduce(i, values)
+            slot.sums.read()
+
+
+class Once(Counted):
+    """Nothing goes to the other CTA."""
+
+    load, write, count, store = Counted.load, Counted.write, Counted.count, Counted.store
+
+    @count.jit
+    def add(self, k, tile):
+        with k.loaded.consume() as loaded, k.ring.consume() as slot:
+            slot.sums.reduce(slot.sums.rank, loaded.x.read(tile=(4, 32), at=(0, 0)))
+
+
+class Unset(Counted):
+    """What sums begin with is not written."""
+
+    load, write, count, store = Counted.load, Counted.write, Counted.count, Counted.store
+
+    @write.jit
+    def begin(self, k, tile):
+        with k.ring.produce():
+            pass
+
+
+def test_wrong_reductions_by_threads_are_found():
+    assert Kind.RACE in Unawaited().check().kinds()
+    assert Kind.UNFILLED in Unset().check().kinds()
+    assert not Once().check().ok
+
+
 def test_explain_says_what_comes_from_all():
     text = Reduced("max", 4).explain()
     assert "max to peers sums: 4 x 32 int32 of mine, among 4 CTAs along s" in text
@@ -390,3 +445,9 @@ def test_verbs_are_those_that_the_stage_declares():
     refused(of(lambda slot: slot.z.reduce(0)), x, argument="slot.z.reduce", rule="sender= and reduce= say")
     refused(of(lambda slot: slot.z.read_from(0)), x, argument="slot.z.read_from", rule="without a sender")
     refused(of(lambda slot: slot.z.send(0, slot.x.read())), x, argument="send(values)", rule="has a source")
+
+
+@pytest.mark.parametrize("kind", [Counts, Votes])
+def test_the_example_counts(kind):
+    x = whole(4, 16, 128)
+    assert (kind()(x) == (x > 0).sum(0)).all()

@@ -291,15 +291,19 @@ class PeerFragments(Runs):
     def send_tile(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any) -> None:
         buffer, isa, layout = slot.buffer, self.isa, values.layout
         assert layout is not None
-        size, width = buffer.dtype.bytes, layout.width
+        size, width, of = buffer.dtype.bytes, layout.width, isa.plan.exchange(buffer.name)
+        reduce = None if of is None else of.reduce
         start = at_peer(isa.slot_address(buffer, slot.stage), cta)
         on = at_peer(isa.mbarrier(barrier, slot.stage).toint(), cta)
         for i, row, column in self.runs(layout, width):
             words = cute.recast_tensor(self.converted(values, i, width, cute_type(buffer.dtype)), Int32)
             place = start + buffer.byte_in_slot(row, column * size)
-            for first in range(0, width * size // 4, 4):
-                count = min(4, width * size // 4 - first)
-                _store_async(place + 4 * first, [words[first + j] for j in range(count)], on)
+            for first in range(0, width * size // 4, 1 if reduce else 4):
+                data = [words[first + j] for j in range(min(4, width * size // 4 - first))]
+                if reduce:
+                    emit_ptx(_reduction(reduce), "rrr", place + 4 * first, data[0], on)
+                else:
+                    _store_async(place + 4 * first, data, on)
 
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
         target = at_peer(self._own_part(slot, share, shares).toint(), cta)
@@ -363,6 +367,12 @@ def _store_async(target: Any, words: Sequence[Any], barrier: Any, kind: str = "r
     registers = f"{{{', '.join(f'${1 + i}' for i in range(count))}}}" if count > 1 else "$1"
     text = f"st.async.shared::cluster.mbarrier::complete_tx::bytes.{form} [$0], {registers}, [${count + 1}];"
     emit_ptx(text, f"r{kind * count}r", target, *words, barrier)
+
+
+def _reduction(how: str) -> str:
+    """``red.async`` of a word, whose bytes complete on the mbarrier that is its last operand."""
+    kind = {"and": "b32", "or": "b32", "xor": "b32", "inc": "u32", "dec": "u32"}.get(how, "s32")
+    return f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{how}.{kind} [$0], $1, [$2];"
 
 
 def _load(address: Any, nbytes: int) -> list[Any]:

@@ -355,6 +355,27 @@ class PeerReduce(NamedTuple):
     parts: Number
 
 
+@operation(
+    "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes",
+    "starts the reduction {peer} of registers into {slot} of CTAs {mask}[ (share {share} of {shares})], {nbytes} bytes that "
+    "complete on {bar}",
+    Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares", reduces=True),
+)
+class RedAsync(NamedTuple):
+    """Of what lanes hold into share `share` of `shares` of `slot` of the CTA in `mask`, in the way of `peer`, completing
+    `nbytes` on its `bar`. The PTX ISA leaves its proxy open: taken as the async one, as of `StAsync`. Facts: tuple of its
+    `Flight`."""
+
+    peer: Name
+    slot: Slot
+    bar: Bar
+    nbytes: Bytes
+    mask: Mask
+    words: At = ()
+    share: Number = 0
+    shares: Number = 1
+
+
 class PeerInstructions(Lowering):
     """Instructions of clusters."""
 
@@ -380,10 +401,11 @@ class PeerInstructions(Lowering):
             self.emit(PeerCopy(slot, bar, nbytes // shares, 1 << to, source, part, into, shares), to)
 
 
-def sent(isa: Lowering, to: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> StAsync:
-    """The operation of a warp that writes share *share* of *shares* of a slot of CTA *cta* from registers."""
-    slot, bar = isa.slot(to.buffer, to.stage), isa.bar(barrier, to.stage)
-    return StAsync(slot, bar, to.buffer.slot_bytes // shares, 1 << cta, (), share, shares)
+def sent(isa: Lowering, to: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> StAsync | RedAsync:
+    """The operation of a warp that writes share *share* of *shares* of a slot of CTA *cta* from registers, or reduces it."""
+    slot, bar, of = isa.slot(to.buffer, to.stage), isa.bar(barrier, to.stage), isa.plan.exchange(to.buffer.name)
+    what = slot, bar, to.buffer.slot_bytes // shares, 1 << cta, (), share, shares
+    return StAsync(*what) if of is None or of.reduce is None else RedAsync(of.name, *what)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tmapipe.isa.ops import (
     LoadWrite,
     PeerCopy,
     PeerReduce,
+    RedAsync,
     StAsync,
     StoreRead,
     StoreWrite,
@@ -75,6 +76,11 @@ def _copy(state: State, agent: int, op: CpAsync) -> tuple[Flight, ...]:
 @applies(StAsync)
 def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
     return _start(state, agent, op, "st.async", "words")
+
+
+@applies(RedAsync)
+def _reduce_words(state: State, agent: int, op: RedAsync) -> tuple[Flight, ...]:
+    return _start(state, agent, op, REDUCTION, "words")
 
 
 @applies(PeerCopy, PeerReduce)
@@ -246,11 +252,16 @@ def _land_copy(memory: Memory, flight: Flight, op: PeerCopy, target: np.ndarray)
     target[_share(target, op)] = source[_share(target, op._replace(share=op.part))]
 
 
-@moves(PeerReduce)
-def _land_reduction(memory: Memory, flight: Flight, op: PeerReduce, target: np.ndarray) -> None:
+@moves(PeerReduce, RedAsync)
+def _land_reduction(memory: Memory, flight: Flight, op: PeerReduce | RedAsync, target: np.ndarray) -> None:
     exchange = memory.layout.plan.exchange(op.peer)
-    source = memory.slot(flight.issuer // memory.layout.warps, op.source)
     assert exchange is not None and exchange.reduce is not None
+    if isinstance(op, RedAsync):  # where in the tile the warp's numbers go, and these
+        words: Any = op.words
+        flat = target.reshape(-1)
+        flat[words[0]] = reduced(exchange.reduce, flat[words[0]], words[1])
+        return
+    source = memory.slot(flight.issuer // memory.layout.warps, op.source)
     target[...] = reduced(exchange.reduce, target, np.split(source, op.parts)[op.part])
 
 

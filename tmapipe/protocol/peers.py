@@ -119,19 +119,22 @@ class SharedInSlot(PartInSlot):
                 raise InputError(f"{name}(part)", buffer.tile, rule, "give the stage such a tile, or send all of it")
         self.part.isa.peer_copy(exchange, self.slot.index, cta, self.end.signalled, part, into)
 
-    def reduce(self, to: Any) -> None:
-        """Starts to combine part *to* of the source with the tile of the CTA of this index, in the same slot. All CTAs do so
-        once for each of the group.
+    def reduce(self, to: Any, values: Fragment | None = None) -> None:
+        """Starts to combine part *to* of the source, or *values*, with the tile of the CTA of this index, in the same slot. All
+        CTAs do so once for each of the group.
 
         Args:
             to: Its index in the group.
+            values: For a stage without a source: a fragment of as many rows and columns, of integers.
 
         Raises:
             ScopeError: In a role other than the sender.
-            InputError: The index is outside the group, or the stage is not reduced.
+            InputError: The index is outside the group, the fragment is of other numbers, or the stage is not reduced.
         """
-        exchange = self._sent("reduce", None, True)
+        exchange = self._sent("reduce", values, True)
         cta = self._cta(f"slot.{exchange.name}.reduce(to)", to)
+        if values is not None:
+            return self._send_values(f"slot.{exchange.name}.reduce", values, cta)
         self.part.isa.peer_copy(exchange, self.slot.index, cta, self.end.signalled, to)
 
     def _send_values(self, name: str, values: Fragment, cta: Any) -> None:
