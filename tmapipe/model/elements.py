@@ -1,5 +1,4 @@
-"""Element by element: the operations of fragments on the CPU model, what a warp reads and writes of slots, and
-reductions."""
+"""Element by element: operations of fragments on the CPU model, accesses of slots by a warp, and reductions."""
 
 from __future__ import annotations
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 
 # ---- elements --------------------------------------------------------------------------------------------------------
-#
-# Element by element: the operations of fragments on the CPU model.
 #
 # A fragment's data is the calling warp's part: an array with a number for each of its elements, or one number for
 # each row or column of the tile, those of other warps too. Where there is no data, it is None.
