@@ -1,4 +1,4 @@
-"""The operations of fragments on the CPU model, what a warp reads and writes of slots, and reductions."""
+"""Element by element: operations of fragments on the CPU model, accesses of slots by a warp, and reductions."""
 
 from __future__ import annotations
 
@@ -160,11 +160,13 @@ class SlotAccesses(Fragments):
         places = self._positions(pitch, layout, at) if pitch else self._inside(slot, layout, at)
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
-    def read_rows_as_columns(self, slot: SlotRef, layout: ThreadLayout, starts: Any, pitch: int) -> Fragment:
+    def read_rows_as_columns(
+        self, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
+    ) -> Fragment:
         return self._fragment(slot, layout, "tile", self._read(slot, at=self._columns_begin(layout, starts, pitch)))
 
     @of_data
-    def _columns_begin(self, layout: ThreadLayout, starts: tuple[int, ...], pitch: int) -> Any:
+    def _columns_begin(self, layout: VectorLayout, starts: tuple[int, ...], pitch: int) -> Any:
         """Where in a slot, row by row, the warp's elements are of a tile whose columns begin there."""
         rows, columns = self._indices(layout)
         return np.array(starts)[columns % len(starts)] + columns // len(starts) * pitch + rows
@@ -181,11 +183,11 @@ class SlotAccesses(Fragments):
     def read_line(
         self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Any, Any], each: int = 1
     ) -> Fragment:
-        data, (row, first) = self._read(slot), at
+        data, count = self._read(slot), layout.rows if along == "rows" else layout.columns
         if data is None:
             return self._fragment(slot, layout, along, None)
-        data = data.reshape(-1, slot.buffer.tile[-1])
-        places = first + np.arange(layout.rows if along == "rows" else layout.columns) // each
+        data, (row, first) = data.reshape(-1, slot.buffer.tile[-1]), at
+        places = first + np.arange(count) // each
         if not (0 <= row < len(data) and first >= 0 and places[-1] < data.shape[1]):
             rule = f"is where {places[-1] - first + 1} of the {slot.buffer.tile} elements begin"
             raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")

@@ -1,256 +1,34 @@
-"""Gemm: the warp-specialized GEMM for Hopper, with what it does around its kernel if k is divided among CTAs."""
+"""Gemm, the warp-specialized GEMM for Hopper, and DequantGemm, whose weights have 8 or 4 bits."""
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
 
+from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
-from tmapipe.base.tensor_map import check_cluster
-from tmapipe.bind.bound import Bound, check_apart, check_kind, of_sums
-from tmapipe.bind.tensors import match, new_like, signature
+from tmapipe.base.arithmetic import Dim
+from tmapipe.base.tensor_map import MulticastGroup, check_cluster
+from tmapipe.bind.bound import Bound, check_kind
+from tmapipe.bind.tensors import match
 from tmapipe.epilogue import Epilogue
-from tmapipe.epilogue.operands import Matrix, StoreForm
-from tmapipe.errors import InputError
+from tmapipe.epilogue.operands import PerColumn
+from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Carried
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.parts.stages import Table
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedules.fused import AddParts, Fused
-from tmapipe.schedules.mainloop import Cooperative, Operand, PingPong
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.schedules.fused import Fused
+from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong, in_shares
+from tmapipe.stage import TmaLoadStage
 from tmapipe.tiles.grouped import SplitKTiles
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
-
-# ---- finishparts -----------------------------------------------------------------------------------------------------
-#
-# FinishParts: ``d = epilogue(parts[0] + parts[1] + ...)``: what a split-K GEMM with an epilogue ends with.
-
-
-SHAPE = 64, 64  # elements of a tile: one piece of what a warpgroup holds
-
-
-class FinishParts(Fused):
-    """``d[m, n] = epilogue(sum over s of workspace[s, m, n])``; sums in fp32, in the order of s.
-
-    One warp loads the parts, four add them, through slots that threads read; operands come as in a `Gemm`.
-
-    Args:
-        epilogue: As of `Gemm`.
-        stages: Slots of parts; None: as many as fit.
-    """
-
-    load, math = Role(warps=1), Role(warpgroups=1)
-
-    def __init__(self, epilogue: Epilogue | Callable[..., Any] | None, stages: int | None = None):
-        self.epilogue = epilogue = Epilogue.of(epilogue)
-        self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
-        self.workspace = Matrix(fp32, None).stage("workspace", self.ring, *SHAPE, "s ")
-        self.total = RegisterTile(self.math, SHAPE)
-        self.declare_epilogue(epilogue, (self.total,), batch="")
-
-    def empty_value(self, bound: Bound) -> Any:
-        """The epilogue of empty sums."""
-        return self.whole_value(bound, 1)
-
-    def shape_of_output(self, given: Mapping[str, Any]) -> tuple[int, ...]:
-        """As in `Fused`."""
-        return tuple(given["workspace"].shape[1:])
-
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        for part in range(k.steps("workspace", "s")):
-            with k.ring.produce() as slot:
-                slot.workspace.load(tile, s=part)
-
-    @math.jit
-    def finish(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.consume() as slot:
-            total = k.total.read(slot.workspace)
-        for _ in range(k.steps("workspace", "s") - 1):
-            with k.ring.consume() as slot:
-                total = total + k.total.read(slot.workspace)
-        self.store_all(k, tile, (k.total.of(total),))
-
-
-# ---- parts -----------------------------------------------------------------------------------------------------------
-#
-# PartsOfK: what a GEMM whose k is divided among CTAs does around its kernel.
-#
-# By default the kernel stores part s of each output tile, partial sums in fp32, to matrix s of a workspace [s, m, n].
-# A second kernel adds these in a fixed order and applies the epilogue, so the bits are the same in every run. It
-# starts while the first one ends, and waits for it with griddepcontrol.wait. With ``reduce="add"`` the TMA engine
-# adds all parts to the output as they arrive: one kernel, no workspace, and last bits that differ from run to run.
-
-
-MANY = 128  # tiles of an output that keep a GPU busy
-
-
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
-class AddedParts(TmaStoreStage):
-    """A store that adds all tiles of a matmul's accumulators along "s" to one tile: the tensor has no such dimension.
-
-    Args:
-        source: The matmul.
-        extent: Of "s".
-        options: As of `TmaStoreStage`.
-    """
-
-    extent: int = attrs.field(default=1, init=False)
-
-    def __init__(self, source: Wgmma, extent: int, **options: Any):
-        super().__init__("s m n", source=source, reduce="add", **options)
-        object.__setattr__(self, "extent", extent)
-
-    @property
-    def folded(self) -> Mapping[str, int]:
-        return {"s": self.extent}
-
-
-class PartsOfK:
-    """The parts that *order* makes of each output tile; when they have been added, *epilogue* is applied."""
-
-    def __init__(self, order: Any, epilogue: Epilogue, products: int):
-        if products > 1:
-            rule = f"is for one product; the parts of {products} are not added"
-            raise InputError("tiles", order, rule, "use an order of whole tiles")
-        if order.reduce and not epilogue.plain:
-            rule = "is not applied to parts of k that are added as they come: no part has the whole sum"
-            raise InputError("epilogue", epilogue.function or epilogue, rule, "leave out reduce=")
-        if epilogue.l2_hint is not None:
-            rule = "is of stores of whole tiles, not of parts of k"
-            raise InputError("Epilogue(l2_hint)", epilogue.l2_hint, rule, "leave it out")
-        self.order, self.epilogue = order, epilogue
-        self.stored = Epilogue(stages=epilogue.stages)  #: what each part ends with
-        self.more = bool(epilogue.operands or epilogue.outputs)
-        self.batched = isinstance(order, SplitKTiles) and not order.reduce and not self.more
-        self._bound: set[Any] = set()  # signatures of calls that were found right
-
-    def stage(self, mma: Wgmma, width: int, form: StoreForm) -> TmaStoreStage:
-        """The store of the parts."""
-        if self.order.reduce:
-            return AddedParts(mma, self.order.parts, stages=form.stages, dtype=self.epilogue.dtype)
-        return TmaStoreStage(f"{form.batch}m n", source=mma, stages=form.stages, dtype=fp32)
-
-    def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
-        """Calls *run*, the kernel of *schedule*, with a, b and a workspace, then adds the parts. Returns the outputs."""
-        others = [*self.epilogue.operands, *self.epilogue.outputs]
-        given = match(["a", "b", "d", *others], tensors, named, out, "d")
-        for name in ("a", "b"):
-            check_kind(name, given.get(name))
-            batched = self.batched and given["a"].ndim == given[name].ndim == 3
-            if given[name].ndim != 2 and not batched:
-                rule = "is a matrix, where parts of k are added" + " to d, or with operands" * (not self.batched)
-                raise InputError(name, tuple(given[name].shape), rule, "pass one matrix")
-        a, b, d = given["a"], given["b"], given.get("d")
-        shape = (*a.shape[:-1], b.shape[-2])
-        if d is None:
-            d = new_like(a, shape, self._made_type(a))
-        check_kind("d", d)
-        if self.order.reduce:
-            self._check(schedule, (a, b, d), d, given, {})
-            d[...] = 0
-            return run(a, b, d)
-        if dtype_of(d, "d").integer:
-            rule = "the parts are added in fp32, which is not rounded to integers"
-            raise InputError("d", dtype_of(d, "d").name, rule, "pass a d of a floating type")
-        if tuple(d.shape) != shape:
-            raise InputError("d.shape", tuple(d.shape), f"is (m, n), {shape}", "pass such a tensor")
-        workspace = self._workspace(schedule, a, shape)
-        parts = workspace if a.ndim == 2 else workspace.reshape(a.shape[0], self.order.parts, *shape[1:])
-        more = self._further(a, d, given)
-        self._check(schedule, (a, b, workspace), d, given, more, parts)
-        run(a, b, workspace)
-        finish = self.finish(shape)
-        return finish(parts, d=d, **more) if self.more else finish(parts, d)
-
-    def finish(self, shape: tuple[int, ...]) -> Any:
-        """What adds the parts of an output of *shape*."""
-        return _second(self.epilogue, None if self.more else _adding_tile(shape))
-
-    def _further(self, a: Any, d: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Operands, and further outputs: those of d's shape are made here if they are not given, of a type as d's."""
-        found = {name: given[name] for name in (*self.epilogue.operands, *self.epilogue.outputs) if name in given}
-        for name, kind in self.epilogue.outputs.items():
-            if not kind.reduced and name not in found:
-                found[name] = new_like(a, tuple(d.shape), kind.type_of(of_sums(dtype_of(a, "a"))))
-        return found
-
-    def _made_type(self, a: Any) -> DType:
-        """Of an output that the call makes."""
-        return as_dtype(self.epilogue.dtype or (fp32 if self.order.reduce else of_sums(dtype_of(a, "a"))))
-
-    def _check(
-        self,
-        schedule: Any,
-        tensors: tuple[Any, ...],
-        d: Any,
-        given: Mapping[str, Any],
-        more: Mapping[str, Any],
-        parts: Any = None,
-    ) -> None:
-        """Raises `InputError` for what one of the kernels would refuse, before the first runs or d is zeroed: *tensors* of the
-        first, *parts* and d of the second."""
-        found = signature((*tensors, d, *more.values()), None)
-        seen = None if found is None else (*found, *more)
-        if seen is None or seen not in self._bound:
-            schedule.plan(schedule.bind(*tensors).dtypes)
-            if not self.order.reduce:
-                whole = {name: value for name, value in more.items() if name not in self.epilogue.reductions}
-                finish = self.finish(tuple(d.shape))
-                finish.plan(finish.bind(parts, d=d, **whole).dtypes)
-            if seen is not None:
-                self._bound.add(seen)
-        written = tuple(name for name in ("d", *self.epilogue.outputs) if name in given)
-        check_apart({name: value for name, value in given.items() if hasattr(value, "shape")}, written)
-
-    def _workspace(self, schedule: Any, a: Any, shape: tuple[int, ...]) -> Any:
-        """A new matrix for each part that a tile of an output of *shape* may have; of a batch, the first matrix' parts first.
-        Those that only some tiles have are set to zero."""
-        (m, n), k = schedule.d.tile[-2:], schedule.mma.shape[2]
-        check_cluster(schedule.cluster)
-        extents = ((shape[-2], m * schedule.cluster.get("m", 1)), (shape[-1], n * schedule.cluster.get("n", 1)))
-        tiles = math.prod(ceil_div(extent, tile) for extent, tile in extents)
-        least, most = self.order.pieces(tiles, ceil_div(a.shape[-1], k))
-        made = new_like(a, (math.prod(shape[:-2]) * most, *shape[-2:]), fp32)
-        if least < most:
-            made[least:] = 0
-        return made
-
-
-def _adding_tile(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Of `AddParts`, for an output of *shape*: 2048 elements, or fewer so that most multiprocessors have some. 480 x 32 x
-    38640 in 16 parts takes 23.6 us with tiles of 8 x 256, 22.0 with 8 x 32; 728 x 72 x 12840 in 10 parts 18.0, and 17.2
-    with 8 x 64."""
-    columns = 1 << min(8, max(5, round(math.log2(max(1, shape[-1])))))
-    elements = 1 << min(11, max(8, ceil_div(math.prod(shape), MANY).bit_length()))
-    return elements // columns, columns
-
-
-def _second(epilogue: Epilogue, tile: tuple[int, int] | None) -> Any:
-    """What adds the parts: one schedule for all that end with *epilogue*, so that it is proved and compiled once. tile: of
-    `AddParts`; None: there are operands or further outputs."""
-    try:
-        return _made(epilogue, tile)
-    except TypeError:  # a callable that cannot be hashed
-        return _made.__wrapped__(epilogue, tile)
-
-
-@functools.lru_cache(maxsize=32)
-def _made(epilogue: Epilogue, tile: tuple[int, int] | None) -> Any:
-    if tile is None:
-        return FinishParts(epilogue)
-    return AddParts(tile, dtype=epilogue.dtype, epilogue=epilogue.function, together=4)
-
 
 # ---- gemm ------------------------------------------------------------------------------------------------------------
 #
@@ -487,3 +265,231 @@ class Sums(Carried):
         for name, accumulator in self.by_operand.items():
             of = (slot.a, getattr(slot, name))
             accumulator.add(*(of if self.along == "m" else of[::-1]))
+
+
+# ---- dequantgemm -----------------------------------------------------------------------------------------------------
+#
+# DequantGemm: a GEMM whose weights have 8 or 4 bits, and become bf16 or fp16 in registers.
+#
+# load (1 warp)        a and weights of k-tile 0, 1, 2, ...  -> ring of slots
+# math (warpgroups)    while the tensor core multiplies a k-tile, the weights of the next one are read and converted
+#
+# The output is transposed: 64 columns of d, which are rows of weights, for each warpgroup. So weights are the operand that
+# wgmma takes from registers, and what the warpgroups convert is never written to shared memory.
+
+
+WEIGHTS = ("int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2")
+PACKED = 32  # elements along k, of which 16 bytes have those of the first half in their low bits
+MOST_SLOTS, SMALL = 6, 180 << 10  # slots of a ring by default; bytes of so many beside which all else has room
+EXACT, AS_BITS = 12582912.0, 0x4B400000  # 3 * 2^22, whose last place is 1, and its bits
+
+
+class DequantGemm(Gemm):
+    """``d[m, n] = epilogue(sum over k of a[m, k] * (b[n, k] - zero) * scale)``: a is bf16 or fp16, and so is what a weight
+    becomes, rounded once; sums are in fp32.
+
+    b is [n, k] of int8 or fp8. Of 4 bits it is [n, k / 2] of int8: of each 32 elements along k, byte j of 16 has element j in
+    its low half and element j + 16 in its high half (`pack_int4` makes it so). scale is [n], or [k / group, n]; so is zero.
+    Both are of any floating type::
+
+        d = DequantGemm("int4", group=128, zeros=True)(a, b, scale, zero)
+
+    Args:
+        weights: What b has: "int8", "int4" (from -8 to 7), "uint4" (from 0 to 15), "fp8_e4m3" or "fp8_e5m2".
+        tile: (m, n, k) elements of a CTA; n is 64 for each of one, two or three warpgroups, k a multiple of 32.
+        cluster: CTAs along (m, n).
+        stages: Slots of a and b; None: as many as fit, at most 6 of small tiles.
+        group: Elements along k that share a scale, a multiple of those of a tile; None: all, and d's columns are scaled.
+        zeros: Whether something is subtracted from weights before they are scaled.
+        epilogue: As of `Gemm`, without further outputs; "scale" is no name of an operand.
+        tiles: The order of output tiles; `SplitKTiles` where there are neither groups nor zeros.
+
+    Raises:
+        InputError: For parts that do not go together, or that cannot be planned.
+    """
+
+    load, math = Gemm.load, Gemm.math
+
+    def __init__(
+        self,
+        weights: str = "int8",
+        tile: tuple[int, int, int] = (256, 128, 64),
+        cluster: tuple[int, int] = (1, 2),
+        stages: int | None = None,
+        *,
+        group: int | None = None,
+        zeros: bool = False,
+        epilogue: Epilogue | Callable[..., Any] | None = None,
+        tiles: TileOrder = PersistentTiles(),  # noqa: B008 - immutable
+    ):
+        if weights not in WEIGHTS:
+            raise InputError("DequantGemm(weights)", weights, f"is one of {', '.join(WEIGHTS)}", 'e.g. "int8"')
+        if not isinstance(zeros, bool):
+            raise InputError("DequantGemm(zeros)", zeros, "is True or False", "leave it out")
+        k = tile[2] if isinstance(tile, (tuple, list)) and len(tile) == 3 else 0
+        if is_count(k) and k % PACKED:
+            raise InputError("tile[2]", k, f"is a multiple of {PACKED} elements along k", "e.g. 64")
+        if group is not None and not (is_count(group) and is_count(k) and group % k == 0):
+            rule = f"is a multiple of the {k} elements along k of a tile"
+            raise InputError("DequantGemm(group)", group, rule, "use such groups, or tiles of fewer elements along k")
+        if k and tile[1] not in (64, 128, 192):
+            rule = "is 64 for each of one, two or three warpgroups"
+            raise InputError("tile[1]", tile[1], rule, "use 64, 128 or 192")
+        in_parts = isinstance(tiles, SplitKTiles) and group is None and not zeros
+        if isinstance(tiles, TileOrder) and (tiles.bounded or tiles.table or (tiles.in_parts and not in_parts)):
+            rule = "is an order of whole tiles, or SplitKTiles without groups and zeros"
+            raise InputError("tiles", tiles, rule, "leave it out")
+        self.weights, self.group, self.zeros = weights, group, zeros
+        self.relations = (
+            *((Dim("bytes", of="k", per=2),) if self.bits == 4 else ()),
+            *((Dim("g", of="k", per=group),) if group else ()),
+        )
+        if stages is None and k:  # of small tiles not as many as fit, which take long to prove
+            each = k * (2 * tile[0] + tile[1] * self.bits // 8)
+            stages = None if MOST_SLOTS * each > SMALL else MOST_SLOTS
+        epilogue = epilogue if group else scaled(Epilogue.of(epilogue))
+        super().__init__(tile, cluster, stages, mainloop=Cooperative(along="n"), epilogue=epilogue, tiles=tiles)
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return 4 if self.weights.endswith("int4") else 8
+
+    def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
+        across, down = self.cluster["n"], self.cluster["m"]
+        batch = self.tiles.input_dims
+        self.a = a.stage("m", m, k, ring=self.ring, batch=batch, multicast="n", peers=across)
+        ring = self.ring
+        dims, dtype = ("n bytes", "int8") if self.bits == 4 else ("n k", self.weights)
+        shared = MulticastGroup("m", whole=not in_shares(n, down))
+        self.b = TmaLoadStage(f"l {dims}", tile=(n, k * self.bits // 8), ring=ring, dtype=dtype, multicast=shared)
+        numbers = "l g n" if self.group else "n"
+        if self.group:
+            self.scale = TmaLoadStage(numbers, tile=(n,), ring=ring)
+        if self.zeros:
+            self.zero = TmaLoadStage(numbers, tile=(n,), ring=ring)
+        self.weight = RegisterTile(self.math, (n, k), dims="n k")
+        if self.bits == 4:
+            self.some = RegisterTile(self.math, (n, PACKED // 2))
+        self.mma = Wgmma(self.weight, self.a)
+        self.sources: tuple[Any, ...] = (self.mma,)
+        self.loaded, self.transposed = ("a", "b"), ("a",) * a.transposed
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """Runs the schedule as `Schedule.__call__` does: a, b, scale, zero if there is one, then d, by position or by name;
+        operands by name."""
+        names = ["a", "b", "scale", *(("zero",) if self.zeros else ()), "d"]
+        given = match(names, tensors, {name: each for name, each in named.items() if name in names}, out, "d")
+        others = {name: each for name, each in named.items() if name not in names}
+        return super().__call__(out=given.pop("d", None), **given, **others)
+
+    @staticmethod
+    def pack_int4(values: Any) -> Any:
+        """Integers of 4 bits as the schedule takes them: [..., k] as [..., k / 2] of int8.
+
+        Args:
+            values: Torch tensor or NumPy array of integers, from -8 to 7 or from 0 to 15; k is a multiple of 32.
+
+        Raises:
+            InputError: It is something else.
+        """
+        check_kind("pack_int4(values)", values)
+        k = values.shape[-1] if values.ndim else 0
+        if not k or k % PACKED:
+            rule = f"has k, the last extent, a multiple of {PACKED}"
+            raise InputError("pack_int4(values).shape", tuple(values.shape), rule, "pad with zeros")
+        of_torch = hasattr(values, "data_ptr")
+        wide = values.int() if of_torch else values.astype("int32")
+        halves = wide.reshape(*values.shape[:-1], k // PACKED, 2, PACKED // 2) & 15
+        packed = (halves[..., 0, :] | halves[..., 1, :] << 4).reshape(*values.shape[:-1], k // 2)
+        signed = packed - ((packed & 128) << 1)
+        return signed.char() if of_torch else signed.astype("int8")
+
+    # ---- bodies -----------------------------------------------------------------------------------------------------
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        first = tile.get("first") or 0
+        for step in range(self.tile_slots(k, tile)):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=first + step)
+                self._load_weights(slot, tile, first + step)
+
+    def _load_weights(self, slot: Any, tile: Tile, step: Any) -> None:
+        if self.bits == 4:
+            slot.b.load(tile, bytes=step)
+        else:
+            slot.b.load(tile, k=step)
+        if self.group:
+            slot.scale.load(tile, g=self._group_of(step))
+        if self.zeros and self.group:
+            slot.zero.load(tile, g=self._group_of(step))
+        elif self.zeros:
+            slot.zero.load(tile)
+
+    def _group_of(self, step: Any) -> Any:
+        assert self.group is not None
+        return step // (self.group // self.weight.shape[1])
+
+    def _wide(self, k: KernelContext, slot: Any) -> tuple[Any, ...]:
+        """The weights of a slot in fp32, in parts that lie next to each other along k."""
+        if self.bits == 8:
+            like: Any = k.full("weight", 0)
+            parts = [slot.b.read(like=like)]
+        else:
+            like, width = k.full("some", 0), PACKED // 2
+            bytes_ = [slot.b.read(like=like, at=(0, width * i)) for i in range(self.weight.shape[1] // PACKED)]
+            parts = [half for each in bytes_ for half in self._halves(each)]
+        zero = slot.zero.read(rows_of=like) if self.zeros else None
+        scale = slot.scale.read(rows_of=like) if self.group else None
+        return tuple(self._scaled(part, zero, scale) for part in parts)
+
+    def _halves(self, bytes_: Any) -> tuple[Any, Any]:
+        """The weights in the low and in the high halves of bytes, which are read as integers from -128 to 127."""
+        if self.weights == "int4":
+            return (bytes_ << 28) >> 28, bytes_ >> 4
+        return bytes_ & 15, (bytes_ >> 4) & 15
+
+    def _scaled(self, part: Any, zero: Any, scale: Any) -> Any:
+        if not self.weights.startswith("fp8"):
+            part = functions.from_bits(part + AS_BITS) - EXACT
+        if zero is not None:
+            part = part - zero
+        return part if scale is None else part * scale
+
+    def _end(self, k: KernelContext, slot: Any, product: Any) -> None:
+        """Awaits the product of a slot, and releases it."""
+        product.wait()
+        k.ring.release(slot)
+
+    def _multiply(self, k: KernelContext, acc: Any, steps: Any) -> None:
+        """Adds up *steps* slots, at least one."""
+        slot = k.ring.wait()
+        operand = k.mma.operand(*self._wide(k, slot))
+        for _ in range(steps - 1):
+            product = acc.start(operand, slot.a)
+            following = k.ring.wait()
+            weights = self._wide(k, following)
+            self._end(k, slot, product)
+            operand, slot = k.mma.operand(*weights), following
+        self._end(k, slot, acc.start(operand, slot.a))
+
+    @math.jit
+    def multiply(self, k: KernelContext, tile: Tile) -> None:
+        steps = self.tile_slots(k, tile)
+        with k.mma.accumulate(empty=self.tiles.without_steps) as acc:
+            if not self.tiles.without_steps or steps > 0:
+                self._multiply(k, acc, steps)
+        self.store_all(k, tile, (acc,))
+
+
+def scaled(epilogue: Epilogue) -> Epilogue:
+    """*epilogue* of sums whose columns are scaled before."""
+    if "scale" in epilogue.operands:
+        raise InputError("operands['scale']", "scale", "is a name that the schedule has already", "rename it")
+    function = epilogue.function
+
+    def apply(acc: Any, scale: Any, **others: Any) -> Any:
+        return acc * scale if function is None else function(acc * scale, **others)
+
+    return attrs.evolve(epilogue, function=apply, operands={"scale": PerColumn(), **epilogue.operands})

@@ -40,7 +40,6 @@ from tmapipe.tuning.problem import (
 )
 
 # ---- choose ----------------------------------------------------------------------------------------------------------
-#
 # Choosing by estimate: the candidate of the least estimated time that can be built.
 
 
@@ -169,8 +168,7 @@ def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
 
 
 # ---- convolutions ----------------------------------------------------------------------------------------------------
-#
-# Choosing the schedule of a convolution: by the estimate of the GEMM that it is.
+# By the estimate of the GEMM that it is.
 
 
 def choose_conv(
