@@ -120,8 +120,9 @@ class SharedInSlot(PartInSlot):
         self.part.isa.peer_copy(exchange, self.slot.index, cta, self.end.signalled, part, into)
 
     def reduce(self, to: Any, values: Fragment | None = None) -> None:
-        """Starts to combine part *to* of the source, or *values*, with the tile of the CTA of this index, in the same slot. All
-        CTAs do so once for each of the group.
+        """Starts to combine part *to* of the source, or *values*, with the tile of the CTA of this index, in the same slot.
+
+        All CTAs do so once for each of the group.
 
         Args:
             to: Its index in the group.
