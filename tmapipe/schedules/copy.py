@@ -48,7 +48,8 @@ class Copy(Schedule):
     Dimensions that follow one another in both tensors are joined. What is then contiguous is copied as rows of one tile's
     width, so that each tile is one contiguous piece of memory, and what is left of the last row by a second launch. Up to 5
     dimensions of rows whose bytes, strides and addresses are multiples of 16 go by the TMA engine. Others are stored by
-    threads: matrices by `CopyRows`, tensors of more dimensions by `CopyPlaces`. Both tensors are contiguous along the same dimension.
+    threads: matrices by `CopyRows`, tensors of more dimensions by `CopyPlaces`. Both tensors are contiguous along the same
+    dimension.
 
     By default each CTA copies one tile. So few bytes are in flight, which lie close together: DRAM pages stay open.
 
