@@ -143,12 +143,10 @@ class Rules:
 
 def copied(value: Any) -> Any:
     """A copy of containers, clocks and what else can be copied, in each other."""
-    if isinstance(value, (int, tuple)):
-        return value
     if isinstance(value, dict):
-        return {key: copied(each) for key, each in value.items()}
+        return {key: each if isinstance(each, (int, tuple)) else copied(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [copied(each) for each in value]
+        return [each if isinstance(each, (int, tuple)) else copied(each) for each in value]
     return value.copy() if hasattr(value, "copy") else value
 
 
