@@ -124,9 +124,8 @@ def rows(name: str, length: int, dtype: str, bytes_: int) -> row_kernels.Made:
     inputs = x, *beside.inputs(x)
     out = {"out": torch.empty_like(x)} if beside.stores else {}
     runs: Runs = {(OURS, "called"): functools.partial(_first, beside.ours(), *inputs, **out)}
-    torch._dynamo.reset()
     runs["torch", "eager"] = functools.partial(_first, beside.torch, *inputs)
-    runs["torch", "compile"] = functools.partial(_first, torch.compile(beside.torch, dynamic=False), *inputs)
+    runs["torch", "compile"] = functools.partial(_first, row_kernels.compiled_later(beside.torch), *inputs)
     if beside.quack is not None:
         runs["quack", "called"] = functools.partial(_first, beside.quack, *inputs)
     return runs, _first(beside.torch, *(each.float() if each.is_floating_point() else each for each in inputs))
@@ -147,8 +146,7 @@ def copies(
     whole.random_(-100, 100)
     x = whole[tuple(slice(b, b + n) for b, n in zip(begin, shape, strict=True))]
     outs = [torch.empty(shape, device=device, dtype=kind) for _ in range(3)]
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, y: y.copy_(x), dynamic=False)
+    compiled = row_kernels.compiled_later(lambda x, y: y.copy_(x))
     kernel = Copy()
     runs: Runs = {
         (OURS, "called"): lambda: kernel(x, out=outs[0]),

@@ -31,14 +31,27 @@ Runs = dict[tuple[str, str], Callable[[], Any]]
 Made = tuple[Runs, Any]
 
 
+def compiled_later(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """*plain* as torch compiles it, at its first call."""
+    made: list[Callable[..., Any]] = []
+
+    def call(*inputs: Any) -> Any:
+        import torch
+
+        if not made:
+            torch._dynamo.reset()
+            made.append(torch.compile(plain, dynamic=False))
+        return made[0](*inputs)
+
+    return call
+
+
 def _variants(ours: Callable[[], Any], plain: Callable[..., Any], *inputs: Any, compiled: bool = True) -> Made:
     """Ours, torch's as it is and compiled, and what comes out in fp32."""
-    import torch
 
     runs: Runs = {(OURS, "called"): ours, ("torch", "eager"): functools.partial(plain, *inputs)}
     if compiled:
-        torch._dynamo.reset()
-        runs["torch", "compile"] = functools.partial(torch.compile(plain, dynamic=False), *inputs)
+        runs["torch", "compile"] = functools.partial(compiled_later(plain), *inputs)
     return runs, plain(*(x.float() if x.is_floating_point() else x for x in inputs))
 
 
