@@ -6,7 +6,7 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -37,6 +37,8 @@ class Role:
             the register file if some role uses wgmma, and leaves it alone otherwise.
         teams: Equal parts of the warps that take output tiles in turn. A tile and its slots are one team's alone; a
             `Turnstile` orders the teams.
+        early: Names of constant tensors, such as weights, which no kernel writes that may still run. Then the body starts
+            before the kernels before have ended, may load these, and calls ``k.dependency_wait()`` before it touches others.
 
     Raises:
         InputError: For any other value.
@@ -52,6 +54,13 @@ class Role:
         )
     )
     teams: int = attrs.field()
+    early: tuple[str, ...] = attrs.field(
+        validator=must(
+            lambda names: isinstance(names, tuple) and all(isinstance(name, str) for name in names),
+            "are names of tensors",
+            'pass a tuple, such as ("b",)',
+        ),
+    )
 
     def __init__(
         self,
@@ -60,6 +69,7 @@ class Role:
         warpgroups: int | None = None,
         registers: int | None = None,
         teams: int = 1,
+        early: Sequence[str] = (),
     ):
         if (warps is None) == (warpgroups is None):
             raise InputError("Role(warps, warpgroups)", (warps, warpgroups), "takes exactly one of the two", "pass one")
@@ -67,7 +77,8 @@ class Role:
         if not is_count(count):
             raise InputError("Role(warps or warpgroups)", count, "must be a positive integer", "use 1 or more")
         assert count is not None
-        self.__attrs_init__(count if warps is not None else 4 * count, warpgroups is not None, registers, teams)
+        names = (early,) if isinstance(early, str) else tuple(early)
+        self.__attrs_init__(count if warps is not None else 4 * count, warpgroups is not None, registers, teams, names)
 
     @teams.validator
     def _teams_divide(self, field: Any, teams: Any) -> None:
@@ -78,7 +89,9 @@ class Role:
     def __repr__(self) -> str:
         size = f"warpgroups={self.warps // 4}" if self.by_warpgroup else f"warps={self.warps}"
         registers = f", registers={self.registers}" if self.registers else ""
-        return f"Role({size}{registers}{f', teams={self.teams}' if self.teams > 1 else ''})"
+        teams = f", teams={self.teams}" if self.teams > 1 else ""
+        early = f", early={self.early}" if self.early else ""
+        return f"Role({size}{registers}{teams}{early})"
 
     def jit(self, body: Callable[..., None]) -> Callable[..., None]:
         """Registers *body*, a method of a schedule, as what this role runs.

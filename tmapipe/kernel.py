@@ -43,7 +43,7 @@ for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
 
 def kernel_main(isa: Isa, schedule: Schedule) -> None:
     """The program of one warp. *schedule* is the one that `isa.plan` was made from."""
-    if isa.plan.target.tma:
+    if isa.plan.overlaps:
         isa.griddepcontrol_launch_dependents()
     _init_barriers(isa)
     for first, count, registers, roles in branches_of(isa.plan):
@@ -70,13 +70,14 @@ def _init_barriers(isa: Isa) -> None:
         isa.cluster_arrive("relaxed")  # the inits have been released by their fence
 
 
-def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None) -> None:
+def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None, early: bool = False) -> None:
     """Waits, once per warp, until the previous kernel has ended and the barriers of the cluster are initialized.
 
     Args:
         meanwhile: Called as soon as the previous kernel has ended.
+        early: Whether the body waits for that by itself.
     """
-    if isa.plan.target.tma:
+    if isa.plan.overlaps and not early:
         isa.griddepcontrol_wait()
     meanwhile()
     if isa.plan.cluster_size > 1:
@@ -112,7 +113,7 @@ def _run_role(isa: Isa, schedule: Schedule, role: RoleWarps) -> None:
         _meet(isa, k.tiles.begin)
         k.tiles.each(lambda tile: None)
         return k.finish()
-    _meet(isa)
+    _meet(isa, early=bool(role.early))
     k.begin(schedule)
 
     def run(tile: Any) -> None:
@@ -129,6 +130,8 @@ def _run_role(isa: Isa, schedule: Schedule, role: RoleWarps) -> None:
     else:
         k.tiles.each_in_turn(role.team(isa.warp), role.teams, run, skip)
     k.finish()
+    if role.early:  # it may have had no tile, and the next kernel waits only for the end of this one
+        isa.griddepcontrol_wait()
 
 
 def _in_warps(isa: Isa, first: int, count: int, run: Callable[[], None]) -> None:
@@ -199,6 +202,11 @@ class KernelContext(Carried):
             raise InputError("k.steps", (stage, dim), rule, "name those")
         where = part.dims.index(dim)
         return ceil_div(self.isa.extent(part.argument, where), part.span[where])
+
+    def dependency_wait(self) -> None:
+        """In a role that starts early: waits until the kernels before this one in the stream have ended, and their writes are
+        visible. Again, it costs some cycles."""
+        self.isa.griddepcontrol_wait()
 
     def rank(self, *axes: str) -> Any:
         """The CTA's index among those of its cluster that differ only along these axes; 0 where there are no others."""

@@ -19,6 +19,7 @@ from tmapipe.isa.effects import (
     Arm,
     Arrive,
     ArriveAt,
+    AwaitGrid,
     AwaitGroup,
     EndGroup,
     Global,
@@ -158,6 +159,8 @@ def observed(op: Any) -> set[tuple[Any, ...]]:
 
 def _ready_for(op: Any) -> State:
     state = start()
+    if isinstance(op, ops.GridWait):
+        state.ended[0] = False
     if isinstance(op, ops.BarWait):
         for warp in range(4):
             state.apply(warp, ops.BarArrive(2, 128, True))
@@ -247,6 +250,8 @@ def _rest(op: Any, before: State, after: State) -> Iterator[tuple[Any, ...]]:
         yield "accumulators", Use.WRITE if after.unfenced[0] else Use.FENCE
     if after.returned[0]:
         yield ("returns",)
+    if before.ended != after.ended:
+        yield ("awaits the kernels before",)
     if isinstance(op, ops.PeerRead):
         for slot in range(2):
             for cta in range(2):
@@ -334,3 +339,5 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
         yield "moves", *declared(type(op)).moved(op), of(effect.numbers) if effect.numbers else (), effect.inside
     elif isinstance(effect, Return):
         yield ("returns",)
+    elif isinstance(effect, AwaitGrid):
+        yield ("awaits the kernels before",)

@@ -101,7 +101,6 @@ QUIET = (
     ops.PrefetchDescriptor,
     ops.TmaPrefetch,
     ops.BulkPrefetch,
-    ops.GridWait,
     ops.GridLaunch,
     ops.CounterAdd,
     ops.CounterStore,
@@ -125,6 +124,7 @@ OTHERS = (
     ops.AccumulatorRead,
     ops.PeerRead,
     ops.SetMaxNreg,
+    ops.GridWait,
 )
 #: All operations that the oracle knows. It refuses programs with others.
 KNOWN = frozenset((*FENCES, *SLOT_READS, *SLOT_WRITES, *ACQUIRES, *SIGNALS, *LOADS, *STORES, *QUIET, *OTHERS))

@@ -34,6 +34,7 @@ THINGS: dict[type, str] = {
     effects.EndGroup: "commit",
     effects.AwaitGroup: "group wait",
     effects.SetRegisters: "registers",
+    effects.AwaitGrid: "grid wait",
     effects.Access: "",
     effects.Accumulators: "",
     effects.Tile: "",

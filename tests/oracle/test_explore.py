@@ -18,7 +18,7 @@ from tests.sweeps import ALL
 from tmapipe.check import Kind
 from tmapipe.check.deadlocks import check_operations
 from tmapipe.isa import ops
-from tmapipe.isa.effects import TABLE
+from tmapipe.isa.effects import TABLE, Global, declared
 from tmapipe.model import Layout
 
 ONE_TILE = [("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]
@@ -334,6 +334,26 @@ def loaded_again(*fence):
     return set_up(LoadedAgain((1, 1), 1, tuple(map(tuple, warps))))
 
 
+class Dependent(SmallProgram):
+    """It may start before the kernels before it have ended. No kernel writes the tensor of slot 0."""
+
+    def plan(self):
+        plan = super().plan()
+        roles = tuple(attrs.evolve(role, early=("x0",)) for role in plan.roles)
+        return attrs.evolve(plan, overlaps=True, roles=roles)
+
+
+def dependent(*warps):
+    """Of two slots and barriers: warps that all wait for the kernels before, at the latest before they return."""
+    return set_up(Dependent((1, 1), 2, tuple((*warp, op(ops.GridWait)) for warp in warps)))
+
+
+def copied(slot):
+    return [("arrive tx", slot, SLOT_BYTES), ("load", slot, slot), ("wait", slot, 0)]
+
+
+WAITS = op(ops.GridWait)
+STORED_EARLY, STORED_LATE = (dependent([*copied(0), *before, *STORED]) for before in ((), (WAITS,)))
 ONE_AGAIN = [("arrive tx", 1, SLOT_BYTES), ("load", 0, 1), ("wait", 1, 0)]
 HAND_OVER = op(ops.DescriptorRelease, 1)
 MORE, FEWER, AS_BEFORE = (op(ops.SetMaxNreg, n, n > 56) for n in (72, 56, 64))
@@ -349,6 +369,22 @@ CASES |= {
     "a descriptor": ({Kind.PROXY}, described(), described(HAND_OVER)),
     "a multiplication of registers": (set(Kind), from_registers(), from_registers(("mma wait", 0))),
     "a result loaded again": ({Kind.PROXY, Kind.RACE}, loaded_again(), loaded_again(op(ops.FenceProxyAsyncGlobal))),
+    "a load before the kernels before have ended": (
+        {Kind.DEPENDENCY},
+        dependent([*copied(0), *copied(1)]),
+        dependent([*copied(0), WAITS, *copied(1)]),
+    ),
+    "a load by a warp that has not waited itself": (
+        {Kind.DEPENDENCY},
+        dependent([("wait", 0, 0), *copied(1)], [WAITS, ("arrive", 0)]),
+        dependent([("wait", 0, 0), WAITS, *copied(1)], [WAITS, ("arrive", 0)]),
+    ),
+    "a store before the kernels before have ended": ({Kind.DEPENDENCY}, STORED_EARLY, STORED_LATE),
+    "a warp that never waits for the kernels before": (
+        {Kind.DEPENDENCY},
+        set_up(Dependent((1,), 1, ((("arrive", 0),), (WAITS,)))),
+        dependent([("arrive", 0)], []),
+    ),
     "registers": (
         {Kind.REGISTERS},
         *(program([], *four(*sets), mma=True) for sets in ([MORE], [FEWER, AS_BEFORE])),
@@ -431,7 +467,8 @@ def test_what_the_oracle_takes_for_quiet_synchronizes_nothing(name):
     for small in CASES[name][1:]:
         layout = Layout(small.plan())
         programs = record(small.plan(), small.entry, small.shapes(), layout=layout)
-        more = [[one for i, op in enumerate(p) for one in (LOCAL[i % len(LOCAL)], op)] for p in programs]
+        quiet = [op for op in LOCAL if not (layout.plan.overlaps and declared(type(op)).effect(Global))]
+        more = [[one for i, op in enumerate(p) for one in (quiet[i % len(quiet)], op)] for p in programs]
         plain, found = explore(layout, programs), explore(layout, more)
         assert (found.kinds, found.states, found.steps) == (plain.kinds, plain.states, plain.steps)
         kinds = [{f.kind for f in check_operations(layout, p, small.shapes())[0]} for p in (programs, more)]

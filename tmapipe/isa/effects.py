@@ -291,13 +291,19 @@ class SetRegisters:
 
 
 @attrs.frozen
+class AwaitGrid:
+    """Blocks until the kernels before this one in the stream have ended; acquires what they have written. No global memory
+    that they write or read may be touched before."""
+
+
+@attrs.frozen
 class Return:
     """The warp returns: it takes part in no barrier any more, and nothing of its own may be in flight."""
 
 
 Effect = (
     Init | FenceInit | Wait | Arrive | Arm | ArriveAt | WaitAt | SyncLanes | FenceProxy | Access | Start | EndGroup |
-    AwaitGroup | Tile | Global | Accumulators | SetRegisters | Return
+    AwaitGroup | Tile | Global | Accumulators | SetRegisters | AwaitGrid | Return
 )  # fmt: skip
 
 

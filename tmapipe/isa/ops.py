@@ -14,6 +14,7 @@ from tmapipe.isa.effects import (
     ALL_LANES,
     Access,
     At,
+    AwaitGrid,
     Bar,
     Bytes,
     Data,
@@ -137,7 +138,7 @@ class DescriptorInstructions(Lowering):
 # took turns.
 
 
-@operation("griddepcontrol.wait", "waits for the end of the kernel before")
+@operation("griddepcontrol.wait", "waits for the end of the kernel before", AwaitGrid())
 class GridWait(NamedTuple):
     """Facts: None."""
 
@@ -205,8 +206,8 @@ class GlobalInstructions(Lowering):
 
     def griddepcontrol_wait(self) -> None:
         """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are
-        visible. Nothing in global memory may be touched earlier, since the launch does not wait for them. In the machine,
-        which runs one kernel: nothing."""
+        visible. A warp may touch nothing in global memory earlier that they write or read, since the launch does not wait for
+        them, and waits before it returns, since the next kernel waits only for the end of this one."""
         self.emit(GridWait())
 
     def griddepcontrol_launch_dependents(self) -> None:

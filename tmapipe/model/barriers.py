@@ -452,6 +452,11 @@ def _exit(state: State, agent: int, op: Exit) -> bool:
 
 def _check_warp(state: State, agent: int, op: Exit) -> None:
     layout = state.layout
+    if not state.ended[agent]:
+        text = (
+            "returns before it has waited for the kernels before this one, and the next waits only for this one's end"
+        )
+        raise hazard(layout, "exit-before-dependencies", agent, op, text)
     for lane in range(32) if state.groups or state.open_group else ():
         thread = agent * 32 + lane
         if state.open_group.get(thread):

@@ -43,7 +43,7 @@ from tmapipe.model.memory import (
     rows_inside,
     scatter,
 )
-from tmapipe.model.state import State, applies, check_slot, conflict, waits
+from tmapipe.model.state import State, applies, check_ended, check_slot, conflict, waits
 from tmapipe.plan.model import WARP
 
 # ---- loads -----------------------------------------------------------------------------------------------------------
@@ -62,6 +62,7 @@ LOAD, COPY, REDUCTION = "load", "peer copy", "peer reduction"  # kinds of flight
 
 @applies(TmaLoad, BulkLoad, TmaGather, TmaLoadThrough)
 def _load(state: State, agent: int, op: Any) -> tuple[Flight, ...]:
+    check_ended(state, agent, op, state.layout.loads[op.load].argument)
     check_aligned(state.layout, agent, op, f"loads {op.load}", state.layout.slots[op.slot][0])
     return _start(state, agent, op, LOAD, op.load)
 
@@ -69,6 +70,7 @@ def _load(state: State, agent: int, op: Any) -> tuple[Flight, ...]:
 @applies(CpAsync)
 def _copy(state: State, agent: int, op: CpAsync) -> tuple[Flight, ...]:
     layout = state.layout
+    check_ended(state, agent, op, layout.loads[op.load].argument)
     check_aligned(layout, agent, op, f"copies {op.load}", layout.slots[op.slot][0], layout.loads[op.load].vector)
     return _start(state, agent, op, "cp.async", op.load, op.lanes.bit_count())
 
@@ -293,6 +295,7 @@ def _scatter(state: State, agent: int, op: TmaScatter) -> tuple[Flight]:
 def _start_store(state: State, agent: int, op: Any, does: str, where: str, starts: tuple[int, ...]) -> tuple[Flight]:
     """A store that will read the operation's slot, in the open group of the thread. It begins at *starts*."""
     layout = state.layout
+    check_ended(state, agent, op)
     buffer, _ = layout.slots[op.slot]
     check_aligned(layout, agent, op, does, buffer)
     if starts and min(starts) < 0:  # seen on an H200; loads may start there
@@ -385,6 +388,7 @@ def _thread(agent: int, lanes: int) -> int:
 
 @applies(TileStore)
 def _store_tile(state: State, agent: int, op: TileStore) -> None:
+    check_ended(state, agent, op)
     if op.at:
         store = state.layout.stores[op.store]
         check_aligned(state.layout, agent, op, f"stores {op.store}", store.buffer, store.vector)

@@ -52,6 +52,7 @@ class Kind(enum.Enum):
     TAIL_OWNER = "a ring tailed by a role that does not own it"
     NAMED_BARRIER = "a named barrier's id is out of range or shared, or its participants differ"
     OUT_OF_RANGE = "a copy, slot, mask or peer outside what there is"
+    DEPENDENCY = "global memory touched before the kernels before this one have ended"
     REGISTERS = "the register budget does not fit"
     SHARED_MEMORY = "shared memory does not fit"
     SLOT_ORDER = "a wait for another slot or parity than the ring's next"
@@ -82,6 +83,11 @@ _NOTES = (
 
 #: By the rule's short name. What breaks any other rule is a race.
 RULES = {
+    "before-dependencies": (
+        Kind.DEPENDENCY,
+        "execute griddepcontrol.wait first (k.dependency_wait()), or name a tensor that no kernel writes in Role(early=)",
+    ),
+    "exit-before-dependencies": (Kind.DEPENDENCY, "let each warp execute griddepcontrol.wait before it returns"),
     "surplus-arrival": (
         Kind.SURPLUS_ARRIVAL,
         "wait for the end of the phase before (a free slot, say), or make the count match the arrivals of one phase",
@@ -172,8 +178,10 @@ class Layout:
             for own in self.ranges
         )
         self.roles = ["idle"] * self.warps
+        self.early: list[tuple[str, ...]] = [()] * self.warps
         for role in plan.roles:
-            self.roles[role.first_warp : role.first_warp + role.warps] = [role.name] * role.warps
+            own = slice(role.first_warp, role.first_warp + role.warps)
+            self.roles[own], self.early[own] = [role.name] * role.warps, [role.early] * role.warps
         self.whole_warpgroup = [
             all(w < self.warps and self.roles[w] == self.roles[warp] for w in range(warp // 4 * 4, warp // 4 * 4 + 4))
             for warp in range(self.warps)

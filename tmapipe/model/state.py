@@ -79,13 +79,13 @@ class State:
     number; named barriers, at ``cta * 16 + id``: `bar_threads`, `bar_arrived` (threads), `bar_generation`; by agent:
     `bar_seen` (that index and the generation of a ``bar.sync`` that has arrived, or None), `cluster_seen` (generation
     arrived in, or -1), `returned`, `serials`, `registers`, `sets_ahead` (setmaxnregs that not all warps of its warpgroup
-    have executed); `cluster`: [warps arrived, generation]; `live`: warps of each
-    CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight; `loads`: flight (of a
-    TMA load, st.async, cp.async or copy to a peer) -> (slot, share, shares, mbarrier, bytes, arrivals, source slot or -1,
-    landed); `stores`: flight ->
-    (slot, whether read); by thread (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known read) oldest
-    first, `committed`; by warpgroup: `queues` of (matmul, a, b, issuers), `done`; by agent: `issued`, `bounds` of groups,
-    `awaited`, `latest` (matmul, `issued` after its last wgmma) of those not awaited, `unfenced`.
+    have executed), `ended` (whether the kernels before have, as it knows); `cluster`: [warps arrived, generation]; `live`:
+    warps of each CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight; `loads`:
+    flight (of a TMA load, st.async, cp.async or copy to a peer) -> (slot, share, shares, mbarrier, bytes, arrivals, source
+    slot or -1, landed); `stores`: flight -> (slot, whether read); by thread (``agent * 32 + lane``): `open_group`, `groups`
+    (flights, whether known read) oldest first, `committed`; by warpgroup: `queues` of (matmul, a, b, issuers), `done`; by
+    agent: `issued`, `bounds` of groups, `awaited`, `latest` (matmul, `issued` after its last wgmma) of those not awaited,
+    `unfenced`.
 
     split_loads: loads take two steps (bytes land, bytes are counted) instead of one.
     """
@@ -103,6 +103,7 @@ class State:
         self.cluster = [0, 0]
         self.live, self.returned = [layout.warps] * ctas, [False] * agents
         self.serials = [0] * agents
+        self.ended = [not layout.plan.overlaps] * agents
         self.writers, self.readers = [0] * places, [0] * places
         self.queues: list[tuple] = [()] * groups
         self.done = [0] * groups
@@ -253,7 +254,25 @@ def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[Flight,
 # What counters hold belongs to the whole grid, of which a state has one cluster (see `tmapipe.isa.ops`).
 
 
-@applies(CounterAdd, CounterStore, TableLoad, Ballot, Shuffle, ReadSmid, GridLaunch, GridWait)
+@applies(CounterAdd, CounterStore, TableLoad)
+def _touch(state: State, agent: int, op: object) -> None:
+    check_ended(state, agent, op)
+
+
+@applies(GridWait)
+def _await_grid(state: State, agent: int, op: GridWait) -> None:
+    state.ended[agent] = True
+
+
+def check_ended(state: State, agent: int, op: object, argument: str = "") -> None:
+    """Raises an error if a warp touches global memory before the kernels before this one have ended. argument: the tensor that
+    it loads, which may be one that none of them writes."""
+    if not state.ended[agent] and argument not in state.layout.early[agent % state.layout.warps]:
+        text = f"touches {argument or 'global memory'} before it has waited for the kernels before this one"
+        raise hazard(state.layout, "before-dependencies", agent, op, text)
+
+
+@applies(Ballot, Shuffle, ReadSmid, GridLaunch)
 @applies(WarpSync, FenceMbarInit, FenceProxyAsync, FenceProxyAsyncGlobal, PrefetchDescriptor, DescriptorRelease)
 def _nothing(state: State, agent: int, op: object) -> None:
     pass

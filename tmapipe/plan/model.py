@@ -188,6 +188,7 @@ class RoleWarps:
         warps: How many there are.
         registers: A thread, set by setmaxnreg for the whole warpgroup; None: left as launched.
         teams: Equal parts of the warps that take output tiles in turn.
+        early: Tensors that it may load before the kernels before this one have ended.
     """
 
     name: str
@@ -195,6 +196,7 @@ class RoleWarps:
     warps: int
     registers: int | None = None
     teams: int = 1
+    early: tuple[str, ...] = ()
 
     @property
     def threads(self) -> int:
@@ -236,6 +238,7 @@ class Plan:
         queue: Of a dynamic order of tiles.
         tables: Table -> its dimensions.
         relations: Dimensions whose extents are fixed or follow from others'.
+        overlaps: Whether it may start before the kernels before it in the stream have ended.
     """
 
     name: str
@@ -259,6 +262,7 @@ class Plan:
     held: tuple[HeldTile, ...] = ()
     relations: tuple[Dim, ...] = ()
     exchanges: tuple[Exchanged, ...] = ()
+    overlaps: bool = False
 
     @property
     def by_engines(self) -> set[str]:

@@ -297,8 +297,8 @@ def _exchange_of(buffer: Buffer, part: SharedStage, layout: Layout) -> Exchanged
 
 #: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
 TAKEN = (
-    "begin", "end_tile", "ends", "extent", "finish", "full", "isa", "name_of", "plan", "rank", "raw", "role", "steps", "sync",
-    "tiles", "windows",
+    "begin", "dependency_wait", "end_tile", "ends", "extent", "finish", "full", "isa", "name_of", "plan", "rank", "raw",
+    "role", "steps", "sync", "tiles", "windows",
 )  # fmt: skip
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 
@@ -347,6 +347,7 @@ def make_plan(
         parts = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in layout.space.buffers if b.over is None)
         rule = f"{target.name} has {target.smem} bytes a CTA; the plan has {parts} and {len(layout.space.barriers)} barriers"
         raise InputError("shared memory", layout.space.bytes, rule, "use fewer stages or a smaller tile")
+    _check_early(declared, target, layout)
     return Plan(
         name=declared.name,
         arch=target.name,
@@ -369,7 +370,23 @@ def make_plan(
         queue=layout.queue,
         tables={name: table.dims for name, table in declared.tables.items()},
         relations=declared.relations,
+        overlaps=target.tma,
     )
+
+
+def _check_early(declared: Declarations, target: Arch, layout: Layout) -> None:
+    """Raises `InputError` for a role that starts early in a schedule whose threads could touch global memory too early, which
+    is proved of copies alone."""
+    loaded, stored = ({part.argument for part in parts} for parts in (layout.loads, layout.stores))
+    for name, role in declared.roles.items():
+        wrong = [each for each in role.early if each not in loaded or each in stored]
+        if wrong:
+            rule = f"names tensors that are loaded and not stored ({', '.join(sorted(loaded - stored))})"
+            raise InputError(f"Role({name}).early", role.early, rule, f"leave {', '.join(wrong)} out")
+        own = [store for store in declared.stores.values() if store.vector and store.role is role]
+        if role.early and (declared.tables or own or not target.tma):
+            rule = "is for roles whose threads touch no global memory, of kernels without tables, on sm_90 and later"
+            raise InputError(f"Role({name}).early", role.early, rule, "leave it out")
 
 
 def _check_names(declared: Declarations) -> None:

@@ -123,7 +123,7 @@ class RunState:
             (rename.slots[slot], tuple(sorted((agent, tuple(sorted(cuts))) for agent, cuts in known.items())))
             for slot, known in self.check.contents.parts.items()
         }
-        lists = state.bar_threads, state.bar_arrived, state.live, state.returned, state.cluster[:1]
+        lists = state.bar_threads, state.bar_arrived, state.live, state.returned, state.cluster[:1], state.ended
         registers = state.free_registers, state.registers, state.sets_ahead
         every = (warps, bars, queues, sorted(started), sorted(written), *lists, *registers)
         form = self.positions.of(self.future.live)[1], *map(tuple, every)
