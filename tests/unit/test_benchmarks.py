@@ -559,6 +559,7 @@ ON_A_GPU = [
     "ceiling",
     "conv2d",
     "copy",
+    "dequant",
     "epilogue",
     "gather",
     "gemm",

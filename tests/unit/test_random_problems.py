@@ -9,7 +9,7 @@ from typing import ClassVar
 import attrs
 import pytest
 
-from benchmarks import random_epilogues, random_problems, random_rows, random_views
+from benchmarks import dequant, random_epilogues, random_problems, random_rows, random_views
 from benchmarks import tuning as fitting
 from benchmarks.results import Results
 from tests.sweeps import sample
@@ -314,3 +314,18 @@ def test_measuring_a_view(capsys):
     said = capsys.readouterr().out
     assert "Gemm 128x64 1x1: does not compile" in said and "Gemm 64x128 1x1: WRONG" in said
     assert "along k, views" in said and "looks: 2.00" in said
+
+
+def test_weights_of_few_bits(capsys):
+    found = dequant.drawn(3)
+    assert found == dequant.drawn(3) != dequant.drawn(4) and sum(each.m <= dequant.FEW for each in found) == 4
+    assert all(dequant.forms(each) for each in found)
+    results, args = Results("dequant", "fake", versions={}, commit="0"), random_problems.options([])
+    problem = dequant.Quantized(9, 64, 128, *dequant.KINDS[1])
+    job = dequant.job_of(problem, next(iter(dequant.forms(problem).values())))
+    made = {"right": job[0], "wrong": lambda out, **given: out.fill_(1.0)}
+    dequant.measure(problem, made, Instant(), results, args, "cpu")
+    assert [row["variant"] for row in results.rows] == ["torch.mm of bf16", "right"]
+    dequant.report(results.rows)
+    said = capsys.readouterr().out
+    assert "wrong: WRONG" in said and "up to 16 rows: 1 problems, 1.000" in said
