@@ -1,0 +1,28 @@
+"""DequantGemm on the GPU: weights of each kind, few rows, groups, parts of k; twice the same bits."""
+
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.machine.test_dequant import problem
+from tmapipe.schedules import DequantGemm
+
+FORMS = [
+    ("int8", None, False, (256, 128, 64), {}),
+    ("int4", 64, True, (256, 128, 64), {"cluster": (2, 1)}),
+    ("uint4", 192, True, (16, 64, 64), {"cluster": (1, 1)}),
+    ("int4", None, False, (16, 64, 64), {"cluster": (1, 1), "tiles": tp.tiles.SplitKTiles(2)}),
+    ("fp8_e4m3", None, True, (128, 192, 64), {}),
+    ("int8", 32, False, (64, 128, 32), {"tiles": tp.tiles.DynamicTiles()}),
+]
+
+
+@pytest.mark.parametrize("kind, group, zeros, tile, options", FORMS)
+def test_weights_of_each_kind(kind, group, zeros, tile, options):
+    a, b, scale, zero, product = problem(kind, group, zeros)
+    a, b, scale, product = (x.cuda() for x in (a.repeat(15, 1), b, scale, product.repeat(15, 1)))
+    more = () if zero is None else (zero.cuda(),)
+    gemm = DequantGemm(kind, tile, group=group, zeros=zeros, **options)
+    d = gemm(a, b, scale, *more)
+    assert float((d.float() - product).norm() / product.norm()) < 5e-3
+    assert torch.equal(d, gemm(a, b, scale, *more))
