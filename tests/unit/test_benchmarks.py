@@ -285,7 +285,7 @@ def test_the_gemm_suite_end_to_end_on_the_cpu(dtype, tmp_path, capsys):
 def test_the_grouped_suite_end_to_end_on_the_cpu(tmp_path):
     from benchmarks import grouped
 
-    argv = ["--problems", "100x64x64/3", "--out", str(tmp_path)]
+    argv = ["--problems", "100x64x64/3", "--rounds", "2", "--out", str(tmp_path)]
     assert grouped.run_suite(grouped.options(argv), CpuClock(), "fake H200", "cpu") == 0
     rows = read_results(tmp_path / "grouped.json")["rows"]
     assert {(row["problem"], row["peer"]) for row in rows} == {

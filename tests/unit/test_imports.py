@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import tmapipe
+from tmapipe.program.names import children
 
 ROOT = pathlib.Path(tmapipe.__file__).parent
 HEAVY = ("cutlass", "torch", "cuda", "tvm_ffi", "triton")
@@ -103,11 +104,10 @@ LAYERS = (
 
 def imports(path):
     """Names below tmapipe that a file imports, wherever in the file, but for what only a type checker sees."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
+    nodes = [ast.parse(path.read_text())]
+    for node in nodes:
+        typing = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        nodes += node.orelse if typing else children(node)
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tmapipe":
             if node.module == "tmapipe":
                 yield from (alias.name for alias in node.names)
@@ -167,7 +167,9 @@ NO_SECRETS = (
 
 def privates(tree):
     """Private names that a module imports, or takes from objects without defining them itself."""
-    nodes = [*ast.walk(tree)]
+    nodes = [tree]
+    for node in nodes:
+        nodes += children(node)
     own = {getattr(node, "name", "") for node in nodes}
     own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             and isinstance(node.value, ast.Name) and node.value.id == "self"}  # fmt: skip

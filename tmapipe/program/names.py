@@ -27,26 +27,34 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 Names = frozenset[str]
 
 
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes directly inside *node*, in order, but for those that say whether a name is read or assigned."""
+    found: list[ast.AST] = []
+    for field in node._fields:
+        value = None if field == "ctx" else getattr(node, field, None)
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif isinstance(value, list):
+            found += [each for each in value if isinstance(each, ast.AST)]
+    return found
+
+
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes inside *node* that its function itself executes, comprehensions included: not those in functions and classes
     that it defines, but their decorators and defaults."""
-    for child in ast.iter_child_nodes(node):
-        yield from _with_own(child)
+    pending = children(node)[::-1]
+    while pending:
+        each = pending.pop()
+        yield each
+        pending += (_executed(each) if isinstance(each, SCOPES) else children(each))[::-1]
 
 
-def _with_own(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    if isinstance(node, ast.Lambda):
-        for each in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
-            yield from _with_own(each)
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        for each in (*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)):
-            yield from _with_own(each)
-    elif isinstance(node, ast.ClassDef):
-        for expression in (*node.decorator_list, *node.bases, *(k.value for k in node.keywords)):
-            yield from _with_own(expression)
-    else:
-        yield from own_nodes(node)
+def _executed(node: Any) -> list[ast.AST]:
+    """What a definition of a function or class executes at once, but for a class's body."""
+    if isinstance(node, ast.ClassDef):
+        return [*node.decorator_list, *node.bases, *(k.value for k in node.keywords)]
+    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+    return [*decorators, *node.args.defaults, *filter(None, node.args.kw_defaults)]
 
 
 def stored(statements: Iterable[ast.AST]) -> list[str]:
@@ -79,7 +87,7 @@ def _note_stored(node: ast.AST, found: dict[str, None]) -> None:
             if isinstance(each, ast.NamedExpr) and isinstance(each.target, ast.Name):
                 found[each.target.id] = None
         return
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         _note_stored(child, found)
 
 
@@ -247,7 +255,7 @@ def _functions(text: str) -> dict[tuple[int, str], list[tuple[Any, str | None]]]
     found: dict[tuple[int, str], list[tuple[Any, str | None]]] = {}
 
     def visit(node: ast.AST, around: str | None) -> None:
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if isinstance(child, (ast.FunctionDef, ast.Lambda)):
                 name = child.name if isinstance(child, ast.FunctionDef) else "<lambda>"
                 lines = {child.lineno, *(each.lineno for each in getattr(child, "decorator_list", ()))}
