@@ -7,6 +7,8 @@ import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.test_row_schedules import BF16, FP32, close
 from tmapipe import schedules as S
+from tmapipe.schedules.rowform import RowForm
+from tmapipe.schedules.rows import each_of
 
 functional = torch.nn.functional
 SHAPES = [((20, 125), BF16), ((3, 7, 72), FP32), ((5, 1001), BF16), ((3, 20001), FP32)]
@@ -183,3 +185,17 @@ def test_kernels_with_tables_from_other_processes():
     compiled = Compiled(rows.plan(bound.dtypes), None)
     adopt(rows, compiled, ranks)
     assert compiled_for(rows, bound, lambda *_: None) is compiled
+
+
+def test_few_rows_are_shared_by_all_multiprocessors():
+    """Rows that are only read, by pieces: a CTA takes fewer, where else some multiprocessors would have none."""
+    form = RowForm(128256, 1, 16896, 11, 8, share=2, each=4)
+    assert [each_of(form, rows) for rows in (5000, 1000, 600, 523, 3)] == [4, 2, 2, 1, 1]
+    kernel, x = tp.schedules.Reduce(), torch.randn(3, 40000)
+    torch.testing.assert_close(kernel(x), x.sum(1), atol=1e-2, rtol=1e-4)
+    (schedule,) = kernel.fitted.values()
+    assert (
+        schedule.form.each == 1
+        and schedule.ring.stages == 2
+        and schedule.check({"x": "fp32"}).trips == "every trip count"
+    )

@@ -160,16 +160,10 @@ class SlotAccesses(Fragments):
         places = self._positions(pitch, layout, at) if pitch else self._inside(slot, layout, at)
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
-    def read_rows_as_columns(
-        self, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
-    ) -> Fragment:
-        return self._fragment(slot, layout, "tile", self._read(slot, at=self._columns_begin(layout, starts, pitch)))
-
-    @of_data
-    def _columns_begin(self, layout: VectorLayout, starts: tuple[int, ...], pitch: int) -> Any:
-        """Where in a slot, row by row, the warp's elements are of a tile whose columns begin there."""
+    def read_rows_as_columns(self, slot: SlotRef, layout: ThreadLayout, starts: Any, pitch: int) -> Fragment:
         rows, columns = self._indices(layout)
-        return np.array(starts)[columns % len(starts)] + columns // len(starts) * pitch + rows
+        places = np.array(starts)[columns % len(starts)] + columns // len(starts) * pitch + rows
+        return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
     @of_data
     def _inside(self, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, dtype_of, fp32
+from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, fp32
 from tmapipe.base.tensor_map import MulticastGroup
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_kind
@@ -92,7 +92,8 @@ class Rows(Schedule):
         if self.stored or (form.apart == 1 and not form.packed):
             self.relations = (Dim("n", size=form.length),)
         self.work = Role(warps=form.warps)
-        self.ring = BarrierRing(1 if form.each == 1 else 2, producer=self.load, consumer=self.work)
+        pieces = not self.stored and form.ctas > 1
+        self.ring = BarrierRing(2 if form.each > 1 or pieces else 1, producer=self.load, consumer=self.work)
         if self.columns and form.each > 1:  # loaded once for a cluster's tiles
             self.once = BarrierRing(producer=self.load, consumer=self.work, per="cta")
         group = MulticastGroup("n") if form.ctas > 1 and self.stored else None
@@ -213,11 +214,12 @@ class Rows(Schedule):
     def reduced(self, k: KernelContext, tile: Tile, reduce: Any, join: Any) -> Any:
         """One number a row of x: what *reduce* makes of each piece of a row, joined by *join*."""
         with k.ring.consume() as slot:
-            found = reduce(self.read_rows(slot.x), **self.inside(tile, 0))
+            values = self.read_rows(slot.x)
+        found = reduce(values, **self.inside(tile, 0))  # meanwhile, the slot is filled again
         for n in range(1, self.form.ctas):
             with k.ring.consume() as slot:
-                part = reduce(self.read_rows(slot.x), **self.inside(tile, n))
-            found = join(found, part)
+                values = self.read_rows(slot.x)
+            found = join(found, reduce(values, **self.inside(tile, n)))
         return found
 
     def read_column(self, k: KernelContext, slot: Any, name: str, tile: Tile, values: Any) -> Any:
@@ -301,6 +303,7 @@ class Rows(Schedule):
 
 
 KINDS = ("bf16", "fp16", "fp32")
+MULTIPROCESSORS = 132  # of an H200
 
 
 class RowKernel:
@@ -313,6 +316,7 @@ class RowKernel:
 
     def __init__(self) -> None:
         self.fitted: dict[Any, Rows] = {}
+        self.best: dict[Any, RowForm] = {}  # by what it is chosen by
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """The schedule of this form, with so many tensors of rows and of one number a column loaded, for results at multiples
@@ -349,9 +353,14 @@ class RowKernel:
         )
         per = min([aligned // size, *(out // x.dtype.itemsize for x in stored)])  # elements of results, at least
         width = 0 if alike else per
-        key = length, size, aligned, out, len(loaded), vectors, len(others), dense, place, width, self.options
+        shape = length, size, aligned, len(loaded), vectors, dense, width
+        if shape not in self.best:
+            self.best[shape] = self.forms(*shape)[0]
+        form = self.best[shape]
+        each = form.each if self.schedule.stored else each_of(form, loaded[0].shape[0])
+        key = *shape, out, len(others), place, self.options, each
         if key not in self.fitted:
-            (form, *_) = self.forms(length, size, aligned, len(loaded), vectors, dense, width)
+            form = attrs.evolve(form, each=each)
             if form.apart > 1:  # results begin as many elements apart
                 form = attrs.evolve(form, pitch=place[0], start=place[1], alike=alike)
                 out = min([out, *(per * x.dtype.itemsize for x in stored)])
@@ -417,6 +426,14 @@ class RowKernel:
             more = remember_by_name(self, run, given, made)
         results = (*made.values(), *more)
         return results[0] if len(results) == 1 else results
+
+
+def each_of(form: RowForm, height: int) -> int:
+    """Rows that a CTA reads by pieces: fewer than the form has, where some multiprocessors would have none."""
+    each, share = form.each, form.share or 1
+    while form.ctas > 1 and each > 1 and ceil_div(height, each) < MULTIPROCESSORS * share:
+        each //= 2
+    return each
 
 
 def as_matrix(name: str, x: Any, number: bool | None = None) -> Any:
