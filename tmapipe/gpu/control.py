@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int16, Int32, Int64
 from cutlass._mlir import ir
-from cutlass._mlir.dialects import arith, llvm, scf
+from cutlass._mlir.dialects import arith, llvm, scf, vector
 from cutlass.cutlass_dsl import T
 
 from tmapipe.plan.rings import UNROLLED
@@ -205,14 +205,19 @@ LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 KINDS = {"fp32": Float32, "int32": Int32, "bool": Boolean}
 
 
+def numbers_of(tensor: Any) -> list[Any]:
+    """The numbers of a vector of CuTe DSL, one after another."""
+    (count,), of = tensor.type.shape, tensor.dtype
+    return [of(vector.extract(tensor, [], [i])) for i in range(count)]
+
+
 def widened(values: Any, kind: str) -> list[Any]:
     """The numbers of a tensor in registers. Two of bf16 are the halves of a word: a shift or a mask makes fp32 of either."""
     if kind == "fp32" and values.element_type is cutlass.BFloat16 and cute.size(values) % 2 == 0:
         words = cute.recast_tensor(values, Int32)
         halves = [half for i in range(cute.size(words)) for half in (words[i] << 16, words[i] & -(1 << 16))]
         return [Float32(llvm.bitcast(T.f32(), half.ir_value())) for half in halves]
-    wide = values.load().to(KINDS[kind])
-    return [wide[i] for i in range(cute.size(values))]
+    return numbers_of(values.load().to(KINDS[kind]))
 
 
 def of_numbers(name: str, *arguments: Any) -> Any:

@@ -126,7 +126,7 @@ def _tma_prefetch(isa: GpuWarp, op: Any) -> None:
     moves = isa.moves_of(load, op.share, load.peers)
 
     def one(piece: Any) -> None:
-        source = isa.moved_at(moves, load, op.at, piece)
+        source = moves.tile(op.at, piece)
         with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
             cute.prefetch(moves.atom, source)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +16,13 @@ from cutlass._mlir.dialects import arith, llvm
 from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import control
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, numbers_of, widened
 from tmapipe.gpu.layouts import (
     Moves,
     clips,
     core_modes,
     cute_type,
     full_shape,
-    moved_extents,
-    moved_from,
-    moved_slots,
     slot_layout,
 )
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, write_piece
@@ -74,7 +70,7 @@ class GpuFragments(PeerFragments, Sums):
 
     def accumulator_after(self, matmul: Matmul, acc: Any, values: Fragment) -> Fragment:
         def later(x: Any) -> Float32:
-            (word,) = emit_ptx(LATER, "ff", x, acc.value(0), words=1, pure=True)
+            (word,) = emit_ptx(LATER, "ff", x, *acc.values([0]), words=1, pure=True)
             return Float32(llvm.bitcast(T.f32(), word.ir_value()))
 
         data = [later(x) for x in values.data]
@@ -89,19 +85,20 @@ class GpuFragments(PeerFragments, Sums):
         dtype = cute_type(matmul.b.dtype)
         rounded = cute.make_rmem_tensor((len(values.data),), dtype)
         rounded.store(self.vector(values, (len(values.data),)).to(dtype))
-        return _scalars_of(cute.recast_tensor(rounded, Int32))
+        words = cute.recast_tensor(rounded, Int32)
+        return [words[i] for i in range(cute.size(words))]
 
     def operand(self, matmul: Matmul, values: Fragment) -> Any:
         return operand(matmul, values.data if values.kind == "operand" else self.packed(matmul, values))
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         base = block * (matmul.shape[1] // 2) + first // 2
-        values = [acc.value(base + i) for i in range(columns // 2)]
+        values = acc.values(range(base, base + columns // 2))
         return Fragment(self, None, "tile", matmul.b.dtype.kind, values)
 
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         layout = AccumulatorLayout.of(matmul)
-        return Fragment(self, layout, "tile", matmul.b.dtype.kind, [acc.value(i) for i in range(layout.values)])
+        return Fragment(self, layout, "tile", matmul.b.dtype.kind, acc.values(range(layout.values)))
 
     # ---- pieces ---------------------------------------------------------------------------------------------------
 
@@ -144,7 +141,7 @@ class GpuFragments(PeerFragments, Sums):
                 few[half] = inside[first + (row + 8 * half if along else 0)]
             for i, half, eight in itertools.product(range(2), range(2), range(columns // 8)):
                 values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("columns",) else few[half]
-        return Fragment(self, None, "tile", "fp32", _scalars(values.load().to(Float32)))
+        return Fragment(self, None, "tile", "fp32", numbers_of(values.load().to(Float32)))
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         # Applied to a whole piece (32 values per thread), ptxas keeps so many intermediate values that it spills.
@@ -314,14 +311,6 @@ class GpuFragments(PeerFragments, Sums):
         return [FUNCTIONS[name](*values) for values in zip(*each, strict=True)]
 
 
-def _scalars_of(tensor: Any) -> list[Any]:
-    return [tensor[i] for i in range(cute.size(tensor))]
-
-
-def _scalars(vector: Any) -> list[Any]:
-    return [vector[i] for i in range(cute.size(vector.shape))]
-
-
 # ---- warp ------------------------------------------------------------------------------------------------------------
 #
 # What a warp of a kernel that is being traced has: its ids, the launch's arguments, the CTA's slots and mbarriers.
@@ -413,25 +402,13 @@ class GpuWarp(Isa):
     def moves_of(self, part: Load | Store, share: Any = 0, peers: int = 1) -> Moves:
         """How the TMA atom of *part* moves a tile, or share *share* of one. Known from the top of the kernel on, once, but for
         a share, which is only known here."""
-        if peers == 1 and part.name in self._moves:
-            return self._moves[part.name]
-        with self.top if peers == 1 else contextlib.nullcontext():
-            slots = moved_slots(self.buffers[part.buffer.name], part)
-            found = Moves(self.atoms[part.name], slots, moved_extents(part), share, peers)
-        if peers == 1:
-            self._moves[part.name] = found
-        return found
-
-    def moved_by(self, moves: Moves, part: Load | Store, stage: Any, first: Any = None, piece: Any = 0) -> Any:
-        """In slot *stage*: piece *piece* of the rows of what begins at *first* along the slot's first extent."""
-        start = moves.first if moves.shared is not None else self.buffers[part.buffer.name].iterator
-        return moves.slot(moved_from(start, part, first, piece), stage)
-
-    def moved_at(self, moves: Moves, part: Load | Store, at: Sequence[Any], piece: Any = 0) -> Any:
-        """In global memory: piece *piece* of the tile that starts at element *at*."""
-        if not (isinstance(piece, int) and piece == 0):
-            at = (*at[:-1], at[-1] + piece * moved_extents(part)[-1])
-        return moves.tile(tuple(at[mode] for mode in core_modes(part)))
+        atom, slots = self.atoms[part.name], self.buffers[part.buffer.name]
+        if peers > 1:
+            return Moves(part, atom, slots, share, peers)
+        if part.name not in self._moves:
+            with self.top:
+                self._moves[part.name] = Moves(part, atom, slots, share, peers)
+        return self._moves[part.name]
 
 
 def _opaque(pointer: Any) -> Any:
@@ -476,6 +453,6 @@ def load_edge(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: An
         first = share * own + i * rows
         start = [*at]
         start[row] = isa.select(at[row] + first < extent, at[row] + first, again)
-        moves.copy(isa.moved_at(moves, edge, start), isa.moved_by(moves, edge, stage, first), **how)
+        moves.copy(moves.tile(start), moves.slot(stage, first), **how)
 
     control.loop(own // rows, some)

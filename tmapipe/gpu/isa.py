@@ -188,8 +188,8 @@ def _tma_load(isa: GpuWarp, op: Any) -> None:
         moves = isa.moves_of(load, share, load.peers)
 
         def one(piece: Any) -> None:
-            source = isa.moved_at(moves, load, at, piece)
-            moves.copy(source, isa.moved_by(moves, load, stage, first, piece), **how)
+            source = moves.tile(at, piece)
+            moves.copy(source, moves.slot(stage, first, piece), **how)
 
         control.each(pieces_of(load), one)
 
@@ -213,9 +213,9 @@ def _tma_store(isa: GpuWarp, op: Any) -> None:
     first = None if op.part is None else op.part * moved_extents(store)[0]
 
     def one(piece: Any) -> None:
-        target = isa.moved_at(moves, store, at, piece)
+        target = moves.tile(at, piece)
         with contextlib.nullcontext() if elected else cute.arch.elect_one():
-            moves.copy(isa.moved_by(moves, store, op.slot.stage, first, piece), target, **how)
+            moves.copy(moves.slot(op.slot.stage, first, piece), target, **how)
 
     control.each(pieces_of(store), one)
 

@@ -107,26 +107,6 @@ def moved_layout(part: Load | Store) -> Any:
     return cute.make_composed_layout(one_slot_layout(part.buffer).inner, 0, outer)
 
 
-def moved_slots(slots: Any, part: Load | Store) -> Any:
-    """What it moves in all slots, where these begin, then the stage."""
-    shape, stride = _by_extents(part)
-    layout = cute.make_layout(
-        (*shape, part.buffer.stages), stride=(*stride, part.buffer.pitch // part.buffer.dtype.bytes)
-    )
-    return cute.make_tensor(slots.iterator, layout)
-
-
-def moved_from(start: Any, part: Load | Store, first: Any = None, piece: Any = 0) -> Any:
-    """Where what it moves begins, in slots that begin at *start*.
-
-    Args:
-        first: Where that begins along a slot's first extent; None: where the slot begins.
-        piece: Of the rows.
-    """
-    start = start if first is None else start + first * _by_extents(part)[1][0]
-    return start if isinstance(piece, int) and piece == 0 else start + piece * moved_extents(part)[-1]
-
-
 def core_modes(part: Load | Store) -> tuple[int, ...]:
     """The tensor's dimensions, core first."""
     core = part.core
@@ -201,33 +181,51 @@ def make_atom(part: Load | Store, tensor: Any) -> tuple[Any, Any]:
 
 
 class Moves:
-    """What a load or a store moves, as its TMA atom takes it: the slot and the tile of global memory, in the layouts that the
-    atom has given them, at whatever address and coordinates.
+    """How a TMA atom moves what a load or a store moves: between a slot and a tile of global memory, in the layouts that the
+    atom has given these, whatever the slot and the tile.
 
     Args:
-        atom: The TMA atom and its coordinate tensor.
-        slots: What is moved, in all slots: [*extents, stage].
+        part: The load or store.
+        atom: Its TMA atom and coordinate tensor.
+        slots: Its buffer's slots.
         share: Which of the multicast shares this CTA loads.
         peers: How many shares there are.
     """
 
-    def __init__(self, atom: tuple[Any, Any], slots: Any, extents: tuple[int, ...], share: Any, peers: int):
-        self.atom, tensor = atom
-        self.layout, core, outer = tensor.layout, len(extents), cute.rank(tensor) - len(extents)
-        tile = cute.local_tile(tensor, extents, (*(0,) * core, *(None,) * outer))
-        slots, tile = cute.group_modes(slots, 0, core), cute.group_modes(tile, 0, core)
-        slots, tile = cpasync.tma_partition(self.atom, share, cute.make_layout(peers), slots, tile)
+    def __init__(self, part: Load | Store, atom: tuple[Any, Any], slots: Any, share: Any, peers: int):
+        self.part, (self.atom, tensor) = part, atom
+        self.extents, self.layout, pitch = moved_extents(part), tensor.layout, part.buffer.pitch
+        core, outer = len(self.extents), cute.rank(tensor) - len(self.extents)
+        shape, self.stride = _by_extents(part)
+        shape, stride = (*shape, part.buffer.stages), (*self.stride, pitch // part.buffer.dtype.bytes)
+        moved = cute.group_modes(cute.make_tensor(slots.iterator, cute.make_layout(shape, stride=stride)), 0, core)
+        tile = cute.local_tile(tensor, self.extents, (*(0,) * core, *(None,) * outer))
+        shares = cute.make_layout(peers)
+        moved, tile = cpasync.tma_partition(self.atom, share, shares, moved, cute.group_modes(tile, 0, core))
         tile = tile[(None, *(0,) * outer)]
-        self.of_slots, self.of_slot, self.of_tile = slots.layout, _two(slots[(None, 0)]).layout, _two(tile).layout
-        self.first, self.shared = slots.iterator, tile.iterator if peers > 1 else None
+        self.of_slots, self.of_slot, self.of_tile = moved.layout, _two(moved[(None, 0)]).layout, _two(tile).layout
+        self.start, self.shared = (
+            (slots.iterator if peers == 1 else moved.iterator),
+            (tile.iterator if peers > 1 else None),
+        )
 
-    def slot(self, pointer: Any, stage: Any) -> Any:
-        """Slot *stage* of those that begin at *pointer*."""
-        return cute.make_tensor(cute.make_tensor(pointer, self.of_slots)[(None, stage)].iterator, self.of_slot)
+    def slot(self, stage: Any, first: Any = None, piece: Any = 0) -> Any:
+        """In slot *stage*.
 
-    def tile(self, start: tuple[Any, ...]) -> Any:
-        """The tile, or this CTA's share of it, that starts at an element, core first."""
-        place = cute.crd2idx(start, self.layout)
+        Args:
+            first: Where what is moved begins along the slot's first extent; None: where the slot begins.
+            piece: Of the rows.
+        """
+        start = self.start if first is None else self.start + first * self.stride[0]
+        if not (isinstance(piece, int) and piece == 0):
+            start = start + piece * self.extents[-1]
+        return cute.make_tensor(cute.make_tensor(start, self.of_slots)[(None, stage)].iterator, self.of_slot)
+
+    def tile(self, at: Sequence[Any], piece: Any = 0) -> Any:
+        """In global memory: what begins at element *at*, or this CTA's share of it; of its rows, one piece."""
+        if not (isinstance(piece, int) and piece == 0):
+            at = (*at[:-1], at[-1] + piece * self.extents[-1])
+        place = cute.crd2idx(tuple(at[mode] for mode in core_modes(self.part)), self.layout)
         if self.shared is not None:
             place = tuple(x + y for x, y in zip(place, self.shared, strict=True))
         return cute.make_tensor(place, self.of_tile)

@@ -4,7 +4,7 @@ cluster."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cutlass
@@ -17,7 +17,7 @@ from cutlass.cutlass_dsl import T
 
 from tmapipe.base.arithmetic import DType, bf16, tf32
 from tmapipe.gpu import control
-from tmapipe.gpu.control import KINDS, emit_ptx
+from tmapipe.gpu.control import KINDS, emit_ptx, numbers_of
 from tmapipe.gpu.layouts import cute_type, rows_of, slot_layout
 from tmapipe.gpu.sums import Runs
 from tmapipe.isa.exchange import ClusterExchange
@@ -89,6 +89,7 @@ class Accumulator(Carried):
         self.registers = [cute.make_rmem_tensor(shape, dtype) for shape in shapes]  # one per part of the columns
         for part in self.registers:
             part.fill(dtype(0))
+        self.left = cute.size(self.registers[0])
         self.begun, self.empty = cute.make_rmem_tensor((1,), cutlass.Int32), True
         self.begun[0] = 0
         self.totals: Any = cute.make_rmem_tensor(shapes[0], dtype) if promoted else None
@@ -111,14 +112,14 @@ class Accumulator(Carried):
     def _at(self, i: int) -> tuple[Any, int]:
         if self.totals is not None:
             return self.totals, i
-        left = cute.size(self.registers[0])
-        return (self.registers[0], i) if i < left else (self.registers[1], i - left)
+        return (self.registers[0], i) if i < self.left else (self.registers[1], i - self.left)
 
-    def value(self, i: int) -> Any:
-        part, i = self._at(i)
-        if self.totals is not None:
-            return part[i]
-        return part[i] if not self.empty else cutlass.select_(self.begun[0] != 0, part[i], part.element_type(0))
+    def values(self, places: Iterable[int]) -> list[Any]:
+        """The sums at these places of a thread's."""
+        if self.totals is not None or not self.empty:
+            return [part[i] for part, i in map(self._at, places)]
+        begun, zero = self.begun[0] != 0, self.registers[0].element_type(0)
+        return [cutlass.select_(begun, part[i], zero) for part, i in map(self._at, places)]
 
 
 class _Tf32Op(warpgroup.MmaF16BF16Op):
@@ -257,8 +258,7 @@ def read_blocks(isa: GpuWarp, slot: SlotRef, layout: AccumulatorLayout) -> list[
         place = 16 * sixteen + isa.lane // 16 * 8 + isa.lane % 8, row // 8 + isa.lane // 8 % 2
         values = cute.make_rmem_tensor((8,), cute_type(dtype))
         cute.copy(atom, cute.coalesce(cute.local_tile(tile, (1, 8), place)), values)
-        wide = values.load().to(KINDS[dtype.kind])
-        data += [wide[i] for i in range(8)]
+        data += numbers_of(values.load().to(KINDS[dtype.kind]))
     return data
 
 
@@ -284,8 +284,7 @@ class PeerFragments(Runs):
             words = cute.make_rmem_tensor((max(1, each * size // 4),), Int32)
             for j, word in enumerate(_load(start + buffer.byte_in_slot(row, column * size), each * size)):
                 words[j] = word
-            values = cute.recast_tensor(words, cute_type(buffer.dtype)).load().to(KINDS[kind])
-            data += [values[j] for j in range(each)]
+            data += numbers_of(cute.recast_tensor(words, cute_type(buffer.dtype)).load().to(KINDS[kind]))[:each]
         return Fragment(self, layout, "tile", kind, data)
 
     def send_tile(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any) -> None:
