@@ -362,6 +362,7 @@ CASES |= {
     "rows gathered": landed(op(ops.TmaGather, "s0", 0, 0, 128, 0, 16, (5, 9, 2, 0), (0, 0)), 128),
     "words stored by st.async": landed(op(ops.StAsync, 0, 0, SLOT_BYTES, 1, (7,))),
     "a copy to a peer": landed(op(ops.PeerCopy, 0, 0, SLOT_BYTES, 1, 1)),
+    "a reduction of registers into a peer": landed(op(ops.RedAsync, "s0", 0, 0, SLOT_BYTES, 1, (7,))),
     "a reduction into a peer": landed(op(ops.PeerReduce, "s0", 0, 0, SLOT_BYTES, 1, 1, 0, 1)),
     "rows scattered": stored(op(ops.TmaScatter, "y0", 0, 0, (5, 9, 2, 0), (0, 0))),
     "a bulk store": stored(op(ops.BulkStore, "y0", 0, (0, 0))),

@@ -117,15 +117,6 @@ class RecordingIsa(Isa, Fragments):
     def slot(self, buffer: Buffer, stage: int) -> Any:
         return buffer.name, stage
 
-    def start(self, of: Any, at: Sequence[int]) -> tuple[int, ...]:
-        return tuple(at)
-
-    def part(self, of: Any, index: Any) -> Any:
-        return index
-
-    def plain(self, number: Any) -> Any:
-        return number
-
     def barrier_id(self, barrier: NamedBarrier, instance: int) -> Any:
         return barrier.name, instance
 

@@ -26,8 +26,8 @@ from tmapipe.isa import ops
 from tmapipe.isa.effects import ALL_LANES
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
-from tmapipe.plan.model import Load, Store
-from tmapipe.plan.rings import Barrier, Buffer, NamedBarrier
+from tmapipe.plan.model import Load
+from tmapipe.plan.rings import Barrier
 from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, While
 from tmapipe.program.trace import Traced
@@ -56,26 +56,6 @@ class GpuIsa(GpuWarp):
         return self.emitters[type(op)](self, op, *data)
 
     ask = answer  # type: ignore[assignment]
-
-    # ---- operands -------------------------------------------------------------------------------------------------
-
-    def bar(self, barrier: Barrier, stage: Any) -> Any:
-        return barrier, stage
-
-    def slot(self, buffer: Buffer, stage: Any) -> SlotRef:
-        return SlotRef(buffer, stage)
-
-    def start(self, of: Load | Store, at: Sequence[Any]) -> Any:
-        return at
-
-    def part(self, of: Load | Store, index: Any) -> Any:
-        return index
-
-    def plain(self, number: Any) -> Any:
-        return number
-
-    def barrier_id(self, barrier: NamedBarrier, instance: Any) -> Any:
-        return barrier.id + instance
 
     def share_bytes(self, load: Load, share: Any, shares: int) -> Any:
         return None  # nobody asks

@@ -54,6 +54,10 @@ from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
 # How a call of the instruction set becomes operations: what the files of operations share.
 
 
+class BarRef(tuple):
+    """(barrier, stage) in the place of a flat number."""
+
+
 class Lowering(Carried):
     """Base of the instruction set. An instruction makes its operations and hands them to `emit`. Each backend says what stands
     for barriers, slots and starts in them: flat numbers in the machine, what carries out a traced program has of them on the
@@ -89,28 +93,33 @@ class Lowering(Carried):
         return in_machine
 
     def bar(self, barrier: Barrier, stage: Value) -> Any:
-        """What names an mbarrier of the CTA."""
-        raise NotImplementedError
+        """What names an mbarrier of the CTA: here and below, in the machine a flat number."""
+        return BarRef((barrier, stage))
 
     def slot(self, buffer: Buffer, stage: Value) -> Any:
         """What names a slot of the CTA."""
-        raise NotImplementedError
+        return SlotRef(buffer, stage)
 
-    def start(self, of: Load | Store, at: Sequence[Value]) -> tuple[int, ...]:
+    def start(self, of: Load | Store, at: Sequence[Value]) -> Any:
         """Where a tile of a tensor starts (elements), one index for each of its dimensions."""
-        raise NotImplementedError
+        return tuple(at)
 
-    def part(self, of: Load | Store, index: Value) -> int:
+    def part(self, of: Load | Store, index: Value) -> Any:
         """Which of the parts of a slot is moved by itself; None for all of it."""
-        raise NotImplementedError
+        return index
 
-    def plain(self, number: Value) -> int:
+    def plain(self, number: Value) -> Any:
         """A number that only data depends on."""
-        raise NotImplementedError
+        return number
 
-    def barrier_id(self, barrier: NamedBarrier, instance: Value) -> int:
+    def share_bytes(self, load: Load, share: int, shares: int) -> int:
+        """How many bytes share *share* of *shares* of a tile has that threads copy."""
+        vectors = load.buffer.slot_bytes // load.vector
+        return load.vector * sum(min(32, vectors - first) for first in range(32 * share, vectors, 32 * shares))
+
+    def barrier_id(self, barrier: NamedBarrier, instance: Value) -> Any:
         """The id of a hardware barrier of the CTA."""
-        raise NotImplementedError
+        return barrier.id + instance
 
 
 # ---- barriers --------------------------------------------------------------------------------------------------------

@@ -228,11 +228,6 @@ class CopyInstructions(Lowering):
         nbytes = self.share_bytes(load, share, shares)
         self.emit(CpAsync(load.name, slot, bar, nbytes, share, shares, self.start(load, at), anywhere=anywhere))
 
-    def share_bytes(self, load: Load, share: int, shares: int) -> int:
-        """How many bytes such a share has."""
-        vectors = load.buffer.slot_bytes // load.vector
-        return load.vector * sum(min(32, vectors - first) for first in range(32 * share, vectors, 32 * shares))
-
     def tma_load(
         self,
         load: Load,

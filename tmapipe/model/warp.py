@@ -364,9 +364,6 @@ class MachineIsa(Isa):
         does = "loads" if isinstance(of, Load) else "stores"
         raise self._outside(f"{does} part {index} of a slot of {of.name}, which has {of.parts}")
 
-    def plain(self, number: Any) -> Any:
-        return number
-
     def barrier_id(self, barrier: NamedBarrier, instance: int) -> int:
         if 0 <= instance < barrier.instances:
             return barrier.id + instance

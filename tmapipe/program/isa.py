@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tmapipe.errors import PipelineError, ScopeError
-from tmapipe.isa.fragment import Fragment, SlotRef, applied, where_is
+from tmapipe.isa.fragment import Fragment, applied, where_is
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
 from tmapipe.model.layout import line_of_errors, locate
@@ -233,10 +233,6 @@ for _name in (*_WRITES, "send", "send_tile", "send_partial"):
 MOST = 30_000  # instructions of a program: a loop of Python's may never end
 
 
-class BarRef(tuple):
-    """(barrier, stage) in the place of a flat number."""
-
-
 class TracingIsa(Isa):
     def __init__(self, plan: Any, tracer: Tracing):
         self.plan, self.tracer, self.syncs = plan, tracer, Syncs(plan)
@@ -342,24 +338,6 @@ class TracingIsa(Isa):
 
     def may_hold(self, when: Any) -> bool:
         return True  # else it is not recorded
-
-    def bar(self, barrier: Any, stage: Any) -> Any:
-        return BarRef((barrier, stage))
-
-    def slot(self, buffer: Any, stage: Any) -> Any:
-        return SlotRef(buffer, stage)
-
-    def start(self, of: Any, at: Any) -> Any:
-        return tuple(at)
-
-    def part(self, of: Any, index: Any) -> Any:
-        return index
-
-    def plain(self, number: Any) -> Any:
-        return number
-
-    def barrier_id(self, barrier: Any, instance: Any) -> Any:
-        return barrier.id + instance
 
     def _check_thread(self) -> None:
         """Raises `ScopeError` if another thread has used an instruction, in that thread too."""
