@@ -12,7 +12,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype
 from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, shown
 from tmapipe.parts.matmul import RegisterTile, Wgmma
-from tmapipe.stage import L2_HINTS, SlotStage, TmaLoadStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
+from tmapipe.stage import L2_HINTS, LoadStage, SlotStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
 
 # ---- store pipeline --------------------------------------------------------------------------------------------------
 #
@@ -97,7 +97,7 @@ class TmaStoreStage:
     parts: int = attrs.field(default=1, init=False)
     l2_hint: str | None = attrs.field(default=None, init=False)
     #: Loads of tensors that the output may be.
-    overwrites: tuple[TmaLoadStage, ...] = attrs.field(default=(), init=False)
+    overwrites: tuple[LoadStage, ...] = attrs.field(default=(), init=False)
     #: Bytes that a thread stores at once; 0 where the engine stores.
     vector: int = attrs.field(default=0, init=False)
     wide: bool = attrs.field(default=False, init=False)
@@ -111,7 +111,7 @@ class TmaStoreStage:
             raise InputError(argument, (tile, self.role), "are needed without a source", "pass both")
         if slot is not None:
             _check_follows(slot, tile, self.columns, self.dtype)
-        if isinstance(source, TmaLoadStage):
+        if isinstance(source, LoadStage):
             dims = dims or source.dims
             _check_strided(source, dims)
         if source is not None:
@@ -140,7 +140,7 @@ class TmaStoreStage:
         """Elements of a tile along each of `dims`."""
         return (1,) * (len(self.dims) - len(self.tile)) + self.tile
 
-    def in_place(self, *loads: TmaLoadStage) -> TmaStoreStage:
+    def in_place(self, *loads: LoadStage) -> TmaStoreStage:
         """The same stage, whose output may be the tensor of one of these loads: of its address, extents, strides and type.
 
         Both have the same dimensions and tiles. A CTA loads what it stores, at the coordinates of its output tile alone. The
@@ -152,7 +152,7 @@ class TmaStoreStage:
         Raises:
             InputError: One of *loads* is no load stage.
         """
-        if not loads or not all(isinstance(load, TmaLoadStage) for load in loads):
+        if not loads or not all(isinstance(load, LoadStage) for load in loads):
             raise InputError("in_place", loads, "names stages that load tiles", "e.g. in_place(x)")
         return changed(self, overwrites=loads)
 
@@ -230,7 +230,7 @@ class TmaStoreStage:
         return {}
 
 
-def _check_strided(source: TmaLoadStage, dims: tuple[str, ...]) -> None:
+def _check_strided(source: LoadStage, dims: tuple[str, ...]) -> None:
     """Raises `InputError` if the output has a dimension of which a tile takes some elements only."""
     for dim, step in zip(source.dims[-len(source.tile) :], source.strides, strict=False):
         if step > 1 and dim in dims:

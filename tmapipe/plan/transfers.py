@@ -18,7 +18,7 @@ from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, Load, RoleWarps, Store
 from tmapipe.plan.rings import Buffer, Ring
 from tmapipe.plan.thread_layout import vectors_of
-from tmapipe.stage import SWIZZLES, SlotStage, TmaLoadStage, as_matrix
+from tmapipe.stage import SWIZZLES, LoadStage, SlotStage, as_matrix
 from tmapipe.store_pipeline import TmaStoreStage
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def readers_of(
 # The loads and stores of a plan: their roles, their buffers, and the box of one instruction.
 
 
-def load_of(layout: Layout, name: str, load: TmaLoadStage) -> Load:
+def load_of(layout: Layout, name: str, load: LoadStage) -> Load:
     """The load called *name*, into its slots in *layout*.
 
     Raises:
@@ -215,7 +215,7 @@ def _check_described(name: str, load: Load) -> None:
         raise InputError(f"{name}.tile", load.tile, rule, "load smaller tiles, or with smaller strides")
 
 
-def _check_result(name: str, load: TmaLoadStage, store: TmaStoreStage) -> None:
+def _check_result(name: str, load: LoadStage, store: TmaStoreStage) -> None:
     """Raises `InputError` unless the tiles that a stage loads are those that a CTA stores by itself."""
     alike = load.dims == store.dims and load.tile == store.tile
     plain = load.tensor_map and load.outside == "zeros" and not (load.windows or load.multicast or load.strides)
@@ -225,7 +225,7 @@ def _check_result(name: str, load: TmaLoadStage, store: TmaStoreStage) -> None:
         raise InputError(f"{name}.of_result", store, rule, "give both the same dims and tile")
 
 
-def _check_in_place(declared: Declarations, name: str, load: TmaLoadStage, outputs: int) -> None:
+def _check_in_place(declared: Declarations, name: str, load: LoadStage, outputs: int) -> None:
     """Raises `InputError` unless an output may be the tensor of a load: a CTA stores the tiles that it loads."""
     store = declared.stores[name]
     alike = load.dims == store.dims and load.extents == store.extents and load.result is None
