@@ -42,8 +42,9 @@ class Exchange(NamedTuple):
 
     ``slot.<stage>.send(to)`` copies the tile of `source` to another CTA, or equal parts of it to several, by
     ``cp.async.bulk``; ``send(to, values)`` what threads have in registers, by ``st.async``. Each CTA gets one tile a slot.
-    With `reduce`, ``slot.<stage>.reduce(to)`` combines a part of the source with what the writer has written, once for each
-    CTA of the group, the own one included. The stage raises `InputError` for values that do not fit.
+    With `reduce`, ``slot.<stage>.reduce(to)`` combines a part of the source with what the writer has written there, by
+    ``cp.reduce.async.bulk``, and ``reduce(to, values)`` registers, by ``red.async``: once for each CTA of the group, its own
+    included. The stage raises `InputError` for values that do not fit.
 
     Args:
         group: The CTAs: those that differ only along these axes of the cluster.
