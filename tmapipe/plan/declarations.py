@@ -17,7 +17,7 @@ from tmapipe.parts.stages import Scratch, SharedStage, Table, Turnstile
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.plan.rings import Arch
 from tmapipe.stage import LoadStage, SlotStage, TokenStage
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import StoreStage
 
 # ---- declarations ----------------------------------------------------------------------------------------------------
 #
@@ -30,9 +30,9 @@ from tmapipe.store_pipeline import TmaStoreStage
 # body.
 
 
-Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
+Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | StoreStage | Turnstile | Table
 PARTS = (
-    Role, BarrierRing, LoadStage, SlotStage, TokenStage, Scratch, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table,
+    Role, BarrierRing, LoadStage, SlotStage, TokenStage, Scratch, Wgmma, RegisterTile, StoreStage, Turnstile, Table,
 )  # fmt: skip
 Body = Callable[..., None]
 K = TypeVar("K")
@@ -83,7 +83,7 @@ class Declarations:
     scratches = _Kind(Scratch)
     matmuls = _Kind(Wgmma)
     register_tiles = _Kind(RegisterTile)
-    stores = _Kind(TmaStoreStage)
+    stores = _Kind(StoreStage)
     turnstiles = _Kind(Turnstile)
     tables = _Kind(Table)
 
