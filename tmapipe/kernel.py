@@ -30,7 +30,7 @@ from tmapipe.protocol.ring import Groups, HeldEnd, RingEnd
 from tmapipe.protocol.slots import SlotPart
 from tmapipe.protocol.stores import StoreOfSlot
 from tmapipe.protocol.tile import bound_by, share_index
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import StoreStage
 from tmapipe.tiles.order import SCHEDULER
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ class KernelContext(Carried):
         self._parts[ring.name] = self.ends[ring.name] = end
         self._finishers.insert(0, end)
 
-    def _fills(self, store: TmaStoreStage) -> bool:
+    def _fills(self, store: StoreStage) -> bool:
         """Whether this role stores what its threads have in registers."""
         if store.sums is not None:
             return self.plan.distributed(self.name_of(store.sums)).first_warp == self.role.first_warp

@@ -4,7 +4,7 @@ CpAsyncLoadStage, Im2colLoadStage."""
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 
@@ -124,8 +124,93 @@ class TokenStage:
         return shown(self)
 
 
+L = TypeVar("L", bound="LoadStage")
+
+
 @attrs.frozen(eq=False, repr=False, kw_only=True)
-class TmaLoadStage(SlotStage):
+class LoadStage(SlotStage):
+    """What the stages have in common whose slots are loaded from tensors. Arguments as of `TmaLoadStage`."""
+
+    filled_by = "engine"
+    dims: tuple[str, ...] = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
+    loader: Role = attrs.field(default=None)
+    parts: int = attrs.field(default=1, init=False)
+    outside: str = attrs.field(default="zeros", init=False)
+    strides: tuple[int, ...] = attrs.field(default=(), init=False)
+    #: The stage whose tensor it loads from; None: it has one of its own.
+    input: LoadStage | None = attrs.field(default=None, init=False)
+    result: Any = attrs.field(default=None, init=False)
+    #: Whose elements the rows of a tile are, if they are those of windows.
+    windows: Windows | None = attrs.field(default=None, init=False)
+    multicast: ClassVar[MulticastGroup | None] = None
+    l2_hint: ClassVar[str | None] = None
+    #: Bytes that a thread copies at once; 0 where an engine loads.
+    vector: ClassVar[int] = 0
+    #: Whether the engine finds tiles through a descriptor, and fills what lies outside of the tensor.
+    tensor_map: ClassVar[bool] = False
+
+    def __attrs_post_init__(self) -> None:
+        producers = self.ring.phases[0]
+        if self.loader is None:
+            if len(producers) > 1:
+                rule = "must say which of the producing roles loads this stage"
+                raise InputError(f"{type(self).__name__}(loader)", None, rule, "pass loader=")
+            fill(self, loader=producers[0])
+        fill(self, dims=check_dims(self, self.dims, self.tile))
+
+    def of_input(self: L, load: LoadStage) -> L:
+        """The same stage, which loads from the tensor of another one, perhaps in other tiles. A call has one tensor for both.
+
+        Args:
+            load: A stage with a tensor of its own, of the same dimensions.
+
+        Raises:
+            InputError: It has other dimensions, or no tensor of its own.
+        """
+        own = isinstance(load, LoadStage) and load.result is None and load.input is None
+        if not own or load.dims != self.dims or self.result is not None:
+            rule = f"is a stage with a tensor of its own, of dimensions {' '.join(self.dims)}"
+            raise InputError("of_input", load, rule, "give both the same dims")
+        return changed(self, input=load)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Elements of a tile along each of `dims`."""
+        return (1,) * (len(self.dims) - len(self.tile)) + self.tile
+
+    @property
+    def span(self) -> tuple[int, ...]:
+        """Elements of the tensor from one tile to the next, along each of `dims`."""
+        steps = (1,) * (len(self.dims) - len(self.strides)) + self.strides
+        return tuple(n * step for n, step in zip(self.extents, steps, strict=True))
+
+    @property
+    def filler(self) -> Role:
+        return self.loader
+
+    @property
+    def sharing(self) -> MulticastGroup | None:
+        return self.multicast
+
+    @loader.validator
+    def _loader_produces(self, field: Any, loader: Any) -> None:
+        if loader is not None and not any(loader is role for role in self.ring.phases[0]):
+            rule = "is a role of the ring's first phase"
+            raise InputError(f"{type(self).__name__}(loader)", loader, rule, "name one of them")
+
+    def __repr__(self) -> str:
+        unsaid = ("outside", "parts", "strides", "result", "input")
+        text = shown(self, *unsaid, *(("loader",) if len(self.ring.phases[0]) == 1 else ()))
+        text += "" if self.parts == 1 else f".in_parts({self.parts})"
+        by = ", ".join(f"{d}={n}" for d, n in zip(self.dims[-len(self.tile) :], self.strides, strict=False) if n > 1)
+        text += f".strided({by})" if by else ""
+        text += "" if self.result is None else f".of_result({self.result!r})"
+        text += "" if self.input is None else f".of_input({self.input!r})"
+        return text + ("" if self.outside == "zeros" else f".{self.outside}_outside()")
+
+
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class TmaLoadStage(LoadStage):
     """A tile that the TMA engine loads into each slot of `ring`.
 
     Args:
@@ -147,32 +232,9 @@ class TmaLoadStage(SlotStage):
         InputError: For any other value.
     """
 
-    filled_by = "engine"
-    dims: tuple[str, ...] = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
-    multicast: MulticastGroup | None = attrs.field(default=None, validator=optional_group)
-    loader: Role = attrs.field(default=None)
-    l2_hint: str | None = attrs.field(default=None, validator=optional_hint)
-    parts: int = attrs.field(default=1, init=False)
-    outside: str = attrs.field(default="zeros", init=False)
-    strides: tuple[int, ...] = attrs.field(default=(), init=False)
-    #: The stage whose tensor it loads from; None: it has one of its own.
-    input: TmaLoadStage | None = attrs.field(default=None, init=False)
-    #: Whose elements the rows of a tile are, if they are those of windows.
-    windows: Windows | None = attrs.field(default=None, init=False)
-    #: Bytes that a thread copies at once; 0 where an engine loads.
-    vector: int = attrs.field(default=0, init=False)
-    #: Whether the engine finds tiles through a descriptor, and fills what lies outside of the tensor.
-    tensor_map: ClassVar[bool] = True
-    result: Any = attrs.field(default=None, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        producers = self.ring.phases[0]
-        if self.loader is None:
-            if len(producers) > 1:
-                rule = "must say which of the producing roles loads this stage"
-                raise InputError(f"{type(self).__name__}(loader)", None, rule, "pass loader=")
-            fill(self, loader=producers[0])
-        fill(self, dims=check_dims(self, self.dims, self.tile))
+    tensor_map = True
+    multicast: MulticastGroup | None = attrs.field(default=None, validator=optional_group)  # type: ignore[misc]
+    l2_hint: str | None = attrs.field(default=None, validator=optional_hint)  # type: ignore[misc]
 
     def anything_outside(self) -> TmaLoadStage:
         """The same stage, whose slots may hold anything of rows beyond the tensor's edge.
@@ -184,18 +246,12 @@ class TmaLoadStage(SlotStage):
         Raises:
             InputError: The tile has one extent.
         """
-        if len(self.tile) != 2 or not self.tensor_map or self.windows is not None:
+        if len(self.tile) != 2 or self.windows is not None:
             raise InputError("TmaLoadStage(tile)", self.tile, "has rows, where these may hold anything", "leave it so")
         return changed(self, outside="anything")
 
     def nan_outside(self) -> TmaLoadStage:
-        """The same stage, whose slots hold NaN beyond the tensor's edge. For types of floating point of 16 and 32 bits.
-
-        Raises:
-            InputError: The stage has no descriptor.
-        """
-        if not self.tensor_map:
-            raise InputError("nan_outside", type(self).__name__, "is for loads through a descriptor", "leave it out")
+        """The same stage, whose slots hold NaN beyond the tensor's edge. For types of floating point of 16 and 32 bits."""
         return changed(self, outside="nan")
 
     def of_result(self, store: Any) -> TmaLoadStage:
@@ -204,21 +260,6 @@ class TmaLoadStage(SlotStage):
         It has the dimensions and the tile of *store*. That the tile has been written, a `StoredStage` of *store* says.
         """
         return changed(self, result=store)
-
-    def of_input(self, load: TmaLoadStage) -> TmaLoadStage:
-        """The same stage, which loads from the tensor of another one, perhaps in other tiles. A call has one tensor for both.
-
-        Args:
-            load: A stage with a tensor of its own, of the same dimensions.
-
-        Raises:
-            InputError: It has other dimensions, or no tensor of its own.
-        """
-        own = isinstance(load, TmaLoadStage) and load.result is None and load.input is None
-        if not own or load.dims != self.dims or self.result is not None:
-            rule = f"is a stage with a tensor of its own, of dimensions {' '.join(self.dims)}"
-            raise InputError("of_input", load, rule, "give both the same dims")
-        return changed(self, input=load)
 
     def strided(self, **strides: int) -> TmaLoadStage:
         """The same stage, whose tiles have every so many-th element (a descriptor's element strides): ``strided(h=2, w=2)``
@@ -231,10 +272,10 @@ class TmaLoadStage(SlotStage):
             strides: Elements by dimension, 1 to 8, along dimensions of the tile but the last one.
 
         Raises:
-            InputError: For another dimension or number, or a stage without a descriptor.
+            InputError: For another dimension or number.
         """
         inner = self.dims[-len(self.tile) : -1] if self.windows is None else ()
-        if not strides or not set(strides) <= set(inner) or not self.tensor_map:
+        if not strides or not set(strides) <= set(inner):
             rule = (
                 f"names dimensions of a TmaLoadStage's tile ({', '.join(inner) or 'none'}); the last one is contiguous"
             )
@@ -243,17 +284,6 @@ class TmaLoadStage(SlotStage):
         check_steps("strided", found)
         return changed(self, strides=found)
 
-    @property
-    def extents(self) -> tuple[int, ...]:
-        """Elements of a tile along each of `dims`."""
-        return (1,) * (len(self.dims) - len(self.tile)) + self.tile
-
-    @property
-    def span(self) -> tuple[int, ...]:
-        """Elements of the tensor from one tile to the next, along each of `dims`."""
-        steps = (1,) * (len(self.dims) - len(self.strides)) + self.strides
-        return tuple(n * step for n, step in zip(self.extents, steps, strict=True))
-
     def in_parts(self, parts: int) -> TmaLoadStage:
         """The same stage, whose tile is cut along its first extent into so many equal parts, each of which is loaded by itself
         from wherever it lies: ``slot.x.load_part(i, ...)``. With as many parts as it has rows, it is gathered row by row.
@@ -261,41 +291,10 @@ class TmaLoadStage(SlotStage):
         Raises:
             InputError: *parts* does not divide the extent.
         """
-        if not is_count(parts) or self.tile[0] % parts or not self.tensor_map or self.windows is not None:
+        if not is_count(parts) or self.tile[0] % parts or self.windows is not None:
             rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a TmaLoadStage"
             raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}")
         return changed(self, parts=parts)
-
-    @property
-    def filler(self) -> Role:
-        return self.loader
-
-    @property
-    def sharing(self) -> MulticastGroup | None:
-        return self.multicast
-
-    @loader.validator
-    def _loader_produces(self, field: Any, loader: Any) -> None:
-        if loader is not None and not any(loader is role for role in self.ring.phases[0]):
-            rule = "is a role of the ring's first phase"
-            raise InputError(f"{type(self).__name__}(loader)", loader, rule, "name one of them")
-
-    def __repr__(self) -> str:
-        text = shown(
-            self,
-            "outside",
-            "parts",
-            "strides",
-            "result",
-            "input",
-            *(("loader",) if len(self.ring.phases[0]) == 1 else ()),
-        )
-        text += "" if self.parts == 1 else f".in_parts({self.parts})"
-        by = ", ".join(f"{d}={n}" for d, n in zip(self.dims[-len(self.tile) :], self.strides, strict=False) if n > 1)
-        text += f".strided({by})" if by else ""
-        text += "" if self.result is None else f".of_result({self.result!r})"
-        text += "" if self.input is None else f".of_input({self.input!r})"
-        return text + ("" if self.outside == "zeros" else f".{self.outside}_outside()")
 
 
 def as_matrix(tile: tuple[int, ...]) -> tuple[int, ...]:
@@ -314,11 +313,10 @@ is_piece = must(
     "is one extent (elements)",
     "e.g. tile=(4096,)",
 )
-_NONE = must(lambda value: value is None, "needs a descriptor", "use a TmaLoadStage")
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
-class BulkLoadStage(TmaLoadStage):
+class BulkLoadStage(LoadStage):
     """A piece of a vector, or of a row of a matrix, that ``cp.async.bulk`` loads into each slot of `ring`.
 
     It needs no descriptor, so one instruction moves any number of elements; a box of the TMA engine has 256 at most. There is
@@ -331,16 +329,17 @@ class BulkLoadStage(TmaLoadStage):
         dtype: As of `TmaLoadStage`.
         loader: As of `TmaLoadStage`.
         l2_hint: As of `TmaLoadStage`.
-        swizzle, multicast: None: they need a descriptor.
+        swizzle: None: it needs a descriptor.
 
     Raises:
         InputError: For a tile of more than one extent, or any other value.
     """
 
-    tensor_map = False
     tile: tuple[int, ...] = attrs.field(converter=as_tuple, validator=is_piece)
-    swizzle: int | None = attrs.field(default=None, validator=_NONE)
-    multicast: MulticastGroup | None = attrs.field(default=None, validator=_NONE)
+    swizzle: int | None = attrs.field(
+        default=None, validator=must(lambda span: span is None, "needs a descriptor", "use a TmaLoadStage")
+    )
+    l2_hint: str | None = attrs.field(default=None, validator=optional_hint)  # type: ignore[misc]
 
 
 # ---- cp async stage --------------------------------------------------------------------------------------------------
@@ -349,7 +348,7 @@ class BulkLoadStage(TmaLoadStage):
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
-class CpAsyncLoadStage(TmaLoadStage):
+class CpAsyncLoadStage(LoadStage):
     """A tile that the threads of a role copy into each slot of `ring` with ``cp.async``, and go on meanwhile.
 
     It needs no descriptor: rows of the tensor may begin at any multiple of `vector` bytes, where TMA wants multiples of 16.
@@ -371,16 +370,13 @@ class CpAsyncLoadStage(TmaLoadStage):
     """
 
     filled_by = "threads"
-    tensor_map = False
     dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype), validator=is_written)
-    vector: int = attrs.field(
+    vector: int = attrs.field(  # type: ignore[misc]
         default=16,
         validator=must(
             lambda n: type(n) is int and n in (4, 8, 16), "is 4, 8 or 16 bytes", "the most that divides the row pitch"
         ),
     )
-    multicast: MulticastGroup | None = attrs.field(default=None, init=False)
-    l2_hint: str | None = attrs.field(default=None, init=False)
 
 
 # ---- im2col stage ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ again."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 
@@ -12,7 +12,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype
 from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, shown
 from tmapipe.parts.matmul import RegisterTile, Wgmma
-from tmapipe.stage import L2_HINTS, SlotStage, TmaLoadStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
+from tmapipe.stage import L2_HINTS, LoadStage, SlotStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
 
 # ---- store pipeline --------------------------------------------------------------------------------------------------
 #
@@ -40,33 +40,12 @@ REDUCTIONS = {
 FROM_ZERO = ("add", "or", "xor")  # those that an output which a call leaves out can begin with
 
 
+S = TypeVar("S", bound="StoreStage")
+
+
 @attrs.frozen(eq=False, repr=False, kw_only=True)
-class TmaStoreStage:
-    """Stores tiles to a tensor through the TMA engine.
-
-    Where the order of tiles gives them bounds of their own (as `GroupedTiles`), it writes no more than these.
-
-    Args:
-        dims: Names of the tensor's dimensions, the last one contiguous; by default those of `source`. The last two may name a
-            `Wgmma`'s columns and rows, in this order: its accumulators are then stored transposed, as types of 16 or 32 bits.
-        source: A `TmaLoadStage` or a `SharedStage`: the slot that was filled is stored. A `Wgmma`: its accumulators, through
-            buffers of 64 rows that each warpgroup fills and stores by itself. A `RegisterTile`: likewise. None: what the
-            threads of `role` computed, through buffers of one tile.
-        tile: Elements along the last dimensions; by default the source's.
-        role: Who stores, where that does not follow from the source.
-        stages: Buffers (of each warpgroup, for accumulators); or, from a slot, stores that may still read while the next slot
-            is waited for.
-        columns: Of a buffer for accumulators; by default as many as fill a swizzle span of 128 bytes.
-        dtype: Of the elements, by default that of the tensor.
-        reduce: What the tensor's elements become, instead of being overwritten, from what they are and what is stored, in no
-            fixed order: "add" (bf16, fp16, fp32, fp64: rounded each time, so bits may differ from run to run; int32, int64),
-            "min" or "max" (bf16, fp16), "and", "or", "xor" (int32, int64), and of int32 as unsigned numbers "inc" (one more,
-            or 0 if it is at least what is stored) and "dec" (one less, or what is stored if it is 0 or above that). "add",
-            "or" and "xor" begin with 0 where a call leaves the output out; for the others it is passed.
-
-    Raises:
-        InputError: For any other value.
-    """
+class StoreStage:
+    """What the stages have in common that store tiles to tensors. Arguments as of `TmaStoreStage`."""
 
     dims: tuple[str, ...] = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
     source: SlotStage | Wgmma | RegisterTile | None = attrs.field(
@@ -97,12 +76,12 @@ class TmaStoreStage:
     parts: int = attrs.field(default=1, init=False)
     l2_hint: str | None = attrs.field(default=None, init=False)
     #: Loads of tensors that the output may be.
-    overwrites: tuple[TmaLoadStage, ...] = attrs.field(default=(), init=False)
+    overwrites: tuple[LoadStage, ...] = attrs.field(default=(), init=False)
     #: Bytes that a thread stores at once; 0 where the engine stores.
     vector: int = attrs.field(default=0, init=False)
     wide: bool = attrs.field(default=False, init=False)
     #: Whether the engine finds tiles through a descriptor.
-    tensor_map: ClassVar[bool] = True
+    tensor_map: ClassVar[bool] = False
 
     def __attrs_post_init__(self) -> None:
         source, slot, dims, tile = self.source, self.slot, self.dims, self.tile
@@ -111,7 +90,7 @@ class TmaStoreStage:
             raise InputError(argument, (tile, self.role), "are needed without a source", "pass both")
         if slot is not None:
             _check_follows(slot, tile, self.columns, self.dtype)
-        if isinstance(source, TmaLoadStage):
+        if isinstance(source, LoadStage):
             dims = dims or source.dims
             _check_strided(source, dims)
         if source is not None:
@@ -140,7 +119,7 @@ class TmaStoreStage:
         """Elements of a tile along each of `dims`."""
         return (1,) * (len(self.dims) - len(self.tile)) + self.tile
 
-    def in_place(self, *loads: TmaLoadStage) -> TmaStoreStage:
+    def in_place(self: S, *loads: LoadStage) -> S:
         """The same stage, whose output may be the tensor of one of these loads: of its address, extents, strides and type.
 
         Both have the same dimensions and tiles. A CTA loads what it stores, at the coordinates of its output tile alone. The
@@ -152,32 +131,9 @@ class TmaStoreStage:
         Raises:
             InputError: One of *loads* is no load stage.
         """
-        if not loads or not all(isinstance(load, TmaLoadStage) for load in loads):
+        if not loads or not all(isinstance(load, LoadStage) for load in loads):
             raise InputError("in_place", loads, "names stages that load tiles", "e.g. in_place(x)")
         return changed(self, overwrites=loads)
-
-    def in_parts(self, parts: int) -> TmaStoreStage:
-        """The same stage, whose slot is cut along its first extent into so many equal parts, each of which is stored by itself
-        to wherever it belongs: ``slot.y.store_part(i, ...)``. With as many parts as it has rows, these can be scattered.
-
-        Raises:
-            InputError: *parts* does not divide the extent, or the stage does not store from a slot.
-        """
-        if not (is_count(parts) and self.slot is not None and self.tensor_map) or self.tile[0] % parts:
-            rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a store from a slot"
-            raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}, with source=")
-        return changed(self, parts=parts)
-
-    def with_l2_hint(self, hint: str | None) -> TmaStoreStage:
-        """The same stage, whose stores have the priority "evict_first", "evict_last" or "evict_normal" in L2. None: the usual.
-
-        Raises:
-            InputError: For any other *hint*, or a store without a descriptor.
-        """
-        if hint is not None and (not isinstance(hint, str) or hint not in L2_HINTS or not self.tensor_map):
-            rule = f"is one of {', '.join(L2_HINTS)}, of a store through a descriptor"
-            raise InputError(f"{type(self).__name__}.with_l2_hint", hint, rule, 'e.g. "evict_first"')
-        return changed(self, l2_hint=hint)
 
     @property
     def slot(self) -> SlotStage | None:
@@ -230,7 +186,61 @@ class TmaStoreStage:
         return {}
 
 
-def _check_strided(source: TmaLoadStage, dims: tuple[str, ...]) -> None:
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class TmaStoreStage(StoreStage):
+    """Stores tiles to a tensor through the TMA engine.
+
+    Where the order of tiles gives them bounds of their own (as `GroupedTiles`), it writes no more than these.
+
+    Args:
+        dims: Names of the tensor's dimensions, the last one contiguous; by default those of `source`. The last two may name a
+            `Wgmma`'s columns and rows, in this order: its accumulators are then stored transposed, as types of 16 or 32 bits.
+        source: A `TmaLoadStage` or a `SharedStage`: the slot that was filled is stored. A `Wgmma`: its accumulators, through
+            buffers of 64 rows that each warpgroup fills and stores by itself. A `RegisterTile`: likewise. None: what the
+            threads of `role` computed, through buffers of one tile.
+        tile: Elements along the last dimensions; by default the source's.
+        role: Who stores, where that does not follow from the source.
+        stages: Buffers (of each warpgroup, for accumulators); or, from a slot, stores that may still read while the next slot
+            is waited for.
+        columns: Of a buffer for accumulators; by default as many as fill a swizzle span of 128 bytes.
+        dtype: Of the elements, by default that of the tensor.
+        reduce: What the tensor's elements become, instead of being overwritten, from what they are and what is stored, in no
+            fixed order: "add" (bf16, fp16, fp32, fp64: rounded each time, so bits may differ from run to run; int32, int64),
+            "min" or "max" (bf16, fp16), "and", "or", "xor" (int32, int64), and of int32 as unsigned numbers "inc" (one more,
+            or 0 if it is at least what is stored) and "dec" (one less, or what is stored if it is 0 or above that). "add",
+            "or" and "xor" begin with 0 where a call leaves the output out; for the others it is passed.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    tensor_map = True
+
+    def in_parts(self, parts: int) -> TmaStoreStage:
+        """The same stage, whose slot is cut along its first extent into so many equal parts, each of which is stored by itself
+        to wherever it belongs: ``slot.y.store_part(i, ...)``. With as many parts as it has rows, these can be scattered.
+
+        Raises:
+            InputError: *parts* does not divide the extent, or the stage does not store from a slot.
+        """
+        if not (is_count(parts) and self.slot is not None) or self.tile[0] % parts:
+            rule = f"is a number of parts that divides the tile's first extent, {self.tile[0]}, of a store from a slot"
+            raise InputError("in_parts", parts, rule, f"e.g. {self.tile[0]}, with source=")
+        return changed(self, parts=parts)
+
+    def with_l2_hint(self, hint: str | None) -> TmaStoreStage:
+        """The same stage, whose stores have the priority "evict_first", "evict_last" or "evict_normal" in L2. None: the usual.
+
+        Raises:
+            InputError: For any other *hint*.
+        """
+        if hint is not None and (not isinstance(hint, str) or hint not in L2_HINTS):
+            rule = f"is one of {', '.join(L2_HINTS)}, of a store through a descriptor"
+            raise InputError(f"{type(self).__name__}.with_l2_hint", hint, rule, 'e.g. "evict_first"')
+        return changed(self, l2_hint=hint)
+
+
+def _check_strided(source: LoadStage, dims: tuple[str, ...]) -> None:
     """Raises `InputError` if the output has a dimension of which a tile takes some elements only."""
     for dim, step in zip(source.dims[-len(source.tile) :], source.strides, strict=False):
         if step > 1 and dim in dims:
@@ -258,7 +268,7 @@ def _check_follows(source: SlotStage, tile: Any, columns: Any, dtype: Any) -> No
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
-class BulkStoreStage(TmaStoreStage):
+class BulkStoreStage(StoreStage):
     """Stores pieces of a vector by ``cp.async.bulk``, or adds to it by ``cp.reduce.async.bulk``.
 
     It needs no descriptor. The vector has a multiple of 16 bytes, of which the last piece may be shorter; for others there is
@@ -278,7 +288,6 @@ class BulkStoreStage(TmaStoreStage):
         InputError: For a tile of more than one extent, or another source.
     """
 
-    tensor_map = False
     source: SlotStage | None = attrs.field(
         default=None,
         validator=must(
@@ -303,7 +312,7 @@ class BulkStoreStage(TmaStoreStage):
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
-class ThreadStoreStage(TmaStoreStage):
+class ThreadStoreStage(StoreStage):
     """Stores what the threads of `role` have computed straight from their registers, with ``st.global``.
 
     It needs no descriptor, no shared memory and no waits: rows of the tensor may begin at any multiple of `vector` bytes,
@@ -335,7 +344,6 @@ class ThreadStoreStage(TmaStoreStage):
     wide: bool = attrs.field(
         default=False, validator=must(lambda value: isinstance(value, bool), "is True or False", "leave it out")
     )
-    tensor_map = False
     source: None = attrs.field(default=None, init=False)
     stages: int = attrs.field(default=1, init=False)
     columns: int | None = attrs.field(default=None, init=False)
@@ -366,11 +374,11 @@ class StoredStage(TokenStage):
         InputError: For any other value.
     """
 
-    store: TmaStoreStage = attrs.field(kw_only=False)
+    store: StoreStage = attrs.field(kw_only=False)
 
     def __attrs_post_init__(self) -> None:
         store, ring = self.store, self.ring
-        if not isinstance(store, TmaStoreStage):
+        if not isinstance(store, StoreStage):
             raise InputError("StoredStage(store)", store, "is a stage that stores tiles", "e.g. a TmaStoreStage")
         if not isinstance(ring, BarrierRing) or ring.per == "cta":
             rule = "is a BarrierRing whose slots follow the tiles"

@@ -14,7 +14,7 @@ from tmapipe.base.arithmetic import DType, bf16, dtype_of, int32
 from tmapipe.errors import InputError
 from tmapipe.parts.matmul import Wgmma
 from tmapipe.plan.declarations import Declarations
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import StoreStage
 
 # ---- bound -----------------------------------------------------------------------------------------------------------
 #
@@ -126,7 +126,7 @@ def of_sums(dtype: DType) -> DType:
 
 
 def made_as(
-    name: str, store: TmaStoreStage, extents: Mapping[str, Any], like: Any, like_dims: tuple[str, ...], first_load: str
+    name: str, store: StoreStage, extents: Mapping[str, Any], like: Any, like_dims: tuple[str, ...], first_load: str
 ) -> tuple[tuple[Any, ...], DType | None]:
     """(shape, type) of a new output, without the batch dimensions that *like* lacks. The type is by default that of the slots
     that it is stored from; of sums of 8 bits, bf16 or int32; else None, for that of *like*.

@@ -17,8 +17,8 @@ from tmapipe.base.arithmetic import Dim, DType, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
 from tmapipe.bind.bound import Bound, check_apart, check_kind, check_memory, is_torch, made_as
 from tmapipe.errors import InputError
-from tmapipe.stage import TmaLoadStage
-from tmapipe.store_pipeline import FROM_ZERO, TmaStoreStage
+from tmapipe.stage import LoadStage
+from tmapipe.store_pipeline import FROM_ZERO, StoreStage
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -39,7 +39,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     declared = schedule.declared
     if not declared.loads and not declared.stores:
         raise InputError("Schedule", declared.name, "has no load and no store stage", "declare one")
-    parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.inputs, **declared.stores}
+    parts: dict[str, LoadStage | StoreStage] = {**declared.inputs, **declared.stores}
     inputs = (*declared.inputs, *declared.tables)
     stores = tuple(declared.stores)
     made: list[str] = []
@@ -300,7 +300,7 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
 
 def _make_output(
     name: str,
-    store: TmaStoreStage,
+    store: StoreStage,
     extents: dict[str, tuple[str, int]],
     like: Any,
     like_dims: tuple[str, ...],

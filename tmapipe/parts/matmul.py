@@ -10,7 +10,7 @@ import attrs
 from tmapipe.barrier import Role
 from tmapipe.errors import InputError, fill, is_count, is_whole, must, shown
 from tmapipe.parts.stages import SharedStage
-from tmapipe.stage import TmaLoadStage
+from tmapipe.stage import LoadStage
 
 # ---- matmul ----------------------------------------------------------------------------------------------------------
 #
@@ -18,7 +18,7 @@ from tmapipe.stage import TmaLoadStage
 
 
 def _is_stage(stage: Any) -> bool:
-    return isinstance(stage, (TmaLoadStage, SharedStage)) and len(stage.tile) >= 2
+    return isinstance(stage, (LoadStage, SharedStage)) and len(stage.tile) >= 2
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -52,14 +52,14 @@ class Wgmma:
         InputError: For any other value.
     """
 
-    a: TmaLoadStage | SharedStage | Wgmma | RegisterTile = attrs.field(
+    a: LoadStage | SharedStage | Wgmma | RegisterTile = attrs.field(
         validator=must(
             lambda a: _is_stage(a) or isinstance(a, (Wgmma, RegisterTile)),
             "is a TmaLoadStage or SharedStage with a tile of two or more extents, a Wgmma or a RegisterTile",
             "pass such a stage",
         )
     )
-    b: TmaLoadStage | SharedStage = attrs.field(
+    b: LoadStage | SharedStage = attrs.field(
         validator=must(
             _is_stage, "is a TmaLoadStage or SharedStage with a tile of two or more extents", "pass such a stage"
         )
@@ -109,7 +109,7 @@ class Wgmma:
         return isinstance(self.a, (Wgmma, RegisterTile))
 
     @property
-    def stages(self) -> tuple[TmaLoadStage | SharedStage, ...]:
+    def stages(self) -> tuple[LoadStage | SharedStage, ...]:
         """The operands that lie in slots."""
         return (self.b,) if isinstance(self.a, (Wgmma, RegisterTile)) else (self.a, self.b)
 
@@ -148,7 +148,7 @@ class Wgmma:
         return a[::-1] if of_a else a, b[::-1] if of_b else b
 
 
-def _last_two(operand: TmaLoadStage | SharedStage | Wgmma | RegisterTile) -> tuple[str, ...] | None:
+def _last_two(operand: LoadStage | SharedStage | Wgmma | RegisterTile) -> tuple[str, ...] | None:
     """The names of the dimensions of an operand's tile, or None."""
     return None if operand.dims is None else tuple(operand.dims[-2:])
 

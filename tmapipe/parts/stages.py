@@ -12,6 +12,7 @@ from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, fp32, int32, tf32
 from tmapipe.base.tensor_map import MulticastGroup, optional_group
 from tmapipe.errors import InputError, as_tuple, is_count, must, shown
 from tmapipe.stage import (
+    LoadStage,
     SlotStage,
     TmaLoadStage,
     TokenStage,
@@ -41,8 +42,9 @@ class Exchange(NamedTuple):
 
     ``slot.<stage>.send(to)`` copies the tile of `source` to another CTA, or equal parts of it to several, by
     ``cp.async.bulk``; ``send(to, values)`` what threads have in registers, by ``st.async``. Each CTA gets one tile a slot.
-    With `reduce`, ``slot.<stage>.reduce(to)`` combines a part of the source with what the writer has written, once for each
-    CTA of the group, the own one included. The stage raises `InputError` for values that do not fit.
+    With `reduce`, ``slot.<stage>.reduce(to)`` combines a part of the source with what the writer has written there, by
+    ``cp.reduce.async.bulk``, and ``reduce(to, values)`` registers, by ``red.async``: once for each CTA of the group, its own
+    included. The stage raises `InputError` for values that do not fit.
 
     Args:
         group: The CTAs: those that differ only along these axes of the cluster.
@@ -212,7 +214,7 @@ class DescriptorStage(SlotStage):
     of: TmaLoadStage = attrs.field(default=None)
 
     def __init__(self, of: TmaLoadStage, *, ring: BarrierRing):
-        plain = isinstance(of, TmaLoadStage) and of.tensor_map and of.windows is None and of.parts == 1
+        plain = isinstance(of, TmaLoadStage) and of.windows is None and of.parts == 1
         if not plain or len(of.tile) != len(of.dims) or len(of.tile) < 2 or of.outside == "anything":
             rule = "is a TmaLoadStage whose tile has all extents of its tensor, two or more, and is loaded whole"
             raise InputError("DescriptorStage(of)", of, rule, "name such a stage")
@@ -253,11 +255,11 @@ class L2Stage(TokenStage):
         InputError: For any other value.
     """
 
-    source: TmaLoadStage = attrs.field(kw_only=False)
+    source: LoadStage = attrs.field(kw_only=False)
 
     def __attrs_post_init__(self) -> None:
         source, ring = self.source, self.ring
-        whole = isinstance(source, TmaLoadStage) and source.filled_by == "engine" and source.parts == 1
+        whole = isinstance(source, LoadStage) and source.filled_by == "engine" and source.parts == 1
         if not whole or source.windows is not None or source.strides or source.outside == "nan":
             rule = "is a stage whose tiles an engine loads whole, without strides, and zeros outside"
             raise InputError("L2Stage(source)", source, rule, "name such a stage, or leave the L2Stage out")

@@ -16,8 +16,8 @@ from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.parts.stages import Scratch, SharedStage, Table, Turnstile
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.plan.rings import Arch
-from tmapipe.stage import SlotStage, TmaLoadStage, TokenStage
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.stage import LoadStage, SlotStage, TokenStage
+from tmapipe.store_pipeline import StoreStage
 
 # ---- declarations ----------------------------------------------------------------------------------------------------
 #
@@ -30,9 +30,9 @@ from tmapipe.store_pipeline import TmaStoreStage
 # body.
 
 
-Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | TmaStoreStage | Turnstile | Table
+Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | StoreStage | Turnstile | Table
 PARTS = (
-    Role, BarrierRing, TmaLoadStage, SlotStage, TokenStage, Scratch, Wgmma, RegisterTile, TmaStoreStage, Turnstile, Table,
+    Role, BarrierRing, LoadStage, SlotStage, TokenStage, Scratch, Wgmma, RegisterTile, StoreStage, Turnstile, Table,
 )  # fmt: skip
 Body = Callable[..., None]
 K = TypeVar("K")
@@ -76,14 +76,14 @@ class Declarations:
 
     roles = _Kind(Role)
     rings = _Kind(BarrierRing)
-    loads = _Kind(TmaLoadStage)
+    loads = _Kind(LoadStage)
     shared = _Kind(SharedStage)
     stages = _Kind(SlotStage)  # everything that lies in slots of rings: loads first
     tokens = _Kind(TokenStage)
     scratches = _Kind(Scratch)
     matmuls = _Kind(Wgmma)
     register_tiles = _Kind(RegisterTile)
-    stores = _Kind(TmaStoreStage)
+    stores = _Kind(StoreStage)
     turnstiles = _Kind(Turnstile)
     tables = _Kind(Table)
 
@@ -99,7 +99,7 @@ class Declarations:
         return (*self.inputs, *self.tables, *self.stores)
 
     @property
-    def inputs(self) -> dict[str, TmaLoadStage]:
+    def inputs(self) -> dict[str, LoadStage]:
         """The loads with tensors of their own; others load results of the kernel, or from the tensors of these."""
         return {name: load for name, load in self.loads.items() if load.result is None and load.input is None}
 

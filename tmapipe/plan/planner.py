@@ -30,7 +30,7 @@ from tmapipe.plan.rings import (
 from tmapipe.plan.thread_layout import check_matmuls, vectors_of
 from tmapipe.plan.transfers import group_of, load_of, readers_of, ring_of, store_of, storing_roles, widest_swizzle
 from tmapipe.stage import RESERVED, SlotStage, TokenStage, as_matrix
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import StoreStage
 
 # ---- space -----------------------------------------------------------------------------------------------------------
 #
@@ -391,7 +391,7 @@ def _check_early(declared: Declarations, target: Arch, layout: Layout) -> None:
 
 def _check_names(declared: Declarations) -> None:
     for name, part in declared.parts.items():
-        if name in RESERVED and isinstance(part, (SlotStage, TokenStage, TmaStoreStage)):
+        if name in RESERVED and isinstance(part, (SlotStage, TokenStage, StoreStage)):
             raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
         if name in TAKEN and not isinstance(part, (Role, SlotStage, TokenStage)):
             raise InputError("name", name, "is taken by what bodies get as k", f"rename the {type(part).__name__}")
@@ -423,7 +423,7 @@ def _check_supported(declared: Declarations, types: dict[str, DType], target: Ar
 
 def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str, DType]:
     types: dict[str, DType] = {}
-    parts: dict[str, SlotStage | TmaStoreStage] = {**declared.stages, **declared.stores}
+    parts: dict[str, SlotStage | StoreStage] = {**declared.stages, **declared.stores}
     for name, part in parts.items():
         given = dtypes.get(name)
         if part.dtype is not None and given is not None and given not in (part.dtype, part.dtype.in_memory):

@@ -18,8 +18,8 @@ from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, Load, RoleWarps, Store
 from tmapipe.plan.rings import Buffer, Ring
 from tmapipe.plan.thread_layout import vectors_of
-from tmapipe.stage import SWIZZLES, SlotStage, TmaLoadStage, as_matrix
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.stage import SWIZZLES, LoadStage, SlotStage, as_matrix
+from tmapipe.store_pipeline import StoreStage
 
 if TYPE_CHECKING:
     from tmapipe.plan.planner import Layout
@@ -142,7 +142,7 @@ def readers_of(
 # The loads and stores of a plan: their roles, their buffers, and the box of one instruction.
 
 
-def load_of(layout: Layout, name: str, load: TmaLoadStage) -> Load:
+def load_of(layout: Layout, name: str, load: LoadStage) -> Load:
     """The load called *name*, into its slots in *layout*.
 
     Raises:
@@ -215,7 +215,7 @@ def _check_described(name: str, load: Load) -> None:
         raise InputError(f"{name}.tile", load.tile, rule, "load smaller tiles, or with smaller strides")
 
 
-def _check_result(name: str, load: TmaLoadStage, store: TmaStoreStage) -> None:
+def _check_result(name: str, load: LoadStage, store: StoreStage) -> None:
     """Raises `InputError` unless the tiles that a stage loads are those that a CTA stores by itself."""
     alike = load.dims == store.dims and load.tile == store.tile
     plain = load.tensor_map and load.outside == "zeros" and not (load.windows or load.multicast or load.strides)
@@ -225,7 +225,7 @@ def _check_result(name: str, load: TmaLoadStage, store: TmaStoreStage) -> None:
         raise InputError(f"{name}.of_result", store, rule, "give both the same dims and tile")
 
 
-def _check_in_place(declared: Declarations, name: str, load: TmaLoadStage, outputs: int) -> None:
+def _check_in_place(declared: Declarations, name: str, load: LoadStage, outputs: int) -> None:
     """Raises `InputError` unless an output may be the tensor of a load: a CTA stores the tiles that it loads."""
     store = declared.stores[name]
     alike = load.dims == store.dims and load.extents == store.extents and load.result is None
@@ -259,7 +259,7 @@ def storing_roles(declared: Declarations, roles: dict[str, RoleWarps], matmul_ro
     return found
 
 
-def store_of(layout: Layout, name: str, store: TmaStoreStage) -> Store:
+def store_of(layout: Layout, name: str, store: StoreStage) -> Store:
     """The store called *name*, with its buffers and named barriers in *layout*.
 
     Raises:
@@ -307,7 +307,7 @@ def store_of(layout: Layout, name: str, store: TmaStoreStage) -> Store:
     return made
 
 
-def _buffer_of_values(layout: Layout, name: str, store: TmaStoreStage) -> Buffer:
+def _buffer_of_values(layout: Layout, name: str, store: StoreStage) -> Buffer:
     """What the threads of a role fill together."""
     role, tile = layout.roles[layout.storing_roles[name]], as_matrix(store.tile)
     if role.teams > 1:
@@ -320,7 +320,7 @@ def _buffer_of_values(layout: Layout, name: str, store: TmaStoreStage) -> Buffer
     return layout.buffer(name, store.stages, tile)
 
 
-def _buffer_of_sums(layout: Layout, name: str, store: TmaStoreStage, in_turn: bool) -> Buffer:
+def _buffer_of_sums(layout: Layout, name: str, store: StoreStage, in_turn: bool) -> Buffer:
     """What each warpgroup fills by itself, from accumulators: one for all teams, where they store *in_turn*."""
     role, dtype, tile = layout.roles[layout.storing_roles[name]], layout.types[name], store.parts_tile
     if tile is None:
@@ -341,7 +341,7 @@ def _buffer_of_sums(layout: Layout, name: str, store: TmaStoreStage, in_turn: bo
     return layout.buffer(name, owners * store.stages, tile, swizzle, owners)
 
 
-def _clipped(declared: Declarations, name: str, store: TmaStoreStage) -> bool:
+def _clipped(declared: Declarations, name: str, store: StoreStage) -> bool:
     """Whether tiles have bounds of their own along its dimensions."""
     along = [dim for dim in store.dims if dim in declared.bounded]
     if along and not (isinstance(store.source, Wgmma) and len(store.dims) == 2 and along == [store.dims[0]]):
@@ -350,7 +350,7 @@ def _clipped(declared: Declarations, name: str, store: TmaStoreStage) -> bool:
     return bool(along)
 
 
-def _box_of_rows(name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tuple[int, ...]:
+def _box_of_rows(name: str, store: StoreStage, tile: tuple[int, ...]) -> tuple[int, ...]:
     """What one buffer of *tile* holds of an output tile, where the rows of the accumulators are those of several dimensions,
     and so of every buffer."""
     assert store.sums is not None
@@ -369,7 +369,7 @@ def _box_of_rows(name: str, store: TmaStoreStage, tile: tuple[int, ...]) -> tupl
     return (*box, tile[1])
 
 
-def _columns(layout: Layout, name: str, store: TmaStoreStage) -> int:
+def _columns(layout: Layout, name: str, store: StoreStage) -> int:
     """Of a buffer for accumulators."""
     n, dtype = store.tile[-2 if store.transposed else -1], layout.types[name]
     unit = max(8, ALIGNMENT // dtype.bytes)

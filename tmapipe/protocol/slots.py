@@ -31,7 +31,7 @@ from tmapipe.protocol.tile import (
     stands_for,
     write_values,
 )
-from tmapipe.stage import TmaLoadStage
+from tmapipe.stage import LoadStage
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
 #
@@ -54,7 +54,7 @@ class SlotPart(Carried):
                 self.loads = index == 0
 
 
-@stands_for(TmaLoadStage)
+@stands_for(LoadStage)
 class PartInSlot(Carried):
     """A stage's tile in one open slot."""
 

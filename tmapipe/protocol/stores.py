@@ -30,7 +30,7 @@ from tmapipe.protocol.tile import (
     within,
     write_values,
 )
-from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
+from tmapipe.store_pipeline import StoreStage, ThreadStoreStage
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
 #
@@ -139,7 +139,7 @@ class StoreOfSlot(Carried):
         self.store(tile_at(f"slot.{self.plan.name}.store_from", self.plan.dims, start))
 
 
-@stands_for(TmaStoreStage)
+@stands_for(StoreStage)
 class BoundStore(Carried):
     """A `TmaStoreStage` with buffers of its own, in the role that fills them. The next buffer is kept in a register.
 
@@ -148,7 +148,7 @@ class BoundStore(Carried):
 
     once_a_row = False
 
-    def __init__(self, k: Any, name: str, stage: TmaStoreStage):
+    def __init__(self, k: Any, name: str, stage: StoreStage):
         self.isa: Isa = k.isa
         self.plan: Store = k.plan.store(name)
         self.stages, self.width = stage.stages, 0 if stage.sums is None else self.plan.columns

@@ -32,7 +32,7 @@ from tmapipe.schedules.rowform import (
     row_forms,
     together,
 )
-from tmapipe.stage import BulkLoadStage, TmaLoadStage
+from tmapipe.stage import BulkLoadStage, LoadStage, TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
 from tmapipe.tiles.persistent import GridTiles, Grouped
 
@@ -114,7 +114,7 @@ class Rows(Schedule):
         for name in self.given:
             setattr(self, name, TmaLoadStage("r", tile=(max(4, form.rows),), ring=self.ring, dtype=fp32))
 
-    def _rows_in(self) -> TmaLoadStage:
+    def _rows_in(self) -> LoadStage:
         form = self.form
         if self.bulk and form.apart == 1 and form.even and form.rows == 1:  # one instruction, where boxes take many
             return BulkLoadStage("m n", tile=(form.columns,), ring=self.ring, l2_hint="evict_last")
@@ -122,7 +122,7 @@ class Rows(Schedule):
         tile = (form.slot,) if form.packed or form.rows == 1 else (form.rows, form.columns)
         return TmaLoadStage(dims, tile=tile, ring=self.ring, l2_hint="evict_last")
 
-    def _column_in(self) -> TmaLoadStage:
+    def _column_in(self) -> LoadStage:
         form, ring = self.form, self.once if self.form.each > 1 else self.ring
         if form.apart == 1 and form.even:
             return BulkLoadStage("n", tile=(form.columns,), ring=ring)

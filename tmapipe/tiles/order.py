@@ -17,8 +17,8 @@ from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations, check_names
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.protocol.tile import Tile
-from tmapipe.stage import TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.stage import LoadStage
+from tmapipe.store_pipeline import StoreStage
 
 # ---- axes ------------------------------------------------------------------------------------------------------------
 #
@@ -42,7 +42,7 @@ def axes_of(declared: Declarations, over: str | None) -> dict[str, Axis]:
     Raises:
         InputError: There is no stage, or none with such a dimension.
     """
-    parts: dict[str, TmaLoadStage | TmaStoreStage] = {**declared.stores, **declared.loads}
+    parts: dict[str, LoadStage | StoreStage] = {**declared.stores, **declared.loads}
     if not parts:
         raise InputError("Schedule", declared.name, "has no load and no store stage", "declare one")
     known: dict[str, Axis] = {}
