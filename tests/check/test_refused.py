@@ -380,7 +380,7 @@ def test_an_epilogue_takes_what_it_is_called_with():
 
 
 def test_a_body_that_never_ends(monkeypatch):
-    monkeypatch.setattr("tmapipe.program.isa.MOST", 20_000)  # sooner
+    monkeypatch.setattr("tmapipe.program.isa.MOST", 2_000)  # sooner
 
     class Endless(Scaled):
         load, ring = Scaled.load, Scaled.ring
