@@ -330,6 +330,7 @@ class Results(Rules):
     """
 
     kept = ("stored", "loaded", "fences", "waits")
+    in_flight = ("flights", "loading")
 
     def __init__(self, clocks: Clocks, log: FindingLog, places: bool):
         super().__init__(clocks, log)

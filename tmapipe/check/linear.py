@@ -4,6 +4,7 @@ findings; how long a check may take."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 from tmapipe.check.findings import Finding, FindingLog, Step, events_of
 from tmapipe.check.lifetimes import Contents, Lifetimes, Results
-from tmapipe.check.phases import Barriers, Clocks, Phases, Rules
+from tmapipe.check.phases import Barriers, Clocks, Phases
 from tmapipe.check.slots import Fences, Slots, part_of
 from tmapipe.errors import InputError
 from tmapipe.isa import effects
@@ -61,7 +62,7 @@ class LinearCheck:
         self.results = Results(self.clocks, self.log, places=bool(shapes))
         self.contents = Contents(self.clocks, self.log)
         holding = self.phases, self.barriers, self.slots, self.lifetimes, self.results, self.contents
-        self.holding: tuple[Rules, ...] = holding
+        self.holding: tuple[Any, ...] = holding  # `Rules` each
         self.loads: dict[Flight, tuple[Any, Step]] = {}  # in flight: (what the issuer knew, its step)
         self.last: dict[int, Step] = {}  # by warp: its last asynchronous issue, for reports
         self.rules = rules or _rules()
@@ -71,11 +72,12 @@ class LinearCheck:
 
         What it says about redundant fences is meaningless.
         """
-        other = LinearCheck(self.layout, self.lifetimes.shapes, self.log, self.rules)
-        other.clocks.take(self.clocks)
-        for mine, its in zip(self.holding, other.holding, strict=True):
-            its.take(mine)
-        other.last = dict(self.last)
+        other = copy.copy(self)
+        other.clocks = self.clocks.copy()
+        other.holding = tuple(rules.copy(other.clocks) for rules in self.holding)
+        other.phases, other.barriers, other.slots, other.lifetimes, other.results, other.contents = other.holding
+        other.fences = Fences(other.clocks, self.log, other.slots)
+        other.loads, other.last = {}, dict(self.last)
         return other
 
     @property

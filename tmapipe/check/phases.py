@@ -3,6 +3,7 @@ meant for."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -61,10 +62,12 @@ class Clocks:
         self.time = [0] * layout.agents
         self.fence = [0] * layout.agents
 
-    def take(self, other: Clocks) -> None:
-        """Copies *other*, to go on independently."""
-        self.of = [clock.copy() for clock in other.of]
-        self.time, self.fence = list(other.time), list(other.fence)
+    def copy(self) -> Clocks:
+        """The same clocks, to go on independently."""
+        other = copy.copy(self)
+        other.of = [clock.copy() for clock in self.of]
+        other.time, other.fence = list(self.time), list(self.fence)
+        return other
 
     def zero(self) -> Clock:
         return np.zeros(self.size, np.int32)
@@ -124,17 +127,24 @@ Key = tuple[Any, ...]  # the name of a fact
 
 
 class Rules:
-    """Rules of one kind, and their state along a run. kept: the names of the attributes that change along a run."""
+    """Rules of one kind, and their state along a run. kept: the names of the attributes that change along a run; in_flight:
+    of those dictionaries that are empty where nothing is in flight, or matter to reports alone."""
 
     kept: ClassVar[tuple[str, ...]]
+    in_flight: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, clocks: Clocks, log: FindingLog):
         self.clocks, self.log, self.layout = clocks, log, log.layout
 
-    def take(self, other: Rules) -> None:
-        """Copies what *other* holds, where nothing is in flight, to go on independently."""
+    def copy(self, clocks: Clocks) -> Any:
+        """The same, where nothing is in flight, to go on independently with *clocks*."""
+        other = copy.copy(self)
+        other.clocks = clocks
         for name in self.kept:
-            setattr(self, name, copied(getattr(other, name)))
+            setattr(other, name, copied(getattr(self, name)))
+        for name in self.in_flight:
+            setattr(other, name, {})
+        return other
 
     def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
         """What later operations are checked against, each fact with what tells it. Nothing is in flight."""
@@ -168,13 +178,14 @@ class Phase:
     """What has counted in one phase of an mbarrier, or in one use of a barrier of warps.
 
     clock: all of it joined; by: warp -> time of its last contribution; landed: whether bytes have landed; armed: each
-    expect-tx; loose: those without an arrival, until one follows; steps: for the report; complete: so nothing changes.
+    expect-tx; loose: those without an arrival, until one follows; steps: for the report; complete: so nothing changes; of:
+    who may change it, where several share it.
     """
 
-    __slots__ = ("armed", "by", "clock", "complete", "landed", "loose", "steps")
+    __slots__ = ("armed", "by", "clock", "complete", "landed", "loose", "of", "steps")
 
-    def __init__(self, clock: Clock):
-        self.clock = clock
+    def __init__(self, clock: Clock, of: object = None):
+        self.clock, self.of = clock, of
         self.by: dict[int, int] = {}
         self.landed = self.complete = False
         self.armed: list[Step] = []
@@ -209,10 +220,26 @@ class Phases(Rules):
     def __init__(self, clocks: Clocks, log: FindingLog):
         super().__init__(clocks, log)
         bars, nothing = range(clocks.handed_on - clocks.phases), Phase(clocks.zero())
-        nothing.complete = True
-        self.now = [Phase(clocks.zero()) for _ in bars]
+        nothing.complete, self.own = True, object()
+        self.now = [Phase(clocks.zero(), self.own) for _ in bars]
         self.done, self.before = ([nothing for _ in bars] for _ in range(2))
         self.waits: list[dict[int, Step]] = [{} for _ in bars]
+
+    def copy(self, clocks: Clocks) -> Phases:
+        """As in `Rules`: phases are shared until one of the two changes them."""
+        other = copy.copy(self)
+        other.clocks, other.own, self.own = clocks, object(), object()
+        other.now, other.done, other.before = list(self.now), list(self.done), list(self.before)
+        other.waits = [dict(seen) for seen in self.waits]
+        return other
+
+    def _present(self, bar: int) -> Phase:
+        """The present phase of an mbarrier, which is about to change."""
+        phase = self.now[bar]
+        if phase.of is not self.own:
+            phase = self.now[bar] = phase.apart()
+            phase.of = self.own
+        return phase
 
     def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
         for bar, number in enumerate(state.phase):
@@ -244,7 +271,7 @@ class Phases(Rules):
         clocks, agent = self.clocks, step.agent
         clock, step = clocks.of[agent], step._replace(phase=counted.phase)
         self._check_not_early(clock, step, bar, counted.phase)
-        phase = self.now[bar]
+        phase = self._present(bar)
         phase.by[agent] = step.time
         phase.steps.append(step)
         if counted.nbytes:
@@ -264,7 +291,7 @@ class Phases(Rules):
         """Bytes of a load that was issued with *clock* have landed, or the arrivals of copies by threads, which release
         nothing else."""
         self._check_not_early(clock, step, bar, counted.phase)
-        phase = self.now[bar]
+        phase = self._present(bar)
         phase.landed = True
         phase.steps.append(step)
         if counted.arrivals:
@@ -278,7 +305,7 @@ class Phases(Rules):
             self._complete(bar, counted.phase)
 
     def _complete(self, bar: int, number: int) -> None:
-        phase = self.now[bar]
+        phase = self._present(bar)
         for agent, seen in self.waits[bar].items():
             if phase.clock[agent] < seen.time:
                 self._overtaken(bar, number, seen)
@@ -286,7 +313,7 @@ class Phases(Rules):
             self._armed_late(arming, bar, number)
         phase.complete, self.waits[bar] = True, {}
         self.before[bar], self.done[bar] = self.done[bar], phase
-        self.now[bar] = Phase(self.clocks.zero())
+        self.now[bar] = Phase(self.clocks.zero(), self.own)
 
     def _check_not_early(self, clock: Clock, step: Step, bar: int, phase: int) -> None:
         if clock[self.clocks.phases + bar] < phase and not self.done[bar].known_to(clock):

@@ -251,6 +251,7 @@ class Slots(Rules):
     """The accesses to all slots of a cluster, and the waits that end the asynchronous ones."""
 
     kept = ("bulk_waits", "mma_waits", "mma_issued", "idle_waits", "async_slots", "covering")
+    in_flight = ("flights", "copied")
 
     def __init__(self, clocks: Clocks, log: FindingLog):
         super().__init__(clocks, log)
@@ -265,10 +266,11 @@ class Slots(Rules):
         self.covering: dict[int, set[Part]] = {}  # place -> parts that copies have been started to, until they are all
         self.copied: dict[tuple[int, int], set[int]] = {}  # (mbarrier, phase) -> slots that cp.async has written then
 
-    def take(self, other: Rules) -> None:
-        super().take(other)
-        assert isinstance(other, Slots)
-        self.history = [{part: dict(known) for part, known in history.items()} for history in other.history]
+    def copy(self, clocks: Clocks) -> Slots:
+        """As in `Rules`."""
+        other: Slots = super().copy(clocks)
+        other.history = [{part: dict(known) for part, known in history.items()} for history in self.history]
+        return other
 
     def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
         for slot, history in enumerate(self.history):

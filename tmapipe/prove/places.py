@@ -285,6 +285,8 @@ class Places:
     def _used(self, kind: str, array: str, around: int, stage: Any) -> None:
         """An array is used at this stage: a variable, or the next of it, perhaps with what only tells whose it is."""
         var, offset = self._position(stage)
+        if isinstance(stage := resolve(stage), int) and stage < 0:
+            return  # there is none to release, which its condition says as well
         if var is None:
             if around > 1 and not self._before:
                 self._fixed.add(array)
