@@ -182,9 +182,10 @@ def test_the_engine_rounds_to_tf32_as_it_loads(monkeypatch):
     assert formats == {"a": "TF32_RN", "b": "TF32_RN", "d": "F32_RN"}
 
 
-def test_add_parts():
+@pytest.mark.parametrize("name", ["add parts"])  # so that the process has it which compiles it: tests/conftest.py
+def test_add_parts(name):
     """Threads read the slots: each fences its reads against the next load, and the warp's leader releases the slot."""
-    kernel = built("add parts")
+    kernel = built(name)
     plan = kernel.plan
     for warp in range(plan.warps):
         for lane in LANES:
@@ -206,9 +207,10 @@ def test_add_parts():
             compare(kernel.ptx.facts(warp, lane), facts, (warp, lane))
 
 
-def test_chain_of_three():
+@pytest.mark.parametrize("name", ["chain of three"])  # so that the process has it which compiles it: tests/conftest.py
+def test_chain_of_three(name):
     """The middle phase is awaited by the last, and writes what the engine reads: a fence, then the release."""
-    kernel = built("chain of three")
+    kernel = built(name)
     for warp in (1, 2):
         for lane in LANES:
             facts = set_up(kernel.plan, warp, lane)

@@ -27,7 +27,7 @@ class Reads(Execution):
         super().step(instruction, action)
 
 
-@pytest.mark.parametrize("rank", [*ALL * [0], 1])
+@pytest.mark.parametrize("rank", [*ALL * [0], 1], ids="read from peers-{}".format)  # the kernel: see tests/conftest.py
 def test_each_lane_reads_its_vectors_of_both(rank):
     kernel = built("read from peers")
     buffer, warp = kernel.plan.buffer("mine"), kernel.plan.role("add").first_warp
@@ -53,7 +53,7 @@ def test_vectors_of_32_bytes_are_read_in_halves():
         assert thread.found == [(peer, buffer.offset + place, 16) for peer in range(4) for place in own]
 
 
-@pytest.mark.parametrize("rank", [*ALL * [0], 1])
+@pytest.mark.parametrize("rank", [*ALL * [0], 1], ids="read from peers-{}".format)  # the kernel: see tests/conftest.py
 def test_each_lane_sends_its_vectors_to_the_other(rank):
     kernel = build(Kernel(Swapped, {}, {"m": 24, "n": 100}))
     buffer, role = kernel.plan.buffer("theirs"), kernel.plan.role("work")
