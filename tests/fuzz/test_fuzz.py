@@ -1,5 +1,7 @@
 """Random calls, a few of each kind: right, or refused well. The long run is ``python -m tests.fuzz``."""
 
+import json
+
 import attrs
 import pytest
 
@@ -8,7 +10,7 @@ import tmapipe.testing
 import tmapipe.torch
 import tmapipe.tuning
 from tests.fuzz import compiling, declarations, options, publics, valid
-from tests.fuzz.chunks import KINDS, calls_of, counted, read, run, summary, table, total, write
+from tests.fuzz.chunks import KINDS, RESULTS, calls_of, counted, read, run, summary, table, total, write
 from tests.fuzz.outcomes import Call, Outcome, Own, Unsafe, Wrong, judge
 from tests.fuzz.schedules import SCHEDULES
 from tests.sweeps import ALL
@@ -60,6 +62,18 @@ def test_a_summary_counts_all_calls():
     assert sum(found["by kind"]["tensors"].values()) == 4
     assert [(each["times"], each["call"]) for each in found["bad"]] == [(2, "a call")]
     assert any(line.split()[:6] == ["bare", *"00202"] for line in table(total(chunks)).splitlines())
+
+
+def test_the_results_of_the_long_run():
+    """As committed: none wrong but those that were judged again, no hang, no crash, at most one bare exception in a thousand
+    calls."""
+    found = json.loads(RESULTS.read_text())
+    assert found["calls"] >= 20_000 and len(found["core types"]) == 4 and RESULTS.stat().st_size < 20_000
+    assert found["seed"] == f"0x{found['commit'][:8].lstrip('0')}"
+    again = found.get("judged again", {"calls": 0, "right": 0})
+    assert found["all"]["wrong"] == again["calls"] == again["right"]
+    assert not found["all"]["hang"] + found["all"]["crash"] + found["all"]["poor"]
+    assert found["all"]["bare"] <= found["calls"] / 1000
 
 
 def test_a_run_ends_in_time():
