@@ -64,7 +64,8 @@ def further_in(old: str) -> dict[str, str]:
 
 SECOND_PASS = "k.y.store(tile.also(n=step), (h - done.mean.read(rows_of=h)) * done.scale.read(rows_of=h))"
 BACK = 'for step in range(k.steps("x", "n")):\n                with k.back.'
-COUNTED = "slot.y.store(tile.also(q=CTAS * tile.m + slot.sums.rank))"
+ADDED = "when the parts of all CTAs have been added\n            "  # the line before, in one of two schedules
+COUNTED = f"{ADDED}slot.y.store(tile.also(q=CTAS * tile.m + slot.sums.rank))"
 AVERAGE = "k.y.store(tile, total * 0.2)"
 
 SLIPS = (
@@ -166,7 +167,7 @@ SLIPS = (
     Slip(
         "a tile's rows are those of the next one",
         "exchange.py: Counts()",
-        here(COUNTED, "slot.y.store(tile.also(q=tile.m + slot.sums.rank))"),
+        here(COUNTED, f"{ADDED}slot.y.store(tile.also(q=tile.m + slot.sums.rank))"),
     ),
     Slip(
         "stores the sums, and then what follows from them",

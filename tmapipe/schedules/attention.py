@@ -222,7 +222,16 @@ class Attention(Schedule):
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
 
     def given(self, tensors: tuple[Any, ...], out: Any, named: dict[str, Any]) -> dict[str, Any]:
-        """The tensors of a call by name, with o and lse. Raises `InputError` unless heads and batches go together."""
+        """The tensors of a call by name, with o and lse.
+
+        Args:
+            tensors: By position, in the order of `__call__`.
+            out: A tensor for o, or None.
+            named: The others, by name.
+
+        Raises:
+            InputError: Heads and batches do not go together.
+        """
         more = {"mask": bool(self.mask_dims), "sinks": self.with_sinks, "o": True, "lse": self.returns_lse}
         given = match(["q", "k", "v", *(name for name, there in more.items() if there)], tensors, named, out, "o")
         for name, x in {**dict.fromkeys("qkv"), **given}.items():
