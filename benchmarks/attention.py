@@ -5,6 +5,7 @@ python -m benchmarks.attention --only rows wide            some parts; --seconds
 python -m benchmarks.attention --only decode               one query, 8 heads a group, 1 GiB of keys and values, beside `Copy`
 python -m benchmarks.attention --merge FILE                 adds the rows of such a run to the committed file
 python -m benchmarks.attention --dry                       lists the problems and plans their kernels; needs no GPU
+python -m benchmarks.attention --sass                      counts the instructions of a block of keys; needs no GPU
 
 rows     16,384 tokens of 2,048 elements, heads of 64 and 128, causal or not, 1,024 to 16,384 tokens a sequence
 wide     the same, heads of 96 and 256, 4,096 and 16,384 tokens
@@ -27,6 +28,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ import attrs
 
 import tmapipe as tp
 from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
-from benchmarks.results import OURS, Results, commit, read, text_of
+from benchmarks.results import OURS, Results, commit, print_table, read, text_of
 from tmapipe.schedules import Attention, Copy, Score
 from tmapipe.tuning.cost import rested
 
@@ -49,7 +51,7 @@ CAP = 30.0
 
 def capped(x: Any, i: Any, j: Any) -> Any:
     """A soft limit of scores, as a schedule takes it."""
-    return CAP * tp.math.tanh(x / CAP)
+    return CAP * tp.math.tanh(x * (1 / CAP))  # a division takes as long as ten multiplications
 
 
 #: What the schedule is of -> its options, and those of the same in float64.
@@ -340,6 +342,46 @@ def plan_all(wanted: list[Case]) -> None:
         print(f"{case.part:<6} {case.name:<34} {work} {kind} of {memory} bytes of shared memory a CTA")
 
 
+#: Of instructions in SASS, what each is for; others are "other".
+KINDS = {
+    "HGMMA": ("HGMMA",),
+    "MUFU": ("MUFU",),
+    "FFMA, FMUL, FADD": ("FFMA", "FMUL", "FADD"),
+    "FMNMX": ("FMNMX",),
+    "F2FP, conversions": ("F2FP", "I2F", "F2F", "I2FP"),
+    "ISETP, FSETP, FSEL, SEL": ("ISETP", "FSETP", "FSEL", "SEL"),
+    "LDS": ("LDS",),
+    "SHFL": ("SHFL",),
+    "uniform": ("UMOV", "UIADD3", "ULOP3", "USEL", "UISETP", "USHF", "ULEA"),
+}
+
+
+def count_instructions() -> None:
+    """Prints what a warp issues for a block of keys that all queries see, by kind, and registers at launch."""
+    from benchmarks.cubin_tools import disassemble
+    from benchmarks.sass_loops import loops, parse
+    from tmapipe.gpu.build import build
+
+    columns: dict[str, Counter[str]] = {}
+    for d in (128, 64):
+        for form in ("plain", "softcap", "mask", "sinks"):
+            schedule = Attention(d, **FORMS[form])
+            compiled = build(schedule, schedule.plan(), keep=True)
+            assert compiled.cubin is not None and compiled.resources is not None
+            found = [loop for loop in loops(*parse(disassemble(compiled.cubin))) if loop.count("HGMMA")]
+            free = min(found, key=lambda loop: len(loop.instructions))  # the others are of tiles and of masked blocks
+            kind = {op: name for name, ops in KINDS.items() for op in ops}
+            opcodes = (each.opcode.split(".")[0] for each in free.instructions)
+            counts = Counter(kind.get(op, "other") for op in opcodes if op != "NOP")
+            counts |= Counter({"all": counts.total(), "registers": compiled.resources.registers})
+            counts |= Counter({"keys": schedule.keys_a_block})
+            columns[f"d{d} {form}"] = counts
+    lines = [
+        [name, *(counts[name] for counts in columns.values())] for name in ("all", *KINDS, "other", "registers", "keys")
+    ]
+    print_table(lines, ["a warp, a block", *columns])
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, help="parts of the suite")
@@ -347,11 +389,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="no problem begins later")
     parser.add_argument("--merge", metavar="FILE", help="only adds such a run to the committed file")
     parser.add_argument("--dry", action="store_true", help="list the problems and plan their kernels")
+    parser.add_argument("--sass", action="store_true", help="only count instructions of the loop over blocks")
     parser.add_argument("--compile", type=int, help="only compiles, as this one of --processes")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     add_options(parser)
     given = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(given)
+    if args.sass:
+        count_instructions()
+        return 0
     if args.merge:
         merge(args.merge)
         return 0

@@ -12,8 +12,9 @@ from tmapipe.schedules import Attention
 
 #: (options, loops over blocks of keys that come after the first block)
 FORMS = [
-    ({"causal": "end", "lse": True}, 2),
-    *ALL * [({}, 1), ({"d": 64}, 1), ({"tile": (128, 1, 176)}, 1), ({"d": 256}, 1)],
+    ({"d": 64, "causal": "end", "lse": True}, 2),
+    *ALL
+    * [({"causal": "end", "lse": True}, 2), ({}, 1), ({"d": 64}, 1), ({"tile": (128, 1, 176)}, 1), ({"d": 256}, 1)],
 ]
 
 
@@ -23,8 +24,10 @@ def test_nothing_in_local_memory_and_turns_by_named_barriers(form, loops):
     plan = schedule.plan()
     compiled = build(schedule, plan, keep=True, unroll=False)
     assert compiled.resources.spill_bytes == 0 and ".local" not in compiled.ptx
-    # Of a free block some powers come after the product before: both rows' subtrahends are tied to its sums.
-    assert compiled.ptx.count("0xff800000") == (0 if schedule.scales_late else 2 * loops)
+    # Of a block, what is subtracted from both rows' scores is tied to the product before: all of it with three warpgroups,
+    # else ptxas spills and finds the powers twice; with two, that of the powers behind the first 64 columns.
+    tied = schedule.scales_late or schedule.keys_a_block > 64
+    assert compiled.ptx.count("0xff800000") == (2 * loops if tied else 0)
     turns = next(each for each in plan.named_barriers if each.name == "order.turn")
     (work,) = (role for role in plan.roles if role.name == "work")
     ptx, count = Ptx(compiled.ptx, plan), turns.instances

@@ -189,10 +189,11 @@ def test_how_many_parts():
     assert of(64, 8, 1, 1000) == of(64, 8, 1, 8192, tile=(8, 8, 128)) == of(64, 8, 1, 8192, causal="end", window=5) == 1
 
 
-def test_fp16_and_a_scale():
+@pytest.mark.parametrize("scale", [1.0, -1.0])
+def test_fp16_and_a_scale(scale):
     q, k, v = problem(1, 1, 80, 90, 64, torch.float16)
-    found = Attention(64, scale=1.0)(q / 8, k, v)
-    torch.testing.assert_close(found.double(), expected(q, k, v)[0], atol=2e-3, rtol=2e-3)
+    found = Attention(64, scale=scale)(q / 8, k, v)
+    torch.testing.assert_close(found.double(), expected(q * scale, k, v)[0], atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Score:
 
     Args:
         function: ``function(x, i, j)`` of a product times scale and the numbers of its query and key, fragments, such as
-            ``lambda x, i, j: 30 * tp.math.tanh(x / 30)``. None: x.
+            ``lambda x, i, j: 30 * tp.math.tanh(x * (1 / 30))``. None: x.
         mask: The names of a mask's dimensions, those of "b h m s" that it has: "h m s", or "b s" of keys alone. Of bool or
             int8, keys are not seen where it is 0; of q's type, it is added to what the function gives.
         sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
@@ -312,7 +312,7 @@ class Attention(Schedule):
     @property
     def _plain(self) -> bool:
         """Whether the softmax is of products alone, whose scale is then that of the powers."""
-        return self.score is None and not self.mask_dims
+        return self.score is None and not self.mask_dims and self.scale > 0
 
     def _scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, unseen: bool, last: bool = False) -> Any:
         """What the softmax of a block is of."""
@@ -332,12 +332,6 @@ class Attention(Schedule):
     def _factor(self) -> float:
         """Of scores, for powers of 2."""
         return self.scale * LOG2_E if self._plain else LOG2_E
-
-    def _less(self, top: Any, unseen: bool) -> Any:
-        """What is subtracted before the powers. unseen: whether a row may have seen no key so far."""
-        if (unseen and self.causal is not None) or not self._plain:
-            top = values_.maximum(top, LEAST)
-        return top * self._factor
 
     def _powers(self, scores: Any, less: Any) -> Any:
         """The weights, before they are divided by their sum."""
@@ -399,11 +393,11 @@ class Attention(Schedule):
     ) -> tuple[Any, ...]:
         """One block of keys, and the product of the weights of the block before with its values.
 
-        state: those weights, the sums so far, the maximum, and the factor of what is in *out*, which is multiplied under the
-        next block's first product, or here with three warpgroups; returned as this block leaves it. unseen: whether some query
-        sees not all keys.
+        state: those weights, the sums so far, what is subtracted before the powers, and the factor of what is in *out*, which
+        is multiplied under the next block's first product, or here with three warpgroups; returned as this block leaves it.
+        unseen: whether some query sees not all keys.
         """
-        weights, total, top, fewer = state
+        weights, total, less, fewer = state
         with k.keys.consume() as slot, self._turn(k):
             block = k.qk.start(own.q, slot.k)
             if not self.scales_late:
@@ -411,16 +405,16 @@ class Attention(Schedule):
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
         scores = self._scores(k, tile, block.wait(), at, unseen)
-        higher = values_.maximum(top, values_.row_max(scores))
-        less = self._less(higher, unseen)
-        fewer = values_.exp2(top * self._factor - less)
+        higher = values_.maximum(less, values_.row_max(scores) * self._factor)
+        fewer, least = values_.exp2(less - higher), higher
         if not self.scales_late:
             # Some powers are found while the product runs, and the others while the next warpgroup's do.
-            less = values_.where(scores.columns < 64, less, product.wait().after(less))
-        weights = self._powers(scores, less)
+            least = values_.where(scores.columns < 64, higher, product.wait().after(higher))
+        weights = self._powers(scores, least)
         total = total * fewer + values_.row_sum_parts(weights)
         if self.scales_late:
-            product.wait()
+            # What the loop carries is tied to the product, or ptxas finds all powers twice, to save registers.
+            higher = product.wait().after(higher)
         weights = k.pv.operand(weights)
         if self.scales_late:
             out.scale(fewer)
@@ -434,22 +428,24 @@ class Attention(Schedule):
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
                 scores = self._scores(k, tile, block, last, True, last=True)
-                top: Any = values_.row_max(scores)
-                weights = self._powers(scores, self._less(top, True))
-                state: Any = k.pv.operand(weights), values_.row_sum_parts(weights), top, k.full("qk", 1.0, "rows")
+                less: Any = values_.row_max(scores) * self._factor
+                if self.causal is not None or not self._plain:  # a row may see no key of this block
+                    less = values_.maximum(less, LEAST)
+                weights = self._powers(scores, less)
+                state: Any = k.pv.operand(weights), values_.row_sum_parts(weights), less, k.full("qk", 1.0, "rows")
                 for done, count, unseen in loops:
                     for i in range(count):
                         state = self._block(k, tile, out, own, state, last - 1 - done - i, unseen)
-                weights, total, top, fewer = state
-                sink = self._sink(k, tile, own, top.rows) if self.with_sinks else None
+                weights, total, less, fewer = state
+                sink = self._sink(k, tile, own, less.rows) if self.with_sinks else None
             if not self.scales_late:
                 out.scale(fewer)
             with k.values.consume() as slot:
                 product = out.start(weights, slot.v)
             sums: Any = values_.row_sum(total)
-            less, scale = top * self._factor, 1.0
+            scale: Any = 1.0
             if sink is not None:
-                higher = values_.maximum(values_.maximum(less, sink), LEAST)
+                higher = values_.maximum(less, sink)
                 scale = values_.exp2(less - higher)
                 sums, less = sums * scale + values_.exp2(sink - higher), higher
             product.wait()
