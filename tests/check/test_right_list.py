@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.check.more_right import MORE
+from tests.check.more_right import MORE, OneMoreSlot
 from tests.check.right_list import SECONDS, judge, programs
 from tests.sweeps import sample
+from tmapipe.model import Layout
+from tmapipe.program.trace import trace
+from tmapipe.prove.places import Places
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "right_programs.json"
 
@@ -31,3 +34,9 @@ def test_nearly_all_are_proved_as_the_results_say():
     assert len(found["proved"].keys() & set(programs())) >= 0.95 * every
     assert len(found["proved"]) >= 0.97 * every and max(found["proved"].values()) <= SECONDS
     assert not [each for each in found["others"] if each["errors"]]
+
+
+def test_the_release_of_no_slot_tells_no_positions_apart():
+    """`ring.free[-1]`, under a condition that never holds, made a state of each position: up to n from four slots on."""
+    program = trace(OneMoreSlot(2, (64, 64, 64), (1, 1), 4))
+    assert not Places(Layout(program.plan), program.nodes).pinned

@@ -127,6 +127,8 @@ def _decided(**given: Any) -> Any:
 
 #: By name: what is called, and arguments with which that is right.
 CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
+    "Score": (S.Score, {}),
+    "Score.of": (S.Score.of, {"value": None}),
     "CombineParts": (S.CombineParts, {}),
     "CombineParts()": (
         lambda **of: S.CombineParts(64)(**of),
@@ -187,6 +189,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "TmaLoadStage.of_result": (A.of_result, {"store": STORE}),
     "TmaLoadStage.strided": (A.strided, {"m": 2}),
     "TmaStoreStage.in_parts": (STORE.in_parts, {"parts": 2}),
+    "TmaStoreStage.in_place": (lambda load: STORE.in_place(load), {"load": A}),
     "TmaStoreStage.with_l2_hint": (STORE.with_l2_hint, {"hint": "evict_last"}),
     "Epilogue.of": (E.Epilogue.of, {"value": None}),
     **{f"Schedule.{name}": (_copied(name), {}) for name in ("program", "plan", "compile")},

@@ -122,6 +122,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
         for name in (
             "abs", "column_max", "column_min", "column_sum", "erf", "exp2", "floor", "log", "minimum", "relu", "row_cumsum",
             "row_logsumexp", "row_max", "row_min", "sigmoid", "silu", "sqrt", "swap_pairs", "join_pairs", "split_pairs",
+            "from_bits",
         )
     },
 }  # fmt: skip
