@@ -77,7 +77,7 @@ class Role:
         if not is_count(count):
             raise InputError("Role(warps or warpgroups)", count, "must be a positive integer", "use 1 or more")
         assert count is not None
-        names = (early,) if isinstance(early, str) else tuple(early) if isinstance(early, (tuple, list)) else early
+        names: Any = (early,) if isinstance(early, str) else tuple(early) if isinstance(early, (tuple, list)) else early
         self.__attrs_init__(count if warps is not None else 4 * count, warpgroups is not None, registers, teams, names)
 
     @teams.validator
