@@ -37,6 +37,7 @@ from tmapipe.tiles.persistent import GridTiles, Grouped, PersistentTiles
 # Copy: one warp loads, one stores, through a ring of shared-memory tiles.
 
 
+REGISTERS, OTHERS = 1 << 16, 32  # of a multiprocessor; and of a thread of `CopyPlaces` beside elements and addresses
 TILE, MOST_VALUES = 32 << 10, 80  # bytes of a tile of rows that begin anywhere, and elements of a thread, at most
 ROW = 4096  # elements of a contiguous tensor that threads copy as one row
 MULTIPROCESSOR = 228 * 1024  # bytes of shared memory of one, on sm_90
@@ -242,11 +243,14 @@ class CopyPlaces(Schedule):
         self.work = Role(warps=warps)
         dims = " ".join((*self.names, "a n"))
         self.over, self.relations = dims, (Dim("n", size=length),)
-        self.tiles = GridTiles(Grouped(1), max(2, min(8, ceil_div(FLIGHT, self.rows * self.columns * size))))
         self.ring = BarrierRing(1, producer=self.load, consumer=self.work)
         self.x = TmaLoadStage("a w", tile=(self.rows, self.columns), ring=self.ring, l2_hint="evict_last")
         tile = self.rows, self.columns
         self.y = ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector, wide=True)
+        values = self.rows * self.columns // (WARP * warps)
+        a_thread = values + values * size // vector + OTHERS  # one more a store, for its address
+        most = REGISTERS // ((1 + warps) * WARP * a_thread)
+        self.tiles = GridTiles(Grouped(1), max(2, min(8, most, ceil_div(FLIGHT, self.rows * self.columns * size))))
 
     def _begin(self, tile: Tile) -> Any:
         """Where a tile's rows begin among those that are seen as one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -31,8 +32,6 @@ from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 
 # ---- gemm ------------------------------------------------------------------------------------------------------------
-#
-# Gemm: the warp-specialized GEMM for Hopper.
 #
 # load (1 warp)        a, b of k-tile 0, 1, 2, ...  -> ring of slots, TMA, multicast over the cluster
 # math (warpgroups)    wait, wgmma on the slot, release it one later; then accumulators -> epilogue -> smem -> TMA store
@@ -487,9 +486,14 @@ def scaled(epilogue: Epilogue) -> Epilogue:
     """*epilogue* of sums whose columns are scaled before."""
     if "scale" in epilogue.operands:
         raise InputError("operands['scale']", "scale", "is a name that the schedule has already", "rename it")
-    function = epilogue.function
+    function = _times if epilogue.function is None else _of_scaled(epilogue.function)
+    return attrs.evolve(epilogue, function=function, operands={"scale": PerColumn(), **epilogue.operands})
 
-    def apply(acc: Any, scale: Any, **others: Any) -> Any:
-        return acc * scale if function is None else function(acc * scale, **others)
 
-    return attrs.evolve(epilogue, function=apply, operands={"scale": PerColumn(), **epilogue.operands})
+@functools.lru_cache(maxsize=256)  # one object of each function: schedules that are made alike are equal
+def _of_scaled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda acc, scale, **others: function(acc * scale, **others)
+
+
+def _times(acc: Any, scale: Any) -> Any:
+    return acc * scale
