@@ -340,3 +340,14 @@ def test_operands_take_no_arithmetic():
 
     with pytest.raises(tp.errors.ScopeError, match="packed"):
         Wrong(64)(*problem(1, 1, 10, 300, 64))
+
+
+@pytest.mark.parametrize(
+    "function", [print, lambda x, i, j: 0.5, lambda x, i, j: i], ids=["none", "a number", "a row's"]
+)
+def test_a_function_of_scores_gives_a_score_each(function, capsys):
+    q = torch.ones(1, 1, 8, 64, dtype=torch.float16)
+    with pytest.raises(
+        tp.errors.ScopeError, match=r"function of scores returned .*, not a score for each query and key"
+    ):
+        Attention((64, 64), score=function)(q, q, q)

@@ -23,7 +23,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, fp32
 from tmapipe.bind.bound import check_kind
 from tmapipe.bind.tensors import match, new_in_order, new_like
-from tmapipe.errors import InputError, check_bool, is_count, must, optional
+from tmapipe.errors import InputError, ScopeError, check_bool, is_count, must, optional
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.matmul import Wgmma
 from tmapipe.parts.stages import Turnstile
@@ -321,6 +321,8 @@ class Attention(Schedule):
             scores = scores * self.scale
         if self.score is not None:
             scores = self.score(scores, self._query(tile, scores.rows), scores.columns + block * self.keys_a_block)
+            if getattr(scores, "along", None) != "tile":
+                raise ScopeError(f"a function of scores returned {scores!r:.80}, not a score for each query and key")
         if self.mask_dims:
             with k.masks.consume() as slot:
                 whole = "m" in self.mask_dims
