@@ -34,7 +34,7 @@ from typing import Any
 import attrs
 
 from benchmarks import peers
-from benchmarks.cli import add_options, gpu_of, method_of, settings
+from benchmarks.cli import add_options, gpu_of, guarded, method_of, settings
 from benchmarks.results import OURS, Results, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
 from tmapipe.tuning.compiling import compile_all, load
@@ -431,10 +431,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not gpu_of("random_problems"):
         return 2
-    ends = time.monotonic() + args.seconds
-    guard = threading.Timer(1.1 * args.seconds + 60, os._exit, (3,))  # a device that does not answer
-    guard.daemon = True
-    guard.start()
+    ends = guarded(args.seconds)
     from tmapipe.gpu.launch import CudaClock
     from tmapipe.tuning.tuner import device_of
 
