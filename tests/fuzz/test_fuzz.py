@@ -65,14 +65,11 @@ def test_a_summary_counts_all_calls():
 
 
 def test_the_results_of_the_long_run():
-    """As committed: none wrong but those that were judged again, no hang, no crash, at most one bare exception in a thousand
-    calls."""
+    """As committed: none wrong, no hang, no crash, at most one bare exception in a thousand calls."""
     found = json.loads(RESULTS.read_text())
     assert found["calls"] >= 20_000 and len(found["core types"]) == 4 and RESULTS.stat().st_size < 20_000
     assert found["seed"] == f"0x{found['commit'][:8].lstrip('0')}"
-    again = found.get("judged again", {"calls": 0, "right": 0})
-    assert found["all"]["wrong"] == again["calls"] == again["right"]
-    assert not found["all"]["hang"] + found["all"]["crash"] + found["all"]["poor"]
+    assert not sum(found["all"][bad] for bad in ("wrong", "hang", "crash", "poor"))
     assert found["all"]["bare"] <= found["calls"] / 1000
 
 
