@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import InputError, check_type, is_whole, needed
+from tmapipe.errors import InputError, is_whole, needed
 
 with needed("torch", "torch", "for its operators"):
     import torch
@@ -22,8 +22,7 @@ from tmapipe.schedules.norms import LayerNorm, RmsNorm
 from tmapipe.schedules.transpose import Transpose
 from tmapipe.torch.attention import scaled_dot_product_attention
 from tmapipe.torch.operators import (
-    Linear,
-    SwiGLU,
+    by_kernel,
     eager,
     fallbacks,
     gemm,
@@ -31,11 +30,11 @@ from tmapipe.torch.operators import (
     linear,
     matmul,
     otherwise,
-    reason_of,
     register,
+    require_tensors,
     where,
 )
-from tmapipe.torch.products import conv2d, grouped_gemm, scaled_mm
+from tmapipe.torch.products import Linear, SwiGLU, conv2d, grouped_gemm, scaled_mm
 
 __all__ = [
     "Linear",
@@ -93,7 +92,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
         weight: One number a column.
         eps: Added to the mean square.
     """
-    _require_tensors("rms_norm", x=x, weight=weight)
+    require_tensors("rms_norm", x=x, weight=weight)
     _check_eps("rms_norm", eps)
     return _rms_norm(x, weight, eps) if eager(x, weight) else torch.ops.tmapipe.rms_norm(x, weight, eps)
 
@@ -110,7 +109,7 @@ def layer_norm(
         eps: Added to the variance.
     """
     given = {"x": x, "weight": weight} if bias is None else {"x": x, "weight": weight, "bias": bias}
-    _require_tensors("layer_norm", **given)
+    require_tensors("layer_norm", **given)
     _check_eps("layer_norm", eps)
     run: Any = _layer_norm if eager(*given.values()) else torch.ops.tmapipe.layer_norm
     found: torch.Tensor = run(x, weight, bias, eps)
@@ -128,7 +127,7 @@ def cross_entropy(
         ignore_index: A target that does not count.
         reduction: "mean" over rows that count, "sum" or "none".
     """
-    _require_tensors("cross_entropy", x=x, target=target)
+    require_tensors("cross_entropy", x=x, target=target)
     if not is_whole(ignore_index):
         raise InputError("tmapipe.torch.cross_entropy(ignore_index)", ignore_index, "is a class's number", "e.g. -100")
     if not isinstance(reduction, str) or reduction not in ("mean", "sum", "none"):
@@ -151,21 +150,16 @@ def transpose(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tenso
         x: Of one to five dimensions.
         dims: The order of its dimensions; None: backwards.
     """
-    _require_tensors("transpose", x=x)
+    require_tensors("transpose", x=x)
     order = tuple(reversed(range(x.ndim))) if dims is None else tuple(dims) if isinstance(dims, (tuple, list)) else ()
     if len(order) != x.ndim or not all(map(is_whole, order)) or sorted(order) != [*range(x.ndim)]:
         raise InputError("tmapipe.torch.transpose(dims)", dims, f"has each of {x.ndim} dimensions once", "e.g. (1, 0)")
     return _transpose(x, order) if eager(x) else torch.ops.tmapipe.transpose(x, order)
 
 
-def _require_tensors(operator: str, **given: Any) -> None:
-    for name, value in given.items():
-        check_type(f"tmapipe.torch.{operator}({name})", value, torch.Tensor, "convert it")
-
-
 def _last(operator: str, x: Any, dim: Any) -> bool:
     """Whether *dim* is the last dimension. Raises `InputError` for what is none."""
-    _require_tensors(operator, x=x)
+    require_tensors(operator, x=x)
     if isinstance(dim, bool) or not isinstance(dim, int) or not -max(1, x.ndim) <= dim < max(1, x.ndim):
         raise InputError(
             f"tmapipe.torch.{operator}(dim)", dim, f"is the number of one of {x.ndim} dimensions", "e.g. -1"
@@ -214,14 +208,7 @@ def _cross_entropy(x: torch.Tensor, target: torch.Tensor, ignored: int) -> tuple
         return loss, wide.logsumexp(-1)
 
     reason = where(x) if x.numel() else "no logits"
-    if reason is None:
-        with torch.no_grad():
-            try:
-                loss, lse = _of_eps(CrossEntropy, ignored)(x.detach(), target)
-                return loss, lse
-            except InputError as error:
-                reason = reason_of(error)
-    found: Any = otherwise("cross_entropy", reason, run)
+    found: Any = by_kernel("cross_entropy", reason, lambda: _of_eps(CrossEntropy, ignored)(x.detach(), target), run)
     return found
 
 
@@ -230,14 +217,8 @@ def _transpose(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
         return x.permute(*dims).clone(memory_format=torch.contiguous_format)
 
     reason = where(x) if x.numel() and x.ndim else "no elements" if x.ndim else "no dimensions"
-    if reason is None:
-        with torch.no_grad():
-            try:
-                found: torch.Tensor = _of_eps(Transpose, tuple(dims))(x.detach())
-                return found
-            except InputError as error:
-                reason = reason_of(error)
-    return otherwise("transpose", reason, run)
+    found: torch.Tensor = by_kernel("transpose", reason, lambda: _of_eps(Transpose, tuple(dims))(x.detach()), run)
+    return found
 
 
 def _by_rows(
@@ -245,15 +226,12 @@ def _by_rows(
 ) -> torch.Tensor:
     if not x.ndim or not x.numel():
         return run()
-    reason = where(x)
-    if reason is not None:
-        return otherwise(operator, reason, run)
-    with torch.no_grad():
-        try:
-            found: Any = kernel(x.detach().reshape(-1, x.shape[-1]))
-        except InputError as error:
-            return otherwise(operator, reason_of(error), run)
-    return found.view(x.shape)
+
+    def by_rows() -> torch.Tensor:
+        return kernel(x.detach().reshape(-1, x.shape[-1])).view(x.shape)
+
+    found: torch.Tensor = by_kernel(operator, where(x), by_rows, run)
+    return found
 
 
 # ---- operators --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from tmapipe.bind.tensors import new_in_order
 from tmapipe.errors import InputError, check_bool, check_type, is_number
 from tmapipe.schedules.attention import Attention, Score
 from tmapipe.schedules.splitattention import SplitAttention, options_for, parts_for
-from tmapipe.torch.operators import TYPES, eager, otherwise, reason_of, where
+from tmapipe.torch.operators import TYPES, by_kernel, eager, otherwise, unsuited
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -123,29 +123,23 @@ def _attention(
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     def run() -> torch.Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=True)
+        found = functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=True)
+        return new_in_order(q, v.shape[3]).copy_(found)
 
-    reason = where(q)
-    if reason is None and len({x.dtype for x in (q, k, v)}) > 1:
-        reason = "tensors of several types"
-    if reason is None and q.dtype not in TYPES:
-        reason = str(q.dtype).removeprefix("torch.")
-    if reason is None:
-        try:
-            given: dict[str, Any] = {"causal": "start"} if causal else {}
-            more = {}
-            if mask is not None:
-                dims, more["mask"] = _without_broadcast(q, k, mask)
-                given["score"] = Score(mask=dims)
-            d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
-            options = options_for(q.shape, k.shape, v.shape[3], given)
-            split = {"parts": parts, **given}  # of queries that all see all keys, or those of a mask
-            schedule = _schedule(d, scale, tuple((split if parts > 1 else options).items()))
-            return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
-        except InputError as error:
-            reason = reason_of(error)
-    found = otherwise("scaled_dot_product_attention", reason, run)
-    return new_in_order(q, v.shape[3]).copy_(found)
+    def kernel() -> torch.Tensor:
+        given: dict[str, Any] = {"causal": "start"} if causal else {}
+        more = {}
+        if mask is not None:
+            dims, more["mask"] = _without_broadcast(q, k, mask)
+            given["score"] = Score(mask=dims)
+        d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
+        options = options_for(q.shape, k.shape, v.shape[3], given)
+        split = {"parts": parts, **given}  # of queries that all see all keys, or those of a mask
+        schedule = _schedule(d, scale, tuple((split if parts > 1 else options).items()))
+        return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
+
+    found: torch.Tensor = by_kernel("scaled_dot_product_attention", unsuited((q, k, v), TYPES), kernel, run)
+    return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ import functools
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -18,7 +18,7 @@ from tmapipe.bind.bound import outputs_of
 from tmapipe.bind.tensors import signature
 from tmapipe.calling import called, check_one_kernel
 from tmapipe.epilogue import Epilogue, PerColumn
-from tmapipe.errors import InputError, check_bool, check_type, is_count
+from tmapipe.errors import InputError, check_type
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.tuning import Problem, choose
@@ -70,9 +70,15 @@ def otherwise(operator: str, reason: str, run: Callable[[], Any]) -> Any:
     return run()
 
 
-def reason_of(error: InputError) -> str:
-    """Why a kernel takes no such tensors, the same for all of them."""
-    return f"{error.argument} {error.rule}"
+def by_kernel(operator: str, reason: str | None, kernel: Callable[[], Any], run: Callable[[], Any]) -> Any:
+    """What *kernel* computes; or *run*, with torch, for a *reason*, or since the kernel refuses the tensors."""
+    if reason is None:
+        try:
+            with torch.no_grad():
+                return kernel()
+        except InputError as error:
+            reason = f"{error.argument} {error.rule}"  # the same for all such tensors
+    return otherwise(operator, reason, run)
 
 
 def eager(*tensors: Any) -> bool:
@@ -87,6 +93,22 @@ def where(tensor: Any) -> str | None:
     if tensor.is_cuda or (settings.model and tensor.device.type == "cpu"):
         return None
     return f"tensors on {tensor.device.type}"
+
+
+def unsuited(given: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> str | None:
+    """Why no kernel takes tensors that lie there and are of those types, or None. types: those that kernels take."""
+    reason = where(given[0])
+    if reason is None and len({x.dtype for x in given}) > 1:
+        reason = "tensors of several types"
+    if reason is None and given[0].dtype not in types:
+        reason = str(given[0].dtype).removeprefix("torch.")
+    return reason
+
+
+def require_tensors(operator: str, **given: Any) -> None:
+    """Raises `InputError` for what is no tensor; None is left to the caller to leave out."""
+    for name, value in given.items():
+        check_type(f"tmapipe.torch.{operator}({name})", value, torch.Tensor, "convert it")
 
 
 # ---- products --------------------------------------------------------------------------------------------------------
@@ -167,74 +189,6 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return gemm(flat[0], flat[1].mT).view(*batch, a.shape[-2], b.shape[-1])
 
 
-class Linear(torch.nn.Linear):
-    """`torch.nn.Linear`, of which `linear` computes the product.
-
-    Args:
-        in_features, out_features, bias, device, dtype: As of `torch.nn.Linear`.
-
-    Raises:
-        InputError: An argument is of another type, or torch has no such device.
-    """
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None):
-        _check_layer("Linear", device, dtype, in_features=in_features, out_features=out_features)
-        check_bool("Linear(bias)", bias)
-        super().__init__(in_features, out_features, bias, device, dtype)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """``input weight^T + bias``.
-
-        Args:
-            input: Of any number of dimensions.
-        """
-        return linear(input, self.weight, self.bias)
-
-
-class SwiGLU(torch.nn.Module):
-    """``(silu(x gate^T) * (x up^T)) down^T``, the feed-forward layer of many language models.
-
-    Args:
-        features: Of x and of the result.
-        hidden: Of the layer between.
-        device, dtype: As of `torch.nn.Linear`.
-
-    Raises:
-        InputError: As of `Linear`.
-    """
-
-    def __init__(self, features: int, hidden: int, *, device: Any = None, dtype: Any = None):
-        super().__init__()
-        _check_layer("SwiGLU", device, dtype, features=features, hidden=hidden)
-        how: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
-        self.gate, self.up = Linear(features, hidden, **how), Linear(features, hidden, **how)
-        self.down = Linear(hidden, features, **how)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's result.
-
-        Args:
-            x: Of any number of dimensions, the last one of the features.
-        """
-        found: torch.Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
-        return found
-
-
-def _check_layer(module: str, device: Any, dtype: Any, **features: Any) -> None:
-    """Raises `InputError` unless torch has such a device, and *dtype* is a type of numbers that have gradients."""
-    for name, value in features.items():
-        if not is_count(value) or value >= 2**28:
-            raise InputError(f"{module}({name})", value, "is a positive number of features below 2^28", "e.g. 1024")
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise InputError(f"{module}(dtype)", dtype, "is a floating-point type of torch's", "e.g. torch.bfloat16")
-    try:
-        torch.empty(0, device=device)
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"{module}(device)", device, f"is a device: {str(error).splitlines()[0]}", "use cuda"
-        ) from None
-
-
 def _cast(*given: torch.Tensor | None) -> Any:
     """The tensors as autocast has them for products."""
     assert given[0] is not None
@@ -278,40 +232,39 @@ def _product(
     run: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
     """What a kernel computes of *tensors*, which are those *given* with rows, in the output's *shape*, or what *run* does."""
-    a, b = tensors[:2]
-    tf32 = a.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    reason = where(a)
-    if reason is None and len({x.dtype for x in given}) > 1:
-        reason = "tensors of several types"
-    if reason is None and a.dtype not in TYPES and not tf32:
-        reason = f"{str(a.dtype).removeprefix('torch.')}" + (
-            ", as torch allows no tf32" if a.dtype == torch.float32 else ""
-        )
-    if reason is not None:
-        return otherwise(operator, reason, run)
-    with torch.no_grad():
+    tf32 = tensors[0].dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    reason = unsuited(given, (*TYPES, torch.float32) if tf32 else TYPES)
+    if reason == "float32":
+        reason = "float32, as torch allows no tf32"
+
+    def kernel() -> torch.Tensor:
+        a, b, *more = tensors
         if tf32:  # of which wgmma loads both along k
-            a, b = tensors[0].contiguous(), tensors[1].contiguous()
-            tensors = (a, b, *tensors[2:])
-        try:
-            problem = Problem.of(a, b, tf32=tf32)
-            schedule = _chosen(attrs.evolve(problem, m=_rounded(problem.m)), len(tensors) > 2, a.device)
-            with _watched(a) as launches:
-                found = called(schedule, tensors, {}, None) if schedule.one_kernel else schedule(*tensors)
-        except InputError as error:
-            return otherwise(operator, reason_of(error), run)
-    _last.launches = launches or ()
-    return found.view(shape)
+            a, b = a.contiguous(), b.contiguous()
+        schedule = chosen(Problem.of(a, b, tf32=tf32), a.device, _schedule, bool(more))
+        with _watched(a) as launches:
+            found = called(schedule, (a, b, *more), {}, None) if schedule.one_kernel else schedule(a, b, *more)
+        _last.launches = launches or ()
+        result: torch.Tensor = found.view(shape)
+        return result
+
+    found: torch.Tensor = by_kernel(operator, reason, kernel, run)
+    return found
 
 
-def _chosen(problem: Problem, bias: bool, device: torch.device) -> Gemm:
-    """The schedule that `_schedule` chooses, which may measure on a GPU: not while a graph is captured."""
+def chosen(problem: Problem, device: torch.device, choice: Callable[..., Gemm], *how: Any) -> Gemm:
+    """What *choice* takes for the problem, with its rows rounded up: batches of many sizes share some twenty kernels.
+
+    It may measure on a GPU: not while a graph is captured.
+    """
+    step = max(16, 1 << max(0, problem.m.bit_length() - 2))
+    rounded = attrs.evolve(problem, m=-(-problem.m // step) * step)
     if device.type != "cuda":
-        return _schedule(problem, bias)
+        return choice(rounded, *how)
     from tmapipe.gpu.launch import uncaptured
 
     with uncaptured(device):
-        return _schedule(problem, bias)
+        return choice(rounded, *how)
 
 
 def _watched(tensor: torch.Tensor) -> Any:
@@ -345,20 +298,16 @@ def _remembered(key: Any, given: tuple[torch.Tensor, ...], found: torch.Tensor) 
     return found
 
 
-def _rounded(m: int) -> int:
-    """Rows for which a schedule is chosen: batches of many sizes share some twenty kernels."""
-    step = max(16, 1 << max(0, m.bit_length() - 2))
-    return -(-m // step) * step
-
-
 @functools.lru_cache(maxsize=1024)
 def _schedule(problem: Problem, bias: bool) -> Gemm:
-    operands = {"bias": PerColumn()} if bias else {}
-    return choose(problem, epilogue=Epilogue(_plus, operands=operands) if bias else None)
+    return choose(problem, epilogue=BIASED if bias else None)
 
 
 def _plus(acc: Any, bias: Any) -> Any:
     return acc + bias
+
+
+BIASED = Epilogue(_plus, operands={"bias": PerColumn()})
 
 
 # ---- operators --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Convolutions, grouped products and scaled products as operators of torch."""
+"""Convolutions, grouped and scaled products as operators of torch, and modules of products."""
 
 from __future__ import annotations
 
@@ -11,30 +11,15 @@ from torch.nn import functional
 
 from tmapipe.base.tma_rules import Windows
 from tmapipe.epilogue import Epilogue, PerColumn, PerRow, Scalar
-from tmapipe.errors import InputError, check_type
+from tmapipe.errors import InputError, check_bool, is_count
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import GroupedGemm
 from tmapipe.schedules.mainloop import Operand
-from tmapipe.torch.operators import TYPES, otherwise, reason_of, where
+from tmapipe.torch.operators import BIASED, TYPES, by_kernel, chosen, linear, require_tensors, unsuited, where
 from tmapipe.tuning import Problem, choose, choose_conv
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-def _require(operator: str, **given: Any) -> None:
-    for name, value in given.items():
-        check_type(f"tmapipe.torch.{operator}({name})", value, torch.Tensor, "convert it")
-
-
-def _other_type(given: Sequence[torch.Tensor], types: tuple[torch.dtype, ...]) -> str | None:
-    """Why no kernel takes tensors of these types, or where they lie; None if one does."""
-    reason = where(given[0])
-    if reason is None and len({x.dtype for x in given}) > 1:
-        reason = "tensors of several types"
-    if reason is None and given[0].dtype not in types:
-        reason = str(given[0].dtype).removeprefix("torch.")
-    return reason
 
 
 # ---- convolutions ----------------------------------------------------------------------------------------------------
@@ -70,7 +55,7 @@ def conv2d(
         InputError: A tensor is none or has another shape, a number is none, or "same" has no such padding: with a stride,
             or with windows of an even extent, which need one zero more behind than before.
     """
-    _require("conv2d", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
+    require_tensors("conv2d", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     rank = x.ndim - 2
     if rank not in (1, 2, 3):
         rule = "has three to five dimensions: images, channels, and one to three of pixels"
@@ -142,26 +127,25 @@ def _conv(
     given = (x, weight) if bias is None else (x, weight, bias)
     if not x.numel() or not weight.numel():
         return run()
-    reason = _other_type(given, TYPES)
+    reason = unsuited(given, TYPES)
     if reason is None and groups != 1:
         reason = "groups"
-    if reason is None:
+
+    def kernel() -> torch.Tensor:
         images, filters = (_whole_units(each.detach()) for each in (x, weight))
         outputs = weight.shape[0]
         units = -outputs % 8  # further filters of zeros, so that rows of the result are whole units
         if units:
             filters = functional.pad(filters, (0, 0) * (x.ndim - 1) + (0, units))
-        try:
-            windows = Windows(tuple(weight.shape[2:]), padding=[*padding], stride=[*stride], dilation=[*dilation])
-            schedule = _conv_schedule(_Shaped(images), _Shaped(filters), windows, bias is not None)
-            named = {} if bias is None else {"bias": functional.pad(bias.detach(), (0, units))}
-            with torch.no_grad():
-                found: torch.Tensor = schedule(images, filters, **named)
-            found = found[..., :outputs].contiguous() if units else found
-            return found.permute(0, x.ndim - 1, *range(1, x.ndim - 1))
-        except InputError as error:
-            reason = reason_of(error)
-    return otherwise("conv2d", reason, run)
+        windows = Windows(tuple(weight.shape[2:]), padding=[*padding], stride=[*stride], dilation=[*dilation])
+        schedule = _conv_schedule(images.shape, filters.shape, x.dtype, windows, bias is not None)
+        named = {} if bias is None else {"bias": functional.pad(bias.detach(), (0, units))}
+        found: torch.Tensor = schedule(images, filters, **named)
+        found = found[..., :outputs].contiguous() if units else found
+        return found.permute(0, x.ndim - 1, *range(1, x.ndim - 1))
+
+    result: torch.Tensor = by_kernel("conv2d", reason, kernel, run)
+    return result
 
 
 def _whole_units(x: torch.Tensor) -> torch.Tensor:
@@ -170,33 +154,10 @@ def _whole_units(x: torch.Tensor) -> torch.Tensor:
     return functional.pad(found, (0, -x.shape[1] % 8)) if x.shape[1] % 8 else found.contiguous()
 
 
-class _Shaped:
-    """A tensor as a key: its shape and its type, and the tensor itself for the time of the call."""
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor: torch.Tensor | None = tensor
-        self.key = tuple(tensor.shape), tensor.dtype
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Shaped) and self.key == other.key
-
-
 @functools.lru_cache(maxsize=256)
-def _conv_schedule(x: _Shaped, f: _Shaped, windows: Windows, bias: bool) -> Any:
-    try:
-        return choose_conv(x.tensor, f.tensor, windows, epilogue=_BIASED if bias else None)
-    finally:
-        x.tensor = f.tensor = None  # the cache keeps the keys
-
-
-def _plus(acc: Any, bias: Any) -> Any:
-    return acc + bias
-
-
-_BIASED = Epilogue(_plus, operands={"bias": PerColumn()})
+def _conv_schedule(x: torch.Size, f: torch.Size, dtype: torch.dtype, windows: Windows, bias: bool) -> Any:
+    images, filters = (torch.empty(shape, dtype=dtype, device="meta") for shape in (x, f))
+    return choose_conv(images, filters, windows, epilogue=BIASED if bias else None)
 
 
 # ---- grouped products ------------------------------------------------------------------------------------------------
@@ -214,7 +175,7 @@ def grouped_gemm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
     Raises:
         InputError: A tensor is none, or the shapes do not fit.
     """
-    _require("grouped_gemm", a=a, b=b, offsets=offsets)
+    require_tensors("grouped_gemm", a=a, b=b, offsets=offsets)
     if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[2]:
         rule = "is a [m, k] and b [groups, n, k]"
         raise InputError("tmapipe.torch.grouped_gemm(a, b)", (tuple(a.shape), tuple(b.shape)), rule, "reshape")
@@ -236,15 +197,13 @@ def _grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
 
     if not a.numel() or not b.numel():
         return run()
-    reason = _other_type((a, b), TYPES)
-    if reason is None:
-        try:
-            with torch.no_grad():
-                found: torch.Tensor = _grouped_schedule(b.stride(-1) != 1)(a.detach(), b.detach(), offsets)
-            return found
-        except InputError as error:
-            reason = reason_of(error)
-    return otherwise("grouped_gemm", reason, run)
+
+    def kernel() -> torch.Tensor:
+        found: torch.Tensor = _grouped_schedule(b.stride(-1) != 1)(a.detach(), b.detach(), offsets)
+        return found
+
+    result: torch.Tensor = by_kernel("grouped_gemm", unsuited((a, b), TYPES), kernel, run)
+    return result
 
 
 def _grouped_weights(grad: torch.Tensor, a: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -288,7 +247,7 @@ def scaled_mm(
     Raises:
         InputError: The shapes or types do not fit.
     """
-    _require("scaled_mm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, **({} if bias is None else {"bias": bias}))
+    require_tensors("scaled_mm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, **({} if bias is None else {"bias": bias}))
     where_ = "tmapipe.torch.scaled_mm"
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
         rule = "is a [m, k] and b [n, k]"
@@ -323,17 +282,17 @@ def _scaled(
     reason = where(a)
     if reason is None and (a.dtype not in FLOAT8 or b.dtype not in FLOAT8):
         reason = "numbers of other than 8 bits"
-    if reason is None:
+
+    def kernel() -> torch.Tensor:
         scales = {name: x.reshape(-1) for name, x in (("scale_a", scale_a), ("scale_b", scale_b))}
-        rows, columns = (x.numel() > 1 for x in scales.values())
-        try:
-            schedule = _scaled_schedule(Problem.of(a, b, _NAMES[out_dtype]), rows, columns, bias is not None)
-            with torch.no_grad():
-                found: torch.Tensor = schedule(a, b, **scales, **({} if bias is None else {"bias": bias}))
-            return found
-        except InputError as error:
-            reason = reason_of(error)
-    return otherwise("scaled_mm", reason, run)
+        several = [x.numel() > 1 for x in scales.values()]
+        problem = Problem.of(a, b, _NAMES[out_dtype])
+        schedule = chosen(problem, a.device, _scaled_schedule, *several, bias is not None)
+        found: torch.Tensor = schedule(a, b, **scales, **({} if bias is None else {"bias": bias}))
+        return found
+
+    result: torch.Tensor = by_kernel("scaled_mm", reason, kernel, run)
+    return result
 
 
 @functools.lru_cache(maxsize=256)
@@ -352,6 +311,77 @@ def _scaled_by(acc: Any, scale_a: Any, scale_b: Any) -> Any:
 
 def _scaled_and(acc: Any, scale_a: Any, scale_b: Any, bias: Any) -> Any:
     return acc * scale_a * scale_b + bias
+
+
+# ---- modules -------------------------------------------------------------------------------------------------------
+
+
+class Linear(torch.nn.Linear):
+    """`torch.nn.Linear`, of which `linear` computes the product.
+
+    Args:
+        in_features, out_features, bias, device, dtype: As of `torch.nn.Linear`.
+
+    Raises:
+        InputError: An argument is of another type, or torch has no such device.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None):
+        _check_layer("Linear", device, dtype, in_features=in_features, out_features=out_features)
+        check_bool("Linear(bias)", bias)
+        super().__init__(in_features, out_features, bias, device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``input weight^T + bias``.
+
+        Args:
+            input: Of any number of dimensions.
+        """
+        return linear(input, self.weight, self.bias)
+
+
+class SwiGLU(torch.nn.Module):
+    """``(silu(x gate^T) * (x up^T)) down^T``, the feed-forward layer of many language models.
+
+    Args:
+        features: Of x and of the result.
+        hidden: Of the layer between.
+        device, dtype: As of `torch.nn.Linear`.
+
+    Raises:
+        InputError: As of `Linear`.
+    """
+
+    def __init__(self, features: int, hidden: int, *, device: Any = None, dtype: Any = None):
+        super().__init__()
+        _check_layer("SwiGLU", device, dtype, features=features, hidden=hidden)
+        how: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
+        self.gate, self.up = Linear(features, hidden, **how), Linear(features, hidden, **how)
+        self.down = Linear(hidden, features, **how)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's result.
+
+        Args:
+            x: Of any number of dimensions, the last one of the features.
+        """
+        found: torch.Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return found
+
+
+def _check_layer(module: str, device: Any, dtype: Any, **features: Any) -> None:
+    """Raises `InputError` unless torch has such a device, and *dtype* is a type of numbers that have gradients."""
+    for name, value in features.items():
+        if not is_count(value) or value >= 2**28:
+            raise InputError(f"{module}({name})", value, "is a positive number of features below 2^28", "e.g. 1024")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise InputError(f"{module}(dtype)", dtype, "is a floating-point type of torch's", "e.g. torch.bfloat16")
+    try:
+        torch.empty(0, device=device)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"{module}(device)", device, f"is a device: {str(error).splitlines()[0]}", "use cuda"
+        ) from None
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------
