@@ -21,7 +21,7 @@ JUNK: tuple[Any, ...] = (
 
 
 def junk(rng: random.Random) -> Any:
-    """One of them, which whoever takes it may change."""
+    """One of the values, a copy that its user may change."""
     value = rng.choice(JUNK)
     return copy.copy(value) if isinstance(value, (list, dict, set, np.ndarray)) else value
 

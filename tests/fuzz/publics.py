@@ -102,7 +102,7 @@ ORDERS = (
     tp.tiles.SplitKTiles(2), tp.tiles.StreamKTiles(shares=2), tp.tiles.GroupedTiles(), tp.tiles.GpcTiles(),
     tp.tiles.Snake(8), None,
 )  # fmt: skip
-#: What makes it, names of its inputs, what NumPy computes of them.
+#: A function that makes the schedule, the names of its inputs, and a function that computes the result with NumPy.
 KINDS: tuple[tuple[Callable[[], Any], str, Callable[..., np.ndarray]], ...] = (
     (_gemm, "a b", _product), (lambda: S.PingPong((64, 64, 64), (1, 1), 2), "a b", _product),
     (lambda: S.SplitK(2, (64, 64, 64), (1, 1), 2), "a b", _product),

@@ -1,4 +1,4 @@
-"""A product that loads its weights before the kernel before it has ended, right behind one that writes its other operand."""
+"""Two kernels follow one another: the second loads its weights before the first has ended, which writes the other operand."""
 
 import torch
 

@@ -306,7 +306,7 @@ def test_numbers_of_threads_are_reduced_in_place(reduce, peers):
 
 
 class Unawaited(Counted):
-    """It reads its own tile while others reduce there."""
+    """A CTA reads its own tile while other CTAs reduce into the tile."""
 
     load, write, count, store = Counted.load, Counted.write, Counted.count, Counted.store
 

@@ -220,7 +220,7 @@ def _reduction(reduce: str | None, dtype: str) -> tuple[str, str]:
 
 
 def copy_tile(isa: GpuWarp, op: Any) -> None:
-    """The calling warp's copies of one tile: of so many shares of its vectors, those of one."""
+    """The calling warp's copies of one share of a tile's vectors."""
     load, at, share, shares = isa.plan.load(op.load), op.at, op.share, op.shares
     buffer, size, vector = load.buffer, load.buffer.dtype.bytes, load.vector
     tile, per_row, threads = _Tile(isa, load, at), load.tile[-1] * size // vector, WARP * shares

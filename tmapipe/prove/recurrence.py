@@ -181,7 +181,7 @@ class RunState:
 
 
 def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
-    """By fact, which clocks (columns) know it: those that have one of its ways to be known."""
+    """By fact, which clocks (columns) know the fact: a clock that has one of the fact's ways to be known."""
     ways = np.fromiter(map(len, facts), np.int64, len(facts))
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(facts)), np.int32, 2 * int(ways.sum()))
     has = clocks.take(flat[::2], axis=0) >= flat[1::2, None]

@@ -163,7 +163,7 @@ class Copy(Schedule):
             kernel.apply({"x": x[place]}, {"y": y[place]}, {}, {})
 
     def _copy_places(self, x: Any, y: Any, along: int) -> None:
-        """Rows that begin anywhere, of three dimensions or more: tiles of those that begin alike, *along* one of these."""
+        """Copies rows that begin anywhere, of three dimensions or more. The rows of a tile follow *along* one dimension."""
         last, size = x.ndim - 1, x.dtype.itemsize
         others = [dim for dim in range(last) if dim != along]
         apart, order = _apart(x, along), (*others, along, last)

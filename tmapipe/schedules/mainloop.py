@@ -439,17 +439,19 @@ class PartsOfK:
 
 
 def _adding_tile(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Of `AddParts`, for an output of *shape*: 2048 elements, or fewer so that most multiprocessors have some. 480 x 32 x
-    38640 in 16 parts takes 23.6 us with tiles of 8 x 256, 22.0 with 8 x 32; 728 x 72 x 12840 in 10 parts 18.0, and 17.2
-    with 8 x 64."""
+    """The tile of `AddParts` for an output of *shape*: 2048 elements, or fewer so that most multiprocessors have a tile.
+
+    480 x 32 x 38640 in 16 parts takes 23.6 us with tiles of 8 x 256, 22.0 with 8 x 32; 728 x 72 x 12840 in 10 parts takes
+    18.0, and 17.2 with 8 x 64.
+    """
     columns = 1 << min(8, max(5, round(math.log2(max(1, shape[-1])))))
     elements = 1 << min(11, max(8, ceil_div(math.prod(shape), MANY).bit_length()))
     return elements // columns, columns
 
 
 def _second(epilogue: Epilogue, tile: tuple[int, int] | None) -> Any:
-    """What adds the parts: one schedule for all that end with *epilogue*, so that it is proved and compiled once. tile: of
-    `AddParts`; None: there are operands or further outputs."""
+    """The schedule that adds the parts. All GEMMs with an equal *epilogue* share one, which is proved and compiled once.
+    tile: of `AddParts`; None: the epilogue has operands or further outputs."""
     try:
         return _made(epilogue, tile)
     except TypeError:  # a callable that cannot be hashed
