@@ -1,11 +1,6 @@
 """The GPU backend: emits CuTe DSL. The only package that imports cutlass."""
 
-import gc
+from tmapipe.base import collector_at_rest
 
-_enabled = gc.isenabled()
-gc.disable()  # what is imported stays, and the collector would go over all of it several times: 0.4 s of a first call
-try:
+with collector_at_rest():  # 0.4 s of a first call
     import cutlass.cute as _  # noqa: F401
-finally:
-    if _enabled:
-        gc.enable()

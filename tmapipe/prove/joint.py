@@ -9,9 +9,6 @@ the machine's state, what the check knows, and where the warps are must be cover
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -97,7 +94,7 @@ class Search:
     def error(self) -> Exception | None:
         """Why it does not close, or None."""
         try:
-            with doing(self._so_far, OF_PROOF), _no_collections():
+            with doing(self._so_far, OF_PROOF):
                 self.run()
         except (Stopped, Open, HazardError, OutOfTime) as error:
             return error
@@ -379,19 +376,6 @@ class Search:
                 if _owner(layout, array, stage):
                     found.append(rename.slots[base + stage] - base)
         return tuple(found) or value
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Without the garbage collector, which would look at all that a search keeps, again and again: a fifth of its time."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _goes_around(following: dict[Any, set[Any]]) -> bool:

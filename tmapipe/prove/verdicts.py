@@ -3,9 +3,7 @@ processes."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import hashlib
 import itertools
 import os
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tmapipe.base import disk
+from tmapipe.base import collector_at_rest, disk
 from tmapipe.base.arithmetic import DType
 from tmapipe.check.deadlocks import ordered, refused
 from tmapipe.check.findings import Finding, Report
@@ -208,7 +206,7 @@ def check_schedule(
     started = time.perf_counter()
     limit = given(seconds)
     plan = schedule.plan(dtypes, arch=arch)
-    with ONE_AT_A_TIME, _collector_at_rest():
+    with ONE_AT_A_TIME, collector_at_rest():
         try:
             program = program or trace(schedule, plan)
             with patience(plan.name, limit):
@@ -240,18 +238,6 @@ def require_safe(
     if not report.ok:
         raise UnsafeError(str(report))
     return report
-
-
-@contextlib.contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Turns the garbage collector off: everything that a check makes lives until its end."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Check:

@@ -26,7 +26,17 @@ from tmapipe.plan.thread_layout import WIDTHS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.fused import check_stages
-from tmapipe.schedules.rowform import BOX, FLIGHT, WIDEST, RowForm, address_of, seen_as, strides_of
+from tmapipe.schedules.rowform import (
+    BOX,
+    FLIGHT,
+    WIDEST,
+    RowForm,
+    address_of,
+    apart_of,
+    begins_inside,
+    seen_as,
+    strides_of,
+)
 from tmapipe.schedules.rows import KINDS, RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
@@ -166,7 +176,7 @@ class Copy(Schedule):
         """Copies rows that begin anywhere, of three dimensions or more. The rows of a tile follow *along* one dimension."""
         last, size = x.ndim - 1, x.dtype.itemsize
         others = [dim for dim in range(last) if dim != along]
-        apart, order = _apart(x, along), (*others, along, last)
+        apart, order = apart_of(x, along), (*others, along, last)
         shape, *both = (tuple(each[dim] for dim in order) for each in (x.shape, strides_of(x), strides_of(y)))
         x, y = (seen_as(each, shape, steps) for each, steps in zip((x, y), both, strict=True))
         fitted, whole = self.__dict__.setdefault("_places", {}), x.shape[-2] - x.shape[-2] % apart
@@ -288,19 +298,14 @@ def _places_form(length: int, size: int, width: int) -> tuple[int, int, int]:
     return rows, n, warps
 
 
-def _apart(x: Any, dim: int) -> int:
-    """Of how many rows along a dimension each begins differently, counted from multiples of 16 bytes."""
-    return ALIGNMENT // math.gcd(ALIGNMENT, strides_of(x)[dim] * x.dtype.itemsize)
-
-
 def _along(x: Any) -> int | None:
     """The dimension along which most rows begin alike; None if a tensor is not seen as `CopyPlaces` does."""
-    start, steps = address_of(x) % ALIGNMENT // x.dtype.itemsize, strides_of(x)
-    if start and (isinstance(x, np.ndarray) or x.storage_offset() < start):
+    if not begins_inside(x):
         return None
+    steps = strides_of(x)
     reach = sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True))
     dims = [dim for dim in range(x.ndim - 1) if steps[dim] > 0 and reach - (x.shape[dim] - 1) * steps[dim] < 1 << 30]
-    return max(dims, key=lambda dim: x.shape[dim] // _apart(x, dim), default=None)
+    return max(dims, key=lambda dim: x.shape[dim] // apart_of(x, dim), default=None)
 
 
 def _together(x: Any, y: Any) -> tuple[int, int]:

@@ -75,6 +75,17 @@ def address_of(x: Any) -> int:
     return int(x.ctypes.data) if isinstance(x, np.ndarray) else int(x.data_ptr())
 
 
+def apart_of(x: Any, dim: int = -2) -> int:
+    """Of how many rows along a dimension each begins differently, counted from multiples of 16 bytes."""
+    return ALIGNMENT // math.gcd(ALIGNMENT, strides_of(x)[dim] * x.dtype.itemsize)
+
+
+def begins_inside(x: Any) -> bool:
+    """Whether the last multiple of 16 bytes before a tensor lies in the tensor's own memory, so that TMA may begin there."""
+    start = address_of(x) % ALIGNMENT // x.dtype.itemsize
+    return start == 0 or (not isinstance(x, np.ndarray) and x.storage_offset() >= start)
+
+
 def expanded(x: Any, shape: tuple[int, ...]) -> Any:
     """A tensor broadcast to *shape*, with strides of 0 along dimensions in which it is repeated, or of one element."""
     steps = (0,) * (len(shape) - x.ndim) + tuple(

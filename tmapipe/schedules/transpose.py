@@ -26,7 +26,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.elementwise import DIMS, collapsed, fits_tma, vector_of
-from tmapipe.schedules.rowform import address_of, copied, padded, seen_as, strides_of, together
+from tmapipe.schedules.rowform import address_of, apart_of, begins_inside, copied, padded, seen_as, strides_of, together
 from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
@@ -287,18 +287,11 @@ class Transpose:
         return self.copy(x, made)
 
 
-def apart_of(x: Any) -> int:
-    """Of how many rows, one after another, each begins differently, counted from multiples of 16 bytes."""
-    return ALIGNMENT // math.gcd(ALIGNMENT, strides_of(x)[-2] * x.dtype.itemsize)
-
-
 def by_rows(x: Any) -> bool:
     """Whether `TransposeRows` takes a tensor: TMA begins at the last multiple of 16 bytes before a row."""
     (*lead, _, along), size = strides_of(x), x.dtype.itemsize
-    start = address_of(x) % ALIGNMENT // size
-    inside = start == 0 or (not isinstance(x, np.ndarray) and x.storage_offset() >= start)
     alike = x.ndim == 2 or (x.shape[-2] % apart_of(x) == 0 and not any(step * size % ALIGNMENT for step in lead))
-    return along == 1 and inside and alike and x.shape[-1] >= NARROW
+    return along == 1 and begins_inside(x) and alike and x.shape[-1] >= NARROW
 
 
 def _ordered(x: Any, order: list[int]) -> Any:
