@@ -1,27 +1,18 @@
 """The benchmarks' method, statistics, results and SASS reader: with a clock that needs no GPU."""
 
 import argparse
-import importlib
 import itertools
-import json
 import math
-import pathlib
-import re
-import subprocess
-import sys
 
 import attrs
 import pytest
 
-import tmapipe as tp
-from benchmarks import cases, checker, cli, copy, gemm, ours, peer_quack, peers
+from benchmarks import cases, cli, copy, gemm, ours, peer_quack, peers
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results, best, commit, print_table
 from benchmarks.results import read as read_results
-from benchmarks.sass_loops import innermost, loops, parse
 from benchmarks.sustained import estimate_seconds, sustained
 from tmapipe import tuning
-from tmapipe.gpu.build import Resources
 from tmapipe.tuning.cost import Method, Timing, rested, screen
 
 METHOD = Method(rounds=6, batch=8, rest=0.3, preheat=3.0, hot=0.25, seed=0)
@@ -216,10 +207,6 @@ def test_the_common_form(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["gemm.json"]
 
 
-def test_kept_results_are_small():
-    assert sum(path.stat().st_size for path in (ROOT / "benchmarks" / "results").glob("*.json")) < 2 << 20
-
-
 def test_a_row_without_a_required_field_is_refused():
     with pytest.raises(ValueError, match="lacks variant"):
         make_results().add(problem="8x8x8", dtype="bf16", peer="tmapipe", us=1.0)
@@ -379,109 +366,6 @@ def test_an_absent_peer_is_named(monkeypatch, capsys):
     assert "nobody: absent (ModuleNotFoundError" in capsys.readouterr().out
 
 
-# ---- SASS -----------------------------------------------------------------------------------------------------------
-
-LISTING = """
-.text.kernel:
-        /*0000*/                   MOV R1, c[0x0][0x28] ;
-        /*0010*/               @P3 BRA `(.L_load) ;
-.L_tile:
-        /*0020*/                   IMAD.MOV.U32 R7, RZ, RZ, R3 ;
-.L_k:
-        /*0030*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR12], R8 ;
-        /*0040*/              @!P0 BRA `(.L_retry) ;
-.L_go:
-        /*0050*/                   HGMMA.64x256x16.F32.BF16 R24, gdesc[UR16], R24 ;
-        /*0060*/                   UMOV UR17, 0x40000040 ;
-        /*0070*/                   HGMMA.64x256x16.F32.BF16 R24, gdesc[UR16], R24, gsb0 ;
-        /*0080*/               @P1 BRA `(.L_k) ;
-        /*0090*/                   UTMASTG.3D [UR20], [UR18], desc[URZ] ;
-        /*00a0*/               @P2 BRA `(.L_tile) ;
-        /*00b0*/                   EXIT ;
-.L_load:
-        /*00c0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R5+URZ], R4 ;
-        /*00d0*/              @!P0 BRA `(.L_load) ;
-        /*00e0*/               @P4 BRA `(.L_skip) ;
-        /*00f0*/                   UTMALDG.3D [UR32], [UR24], desc[URZ] ;
-        /*0100*/                   UTMALDG.3D.MULTICAST [UR8], [UR26], UR20, desc[URZ] ;
-.L_skip:
-        /*0110*/               @P1 BRA `(.L_load) ;
-        /*0120*/                   EXIT ;
-.L_retry:
-        /*0130*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R9+URZ], R8 ;
-        /*0140*/              @!P0 BRA `(.L_retry) ;
-        /*0150*/                   BRA `(.L_go) ;
-.L_end:
-        /*0160*/                   BRA `(.L_end);
-"""
-
-
-def test_loops_are_found_from_control_flow_and_retries_out_of_line_are_left_out():
-    instructions, labels = parse(LISTING)
-    assert len(instructions) == 23 and instructions[1].guard == "@P3" and instructions[1].target == ".L_load"
-    found = loops(instructions, labels)
-    math_loop = innermost(found, "[HQI]GMMA")
-    # The retry's jump back to .L_go is no loop: .L_go does not dominate it. Nor is the loop over tiles the innermost.
-    assert [i.opcode.split(".")[0] for i in math_loop.instructions] == ["SYNCS", "BRA", "HGMMA", "UMOV", "HGMMA", "BRA"]
-    assert math_loop.count("HGMMA") == 2 and math_loop.opcodes()["BRA"] == 2
-    # A wait that spins in line is counted once, and so is what only an elected warp does.
-    load_loop = innermost(found, "UTMALDG")
-    assert [i.opcode.split(".")[0] for i in load_loop.instructions] == [
-        "SYNCS",
-        "BRA",
-        "BRA",
-        "UTMALDG",
-        "UTMALDG",
-        "BRA",
-    ]
-    assert innermost(found, "LDGSTS") is None
-
-
-def test_a_kernel_is_read_by_ktiles():
-    sass = pytest.importorskip("benchmarks.sass")
-    used = Resources(registers=168, spill_bytes=0, shared_bytes=0)
-    kernel = sass.read(LISTING, used, gmmas=1, loads=2)
-    assert kernel.ktiles == {"math": 2.0, "load": 1.0}
-    assert kernel.size == 23
-    sass.report({"ours": kernel})
-
-
-def test_stamps_are_summed_up():
-    from benchmarks import stamps
-
-    ctas = []
-    for late in (0, 100, 400):  # nanoseconds
-        words = [0] * stamps.WORDS
-        for i, nanoseconds in enumerate((0, 600, 2000, 1800, 2800, 3500)):
-            words[i], words[i + stamps.CLOCKS] = 5000 + late + nanoseconds, 7 * late + 2 * nanoseconds
-        ctas.append(words)
-    found = stamps.medians(ctas)
-    assert found["start"] == 0.1 and found["first full slot"] == 1.9 and found["end"] == 3.6
-    assert found["GHz"] == 2.0
-
-
-PRINTED = """==PROF== Connected to process 467
-variant SplitK 128x128 1x2 parts 8
-"ID","Kernel Name","gpu__time_duration.sum","lts__t_sectors_srcunit_tex.sum","l1tex__m_xbar2l1tex_read_bytes.sum",\
-"lts__t_sectors_srcunit_ltcfabric.sum","dram__bytes_read.sum"
-"","","ns","sector","byte","sector","byte"
-"0","kernel_multiply","75,072","12,648,380","536,870,912","3,971,189","134,259,200"
-"1","kernel_add","6,464","278,528","8,388,608","150,836","8,406,016"
-""".replace("\\\n", "")  # as ncu printed it on an H200, less columns
-
-
-def test_requests_are_summed_over_the_kernels():
-    from benchmarks.l2_requests import counted
-
-    found = counted(PRINTED)
-    assert found["kernels"] == ["kernel_multiply", "kernel_add"]
-    assert found["request_sectors"] == 12_648_380 + 278_528 and found["dram_read_bytes"] == 134_259_200 + 8_406_016
-    assert abs(found["us_at_base_clock"] - 81.536) < 1e-9
-    assert found["fraction"] == 32 * 12_926_908 / 545_259_520
-    with pytest.raises(ValueError, match="no kernel"):
-        counted("==ERROR== no permission")
-
-
 # ---- attention ---------------------------------------------------------------------------------------------------
 
 
@@ -546,131 +430,3 @@ def test_attention_is_measured_against_float64(part, form, d, causal, more):
     off, of_lse = errors_of(o, lse[0] if lse else None, case, **given)
     assert off < 1e-2 and (of_lse is None or of_lse < 1e-3) and (of_lse is None) == (part == "forms")
     assert errors_of(torch.roll(o, 1, 2), None, case, **given)[0] > 0.1
-
-
-# ---- command lines --------------------------------------------------------------------------------------------------
-
-ROOT = pathlib.Path(__file__).parents[2]
-MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
-PROGRAMS = [name for name in MODULES if "__main__" in (ROOT / "benchmarks" / f"{name}.py").read_text()]
-ON_A_GPU = [
-    "attention",
-    "attention_variants",
-    "ceiling",
-    "conv2d",
-    "copy",
-    "dequant",
-    "epilogue",
-    "gather",
-    "gemm",
-    "grouped",
-    "host_time",
-    "kernels",
-    "l2_requests",
-    "programs",
-    "random_epilogues",
-    "random_kernels",
-    "random_problems",
-    "random_rows",
-    "random_views",
-    "row_kernels",
-    "rows",
-    "stamps",
-    "transpose",
-    "tuning",
-    "twelve",
-    "versions",
-]
-
-
-def test_which_are_programs():
-    assert sorted([*ON_A_GPU, "checker", "page", "plot", "sass"]) == PROGRAMS
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_help(name, capsys):
-    with pytest.raises(SystemExit) as info:
-        importlib.import_module(f"benchmarks.{name}").main(["--help"])
-    assert info.value.code == 0 and "usage:" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ON_A_GPU)
-def test_without_a_gpu_they_say_so(name, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert importlib.import_module(f"benchmarks.{name}").main([]) == 2
-    assert f"no GPU here: benchmarks.{name} " in capsys.readouterr().out
-
-
-def test_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "benchmarks.plot", "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "--mode" in done.stdout
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)
-def test_kept_results_are_readable(path):
-    if path.stem.split("_")[0] in (
-        "boxes",
-        "deciding",
-        "fuzz",
-        "mutants",
-        "reality",
-        "right",
-        "robust",
-    ):  # of another form
-        assert json.loads(path.read_text())
-    else:
-        read = read_results(path)
-        assert read["suite"] == path.stem.removesuffix("_sustained") and read["rows"]
-
-
-def test_checks_are_timed(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(checker, "REPEATS", 1)
-    monkeypatch.setattr(checker, "EVERY", {"Copy": checker.EVERY["Copy"]})
-    monkeypatch.setattr(checker, "K_TILES", (8,))
-    checker.main(["--out", str(tmp_path)])
-    rows = read_results(tmp_path / "checker.json")["rows"]
-    assert [row["verdict"] == "safe" for row in rows] == [True, True, False, True]
-    assert "Copy" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("backend", ["stamps", "without loads", "without stores"])
-def test_backends_that_measure_still_compile(backend):
-    from benchmarks import ceiling, stamps
-    from tmapipe.gpu.build import build
-
-    schedule = tp.schedules.Gemm((64, 64, 64), (1, 1))
-    made = stamps.stamped(address=0, consumer=1) if backend == "stamps" else ceiling.BACKENDS[backend]()
-    plan = schedule.plan(dict.fromkeys("abd", "bf16"), arch="sm_90a")
-    ptx = build(schedule, plan, keep=True, backend=made).ptx
-    assert ("globaltimer" in ptx) == (backend == "stamps")
-    assert (".bulk_group" in ptx) == (backend != "without stores")
-
-
-def test_the_tables_of_the_pages_are_those_of_the_result_files():
-    from benchmarks import page
-
-    text = "".join(each.read_text() for each in page.PAGES)
-    assert page.filled(text) == text, "run python -m benchmarks.page"
-    assert set(re.findall(r"<!-- table ([\w-]+) -->", text)) == set(page.TABLES)
-    changed = text.replace("| 8192x8192x8192 | 794 |", "| 8192x8192x8192 | 795 |", 1)
-    assert changed != text == page.filled(changed)
-
-
-def test_the_plot_of_the_performance_page_is_that_of_the_result_files():
-    from benchmarks import page, plot
-
-    drawn = page.PAGES[0].parents[1] / "img" / "performance.svg"
-    assert plot.mark(page.groups()) in drawn.read_text(), "run python -m benchmarks.page --plot"
-    assert plot.mark({"a": [1.0]}) != plot.mark({"a": [1.001]})
-
-
-def test_drawn_kernels_are_right_on_the_cpu(capsys):
-    """One of each suite, small; what is drawn follows from the seed."""
-    from benchmarks import random_kernels
-
-    for name, draw in random_kernels.SUITES.items():
-        cases = draw(7, random_kernels.SMALL)
-        assert [case.name for case in cases] == [case.name for case in draw(7, random_kernels.SMALL)]
-        assert len(cases) == {"kernels": 120, "copies": 40, "products": 20}[name]
-        assert name == "products" or random_kernels.rehearse(cases[1:2]) == 0
-    assert "relative error" in capsys.readouterr().out
