@@ -76,6 +76,52 @@ class Mine(RaggedSums):
         assert f"At {path}:" in str(info.value)
 
 
+@pytest.mark.parametrize(("length", "lines"), [(256, "columns"), (32, "rows")])
+def test_a_vector_beside_a_tile_is_read_as_numbers_of_its_columns_or_rows(length, lines):
+    class Weighted(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(2, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(32, 256), ring=ring)
+        w = tp.TmaLoadStage("n", tile=(length,), ring=ring)
+        y = tp.TmaStoreStage("m n", tile=(32, 256), role=work)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+                slot.w.load(tile)
+
+        @work.jit
+        def weigh(self, k, tile):
+            with k.ring.consume() as slot:
+                k.y.store(tile, slot.x.read() * slot.w.read())
+
+    with pytest.raises(tp.errors.ScopeError, match=rf"numbers of the {lines} of the tile v: .*{lines}_of=v"):
+        Weighted().program({"x": "fp32", "w": "fp32"})
+
+
+def test_a_tile_that_begins_off_16_bytes_is_named_with_its_type():
+    class Left(tp.Schedule):
+        load, store = tp.Role(warps=1), tp.Role(warps=1)
+        ring = tp.BarrierRing(2, producer=load, consumer=store)
+        x = tp.TmaLoadStage("m n", tile=(4, 256), ring=ring)
+        y = tp.TmaStoreStage(source=x)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load_from(tile.m * 4, tile.n * 256 - 4)
+
+        @store.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                slot.y.store(tile)
+
+    finding = Left().check().findings[0]
+    assert "-8 bytes along the last dimension, of bf16" in finding.message and 'check({name: "fp32"})' in finding.fix
+    assert Left().check({"x": "fp32"}).ok
+
+
 def test_a_wgmma_of_too_few_rows_says_how_many():
     gemm = tp.schedules.Gemm((128, 128, 64))
     gemm.math = tp.Role(warpgroups=3)

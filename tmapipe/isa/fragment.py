@@ -207,8 +207,17 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
             return kept, wide
     raise ScopeError(
         f"{name} of fragments that are distributed differently over the threads: {layout} and {other.layout}. "
-        "Read one of them like the other: slot.x.read(like=...), or rows_of= or columns_of=."
+        f"{_as_the_other(layout, other.layout)}"
     )
+
+
+def _as_the_other(one: ThreadLayout | None, other: ThreadLayout | None) -> str:
+    """How to read one of two fragments so that it goes with the other: a vector as numbers of its columns or rows."""
+    for vector, tile in ((one, other), (other, one)):
+        for lines in ("columns", "rows"):
+            if vector and tile and vector.rows == 1 < tile.rows and vector.columns == getattr(tile, lines):
+                return f"Read the vector as numbers of the {lines} of the tile v: slot.x.read({lines}_of=v)."
+    return "Read one of them like the other: slot.x.read(like=...), or rows_of= or columns_of=."
 
 
 def _joined_parts(

@@ -102,7 +102,11 @@ RULES = {
     "named-barrier-id": (Kind.NAMED_BARRIER, "use an id from 1 to 15 that no other barrier has"),
     "named-barrier-threads": (Kind.NAMED_BARRIER, "let all participants name the same number of threads"),
     "mask-outside-cluster": (Kind.OUT_OF_RANGE, "set bits only for CTAs that the cluster has"),
-    "tma-alignment": (Kind.OUT_OF_RANGE, "start tiles at multiples of 16 bytes along the contiguous dimension"),
+    "tma-alignment": (
+        Kind.OUT_OF_RANGE,
+        "start tiles at multiples of 16 bytes along the contiguous dimension; "
+        'if the tensor has other elements, say so: check({name: "fp32"}), or dtype= of the stage',
+    ),
     "copy-alignment": (Kind.OUT_OF_RANGE, "start tiles at multiples of the bytes that a thread copies"),
     "bulk-outside": (Kind.OUT_OF_RANGE, "keep to whole pieces inside, e.g. by min() and max(), or use a TmaLoadStage"),
     "tma-store-start": (Kind.OUT_OF_RANGE, "start stores at index 0 or later along every dimension"),
@@ -326,7 +330,8 @@ def check_aligned(layout: Layout, agent: Agent, op: Any, does: str, of: Buffer, 
     does: with what, in words; of: has the type of the elements; unit: bytes of a thread's copies; 0: those of TMA.
     """
     if op.at and op.at[-1] * of.dtype.bytes % (unit or ALIGNMENT):
-        text = f"{does} at {op.at}, whose last index is not a multiple of {unit or ALIGNMENT} bytes"
+        begins = f"{op.at[-1] * of.dtype.bytes} bytes along the last dimension, of {of.dtype.name}"
+        text = f"{does} at {op.at}, that is {begins}: not a multiple of {unit or ALIGNMENT}"
         raise hazard(layout, "copy-alignment" if unit else "tma-alignment", agent, op, text)
 
 
