@@ -22,7 +22,7 @@ help:
 	@echo "make oracle  the checker against random programs and all mutants, and each case of the tests' sweeps (tests/oracle/README.md)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  repair what ruff can, and format"
-	@echo "make docs    the site of these pages, in build/site (no step of .ci/run: its packages take half a minute to install)"
+	@echo "make docs    the site of these pages, in build/site (its packages take half a minute to install, once)"
 	@echo "make env     the environment alone, in $(VENV)"
 	@echo "make clean   remove the environment and the caches"
 	@echo "Variables: PYTHON=$(PYTHON)  EXTRAS=$(EXTRAS)  CONSTRAINT=FILE (versions to keep to, as for pip -c)"
@@ -54,10 +54,11 @@ format: $(STAMP)
 	$(BIN)/ruff format
 
 docs: $(VENV)/.site
+	rm -rf build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.site: $(STAMP)
-	$(BIN)/python -m pip install $(if $(CONSTRAINT),-c $(CONSTRAINT)) -e '.[docs]'
+	$(BIN)/python -m pip install -q $(if $(CONSTRAINT),-c $(CONSTRAINT)) -e '.[docs]'
 	touch $@
 
 env: $(STAMP)

@@ -30,6 +30,7 @@ PAGES = (
     "docs/stages.md",
     "docs/howto/practice.md",
     "docs/howto/signatures.md",
+    "docs/howto/port-and-train.md",
     *TUTORIALS,
 )
 #: What the glossary replaces: state, relative operation, ready-made, distributed, transposed, backend.
