@@ -5,11 +5,12 @@ import pytest
 
 import tmapipe as tp
 from tests.check.deciding import ByTurn, Tiles, one_if, put, steps, take
+from tests.oracle.result_forms import InPlace
 from tmapipe.program.trace import trace
-from tmapipe.prove.joint import prove
+from tmapipe.prove.joint import Search, prove
 from tmapipe.prove.places import Places
 from tmapipe.prove.shared import Shared
-from tmapipe.prove.spread import Spread, Telling, Uses, everything
+from tmapipe.prove.spread import Spread, Telling, Uses, are_apart, everything
 
 S = tp.schedules
 
@@ -176,3 +177,31 @@ def test_a_proof_without_foresight_stops(monkeypatch):
     monkeypatch.setattr("tmapipe.prove.spread._Everything._maybe", lambda self, nodes: None)
     proof = prove(trace(EverySecond()))
     assert not proof.closed and "foreseen" in proof.why
+
+
+class InPairs(InPlace):
+    """Two CTAs of a cluster, of which each loads what it stores."""
+
+    def __init__(self):
+        self.cluster = {"m": 2}
+
+
+def test_ctas_that_do_nothing_to_each_other_are_shown_one_by_one():
+    alike, by_rank = (
+        trace(Tiles(lambda s, k, tile: 1, cluster=2)),
+        trace(Tiles(lambda s, k, tile: k.isa.cta_rank, cluster=2)),
+    )
+    assert are_apart(alike) and are_apart(by_rank)
+    assert prove(alike).closed and prove(by_rank).closed
+
+
+def test_a_slip_in_the_second_cta_alone_is_seen():
+    wrong = trace(Tiles(lambda s, k, tile: k.isa.cta_rank, lambda s, k, tile: 0, cluster=2))
+    found = prove(wrong)
+    assert are_apart(wrong) and not found.closed and found.states > 0 and "CTA 1" in found.why
+
+
+def test_ctas_with_signals_or_tensors_in_common_are_not_apart():
+    signalling = trace(Parts())
+    assert not are_apart(signalling) and not are_apart(trace(InPairs()))
+    assert "peers" in str(Search(signalling, mixed=True, cta=0).error()), "were it taken for one of these"

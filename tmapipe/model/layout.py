@@ -158,13 +158,16 @@ class Layout:
 
     Agent (a warp): ``cta * warps + warp``. Within a CTA, mbarriers and slots are numbered in the plan's order; the state
     keeps them for all CTAs at ``cta * mbarriers + bar`` and ``cta * slots + slot``.
+
+    cta: the only one of the cluster that there is, as number 0.
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, cta: int | None = None):
         self.plan, self.syncs = plan, Syncs(plan)
         #: stages that threads write -> (role that does, ring, line of its body), where a check is to look at that
         self.written: dict[str, tuple[str, str, str | None]] = {}
-        self.ctas, self.warps = plan.cluster_size, plan.warps
+        self.ctas, self.warps = 1 if cta is not None else plan.cluster_size, plan.warps
+        self.first_cta = cta or 0
         self.agents = self.ctas * self.warps
         self.warpgroups = -(-self.warps // 4)  # a CTA; the last one may lack warps
         self.bars = [(barrier, stage) for barrier in plan.barriers for stage in range(barrier.stages)]
@@ -239,7 +242,7 @@ class Layout:
             kind = f"TMA {agent.kind}" if agent.kind in ("load", "store") else agent.kind
             return f"{kind} {agent.serial} of {self.agent_name(agent.issuer)}{to}"
         cta, warp = divmod(agent, self.warps)
-        return f"{self.roles[warp]} (warp {warp}) of CTA {cta}"
+        return f"{self.roles[warp]} (warp {warp}) of CTA {self.first_cta + cta}"
 
     def bar_name(self, bar: int) -> str:
         """E.g. ``full[2]``; *bar* with or without the CTA."""

@@ -24,7 +24,7 @@ from tmapipe.prove.positions import Future, Positions, stages_of
 from tmapipe.prove.recurrence import Driver, RunState, TooMany
 from tmapipe.prove.shared import Again, Impossible, Loop, Point, Shared, Stopped, arrays_of, bounds, is_behind_skips
 from tmapipe.prove.solver import Solver, replaced
-from tmapipe.prove.spread import Spread, everything, foreseen
+from tmapipe.prove.spread import Spread, are_apart, everything, foreseen
 from tmapipe.prove.symbols import Sym, negated, text
 from tmapipe.prove.walker import Open, Walker
 
@@ -53,25 +53,38 @@ class Proof:
 
 def prove(program: Any) -> Proof:
     """Whether every run of a traced program, as `trace` gives it, is safe: for every shape, every count, every cluster."""
+    if not are_apart(program):
+        return _prove(program)[0]
+    states = events = 0
+    for cta in range(program.plan.cluster_size):
+        proof, by_rank = _prove(program, cta)
+        states, events = states + proof.states, events + proof.events
+        if not proof.closed or not by_rank:  # else all CTAs do the same
+            break
+    return attrs.evolve(proof, states=states, events=events)
+
+
+def _prove(program: Any, cta: int | None = None) -> tuple[Proof, bool]:
+    """The proof, and whether it depends on ranks of CTAs. cta: the only one that is looked at, if they are apart."""
     teams = any(role.teams > 1 for role in program.plan.roles)
-    search = Search(program, not teams)
+    search = Search(program, not teams, cta=cta)
     error = search.error()
     if error is not None and search.joined and not isinstance(error, OutOfTime):
-        search = Search(program, not teams, joining=False)
+        search = Search(program, not teams, joining=False, cta=cta)
         error = search.error()
     why = "" if error is None else str(error).split("\n")[0]
     facts = frozenset() if error is None else search.facts()
     free, late = tuple(sorted(search.loops.free)), isinstance(error, OutOfTime)
-    return Proof(error is None, search.count, search.log.order, why, free, facts, late)
+    return Proof(error is None, search.count, search.log.order, why, free, facts, late), search.shared.by_rank
 
 
 class Search:
     """One search. mixed: whether each tile may take other decisions on what is the same in a whole run; joining: whether
-    states of teams may be taken to know less than they do."""
+    states of teams may be taken to know less than they do; cta: the only one that is looked at."""
 
-    def __init__(self, program: Any, mixed: bool, joining: bool = True):
+    def __init__(self, program: Any, mixed: bool, joining: bool = True, cta: int | None = None):
         self.program, self.teams, self.joining = program, not mixed, joining and not mixed
-        self.shared = Shared(program)
+        self.shared = Shared(program, cta)
         self.layout: Layout = self.shared.layout
         self.places = Places(self.layout, program.nodes)
         self.solver = Solver(bounds)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tmapipe.isa.effects import Kind, declared
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
-from tmapipe.program.expressions import Call, Expr, For, If, Let, While, resolve
+from tmapipe.program.expressions import Call, For, If, Let, While, resolve
 from tmapipe.protocol.tile import Tile
 from tmapipe.prove.solver import Solver, after, arithmetic, replaced
 from tmapipe.prove.symbols import (
@@ -25,7 +25,6 @@ from tmapipe.prove.symbols import (
     at_least_0,
     divide,
     leaf,
-    leaves,
     multiply,
     operands,
     parts,
@@ -50,10 +49,14 @@ class Operands(NamedTuple):
 
 
 class Shared:
-    """What all walkers of one proof share: the program, its layout, symbols, and where operations go."""
+    """What all walkers of one proof share: the program, its layout, symbols, and where operations go.
 
-    def __init__(self, program: Any):
-        self.program, self.layout = program, Layout(program.plan)
+    cta: the only one that is looked at; by_rank: whether somebody has asked for the rank of its CTA.
+    """
+
+    def __init__(self, program: Any, cta: int | None = None):
+        self.program, self.layout = program, Layout(program.plan, cta)
+        self.alone, self.by_rank = cta is not None, False
         self.layout.syncs, self.layout.written = program.isa.syncs, _written(program.schedule.declared)
         self.emitting: Any = None
         #: told of each operation, and of the node it is of
@@ -108,6 +111,8 @@ class Shared:
         for name, of in declared(kind).operands.items():
             if of is not Kind.AT and isinstance(getattr(op, name), Sym):
                 raise Open(f"{text(getattr(op, name))}, an operand of {kind.__name__} at {node.where}")
+            if of is Kind.MASK and self.alone and getattr(op, name) is not None:
+                raise Open(f"peers, which {node.method} reaches at {node.where}")
         queue.append(op)
 
     def next_in(self, nodes: list[Any]) -> list[int]:
@@ -265,66 +270,6 @@ class Impossible(Exception):
 
 def with_facts(facts: frozenset[Sym], more: Iterable[Any]) -> frozenset[Sym]:
     return facts | {each for each in more if isinstance(each, Sym)}
-
-
-# ---- relevant --------------------------------------------------------------------------------------------------------
-#
-# The symbols on which what may still come depends: facts about others are left out of a state.
-
-
-class Relevant:
-    """Finds them, for the nodes of one program."""
-
-    def __init__(self, shared: Shared):
-        self.shared = shared
-        self._found: dict[tuple[int, int], set[Sym]] = {}
-
-    def of(self, now: Point) -> set[Sym]:
-        """Symbols of which conditions that may still come are computed."""
-        found: set[Sym] = {loop.index for loop in now.loops}
-        values: set[Sym] = set()
-        rest: dict[tuple[int, int], Any] = {}
-        for walker in now.walkers:
-            values.update([value for value in walker.env.values() if isinstance(value, Sym)])
-            for frame in walker.frames:
-                if frame[0] == "block":
-                    rest[id(frame[1]), frame[2]] = frame[1]
-                elif frame[0] in ("joint", "for", "one", "head"):
-                    rest[id(frame[1].body), 0] = frame[1].body
-                    if type(frame[1]) is For:
-                        found |= leaves(walker.number(frame[1].count))
-        for value in values:
-            found |= value.leaves
-        for (_, at), nodes in rest.items():
-            found |= self._symbols(nodes, at)
-        return found
-
-    def _symbols(self, nodes: Any, at: int) -> set[Sym]:
-        """Symbols of the launch in conditions and counts."""
-        key = id(nodes), at
-        if key not in self._found:
-            found: set[Sym] = set()
-            for node in nodes[at:]:
-                if type(node) is If:
-                    found |= self._in(node.condition) | self._symbols(node.then, 0) | self._symbols(node.other, 0)
-                elif type(node) is For:
-                    found |= self._in(node.count) | self._symbols(node.body, 0)
-                elif type(node) is While:
-                    found |= self._in(node.condition) | self._symbols(node.body, 0)
-                elif type(node) is Call:
-                    found |= self._in(node.named.get("when", True))
-                    if node.method == "here":
-                        found |= self._in(node.args[0])
-            self._found[key] = found
-        return self._found[key]
-
-    def _in(self, x: Any) -> set[Sym]:
-        x = resolve(x)
-        if not isinstance(x, Expr):
-            return set()
-        if x.op == "symbol":
-            return set() if x.args[0] in ("warp", "rank") else set(leaves(self.shared.symbol(x)))
-        return set().union(*map(self._in, x.args)) if x.args else set()
 
 
 # ---- skips -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tmapipe.errors import PipelineError
-from tmapipe.isa.effects import Arm, Arrive, ArriveAt, Group, Init, Start, Wait, WaitAt, declared
+from tmapipe.isa.effects import Arm, Arrive, ArriveAt, Group, Init, Kind, Start, Wait, WaitAt, declared
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, For, If, While
@@ -31,6 +31,33 @@ def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[
     for agent in range(shared.layout.agents):
         _Everything(pinned, Walker(shared, agent), found, origin).nodes(shared.program.nodes)
     return found, origin
+
+
+def are_apart(program: Any) -> bool:
+    """Whether the CTAs of a cluster do nothing to each other: no operation reaches a peer or its slots, they meet at most
+    once, outside of loops, and load nothing that the kernel stores."""
+    plan = program.plan
+    if plan.cluster_size == 1 or {load.memory for load in plan.loads} & {store.memory for store in plan.stores}:
+        return False
+    meetings, blocks = 0, [(program.nodes, True)]
+    while blocks:
+        nodes, outermost = blocks.pop()
+        for node in nodes:
+            if type(node) is If:
+                blocks += [(node.then, False), (node.other, False)]
+            elif type(node) in (For, While):
+                blocks.append((node.body, False))
+            elif type(node) is Call:
+                if any(isinstance(x, ClusterExchange) for x in (*node.args, *node.named.values())):
+                    return False
+                for op in node.ops:
+                    of = declared(type(op))
+                    if any(getattr(op, name) is not None for name in of.named(Kind.MASK)):
+                        return False
+                    meets = of.effect(ArriveAt)
+                    if meets is not None and not meets.barrier:
+                        meetings += 1 if outermost else 2
+    return meetings <= 1
 
 
 def foreseen(come: Positions, every: Positions) -> bool:

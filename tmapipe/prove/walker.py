@@ -95,7 +95,7 @@ class Walker:
     def __init__(self, shared: Any, agent: int):
         self.shared, self.agent = shared, agent
         self.program = shared.program
-        self.rank, self.warp = divmod(agent, shared.layout.warps)
+        self.rank, self.warp = shared.layout.cta_of(agent), agent % shared.layout.warps
         self.queue: deque[Any] = deque()
         self.isa = shared.isas[agent]
         self.env: dict[Any, Any] = {}
@@ -139,8 +139,11 @@ class Walker:
     def _computed(self, x: Expr, memo: dict[Any, Any]) -> Any:
         if x.op == "symbol":
             name = x.args[0]
-            if name in ("warp", "rank"):
-                return getattr(self, name)
+            if name == "rank":
+                self.shared.by_rank = True
+                return self.shared.layout.first_cta + self.rank
+            if name == "warp":
+                return self.warp
             return self.shared.symbol(x)
         if x.op == "divisor":
             return self.number(x.args[1], memo)
