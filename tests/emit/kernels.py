@@ -389,7 +389,8 @@ DEQUANTIZED = {
         READY_MADE["DequantGemm, int4 in groups"], {}, {"l": 1, "m": 100, "n": 264, "k": 320, "bytes": 160, "g": 3}
     ),
 }
-PIECES = {  # tiles that several CTAs compute
+PIECES = {  # tiles that several CTAs compute, or that are stored twice
+    "symmetric gemm": Kernel(READY_MADE["SymmetricGemm"], {}, {"l": 1, "m": 264, "n": 264, "k": 72}),
     "cluster splitk, several clusters a tile": Kernel(
         lambda: S.ClusterSplitK(4, (128, 96, 64), 2, tiles=tp.tiles.SplitKTiles(3)),
         {"d": "fp32"},

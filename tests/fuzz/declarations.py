@@ -41,7 +41,7 @@ NEEDED: dict[Any, dict[str, Any]] = {
     tp.Operand, tp.tiles.PersistentTiles, tp.tiles.DynamicTiles, tp.tiles.GpcTiles, tp.tiles.GridTiles,
     tp.tiles.GroupedTiles, tp.tiles.Grouped, tp.tiles.Snake,
     tp.tiles.Columns, tp.tiles.Hilbert, tp.mainloop.Cooperative, tp.mainloop.PingPong, E.Epilogue, E.Matrix, E.PerBatch,
-    E.PerColumn,
+    E.PerColumn, tp.tiles.Triangle,
     E.PerRow, E.Scalar, E.Output, E.RowSum, E.ColumnSum, S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.Copy, S.AddParts,
 )}  # fmt: skip
 

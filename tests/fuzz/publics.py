@@ -59,6 +59,8 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "ClusterSum": (tp.ClusterSum, {"role": USE, "source": tp.Wgmma(A, B), "axis": "n", "ctas": 2}),
     "ClusterSplitK": (S.ClusterSplitK, {"parts": 2}),
     "DequantGemm": (S.DequantGemm, {}),
+    "SymmetricGemm": (S.SymmetricGemm, {}),
+    "Triangle": (tp.tiles.Triangle, {}),
     "Conv": (S.Conv, {"windows": tp.Windows((3, 3))}),
     "FinishParts": (S.FinishParts, {"epilogue": E.Epilogue()}),
     "Candidate": (

@@ -350,3 +350,26 @@ def test_parts_without_k_are_zero():
     out = tp.schedules.SplitK(8)(a, b)
     assert torch.isnan(out[0]).all()
     check(out[1:], a[1:], b)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((), {}),
+        (((128, 128, 64), (1, 1)), {"mainloop": tp.mainloop.PingPong()}),
+        (((64, 128, 64), (2, 1)), {"tiles": tp.tiles.DynamicTiles(tp.tiles.Triangle(3))}),
+        (((256, 128, 64), (1, 2)), {"tiles": tp.tiles.GpcTiles(tp.tiles.Triangle(8))}),
+    ],
+)
+@pytest.mark.parametrize("shape", [(300, 200), (2, 520, 64), (4104, 512)])
+def test_symmetric(sizes, options, shape):
+    """Symmetric to the bit, and nothing beside the output is written."""
+    gemm = tp.schedules.SymmetricGemm(*sizes, **options)
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    wide = torch.full((*shape[:-1], shape[-2] + 8), 7.0, device="cuda", dtype=torch.bfloat16)
+    d = wide[..., : shape[-2]]
+    for _ in range(2):
+        d.fill_(float("nan"))
+        gemm(x, out=d)
+        check(d, x, x)
+        assert torch.equal(d, d.mT) and (wide[..., shape[-2] :] == 7).all()

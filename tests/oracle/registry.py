@@ -41,13 +41,14 @@ from tmapipe.schedules import (
     SplitAttention,
     SplitK,
     StreamK,
+    SymmetricGemm,
     TransposeRows,
     TransposeTiles,
 )
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.schedules.rowform import RowForm, row_form
-from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles
-from tmapipe.tiles.persistent import GridTiles, Grouped, PersistentTiles
+from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles, GridTiles
+from tmapipe.tiles.persistent import Grouped, PersistentTiles
 
 __all__ = ["REGISTRY", "Registered"]
 
@@ -143,6 +144,12 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, epilogue=ONE), ((1, 1, {}), (2, 2, {}))
+    ),
+    Registered(
+        "SymmetricGemm",
+        lambda: SymmetricGemm((64, 128, 64), (2, 1), 3),
+        lambda: SymmetricGemm((64, 64, 16), (1, 1), 2, epilogue=ONE),
+        ((1, 1, {}), (3, 2, {})),
     ),
     Registered(
         "GroupedGemm",

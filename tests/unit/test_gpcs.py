@@ -92,7 +92,7 @@ def test_sizes_of_clusters_that_a_device_does_not_take(monkeypatch):
 
 
 def test_refused():
-    rule = "is Grouped, Snake, Backwards, Columns or Hilbert"
+    rule = "is Grouped, Snake, Backwards, Columns(,| or) Hilbert"
     for order, options in (
         (GpcTiles, {}),
         (DynamicTiles, {}),

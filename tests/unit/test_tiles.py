@@ -13,7 +13,7 @@ from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.protocol.tile import Tile, start_of
-from tmapipe.tiles import Backwards, Columns, Grouped, Hilbert, PersistentTiles, Snake
+from tmapipe.tiles import Backwards, Columns, Grouped, Hilbert, PersistentTiles, Snake, Triangle
 
 
 class Place:
@@ -188,13 +188,32 @@ def test_backwards():
     assert in_order(Backwards(3), grid) == mirrored
 
 
+def test_a_triangle_has_each_tile_below_the_diagonal_once():
+    """In units of clusters; each matrix of a batch after the one before."""
+    for side, rows, batch in itertools.product((1, 2, 3, 4, 7, 10), (1, 3), (1, 2)):
+        raster = Triangle(rows)
+        grid, cluster = {"l": batch, "m": 2 * side - 1, "n": side}, {"m": 2}
+        found = taken(PersistentTiles(raster), grid, cluster, 1)[0, 0]
+        want = [(which, 2 * m, n) for which in range(batch) for m in range(side) for n in range(m + 1)]
+        assert PersistentTiles(raster).clusters(grid, cluster) == len(want) and sorted(found) == want
+        assert [tile[0] for tile in found] == sorted(tile[0] for tile in found)
+
+
+def test_tiles_of_a_triangle_are_near_each_other():
+    """Of 66 tiles one after the other, few rows and columns of operands are loaded."""
+    numbered = in_order(Triangle(8), {"m": 64, "n": 64})
+    waves = [numbered[i : i + 66] for i in range(0, len(numbered), 66)]
+    loaded = [len({m for m, _ in wave}) + len({n for _, n in wave}) for wave in waves]
+    assert max(loaded) <= 35 and sum(loaded) <= 22 * len(waves)  # 17 is the least for 66 tiles
+
+
 def test_more_clusters_than_tiles():
     found = taken(PersistentTiles(), {"m": 1, "n": 2}, {}, 5)
     assert [len(tiles) for tiles in found.values()] == [1, 1, 0, 0, 0]
 
 
 def test_bad_rasters():
-    for raster in (Grouped, Snake, Backwards, Columns, Hilbert):
+    for raster in (Grouped, Snake, Backwards, Columns, Hilbert, Triangle):
         for rows in (0, -3, 2.5, "8"):
             refused(raster, rows, argument=f"{raster.__name__}(rows)", value=rows, rule="positive number")
     for rows in (3, 12, 512):
@@ -204,7 +223,7 @@ def test_bad_rasters():
         8,
         argument="PersistentTiles(raster)",
         value=8,
-        rule="Grouped, Snake, Backwards, Columns or Hilbert",
+        rule="Grouped, Snake, Backwards, Columns, Hilbert or Triangle",
     )
 
 

@@ -169,6 +169,7 @@ class BoundStore(Carried):
         *,
         also: Mapping[str, BoundStore] | None = None,
         operands: Iterator[dict[str, Fragment]] | None = None,
+        mirror: Any = False,
     ) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
 
@@ -180,9 +181,12 @@ class BoundStore(Carried):
             also: Further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments,
                 one per store.
             operands: What the epilogue takes by name, piece by piece; asked once more after the last store.
+            mirror: Whether the transpose is stored too, to where rows and columns of the output are exchanged. Of accumulators
+                in pieces of 64 columns and types of 16 bits.
 
         Raises:
             ScopeError: The epilogue returns other outputs.
+            InputError: *values* are not what a store takes, or no such pieces are stored transposed.
         """
         if epilogue is not None and not callable(epilogue):
             rule = "is a function of fragments"
@@ -192,9 +196,10 @@ class BoundStore(Carried):
         if not several:
             rule = "is what is stored"
             raise InputError(f"{self.plan.name}.store", values, rule, "pass a fragment or an accumulator")
+        self._check_mirrored(mirror, also)
         sums = tuple(map(self._distributed, several))
         if all(isinstance(each, (Accumulator, TileValues)) for each in sums):
-            self._store_accumulators(tile, sums, epilogue, {self.plan.name: self, **(also or {})}, operands)
+            self._store_accumulators(tile, sums, epilogue, {self.plan.name: self, **(also or {})}, operands, mirror)
         else:
             name = f"{self.plan.name}.store"
 
@@ -234,6 +239,7 @@ class BoundStore(Carried):
         epilogue: Epilogue | None,
         stores: dict[str, BoundStore],
         operands: Iterator[dict[str, Fragment]] | None,
+        mirror: Any,
     ) -> None:
         """Stores piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores."""
         _check_alike(sums)
@@ -261,6 +267,7 @@ class BoundStore(Carried):
                 (store, store.reduced(piece, part)) for store, part in self._parts(stores, values, epilogue)
             ]:
                 store.put(piece, part)
+                self.isa.when(mirror, functools.partial(store.put_mirrored, piece, part))
         if operands:
             next(operands, None)
         if any(store.plan.shared for store in stores.values()):
@@ -284,6 +291,22 @@ class BoundStore(Carried):
         own = piece.tile.size(self.plan.dims[-2])
         rows = None if own is None else within(self.isa, own - piece.strip * 64, 64)
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
+
+    def put_mirrored(self, piece: Piece, values: Fragment) -> None:
+        """Stores the transpose of one piece, to where rows and columns are exchanged."""
+        *outer, m, n = piece.at
+        write = functools.partial(self.isa.fragments.write_columns, values, transposed=not self.plan.transposed)
+        self._store_piece((*outer, n, m), write, self.stages)
+
+    def _check_mirrored(self, mirror: Any, also: Any) -> None:
+        """Raises `InputError` where pieces and their transposes do not go through the same buffers."""
+        if mirror is False:
+            return
+        plan = self.plan
+        boxes = self.width == 64 and plan.buffer.dtype.bytes == 2 and not (plan.whole or plan.clipped)
+        if not boxes or plan.reduce or also:
+            rule = "is of accumulators that are stored to one output of 16 bits, in pieces of 64 x 64, and not reduced"
+            raise InputError(f"{plan.name}.store(mirror)", mirror, rule, "e.g. dtype bf16, columns=64")
 
     def _parts(self, stores: dict[str, BoundStore], values: Any, epilogue: Any) -> list[tuple[BoundStore, Fragment]]:
         """What *epilogue* has returned, by store."""

@@ -213,7 +213,7 @@ def look_at_outputs(bodies: Bodies) -> Outputs:
     schedule, plan = bodies.program.schedule, bodies.program.plan
     declared = schedule.declared
     extents = {dim: axis.elements * plan.cluster.get(dim, 1) for dim, axis in schedule.axes.items()}
-    grid = Grid(extents, plan, frozenset(rows_of(declared, schedule.axes)))
+    grid = Grid(extents, plan, frozenset(rows_of(declared, schedule.axes)), schedule.tiles.lower)
     left: list[tuple[Output, Shown]] = []
     for store in plan.stores:
         if store.reduce is not None:

@@ -26,6 +26,9 @@ from tmapipe.prove.symbols import Sym, add, at_least_0, divide, leaf, parts, tex
 # * within the box of these strides, what one tile stores keeps apart (of one tile, there are constants only);
 # * this fills the box, and the coordinates times E reach the tensor's end.
 #
+# Tiles may also be stored mirrored: what belongs to the tile at (m, n) goes to where (n, m) would be stored. These
+# stores are looked at by themselves. They keep apart from the others if no tile mirrors to where some tile is.
+#
 # Where that does not hold, nothing is claimed: concrete problems are looked at instead (`tmapipe.prove.stores`).
 
 
@@ -36,11 +39,18 @@ class Grid(NamedTuple):
         tile: Elements of a cluster's tile, by dimension.
         plan: Of the kernel.
         rows: Dimensions whose elements fit into one cluster, which reduces them.
+        lower: Whether the order has no tiles above the diagonal of the last two dimensions.
     """
 
     tile: Mapping[str, int]
     plan: Plan
     rows: frozenset[str] = frozenset()
+    lower: bool = False
+
+    def below(self, by: int) -> tuple[Any, ...]:
+        """That a tile is so many tiles below the diagonal or more, if the order has none above it."""
+        *_, m, n = ("", *self.tile)
+        return (at_least_0(add(add(coordinate(m), coordinate(n), -1), -by)),) if self.lower else ()
 
     def one(self, dim: str) -> bool:
         """Whether there is but one tile along a dimension, whatever its extent may be."""
@@ -114,8 +124,64 @@ def stored_at(output: Output, visit: Visit) -> list[list[Move]]:
 
 def show(output: Output, grid: Grid, visits: Iterable[Visit], solver: Solver) -> Shown:
     """What is shown of an output by all that tiles may do."""
+    visits, mirrored = list(visits), _Mirrored(output, grid)
+    others = [mirrored.of(visit, True) for visit in visits]
+    if not any(map(mirrored.stores, others)):
+        shown = _show(output, grid, visits, solver, grid.below(0))[1]
+        above = "tiles above the diagonal are stored by nobody" if grid.lower else ""
+        return shown._replace(whole=shown.whole or above)
+    own = [mirrored.of(visit, False) for visit in visits]
+    axes, shown = _show(output, grid, own, solver, grid.below(0))
+    swapped, also = _show(output, grid, others, solver, grid.below(1))
+    apart, whole = shown.apart or also.apart, shown.whole or also.whole
+    strides = {axis.stride for axis in (*axes[-2:], *swapped[-2:])}
+    if apart or whole or output.loads or not grid.lower or len(strides) > 1:
+        return Shown(apart or whole or "a tile may be stored mirrored to where another one is", whole)
+    exchanged = dict(zip(_last_two(grid), reversed(_last_two(grid)), strict=True))
+    for one in own:
+        for other in others:
+            facts = (*one.facts, *grid.below(0), *(replaced(x, exchanged) for x in (*other.facts, *grid.below(0))))
+            if mirrored.stores(one) and mirrored.stores(other) and solver.possible(facts):
+                return Shown("a tile is stored mirrored to where another one is, or the same")
+    return Shown()
+
+
+def _last_two(grid: Grid) -> tuple[Sym, ...]:
+    """The coordinates along the dimensions whose diagonal it is."""
+    return tuple(coordinate(dim) for dim in list(grid.tile)[-2:])
+
+
+class _Mirrored:
+    """Tells the stores of an output that are mirrored from the others."""
+
+    def __init__(self, output: Output, grid: Grid):
+        self.name, self.last = output.store.name, output.store.dims[-2:]
+        self.of_grid = self.last == tuple(grid.tile)[-2:] and len(self.last) == 2
+
+    def stores(self, visit: Visit) -> bool:
+        return any(move.part.name == self.name for moves in visit.moves.values() for move in moves)
+
+    def of(self, visit: Visit, mirrored: bool) -> Visit:
+        """The visit with the stores alone that are mirrored, or not; and with all that is no store of the output."""
+
+        def kept(move: Move) -> bool:
+            return move.part.name != self.name or self._is(move) == mirrored
+
+        return visit._replace(moves={warp: [m for m in moves if kept(m)] for warp, moves in visit.moves.items()})
+
+    def _is(self, move: Move) -> bool:
+        if not self.of_grid:
+            return False
+        m, n = ({key.args[1] for key in parts(at)[1] if is_coordinate(key)} for at in move.at[-2:])
+        return (n, m) == ({self.last[0]}, {self.last[1]})
+
+
+def _show(
+    output: Output, grid: Grid, visits: Iterable[Visit], solver: Solver, given: tuple[Any, ...]
+) -> tuple[tuple[Axis, ...], Shown]:
+    """(how tiles start, what is shown) of the stores of these visits. given: what holds of the tiles that have to store."""
     if output.store.clipped:
-        return Shown(*["its tiles have bounds of their own"] * 2)
+        return (), Shown(*["its tiles have bounds of their own"] * 2)
     known: dict[Any, tuple[tuple[Axis, ...], Shown]] = {}
     some: list[frozenset[Sym]] = []
     none: list[frozenset[Sym]] = []
@@ -124,7 +190,7 @@ def show(output: Output, grid: Grid, visits: Iterable[Visit], solver: Solver) ->
         stored = stored_at(output, visit)
         if visit.place is None:
             if stored:
-                return Shown(*["it is stored before the first tile"] * 2)
+                return (), Shown(*["it is stored before the first tile"] * 2)
             continue
         facts = frozenset(map(grid.where_one, visit.facts))
         if False not in facts:
@@ -135,15 +201,15 @@ def show(output: Output, grid: Grid, visits: Iterable[Visit], solver: Solver) ->
         every = (move for moves in visit.moves.values() for move in moves)
         loads |= {(*move.at, move.part): None for move in every if move.part.name in names}
     if not known:
-        return Shown(*["no body stores it"] * 2)
+        return (), Shown(*["no body stores it"] * 2)
     apart, whole = (next(filter(None, each), "") for each in zip(*(shown for _, shown in known.values()), strict=True))
     if apart:
-        return Shown(apart, apart)
+        return (), Shown(apart, apart)
     if len({axes for axes, _ in known.values()}) > 1:
-        return Shown(*["tiles of different kinds start in different ways"] * 2)
+        return (), Shown(*["tiles of different kinds start in different ways"] * 2)
     (axes, _), *_ = known.values()
     apart = _reads_apart(output, axes, list(loads)) or _alone(grid, axes, some, solver)
-    return Shown(apart, whole or _reaches(output, grid, axes, none, solver))
+    return axes, Shown(apart, whole or _reaches(output, grid, axes, [facts.union(given) for facts in none], solver))
 
 
 def _free(grid: Grid, axes: tuple[Axis, ...]) -> list[Sym]:

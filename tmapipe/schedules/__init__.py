@@ -17,7 +17,16 @@ from tmapipe.schedules.crossentropy import (
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
 from tmapipe.schedules.fused import AddParts
 from tmapipe.schedules.gemm import DequantGemm, Gemm
-from tmapipe.schedules.gemms import ClusterSplitK, Conv, GatedGemm, GroupedGemm, PingPong, SplitK, StreamK
+from tmapipe.schedules.gemms import (
+    ClusterSplitK,
+    Conv,
+    GatedGemm,
+    GroupedGemm,
+    PingPong,
+    SplitK,
+    StreamK,
+    SymmetricGemm,
+)
 from tmapipe.schedules.mainloop import FinishParts
 from tmapipe.schedules.norms import (
     LayerNorm,
@@ -81,6 +90,7 @@ __all__ = [
     "SplitAttention",
     "SplitK",
     "StreamK",
+    "SymmetricGemm",
     "Transpose",
     "TransposeRows",
     "TransposeTiles",

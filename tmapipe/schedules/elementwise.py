@@ -34,7 +34,8 @@ from tmapipe.schedules.rowform import (
 from tmapipe.schedules.rows import KINDS, RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
-from tmapipe.tiles.persistent import GridTiles, Grouped
+from tmapipe.tiles.dynamic import GridTiles
+from tmapipe.tiles.persistent import Grouped
 
 # ---- elementwiserows -------------------------------------------------------------------------------------------------
 #

@@ -396,11 +396,11 @@ class Fused(Schedule):
             return len(self.operands.slots)
         return self.tile_slots(k, tile)
 
-    def store_all(self, k: KernelContext, tile: Tile, values: tuple[Any, ...]) -> None:
-        """Stores what the epilogue makes of *values* to all outputs."""
+    def store_all(self, k: KernelContext, tile: Tile, values: tuple[Any, ...], mirror: Any = False) -> None:
+        """Stores what the epilogue makes of *values* to all outputs. mirror: as of `BoundStore.store`."""
         also = {name: getattr(k, name) for name in self.outputs[1:]}
         operands = self.operands.reader(k, tile) if self.operands else None
-        k.d.store(tile, values, self.applied.function, also=also, operands=operands)
+        k.d.store(tile, values, self.applied.function, also=also, operands=operands, mirror=mirror)
 
     @FETCH.jit
     def fetch_operands(self, k: KernelContext, tile: Tile) -> None:

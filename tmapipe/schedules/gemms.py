@@ -29,7 +29,7 @@ from tmapipe.schedules.mainloop import PingPong as PingPongMainloop
 from tmapipe.stage import Im2colLoadStage, TmaLoadStage
 from tmapipe.tiles.grouped import GroupedTiles, SplitKTiles, StreamKTiles
 from tmapipe.tiles.order import TileOrder
-from tmapipe.tiles.persistent import Grouped, PersistentTiles
+from tmapipe.tiles.persistent import Grouped, PersistentTiles, Triangle
 
 # ---- gated -----------------------------------------------------------------------------------------------------------
 #
@@ -77,6 +77,41 @@ class GatedGemm(Gemm):
         if given.function is None:  # the type of d alone, say
             given = attrs.evolve(given, function=swiglu)
         super().__init__(tile, cluster, stages, epilogue=given, **options)
+
+
+# ---- symmetric -------------------------------------------------------------------------------------------------------
+#
+# SymmetricGemm: of a symmetric product, the tiles at and below the diagonal. Their transposes are the others.
+
+
+class SymmetricGemm(Gemm):
+    """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, which is symmetric. b left out is a: ``d = SymmetricGemm()(x)``
+    is x x^T.
+
+    Half of the tiles are computed, and stored twice. That the product is symmetric, and what the epilogue makes of it, is not
+    checked. a, b and d are as of `Gemm`, d of 16 bits.
+
+    Args:
+        sizes: tile, cluster and stages, as of `Gemm`: the tiles of a cluster together are square, of a multiple of 64.
+        tiles: An order by `Triangle`, e.g. ``GpcTiles(Triangle(8))``.
+        options: mainloop and epilogue, as of `Gemm`, with one output, in pieces of 64 columns.
+    """
+
+    def __init__(self, *sizes: Any, tiles: TileOrder = PersistentTiles(Triangle(8)), **options: Any):  # noqa: B008 - immutable
+        if isinstance(tiles, TileOrder) and not tiles.lower:
+            raise InputError("tiles", tiles, "is an order by Triangle", "e.g. PersistentTiles(Triangle(8))")
+        super().__init__(*sizes, tiles=tiles, **options)
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """Runs the schedule as `Gemm` does, of a, or of a and b. d is named, or is `out`; so are operands."""
+        if "b" not in named and len(tensors) < 2:
+            named["b"] = tensors[0] if tensors else named.get("a")
+        return super().__call__(*tensors, out=out, **named)
+
+    def store(self, k: KernelContext, tile: Tile, sums: Any) -> None:
+        """As `Gemm` does, and off the diagonal the transpose too."""
+        off = tile.m // self.cluster["m"] != tile.n // self.cluster["n"]
+        self.store_all(k, tile, sums.accumulators, mirror=off)
 
 
 # ---- grouped ---------------------------------------------------------------------------------------------------------

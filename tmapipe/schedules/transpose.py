@@ -30,7 +30,8 @@ from tmapipe.schedules.rowform import address_of, apart_of, begins_inside, copie
 from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
-from tmapipe.tiles.persistent import GridTiles, Grouped
+from tmapipe.tiles.dynamic import GridTiles
+from tmapipe.tiles.persistent import Grouped
 
 TYPES = (*KINDS, "int32")
 SWIZZLE = 128  # bytes

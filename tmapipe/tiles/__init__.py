@@ -1,8 +1,8 @@
 """Tile schedulers: the orders in which persistent CTAs take output tiles, and the rasters that some of these orders follow."""
 
-from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles
+from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles, GridTiles
 from tmapipe.tiles.grouped import GroupedTiles, SplitKTiles, StreamKTiles
-from tmapipe.tiles.persistent import Backwards, Columns, GridTiles, Grouped, Hilbert, PersistentTiles, Snake
+from tmapipe.tiles.persistent import Backwards, Columns, Grouped, Hilbert, PersistentTiles, Snake, Triangle
 
 __all__ = [
     "Backwards",
@@ -17,4 +17,5 @@ __all__ = [
     "Snake",
     "SplitKTiles",
     "StreamKTiles",
+    "Triangle",
 ]

@@ -110,7 +110,7 @@ class SplitKTiles(PartTiles):
     tiles: TileOrder = attrs.field(
         factory=PersistentTiles,
         validator=must(
-            lambda order: isinstance(order, TileOrder) and not order.in_parts and not order.bounded,
+            lambda order: isinstance(order, TileOrder) and not order.in_parts and not order.bounded and not order.lower,
             "is an order of whole tiles",
             "e.g. GpcTiles()",
         ),

@@ -147,6 +147,7 @@ class TileOrder:
     launch_words = 0  #: words that a launch hands to the kernel besides the number of clusters
     bounded: tuple[str, ...] = ()  #: dimensions along which its tiles have bounds of their own
     in_parts = False  #: whether its tiles are parts of a sum, which something else has to add; they are for no teams
+    lower = False  #: whether it gives only tiles at and below the diagonal of the last two dimensions
     without_steps = False  #: whether some of these parts may have no steps
     table: str | None = None  #: the name of the `Table` that it reads
     input_dims = output_dims = "l "  #: a GEMM's dimensions before m, of what has its rows: inputs, and outputs

@@ -1,29 +1,28 @@
-"""Static tile schedulers: rasters, the persistent scheduler, and a cluster for each tile."""
+"""Static tile schedulers: rasters, and the persistent scheduler."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
-from tmapipe.base.arithmetic import ceil_div
-from tmapipe.errors import InputError, is_count, must, optional
+from tmapipe.base.arithmetic import Dim, ceil_div
+from tmapipe.errors import InputError, is_count, must
 from tmapipe.isa.fragment import Carried
 from tmapipe.isa.ops import Isa
-from tmapipe.plan.model import Plan, RoleWarps
-from tmapipe.plan.rings import SM_RESERVED, arch_named
+from tmapipe.plan.declarations import Declarations
+from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile, cluster_coordinate
-from tmapipe.tiles.order import TileOrder, TilesOfRole
+from tmapipe.tiles.order import Axis, TileOrder, TilesOfRole
 
 # ---- raster ----------------------------------------------------------------------------------------------------------
 #
 # Rasters: how the tiles of one output matrix are numbered, so that CTAs at work together share operands in L2.
 #
 # A raster maps the numbers 0 .. rows * columns - 1, one to one, to (row, column) in a matrix of tiles, in units of
-# clusters. All rasters go through the matrix in bands of some rows (or columns), one band after another. They differ
-# in how they go through a band.
+# clusters; `Triangle` those up to about half as many, to the tiles at and below the diagonal. All rasters go through
+# the matrix in bands of some rows (or columns), one band after another. They differ in how they go through a band.
 
 
 _positive = must(lambda n: is_count(n) and n < 2**31, "is a positive number of rows below 2^31", "use 8")
@@ -42,6 +41,13 @@ class Grouped:
 
     rows: int = attrs.field(default=8, validator=_positive)
 
+    #: Whether only tiles at and below the diagonal of a square matrix are numbered.
+    lower = False
+
+    def count(self, rows: Any, columns: Any) -> Any:
+        """How many tiles of such a matrix are numbered."""
+        return rows * columns
+
     def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:
         """The numbers that `coordinates` divides by, by name, for a matrix of so many rows and columns."""
         if self.rows == 1:
@@ -56,7 +62,7 @@ class Grouped:
             by: The divisors that `divisors` named.
             rows: Of tiles, in units of clusters.
             columns: The same along n.
-            index: From 0 to rows * columns - 1.
+            index: From 0 to `count` - 1.
         """
         if isinstance(columns, int) and columns == 1:
             return index, 0
@@ -164,9 +170,52 @@ class Hilbert(Snake):
         return pick(y, down), pick(left + x, right)
 
 
-#: Validator of fields that hold one.
+@attrs.frozen
+class Triangle(Grouped):
+    """The tiles at and below the diagonal of a square matrix, for outputs that are symmetric.
+
+    The triangle is folded to a rectangle of half the width, as in the rectangular full packed format (Gustavson, Wasniewski,
+    Dongarra, Langou 2010): what lies right of the middle is transposed and put beside the rest. The rectangle is gone through
+    in bands.
+
+    Args:
+        rows: Rows of a band.
+    """
+
+    lower = True
+
+    def count(self, rows: Any, columns: Any) -> Any:
+        high, wide, _ = _folded(rows)
+        return high * wide
+
+    def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:
+        high, wide, _ = _folded(rows)
+        return super().divisors(high, wide)
+
+    def coordinates(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
+        high, wide, more = _folded(rows)
+        down, right = super().coordinates(isa, by, high, wide, index)
+        beside = down < right + more
+        row = isa.select(beside, right + wide - 1 + more, down - more)
+        return row, isa.select(beside, down + wide, right)
+
+
+def _folded(rows: Any) -> tuple[Any, Any, Any]:
+    """(rows, columns) of the rectangle that the triangle of so many rows is folded to, and how many rows more that is."""
+    more = 1 - rows % 2
+    return rows + more, (rows + 1) // 2, more
+
+
+#: Validators of fields that hold one, of all tiles of an output and of some.
 is_raster = must(
-    lambda raster: isinstance(raster, Grouped), "is Grouped, Snake, Backwards, Columns or Hilbert", "use Grouped(8)"
+    lambda raster: isinstance(raster, Grouped) and not raster.lower,
+    "is Grouped, Snake, Backwards, Columns or Hilbert",
+    "use Grouped(8)",
+)
+_is_raster = must(
+    lambda raster: isinstance(raster, Grouped),
+    "is Grouped, Snake, Backwards, Columns, Hilbert or Triangle",
+    "use Grouped(8)",
 )
 
 
@@ -205,17 +254,37 @@ class PersistentTiles(TileOrder):
 
     Args:
         raster: `Grouped`, `Snake`, `Backwards`, `Columns` or `Hilbert`; numbers the tiles along the last two dimensions, so
-            that CTAs at work together share operands in L2. Earlier (batch) dimensions vary slowest.
+            that CTAs at work together share operands in L2. Earlier (batch) dimensions vary slowest. `Triangle` leaves out
+            those above the diagonal, where a cluster's tiles together are square.
 
     Raises:
         InputError: *raster* is something else.
     """
 
-    raster: Grouped = attrs.field(factory=Grouped, validator=is_raster)
+    raster: Grouped = attrs.field(factory=Grouped, validator=_is_raster)
+
+    @property
+    def lower(self) -> bool:  # type: ignore[override]
+        """As in `TileOrder`."""
+        return self.raster.lower
+
+    def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
+        """As in `TileOrder`."""
+        extents = [axis.elements * declared.cluster.get(dim, 1) for dim, axis in list(axes.items())[-2:]]
+        if self.lower and (len(extents) < 2 or len(set(extents)) > 1):
+            rule = f"is of square tiles of a cluster; these have {' x '.join(map(str, extents))} elements"
+            raise InputError("tiles.raster", self.raster, rule, "e.g. a tile of 128 x 256 with cluster (2, 1)")
+
+    def relations(self, declared: Declarations, given: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """As in `TileOrder`: of the lower half of a matrix, that it is square."""
+        if not self.lower or not declared.stores:
+            return ()
+        *_, m, n = next(iter(declared.stores.values())).dims
+        return (Dim(n, of=m),)
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
         """As in `TileOrder`."""
-        return math.prod(steps_of(grid, cluster).values())
+        return total_of(self.raster, steps_of(grid, cluster))
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
         """As in `TileOrder`."""
@@ -288,7 +357,7 @@ class NumberedTiles(TilesOfRole):
 
 
 class TileNumbers(Carried):
-    """The tiles of a grid, in units of clusters, numbered from 0 to `total` - 1 by a raster; batch dimensions vary slowest.
+    """Tiles of a grid, in units of clusters, numbered from 0 to `total` - 1 by a raster; batch dimensions vary slowest.
 
     grid: tiles by dimension; by: the divisors of the order, by name.
     """
@@ -297,9 +366,7 @@ class TileNumbers(Carried):
         self.isa, self.raster = isa, raster
         self.by = isa.divisors(order.divisors(grid, isa.plan.cluster, isa.clusters))
         self.steps = steps_of(grid, isa.plan.cluster)
-        self.total: Any = 1
-        for count in self.steps.values():
-            self.total = self.total * count
+        self.total = total_of(raster, self.steps)
 
     def coordinates(self, number: Any) -> dict[str, Any]:
         """The coordinates of tile *number* by dimension, in units of clusters."""
@@ -311,7 +378,7 @@ class TileNumbers(Carried):
                 outer = []  # tensors without these dimensions: no division
             batch = 0
             if outer:
-                batch, rest = self._divide(rest, "matrix", self.steps[m] * self.steps[n])
+                batch, rest = self._divide(rest, "matrix", self.raster.count(self.steps[m], self.steps[n]))
             found[m], found[n] = self.raster.coordinates(self.isa, self.by, self.steps[m], self.steps[n], rest)
             rest = batch
         for dim in reversed(outer[1:]):
@@ -341,115 +408,19 @@ def number_divisors(raster: Grouped, steps: dict[str, Any]) -> dict[str, Any]:
     found = dict(steps)
     if len(steps) > 1:
         m, n = list(steps)[-2:]
-        found |= {"matrix": steps[m] * steps[n], **raster.divisors(steps[m], steps[n])}
+        found |= {"matrix": raster.count(steps[m], steps[n]), **raster.divisors(steps[m], steps[n])}
+    return found
+
+
+def total_of(raster: Grouped, steps: dict[str, Any]) -> Any:
+    """How many tiles of a grid of so many a raster numbers."""
+    *outer, m, n = (1, *steps.values()) if len(steps) > 1 else (1, 1, *steps.values())
+    found: Any = raster.count(m, n) if len(steps) > 1 else m * n
+    for count in outer:
+        found = found * count
     return found
 
 
 def steps_of(grid: dict[str, Any], cluster: Mapping[str, int]) -> dict[str, Any]:
     """The grid in units of clusters, rounded up."""
     return {dim: ceil_div(count, cluster.get(dim, 1)) for dim, count in grid.items()}
-
-
-# ---- grid ------------------------------------------------------------------------------------------------------------
-#
-# GridTiles: a cluster for each tile, or for a few, which the hardware starts one after another.
-
-
-MOST_CTAS, MOST_THREADS = 32, 2048  # of a multiprocessor (CUDA programming guide, sm_80 and sm_90)
-
-
-@attrs.frozen
-class GridTiles(PersistentTiles):
-    """Each cluster takes one tile or a few, and the hardware starts clusters in the order of the tiles' numbers as others end.
-
-    Several CTAs share a multiprocessor: one loads while another computes or stores. So rings have few slots (`stages`). For
-    kernels that the memory bounds: the tiles in flight lie close together, which keeps few DRAM pages open. What is loaded
-    once a CTA is loaded for each cluster's tiles.
-
-    Args:
-        raster: Numbers the tiles, as in `PersistentTiles`.
-        ctas: CTAs that share a multiprocessor: no more do, shared memory and threads must be enough for so many, and the
-            compiler is told to spare registers for them. None: as many as shared memory, registers and threads allow; of
-            kernels with wgmma one, which has all registers. Where several of these share them, none sets its own, so
-            accumulators are small. Not with `Role(registers=)`, by which one CTA has all.
-        each: Tiles next to each other that a cluster takes, one after another: with as many slots, a tile is loaded while one
-            before it is computed, and what is loaded once a CTA serves them all.
-
-    Raises:
-        InputError: For any other value.
-    """
-
-    ctas: int | None = attrs.field(
-        default=None, validator=must(optional(is_count), "is a positive number of CTAs", "leave it out")
-    )
-
-    each: int = attrs.field(
-        default=1,
-        validator=must(lambda n: is_count(n) and n < 2**31, "is a positive number of tiles below 2^31", "leave it out"),
-    )
-
-    def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
-        """As in `TileOrder`."""
-        return _Span(isa, self, grid).at(isa.cluster_id)
-
-    def spans(self, tiles: int) -> int:
-        """As in `TileOrder`."""
-        return ceil_div(tiles, self.each)
-
-    def launch_numbers(
-        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
-    ) -> list[int]:
-        """As in `TileOrder`."""
-        return [self.spans(tiles)]
-
-    def room(self, arch: str) -> int | None:
-        """As in `TileOrder`: a share of a multiprocessor's."""
-        if self.ctas is None:
-            return None
-        return (arch_named(arch).smem + SM_RESERVED) // self.ctas // 128 * 128 - SM_RESERVED
-
-    def check_plan(self, plan: Plan) -> None:
-        """As in `TileOrder`: so many CTAs find room."""
-        room = self.room(plan.arch)
-        if self.ctas is None or self.ctas == 1 or room is None:
-            return
-        if plan.registers:
-            rule = "does not go with Role(registers), by which one CTA takes all registers of a multiprocessor"
-            raise InputError("GridTiles(ctas)", self.ctas, rule, "leave out one of the two")
-        if self.ctas > MOST_CTAS or self.ctas * plan.threads > MOST_THREADS:
-            rule = (
-                f"are CTAs of {plan.threads} threads; a multiprocessor has {MOST_THREADS} threads and {MOST_CTAS} CTAs"
-            )
-            raise InputError("GridTiles(ctas)", self.ctas, rule, f"use {min(MOST_CTAS, MOST_THREADS // plan.threads)}")
-        if plan.smem_bytes > room:
-            most = (plan.target.smem + SM_RESERVED) // (plan.smem_bytes + SM_RESERVED)
-            rule = f"are CTAs of {plan.smem_bytes} bytes of shared memory, of which so many have {max(room, 0)} each"
-            raise InputError("GridTiles(ctas)", self.ctas, rule, f"use {most}, fewer stages or a smaller tile")
-
-    def smem_bytes(self, plan: Plan) -> int:
-        """As in `TileOrder`: so many that no more CTAs fit."""
-        room = self.room(plan.arch)
-        return plan.smem_bytes if room is None else max(plan.smem_bytes, room)
-
-    def least_ctas(self) -> int:
-        """As in `TileOrder`."""
-        return self.ctas or 1
-
-
-class _Span(NumberedTiles):
-    """The tiles of a cluster, of which there is one for each span. A single tile takes no loop, so a CTA loads it early."""
-
-    order: GridTiles
-
-    def _count(self) -> Any:
-        each, left = self.order.each, self.numbers.total - self.number(0)
-        return 1 if each == 1 else self.isa.select(left < each, left, each)
-
-    def number(self, i: Any) -> Any:
-        return self.position * self.order.each + i
-
-    def each(self, body: Callable[[Tile], None]) -> None:
-        if self.order.each == 1:
-            body(Tile(dict(zip(self.dims, self.first, strict=True))))
-        else:
-            super().each(body)
