@@ -297,13 +297,13 @@ class Schedule(Calls):
     def trace(self, *tensors: Any, out: Any = None, clusters: int | None = None, **named: Any) -> Trace:
         """What runs when, and what waits for what. ``trace(...).write_timeline("page.html")`` draws it.
 
-        CUDA tensors: a kernel of its own runs, whose roles stamp the clock (docs/timeline.md). CPU tensors and NumPy arrays: the
-        machine model, with a cost model of an H200, and with what the check finds; a hang up to where it hangs.
+        CUDA tensors: a kernel of its own runs, whose roles stamp the clock (docs/timeline.md). CPU tensors and NumPy arrays:
+        the machine model, with a cost model of an H200, and with what the check finds; a hang up to where it hangs.
 
         Args:
             tensors, out, named: As of `simulate`.
-            clusters: On the model as of `simulate`; of a grid of more clusters, the first two are drawn. On the GPU, how many are
-                drawn, by default two.
+            clusters: On the model as of `simulate`; of a grid of more clusters, the first two are drawn. On the GPU, how many
+                are drawn, by default two.
 
         Raises:
             InputError: For tensors that do not fit.

@@ -196,7 +196,7 @@ class Trace(Drawn):
         Raises:
             InputError: No warp has waited for four slots of it.
         """
-        return pace(self._layout, self.steps, ring)
+        return pace_of(self._layout, self.steps, ring)
 
     def __repr__(self) -> str:
         return f"Trace({self.plan.name}: {self.cycles} cycles, {len(self.findings)} findings)"
@@ -206,7 +206,7 @@ class Trace(Drawn):
         return _Drawing(self._machine, self.findings).document()
 
 
-def pace(layout: Layout, steps: Sequence[Step], ring: str | None) -> float:
+def pace_of(layout: Layout, steps: Sequence[Step], ring: str | None = None) -> float:
     """As `Trace.pace`."""
     fulls = {r.barriers[0]: r.name for r in layout.plan.rings}
     waits: dict[str, dict[Any, dict[str, list[float]]]] = {}  # by ring, warp and tile
@@ -427,19 +427,31 @@ def trace(schedule: Schedule, bound: Bound, clusters: int | None) -> Trace:
         from tmapipe.timeline.stamped import record
 
         return Trace(schedule.plan(bound.dtypes), record(schedule, bound, clusters or CLUSTERS), [])
-    plan, made = schedule.plan(bound.dtypes), []
-    share = share_of(schedule, bound)
+    machine, failure = timed(schedule, bound, clusters, share_of(schedule, bound))
+    return Trace(machine.plan, machine, findings(machine, schedule.check(bound.dtypes), failure))
+
+
+def timed(
+    schedule: Schedule, bound: Bound, clusters: int | None, share: Share, costs: Costs = H200
+) -> tuple[TimedMachine, Exception | None]:
+    """Runs a call with these tensors on the model with times. Returns it, and what it stopped with.
+
+    Args:
+        schedule, bound, clusters: As of `trace`.
+        share: What each CTA has of the GPU, perhaps one that works on a larger problem.
+        costs: What operations take.
+    """
+    made = []
 
     def machine(plan: Any, **options: Any) -> TimedMachine:
-        made.append(TimedMachine(plan, share, clusters or CLUSTERS, **options))
+        made.append(TimedMachine(plan, share, clusters or CLUSTERS, costs=costs, **options))
         return made[-1]
 
-    failure: Exception | None = None
     try:
         on_model(schedule, bound, clusters, machine)
     except (DeadlockError, HazardError) as error:
-        failure = error
-    return Trace(plan, made[-1], findings(made[-1], schedule.check(bound.dtypes), failure))
+        return made[-1], error
+    return made[-1], None
 
 
 def share_of(schedule: Schedule, bound: Bound, costs: Costs = H200) -> Share:
