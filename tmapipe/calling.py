@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -97,7 +97,7 @@ class Calls:
         schedule.plan(bound.dtypes)
         if bound.on_gpu and not bound.empty:
             launchers = self.__dict__.setdefault("_launchers", {})
-            launcher = launchers.get(known_as) or _launcher(schedule, bound)
+            launcher = launchers.get(known_as) or launcher_for(schedule, bound)
             launcher.warm_up()
             _keep(schedule, launcher, bound, tensors, known_as, launchers)
 
@@ -190,7 +190,7 @@ def _first_call(
     bound = schedule.bind(*tensors, out=out, **named)
     schedule.plan(bound.dtypes)
     if bound.on_gpu and not bound.empty:
-        launcher = _launcher(schedule, bound)
+        launcher = launcher_for(schedule, bound)
         launcher.launch(list(bound.tensors.values()))
         _keep(schedule, launcher, bound, tensors, known_as, launchers)
     else:
@@ -255,7 +255,7 @@ def prepared(schedule: Schedule, bound: Bound) -> Callable[[], Any]:
     schedule.plan(bound.dtypes)
     if not bound.on_gpu or bound.empty:
         return functools.partial(_run_again, schedule, bound)
-    launcher = _launcher(schedule, bound)
+    launcher = launcher_for(schedule, bound)
     from tmapipe.gpu.launch import Prepared
 
     return Prepared(launcher, bound)
@@ -300,7 +300,8 @@ def _run_again(schedule: Schedule, bound: Bound) -> Any:
     return bound.result()
 
 
-def _launcher(schedule: Schedule, bound: Bound) -> Launcher:
+def launcher_for(schedule: Schedule, bound: Bound, stamps: Sequence[int] = ()) -> Launcher:
+    """What launches the kernel for these tensors, which has been checked. stamps: as of `Launcher`."""
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.launch import Launcher
     from tmapipe.prove.verdicts import require_safe_once
@@ -308,7 +309,7 @@ def _launcher(schedule: Schedule, bound: Bound) -> Launcher:
     def gate(program: Traced | None, identity: str | None) -> None:
         schedule.__dict__["_partly"] = require_safe_once(schedule, bound.dtypes, program, identity)
 
-    launcher = Launcher(schedule, bound, gate)
+    launcher = Launcher(schedule, bound, gate, stamps)
     bound.check_whole(schedule.__dict__.get("_partly", ()))
     return launcher
 

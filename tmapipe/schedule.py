@@ -295,11 +295,15 @@ class Schedule(Calls):
         return bound
 
     def trace(self, *tensors: Any, out: Any = None, clusters: int | None = None, **named: Any) -> Trace:
-        """Runs CPU tensors or NumPy arrays on the machine model with a cost model of an H200: what runs when, what waits for
-        what. ``trace(...).write_timeline("page.html")`` draws it, with what the check finds; a hang up to where it hangs.
+        """What runs when, and what waits for what. ``trace(...).write_timeline("page.html")`` draws it.
+
+        CUDA tensors: a kernel of its own runs, whose roles stamp the clock (docs/timeline.md). CPU tensors and NumPy arrays:
+        the machine model, with a cost model of an H200, and with what the check finds; a hang up to where it hangs.
 
         Args:
-            tensors, out, clusters, named: As of `simulate`. Of a grid of more clusters, the first two are drawn.
+            tensors, out, named: As of `simulate`.
+            clusters: On the model as of `simulate`; of a grid of more clusters, the first two are drawn. On the GPU, how many
+                are drawn, by default two.
 
         Raises:
             InputError: For tensors that do not fit.
@@ -352,7 +356,7 @@ class Schedule(Calls):
         plan = self.plan(dtypes, arch=arch)
         with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
             from tmapipe.gpu.build import build
-        return build(self, plan, keep=True, unroll=unroll, watched=bool(self.watchdog))
+        return build(self, plan, keep=True, unroll=unroll, instrument="watch" if self.watchdog else "")
 
 
 def _check_free(name: str, value: Any) -> None:

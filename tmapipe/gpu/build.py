@@ -276,14 +276,14 @@ class Compiled:
         plan: What it was compiled from.
         code: The object file, and the function in it.
         used: What ptxas has noted, if that is known.
-        watched: Whether its waits end (`tmapipe.gpu.watchdog`).
+        instrument: What it has besides, one of `tmapipe.gpu.watchdog.INSTRUMENTS`, or "".
         ptx, cubin: Kept if the build was asked to.
     """
 
     plan: Plan
     code: Code = attrs.field(repr=False)
     used: Resources | None = attrs.field(default=None, repr=False)
-    watched: bool = attrs.field(default=False, kw_only=True)
+    instrument: str = attrs.field(default="", kw_only=True)
     ptx: str | None = attrs.field(default=None, repr=False)
     cubin: bytes | None = attrs.field(default=None, repr=False)
 
@@ -293,7 +293,7 @@ class Compiled:
 
         Tensors: one per name in `plan.arguments`, then, for a queued order, its counters (`COUNTERS` int32 that are 0), then
         memory for the descriptors that it makes. Numbers: how many clusters, then what the order adds, then `WORDS` of each
-        descriptor that the library encodes, then `NUMBERS` of a watched kernel.
+        descriptor that the library encodes, then `NUMBERS` of an instrument.
         """
         return self.code.function
 
@@ -307,9 +307,9 @@ class Compiled:
 class _Kernel:
     """What CuTe DSL traces: `host` makes the TMA descriptors and launches `device`, which emits the program."""
 
-    def __init__(self, program: Traced, backend: type[GpuIsa], watched: bool):
+    def __init__(self, program: Traced, backend: type[GpuIsa], instrument: str):
         self.program, self.schedule, self.plan, self.backend = program, program.schedule, program.plan, backend
-        self.watched = watched
+        self.instrument = instrument
 
     @cute.jit
     def host(self, tensors: list, numbers: list, stream: Any) -> None:
@@ -341,7 +341,7 @@ class _Kernel:
             addressed=SimpleNamespace(**{name: of[name] for name in plan.by_address}),
             scratch=tensors[count:],
             kept=numbers[1:kept],
-            **({"watch": numbers[-NUMBERS:]} if self.watched else {}),
+            **({self.instrument: numbers[-NUMBERS:]} if self.instrument else {}),
         )
 
     def make_atoms(self, tensors: dict[str, Any], words: list) -> dict[str, Any]:
@@ -380,7 +380,7 @@ def build(
     *,
     keep: bool = False,
     unroll: bool = True,
-    watched: bool = False,
+    instrument: str = "",
     backend: type[GpuIsa] | None = None,
     program: Traced | None = None,
 ) -> Compiled:
@@ -391,7 +391,8 @@ def build(
         ranks: Number of dimensions of each tensor; by default as declared.
         keep: Keep PTX and cubin.
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
-        watched: Waits end, and a launch takes `NUMBERS` more numbers.
+        instrument: One of `tmapipe.gpu.watchdog.INSTRUMENTS`: "watch", so that waits end, or "stamps" of when they do. A
+            launch then takes `NUMBERS` more numbers.
         backend: The class that emits instructions, by default that of the architecture. Another may leave something out, to
             measure what it costs.
         program: The schedule's, if it has been traced.
@@ -406,7 +407,7 @@ def build(
     if plan.made:
         fakes.append(make_fake_tensor(Int64, (cute.sym_int(),), stride=(1,), assumed_align=8 * WORDS))
     numbers = [Int32(1)] * (1 + schedule.tiles.launch_words) + [Int64(0)] * (WORDS * len(plan.encoded))
-    numbers += [Int64(0)] * (NUMBERS * watched)
+    numbers += [Int64(0)] * (NUMBERS * bool(instrument))
     flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     # Two traces at once in threads break CuTe DSL.
@@ -415,7 +416,7 @@ def build(
         program = program or trace(schedule, plan)
         try:
             made = cute.compile(
-                _Kernel(program, backend or backend_for(plan), watched).host,
+                _Kernel(program, backend or backend_for(plan), instrument).host,
                 fakes,
                 numbers,
                 make_fake_stream(),
@@ -427,7 +428,7 @@ def build(
             forget_ir()
         used = check_notes(plan, notes, functools.partial(fragments_held, program))
     ptx, cubin = (made.__ptx__, made.__cubin__) if keep else (None, None)
-    return Compiled(plan, Code.of(made), used, ptx, cubin, watched=watched)
+    return Compiled(plan, Code.of(made), used, ptx, cubin, instrument=instrument)
 
 
 def _fake_tensor(plan: Plan, name: str, ranks: dict[str, int]) -> Any:

@@ -324,15 +324,15 @@ class GpuWarp(Isa):
         given: What the kernel was launched with. atoms: (TMA atom, coordinate tensor) of each load and store, and of each
             load's tiles over the edge, by name; divisors: by name, as the host prepared them; clusters: how many were
             launched; addressed: tensors that are reached by their address, by name; scratch: counters, of a queued order, and
-            memory for descriptors that the kernel makes; kept: the words that the order adds to a launch; watch: of a kernel
-            whose waits end, as `tmapipe.gpu.watchdog` has them.
+            memory for descriptors that the kernel makes; kept: the words that the order adds to a launch; watch, stamps: of
+            a kernel with that instrument, as `tmapipe.gpu.watchdog` has them.
     """
 
     fragments: GpuFragments
 
     def __init__(self, plan: Plan, given: Any):
         self.plan, self.clusters, self.kept, self.scratch = plan, given.clusters, given.kept, given.scratch
-        self.watch = getattr(given, "watch", None)
+        self.watch, self.stamps = getattr(given, "watch", None), getattr(given, "stamps", None)
         self.atoms, self.host_divisors, self.addressed = vars(given.atoms), vars(given.divisors), vars(given.addressed)
         self.syncs = Syncs(plan)
         self.thread, _, _ = cute.arch.thread_idx()

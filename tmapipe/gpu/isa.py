@@ -21,7 +21,7 @@ from tmapipe.gpu.copies import load_encoded
 from tmapipe.gpu.fragments import GpuWarp, load_edge
 from tmapipe.gpu.layouts import L2_POLICIES, moved_extents, pieces_of
 from tmapipe.gpu.matmuls import store_words
-from tmapipe.gpu.watchdog import WAIT, emit_wait, sites
+from tmapipe.gpu.watchdog import WAIT, Stamping, emit_wait, sites
 from tmapipe.isa import ops
 from tmapipe.isa.effects import ALL_LANES
 from tmapipe.isa.exchange import ClusterExchange
@@ -257,14 +257,17 @@ def emit(program: Traced, isa: GpuIsa) -> None:
         in_machine, words = program.isa.symbols["launch"]
         symbols.update(zip(words, isa.launch_words(in_machine), strict=True))
     watched = {} if isa.watch is None else {id(site.node): i for i, site in enumerate(sites(program))}
-    _Emission(isa, symbols, watched).block(program.nodes)
+    stamping = None if isa.stamps is None else Stamping(isa, program)
+    _Emission(isa, symbols, watched, stamping).block(program.nodes)
+    if stamping is not None:
+        stamping.end()
 
 
 class _Emission:
-    """A method a node. watched: numbers of waits by the node's id, if waits end."""
+    """A method a node. watched: numbers of waits by the node's id, if waits end; stamping: of a kernel that stamps."""
 
-    def __init__(self, isa: GpuIsa, symbols: dict[Expr, Any], watched: dict[int, int]):
-        self.isa, self.values, self.watched = isa, Values(isa, symbols), watched
+    def __init__(self, isa: GpuIsa, symbols: dict[Expr, Any], watched: dict[int, int], stamping: Stamping | None):
+        self.isa, self.values, self.watched, self.stamping = isa, Values(isa, symbols), watched, stamping
         self.turns: list[Any] = []  # the iterations of the loops around
 
     def block(self, nodes: Sequence[Any]) -> None:
@@ -273,7 +276,10 @@ class _Emission:
                 self.compute(node)
             else:
                 with _line(node.where):
-                    NODES[type(node)](self, node)
+                    if self.stamping is None:
+                        NODES[type(node)](self, node)
+                    else:
+                        self.stamping.around(node, self.operand, functools.partial(NODES[type(node)], self, node))
 
     # ---- structure ------------------------------------------------------------------------------------------------
 
@@ -288,6 +294,8 @@ class _Emission:
             self.values.bind(node.index, i, counts=True)
             names.bind(0, now)
             self.turns.append(i)
+            if self.stamping is not None:
+                self.stamping.turn(node)
             self.block(node.body)
             self.turns.pop()
             return self._next(node.carried)
@@ -304,6 +312,8 @@ class _Emission:
 
         def turn(*now: Any) -> Any:
             names.bind(0, now)
+            if self.stamping is not None:
+                self.stamping.turn(node)
             self.block(node.body)
             return self._next(node.carried)
 

@@ -322,7 +322,7 @@ def kernel_for(
     plan: Plan,
     ranks: Mapping[str, int],
     gate: Callable[[Traced | None, str | None], object] = lambda program, identity: None,
-    watched: bool = False,
+    instrument: str = "",
 ) -> Compiled:
     """The compiled kernel: one of this process's, from disk, or new.
 
@@ -331,7 +331,7 @@ def kernel_for(
         ranks: Number of dimensions of each tensor.
         gate: Called with the traced program and its identity before the kernel is used. It raises an error for one that is
             not to be.
-        watched: As of `tmapipe.gpu.build.build`.
+        instrument: As of `tmapipe.gpu.build.build`.
     """
     try:
         with ONE_AT_A_TIME:
@@ -340,19 +340,19 @@ def kernel_for(
         gate(None, None)  # which says where it stands
         raise
     known = identity(program)
-    make = functools.partial(build, schedule, plan, dict(ranks), program=program, watched=watched)
+    make = functools.partial(build, schedule, plan, dict(ranks), program=program, instrument=instrument)
     if known is None:
         gate(program, None)
         return make()
     with _lock:
-        name = name_of(known, ranks, watched)
-        found = kept.get(name) or _on_disk(name, plan, watched)
+        name = name_of(known, ranks, instrument)
+        found = kept.get(name) or _on_disk(name, plan, instrument)
         if found is not None:
             gate(program, known)
         else:
             with disk.locked(disk.lock_of(name)):  # others wait, and find it on disk
                 gate(program, known)
-                found = _on_disk(name, plan, watched)
+                found = _on_disk(name, plan, instrument)
                 if found is None:
                     found = make()
                     disk.keep("kernels", name, {"used": found.used and attrs.asdict(found.used)}, found.code.object)
@@ -363,9 +363,9 @@ def kernel_for(
         return found
 
 
-def name_of(known: str, ranks: Mapping[str, int], watched: bool) -> str:
+def name_of(known: str, ranks: Mapping[str, int], instrument: str) -> str:
     """What a kernel is kept by: its identity *known*, and with what it is compiled. Others as of `kernel_for`."""
-    return hashlib.sha256(repr((known, sorted(ranks.items()), watched, _versions())).encode()).hexdigest()
+    return hashlib.sha256(repr((known, sorted(ranks.items()), instrument, _versions())).encode()).hexdigest()
 
 
 @functools.cache
@@ -375,7 +375,7 @@ def _versions() -> tuple[Any, ...]:
     return disk.library(), cutlass.__version__, str(cutlass.CUDA_VERSION), options
 
 
-def _on_disk(name: str, plan: Plan, watched: bool) -> Compiled | None:
+def _on_disk(name: str, plan: Plan, instrument: str) -> Compiled | None:
     found = disk.recall("kernels", name)
     if found is None:
         return None
@@ -383,4 +383,4 @@ def _on_disk(name: str, plan: Plan, watched: bool) -> Compiled | None:
     used = facts.get("used")
     fields = {field.name for field in attrs.fields(Resources)}
     sound = isinstance(used, dict) and set(used) == fields and all(type(value) is int for value in used.values())
-    return Compiled(plan, Code(lambda: content), Resources(**used) if sound and used else None, watched=watched)
+    return Compiled(plan, Code(lambda: content), Resources(**used) if sound and used else None, instrument=instrument)

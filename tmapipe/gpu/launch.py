@@ -153,19 +153,20 @@ class Launcher:
     whether all tensors still have their memory. `caller` makes a function that does the same in a few microseconds.
     """
 
-    def __init__(self, schedule: Schedule, bound: Bound, gate: Gate):
+    def __init__(self, schedule: Schedule, bound: Bound, gate: Gate, stamps: Sequence[int] = ()):
         """Compiles *schedule* for the tensors' types and ranks, unless it has been.
 
         Args:
             gate: Called with the traced program and its identity, as of `tmapipe.gpu.kernels.kernel_for`.
+            stamps: Of a stamped kernel, which no watchdog waits for: the address of its rows, and how many CTAs have some.
 
         Raises:
             MissingGpuError: There is no GPU.
             InputError: The GPU has another architecture than the plan.
         """
-        device, seconds = next(iter(bound.tensors.values())).device, seconds_of(schedule)
+        device, seconds = next(iter(bound.tensors.values())).device, None if stamps else seconds_of(schedule)
         with uncaptured(device):
-            compiled = compiled_for(schedule, bound, gate, watched=seconds is not None)
+            compiled = compiled_for(schedule, bound, gate, "stamps" if stamps else "watch" if seconds else "")
             plan, self.name = compiled.plan, compiled.plan.name
             self.device, self.index = device, device.index or 0
             resident = resident_clusters(self.index, plan.cluster_size)
@@ -176,8 +177,7 @@ class Launcher:
         for load in plan.encoded:
             numbers += encoded_words(load, bound.tensors[load.argument])
         self.watchdog = None if seconds is None else Watchdog(schedule, plan, bound.dtypes, seconds)
-        if self.watchdog is not None:
-            numbers += self.watchdog.numbers
+        numbers += stamps if self.watchdog is None else self.watchdog.numbers
         self.inputs = len(plan.arguments) - len(plan.stores)
         self.names, self.in_place = tuple(bound.tensors), schedule.declared.in_place
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
@@ -425,15 +425,15 @@ def _capture(stream: int) -> int:
     return int(number)
 
 
-def compiled_for(schedule: Schedule, bound: Bound, gate: Gate, watched: bool = False) -> Compiled:
+def compiled_for(schedule: Schedule, bound: Bound, gate: Gate, instrument: str = "") -> Compiled:
     """The compiled kernel for these tensors, of the schedule's or as `kernel_for` finds it."""
     ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
-    key = watched, _key({name: bound.dtypes[name].name for name in ranks}, ranks)
+    key = instrument, _key({name: bound.dtypes[name].name for name in ranks}, ranks)
     cache: dict[Any, Compiled] = schedule.__dict__.setdefault("_compiled", {})
     if key not in cache:
         plan = schedule.plan(bound.dtypes)
         _check_device(next(iter(bound.tensors.values())).device, plan.arch)
-        cache[key] = kernel_for(schedule, plan, ranks, gate, watched)
+        cache[key] = kernel_for(schedule, plan, ranks, gate, instrument)
     return cache[key]
 
 
@@ -445,7 +445,7 @@ def adopt(schedule: Schedule, compiled: Compiled, ranks: dict[str, int]) -> None
     """
     types = {part.argument: part.buffer.dtype.in_memory.name for part in compiled.plan.transfers}
     types |= dict.fromkeys(compiled.plan.tables, int32.name)
-    schedule.__dict__.setdefault("_compiled", {})[compiled.watched, _key(types, ranks)] = compiled
+    schedule.__dict__.setdefault("_compiled", {})[compiled.instrument, _key(types, ranks)] = compiled
 
 
 def _key(types: dict[str, str], ranks: dict[str, int]) -> tuple[tuple[str, str, int], ...]:

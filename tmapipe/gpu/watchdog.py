@@ -1,8 +1,10 @@
-"""The watchdog: kernels whose waits end, and the error that the host raises for one of them.
+"""Instruments of kernels: the watchdog, which ends waits, with the error that the host raises; stamps, which say when.
 
 In a watched kernel each wait looks at the clock. The warp that gives up writes who it is, and what it waits for, into a row of
 the host's memory. It leaves others some time to do the same, and traps. Meanwhile the host waits for the kernel, and if that
 takes long, runs the check, so that its view is in the error.
+
+In a stamped kernel one thread of each role writes the clock before and after its waits, and after its arrivals.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,13 +22,16 @@ from tmapipe.errors import DeadlockError, InputError, PipelineError
 from tmapipe.gpu.control import emit_ptx
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
-from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.program.expressions import Call, For, If, Let, Node, While
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
-NUMBERS = 2  #: of a launch of a watched kernel: the address of the rows, and how long a wait may take (ns)
+INSTRUMENTS = ("watch", "stamps")  #: that a kernel may have, one of them
+NUMBERS = (
+    2  #: of a launch with one: the address of the rows, and how long a wait may take (ns), or how many CTAs have rows
+)
 CTAS = 64  #: that have rows of their own; a power of two
 TURNS = 4  #: innermost loops of which a row has the iteration
 WORDS = 4 + TURNS  #: of 32 bits in a row: number of the wait and 1, CTA, slot, parity, iterations
@@ -319,3 +324,160 @@ def _numbers(word: str, numbers: list[int]) -> str:
     if len(each) == 1:
         return f"{word} {each[0]}"
     return f"{word}s {', '.join(map(str, each[:8]))}" + (f" and {len(each) - 8} others" if len(each) > 8 else "")
+
+
+# ---- stamps ----------------------------------------------------------------------------------------------------------
+#
+# Each role's first warp, and each of its warpgroups' first, has a row of memory. The kernel's first and last words in it are
+# the time in nanoseconds and the clock, by which rows are compared. Between them are the stamps: what it was, and the clock.
+
+
+ROW = 1 << 17  #: bytes of a row, a power of two: when it is full, nothing more is written
+HEAD = 32  #: of it, before the stamps: nanoseconds, clock and multiprocessor at the start; nanoseconds, clock and end
+_BEFORE_AND_AFTER = (
+    WAIT, "wgmma_wait", "bulk_wait_group", "named_barrier_sync", "cta_sync", "cluster_wait",
+)  # fmt: skip
+_AFTER = (
+    "mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx", "wgmma_commit", "bulk_commit_group",
+)  # fmt: skip
+_ISSUES = ("wgmma", "tma_store", "bulk_store")
+
+# A thread without a row has 0 in the register, and a full row ends at a multiple of its size: neither writes.
+_BEGIN = """.reg .b32 stamp_at;
+{{
+.reg .pred mine; .reg .b32 a, b, warp, cta; .reg .b64 row, now;
+mov.u32 a, %tid.x; shr.u32 warp, a, 5; and.b32 b, a, 31; setp.eq.u32 mine, b, 0;
+shr.u32 a, {warps}, warp; and.b32 a, a, 1; setp.ne.and.u32 mine, a, 0, mine;
+mov.u32 cta, %ctaid.x; cvt.u32.u64 a, $1; setp.lt.and.u32 mine, cta, a, mine;
+mov.u32 a, 1; shl.b32 a, a, warp; sub.u32 a, a, 1; and.b32 a, a, {warps}; popc.b32 a, a;
+mad.lo.u32 a, cta, {each}, a; mul.lo.u32 a, a, {nbytes}; cvt.u64.u32 row, a; add.u64 row, row, $0;
+add.u32 a, a, {head}; selp.b32 stamp_at, a, 0, mine;
+mov.u64 now, %globaltimer; mov.u32 a, %clock; mov.u32 b, %smid;
+@mine st.global.b64 [row], now;
+@mine st.global.v2.b32 [row+8], {{a, b}};
+}}"""
+_STAMP = """{{
+.reg .pred room; .reg .b32 word, now; .reg .b64 at;
+and.b32 word, stamp_at, {last}; setp.ne.u32 room, word, 0;
+mov.u32 now, %clock; mad.lo.u32 word, $1, 65536, {number};
+cvt.u64.u32 at, stamp_at; add.u64 at, at, $0;
+@room st.global.v2.b32 [at], {{word, now}};
+@room add.u32 stamp_at, stamp_at, 8;
+}}"""
+_END = """{{
+.reg .pred mine; .reg .b32 a; .reg .b64 row, now;
+setp.ne.u32 mine, stamp_at, 0; sub.u32 a, stamp_at, 1; and.b32 a, a, -{nbytes};
+cvt.u64.u32 row, a; add.u64 row, row, $0; mov.u64 now, %globaltimer; mov.u32 a, %clock;
+@mine st.global.b64 [row+16], now;
+@mine st.global.v2.b32 [row+24], {{a, stamp_at}};
+}}"""
+
+
+@attrs.frozen
+class Place:
+    """Where a program stamps.
+
+    Args:
+        node: An instruction, or a loop over tiles, each of whose turns is stamped when it begins.
+        after: Whether after the instruction.
+        computes: Whether the warp computes with fragments since the place before.
+        issues: The wgmma or store before it, if there is one.
+    """
+
+    node: Node
+    after: bool
+    computes: bool
+    issues: Call | None
+
+
+def slot_of(node: Node) -> Any:
+    """What is stamped besides the place: the stage of a barrier, or its instance."""
+    if isinstance(node, Call) and "barrier" in node.method and len(node.args) > 1:
+        return node.args[1]
+    return 0
+
+
+def places(program: Traced) -> list[Place]:
+    """Where a program stamps, in its order. Programs of one identity have the same."""
+    found: list[Place] = []
+    _places(program.nodes, found, _Before())
+    return found
+
+
+@attrs.define
+class _Before:
+    """What has come since the place before, or ever."""
+
+    computes: bool = False
+    issues: Call | None = None
+
+
+def _places(nodes: Sequence[Any], found: list[Place], before: _Before) -> None:
+    just = False  # whether the instruction before has been stamped
+
+    def add(node: Node, after: bool) -> None:
+        found.append(Place(node, after, before.computes, before.issues))
+        before.computes = False
+
+    for node in nodes:
+        if isinstance(node, Let):
+            continue
+        method = node.method if isinstance(node, Call) else ""
+        if method in _BEFORE_AND_AFTER and not just:
+            add(node, False)
+        if isinstance(node, (For, While)):
+            if f"tmapipe{os.sep}tiles{os.sep}" in str(node.where):
+                add(node, False)
+            _places(node.body, found, before)
+        elif isinstance(node, If):
+            for part in (node.then, node.other):
+                _places(part, found, before)
+        elif method in _ISSUES:
+            before.issues = node
+        else:
+            before.computes |= method.startswith("fragments.")
+        just = method in (*_BEFORE_AND_AFTER, *_AFTER)
+        if just:
+            add(node, True)
+
+
+def stamping(plan: Plan) -> list[int]:
+    """The warps that stamp: of each role the first one, and the first of each warpgroup."""
+    return sorted({warp for role in plan.roles for warp in range(role.first_warp, role.first_warp + role.warps, 4)})
+
+
+class Stamping:
+    """Emits the stamps of a program.
+
+    Args:
+        isa: What the kernel was launched with is its `stamps`: the address of the rows, and how many CTAs have some.
+        program: That is emitted.
+    """
+
+    def __init__(self, isa: Any, program: Traced):
+        self.address, limit = isa.stamps
+        self.numbers = {(id(place.node), place.after): i for i, place in enumerate(places(program))}
+        warps = stamping(isa.plan)
+        mask = sum(1 << warp for warp in warps)
+        emit_ptx(_BEGIN.format(warps=mask, each=len(warps), nbytes=ROW, head=HEAD), "ll", self.address, limit)
+
+    def around(self, node: Node, operand: Callable[[Any], Any], emit: Callable[[], None]) -> None:
+        """Emits a node, with the stamps before and after it. operand: gives what an operand is in the kernel."""
+        loop = isinstance(node, (For, While))
+        for after in (False, True):
+            if (number := self.numbers.get((id(node), after))) is not None and not loop:
+                self._stamp(number, operand(slot_of(node)))
+            if not after:
+                emit()
+
+    def turn(self, node: Node) -> None:
+        """At the beginning of a loop's turn, if it is stamped."""
+        if (number := self.numbers.get((id(node), False))) is not None:
+            self._stamp(number, 0)
+
+    def _stamp(self, number: int, slot: Any) -> None:
+        emit_ptx(_STAMP.format(last=ROW - 1, number=number), "lr", self.address, slot)
+
+    def end(self) -> None:
+        """At the end of the kernel."""
+        emit_ptx(_END.format(nbytes=ROW), "l", self.address)

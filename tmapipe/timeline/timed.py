@@ -91,6 +91,12 @@ class Costs:
 
 H200 = Costs()
 
+
+def clock_of(plan: Any, costs: Costs = H200) -> float:
+    """GHz: lower if tensor cores work."""
+    return costs.clock if plan.matmuls else costs.boosted
+
+
 #: Operations of a warp that cost more than `Costs.issue`, and the constant.
 _NAMED = {
     ops.MbarArriveTx: "tma", ops.MbarExpectTx: "tma", ops.FenceProxyAsync: "fence", ops.FenceProxyAsyncGlobal: "fence",
@@ -243,7 +249,7 @@ class TimedMachine(Machine):
 
     def __init__(self, plan: Any, share: Share, most: int, *, costs: Costs = H200, **options: Any):
         super().__init__(plan, trace=True, **options)
-        self.share, self.costs, self.most = share, costs, most
+        self.share, self.costs, self.most, self.gigahertz = share, costs, most, clock_of(plan, costs)
         self.steps: list[Step] = []
         self.blocked: list[tuple[int, int, Any, float, str]] = []
         self._cluster = -1

@@ -4,8 +4,8 @@ are."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -19,7 +19,7 @@ from tmapipe.model.layout import Layout
 from tmapipe.model.run import Drawn, Event, Timeline, describe, event_of
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier, Ring
-from tmapipe.timeline.timed import H200, Costs, Share, Step, TimedMachine
+from tmapipe.timeline.timed import H200, Costs, Share, Step, TimedMachine, clock_of
 
 if TYPE_CHECKING:
     from tmapipe.check import Report
@@ -139,6 +139,19 @@ class Mark:
     note: bool = False
 
 
+class Recorded(Protocol):
+    """What a run leaves: the model's with times, or one on the GPU."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def gigahertz(self) -> float: ...
+    @property
+    def steps(self) -> list[Step]: ...
+    @property
+    def blocked(self) -> list[tuple[int, int, Any, float, str]]: ...
+
+
 class Trace(Drawn):
     """What one `Schedule.trace` has recorded.
 
@@ -146,11 +159,9 @@ class Trace(Drawn):
     says that can go wrong, and if the run could not go on, where it stood.
     """
 
-    def __init__(self, plan: Plan, machine: TimedMachine, findings: list[Mark]):
+    def __init__(self, plan: Plan, machine: Recorded, findings: list[Mark]):
         self.plan, self.findings, self._machine = plan, findings, machine
-        self._costs, self._layout = machine.costs, machine.layout
-        self.gigahertz = clock_of(plan, machine.costs)
-        self.steps = machine.steps
+        self._layout, self.gigahertz, self.steps = machine.layout, machine.gigahertz, machine.steps
         ends = [step.end for step in self.steps]
         self.cycles = round(max(ends, default=0.0))
 
@@ -175,25 +186,64 @@ class Trace(Drawn):
                 parts[kind] = parts.get(kind, 0.0) + waited / every
         return found
 
+    def pace(self, ring: str | None = None) -> float:
+        """Cycles from one slot of a ring to the next in the steady state, as its consumers see them: between the ends of their
+        waits for a filled slot, in the middle half of each tile's waits; of all, where tiles have fewer than 8.
+
+        Args:
+            ring: Its name; None: the one that is waited for most.
+
+        Raises:
+            InputError: No warp has waited for four slots of it.
+        """
+        return pace_of(self._layout, self.steps, ring)
+
     def __repr__(self) -> str:
         return f"Trace({self.plan.name}: {self.cycles} cycles, {len(self.findings)} findings)"
 
     def timeline(self) -> dict[str, Any]:
         """The Chrome trace events. Times are nanoseconds of the model's clock, over 1000 (the format's unit is 1 us)."""
-        return _Drawing(self._layout, self._costs, self.gigahertz, self._machine, self.findings).document()
+        return _Drawing(self._machine, self.findings).document()
 
 
-def clock_of(plan: Plan, costs: Costs) -> float:
-    """GHz: lower if tensor cores work."""
-    return costs.clock if plan.matmuls else costs.boosted
+def pace_of(layout: Layout, steps: Sequence[Step], ring: str | None = None) -> float:
+    """As `Trace.pace`."""
+    fulls = {r.barriers[0]: r.name for r in layout.plan.rings}
+    waits: dict[str, dict[Any, dict[str, list[float]]]] = {}  # by ring, warp and tile
+    for step in steps:
+        if isinstance(step.op, ops.MbarWait):
+            name = fulls.get(layout.barrier(step.op.bar))
+            if name is not None and ring in (None, name):
+                of_warp = waits.setdefault(name, {}).setdefault((step.cluster, step.agent), {})
+                of_warp.setdefault(step.tile, []).append(step.began)
+    most: dict[Any, dict[str, list[float]]] = max(waits.values(), key=_count_of, default={})
+    spans = []
+    for by_tile in most.values():
+        series = [times for times in by_tile.values() if len(times) >= LEAST] or [
+            [time for times in by_tile.values() for time in times]
+        ]
+        for times in series:
+            first, last = len(times) // 4, 3 * len(times) // 4
+            if last > first:
+                spans.append((times[last] - times[first], last - first))
+    if not spans:
+        raise InputError("ring", ring, "is one whose slots were waited for, four times or more", "pass larger tensors")
+    return sum(span for span, _ in spans) / sum(count for _, count in spans)
+
+
+LEAST = 8  #: waits of a tile of which `pace` takes the middle
+
+
+def _count_of(waits: dict[Any, dict[str, list[float]]]) -> int:
+    return sum(len(times) for by_tile in waits.values() for times in by_tile.values())
 
 
 class _Drawing:
     """Makes the document of one trace."""
 
-    def __init__(self, layout: Layout, costs: Costs, gigahertz: float, machine: TimedMachine, findings: list[Mark]):
-        self.layout, self.gigahertz, self.machine, self.findings = layout, gigahertz, machine, findings
-        self.made = Timeline(layout.plan.name)
+    def __init__(self, machine: Recorded, findings: list[Mark]):
+        self.layout, self.gigahertz, self.machine, self.findings = machine.layout, machine.gigahertz, machine, findings
+        self.made = Timeline(self.layout.plan.name)
         self.slices: dict[int, dict[str, Any]] = {}  # by number of the step
         self.several = any(step.cluster for step in machine.steps)
         self.arrows = 0
@@ -373,19 +423,35 @@ def trace(schedule: Schedule, bound: Bound, clusters: int | None) -> Trace:
     """A timed run of a call with these tensors. Arguments as of `Schedule.trace`."""
     if bound.empty:
         raise InputError("tensors", bound.shapes, "have elements to compute from", "pass some that are not empty")
-    plan, made = schedule.plan(bound.dtypes), []
-    share = share_of(schedule, bound)
+    if bound.on_gpu:
+        from tmapipe.timeline.stamped import record
+
+        return Trace(schedule.plan(bound.dtypes), record(schedule, bound, clusters or CLUSTERS), [])
+    machine, failure = timed(schedule, bound, clusters, share_of(schedule, bound))
+    return Trace(machine.plan, machine, findings(machine, schedule.check(bound.dtypes), failure))
+
+
+def timed(
+    schedule: Schedule, bound: Bound, clusters: int | None, share: Share, costs: Costs = H200
+) -> tuple[TimedMachine, Exception | None]:
+    """Runs a call with these tensors on the model with times. Returns it, and what it stopped with.
+
+    Args:
+        schedule, bound, clusters: As of `trace`.
+        share: What each CTA has of the GPU, perhaps one that works on a larger problem.
+        costs: What operations take.
+    """
+    made = []
 
     def machine(plan: Any, **options: Any) -> TimedMachine:
-        made.append(TimedMachine(plan, share, clusters or CLUSTERS, **options))
+        made.append(TimedMachine(plan, share, clusters or CLUSTERS, costs=costs, **options))
         return made[-1]
 
-    failure: Exception | None = None
     try:
         on_model(schedule, bound, clusters, machine)
     except (DeadlockError, HazardError) as error:
-        failure = error
-    return Trace(plan, made[-1], findings(made[-1], schedule.check(bound.dtypes), failure))
+        return made[-1], error
+    return made[-1], None
 
 
 def share_of(schedule: Schedule, bound: Bound, costs: Costs = H200) -> Share:
