@@ -227,14 +227,14 @@ def copies_drawn(seed: int, bytes_: int = BYTES) -> list[Case]:
     return found
 
 
-def products_drawn(seed: int, bytes_: int = BYTES) -> list[Case]:
-    """Cases of the suite `products_random`."""
+def products_drawn(seed: int, bytes_: int = BYTES, explore: int = 0) -> list[Case]:
+    """Cases of the suite `products_random`; to *explore*, so many likely candidates of each are variants too."""
     rng, found = random.Random(f"{seed} products"), []
     for _ in range(PRODUCTS):
         m, n, k = (8 * rng.randint(2, 16) for _ in range(3))
         each = 2 * (m * k + n * k + m * n)
         batch = max(2, min(bytes_, BYTES // 2) // each)
-        make = functools.partial(row_kernels.products, batch, m, n, k)
+        make = functools.partial(row_kernels.products, batch, m, n, k, explore)
         found.append(_case(f"product {batch} x {m} x {n} x {k}", "bf16", float(each * batch), make))
     return found
 
@@ -244,7 +244,11 @@ def _case(name: str, dtype: str, work: float, make: Callable[[], Any]) -> Case:
     return Case(name, dtype, work, lambda device: make(), limit)
 
 
-SUITES = {"kernels": kernels_drawn, "copies": copies_drawn, "products": products_drawn}
+SUITES: dict[str, Callable[..., list[Case]]] = {
+    "kernels": kernels_drawn,
+    "copies": copies_drawn,
+    "products": products_drawn,
+}
 
 
 def rehearse(cases: list[Case]) -> int:
@@ -267,13 +271,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("suite", nargs="?", choices=SUITES, default="kernels", help="default: %(default)s")
     parser.add_argument("--draw", type=lambda text: int(text, 0), default=0, help="seed of the problems")
     parser.add_argument("--rehearse", action="store_true", help="small ones, also without a GPU: ours beside torch")
+    parser.add_argument("--explore", type=int, default=0, metavar="N", help="of products, N likely candidates too")
     row_kernels.add_time(parser)
     args = parser.parse_args(argv)
     if args.rehearse:
         cases = SUITES[args.suite](args.draw, SMALL)
         return int(rehearse([case for case in cases if case.name.startswith(tuple(args.problems))]) > 0)
-    command = ["benchmarks.random_kernels", args.suite, "--draw", hex(args.draw)]
-    return row_kernels.run_suite(f"{args.suite}_random", SUITES[args.suite](args.draw), args, command)
+    command = ["benchmarks.random_kernels", args.suite, "--draw", hex(args.draw), "--explore", str(args.explore)]
+    explore = {"explore": args.explore} if args.suite == "products" else {}
+    return row_kernels.run_suite(f"{args.suite}_random", SUITES[args.suite](args.draw, **explore), args, command)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 python -m benchmarks.random_rows --seed 0x1234abcd                   what `tmapipe.schedules` takes, beside the peers
 python -m benchmarks.random_rows --explore 10 --alone                ten forms of each length, to see what the model misses
+python -m benchmarks.random_rows --cases rmsnorm:38434:fp32 --explore 10 --alone      of this one
 python -m benchmarks.random_rows --report                            prints the stored results; needs no GPU
 
-256 MiB are read, as many written. Where QuACK refuses a length, torch and torch.compile are the peers. Kernels are compiled in
-other processes before measuring; all variants of a length run in one process, in random order, rested; each result is checked
-against torch's in fp32. With ``--seconds`` it ends after that time; with ``--append`` the next run does what is left.
+256 MiB are read, as many written. Where QuACK refuses a length, torch and torch.compile are the peers. Kernels, and those of
+peers, are compiled in other processes before measuring; all variants of a length run in one process, in random order, rested;
+each result is checked against torch's in fp32. With ``--seconds`` it ends after that time; with ``--append`` the next run does
+what is left.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -165,12 +169,12 @@ def columns_of(case: Case) -> list[int]:
 
 
 def forms_of(case: Case, count: int) -> list[RowForm]:
-    """What is taken; with more, the best of each kind (packed or not, one tile a CTA or several), then others, better ones
-    first."""
+    """What is taken; with more, the best of each kind (packed or not, one tile a CTA or several, so many CTAs a row), then
+    others, better ones first."""
     every = kernel_of(case).forms(case.length, SIZES[case.dtype], case.aligned, vectors=sum(columns_of(case)))
     kinds: dict[Any, RowForm] = {}
     for form in every:
-        kinds.setdefault((form.packed, form.each > 1), form)
+        kinds.setdefault((form.packed, form.each > 1, form.ctas), form)
     found = list(dict.fromkeys([every[0], *kinds.values()]))[:count]
     others = [form for form in every if form not in found]
     rng = random.Random(case.name)
@@ -245,6 +249,13 @@ def runs_of(case: Case, ours: dict[str, Rows], peers: bool) -> tuple[dict[tuple[
     return runs, beside.torch(x.float(), *(each.float() if each.is_floating_point() else each for each in inputs[1:]))
 
 
+def warm(cases: Iterable[Case]) -> None:
+    """Calls the peers once, so that what they compile lies in their caches."""
+    for case in cases:
+        for run in runs_of(case, {}, True)[0].values():
+            run()
+
+
 def measure(case: Case, ours: dict[str, Rows], clock: Any, results: Results, args: argparse.Namespace) -> None:
     """Adds a row for each variant that is right."""
     runs, want = runs_of(case, ours, not args.alone)
@@ -308,6 +319,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=40, help="lengths (default %(default)s)")
     parser.add_argument("--draw", type=lambda text: int(text, 0), default=0, help="seed of the lengths")
     parser.add_argument("--lengths", type=int, nargs="+", help="these instead")
+    parser.add_argument("--cases", nargs="+", metavar="KERNEL:LENGTH:TYPE", help="these instead")
+    parser.add_argument("--warm", type=int, nargs=2, metavar=("I", "OF"), help="only compile peers of these cases")
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=("softmax", "rmsnorm"))
     parser.add_argument("--dtypes", nargs="+", choices=SIZES, default=tuple(SIZES))
     parser.add_argument("--explore", type=int, default=1, metavar="N", help="forms of ours (default: what is taken)")
@@ -332,15 +345,25 @@ def main(argv: list[str] | None = None) -> int:
     if args.lengths:
         cases = [Case(kernel, n, dtype) for n in args.lengths for dtype in args.dtypes for kernel in args.kernels]
     cases = [case for case in cases if case.kernel in args.kernels and case.dtype in args.dtypes]
+    if args.cases:
+        cases = [Case(kernel, int(n), dtype) for kernel, n, dtype in (text.split(":") for text in args.cases)]
     results = Results("rows_random", gpu, {**settings(args), "draw": args.draw})
     if args.append:
         results.resume(args.out)
     known = {(row["problem"], row["dtype"]) for row in results.rows}
     cases = [case for case in cases if (case.name, case.dtype) not in known]
+    if args.warm:
+        warm(cases[args.warm[0] :: args.warm[1]])
+        return 0
+    jobs_of = args.jobs or os.cpu_count() or 1
+    own = [sys.executable, "-m", "benchmarks.random_rows", *(argv or sys.argv[1:])]
+    others = [] if args.alone else [subprocess.Popen([*own, "--warm", str(i), str(jobs_of)]) for i in range(jobs_of)]
     wanted = [(case, form) for case in cases for form in forms_of(case, args.explore)]
     jobs = [functools.partial(job_of, case, form) for case, form in wanted]
     with tempfile.TemporaryDirectory(prefix="tmapipe-rows-") as name:
         errors = compile_each(jobs, Path(name), args.jobs)
+        for other in others:
+            other.wait()
         print(f"{len(jobs)} kernels compiled in {time.monotonic() - started:.0f} s", flush=True)
         clock = CudaClock(args.flush)
         for case in cases:

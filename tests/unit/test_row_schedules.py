@@ -56,6 +56,14 @@ def test_the_best_form_comes_first():
     assert forms[0] == row_form(5000) and len(set(forms)) == len(forms) > 5
 
 
+def test_other_numbers_of_ctas_are_tried_and_taken_where_they_gain_much():
+    """Weights of odd rows stay in each CTA, which leaves room for few bytes on their way: 8 CTAs, where 4 have 75 KB."""
+    forms = row_forms(38434, 4, 8, vectors=4, hold=64)
+    assert {form.ctas for form in forms} == {2, 4, 8} and forms[0].ctas == 8
+    assert {form.ctas for form in row_forms(186376, 4)} == {8, 16} and row_form(186376, 4).ctas == 16
+    assert {form.ctas for form in row_forms(1024)} == {1}
+
+
 def test_rows_that_do_not_fit_are_refused():
     refused(row_form, 1 << 21, argument="row length", rule="at most")
     refused(lambda: RowForm(300, 1, 256, 1), argument="RowForm", rule="room for rows of 300")

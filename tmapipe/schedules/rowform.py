@@ -158,7 +158,8 @@ LINE = 128  # bytes, at multiples of which boxes begin
 BOX = 256  # elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
-MOST_TILE = 72 << 10  # bytes
+MOST_TILE = 104 << 10  # bytes
+UNUSUAL = 0.2  # what half or twice as many CTAs a row must gain
 EDGES = 180  # bytes of a row that are loaded in the time in which a branch stores its edges
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
 
@@ -303,17 +304,36 @@ def row_forms(
     Raises:
         InputError: No form has room for such rows.
     """
-    found = list(_forms(length, size, vector, loads, vectors, hold, kept, dense, width or WIDEST))
+    usual = _ctas(length, size, loads, vectors)
+    counts = [usual] + [
+        n for n in (usual // 2, 2 * usual) if 1 <= n <= MOST_CLUSTER and length * size * loads > PIECE // 2
+    ]
+    found = {
+        form: _cost(form, loads, vectors) + (READING / form.values if reads else 0.0) + UNUSUAL * (ctas != usual)
+        for ctas in counts
+        for form in _forms(length, size, vector, ctas, loads, vectors, hold, kept, dense, width or WIDEST)
+    }
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
         raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
-    return sorted(found, key=lambda form: _cost(form, loads, vectors) + (READING / form.values if reads else 0.0))
+    return sorted(found, key=found.__getitem__)
+
+
+def _ctas(length: int, size: int, loads: int, vectors: int) -> int:
+    """How many CTAs share a row, so that pieces have few bytes."""
+    ctas, column = 1, size * loads + max(0, vectors - size)  # bytes
+    while ceil_div(length, ctas) * column > 1.25 * PIECE and ctas < MOST_CLUSTER:
+        if ctas >= FEW_CTAS and ceil_div(length, 2 * ctas) * size * loads < LEAST_PIECE:
+            break
+        ctas *= 2
+    return ctas
 
 
 def _forms(
     length: int,
     size: int,
     vector: int,
+    ctas: int,
     loads: int,
     vectors: int,
     hold: int,
@@ -321,12 +341,7 @@ def _forms(
     dense: bool,
     most_wide: int,
 ) -> Iterator[RowForm]:
-    ctas, whole = 1, length + (ALIGNMENT - vector) // size
-    column = size * loads + max(0, vectors - size)  # bytes
-    while ceil_div(length, ctas) * column > 1.25 * PIECE and ctas < MOST_CLUSTER:
-        if ctas >= FEW_CTAS and ceil_div(length, 2 * ctas) * size * loads < LEAST_PIECE:
-            break
-        ctas *= 2
+    whole = length + (ALIGNMENT - vector) // size
     widest = min(most_wide, WIDEST, ALIGNMENT // size)
     widths = {widest, min(4, widest), *((2,) if widest > 2 and whole < SHORTEST else ())} if whole < SHORT else {widest}
     kinds = [(width, False) for width in sorted(widths, reverse=True)]
