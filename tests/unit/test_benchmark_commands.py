@@ -30,6 +30,8 @@ ON_A_GPU = [
     "host_time",
     "kernels",
     "l2_requests",
+    "mlp",
+    "predicted",
     "programs",
     "random_epilogues",
     "random_kernels",
