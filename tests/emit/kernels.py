@@ -259,7 +259,7 @@ THREADS = {
     "softmax's gradient": Kernel(READY_MADE["Softmax, gradient"], {}, {"a": 1, "b": 8, "w": 8 * 3001, "n": 3001}),
     "layernorm's gradient": Kernel(READY_MADE["LayerNorm, gradient"], {}, {"m": 16, "n": 4096, "c": 2}),
     "copy of rows of several dimensions": Kernel(
-        READY_MADE["Copy, rows of several dimensions"], {}, {"d": 2, "c": 3, "r": 8, "a": 5, "n": 89, "w": 30000}
+        READY_MADE["Copy, rows of several dimensions"], {}, {"d": 2, "c": 3, "r": 8, "a": 29, "n": 89, "w": 30000}
     ),
     "copy by threads": Kernel(READY_MADE["Copy, by threads"], {}, {"a": 1, "b": 8, "w": 8 * 5001, "n": 5001}),
     "sums of rows": Kernel(READY_MADE["Reduce"], {}, {"m": 100, "w": 100_000}),

@@ -9,6 +9,8 @@ from tests.emit.kernels import built
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tests.sweeps import ALL
 from tmapipe.model.banks import times
+from tmapipe.model.elements import indices_of
+from tmapipe.plan.thread_layout import vectors_of
 from tmapipe.program.trace import fragments_need, touched_by, trace
 
 
@@ -65,6 +67,20 @@ def test_stmatrix_writes_its_slot_alone(name):
         rows |= {first for line, (_, first) in thread.touched.items() if line in of and lane < matrices(of[line]) * 8}
     assert rows and all(d.offset <= first < d.offset + d.stages * d.pitch for first in rows)
     assert len(rows) * 16 % (d.slot_bytes // 4) == 0  # a warp's quarter of the slots that it fills
+
+
+@pytest.mark.parametrize("name", ["copy of rows of several dimensions"])
+def test_vectors_of_rows_that_threads_share_unevenly(name):
+    """12 vectors a row and 128 threads: those of a thread lie in different columns."""
+    kernel = built(name)
+    role, x = kernel.plan.role("work"), kernel.plan.buffer("x")
+    warp, lane = role.first_warp + 1, 5
+    thread = Touching(kernel.ptx, kernel.schedule, Launch(kernel.extents, 1000, 0, 0), warp, lane)
+    thread.touched = {}
+    thread.run()
+    rows, columns = (places[lane::32, ::8].ravel() for places in indices_of(vectors_of("x", x.tile, role), warp))
+    found = [first - x.offset for width, first in thread.touched.values() if width == 16]
+    assert sorted(found) == sorted((rows * x.tile[1] + columns) * 2) and len({*columns}) > 1
 
 
 def matrices(stmatrix):

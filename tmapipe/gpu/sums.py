@@ -39,6 +39,10 @@ class Runs(Fragments):
         """The row and column of value *i* of a fragment; of one number a row or column, row 0 and its place among these."""
         if along != "tile":
             return 0, self.row(layout, i) if along == "rows" else self.column(layout, i)
+        if isinstance(layout, VectorLayout) and not layout.even:  # each of a thread's vectors lies in other columns
+            vector, j = divmod(i, layout.width)
+            vector = self._thread(layout) + vector * layout.threads
+            return vector // layout.row_vectors, vector % layout.row_vectors * layout.width + j
         return self.row(layout, layout.row_slot(i)), self.column(layout, layout.column_slot(i))
 
     def row(self, layout: ThreadLayout, slot: int) -> Any:

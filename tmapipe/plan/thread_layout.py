@@ -146,6 +146,11 @@ class VectorLayout(ThreadLayout):
         return WARP if self.by_rows else self.threads
 
     @property
+    def even(self) -> bool:
+        """Whether threads share rows evenly: values of a row slot have one row, those of a column slot one column."""
+        return self.sharing % self.row_vectors == 0 or self.row_vectors % self.sharing == 0
+
+    @property
     def row_vectors(self) -> int:
         """Vectors of a row, over all threads."""
         return self.columns // self.width
@@ -178,13 +183,14 @@ class VectorLayout(ThreadLayout):
         return i % self.width + self.width * (i // self.width % self.own)
 
     def column_range(self, slot: int) -> tuple[int, int]:
+        if not self.even:
+            return 0, self.columns
         vector, i = divmod(slot, self.width)
         last = min((vector + 1) * self.sharing, self.row_vectors) - 1
         return vector * self.sharing * self.width + i, last * self.width + i + 1
 
     def check_rows(self) -> None:
-        even = self.sharing % self.row_vectors == 0 or self.row_vectors % self.sharing == 0
-        if even and WARP % self.row_lanes == 0 and (self.row_vectors <= WARP or self.row_vectors % WARP == 0):
+        if self.even and WARP % self.row_lanes == 0 and (self.row_vectors <= WARP or self.row_vectors % WARP == 0):
             return
         rule = f"has rows of {self.row_vectors} vectors of {self.width} elements, which {self.threads} threads share unevenly"
         fix = "choose a last extent that is a power of two, or that many elements a thread"
