@@ -207,6 +207,13 @@ def _attention_decode() -> str:
     return table(["GB/s", "torch", "`Copy`", OURS, "of `Copy`"], body, source)
 
 
+def host_times() -> str:
+    """Microseconds until a call returns; the bare launch is the kernel's host code with packed arguments."""
+    rows, source = rows_of("host_time")
+    body = [[r["peer"], f"`{r['variant']}`", f"{r['us']:.1f}", f"{r['ratio']:.2f}"] for r in rows]
+    return table(["of", "call", "us", "of torch.mm"], body, source)
+
+
 BESIDE_PEERS = (None, "rows", "wide")  # parts of the suite; rows of earlier runs name none
 NOT_MEASURED = "Not measured yet: `python -m benchmarks.attention --only {}`.\n"
 
@@ -276,6 +283,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "conv2d": lambda: beside_peers("conv2d", "tflops", "TFLOP/s", _rested),
     "gather": lambda: beside_peers("gather", "gbps", "elements of a row, GB/s", _rested),
     "ceiling": parts_removed,
+    "host": host_times,
     "checker": checks,
     "mutants-schedules": lambda: mutants(0),
     "mutants-changes": lambda: mutants(1),

@@ -14,6 +14,7 @@ import io
 import itertools
 import pathlib
 import re
+import xml.etree.ElementTree
 
 import attrs
 import pytest
@@ -193,6 +194,28 @@ def code_lines(path: str, name: str) -> int:
 )
 def test_programs_of_users_are_short(path, name, most):
     assert code_lines(path, name) <= most
+
+
+def test_the_ring_in_motion_has_both_slots_and_both_warps():
+    """docs/img/ring.svg, which `python -m docs.ring` writes from the timeline of tutorial 3."""
+    drawn = xml.etree.ElementTree.parse(ROOT / "docs/img/ring.svg").getroot()
+    text = " ".join("".join(each.itertext()) for each in drawn.iter("{http://www.w3.org/2000/svg}text"))
+    waits = {
+        f"waits for {barrier}[{slot}],parity {parity}"
+        for barrier in ("free", "full")
+        for slot in "01"
+        for parity in "01"
+    }
+    assert all(each in text for each in (*waits, "tile 5in use", "full: phase 3, free: phase 2"))
+    assert len(drawn.findall(".//{*}animate")) > 30
+
+
+def test_internals_are_short():
+    """Their words, without appendices, numbers, and tables that are written from result files."""
+    pages = [path for path in (ROOT / "docs/internals").glob("*.md") if not path.name.startswith("appendix")]
+    texts = {path.name: re.sub(r"<!-- table.*?<!-- end -->", "", path.read_text(), flags=re.S) for path in pages}
+    words = {name: len(re.findall(r"\S*[A-Za-z]\S*", text)) for name, text in texts.items()}
+    assert sum(words.values()) <= 6000, words
 
 
 def test_layers_are_those_that_imports_keep_to():
