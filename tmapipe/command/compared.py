@@ -271,7 +271,8 @@ def timeline(
             "roles": roles,
             "file": str(path),
         }
-        head = f"{found.plan.name}: {found.cycles} cycles, {found.nanoseconds / 1000:.2f} us on the {'GPU' if gpu else 'model'}"
+        place = "GPU" if gpu else "model"
+        head = f"{found.plan.name}: {found.cycles} cycles, {found.nanoseconds / 1000:.2f} us on the {place}"
         answer.text = [f"{head}; found: {', '.join(wrong)}" if wrong else head, _table(roles), str(path)]
         answer.code = WRONG if wrong else 0
 
