@@ -176,8 +176,15 @@ def _arrays(case: Case) -> list[Any]:
 # ---- the GPU ---------------------------------------------------------------------------------------------------------
 
 
-def measure(case: Case, clock: Any, raw: dict[str, Any]) -> dict[str, float]:
-    """What stamps and events say of a problem. raw: gets its stamps by place."""
+def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) -> dict[str, float]:
+    """What stamps and events say of a problem.
+
+    Args:
+        case: The problem.
+        clock: A `CudaClock`.
+        raw: Gets its stamps by place.
+        beside: Whether the plain kernel is timed, too.
+    """
     import torch
 
     from tmapipe.gpu.watchdog import places
@@ -190,11 +197,13 @@ def measure(case: Case, clock: Any, raw: dict[str, Any]) -> dict[str, float]:
     bound = schedule.bind(*tensors)
     given = list(bound.tensors.values())
     launcher, stamps = launcher_of(schedule, bound, RECORDED)
-    plain = schedule.prepare(*tensors)
-    times: dict[str, list[float]] = {"plain": [], "stamped": []}
+    runs: dict[str, Callable[[], Any]] = {"stamped": lambda: launcher.launch(given)}
+    if beside:
+        runs["plain"] = schedule.prepare(*tensors)
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(3):
-        times["plain"] += clock.batch(plain, LAUNCHES)
-        times["stamped"] += clock.batch(lambda: launcher.launch(given), LAUNCHES)
+        for name, launch in runs.items():
+            times[name] += clock.batch(launch, LAUNCHES)
     plan = schedule.plan(bound.dtypes)
     program = trace(schedule, plan)
     at, rows = places(program), stamps.rows()
@@ -205,9 +214,10 @@ def measure(case: Case, clock: Any, raw: dict[str, Any]) -> dict[str, float]:
         "measured": pace_of(run.layout, run.steps),
         "spread": (max(paces) - min(paces)) / statistics.median(paces),
         "ghz": run.gigahertz,
-        "us": us["plain"],
-        "slower": us["stamped"] / us["plain"] - 1,
+        **{"us" if name == "plain" else name: us[name] for name in us},
     }
+    if beside:
+        found["slower"] = us["stamped"] / us["plain"] - 1
     raw[f"{case.kind}: {case.name}"] = {**found, "rows": [_gaps(at, row) for row in rows if row.cta < 2]}
     return found
 

@@ -64,7 +64,8 @@ def test_a_hanging_kernel_is_stopped_and_explained(name):
     said = json.loads(out)
     roles, part, rule = SAID[name]
     text = said["text"]
-    assert 5 <= said["seconds"] < 30, text  # 5.8 to 7.8 beside thirty processes that compile
+    alone = "PYTEST_XDIST_WORKER" not in os.environ  # 5.8 to 7.8 beside thirty processes that compile
+    assert 5 <= said["seconds"] < (7 if alone else 30), text
     assert all(f"  {role} (warp" in text for role in roles), text
     assert part in text and rule in text and f"{watched.__file__}:" in text, text
     assert said["where"].startswith(watched.__file__)

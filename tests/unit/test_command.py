@@ -157,7 +157,7 @@ def test_simulates_shipped_schedules_against_what_they_compute(mine):
     assert code == 0 and document["outputs"][0]["dtype"] == "bfloat16"
 
 
-def test_draws_timelines(mine):
+def test_draws_timelines(mine, monkeypatch):
     for name, options in (("mine.py:Copy", ["-o", "drawn/page.html"]), ("Softmax", ["--dtype", "x=fp32"])):
         code, document = said("timeline", name, "--shape", "x=20x256", *options)
         assert code == 0 and document["cycles"] > 0 and not document["findings"] and "load" in document["roles"]
@@ -173,6 +173,23 @@ def test_draws_timelines(mine):
     ):
         code, document = said("timeline", *arguments)
         assert code == 2 and document["error"]["fix"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, document = said("timeline", "mine.py:Copy", "--shape", "x=8x256", "--gpu")
+    assert code == 2 and document["error"]["kind"] == "MissingGpuError"
+
+
+def test_the_other_verbs_on_a_broken_one(mine):
+    """Its plan and program are printed, since they show what is wrong. A library is not made of it."""
+    code, document = said("explain", "mine.py:Broken")
+    assert code == 0 and document["rings"] and document["schedule"] == "Broken"
+    code, document = said("program", "mine.py:Broken")
+    assert code == 0 and "role store" in document["text"]
+    code, document = said("export", "mine.py:Broken", "broken.so", "--shape", "x=64x128")
+    assert code == 1 and document["error"]["kind"] == "UnsafeError" and "mine.py:" in document["error"]["message"]
+    assert not (mine / "broken.so").exists()
+    for verb in ("program", "compile"):
+        code, document = said(verb, "mine.py:Fails")
+        assert code == 2 and "nobody_has_this" in document["error"]["message"]
 
 
 def test_takes_tensors_from_files(mine):

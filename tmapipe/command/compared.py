@@ -18,6 +18,7 @@ from tmapipe.command.named import (
     Answer,
     answering,
     dtypes_of,
+    fitted,
     made,
     named,
     settings_of,
@@ -25,7 +26,7 @@ from tmapipe.command.named import (
     users_code,
     working,
 )
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, MissingGpuError, needed
 from tmapipe.model.run import Run
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
@@ -240,15 +241,20 @@ def timeline(
         list[str], typer.Option("--tensor", metavar="NAME=FILE", help="An input from a .npy file; repeat it.")
     ] = [],  # noqa: B006
     clusters: Annotated[int | None, typer.Option(min=1, max=1024, help="In the grid; by default up to 2.")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Run the kernel, whose roles stamp the clock.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Draws what runs when and what waits for what, on the CPU model with a cost model of an H200. Exit code 1: the check
-    finds something wrong."""
+    """Draws what runs when and what waits for what, on the CPU model with a cost model of an H200, or on the GPU. Exit code
+    1: the check finds something wrong."""
     with answering("timeline", json_) as answer:
         given = made(schedule, settings_of(set_))
         inputs = tensors_of(given, shape, dtypes_of(dtype), tensor)
         with working(f"running {schedule}"):
-            found = traced(given, inputs, clusters)
+            found = (
+                traced_on_gpu(given, inputs, clusters, shape, dtypes_of(dtype))
+                if gpu
+                else traced(given, inputs, clusters)
+            )
         path = out or Path(f"{found.plan.name}.html")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,9 +271,26 @@ def timeline(
             "roles": roles,
             "file": str(path),
         }
-        head = f"{found.plan.name}: {found.cycles} cycles, {found.nanoseconds / 1000:.2f} us on the model"
+        place = "GPU" if gpu else "model"
+        head = f"{found.plan.name}: {found.cycles} cycles, {found.nanoseconds / 1000:.2f} us on the {place}"
         answer.text = [f"{head}; found: {', '.join(wrong)}" if wrong else head, _table(roles), str(path)]
         answer.code = WRONG if wrong else 0
+
+
+def traced_on_gpu(
+    schedule: Any, inputs: dict[str, Any], clusters: int | None, shapes: list[str], dtypes: dict[str, DType]
+) -> Trace:
+    """The trace of a kernel on the GPU, of random tensors there. Of a kernel of rows, of the schedule that it makes. Raises
+    `MissingGpuError` without one."""
+    with needed("torch", "torch", "to run a kernel"):
+        import torch
+    if not torch.cuda.is_available():
+        raise MissingGpuError("--gpu needs a CUDA GPU; without it, the verb draws a run on the CPU model.")
+    tensors = {
+        n: torch.from_numpy(x.view(f"i{x.itemsize}")).cuda().view(getattr(torch, x.dtype.name))
+        for n, x in inputs.items()
+    }
+    return fitted(schedule, shapes, dtypes).trace(**tensors, clusters=clusters)
 
 
 def traced(schedule: Any, inputs: dict[str, Any], clusters: int | None) -> Trace:

@@ -14,7 +14,7 @@ from tmapipe.calling import on_model
 from tmapipe.errors import DeadlockError, HazardError, InputError
 from tmapipe.isa import ops
 from tmapipe.isa.effects import declared
-from tmapipe.isa.ops import Counted, Flight
+from tmapipe.isa.ops import Agent, Counted, Flight
 from tmapipe.model.layout import Layout
 from tmapipe.model.run import Drawn, Event, Timeline, describe, event_of
 from tmapipe.plan.model import Plan
@@ -172,13 +172,15 @@ class Trace(Drawn):
     def roles(self) -> dict[str, dict[str, float]]:
         """By role, what parts of its warps' time it spends on what: "arithmetic", "operations", and of waits, what for."""
         layout, found = self._layout, {}  # type: tuple[Layout, dict[str, dict[str, float]]]
-        whole = {role.name: max(1, self.cycles) * role.warps * layout.ctas for role in self.plan.roles}
-        clusters = 1 + max((step.cluster for step in self.steps), default=0)
+        warps: dict[str, set[tuple[int, Agent]]] = {role.name: set() for role in self.plan.roles}
+        for step in self.steps:
+            if isinstance(step.agent, int) and layout.role(step.agent) in warps:
+                warps[layout.role(step.agent)].add((step.cluster, step.agent))
         for step in self.steps:
             role = "" if isinstance(step.agent, Flight) else layout.role(step.agent)
-            if role not in whole:
+            if role not in warps:
                 continue
-            parts, every = found.setdefault(role, {}), whole[role] * clusters
+            parts, every = found.setdefault(role, {}), max(1, self.cycles) * len(warps[role])
             waited, kind = step.began - step.came, "arithmetic" if step.op is None else "operations"
             parts[kind] = parts.get(kind, 0.0) + (step.end - step.began) / every
             if step.op is None or waited:
