@@ -250,7 +250,7 @@ def _product(
         reason = "float32, as torch allows no tf32"
 
     if reason is None:
-        reason = _odd_rows(*tensors[:2], shape[-1], tf32)
+        reason = _odd_rows(tensors[0], tensors[1], shape[-1], tf32)
 
     def kernel() -> torch.Tensor:
         a, b, *more = tensors
@@ -273,12 +273,13 @@ def _odd_rows(a: torch.Tensor, b: torch.Tensor, n: int, dense: bool) -> str | No
     for name, x in (("a", a), ("b", b)):
         steps = x.stride()
         apart = (*steps[:-2], steps[-2] if steps[-1] == 1 else steps[-1])
-        if dense and not x.is_contiguous():
+        copied = dense and not x.is_contiguous()
+        if copied:
             apart = (x.shape[-1],)
-        elif x.data_ptr() % 16:
-            return f"{name} does not begin at a multiple of 16 bytes, as TMA needs"
         if x.shape[-1] == 1 or any(step * x.itemsize % 16 for step in apart):
             return f"{name} has rows that are not whole 16 bytes apart, as TMA needs"
+        if not copied and x.data_ptr() % 16:
+            return f"{name} does not begin at a multiple of 16 bytes, as TMA needs"
     return "the result has rows that are not whole 16 bytes, as TMA needs" if n * a.itemsize % 16 else None
 
 
