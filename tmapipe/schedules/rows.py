@@ -399,9 +399,12 @@ class RowKernel:
             tables: Integers of 32 bits, some a row.
         """
         given = {**loaded, **others, **(tables or {}), **stored, **(numbers or {})}
-        over = any(x is y for x in loaded.values() for y in stored.values())
+        over, there = (
+            any(x is y for x in loaded.values() for y in stored.values()),
+            {n for n in given if given[n] is not None},
+        )
         for names, call in () if over else self.__dict__.get("_again", ()):  # such calls of one kernel
-            if all((given.get(name) is not None) == (name in names) for name in given):
+            if there == {*names}:
                 found = call(tuple(given[name] for name in names), None, {})
                 if found is not None:
                     return found
