@@ -70,12 +70,15 @@ def _prove(program: Any, cta: int | None = None) -> tuple[Proof, bool]:
     search = Search(program, not teams, cta=cta)
     error = search.error()
     if error is not None and search.joined and not isinstance(error, OutOfTime):
+        search.forget()
         search = Search(program, not teams, joining=False, cta=cta)
         error = search.error()
     why = "" if error is None else str(error).split("\n")[0]
     facts = frozenset() if error is None else search.facts()
     free, late = tuple(sorted(search.loops.free)), isinstance(error, OutOfTime)
-    return Proof(error is None, search.count, search.log.order, why, free, facts, late), search.shared.by_rank
+    found = Proof(error is None, search.count, search.log.order, why, free, facts, late), search.shared.by_rank
+    search.forget()
+    return found
 
 
 class Search:
@@ -101,6 +104,11 @@ class Search:
         self.arrays = {ring.name: arrays_of(program.plan, ring) for ring in program.plan.rings}
         self.now: Point | None = None  # where it is
         self.idle: dict[Any, set[Any]] = {}  # location -> those to which nothing leads but decisions
+
+    def forget(self) -> None:
+        """Lets go of all that it has found, whose parts know each other: they need not wait for the garbage collector."""
+        for each in (self.shared, self):
+            vars(each).clear()
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
