@@ -157,9 +157,11 @@ READING = 9  # elements of a thread in whose time its part of a reduction is don
 LINE = 128  # bytes, at multiples of which boxes begin
 BOX = 256  # elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
+BESIDE = 2  # pieces of numbers of columns that are on their way
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
 MOST_TILE = 104 << 10  # bytes
 UNUSUAL = 0.2  # what half or twice as many CTAs a row must gain
+BY_PIECES = 0.35  # and weights that come piece by piece, for each row
 EDGES = 180  # bytes of a row that are loaded in the time in which a branch stores its edges
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
 
@@ -185,6 +187,7 @@ class RowForm:
         pitch: Elements from one row to the next, where rows begin at no multiples of 16 bytes; 0: as many as a row has.
         start: Elements after the last such multiple where the first row begins.
         alike: Whether rows of results begin as many bytes after such a multiple, or a whole number of times as many.
+        piece: Columns of a row that threads take at once, where numbers of columns come piece by piece; 0: all at once.
     """
 
     length: int
@@ -202,6 +205,7 @@ class RowForm:
     pitch: int = 0
     start: int = 0
     alike: bool = True
+    piece: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -209,6 +213,11 @@ class RowForm:
             raise InputError("RowForm(columns, ctas)", (self.columns, self.ctas), rule, "take more of either")
         if self.rows > 1 and self.apart > 1:
             raise InputError("RowForm(rows)", self.rows, "is 1 of rows that begin anywhere", "use packed=True, or 1")
+        if self.piece and (
+            self.columns % self.piece or (self.rows, self.each, self.held, self.packed) != (1, 1, False, False)
+        ):
+            rule = "divides the columns, of one row that a CTA takes, that is not held"
+            raise InputError("RowForm(piece)", self.piece, rule, "leave it out")
 
     @property
     def unit(self) -> int:
@@ -237,6 +246,11 @@ class RowForm:
         """The first, and the one after the last, of a tile's columns that are inside the row, whichever CTA's and row's."""
         last = self.length - (self.ctas - 1) * self.columns
         return (self.further, last) if self.further < last else (0, 0)
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Where the pieces of a CTA's columns begin."""
+        return tuple(range(0, self.columns, self.piece or self.columns))
 
     @property
     def even(self) -> bool:
@@ -361,11 +375,17 @@ def _forms(
             for held, each in itertools.product(
                 (False, True) if form.values <= hold and ctas == 1 else (False,), (1, EACH)
             ):
-                made = attrs.evolve(form, held=held, each=each)
-                most = _resident(made, loads, vectors, kept)
-                if most:
-                    wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
-                    yield attrs.evolve(made, share=min(most, wanted))
+                plain = (
+                    vectors
+                    and (held, each, rows, packed) == (False, 1, 1, False)
+                    and columns > 2 * WARP * warps * width
+                )
+                for piece in (0, WARP * warps * width) if plain else (0,):
+                    made = attrs.evolve(form, held=held, each=each, piece=piece)
+                    most = _resident(made, loads, vectors, kept)
+                    if most:
+                        wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
+                        yield attrs.evolve(made, share=min(most, wanted))
 
 
 def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | None:
@@ -407,7 +427,8 @@ def _resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
     if registers > 168:
         return 0
     smem = (2 if form.each > 1 else 1) * loads * form.slot * form.size
-    smem += vectors * (form.columns + (MARGIN if form.apart > 1 else 0))
+    margin = MARGIN if form.apart > 1 else 0
+    smem += vectors * (BESIDE * (form.piece + margin) if form.piece else form.columns + margin)
     smem += 32 * ceil_div(form.rows, 4) * form.warps * form.ctas if form.ctas > 1 else 0  # what is reduced over CTAs
     smem += 512  # barriers, and room between
     by_smem = (target.smem + SM_RESERVED) // (smem + SM_RESERVED)
@@ -434,6 +455,8 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
         lost += 0.06
     lost += 0.0 if form.held or form.single else 0.03  # which reads rows twice, for as many registers
     lost += 0.05 if form.each > 1 else 0.0
+    if form.piece:  # from L2, for each row
+        return lost + BY_PIECES + 0.04 * vectors / (loads * form.size) + 0.004 * len(form.pieces)
     alone = form.ctas == 1 and form.apart == 1
     lost += (0.1 if alone else 0.5) * vectors / (form.rows * form.each * loads * form.size)
     lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0
