@@ -64,6 +64,15 @@ def test_other_numbers_of_ctas_are_tried_and_taken_where_they_gain_much():
     assert {form.ctas for form in row_forms(1024)} == {1}
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_no_cta_has_nothing_of_a_row(reads):
+    """Its load would lie outside of the tensor as a whole: cross-entropy of 117880 fp32 had 16 pieces of 8448, of which 14 are
+    there."""
+    for length in (12112, 117880, 99999):
+        for form in row_forms(length, 4, 4, reads=reads):
+            assert (form.ctas - 1) * form.columns < length + form.further
+
+
 def test_rows_that_do_not_fit_are_refused():
     refused(row_form, 1 << 21, argument="row length", rule="at most")
     refused(lambda: RowForm(300, 1, 256, 1), argument="RowForm", rule="room for rows of 300")
