@@ -209,7 +209,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "LayerNorm",
         lambda: LayerNormRows(row_form(20000, 4, vectors=8), numbers=("mean", "rstd")),
-        lambda: LayerNormRows(RowForm(512, 1, 256, 1, 2), numbers=("mean", "rstd")),
+        lambda: LayerNormRows(RowForm(1024, 1, 512, 1, 2, piece=256), numbers=("mean", "rstd")),
         ((1, 1, {}),),
     ),
     Registered(

@@ -325,7 +325,7 @@ EVENTS: dict[type, Callable[..., Event | None]] = {
     ops.CounterAdd: lambda op: ("add", op.counter),
     ops.CounterStore: lambda op: ("set", op.counter, op.value),
     ops.StAsync: lambda op: ("store_words", *op.slot, op.words, op.bar[0]),
-    ops.TileStore: lambda op, values, surely: ("store_values", op.store, op.at, values.layout, values.along),
+    ops.TileStore: lambda op, values, surely, mask: ("store_values", op.store, op.at, values.layout, values.along),
     ops.PrefetchDescriptor: lambda op: ("prefetch", op.part),
     ops.BulkLoad: lambda op: ("load", op.load, op.slot[1], op.at, op.bar[0], None, 0),
     ops.BulkPrefetch: lambda op: ("prefetch_piece", op.load, op.at),

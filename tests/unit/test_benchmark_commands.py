@@ -39,6 +39,7 @@ ON_A_GPU = [
     "random_rows",
     "random_views",
     "row_kernels",
+    "user_kernels",
     "rows",
     "stamps",
     "transpose",
@@ -143,3 +144,10 @@ def test_drawn_kernels_are_right_on_the_cpu(capsys):
         assert len(cases) == {"kernels": 120, "copies": 40, "products": 20}[name]
         assert name == "products" or random_kernels.rehearse(cases[1:2]) == 0
     assert "relative error" in capsys.readouterr().out
+
+
+def test_a_kernel_of_users_is_right_on_the_cpu():
+    from benchmarks import random_kernels, user_kernels
+
+    cases = user_kernels.cases(small=True)
+    assert random_kernels.rehearse(cases[3:4]) == 0 and len(user_kernels.cases()) == len(cases) == 6

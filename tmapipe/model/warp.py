@@ -310,7 +310,14 @@ class MachineIsa(Isa):
             return without_data()
         return [int(entries[i]) if 0 <= i < len(entries) else 1 for i in op.entries]
 
-    def store_values(self, store: Store, at: Sequence[int], values: Fragment, surely: tuple[int, int] = (0, 0)) -> None:
+    def store_values(
+        self,
+        store: Store,
+        at: Sequence[int],
+        values: Fragment,
+        surely: tuple[int, int] = (0, 0),
+        mask: Fragment | None = None,
+    ) -> None:
         if self.memory is not None and surely[0] < surely[1]:
             extent = self.memory.tensors[store.argument].shape[-1]
             if at[-1] + surely[0] < 0 or at[-1] + surely[1] > extent:
@@ -322,8 +329,19 @@ class MachineIsa(Isa):
             if store.wide and inside and place % ALIGNMENT:
                 rule = f"are stored {ALIGNMENT} bytes at once, of a tile that begins at a multiple of them"
                 raise InputError(f"{store.name}.store(surely)", surely, rule, "leave it out for such a tensor")
-        self.give(self.fragments.places(values))
+        if self.memory is not None:
+            self.give(self._stored(values, mask, store.tile[-1]))
         super().store_values(store, at, values)
+
+    def _stored(self, values: Fragment, mask: Fragment | None, width: int) -> tuple[Any, Any]:
+        """Where in a tile whose rows have *width* elements the warp's values are, and these; of those that *mask* names."""
+        places, numbers = self.fragments.places(values)
+        if values.along == "tile" and values.layout is not None:
+            places = places + places // values.layout.columns * (width - values.layout.columns)
+        if mask is None:
+            return places, numbers
+        holds = np.broadcast_to(mask.data, places.shape)
+        return places[holds], numbers[holds]
 
     def reduces(self, values: Fragment, along: str, inside: Any) -> None:
         """Is told of each reduction of a fragment, with the arguments of `Fragments.reduce`."""

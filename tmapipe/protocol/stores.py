@@ -383,7 +383,9 @@ class BoundThreadStore(Carried):
         self.isa: Isa = k.isa
         self.plan: Store = k.plan.store(name)
 
-    def store(self, tile: Tile, values: Any, epilogue: Any = None, *, surely: tuple[int, int] = (0, 0)) -> None:
+    def store(
+        self, tile: Tile, values: Any, epilogue: Any = None, *, surely: tuple[int, int] = (0, 0), when: Any = None
+    ) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*.
 
         Args:
@@ -392,23 +394,55 @@ class BoundThreadStore(Carried):
             epilogue: Applied to *values* before the conversion.
             surely: (first, end) of the tile's columns that are inside the tensor for every tile, of which the GPU compares no
                 index; with a `wide` stage, whose tiles then begin at multiples of 16 bytes.
+            when: Which of them are stored: what a comparison of fragments of the tile gives, also of its rows or columns. The
+                others stay as they are in the tensor. Threads then store element by element. None: all.
 
         Raises:
-            InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers.
+            InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers; or *when* is no
+                such comparison.
         """
         name, plan = f"{self.plan.name}.store", self.plan
         check_own(name, self.isa.plan, plan, tile, ())
         made = values if epilogue is None else applied(epilogue, (values,), {})
         found = checked_values(name, plan.buffer, made)
+        self._store(start_of(name, plan.dims, plan.tile, tile, {}), found, surely, when)
+
+    def store_from(
+        self,
+        *start: Any,
+        values: Any,
+        epilogue: Any = None,
+        surely: tuple[int, int] = (0, 0),
+        when: Any = None,
+    ) -> None:
+        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
+        negative or beyond its end. The last one is a multiple of the stage's `vector` bytes. *values* may have fewer columns
+        than the stage's tile."""
+        name, plan = f"{self.plan.name}.store_from", self.plan
+        tile = tile_at(name, plan.dims, start)
+        check_own(name, self.isa.plan, plan, tile, ())
+        made = values if epilogue is None else applied(epilogue, (values,), {})
+        found = checked_values(name, plan.buffer, made, narrower=True)
+        self._store(start_of(name, plan.dims, plan.tile, tile, {}), found, surely, when)
+
+    def _store(self, start: Any, values: Fragment, surely: tuple[int, int], when: Any) -> None:
+        name = f"{self.plan.name}.store"
         pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
         if not pair:
             raise InputError(f"{name}(surely)", surely, "is (first, end) of columns inside the tensor", "leave it out")
-        self.isa.store_values(plan, start_of(name, plan.dims, plan.tile, tile, {}), found, surely)
-
-    def store_from(self, *start: Any, values: Any, epilogue: Any = None, surely: tuple[int, int] = (0, 0)) -> None:
-        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
-        negative or beyond its end. The last one is a multiple of the stage's `vector` bytes."""
-        self.store(tile_at(f"{self.plan.name}.store_from", self.plan.dims, start), values, epilogue, surely=surely)
+        self.isa.store_values(self.plan, start, values, surely, None if when is None else _mask(name, when, values))
 
     def finish(self) -> None:
         """After the last tile: nothing is left to wait for."""
+
+
+def _mask(name: str, when: Any, values: Fragment) -> Fragment:
+    """A comparison of fragments for each of *values*. Raises `InputError` for something else."""
+    alike = isinstance(when, Fragment) and when.kind == "bool" and when.layout in (None, values.layout)
+    if not alike or values.along != "tile" or when.along not in ("tile", "rows", "columns", "one"):
+        rule = "is a comparison of fragments of the tile that is stored"
+        raise InputError(f"{name}(when)", when, rule, "e.g. when=values > 0")
+    backend = values.backend
+    return Fragment(
+        backend, values.layout, "tile", "bool", backend.expand(values.layout, when.along, when.data, "tile")
+    )

@@ -57,7 +57,7 @@ class Move(NamedTuple):
         part: The load or store.
         at: Where it starts, along each dimension.
         loops: The indices of the loops around it, and how often each runs.
-        sometimes: Whether only some iterations of a loop do.
+        sometimes: Whether only some iterations of a loop do, or threads store some elements only.
         agent: The warp.
         where: Its source line.
     """
