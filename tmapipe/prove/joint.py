@@ -221,7 +221,7 @@ class Search:
                 now.facts = now.facts | {condition}
                 decided.clear()
 
-        idle, before = 0, self.log.order
+        idle, before, began = 0, self.log.order, self.log.order
 
         def take_one(group: list[tuple[Walker, Any]]) -> None:
             nonlocal idle, before
@@ -276,12 +276,13 @@ class Search:
                     take_one(wanted)
                     continue
                 loop = self.loops.enter(now, group)
-                if len(now.options) > 1 or loop.site in entered:
+                here = began == self.log.order  # nothing has happened since the last boundary: there is nothing to compare
+                if loop.site in entered or (len(now.options) > 1 and not here):
                     return loop
                 entered.add(loop.site)
                 if not now.options:
                     raise Impossible
-                self.loops.leave_boundary(now, now.options[0])
+                self.loops.leave_boundary(now, choose(now.options) if len(now.options) > 1 else now.options[0])
                 decided.clear()
                 continue
             if all(stop == ("done",) for stop in stops):
