@@ -276,7 +276,7 @@ class Search:
                     take_one(wanted)
                     continue
                 loop = self.loops.enter(now, group)
-                here = began == self.log.order  # nothing has happened since the last boundary: there is nothing to compare
+                here = began == self.log.order  # nothing has happened since the last boundary
                 if loop.site in entered or (len(now.options) > 1 and not here):
                     return loop
                 entered.add(loop.site)
