@@ -39,6 +39,8 @@ class Role:
             `Turnstile` orders the teams.
         early: Names of constant tensors, such as weights, which no kernel writes that may still run. Then the body starts
             before the kernels before have ended, may load these, and calls ``k.dependency_wait()`` before it touches others.
+        dependents: Whether the body says when the next kernel may start, by ``k.launch_dependents()``. Where no role does,
+            each CTA says so as it begins. A CTA that never says so does as it ends.
 
     Raises:
         InputError: For any other value.
@@ -61,6 +63,7 @@ class Role:
             'pass a tuple, such as ("b",)',
         ),
     )
+    dependents: bool = attrs.field(validator=must(lambda x: isinstance(x, bool), "is True or False", "pass one"))
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Role:
         registers: int | None = None,
         teams: int = 1,
         early: Sequence[str] = (),
+        dependents: bool = False,
     ):
         if (warps is None) == (warpgroups is None):
             raise InputError("Role(warps, warpgroups)", (warps, warpgroups), "takes exactly one of the two", "pass one")
@@ -78,7 +82,8 @@ class Role:
             raise InputError("Role(warps or warpgroups)", count, "must be a positive integer", "use 1 or more")
         assert count is not None
         names: Any = (early,) if isinstance(early, str) else tuple(early) if isinstance(early, (tuple, list)) else early
-        self.__attrs_init__(count if warps is not None else 4 * count, warpgroups is not None, registers, teams, names)
+        size = count if warps is not None else 4 * count
+        self.__attrs_init__(size, warpgroups is not None, registers, teams, names, dependents)
 
     @teams.validator
     def _teams_divide(self, field: Any, teams: Any) -> None:
@@ -91,7 +96,8 @@ class Role:
         registers = f", registers={self.registers}" if self.registers else ""
         teams = f", teams={self.teams}" if self.teams > 1 else ""
         early = f", early={self.early}" if self.early else ""
-        return f"Role({size}{registers}{teams}{early})"
+        dependents = ", dependents=True" if self.dependents else ""
+        return f"Role({size}{registers}{teams}{early}{dependents})"
 
     def jit(self, body: Callable[..., None]) -> Callable[..., None]:
         """Registers *body*, a method of a schedule, as what this role runs.

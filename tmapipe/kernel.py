@@ -43,7 +43,7 @@ for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
 
 def kernel_main(isa: Isa, schedule: Schedule) -> None:
     """The program of one warp. *schedule* is the one that `isa.plan` was made from."""
-    if isa.plan.overlaps:
+    if isa.plan.overlaps and not any(role.dependents for role in isa.plan.roles):
         isa.griddepcontrol_launch_dependents()
     _init_barriers(isa)
     for first, count, registers, roles in branches_of(isa.plan):
@@ -207,6 +207,19 @@ class KernelContext(Carried):
         """In a role that starts early: waits until the kernels before this one in the stream have ended, and their writes are
         visible. Again, it costs some cycles."""
         self.isa.griddepcontrol_wait()
+
+    def launch_dependents(self) -> None:
+        """In a role with ``dependents=True``: lets the CTAs of the next kernel in the stream start where there is room for
+        them, once all CTAs of this one have said so, or ended. They wait for the end of this kernel by themselves, so all that
+        it writes is seen, before this call or after it. Again, it does nothing.
+
+        Raises:
+            ScopeError: In another role.
+        """
+        if not self.role.dependents:
+            raise ScopeError(f"k.launch_dependents() in {self.role.name}. Declare it as Role(..., dependents=True).")
+        if self.plan.overlaps:
+            self.isa.griddepcontrol_launch_dependents()
 
     def rank(self, *axes: str) -> Any:
         """The CTA's index among those of its cluster that differ only along these axes; 0 where there are no others."""

@@ -140,7 +140,7 @@ class Kernel:
             The output, or a tuple of the outputs.
         """
         given = [*tensors] if out is None else [*tensors, out]
-        torch = next((x for x in given if type(x).__module__.partition(".")[0] == "torch"), None)
+        torch = next((x for x in given if str(type(x).__module__).partition(".")[0] == "torch"), None)
         if out is not None and len(given) != self._inputs + 1:
             raise InputError("out", out, f"follows the {self._inputs} inputs of {self.name}", "pass each tensor once")
         if len(given) < len(self._wanted) and len(given) >= self._inputs and torch is not None:
@@ -159,7 +159,7 @@ class Kernel:
         workspace = self._workspace(device, stream)
         self._checked(self._launch(*pointers, workspace, ctypes.c_void_p(stream)))
         if torch is not None:
-            _note_written([x for x in given[self._inputs :] if type(x).__module__.partition(".")[0] == "torch"])
+            _note_written([x for x in given[self._inputs :] if str(type(x).__module__).partition(".")[0] == "torch"])
         results = given[self._inputs :]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -248,7 +248,7 @@ def _span(wanted: _Wanted, have: _Given) -> tuple[int, int]:
 
 def _read(name: str, tensor: Any, stream: int) -> _Given:
     """Where a tensor lies, and how."""
-    if type(tensor).__module__.partition(".")[0] == "torch":
+    if str(type(tensor).__module__).partition(".")[0] == "torch":
         with contextlib.suppress(AttributeError, RuntimeError):  # what has no memory
             kind = str(tensor.dtype).removeprefix("torch.")
             if not (tensor.is_neg() or tensor.is_conj() or (tensor.requires_grad and _recording())):

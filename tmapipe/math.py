@@ -288,7 +288,7 @@ def _apply(name: str, *arguments: Any) -> Any:
     """Calls the function called *name*, in the backend that the arguments belong to."""
     if any(isinstance(x, Fragment) for x in arguments):
         return combine(name, *arguments)
-    if any(type(x).__module__.partition(".")[0] == "cutlass" for x in arguments):
+    if any(str(type(x).__module__).partition(".")[0] == "cutlass" for x in arguments):
         from tmapipe.gpu import control as functions
 
         return functions.of_numbers(name, *arguments)

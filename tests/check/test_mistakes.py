@@ -10,6 +10,7 @@ import re
 import pytest
 
 import tmapipe as tp
+from tests.check.deciding import Tiles, put
 from tests.check.mistakes import accesses, barriers, slots, subclasses
 from tests.check.mistakes.form import PROGRAMS, Mistake, make
 from tmapipe.check import Kind
@@ -97,3 +98,16 @@ def test_redundant_fences(name, change, line, fix, tmp_path):
     (note,) = make(text, tmp_path / "mine.py").check().findings
     assert (note.kind, note.fix) == (Kind.REDUNDANT_FENCE, fix)
     assert text.splitlines()[int(note.where[0].rpartition(":")[2]) - 1].strip() == line
+
+
+def test_classes_and_bodies_without_a_module_are_the_users():
+    class Nowhere(Tiles):
+        __module__ = None
+
+        @Tiles.load.jit
+        def fill(self, k, tile):
+            put(k, tile)
+            put(k, tile)
+
+    Nowhere.fill.__module__ = None
+    assert Nowhere(lambda s, k, tile: 0).check().kinds() >= {Kind.TRIP_COUNTS}

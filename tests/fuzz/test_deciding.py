@@ -14,6 +14,10 @@ def test_verdicts_agree_with_single_runs(seed):
     assert judged["agrees"], judged
 
 
+def test_iterations_in_which_nobody_goes_on_come_to_an_end():
+    assert judge(10001630)["verdict"] == "error"  # where one role waits, the other one's loop may do nothing for ever
+
+
 def test_schedules_decide_on_what_varies_and_half_of_them_are_wrong():
     drawn = [draw(seed) for seed in range(300)]
     assert sum(each.deciding for each in drawn) > 180

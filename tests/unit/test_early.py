@@ -7,7 +7,7 @@ import tmapipe as tp
 from tests.early import EarlyGemm
 from tests.unit.fake_isa import record
 from tmapipe.check import Kind
-from tmapipe.errors import HazardError, InputError
+from tmapipe.errors import HazardError, InputError, ScopeError
 
 EXTENTS = {"a": (64, 128), "b": (128, 128), "d": (64, 128)}
 
@@ -35,6 +35,27 @@ class OnlyFirst(EarlyGemm):
                 if tile.m == 0:
                     k.dependency_wait()
                 slot.a.load(tile, k=step)
+
+
+class Launching(EarlyGemm):
+    """Lets the next kernel start behind its last load."""
+
+    load = tp.Role(warps=1, early=("b",), dependents=True)
+
+    @EarlyGemm.load.jit
+    def fill(self, k, tile):
+        for step in range(k.steps("a", "k")):
+            with k.ring.produce() as slot:
+                slot.b.load(tile, k=step)
+                k.dependency_wait()
+                slot.a.load(tile, k=step)
+        k.launch_dependents()
+
+
+class Undeclared(Launching):
+    """The same, where its role does not say so."""
+
+    load = EarlyGemm.load
 
 
 def operands():
@@ -88,3 +109,22 @@ def test_threads_of_such_a_role_touch_no_global_memory():
 
 def test_a_role_says_that_it_starts_early():
     assert repr(tp.Role(warps=1, early=["b"])) == "Role(warps=1, early=('b',))"
+
+
+def test_a_body_lets_the_next_kernel_start():
+    plan = Launching().plan()
+    for warp in range(plan.warps):
+        kinds = [event[0] for event in record(Launching(), plan, warp, EXTENTS)]
+        assert (
+            "grid_launch_dependents" not in kinds if "load" not in kinds else kinds.index("grid_launch_dependents") > 5
+        )
+        assert record(EarlyGemm(), EarlyGemm().plan(), warp, EXTENTS)[0][0] == "grid_launch_dependents"
+    assert Launching().check().ok
+    with pytest.raises(ScopeError, match=r"load. Declare it as Role\(..., dependents=True\)"):
+        Undeclared().check()
+
+
+def test_whether_a_role_says_so_is_true_or_false():
+    assert repr(tp.Role(warps=1, dependents=True)) == "Role(warps=1, dependents=True)"
+    with pytest.raises(InputError, match="True or False"):
+        tp.Role(warps=1, dependents=1)

@@ -331,7 +331,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _of_user(part: Any) -> bool:
-    return part.__module__.partition(".")[0] != "tmapipe" and part is not object
+    return str(part.__module__).partition(".")[0] != "tmapipe" and part is not object
 
 
 def _overrides(cls: type) -> Iterator[Any]:

@@ -343,7 +343,7 @@ def place_roles(declared: Declarations, shared: bool = False) -> tuple[dict[str,
     for name, role in sorted(declared.roles.items(), key=lambda item: item[1].by_warpgroup != shared):
         if role.by_warpgroup:
             warp = ceil_div(warp, 4) * 4
-        placed[name] = RoleWarps(name, warp, role.warps, role.registers, role.teams, role.early)
+        placed[name] = RoleWarps(name, warp, role.warps, role.registers, role.teams, role.early, role.dependents)
         warp += role.warps
     if any(role.registers for role in declared.roles.values()):
         warp = ceil_div(warp, 4) * 4

@@ -189,6 +189,7 @@ class RoleWarps:
         registers: A thread, set by setmaxnreg for the whole warpgroup; None: left as launched.
         teams: Equal parts of the warps that take output tiles in turn.
         early: Tensors that it may load before the kernels before this one have ended.
+        dependents: Whether it says when the next kernel may start.
     """
 
     name: str
@@ -197,6 +198,7 @@ class RoleWarps:
     registers: int | None = None
     teams: int = 1
     early: tuple[str, ...] = ()
+    dependents: bool = False
 
     @property
     def threads(self) -> int:

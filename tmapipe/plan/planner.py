@@ -297,8 +297,8 @@ def _exchange_of(buffer: Buffer, part: SharedStage, layout: Layout) -> Exchanged
 
 #: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
 TAKEN = (
-    "begin", "dependency_wait", "end_tile", "ends", "extent", "finish", "full", "isa", "name_of", "plan", "rank", "raw",
-    "role", "steps", "sync", "tiles", "windows",
+    "begin", "dependency_wait", "end_tile", "ends", "extent", "finish", "full", "isa", "launch_dependents", "name_of", "plan",
+    "rank", "raw", "role", "steps", "sync", "tiles", "windows",
 )  # fmt: skip
 MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
 

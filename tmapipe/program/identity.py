@@ -292,7 +292,7 @@ class Canonical:
             own = [field.name for field in attrs.fields(kind) if field.eq]
             fields = [(name, getattr(x, name, None)) for name in own]
             self._parts(b"a", kind, fields)
-        elif isinstance(x, Mapping) and kind.__module__.startswith("tmapipe."):
+        elif isinstance(x, Mapping) and str(kind.__module__).startswith("tmapipe."):
             self._parts(b"x", kind, dict(x))
         elif self._is_users(kind):
             slots = [name for base in kind.__mro__ for name in _slots(base) if hasattr(x, name)]
@@ -457,7 +457,7 @@ class _Program(Canonical):
             self._parts(b"\x0d", x._coordinates, x._bounds, x._moved)
         elif kind is ClusterExchange:
             self._parts(b"\x0e", x.rank, x.mask, x.peers, x.full)
-        elif kind.__module__.startswith("tmapipe.plan.") and attrs.has(kind):
+        elif str(kind.__module__).startswith("tmapipe.plan.") and attrs.has(kind):
             self._planned(x)
         else:
             super()._other(x, kind)

@@ -331,7 +331,7 @@ def note_home(schedule: type) -> None:
     """Lets functions be rewritten of packages in which a schedule or a base of it is written, wherever they are installed."""
     root = next((kind for kind in schedule.__mro__ if kind.__module__ == "tmapipe.schedule"), object)
     for kind in schedule.__mro__[: schedule.__mro__.index(root)]:
-        top = sys.modules.get(kind.__module__.partition(".")[0])
+        top = sys.modules.get(str(kind.__module__).partition(".")[0])
         if top is None or top is tmapipe or not issubclass(kind, root):
             continue
         folders = [os.path.join(os.path.abspath(each), "") for each in getattr(top, "__path__", ())]

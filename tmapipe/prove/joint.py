@@ -31,6 +31,7 @@ from tmapipe.prove.walker import Open, Walker
 MOST_STATES = 400
 SAID = 8  # of what is decided, in words
 MOST_EVENTS = 200_000  # transitions of all runs together
+MOST_IDLE = 8  # iterations one by one, of one role or several, in which nobody executes anything
 
 
 @attrs.frozen
@@ -154,6 +155,8 @@ class Search:
         """Runs from a boundary to the next one, by these decisions; adds that boundary, and decisions that are still to be
         taken, to *todo*."""
         now = self.now = Point([walker.copy() for walker in point.walkers], point.facts, point.loops, None)
+        if self.log.order > MOST_EVENTS:
+            raise Stopped("still no state recurs")
         state, left, taken = before.copy(), list(choices), list[Any]()
         began = self.log.order, self.loops.iterations
 
@@ -226,6 +229,16 @@ class Search:
                 now.facts = now.facts | {condition}
                 decided.clear()
 
+        idle, before, began = 0, self.log.order, self.log.order
+
+        def take_one(group: list[tuple[Walker, Any]]) -> None:
+            nonlocal idle, before
+            idle, before = idle + 1 if before == self.log.order else 0, self.log.order
+            if idle > MOST_IDLE:
+                raise Stopped(f"iterations in which nobody goes on ({self._said(now)})")
+            self.loops.take_one(now, group, choose)
+            decided.clear()
+
         self.shared.assume = assume
         entered: set[int] = set()  # loops of which only one thing could come; each at most once, so that this ends
         while True:
@@ -263,21 +276,21 @@ class Search:
             ]
             ended = [(w, node) for w, node in heads if self.loops.is_over(w, node, now)]
             if ended:
-                self.loops.take_one(now, ended, choose)
+                take_one(ended)
                 continue
             if heads:
                 group = self.loops.together.group(now, heads)
                 if wanted := self._wanted(now, group, stops):
-                    self.loops.take_one(now, wanted, choose)
-                    decided.clear()
+                    take_one(wanted)
                     continue
                 loop = self.loops.enter(now, group)
-                if len(now.options) > 1 or loop.site in entered:
+                here = began == self.log.order  # nothing has happened since the last boundary
+                if loop.site in entered or (len(now.options) > 1 and not here):
                     return loop
                 entered.add(loop.site)
                 if not now.options:
                     raise Impossible
-                self.loops.leave_boundary(now, now.options[0])
+                self.loops.leave_boundary(now, choose(now.options) if len(now.options) > 1 else now.options[0])
                 decided.clear()
                 continue
             if all(stop == ("done",) for stop in stops):

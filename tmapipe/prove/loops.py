@@ -51,6 +51,7 @@ class Relevant:
     def __init__(self, shared: Shared):
         self.shared = shared
         self._found: dict[tuple[int, int], set[Sym]] = {}
+        self._inside: dict[Expr, set[Sym]] = {}
 
     def of(self, now: Point) -> set[Sym]:
         """Symbols of which conditions that may still come are computed."""
@@ -95,9 +96,13 @@ class Relevant:
         x = resolve(x)
         if not isinstance(x, Expr):
             return set()
-        if x.op == "symbol":
-            return set() if x.args[0] in ("warp", "rank") else set(leaves(self.shared.symbol(x)))
-        return set().union(*map(self._in, x.args)) if x.args else set()
+        if x not in self._inside:
+            if x.op == "symbol":
+                found = set() if x.args[0] in ("warp", "rank") else set(leaves(self.shared.symbol(x)))
+            else:
+                found = set().union(*map(self._in, x.args)) if x.args else set()
+            self._inside[x] = found
+        return self._inside[x]
 
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
@@ -187,7 +192,7 @@ class Loops:
             return [each for each in ways if self.solver.possible((both(*self._by_tests(now, loop, each)), *now.facts))]
         if self.solver.possible((*self._on(loop), *now.facts)):
             found.append("on")
-        seen: list[Any] = []
+        seen, ends = list[Any](), list[int]()
         lefts = [(left, pace) for *_, left, pace in loop.members]
         for i, (left, pace) in enumerate(lefts):
             same = (left, pace) in lefts[:i]
@@ -195,8 +200,12 @@ class Loops:
                 continue
             seen.append((left, pace))
             if self.solver.possible((*self._out(loop, i), *now.facts)):
-                found.append(("out", i))
-        return found
+                ends.append(i)
+        for i in reversed(ends):  # where others end as well, one of them is enough
+            others = [negated(self._out(loop, other)[0]) for other in ends if other != i]
+            if others and not self.solver.possible((*self._out(loop, i), *others, *now.facts)):
+                ends.remove(i)
+        return [*found, *(("out", i) for i in ends)]
 
     def _test(self, walker: Walker, node: Any) -> Any:
         """Whether a loop goes on."""

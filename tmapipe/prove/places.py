@@ -306,7 +306,7 @@ class Places:
             own = [(i, each) for i, each in found if each[0] is not None]
             if len(own) == 1 and own[0][1][1] == 0:
                 other = x.args[1 - own[0][0]]
-                if not _variables(other):
+                if not variables(other):
                     return own[0][1][0], other
         return None, None
 
@@ -319,7 +319,7 @@ class Places:
                 break
         if isinstance(parity, Var) and slot is not None:
             self.partner.setdefault(parity, slot)
-        elif isinstance(parity, Var) and not _variables(stage):
+        elif isinstance(parity, Var) and not variables(stage):
             self.turns[parity] = array, stage
         elif not self._before:
             self._fixed.add(array)
@@ -345,9 +345,9 @@ class Places:
                 self._join(to, resolve(x.args[0]))
                 self._flipped.add(to)
                 return
-            if not _variables(x) and _of_warp(x):
+            if not variables(x) and _of_warp(x):
                 return
-            for var in _variables(x):
+            for var in variables(x):
                 self._bad.add(var)
             self._bad.add(to)
 
@@ -357,7 +357,7 @@ class Places:
         if isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("ge", "lt") and _zero(x.args[1]):
             if isinstance(resolve(x.args[0]), Var):
                 return
-        self._bad |= _variables(x)
+        self._bad |= variables(x)
 
     def _find_partners(self) -> None:
         """Of parities that take the value of one whose slot is known, and the other way round."""
@@ -395,7 +395,7 @@ class Places:
         if isinstance(x, Expr):
             if x.op == "symbol":
                 return x.args[0] in ("warp", "rank")
-            if not _variables(x):
+            if not variables(x):
                 return _of_warp(x)
             return x.op in _FINITE and all(self._few(a, finite) for a in x.args)
         return isinstance(x, (int, bool))
@@ -415,7 +415,7 @@ def _one(x: Any) -> bool:
 
 def is_role(node: Any) -> bool:
     """Whether a branch is that of some warps."""
-    return not _variables(node.condition) and _of_warp(node.condition)
+    return not variables(node.condition) and _of_warp(node.condition)
 
 
 def _zero(x: Any) -> bool:
@@ -429,10 +429,3 @@ def _of_warp(x: Any) -> bool:
     if x.op == "symbol":
         return x.args[0] in ("warp", "rank")
     return all(map(_of_warp, x.args))
-
-
-def _variables(x: Any) -> set[Any]:
-    x = resolve(x)
-    if isinstance(x, Var):
-        return {x}
-    return set().union(*map(_variables, x.args)) if isinstance(x, Expr) and x.args else set()

@@ -227,7 +227,7 @@ def _inside(value: Any, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> Any
 MOST = 300  # constraints; with more, everything is possible
 CASES = 24  # of "or", "not equal", minima and choices together
 Choice = tuple[Any, ...]  # conditions of which one holds
-Row = tuple[tuple[tuple[Sym, int], ...], int]  # the sum of terms and a constant is at least 0
+Rows = dict[frozenset[tuple[Sym, int]], int]  # by terms with factors, the constant with which their sum is at least 0
 
 
 class Solver:
@@ -362,50 +362,57 @@ class Solver:
     # ---- elimination ------------------------------------------------------------------------------------------------
 
     def _rows_possible(self, sums: list[Any]) -> bool:
-        rows: set[Row] = set()
+        rows: Rows = {}
         for each in sums:
-            constant, factors = parts(each)
-            if not factors:
-                if constant < 0:
+            if not isinstance(each, Sym):
+                if each < 0:
                     return False
                 continue
-            rows.add(_tight(factors, constant))
+            _add_row(rows, dict(parts(each)[1]), parts(each)[0])
         while rows:
             counts: dict[Sym, list[int]] = {}
             uneven: dict[Sym, set[bool]] = {}  # signs of factors other than 1 and -1
-            for terms, _ in rows:
+            for terms in rows:
                 for term, n in terms:
                     counts.setdefault(term, [0, 0])[n > 0] += 1
                     if abs(n) > 1:
                         uneven.setdefault(term, set()).add(n > 0)
             # first those without which nothing is lost, since all are integers
             term = min(counts, key=lambda t: (len(uneven.get(t, ())) > 1, counts[t][0] * counts[t][1], t.number))
-            rest: set[Row] = set()
+            rest: Rows = {}
             up: list[tuple[dict[Sym, int], int, int]] = []
             down: list[tuple[dict[Sym, int], int, int]] = []
-            for row in rows:
-                factors = dict(row[0])
+            for terms, constant in rows.items():
+                factors = dict(terms)
                 n = factors.pop(term, 0)
                 if not n:
-                    rest.add(row)
+                    rest[terms] = constant
                 else:
-                    (up if n > 0 else down).append((factors, abs(n), row[1]))
+                    (up if n > 0 else down).append((factors, abs(n), constant))
             for one, p, m in up:
                 for other, q, n in down:
                     made = {t: q * x for t, x in one.items()}
                     for t, x in other.items():
                         made[t] = made.get(t, 0) + p * x
-                    made = {t: x for t, x in made.items() if x}
                     constant = q * m + p * n
-                    if not made:
-                        if constant < 0:
-                            return False
-                    else:
-                        rest.add(_tight(made, constant))
+                    if any(made.values()):
+                        _add_row(rest, made, constant)
+                    elif constant < 0:
+                        return False
             if len(rest) > MOST:
                 return True
             rows = rest
         return True
+
+
+def _add_row(rows: Rows, terms: dict[Sym, int], constant: int) -> None:
+    """Adds that a sum is at least 0, divided by the common factor of its terms, and rounded, since all are integers. Of two
+    that differ in their constants, the lesser one says more."""
+    common = math.gcd(*terms.values())
+    key = frozenset([(term, n // common) for term, n in terms.items() if n])
+    constant //= common
+    if rows.get(key, constant) >= constant:
+        rows[key] = constant
 
 
 def terms_of(value: Any) -> tuple[Sym, ...]:
@@ -413,12 +420,6 @@ def terms_of(value: Any) -> tuple[Sym, ...]:
     if not isinstance(value, Sym):
         return ()
     return tuple([term for term, _ in value.args[1]]) if value.op == "sum" else (value,)
-
-
-def _tight(terms: dict[Sym, int], constant: int) -> Row:
-    """Divided by the common factor of its terms, and rounded, since all are integers."""
-    common = math.gcd(*terms.values())
-    return tuple(sorted(((t, n // common) for t, n in terms.items()), key=lambda x: x[0].number)), constant // common
 
 
 def _related(conditions: list[Sym]) -> list[Sym]:

@@ -132,11 +132,27 @@ def total(constant: int, terms: Mapping[Sym, int]) -> Any:
 
 def add(a: Any, b: Any, times: int = 1) -> Any:
     """a + times * b."""
+    if not isinstance(b, Sym):
+        return _more(a, times * int(b))
+    if times == 1 and not isinstance(a, Sym):
+        return _more(b, int(a))
     constant, terms = parts(a)
     more, others = parts(b)
     for term, n in others.items():
         terms[term] = terms.get(term, 0) + times * n
     return total(constant + times * more, terms)
+
+
+def _more(a: Any, by: int) -> Any:
+    """a and a number."""
+    if not isinstance(a, Sym):
+        return int(a) + by
+    if not by:
+        return a
+    constant, terms = a.args if a.op == "sum" else (0, ((a, 1),))
+    if constant + by == 0 and len(terms) == 1 and terms[0][1] == 1:
+        return terms[0][0]
+    return intern("sum", constant + by, terms)
 
 
 def multiply(a: Any, b: Any) -> Any:

@@ -173,6 +173,7 @@ def _tables(sizes: Sizes, names: set[str]) -> Iterator[dict[str, Any]]:
         yield {name: [value] * ENTRIES for name in names}
     for iteration in range(3):
         yield {name: [(i + j + iteration) % 3 for i in range(ENTRIES)] for j, name in enumerate(sorted(names))}
+    yield {name: [2 * i for i in range(ENTRIES)] for name in names}  # such as where parts begin
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------
