@@ -1,4 +1,4 @@
-"""Why nothing can move, and the check of one concrete run of a program on one cluster."""
+"""Causes of deadlocks, in the order in which they are looked for; and the check of one concrete run on one cluster."""
 
 from __future__ import annotations
 

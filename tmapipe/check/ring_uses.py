@@ -1,4 +1,4 @@
-"""Whether all roles of a ring enter the same number of its slots; what the plan and the bodies of a subclass show alone."""
+"""Whether all roles of a ring enter the same number of its slots; and mistakes that plan and bodies show without a run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a run of the model leaves: counts, and if asked for a trace, with operations and agents in the user's names, and
-a timeline."""
+"""The result of a run of the model: counts; where asked for, a trace with the user's names of operations, and a
+timeline."""
 
 from __future__ import annotations
 

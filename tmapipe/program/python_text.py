@@ -1,5 +1,4 @@
-"""A traced program as Python code, by which instruction sets whose values are numbers carry it out, and what is used of
-it."""
+"""A traced program as Python code, for instruction sets whose values are numbers; and which of its values are used."""
 
 from __future__ import annotations
 

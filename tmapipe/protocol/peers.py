@@ -1,5 +1,5 @@
-"""What bodies hold of further parts: tiles and sums that a cluster exchanges, descriptors, tokens, barriers of roles,
-raw code."""
+"""Further things that bodies hold: tiles and sums that a cluster exchanges, descriptors, tokens, barriers of roles, raw
+code."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ class BoundStore(Carried):
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
 
     def put_mirrored(self, piece: Piece, values: Fragment) -> None:
-        """Stores the transpose of one piece, to where rows and columns are exchanged."""
+        """Stores the transpose of one piece, with *values* in it, to where rows and columns are exchanged."""
         *outer, m, n = piece.at
         write = functools.partial(self.isa.fragments.write_columns, values, transposed=not self.plan.transposed)
         self._store_piece((*outer, n, m), write, self.stages)

@@ -1,4 +1,4 @@
-"""Whether everything that goes well from one state of a run goes well from another; operations of all warps, executed."""
+"""Whether one state of a run covers another: all that goes well from the first goes well from the second."""
 
 from __future__ import annotations
 

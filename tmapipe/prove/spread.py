@@ -1,4 +1,4 @@
-"""How what is known spreads from warp to warp, and all operations of a program that may still come."""
+"""Knowledge of warps: by which ways a fact can still reach a warp, and which operations of a program may still come."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The model with times: who is first takes the next step, and each step takes what the cost model of one multiprocessor
-says."""
+"""The model with times: the agent with the least time takes the next step, and a cost model says how long that
+takes."""
 
 from __future__ import annotations
 
