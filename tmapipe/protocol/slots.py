@@ -118,7 +118,7 @@ class PartInSlot(Carried):
 
         Args:
             i: Which part of the slot. It may lie outside of the tensor, where there are zeros.
-            tile: Of which it is that part, along dimensions that *coordinates* do not name.
+            tile: The tile that has this part: its coordinates along dimensions that *coordinates* do not name.
             coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
 
         Raises:

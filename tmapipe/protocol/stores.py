@@ -72,8 +72,8 @@ class StoreOfSlot(Carried):
 
         Args:
             i: Which part of the slot.
-            tile: Of which it is that part, along dimensions that *coordinates* do not name.
-            coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
+            tile: The tile that has this part: its coordinates along dimensions that *coordinates* do not name.
+            coordinates: By dimension: in parts along the dimension that the tile is cut along, and in tiles along others.
 
         Raises:
             InputError: A coordinate is missing or unknown, or there is no such part.

@@ -200,7 +200,7 @@ class CrossEntropy(RowKernel):
     """Cross-entropy over the last dimension of tensors of two to four, in bf16, fp16 or fp32, of any length.
 
     Args:
-        ignored: A target whose loss is 0. Of others that are no column, it is NaN.
+        ignored: A target whose loss is 0. Any other target that is no column has the loss NaN.
     """
 
     def __init__(self, ignored: int = -100):

@@ -383,8 +383,8 @@ class GridTiles(PersistentTiles):
             compiler is told to spare registers for them. None: as many as shared memory, registers and threads allow; of
             kernels with wgmma one, which has all registers. Where several of these share them, none sets its own, so
             accumulators are small. Not with `Role(registers=)`, by which one CTA has all.
-        each: Tiles next to each other that a cluster takes, one after another: with as many slots, a tile is loaded while one
-            before it is computed, and what is loaded once a CTA serves them all.
+        each: Neighbouring tiles that a cluster takes, one after another: with as many slots, the next tile is loaded while a
+            tile is computed, and a load per CTA serves all of them.
 
     Raises:
         InputError: For any other value.
