@@ -292,7 +292,7 @@ class Deadlock:
 
 
 def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes: Sequence[Finding]) -> Finding:
-    """Who waits for what, whose wait is the cause, and what it needs.
+    """The finding of a deadlock: which warps wait for which barriers, whose wait is the cause, and what that wait needs.
 
     Args:
         causes: Findings about how roles enter and leave slots, which explain deadlocks.

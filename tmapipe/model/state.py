@@ -265,8 +265,8 @@ def _await_grid(state: State, agent: int, op: GridWait) -> None:
 
 
 def check_ended(state: State, agent: int, op: object, argument: str = "") -> None:
-    """Raises an error if a warp touches global memory before the kernels before this one have ended. argument: the tensor that
-    it loads, which may be one that none of them writes."""
+    """Raises an error if a warp touches global memory before the kernels before this one have ended. argument: the loaded
+    tensor, which may be a constant one (`Role(early=)`)."""
     if not state.ended[agent] and argument not in state.layout.early[agent % state.layout.warps]:
         text = f"touches {argument or 'global memory'} before it has waited for the kernels before this one"
         raise hazard(state.layout, "before-dependencies", agent, op, text)

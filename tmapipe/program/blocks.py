@@ -308,7 +308,8 @@ def set_flag(part: Any, name: str, each: str, value: Any) -> None:
 class Branch(Block):
     """Both arms of a branch on a condition that only the kernel knows: iterating over it gives True, then False.
 
-    names, live, state: names that the arms assign, which of them are read later, and what they are. phis: what was joined.
+    names: assigned in the arms. live: the names that are read later. state: the values of *names* before. phis: joined
+    values.
     """
 
     def __init__(

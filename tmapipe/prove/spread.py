@@ -316,8 +316,8 @@ class Telling:
         return _meet(reach.reshape(len(cases), heard.shape[1]), heard) | (np.array(bars)[:, None] == own[None, :])
 
     def _reach(self, cases: list[bytes]) -> list[bytes]:
-        """By case, given as bits of the warps that lack a fact and of those that know it: bits of the warps from which it can
-        still come to one that lacks it, through none that knows it."""
+        """For each case, the warps from which a fact can still come to a warp that lacks it, past no warp that knows it. A
+        case has bits of the warps that lack the fact, then bits of the warps that know it."""
         agents = self.layout.agents
         bits = np.array([[*case] for case in cases], np.uint8)
         apart = np.unpackbits(bits, axis=1, count=2 * agents).astype(bool)

@@ -287,7 +287,8 @@ def job_of(
 
 
 def differing(runs: Mapping[int, Run]) -> dict[int, str]:
-    """Of runs that return their outputs, those that fail, or whose outputs are not those of the first that does not."""
+    """The runs that fail, or whose outputs differ from those of the first run that does not fail, with the reason. A run
+    returns its outputs."""
     right: list[Any] | None = None
     wrong = {}
     for number, run in runs.items():
