@@ -34,7 +34,7 @@ Programs = Sequence[Sequence[Any]]
 
 @attrs.frozen
 class Blocked:
-    """One warp that stands for those of its role that wait at the same line.
+    """One warp, which stands for all warps of its role that wait at the same line.
 
     bar: the mbarrier that it waits for (flat), or None; id: of the barrier of warps (0: the CTA's, -1: the cluster's), or
     None; ring: that the mbarrier belongs to, or None; name: of what it waits for.

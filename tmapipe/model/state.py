@@ -226,7 +226,7 @@ def conflict(state: State, agent: Agent, op: object, cta: int, slot: int, verb: 
 
 
 def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[Flight, str]:
-    """A flight that touches *slot*, and what it does."""
+    """A flight that touches *slot*, and in words whether it reads or writes."""
     layout = state.layout
     touched = {cta * layout.nslots + alias for alias in layout.aliases[slot]}
     for flight, load in state.loads.items():

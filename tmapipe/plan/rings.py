@@ -240,7 +240,7 @@ class Buffer:
     """Slots of shared memory, all alike.
 
     Args:
-        name: That of the stage whose tiles lie in it.
+        name: The name of the stage whose tiles lie in it.
         offset: Where the first slot begins (bytes).
         stages: How many slots there are, of all owners together.
         tile: Elements of a slot along its one or two extents, the last one contiguous. (A tile of three or more extents lies

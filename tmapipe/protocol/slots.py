@@ -39,7 +39,7 @@ from tmapipe.stage import LoadStage
 
 
 class SlotPart(Carried):
-    """One stage of a ring as one role sees it. load: what fills it, if that is a load."""
+    """One stage of a ring as one role sees it. load: the load that fills the stage, if a load does."""
 
     def __init__(self, isa: Isa, role: str, buffer: Buffer, load: Load | None = None):
         self.isa, self.role, self.buffer, self.load = isa, role, buffer, load

@@ -89,8 +89,8 @@ class StoreOfSlot(Carried):
         *first* + i of a table names. Where that is outside, also since the table ends, nothing is written.
 
         For a stage whose slot is stored in as many parts as it has rows. One instruction stores, or reduces by, one row; or it
-        stores four of a matrix, where the architecture has scatter4 and the tile a multiple of 4. Two rows that go to one
-        place are reduced both; stored, either may be the last.
+        stores four of a matrix, where the architecture has scatter4 and the tile a multiple of 4. If two rows go to the same
+        place, a reduction takes both, and of stores either may be the last.
 
         Args:
             table: Of row numbers, ``k.name``.

@@ -278,7 +278,7 @@ class Spread:
 
 
 class Telling:
-    """Who can still tell whom. tells: by a warp, to which others it can tell something."""
+    """Which warps can still learn something from which other warps. tells: [b, a], whether a can learn from b."""
 
     def __init__(self, spread: Spread, uses: tuple[Uses, ...]):
         self.spread, self.layout, self.uses = spread, spread.layout, uses

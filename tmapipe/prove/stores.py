@@ -38,7 +38,7 @@ class Grid(NamedTuple):
     Args:
         tile: Elements of a cluster's tile, by dimension.
         plan: Of the kernel.
-        rows: Dimensions whose elements fit into one cluster, which reduces them.
+        rows: Dimensions that one cluster reduces, as all their elements fit into it.
         lower: Whether the order has no tiles above the diagonal of the last two dimensions.
     """
 

@@ -280,7 +280,7 @@ class CrossEntropyBackward(RowKernel):
 
         Args:
             x, target: As of the forward pass.
-            lse: What it gave, fp32, one a row.
+            lse: The logarithms of sums that the forward pass gave, fp32, one a row.
             dloss: The gradient of the loss, fp32, one a row.
             out: dx, of x's shape; None: made, as x.
 

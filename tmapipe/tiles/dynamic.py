@@ -60,8 +60,8 @@ class DynamicTiles(PersistentTiles):
 
 
 class FetchedTiles(TilesOfRole):
-    """Tiles that the scheduler fetches one by one. dims: what its words say besides whether there is a tile; keeps: whether
-    the scheduler waits for the end of a tile's body, in this role, before it fetches the next one.
+    """Tiles that the scheduler fetches one by one. dims: the dimensions whose coordinates a tile's further words are; keeps:
+    whether the scheduler waits for the end of a tile's body, in this role, before it fetches the next one.
 
     State, in registers: how many slots were read, and the words of the last one. The first word says whether there was a tile.
     """

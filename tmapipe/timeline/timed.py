@@ -135,7 +135,7 @@ def cycles_of_wgmma(matmul: Matmul, costs: Costs = H200) -> float:
 
 
 def cycles_of(costs: Costs, layout: Layout, agent: int, op: Any) -> float:
-    """Cycles that a warp spends on one operation, apart from what it waits for."""
+    """Cycles that a warp spends on one operation, without waits."""
     kind = type(op)
     if kind in (ops.GridWait, ops.GridLaunch):
         return 0.0  # no other kernel is looked at
