@@ -84,7 +84,7 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: tuple[int, in
         return surely[0] <= columns[0] and columns[1] + wide - 1 <= surely[1]
 
     def store_all() -> None:
-        """Wide ones where they can be, then in one branch, which few warps take, the others."""
+        """Stores wide where the address allows; then the other elements, in one branch that few warps take."""
         left, apart = [], None
         for first, row, column in fragments.runs(layout, wide, values.along):
             (start, inside), column = tile.row(row), at[-1] + column

@@ -1,4 +1,4 @@
-"""Kernels are kept: compiled once, in all processes; the function of each signature that launches one; the GPCs of a
+"""Compiled kernels, kept for all processes; the function of each signature that launches a kernel; the GPCs of a
 device."""
 
 from __future__ import annotations

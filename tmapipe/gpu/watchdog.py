@@ -255,7 +255,7 @@ class Watchdog:
 
 
 def hang(schedule: Schedule, plan: Plan, found: list[Row], seconds: float, view: str) -> DeadlockError:
-    """The error for a kernel that has given up: who waits for what, at which line, and what the check says.
+    """The error for a kernel that has given up: which warps wait for which slots, at which line, and the check's report.
 
     Args:
         schedule, plan: Of the kernel.

@@ -178,7 +178,7 @@ class TableLoad(NamedTuple):
 
 @operation("st.global", "stores its values of a tile of {store}", Global("write", "store", "at"))
 class TileStore(NamedTuple):
-    """To the tile that starts at element `at`, by each lane those that it has. Facts: None."""
+    """Each lane stores its own values of the tile that starts at element `at`. Facts: None."""
 
     store: Name
     at: At = ()

@@ -284,7 +284,7 @@ def _of_block(cut: Cut, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]
 
 
 def raw_name(function: Callable[..., None]) -> str:
-    """A raw function's name, first line and what it encloses, which tell it from others."""
+    """A text that tells a raw function from others: its name, its first line and the values that it encloses."""
     function = inspect.unwrap(function)
     code, name = getattr(function, "__code__", None), getattr(function, "__name__", type(function).__name__)
     if code is None:
@@ -296,7 +296,7 @@ def raw_name(function: Callable[..., None]) -> str:
 
 
 def _enclosed(value: Any) -> str:
-    """What tells one value that a function encloses from another. Objects of one class are not told apart."""
+    """A text that tells enclosed values of a function apart. Objects of one class are not told apart."""
     if isinstance(value, (int, float, str, bytes, type(None))):
         return repr(value)
     if isinstance(value, (tuple, list)):

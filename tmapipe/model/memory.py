@@ -87,7 +87,7 @@ class Written:
         self.open: dict[Agent, list[Issue]] = {}  # by warp
 
     def watch(self, agent: Agent, op: Any, facts: Any) -> None:
-        """One transition. It comes before what it does to data."""
+        """Notes one transition, before its effect on data."""
         if isinstance(agent, Flight):
             return
         kind = type(op)

@@ -23,8 +23,8 @@ def _is_stage(stage: Any) -> bool:
 
 @attrs.frozen(eq=False, repr=False)
 class Wgmma:
-    """Declares ``acc[m, n] += a[m, k] * b[n, k]``, by the one role of warpgroups that comes, in the rings of both operands,
-    after the role that fills them (if there are several: the one in the last phases).
+    """Declares ``acc[m, n] += a[m, k] * b[n, k]``, by the role of warpgroups that is in the rings of both operands and comes
+    after the role that fills them (of several such roles, the last).
 
     m is a multiple of 64 a warpgroup, n a multiple of 8 up to 256, and k takes a multiple of 32 bytes (PTX ISA, wgmma
     shapes).
@@ -172,7 +172,7 @@ class RegisterTile:
     Args:
         role: Warpgroups, of one team.
         shape: (m, n) elements: 64 rows a warpgroup, and columns that are a multiple of 8.
-        dims: What a `Wgmma` whose first operand it is calls its rows and columns, such as "n k".
+        dims: Names of its rows and columns, such as "n k", for a `Wgmma` that takes it as first operand.
 
     Raises:
         InputError: For any other.

@@ -161,8 +161,9 @@ def box_of(tile: tuple[int, ...], span: int, peers: int, element: int) -> tuple[
 
 
 def cut_by_hand(inner: int, box: int, span: int) -> int:
-    """Into how many pieces rows of *inner* elements are cut before CuTe DSL sees them: 1, unless it would take longer boxes
-    than these of *box* elements, the longest ones that divide a row, or issue too many of them one after another."""
+    """Into how many pieces rows of *inner* elements are cut before CuTe DSL sees them: 1, unless CuTe DSL would take longer
+    boxes than *box* elements, or would issue too many boxes one after another. Boxes of *box* elements are the longest that
+    divide a row."""
     alike = inner <= MAX_BOX or (box == max(_pieces(inner)) and inner // box <= UNROLLED)
     return 1 if span or alike else inner // box
 
@@ -239,7 +240,7 @@ class Buffer:
     """Slots of shared memory, all alike.
 
     Args:
-        name: That of the stage whose tiles lie in it.
+        name: The name of the stage whose tiles lie in it.
         offset: Where the first slot begins (bytes).
         stages: How many slots there are, of all owners together.
         tile: Elements of a slot along its one or two extents, the last one contiguous. (A tile of three or more extents lies

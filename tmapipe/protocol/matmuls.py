@@ -327,8 +327,8 @@ class Accumulator(Carried):
         """Multiplies the sums by one number a row, between matmuls that were awaited.
 
         Args:
-            by: One number a row, or one for all, such as `tmapipe.math.row_max` gives of a fragment of as many rows that is
-                distributed as these sums are.
+            by: One number a row, or a single number. Numbers of rows come from a fragment that is distributed as these sums
+                are, e.g. by `tmapipe.math.row_max`.
 
         Raises:
             ScopeError: Before a matmul that was started on it is awaited, or for another fragment.

@@ -39,7 +39,7 @@ from tmapipe.stage import LoadStage
 
 
 class SlotPart(Carried):
-    """One stage of a ring as one role sees it. load: what fills it, if that is a load."""
+    """One stage of a ring as one role sees it. load: the load that fills the stage, if a load does."""
 
     def __init__(self, isa: Isa, role: str, buffer: Buffer, load: Load | None = None):
         self.isa, self.role, self.buffer, self.load = isa, role, buffer, load
@@ -118,7 +118,7 @@ class PartInSlot(Carried):
 
         Args:
             i: Which part of the slot. It may lie outside of the tensor, where there are zeros.
-            tile: Of which it is that part, along dimensions that *coordinates* do not name.
+            tile: The tile that has this part: its coordinates along dimensions that *coordinates* do not name.
             coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
 
         Raises:

@@ -72,8 +72,8 @@ class StoreOfSlot(Carried):
 
         Args:
             i: Which part of the slot.
-            tile: Of which it is that part, along dimensions that *coordinates* do not name.
-            coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
+            tile: The tile that has this part: its coordinates along dimensions that *coordinates* do not name.
+            coordinates: By dimension: in parts along the dimension that the tile is cut along, and in tiles along others.
 
         Raises:
             InputError: A coordinate is missing or unknown, or there is no such part.
@@ -89,8 +89,8 @@ class StoreOfSlot(Carried):
         *first* + i of a table names. Where that is outside, also since the table ends, nothing is written.
 
         For a stage whose slot is stored in as many parts as it has rows. One instruction stores, or reduces by, one row; or it
-        stores four of a matrix, where the architecture has scatter4 and the tile a multiple of 4. Two rows that go to one
-        place are reduced both; stored, either may be the last.
+        stores four of a matrix, where the architecture has scatter4 and the tile a multiple of 4. If two rows go to the same
+        place, a reduction takes both, and of stores either may be the last.
 
         Args:
             table: Of row numbers, ``k.name``.
@@ -293,7 +293,7 @@ class BoundStore(Carried):
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
 
     def put_mirrored(self, piece: Piece, values: Fragment) -> None:
-        """Stores the transpose of one piece, to where rows and columns are exchanged."""
+        """Stores the transpose of one piece, with *values* in it, to where rows and columns are exchanged."""
         *outer, m, n = piece.at
         write = functools.partial(self.isa.fragments.write_columns, values, transposed=not self.plan.transposed)
         self._store_piece((*outer, n, m), write, self.stages)

@@ -329,8 +329,8 @@ class Search:
     # ---- what recurs ------------------------------------------------------------------------------------------------
 
     def to_go_on(self, now: Point, state: RunState) -> RunState | None:
-        """None if a state that was looked at covers this one; else the state to go on from, which is added: this one, or one
-        that knows less and covers it and others."""
+        """None if a known state covers this state. Else the state to go on from, which is added to the known ones: this
+        state, or a state that knows less, and so covers this state and others."""
         key = now.key = self._location(now, state)
         state.telling = self.spread.from_here(now.walkers)
         others = self.known.setdefault(key, [])

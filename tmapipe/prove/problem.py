@@ -212,9 +212,9 @@ def operations_of(
 class Sizes:
     """Shapes by numbers of tiles.
 
-    group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; along: that one
-    along which a CTA gets more or fewer tiles, the last one that may have any extent; others: dimensions that the output
-    lacks, but for batches that one of the output's follows.
+    group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; along: the
+        dimension along which a CTA gets more or fewer tiles, the last dimension of open extent; others: dimensions that the
+        output lacks, except batches from which a dimension of the output follows.
     """
 
     def __init__(self, schedule: Schedule, plan: Plan):

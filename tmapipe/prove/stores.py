@@ -38,7 +38,7 @@ class Grid(NamedTuple):
     Args:
         tile: Elements of a cluster's tile, by dimension.
         plan: Of the kernel.
-        rows: Dimensions whose elements fit into one cluster, which reduces them.
+        rows: Dimensions that one cluster reduces, as all their elements fit into it.
         lower: Whether the order has no tiles above the diagonal of the last two dimensions.
     """
 
@@ -286,8 +286,8 @@ def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tupl
 
 
 def _pins(store: Store, moves: list[Move], i: int, grid: Grid) -> Axis | None:
-    """How a tile starts along a dimension, if tiles that have an element in common there have one coordinate. What else such a
-    coordinate moves, it moves alike for both."""
+    """The axis by which a tile starts along a dimension, if tiles that share an element there have the same coordinate.
+    Whatever else that coordinate moves, it moves alike for both tiles."""
     starts = [parts(move.at[i]) for move in moves]
     axis = _axis(starts[0][1], grid) if all(terms == starts[0][1] for _, terms in starts) else None
     consts = [const for const, _ in starts]

@@ -43,7 +43,8 @@ def place_of(x: Any) -> tuple[int, int]:
 
 
 def together(x: Any, together: int, start: int) -> Any:
-    """A tensor of which so many rows, and what lies between them, are seen as one that begins *start* elements earlier."""
+    """The same memory with fewer, longer rows: each has *together* rows of x with all elements between them, and begins
+    *start* elements earlier."""
     (*lead, height, length), (*steps, pitch, _) = x.shape, strides_of(x)
     pitch = pitch if height > 1 else length
     shape, strides = (height // together, (together - 1) * pitch + length + start), (together * pitch, 1)

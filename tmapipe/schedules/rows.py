@@ -1,4 +1,4 @@
-"""Rows: what kernels share that compute each row of a matrix by itself, and how a call fits them to its tensors."""
+"""Rows: the base of kernels that compute each row of a matrix by itself, and how a call fits a kernel to its tensors."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class CombineParts(Schedule):
 
 
 class SplitAttention(Attention):
-    """`Attention` of few queries: CTAs take parts of the keys that these see, and `CombineParts` adds what they find.
+    """`Attention` of few queries: each CTA takes a part of the keys, and `CombineParts` adds the CTAs' sums.
 
     The queries of all heads of a group are the rows of one matrix, so that keys and values are read once.
 

@@ -60,8 +60,8 @@ class DynamicTiles(PersistentTiles):
 
 
 class FetchedTiles(TilesOfRole):
-    """Tiles that the scheduler fetches one by one. dims: what its words say besides whether there is a tile; keeps: whether
-    the scheduler waits for the end of a tile's body, in this role, before it fetches the next one.
+    """Tiles that the scheduler fetches one by one. dims: the dimensions whose coordinates a tile's further words are; keeps:
+    whether the scheduler waits for the end of a tile's body, in this role, before it fetches the next one.
 
     State, in registers: how many slots were read, and the words of the last one. The first word says whether there was a tile.
     Of the scheduler also whether it has taken a number.
@@ -387,8 +387,8 @@ class GridTiles(PersistentTiles):
             compiler is told to spare registers for them. None: as many as shared memory, registers and threads allow; of
             kernels with wgmma one, which has all registers. Where several of these share them, none sets its own, so
             accumulators are small. Not with `Role(registers=)`, by which one CTA has all.
-        each: Tiles next to each other that a cluster takes, one after another: with as many slots, a tile is loaded while one
-            before it is computed, and what is loaded once a CTA serves them all.
+        each: Neighbouring tiles that a cluster takes, one after another: with as many slots, the next tile is loaded while a
+            tile is computed, and a load per CTA serves all of them.
 
     Raises:
         InputError: For any other value.
