@@ -17,7 +17,7 @@ from tmapipe.schedules import (
     Conv,
     Copy,
     CopyPlaces,
-    CopyRows,
+    CopyRuns,
     CrossEntropyBackwardRows,
     CrossEntropyRows,
     CumsumRows,
@@ -243,10 +243,10 @@ REGISTRY: tuple[Registered, ...] = (
         ((1, 1, {"r": 2, "w": 300}),),
     ),
     Registered(
-        "Copy, by threads",
-        lambda: CopyRows(row_form(5001, vector=2), 2),
-        lambda: CopyRows(RowForm(200, 1, 512, 2, vector=2, each=2, pitch=301, start=5), 2),
-        ((1, 1, {"b": 2, "w": 600}),),
+        "Copy, runs with gaps",
+        lambda: CopyRuns((9000,), ((30, 11), (600, 41)), 1, 5, (3, 2), (4, 1), (3, 2)),
+        lambda: CopyRuns((), ((5, 2),), 4, 1, (0,), (1, 4), (1, 1)),
+        ((1, 1, {"w": 200}),),
     ),
     Registered(
         "Reduce",

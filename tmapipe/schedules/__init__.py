@@ -1,7 +1,7 @@
 """Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
 from tmapipe.schedules.attention import Attention, Score
-from tmapipe.schedules.copy import Copy, CopyPlaces, CopyRows, Cumsum, CumsumRows
+from tmapipe.schedules.copy import Copy, CopyPlaces, CopyRuns
 from tmapipe.schedules.crossentropy import (
     CrossEntropy,
     CrossEntropyBackward,
@@ -14,6 +14,7 @@ from tmapipe.schedules.crossentropy import (
     Softmax,
     SoftmaxRows,
 )
+from tmapipe.schedules.cumsum import Cumsum, CumsumRows
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
 from tmapipe.schedules.fused import AddParts
 from tmapipe.schedules.gemm import DequantGemm, Gemm
@@ -52,7 +53,7 @@ __all__ = [
     "Conv",
     "Copy",
     "CopyPlaces",
-    "CopyRows",
+    "CopyRuns",
     "CrossEntropy",
     "CrossEntropyBackward",
     "CrossEntropyBackwardRows",
