@@ -243,9 +243,9 @@ REGISTRY: tuple[Registered, ...] = (
         ((1, 1, {"r": 2, "w": 300}),),
     ),
     Registered(
-        "Copy, runs with gaps",
-        lambda: CopyRuns((9000,), ((30, 11), (600, 41)), 1, 5, (3, 2), (4, 1), (3, 2)),
-        lambda: CopyRuns((), ((5, 2),), 4, 1, (0,), (1, 4), (1, 1)),
+        "Copy, by threads",
+        lambda: CopyRuns((9000,), ((30, 11), (600, 41)), 2, 5, (1, 1), (2, 2), (6, 2)),
+        lambda: CopyRuns((), ((5, 2),), 2, 1, (0,), (1, 2), (1, 1)),
         ((1, 1, {"w": 200}),),
     ),
     Registered(
