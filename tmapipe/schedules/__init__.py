@@ -14,7 +14,6 @@ from tmapipe.schedules.crossentropy import (
     Softmax,
     SoftmaxRows,
 )
-from tmapipe.schedules.cumsum import Cumsum, CumsumRows
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
 from tmapipe.schedules.fused import AddParts
 from tmapipe.schedules.gemm import DequantGemm, Gemm
@@ -41,7 +40,7 @@ from tmapipe.schedules.norms import (
     SoftmaxBackward,
     SoftmaxBackwardRows,
 )
-from tmapipe.schedules.rotary import Rotary, RotaryTiles
+from tmapipe.schedules.rotary import Cumsum, CumsumRows, Rotary, RotaryTiles
 from tmapipe.schedules.splitattention import CombineParts, SplitAttention
 from tmapipe.schedules.transpose import Transpose, TransposeRows, TransposeTiles
 

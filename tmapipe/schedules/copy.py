@@ -27,10 +27,12 @@ from tmapipe.schedules.fused import check_stages
 from tmapipe.schedules.rowform import (
     BOX,
     FLIGHT,
+    LINE,
     WIDEST,
     address_of,
     apart_of,
     begins_inside,
+    merged,
     padded,
     seen_as,
     strides_of,
@@ -50,12 +52,14 @@ REGISTERS, OTHERS = 1 << 16, 32  # of a multiprocessor; and of a thread of `Copy
 TILE, MOST_VALUES = 32 << 10, 80  # bytes of a tile of rows that begin anywhere, and elements of a thread, at most
 MULTIPROCESSOR = 228 * 1024  # bytes of shared memory of one, on sm_90
 BOXES = 1024  # bytes of a row of a tile of words
-WORD, THREADS = 4, 128  # bytes that a thread stores at once, where addresses are anything; and threads of a CTA that do
+WORD = 4  # bytes that a thread stores at once, where addresses are anything
+RESIDENT = 1024  # threads of a multiprocessor that copy runs, with 64 registers each
+FEW = 8  # times that a multiprocessor takes CTAs, up to which the last ones count
 PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = (1 << 31) - (1 << 16)  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
 MOST_GAPS = 3  # kinds of gaps in a run
-LEAST_RUN = 1024  # bytes of runs of which each has tiles of its own
+LEAST_RUN = 512  # bytes of runs of which each has tiles of its own
 
 
 class Copy(Schedule):
@@ -145,9 +149,10 @@ class Copy(Schedule):
         elif not begins_inside(x) or min(strides_of(x)) < 1:
             self._copy(*merged(padded(x, whole=True), y), False)
         elif (found := runs_of(x, y)) is not None:
-            schedule, seen, result = found
-            schedule = self.__dict__.setdefault("_runs", {}).setdefault(schedule, CopyRuns(*schedule))
-            schedule(x=seen, y=result)
+            (key, seen, result), made = found, self.__dict__.setdefault("_runs", {})
+            if key not in made:
+                made[key] = CopyRuns(*key)
+            made[key](x=seen, y=result)
         elif engine:
             self._move(x, y)
         else:
@@ -158,15 +163,16 @@ class Copy(Schedule):
         (rows, columns), row = self.x.tile, x.shape[-1] * x.dtype.itemsize // WORD
         while x.ndim > 1 and columns % 8 == 0 and columns >= 2 * row and rows <= BOX // 2:
             rows, columns = rows * 2, columns // 2
-        key, made = (x.ndim, columns), self.__dict__.setdefault("_ranked", {(2, self.x.tile[1]): self})
-        if key not in made:
+        key, made = (x.ndim, columns), self.__dict__.setdefault("_ranked", {})
+        plain = key == (2, self.x.tile[1])
+        if not plain and key not in made:
             other = copy(self)
             dims = " ".join(("a b c m n", "n")[x.ndim == 1].split()[-x.ndim :])
             box = (rows * columns,) if x.ndim == 1 else (rows, columns)
             other.x = TmaLoadStage(dims, tile=box, ring=self.ring, dtype=int32, l2_hint=self.x.l2_hint)
             other.y = TmaStoreStage(source=other.x, stages=self.y.stages)
             made[key] = other
-        Schedule.__call__(made[key], as_words("x", x), as_words("x", y))
+        Schedule.__call__(self if plain else made[key], as_words("x", x), as_words("x", y))
 
     def _copy_places(self, x: Any, y: Any) -> None:
         """Copies short rows that begin anywhere. The rows of a tile follow along one dimension."""
@@ -187,7 +193,7 @@ class Copy(Schedule):
                 (*steps, pitch, _), (*out, other_pitch, _) = strides_of(one), strides_of(other)
                 *lead, height, length = one.shape
                 start = address_of(one) % ALIGNMENT // size
-                reach = sum((n - 1) * step for n, step in zip(lead, steps, strict=True)) + (several - 1) * pitch
+                reach = _reach(one[..., :1, :1]) - 1 + (several - 1) * pitch
                 key = (*steps, pitch), length, size, start, *_together(one, other)
                 if key not in fitted:
                     fitted[key] = CopyPlaces(*key)
@@ -235,12 +241,8 @@ class CopyPlaces(Schedule):
     ):
         if not isinstance(steps, tuple) or not 1 <= len(steps) <= 3 or not all(type(step) is int for step in steps):
             raise InputError("CopyPlaces(steps)", steps, "is of one to three dimensions", "e.g. (101, 1010)")
-        if (
-            {type(size), type(width)} != {int}
-            or size not in (1, 2, 4)
-            or width not in WIDTHS
-            or width * size > ALIGNMENT
-        ):
+        known = type(size) is type(width) is int and size in (1, 2, 4) and width in WIDTHS
+        if not known or width * size > ALIGNMENT:
             rule = "are bytes of an element, 1, 2 or 4, and elements side by side, 1, 2, 4 or 8 of 16 bytes at most"
             raise InputError("CopyPlaces(size, width)", (size, width), rule, "e.g. 2 and 8")
         if not is_count(length) or type(start) is not int or not 0 <= start < ALIGNMENT // size:
@@ -324,7 +326,7 @@ class CopyRuns(Schedule):
         start: Elements after a multiple of 16 bytes where x begins.
         begins: Elements after a word where y begins, and further on along each of y's other dimensions.
         word: (elements that a thread has side by side, bytes of which addresses and runs of y are whole multiples).
-        tile: (such words of a thread in a tile, tiles of a CTA).
+        tile: (such words of a thread in a tile, tiles of a CTA, warps that share a tile).
         alike: Whether x begins a word where y does, and at a multiple of 16 bytes. There are no gaps then.
     """
 
@@ -338,31 +340,35 @@ class CopyRuns(Schedule):
         start: int = 0,
         begins: tuple[int, ...] = (0,),
         word: tuple[int, int] = (4, 4),
-        tile: tuple[int, int] = (8, 2),
+        tile: tuple[int, int, int] = (8, 2, 4),
         alike: bool = False,
     ):
         if not all(isinstance(some, tuple) for some in (steps, gaps, begins)) or len(begins) != len(steps) + 1 > 5:
             rule = "are up to four steps, and as many numbers and one more"
             raise InputError("CopyRuns(steps, begins)", (steps, begins), rule, "e.g. (101,) and (0, 3)")
-        pairs = all(isinstance(pair, tuple) and len(pair) == 2 and all(map(is_count, pair)) for pair in (word, tile))
-        if not pairs or word[0] not in WIDTHS:
-            rule = "are two numbers each, and 1, 2, 4 or 8 elements are side by side"
-            raise InputError("CopyRuns(word, tile)", (word, tile), rule, "e.g. (4, 4) and (8, 2)")
+        pairs = ((word, 2), (tile, 3))
+        counts = all(isinstance(some, tuple) and len(some) == n and all(map(is_count, some)) for some, n in pairs)
+        if not counts or word[0] not in WIDTHS:
+            rule = "are two and three numbers, and 1, 2, 4 or 8 elements are side by side"
+            raise InputError("CopyRuns(word, tile)", (word, tile), rule, "e.g. (4, 4) and (8, 2, 4)")
         if size not in (1, 2, 4) or type(start) is not int or not 0 <= start < ALIGNMENT // size or (alike and gaps):
             rule = "are bytes of an element, 1, 2 or 4, and elements after a multiple of 16 bytes; no gaps if alike"
             raise InputError("CopyRuns(size, start)", (size, start), rule, "e.g. 1 and 0")
-        (width, vector), (vectors, each) = word, tile
+        (width, vector), (vectors, each, warps) = word, tile
+        self.work = Role(warps=warps)
         self.steps, self.gaps, self.start, self.begins = steps, gaps, start, begins
         self.width, self.alike, self.unit = width, alike, ALIGNMENT // size
-        self.tile, self.word = vectors * width * THREADS, max(width, self.unit) if alike else width
+        self.tile, self.word = vectors * width * warps * WARP, max(width, self.unit) if alike else width
         slot = self.tile + self.unit - 1 + sum(ceil_div(self.tile - 1, length) * further for length, further in gaps)
-        slot = self.tile if alike else ceil_div(slot, BOX) * BOX
+        slot = self.tile if alike else _in_boxes(slot, LINE // size)
         self.names = ("e", "d", "c", "b")[4 - len(steps) :]
         self.over = " ".join((*self.names, "n"))
         self.ring = BarrierRing(each, producer=self.load, consumer=self.work)
         self.x = TmaLoadStage("w", tile=(slot,), ring=self.ring, l2_hint="evict_last")
         self.y = ThreadStoreStage(self.over, tile=(self.tile,), role=self.work, vector=vector, wide=True)
-        self.tiles = GridTiles(Grouped(1), max(1, min(6, ceil_div(FLIGHT, each * slot * size))), each)
+        self.tiles = GridTiles(
+            Grouped(1), max(1, min(RESIDENT // (WARP + WARP * warps), ceil_div(FLIGHT, each * slot * size))), each
+        )
 
     def _first(self, tile: Tile) -> tuple[Any, Any, Any]:
         """Of a tile: its first element in the run, perhaps before that; the first element that is read, counted from where the
@@ -399,21 +405,11 @@ class CopyRuns(Schedule):
         k.y.store_from(*[getattr(tile, name) for name in self.names], begin, values=values)
 
 
-def merged(x: Any, y: Any) -> tuple[Any, Any]:
-    """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
-    with one of a single element after them."""
-    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
-    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
-    joined: list[tuple[int, int, int]] = []
-    for n, xs, ys in dims or [(1, 1, 1)]:
-        if joined and joined[-1][1:] == (xs * n, ys * n):
-            joined[-1] = (joined[-1][0] * n, xs, ys)
-        else:
-            joined.append((n, xs, ys))
-    if 1 not in joined[-1][1:]:
-        joined.append((1, 1, 1))
-    shape, *strides = zip(*joined, strict=True)
-    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
+def _in_boxes(elements: int, line: int) -> int:
+    """So many elements or a few more, which are whole boxes of whole lines: few elements, in few boxes."""
+    least = ceil_div(elements, BOX)
+    forms = ((ceil_div(elements, n * line) * n * line, n) for n in range(least, least + 4))
+    return min(forms, key=lambda form: form[0] + form[1] * line // 2)[0]
 
 
 def _of_words(x: Any) -> Any:
@@ -436,8 +432,8 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     """What `CopyRuns` is made of for two tensors with the same dimensions, y's in the order of its memory, and the two as it
     takes them; None if y has short runs, or x's lie far apart.
 
-    The model: a tile is best when few of the bytes that are loaded are gaps. What lies between two short runs in the same
-    sectors of DRAM costs nothing. A gap that is as long as what is left of a tile would be loaded with each tile.
+    The model: few of the bytes that are loaded are gaps. What lies between two short runs in the same sectors of DRAM costs
+    nothing; a long gap would be loaded with each tile.
     """
     *dims, (n, step, one) = zip(x.shape, strides_of(x), strides_of(y), strict=True)
     size, other = x.dtype.itemsize, y.dtype.itemsize
@@ -456,26 +452,32 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
         return None
     shape, steps, out = zip(*dims, strict=True) if dims else ((), (), ())
     start, begin = (address_of(each) % ALIGNMENT // each.dtype.itemsize for each in (x, y))
-    if size == other:
-        differ = (start - begin, *(one - two for one, two in zip(steps, out, strict=True)))
-    else:
-        differ = (start, begin * other // size, *steps, *(step * other // size for step in out))
-    alike = not gaps and all(each % unit == 0 for each in differ)
+    differ = [one - two for one, two in zip((start, *steps), (begin, *out), strict=True)]
+    apart = (
+        any(each % unit for each in differ)
+        if size == other
+        else any(each % WIDEST for each in (start, begin, *steps, *out))
+    )
+    alike = not gaps and not apart
     width = min(WIDEST, ALIGNMENT // min(size, other)) if alike else max(1, WORD // other)
     word = max(width, ALIGNMENT // other) if alike else width
     begins = tuple(each % word for each in (begin, *out))
-    vectors = min(piece // (width * THREADS), ceil_div(n + word - 1, width * THREADS))
-    while (
-        any(begins) and -n % (vectors * width * THREADS) < word - 1
-    ):  # the last tile reaches the end, wherever it begins
-        vectors += 1
-    tile = vectors * width * THREADS
-    tiles = math.prod(shape) * ceil_div(n, tile)
-    each = max(1, min(FLIGHT // 6 // (tile * size), tiles // (6 * MULTIPROCESSORS)))
+    warps = next((few for few in (1, 2) if n + word <= few * piece // 4), 4)  # short runs have tiles of their own
+    threads = width * warps * WARP
+    vectors = min(piece * warps // (4 * threads), ceil_div(n + word - 1, threads))
+    while any(begins) and -n % (vectors * threads) < word - 1:
+        vectors += 1  # until the last tile reaches the end, wherever it begins
+    tile, resident = vectors * threads, RESIDENT // (WARP + WARP * warps)
+    tiles, most = math.prod(shape) * ceil_div(n, tile), ceil_div(FLIGHT, resident * tile * size)
+    resident *= MULTIPROCESSORS
+    each = min(most, ceil_div(tiles, resident))
+    if resident * most < tiles < FEW * resident * most:  # in how many such tiles' time all are done
+        each = min(
+            range(most - 1, 2 * most), key=lambda each: (ceil_div(tiles, each * resident) * each, abs(each - most))
+        )
     vector = math.gcd(ALIGNMENT, width * other, n * other, begin * other, *(step * other for step in out))
-    key = steps, tuple(gaps), size, start, begins, (width, vector), (vectors, each), alike
-    reach = _reach(x)
-    return key, seen_as(x, (start + reach,), (1,), start), seen_as(y, (*shape, n), (*out, 1))
+    key = steps, tuple(gaps), size, start, begins, (width, vector), (vectors, each, warps), alike
+    return key, seen_as(x, (start + _reach(x),), (1,), start), seen_as(y, (*shape, n), (*out, 1))
 
 
 def _unit(x: Any, y: Any, most: int) -> int:
