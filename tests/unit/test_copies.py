@@ -27,6 +27,9 @@ VIEWS = {
     "64 bits": (lambda: some(9, 33, dtype=torch.int64)[:, :31], False),
     "fewer columns": (lambda: some(40, 304)[:, :301], False),
     "permuted": (lambda: some(6, 8, 16).permute(1, 0, 2), True),
+    "every second column": (lambda: some(5, 131)[:, 1::2], False),
+    "every second of 64 bits": (lambda: some(3, 33, dtype=torch.int64)[:, ::2], False),
+    "transposed": (lambda: some(3, 31).t(), False),
     "bool": (lambda: some(5, 33) > 0, False),
     "one element": (lambda: some(1), False),
     "no dimension": (lambda: torch.tensor(3.0), False),
@@ -68,6 +71,10 @@ def test_what_the_engine_can_move_is_not_left_to_threads(name, monkeypatch):
     monkeypatch.setattr(Copy, "_move", lambda self, x, y: moved.append(x.nbytes) or y.copy_(x))
     Copy()(x)
     assert sum(moved) == x.nbytes
+
+
+def test_rows_that_are_repeated():
+    check(some(33).expand(4, 33))
 
 
 def check_types(device="cpu"):

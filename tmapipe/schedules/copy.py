@@ -58,8 +58,8 @@ FEW = 8  # times that a multiprocessor takes CTAs, up to which the last ones cou
 PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = (1 << 31) - (1 << 16)  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
-MOST_GAPS = 3  # kinds of gaps in a run
-LEAST_RUN = 512  # bytes of runs of which each has tiles of its own
+MUCH = 128 << 20  # bytes from which on it is faster to keep in L2 what is read than what is written
+MOST_GAPS, LEAST_RUN = 3, 512  # kinds of gaps in a run; bytes of runs of which each has tiles of its own
 
 
 class Copy(Schedule):
@@ -68,9 +68,9 @@ class Copy(Schedule):
     Dimensions that follow one another in both tensors are joined. A call is one launch, but for tensors of 2^31 elements:
     the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Runs of
     y that begin or end elsewhere, or that have gaps in x, are loaded by the engine and stored by threads (`CopyRuns`). Short
-    rows that lie far apart are taken row by row (`CopyPlaces`).
+    rows that lie far apart are taken row by row (`CopyPlaces`), transposed ones by elements, slower than by `Transpose`.
 
-    By default each CTA copies one tile. So few bytes are in flight, which lie close together: DRAM pages stay open.
+    By default each CTA copies one tile: few bytes are in flight, which lie close together, so that DRAM pages stay open.
 
     Args:
         tile: (rows, words) moved at once.
@@ -320,43 +320,46 @@ class CopyRuns(Schedule):
     out, and store words from where these begin in y.
 
     Args:
-        steps: Elements of x from one run to the next along each of y's dimensions before n, up to four.
+        steps: Along each of y's dimensions before n, up to four: (elements of x from one run to the next, how far on in a word
+            y's then begin).
         gaps: (length, elements that are left out after it), the shortest length first, of which the others are multiples.
         size: Bytes of an element of x.
-        start: Elements after a multiple of 16 bytes where x begins.
-        begins: Elements after a word where y begins, and further on along each of y's other dimensions.
+        start: (elements after a multiple of 16 bytes where x begins, elements after the begin of a word where y does).
         word: (elements that a thread has side by side, bytes of which addresses and runs of y are whole multiples).
         tile: (such words of a thread in a tile, tiles of a CTA, warps that share a tile).
         alike: Whether x begins a word where y does, and at a multiple of 16 bytes. There are no gaps then.
+        l2_hint: Of the loads, as of `TmaLoadStage`.
     """
 
     load, work = Role(warps=1), Role(warps=4)
 
     def __init__(
         self,
-        steps: tuple[int, ...] = (),
+        steps: tuple[tuple[int, int], ...] = (),
         gaps: tuple[tuple[int, int], ...] = ((72, 40),),
         size: int = 1,
-        start: int = 0,
-        begins: tuple[int, ...] = (0,),
+        start: tuple[int, int] = (0, 0),
         word: tuple[int, int] = (4, 4),
         tile: tuple[int, int, int] = (8, 2, 4),
         alike: bool = False,
+        l2_hint: str | None = None,
     ):
-        if not all(isinstance(some, tuple) for some in (steps, gaps, begins)) or len(begins) != len(steps) + 1 > 5:
-            rule = "are up to four steps, and as many numbers and one more"
-            raise InputError("CopyRuns(steps, begins)", (steps, begins), rule, "e.g. (101,) and (0, 3)")
-        pairs = ((word, 2), (tile, 3))
-        counts = all(isinstance(some, tuple) and len(some) == n and all(map(is_count, some)) for some, n in pairs)
+        if not isinstance(steps, tuple) or not isinstance(gaps, tuple) or len(steps) > 4:
+            raise InputError("CopyRuns(steps, gaps)", (steps, gaps), "are tuples of pairs, up to four steps", "e.g. ()")
+        counts = all(
+            isinstance(some, tuple) and len(some) == n and all(map(is_count, some))
+            for some, n in ((word, 2), (tile, 3))
+        )
         if not counts or word[0] not in WIDTHS:
             rule = "are two and three numbers, and 1, 2, 4 or 8 elements are side by side"
             raise InputError("CopyRuns(word, tile)", (word, tile), rule, "e.g. (4, 4) and (8, 2, 4)")
-        if size not in (1, 2, 4) or type(start) is not int or not 0 <= start < ALIGNMENT // size or (alike and gaps):
+        pair = isinstance(start, tuple) and len(start) == 2 and all(type(n) is int and n >= 0 for n in start)
+        if size not in (1, 2, 4) or not pair or start[0] * size >= ALIGNMENT or (alike and gaps):
             rule = "are bytes of an element, 1, 2 or 4, and elements after a multiple of 16 bytes; no gaps if alike"
-            raise InputError("CopyRuns(size, start)", (size, start), rule, "e.g. 1 and 0")
+            raise InputError("CopyRuns(size, start)", (size, start), rule, "e.g. 1 and (0, 0)")
         (width, vector), (vectors, each, warps) = word, tile
         self.work = Role(warps=warps)
-        self.steps, self.gaps, self.start, self.begins = steps, gaps, start, begins
+        self.steps, self.gaps, self.start = steps, gaps, start
         self.width, self.alike, self.unit = width, alike, ALIGNMENT // size
         self.tile, self.word = vectors * width * warps * WARP, max(width, self.unit) if alike else width
         slot = self.tile + self.unit - 1 + sum(ceil_div(self.tile - 1, length) * further for length, further in gaps)
@@ -364,7 +367,7 @@ class CopyRuns(Schedule):
         self.names = ("e", "d", "c", "b")[4 - len(steps) :]
         self.over = " ".join((*self.names, "n"))
         self.ring = BarrierRing(each, producer=self.load, consumer=self.work)
-        self.x = TmaLoadStage("w", tile=(slot,), ring=self.ring, l2_hint="evict_last")
+        self.x = TmaLoadStage("w", tile=(slot,), ring=self.ring, l2_hint=l2_hint)
         self.y = ThreadStoreStage(self.over, tile=(self.tile,), role=self.work, vector=vector, wide=True)
         self.tiles = GridTiles(
             Grouped(1), max(1, min(RESIDENT // (WARP + WARP * warps), ceil_div(FLIGHT, each * slot * size))), each
@@ -373,12 +376,11 @@ class CopyRuns(Schedule):
     def _first(self, tile: Tile) -> tuple[Any, Any, Any]:
         """Of a tile: its first element in the run, perhaps before that; the first element that is read, counted from where the
         longest length begins that it is in; where in x that begins."""
-        places = [getattr(tile, name) for name in self.names]
-        first = tile.n * self.tile
-        if any(self.begins):
-            before = self.begins[0] + sum(place * step for place, step in zip(places, self.begins[1:], strict=True))
+        (place, before), first = self.start, tile.n * self.tile
+        for name, (step, begins) in zip(self.names, self.steps, strict=True):
+            place, before = place + getattr(tile, name) * step, before + getattr(tile, name) * begins
+        if self.start[1] or any(begins for _, begins in self.steps):
             first = first - before % self.word
-        place = self.start + sum(place * step for place, step in zip(places, self.steps, strict=True))
         if not self.gaps:
             return first, 0, place + first
         longest, _ = self.gaps[-1]
@@ -461,11 +463,11 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     alike = not gaps and not apart
     width = min(WIDEST, ALIGNMENT // min(size, other)) if alike else max(1, WORD // other)
     word = max(width, ALIGNMENT // other) if alike else width
-    begins = tuple(each % word for each in (begin, *out))
+    begin, *begins = (each % word for each in (begin, *out))
     warps = next((few for few in (1, 2) if n + word <= few * piece // 4), 4)  # short runs have tiles of their own
     threads = width * warps * WARP
     vectors = min(piece * warps // (4 * threads), ceil_div(n + word - 1, threads))
-    while any(begins) and -n % (vectors * threads) < word - 1:
+    while any((begin, *begins)) and -n % (vectors * threads) < word - 1:
         vectors += 1  # until the last tile reaches the end, wherever it begins
     tile, resident = vectors * threads, RESIDENT // (WARP + WARP * warps)
     tiles, most = math.prod(shape) * ceil_div(n, tile), ceil_div(FLIGHT, resident * tile * size)
@@ -475,8 +477,10 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
         each = min(
             range(most - 1, 2 * most), key=lambda each: (ceil_div(tiles, each * resident) * each, abs(each - most))
         )
-    vector = math.gcd(ALIGNMENT, width * other, n * other, begin * other, *(step * other for step in out))
-    key = steps, tuple(gaps), size, start, begins, (width, vector), (vectors, each, warps), alike
+    vector = math.gcd(ALIGNMENT, width * other, n * other, address_of(y), *(step * other for step in out))
+    hint = "evict_last" if n * math.prod(shape) * size >= MUCH else None
+    pairs = tuple(zip(steps, begins, strict=True))
+    key = pairs, tuple(gaps), size, (start, begin), (width, vector), (vectors, each, warps), alike, hint
     return key, seen_as(x, (start + _reach(x),), (1,), start), seen_as(y, (*shape, n), (*out, 1))
 
 
