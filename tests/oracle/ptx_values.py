@@ -98,7 +98,7 @@ _OF_PREDICATES = {"not": lambda a: 1 - a, "and": operator.and_, "or": operator.o
 def _function(opcode: str) -> Callable[..., Any] | None:
     """Of the operands' values; None if the result is data."""
     kind, *words = opcode.split(".")
-    if "rn" in words or not re.fullmatch(r"[usb]\d+|pred", words[-1]):
+    if kind == "prmt" or "rn" in words or not re.fullmatch(r"[usb]\d+|pred", words[-1]):
         return None
     read = _as(words[-1])
     if kind in ("mov", "cvta"):

@@ -203,6 +203,9 @@ class RecordingIsa(Isa, Fragments):
     def read_part(self, slot: SlotRef, layout: Any, at: Any, pitch: int = 0) -> Fragment:
         return self.read(slot, layout)
 
+    def read_joined(self, slot: SlotRef, layout: Any, at: Any, gaps: Any) -> Fragment:
+        return self.read(slot, layout)
+
     def read_rows_as_columns(self, slot: SlotRef, layout: Any, starts: Any, pitch: int) -> Fragment:
         return self.read(slot, layout)
 

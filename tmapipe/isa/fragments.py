@@ -29,6 +29,17 @@ NEUTRAL = {
 }
 
 
+def joined_places(slot: SlotRef, at: tuple[int, int], gaps: tuple[tuple[int, int], ...], columns: Any) -> Any:
+    """Where the elements of these columns of a tile lie in a slot, as of `Fragments.read_joined`. Raises `InputError` for what
+    lies outside of it."""
+    first, tile = at[1] + columns, slot.buffer.tile
+    found = at[0] + first + sum(first // length * further for length, further in gaps)
+    if found.min() < 0 or found.max() >= tile[0]:
+        rule = f"reads inside the tile of {tile}, not {found.min()} to {found.max()}"
+        raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
+    return found
+
+
 class Fragments(Scans):
     """What one warp does with fragments.
 
@@ -202,6 +213,13 @@ class Fragments(Scans):
         Args:
             pitch: Elements from one row to the next, in a slot with one extent; 0: those of a row of its tile.
         """
+        raise NotImplementedError
+
+    def read_joined(
+        self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], gaps: tuple[tuple[int, int], ...]
+    ) -> Fragment:
+        """``ld.shared``: elements at[1], at[1] + 1, ... of those that lie in a slot with one extent from at[0] on, without its
+        gaps: k at k plus (k // length) further, for each (length, further). Generic proxy."""
         raise NotImplementedError
 
     def read_rows_as_columns(

@@ -17,7 +17,7 @@ from tmapipe.errors import InputError
 from tmapipe.isa import ops
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
-from tmapipe.isa.fragments import Fragments
+from tmapipe.isa.fragments import Fragments, joined_places
 from tmapipe.model.memory import Memory, convert
 from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
@@ -158,6 +158,10 @@ class SlotAccesses(Fragments):
 
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int = 0) -> Fragment:
         places = self._positions(pitch, layout, at) if pitch else self._inside(slot, layout, at)
+        return self._fragment(slot, layout, "tile", self._read(slot, at=places))
+
+    def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int], gaps: Any) -> Fragment:
+        places = None if self.memory is None else joined_places(slot, at, gaps, self._indices(layout)[1])
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
     def read_rows_as_columns(self, slot: SlotRef, layout: ThreadLayout, starts: Any, pitch: int) -> Fragment:

@@ -157,6 +157,10 @@ class TracingFragments(Fragments):
             self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at, pitch)
         )
 
+    def read_joined(self, slot: Any, layout: Any, at: Any, gaps: Any) -> Fragment:
+        data = self._record("read_joined", slot, layout, at, gaps)
+        return Fragment(self, layout, "tile", slot.buffer.dtype.kind, data)
+
     def read_rows_as_columns(self, slot: Any, layout: Any, starts: Any, pitch: int) -> Fragment:
         data = self._record("read_rows_as_columns", slot, layout, starts, pitch)
         return Fragment(self, layout, "tile", slot.buffer.dtype.kind, data)

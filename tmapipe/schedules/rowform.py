@@ -95,6 +95,23 @@ def expanded(x: Any, shape: tuple[int, ...]) -> Any:
     return seen_as(x, shape, steps)
 
 
+def merged(x: Any, y: Any) -> tuple[Any, Any]:
+    """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
+    with one of a single element after them."""
+    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
+    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
+    joined: list[tuple[int, int, int]] = []
+    for n, xs, ys in dims or [(1, 1, 1)]:
+        if joined and joined[-1][1:] == (xs * n, ys * n):
+            joined[-1] = (joined[-1][0] * n, xs, ys)
+        else:
+            joined.append((n, xs, ys))
+    if 1 not in joined[-1][1:]:
+        joined.append((1, 1, 1))
+    shape, *strides = zip(*joined, strict=True)
+    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
+
+
 def padded(x: Any, whole: bool = False) -> Any:
     """A copy of a tensor whose rows begin at multiples of 16 bytes, repeated as it was; or of the *whole* of it, dense."""
     steps, unit = strides_of(x), ALIGNMENT // x.dtype.itemsize
