@@ -88,7 +88,7 @@ class GpuFragments(PeerFragments, Sums):
         words = cute.recast_tensor(rounded, Int32)
         return [words[i] for i in range(cute.size(words))]
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         return operand(matmul, values.data if values.kind == "operand" else self.packed(matmul, values))
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:

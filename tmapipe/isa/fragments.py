@@ -72,9 +72,9 @@ class Fragments(Scans):
         """The data of *values* of (m, k) in b's type, as `operand` takes it too."""
         raise NotImplementedError
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group
-        is complete.
+        is complete. registers: which, of several sets that take turns.
 
         Of 16-bit types a thread has the same elements of 16 columns as an operand and as an accumulator, in the same order.
         """

@@ -60,8 +60,8 @@ class MachineFragments(Reductions):
         data = values.data
         return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
-        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
+        self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))
         return values.data if values.kind == "operand" else self.packed(matmul, values)
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
@@ -328,9 +328,9 @@ class MachineIsa(Isa):
     def reduces(self, values: Fragment, along: str, inside: Any) -> None:
         """Is told of each reduction of a fragment, with the arguments of `Fragments.reduce`."""
 
-    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
+    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef, registers: str = "") -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))
-        super().wgmma(matmul, acc, a, b)
+        super().wgmma(matmul, acc, a, b, registers)
 
     # ---- operands -------------------------------------------------------------------------------------------------
 

@@ -158,9 +158,10 @@ class BoundMatmul(Carried):
             ScopeError: Of a matmul whose a lies in slots, or for fragments that `start` would not take.
         """
         matmul, fragments = self.matmul, self.isa.fragments
-        if matmul.a is not None:
-            raise ScopeError(f"k.{matmul.name}.operand(), whose a is the tile of a slot. Start it with that.")
-        values = parts[0] if len(parts) == 1 else _beside(matmul, parts)
+        if matmul.a is not None or matmul.in_flight:
+            why = "is packed where it is added" if matmul.in_flight else "is the tile of a slot. Start it with that"
+            raise ScopeError(f"k.{matmul.name}.operand(), whose a {why}.")
+        values = _beside(matmul, parts)
         check_operand(matmul, values)
         if values.kind == "operand":
             return values
@@ -172,19 +173,17 @@ def _layout_of_a(matmul: Matmul, columns: int) -> AccumulatorLayout:
     return AccumulatorLayout(matmul.shape[0], columns, matmul.warpgroups, matmul.first_warp, matmul.teams)
 
 
-def _beside(matmul: Matmul, parts: tuple[Fragment, ...]) -> Fragment:
+def _beside(matmul: Matmul, parts: tuple[Any, ...]) -> Fragment:
     """One fragment of the columns of all. Raises `ScopeError` for what is not distributed as *matmul* takes it."""
+    if len(parts) == 1:
+        return parts[0]
     widths = []
     for part in parts:
         columns = part.layout.columns if isinstance(part, Fragment) and part.layout is not None else 0
-        if (
-            not columns
-            or part.along != "tile"
-            or part.kind == "operand"
-            or part.layout != _layout_of_a(matmul, columns)
-        ):
-            rule = "takes parts that are distributed as accumulators of"
-            raise ScopeError(f"k.{matmul.name}.operand() {rule} {matmul.shape[0]} rows, not {part!r}.")
+        fits = columns and part.along == "tile" and part.kind != "operand"
+        if not fits or part.layout != _layout_of_a(matmul, columns):
+            rule = f"takes parts that are distributed as accumulators of {matmul.shape[0]} rows, not {part!r}"
+            raise ScopeError(f"k.{matmul.name}.operand() {rule}.")
         widths.append(columns)
     fragments, layout = parts[0].backend, _layout_of_a(matmul, sum(widths))
     wide = [part if part.kind == "fp32" else combine("widen", part) for part in parts]
@@ -219,6 +218,7 @@ class Accumulator(Carried):
         self.open = False
         self.added = False
         self.used_inside = False  # whether threads have used the sums before the end of the block
+        self.turns, self.registers_of_a = 0, ""  # of matmuls that were added, whose a comes from registers
         bound.isa.follow(self)
 
     @property
@@ -250,14 +250,19 @@ class Accumulator(Carried):
             groups.settle()
         self.open = False
 
-    def add(self, a: PartInSlot, b: PartInSlot) -> None:
+    def add(self, a: Any, b: PartInSlot) -> None:
         """Starts the matmul of the tiles *a* and *b* of open slots. The rings, and the end of `accumulate`, wait until it is
-        done."""
+        done. An a from registers is a fragment, or a tuple as of `BoundMatmul.operand`, packed here."""
         matmul = self.matmul
         if not self.open:
             raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
-        if matmul.a is None:
-            raise ScopeError(f"acc.add() of {matmul.name}, whose a comes from registers: use acc.start() and .wait().")
+        if matmul.a is None:  # each turn has registers of its own
+            if not matmul.in_flight:
+                fix = "use acc.start() and .wait(), or in_flight=1"
+                raise ScopeError(f"acc.add() of {matmul.name}, whose a comes from registers: {fix}.")
+            self.registers_of_a = f"{matmul.name} a{self.turns % (matmul.in_flight + 1)}"
+            self.turns += 1
+            a = _beside(matmul, a if isinstance(a, tuple) else (a,))
         if self.used_inside:
             fix = "use acc.start() and .wait()"
             raise ScopeError(f"acc.add() of {matmul.name}, whose sums are used inside the block: {fix}.")
@@ -289,9 +294,8 @@ class Accumulator(Carried):
             raise ScopeError(f"start() of {matmul.name}, whose sums are promoted: use acc.add().")
         for end in self.bound.ends:
             if end.lag:
-                fix = "Declare its matmuls with in_flight=0: what is started is waited for by .wait()."
                 where = f"where slots of ring {end.ring.name!r} are released {end.lag} later"
-                raise ScopeError(f"start() of {matmul.name}, {where}. {fix}")
+                raise ScopeError(f"start() of {matmul.name}, {where}. Declare its matmuls with in_flight=0.")
         slots = self._issue("start", a, b)
         return Started(self.bound.groups, self, slots)
 
@@ -311,7 +315,7 @@ class Accumulator(Carried):
         # Once per tile would order the registers. But where a fence is missing before some wgmma, ptxas may add one, where
         # it likes; in a path that it takes for divergent it then serializes every wgmma (its note C7519).
         isa.wgmma_fence()
-        isa.wgmma(matmul, self.registers, left, b.ref)
+        isa.wgmma(matmul, self.registers, left, b.ref, self.registers_of_a)
         self.bound.groups.issued()
         return list({id(slot): slot for slot in slots}.values())
 
@@ -321,7 +325,7 @@ class Accumulator(Carried):
         if self.started:
             raise ScopeError(f"start() of {matmul.name} before the last one was awaited: a has the same registers.")
         check_operand(matmul, values)
-        return self.bound.isa.fragments.operand(matmul, values)
+        return self.bound.isa.fragments.operand(matmul, values, self.registers_of_a)
 
     def scale(self, by: Fragment) -> None:
         """Multiplies the sums by one number a row, between matmuls that were awaited.
