@@ -36,6 +36,7 @@ from tmapipe.tiles.persistent import PersistentTiles
 
 WEIGHTS = ("int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2")
 PACKED = 32  # elements along k, of which 16 bytes have those of the first half in their low bits
+NARROW = 6
 MOST_SLOTS, SMALL = 6, 180 << 10  # slots of a ring by default; bytes of so many beside which all else has room
 EXACT, AS_BITS = 12582912.0, 0x4B400000  # 3 * 2^22, whose last place is 1, and its bits
 
@@ -91,9 +92,9 @@ class DequantGemm(Gemm):
         if k and tile[1] not in (64, 128, 192):
             rule = "is 64 for each of one, two or three warpgroups"
             raise InputError("tile[1]", tile[1], rule, "use 64, 128 or 192")
-        in_parts = isinstance(tiles, SplitKTiles) and group is None and not zeros
+        in_parts = isinstance(tiles, SplitKTiles)
         if isinstance(tiles, TileOrder) and (tiles.bounded or tiles.table or (tiles.in_parts and not in_parts)):
-            rule = "is an order of whole tiles, or SplitKTiles without groups and zeros"
+            rule = "is an order of whole tiles, or SplitKTiles"
             raise InputError("tiles", tiles, rule, "leave it out")
         self.weights, self.group, self.zeros = weights, group, zeros
         self.relations = (
@@ -115,7 +116,7 @@ class DequantGemm(Gemm):
         across, down = self.cluster["n"], self.cluster["m"]
         batch = self.tiles.input_dims
         self.a = a.stage("m", m, k, ring=self.ring, batch=batch, multicast="n", peers=across)
-        self.narrow = ring = BarrierRing(6, producer=self.load, consumer=self.math)
+        self.narrow = ring = BarrierRing(NARROW, producer=self.load, consumer=self.math)
         dims, dtype = ("n bytes", "int8") if self.bits == 4 else ("n k", self.weights)
         shared = MulticastGroup("m", whole=not in_shares(n, down))
         self.b = TmaLoadStage(f"l {dims}", tile=(n, k * self.bits // 8), ring=ring, dtype=dtype, multicast=shared)
@@ -221,15 +222,19 @@ class DequantGemm(Gemm):
                 weights = self._wide(k, few)
             acc.add(weights, slot.a)
 
+    def _add_all(self, k: KernelContext, acc: Any, steps: Any) -> None:
+        for _ in range(steps // 2):  # two at a time, each with registers of its own for the weights
+            self._add(k, acc)
+            self._add(k, acc)
+        if steps % 2 > 0:
+            self._add(k, acc)
+
     @math.jit
     def multiply(self, k: KernelContext, tile: Tile) -> None:
         steps = self.tile_slots(k, tile)
         with k.mma.accumulate(empty=self.tiles.without_steps) as acc:
-            for _ in range(steps // 2):  # each with registers of its own for the weights
-                self._add(k, acc)
-                self._add(k, acc)
-            if steps % 2 > 0:
-                self._add(k, acc)
+            if not self.tiles.without_steps or steps > 0:
+                self._add_all(k, acc, steps)
         self.store_all(k, tile, (acc,))
 
 
