@@ -37,6 +37,7 @@ from tmapipe.tiles.persistent import PersistentTiles
 WEIGHTS = ("int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2")
 PACKED = 32  # elements along k, of which 16 bytes have those of the first half in their low bits
 NARROW = 6
+SPANS = 128, 64, 32  # of swizzles, bytes
 MOST_SLOTS, SMALL = 6, 180 << 10  # slots of a ring by default; bytes of so many beside which all else has room
 EXACT, AS_BITS = 12582912.0, 0x4B400000  # 3 * 2^22, whose last place is 1, and its bits
 
@@ -119,7 +120,9 @@ class DequantGemm(Gemm):
         self.narrow = ring = BarrierRing(NARROW, producer=self.load, consumer=self.math)
         dims, dtype = ("n bytes", "int8") if self.bits == 4 else ("n k", self.weights)
         shared = MulticastGroup("m", whole=not in_shares(n, down))
-        self.b = TmaLoadStage(f"l {dims}", tile=(n, k * self.bits // 8), ring=ring, dtype=dtype, multicast=shared)
+        row = k * self.bits // 8
+        span = next((span for span in SPANS if row % span == 0), 0)  # a warp reads 8 rows at once
+        self.b = TmaLoadStage(f"l {dims}", tile=(n, row), ring=ring, dtype=dtype, multicast=shared, swizzle=span)
         numbers = "l g n" if self.group else "n"
         if self.group:
             self.scale = TmaLoadStage(numbers, tile=(n,), ring=ring)
