@@ -150,6 +150,9 @@ class RecordingIsa(Isa, Fragments):
     def packed(self, matmul: Matmul, values: Any) -> tuple[Any, ...]:
         return ()
 
+    def widened(self, matmul: Matmul, slot: SlotRef, *how: Any) -> tuple[Any, ...]:
+        return ()
+
     def operand(self, matmul: Matmul, values: Any, registers: str = "") -> None:
         return None
 

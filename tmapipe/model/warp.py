@@ -19,7 +19,7 @@ from tmapipe.isa.ops import Isa, TableLoad
 from tmapipe.model import elements
 from tmapipe.model.elements import WHOLE, Cut, Reductions, of_data, raw_name
 from tmapipe.model.layout import Layout, Shapes, hazard, locate, set_location
-from tmapipe.model.memory import Accumulator, Memory, convert
+from tmapipe.model.memory import Accumulator, Memory, convert, weights
 from tmapipe.plan.model import Load, RoleWarps, Store
 from tmapipe.plan.rings import Barrier, Buffer, Distributed, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
@@ -59,6 +59,17 @@ class MachineFragments(Reductions):
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         data = values.data
         return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)
+
+    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+        self.isa.emit(ops.AccumulatorWrite(registers))
+        (rows, _, k), groups = matmul.shape, matmul.warpgroups
+        halves = 2 if kind.endswith("int4") else 1
+        data = self.read(slot, AccumulatorLayout(rows, k // halves, groups, matmul.first_warp, matmul.teams)).data
+        if self.memory is None:
+            return None
+        layout = AccumulatorLayout(rows, k, groups, matmul.first_warp, matmul.teams)
+        by = [None if each is None else self.expand(layout, each.along, each.data, "tile") for each in (zero, scale)]
+        return convert(weights(data, kind, *by), matmul.b.dtype).astype(np.float32)
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))

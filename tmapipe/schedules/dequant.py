@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 
-from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing
 from tmapipe.base.arithmetic import Dim
 from tmapipe.base.tensor_map import MulticastGroup
@@ -39,7 +38,6 @@ PACKED = 32  # elements along k, of which 16 bytes have those of the first half 
 NARROW = 6
 SPANS = 128, 64, 32  # of swizzles, bytes
 MOST_SLOTS, SMALL = 6, 180 << 10  # slots of a ring by default; bytes of so many beside which all else has room
-EXACT, AS_BITS = 12582912.0, 0x4B400000  # 3 * 2^22, whose last place is 1, and its bits
 
 
 class DequantGemm(Gemm):
@@ -129,8 +127,6 @@ class DequantGemm(Gemm):
         if self.zeros:
             self.zero = TmaLoadStage(numbers, tile=(n,), ring=ring)
         self.weight = RegisterTile(self.math, (n, k), dims="n k")
-        if self.bits == 4:
-            self.some = RegisterTile(self.math, (n, PACKED // 2))
         self.mma = Wgmma(self.weight, self.a, in_flight=1)
         self.sources: tuple[Any, ...] = (self.mma,)
         self.loaded, self.transposed = ("a", "b"), ("a",) * a.transposed
@@ -192,37 +188,18 @@ class DequantGemm(Gemm):
         assert self.group is not None
         return step // (self.group // self.weight.shape[1])
 
-    def _wide(self, k: KernelContext, slot: Any) -> tuple[Any, ...]:
-        """The weights of a slot in fp32, in parts that lie next to each other along k."""
-        if self.bits == 8:
-            like: Any = k.full("weight", 0)
-            parts = [slot.b.read(like=like)]
-        else:
-            like, width = k.full("some", 0), PACKED // 2
-            bytes_ = [slot.b.read(like=like, at=(0, width * i)) for i in range(self.weight.shape[1] // PACKED)]
-            parts = [half for each in bytes_ for half in self._halves(each)]
-        zero = slot.zero.read(rows_of=like) if self.zeros else None
-        scale = slot.scale.read(rows_of=like) if self.group else None
-        return tuple(self._scaled(part, zero, scale) for part in parts)
-
-    def _halves(self, bytes_: Any) -> tuple[Any, Any]:
-        """The weights in the low and in the high halves of bytes, which are read as integers from -128 to 127."""
-        if self.weights == "int4":
-            return (bytes_ << 28) >> 28, bytes_ >> 4
-        return bytes_ & 15, (bytes_ >> 4) & 15
-
-    def _scaled(self, part: Any, zero: Any, scale: Any) -> Any:
-        if not self.weights.startswith("fp8"):
-            part = functions.from_bits(part + AS_BITS) - EXACT
-        if zero is not None:
-            part = part - zero
-        return part if scale is None else part * scale
+    def _widened(self, k: KernelContext, acc: Any, few: Any) -> Any:
+        """The weights of a slot as operand of the matmul."""
+        like: Any = k.full("weight", 0)
+        zero = few.zero.read(rows_of=like) if self.zeros else None
+        scale = few.scale.read(rows_of=like) if self.group else None
+        return acc.widened(few.b, self.weights, zero, scale)
 
     def _add(self, k: KernelContext, acc: Any) -> None:
         """Starts the matmul of the next slots."""
         with k.ring.consume() as slot:
             with k.narrow.consume() as few:
-                weights = self._wide(k, few)
+                weights = self._widened(k, acc, few)
             acc.add(weights, slot.a)
 
     def _add_all(self, k: KernelContext, acc: Any, steps: Any) -> None:
