@@ -150,7 +150,10 @@ class RecordingIsa(Isa, Fragments):
     def packed(self, matmul: Matmul, values: Any) -> tuple[Any, ...]:
         return ()
 
-    def operand(self, matmul: Matmul, values: Any) -> None:
+    def widened(self, matmul: Matmul, slot: SlotRef, *how: Any) -> tuple[Any, ...]:
+        return ()
+
+    def operand(self, matmul: Matmul, values: Any, registers: str = "") -> None:
         return None
 
     def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Fragment:

@@ -25,7 +25,7 @@ from tmapipe.gpu.layouts import (
     full_shape,
     slot_layout,
 )
-from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, write_piece
+from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
 from tmapipe.gpu.sums import Sums
 from tmapipe.isa.exchange import call_raw
 from tmapipe.isa.fragment import Fragment, SlotRef
@@ -88,7 +88,11 @@ class GpuFragments(PeerFragments, Sums):
         words = cute.recast_tensor(rounded, Int32)
         return [words[i] for i in range(cute.size(words))]
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+        of_rows = [None if each is None else each.data for each in (zero, scale)]
+        return widened_weights(self.isa, matmul, slot, kind, *of_rows)
+
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         return operand(matmul, values.data if values.kind == "operand" else self.packed(matmul, values))
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:

@@ -83,9 +83,23 @@ class Fragments(Scans):
         """The data of *values* of (m, k) in b's type, as `operand` takes it too."""
         raise NotImplementedError
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+    def widened(
+        self,
+        matmul: Matmul,
+        slot: SlotRef,
+        kind: str,
+        zero: Fragment | None,
+        scale: Fragment | None,
+        registers: str,
+    ) -> Any:
+        """``ld.shared``: weights of few bits in a slot, as `packed` gives numbers: ``(w - zero) * scale``, computed in fp32 as
+        ``fma(w + c, scale, -(zero + c) * scale)`` with a c of at most 136. Generic proxy. Arguments as of
+        `Accumulator.widened`; registers: which the words have, as of `operand`."""
+        raise NotImplementedError
+
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group
-        is complete.
+        is complete. registers: which, of several sets that take turns.
 
         Of 16-bit types a thread has the same elements of 16 columns as an operand and as an accumulator, in the same order.
         """

@@ -19,7 +19,7 @@ from tmapipe.isa.ops import Isa, TableLoad
 from tmapipe.model import elements
 from tmapipe.model.elements import WHOLE, Cut, Reductions, of_data, raw_name
 from tmapipe.model.layout import Layout, Shapes, hazard, locate, set_location
-from tmapipe.model.memory import Accumulator, Memory, convert
+from tmapipe.model.memory import Accumulator, Memory, convert, weights
 from tmapipe.plan.model import Load, RoleWarps, Store
 from tmapipe.plan.rings import Barrier, Buffer, Distributed, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
@@ -60,8 +60,19 @@ class MachineFragments(Reductions):
         data = values.data
         return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
-        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+        self.isa.emit(ops.AccumulatorWrite(registers))
+        (rows, _, k), groups = matmul.shape, matmul.warpgroups
+        halves = 2 if kind.endswith("int4") else 1
+        data = self.read(slot, AccumulatorLayout(rows, k // halves, groups, matmul.first_warp, matmul.teams)).data
+        if self.memory is None:
+            return None
+        layout = AccumulatorLayout(rows, k, groups, matmul.first_warp, matmul.teams)
+        by = [None if each is None else self.expand(layout, each.along, each.data, "tile") for each in (zero, scale)]
+        return convert(weights(data, kind, *by), matmul.b.dtype).astype(np.float32)
+
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
+        self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))
         return values.data if values.kind == "operand" else self.packed(matmul, values)
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
@@ -346,9 +357,9 @@ class MachineIsa(Isa):
     def reduces(self, values: Fragment, along: str, inside: Any) -> None:
         """Is told of each reduction of a fragment, with the arguments of `Fragments.reduce`."""
 
-    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
+    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef, registers: str = "") -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))
-        super().wgmma(matmul, acc, a, b)
+        super().wgmma(matmul, acc, a, b, registers)
 
     # ---- operands -------------------------------------------------------------------------------------------------
 

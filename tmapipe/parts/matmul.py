@@ -43,7 +43,8 @@ class Wgmma:
             ``Wgmma(x, x, k="k")``. The rows of the result are then named by its store: ``TmaStoreStage("m p", source=mma)``.
         in_flight: Of matmuls that are added (``acc.add``): wgmma groups (one a slot) that may still run while the next slot is
             waited for, by default 1, or 0 if sums are promoted. A slot is released that much later. Matmuls that are started
-            and awaited apart (``start``) take 0, the default where a comes from registers.
+            and awaited apart (``start``) take 0, the default where a comes from registers. With 1, these are added as well:
+            they have two sets of registers in turn, so that a loop adds two in an iteration.
         promote: Whether after each slot (k elements of the tile, e.g. 128) the sums are added to others in fp32, outside of
             the tensor core. This takes twice the registers, until the tile's last slot; several promoted matmuls of a role
             share those of a slot. The model sums in fp32 either way.
@@ -88,11 +89,9 @@ class Wgmma:
         if in_flight is None:
             return
         rule = "is a number, 0 or more"
-        if self.in_registers:
-            rule = "is 0 where a comes from registers: such a matmul is started, and awaited by .wait()"
         if self.promote:
             rule = "is 0 where sums are promoted, since each slot is waited for"
-        if not isinstance(in_flight, int) or in_flight < 0 or (in_flight and self._in_flight == 0):
+        if not isinstance(in_flight, int) or in_flight < 0 or (in_flight and self.promote):
             raise InputError("Wgmma(in_flight)", in_flight, rule, "leave it out")
 
     def __repr__(self) -> str:

@@ -82,8 +82,11 @@ class TracingFragments(Fragments):
     def packed(self, matmul: Any, values: Fragment) -> Any:
         return self._record("packed", matmul, values, result="a")
 
-    def operand(self, matmul: Any, values: Fragment) -> Any:
-        return self._record("operand", matmul, values, result="a")
+    def widened(self, matmul: Any, slot: Any, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+        return self._record("widened", matmul, slot, kind, zero, scale, registers, result="a")
+
+    def operand(self, matmul: Any, values: Fragment, registers: str = "") -> Any:
+        return self._record("operand", matmul, values, registers, result="a")
 
     def accumulator_columns(self, matmul: Any, acc: Any, block: int, first: int, columns: int) -> Fragment:
         data = self._record("accumulator_columns", matmul, acc, block, first, columns)
