@@ -344,7 +344,7 @@ class Sums(Scans):
             for i in range(2):
                 upper, lower = (_if(8 * half < mine, values.data[i + 2 * half + 4 * eight]) for half in range(2))
                 found.append(upper + lower)
-        return _columns_over_lanes(isa.lane, found)
+        return columns_over_lanes(isa.lane, found)
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
@@ -446,7 +446,7 @@ def _over_lanes(combine: Callable[..., Any], value: Any, distances: Sequence[int
     return value
 
 
-def _columns_over_lanes(lane: Any, sums: list[Any]) -> tuple[Any, dict[int, Any]]:
+def columns_over_lanes(lane: Any, sums: list[Any]) -> tuple[Any, dict[int, Any]]:
     """(the lane's first column, the sums of its columns by how far these are behind it) of *sums* of each lane's own rows.
 
     At each distance two lanes share out the columns that they have, and each gives the other what that goes on with: with 16
