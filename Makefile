@@ -12,6 +12,9 @@ BIN   := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
+# Each process of the tests would compile all modules, and rewrite all assertions: 4 CPU s.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test versions oracle lint format docs env clean
 .DELETE_ON_ERROR:
 

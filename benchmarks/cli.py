@@ -35,7 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rest", type=float, default=standard.rest, help="seconds before each batch (default %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=standard.seed, help="of data and order (default %(default)s)")
+    parser.add_argument(
+        "--seed", type=lambda text: int(text, 0), default=standard.seed, help="of data and order (default %(default)s)"
+    )
     parser.add_argument("--sustained", action="store_true", help="also the second table: a hot card, long batches")
     parser.add_argument(
         "--keep", type=int, default=2, help="variants of each peer after screening (default %(default)s)"

@@ -75,7 +75,7 @@ def _copy(tile: tuple[int, int], stages: int, m: int, n: int) -> Case:
 
 def _product(kind: str, tile: tuple[int, int, int], cluster: tuple[int, int], m: int, n: int, k: int) -> Case:
     name = f"tile {'x'.join(map(str, tile))}, cluster {cluster[0]}x{cluster[1]}, {m}x{n}x{k}"
-    steps, tiles = 16 * tile[2], 3 if kind == "PingPong" else 1
+    steps, tiles = 32 * tile[2], 3 if kind == "PingPong" else 1
     rows, columns = tile[0] * cluster[0] * tiles, tile[1] * cluster[1]
     make = getattr(schedules, kind)
     return Case(kind, name, lambda: make(tile, cluster), ((m, k), (n, k)), ((rows, steps), (columns, steps)))

@@ -174,7 +174,7 @@ def forms_of(case: Case, count: int) -> list[RowForm]:
     every = kernel_of(case).forms(case.length, SIZES[case.dtype], case.aligned, vectors=sum(columns_of(case)))
     kinds: dict[Any, RowForm] = {}
     for form in every:
-        kinds.setdefault((form.packed, form.each > 1, form.ctas), form)
+        kinds.setdefault((form.packed, form.each > 1, form.ctas, form.piece > 0), form)
     found = list(dict.fromkeys([every[0], *kinds.values()]))[:count]
     others = [form for form in every if form not in found]
     rng = random.Random(case.name)
@@ -205,7 +205,7 @@ def job_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str], dict[str, i
 def text_of(form: RowForm) -> str:
     narrow = form.width is not None and form.width != form.unit
     how = ", packed" * form.packed + ", held" * form.held + f", {form.each} each" * (form.each > 1)
-    how += f", vectors of {form.width}" * narrow
+    how += f", vectors of {form.width}" * narrow + f", weights by {form.piece}" * (form.piece > 0)
     return f"{form.rows} x {form.columns} by {form.ctas} CTAs of {form.warps} warps, {form.share}{how}"
 
 

@@ -142,15 +142,15 @@ def transpose(shape: tuple[int, ...], dims: tuple[int, ...], dtype: str = "bfloa
 
 
 def products(batch: int, m: int, n: int, k: int, explore: int = 0) -> Made:
-    """Batches of small products: what `choose` takes, after a look at four; to *explore*, so many likely candidates, and those
-    of several CTAs on a multiprocessor."""
+    """Batches of small products: what `choose` takes, after a look at four. Or to *explore*, what it takes without a look, so
+    many likely candidates, and those of several CTAs on a multiprocessor."""
     import torch
 
     import tmapipe as tp
 
     a, b = some(batch, m, k), some(batch, n, k)
     problem, out = tp.tuning.Problem.of(a, b), torch.empty(batch, m, n, device=a.device, dtype=a.dtype)
-    ours = functools.partial(tp.tuning.choose(problem), a, b, out=out)
+    ours = functools.partial(tp.tuning.choose(problem, look=1 if explore else None), a, b, out=out)
     runs, want = _variants(ours, lambda a, b: torch.bmm(a, b.mT), a, b, compiled=False)
     every = [candidate for candidate, _ in tp.tuning.ranked(problem)] if explore else []
     for candidate in dict.fromkeys([*every[:explore], *(each for each in every if each.share > 1)]):

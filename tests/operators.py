@@ -103,7 +103,9 @@ def differs(sample: Any, ours: Callable[..., Any], its: Callable[..., Any], tole
     if found.shape != right.shape:
         return f"is of shape {tuple(found.shape)}, not {tuple(right.shape)}"
     if right.numel() and (bad := (found.double() - right).abs().max().item()) > tolerance * scale:
-        return f"off by {bad:.1e}"
+        torchs = its(*given, **sample.kwargs)  # where operands cancel, its own result of this type is as far off
+        if not bad <= 2 * (torchs.double() - right).abs().max().item():
+            return f"off by {bad:.1e}"
     if right.numel() and right.requires_grad and found.requires_grad:
         grads = torch.autograd.grad(found.double().sum(), own, allow_unused=True)
         for mine, other in zip(grads, torch.autograd.grad(right.sum(), tracked, allow_unused=True), strict=True):

@@ -212,7 +212,7 @@ class BarrierRing:
         producer: The first of two phases: a role, or a tuple of roles that play it at once.
         consumer: The second of two phases, likewise.
         chain: Any number of phases from two on, instead of producer and consumer: ``chain=(load, transform, store)``.
-        per: "tile" for slots that tiles use one after another, "cta" for one that is filled once.
+        per: "tile": output tiles use the slots in turn. "cta": the ring has one slot, which is filled once a CTA.
 
     Raises:
         InputError: For any other value.

@@ -212,8 +212,8 @@ def _keep(
 def remember(
     schedule: Any, run: Callable[[], Any], tensors: Tensors, out: Any, named: dict[str, Any], *results: Any
 ) -> None:
-    """Runs a call of a schedule, or of a kernel of rows, that passes other views of its tensors on. If that is one launch,
-    notes in `_again` what makes it again."""
+    """Runs a call of a schedule, or of a kernel of rows, that passes other views of its tensors on. If the call is one
+    launch, notes in `_again` a function that makes this launch again."""
     if named or not getattr(results[0], "is_cuda", False):
         run()
         return

@@ -295,7 +295,8 @@ class Schedule(Calls):
         return bound
 
     def trace(self, *tensors: Any, out: Any = None, clusters: int | None = None, **named: Any) -> Trace:
-        """What runs when, and what waits for what. ``trace(...).write_timeline("page.html")`` draws it.
+        """A timeline: when each operation runs, and which operation each wait waits for.
+        ``trace(...).write_timeline("page.html")`` draws it.
 
         CUDA tensors: a kernel of its own runs, whose roles stamp the clock (docs/timeline.md). CPU tensors and NumPy arrays:
         the machine model, with a cost model of an H200, and with what the check finds; a hang up to where it hangs.

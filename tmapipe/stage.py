@@ -323,7 +323,8 @@ class BulkLoadStage(LoadStage):
     a whole number of pieces, also for each cluster, since nothing fills what lies outside of the tensor.
 
     Args:
-        dims: The name of the vector's dimension; or, with others before it, of the one that pieces lie along, such as "m n".
+        dims: The name of the vector's dimension; of a matrix the names of its dimensions, such as "m n", where pieces lie
+            along the last.
         tile: Elements of a piece, as a tuple of one. A multiple of 16 bytes (PTX ISA, cp.async.bulk).
         ring: Whose slots hold the pieces.
         dtype: As of `TmaLoadStage`.

@@ -97,7 +97,7 @@ POSITIONS, PARITY, DATA = {"bar", "slot", "source", "a", "b"}, {"parity"}, {"at"
 KIND_OF_NAME = {
     **dict.fromkeys(POSITIONS - {"bar"}, operands.Kind.SLOT),
     **dict.fromkeys(("share", "shares", "rows", "part", "parts", "registers"), operands.Kind.NUMBER),
-    **dict.fromkeys(("load", "store", "matmul", "split", "table", "peer"), operands.Kind.NAME),
+    **dict.fromkeys(("load", "store", "matmul", "split", "table", "peer", "operand"), operands.Kind.NAME),
     **dict.fromkeys(("sync", "read", "increase", "anywhere"), operands.Kind.FLAG),
     **dict.fromkeys(("at", "words", *GLOBAL_DATA), operands.Kind.AT),
     "bar": operands.Kind.BAR,

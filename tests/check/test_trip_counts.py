@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import gc
 
 import numpy as np
 import pytest
@@ -317,21 +316,14 @@ def test_sums_of_nothing_never_reach_a_kernel():
 # ---- states -----------------------------------------------------------------------------------------------------------
 
 
-def test_symbols_live_as_long_as_they_are_used():
-    name = "of the launch", "asked for by nobody"
-    gc.disable()  # so that what it makes stays young, and what other tests have made need not be gone over
-    try:
-        number = symbols.leaf(*name)
-        conditions = [symbols.is_0(number), symbols.at_least_0(number)]
-        opposites = [symbols.negated(each) for each in conditions]
-        assert [symbols.negated(each) for each in opposites] == conditions
-        assert symbols.leaf(*name) is number
-        del number, conditions, opposites
-        for generation in (0, 1, 1):  # what a condition is of goes after the condition
-            gc.collect(generation)
-        assert ("leaf", *name) not in symbols.made
-    finally:
-        gc.enable()
+def test_symbols_are_one_object_each_and_live_until_the_end_of_the_check():
+    number = symbols.leaf("of the launch", "asked for by nobody")
+    conditions = [symbols.is_0(number), symbols.at_least_0(number)]
+    opposites = [symbols.negated(each) for each in conditions]
+    assert [symbols.negated(each) for each in opposites] == conditions
+    assert symbols.leaf("of the launch", "asked for by nobody") is number
+    tp.schedules.Copy().check()
+    assert not symbols.made
 
 
 def states(schedule, monkeypatch):

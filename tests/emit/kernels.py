@@ -261,7 +261,7 @@ THREADS = {
     "copy of rows of several dimensions": Kernel(
         READY_MADE["Copy, rows of several dimensions"], {}, {"d": 2, "c": 3, "r": 8, "a": 29, "n": 89, "w": 30000}
     ),
-    "copy by threads": Kernel(READY_MADE["Copy, by threads"], {}, {"a": 1, "b": 8, "w": 8 * 5001, "n": 5001}),
+    "copy by threads": Kernel(READY_MADE["Copy, by threads"], {}, {"b": 2, "n": 6000, "w": 18_000}),
     "sums of rows": Kernel(READY_MADE["Reduce"], {}, {"m": 100, "w": 100_000}),
     "cumsum": Kernel(READY_MADE["Cumsum"], {}, {"m": 7, "n": 20000}),
     "cumsum, rows that begin anywhere": Kernel(

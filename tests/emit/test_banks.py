@@ -83,6 +83,26 @@ def test_vectors_of_rows_that_threads_share_unevenly(name):
     assert sorted(found) == sorted((rows * x.tile[1] + columns) * 2) and len({*columns}) > 1
 
 
+@pytest.mark.parametrize("name", ["copy by threads"])
+def test_reads_leave_gaps_out(name):
+    """Of a run with 11 elements left out after each 30, and 41 more after each 600, from its third tile on."""
+    kernel = built(name)
+    role, x, tile = kernel.plan.role("work"), kernel.plan.buffer("x"), kernel.schedule.tile
+    warp, lane = role.first_warp + 2, 3
+    thread = Touching(kernel.ptx, kernel.schedule, Launch(kernel.extents, 1000, 1, 0), warp, lane)
+    thread.touched = {}
+    thread.run()
+
+    def place(element):
+        return 5 + element + element // 30 * 11 + element // 600 * 41
+
+    first = 2 * tile - 1  # y begins at an odd element
+    begin = place(first) // 8 * 8
+    columns = indices_of(vectors_of("x", (tile,), role, 2), warp)[1][lane::32].ravel().tolist()
+    found = [byte - x.offset for width, byte in thread.touched.values() if width == 2]
+    assert sorted(found) == sorted((place(first + column) - begin) * 2 for column in columns)
+
+
 def matrices(stmatrix):
     return int(re.search(r"\.x(\d)", stmatrix.opcode)[1])
 

@@ -178,7 +178,7 @@ def test_stamps_are_in_a_kernel_of_their_own():
     assert "%clock" not in plain.ptx and "stamp_at" not in plain.ptx
     stamped = build(copy, copy.plan(), keep=True, instrument="stamps")
     found = watchdog.places(trace(copy, copy.plan()))
-    assert stamped.ptx.count("mov.u32 now, %clock;") >= len(found) > 10 and stamped.used.spill_bytes == 0
+    assert stamped.ptx.count("mov.u32 now, %clock;") >= len(found) > 7 and stamped.used.spill_bytes == 0
     assert build(copy, copy.plan(), keep=True).ptx == plain.ptx
 
 
@@ -198,15 +198,13 @@ def test_stamps_become_a_trace():
     found = watchdog.places(program)
     at = {(getattr(place.node, "method", "tile"), place.after): i for i, place in enumerate(found)}
     tiles = [i for i, place in enumerate(found) if not hasattr(place.node, "method")]
-    waits = [i for i, place in enumerate(found) if getattr(place.node, "method", "") == watchdog.WAIT]
+    assert [node.method for node in found[at["mbarrier_arrive_expect_tx", True]].passed] == [watchdog.WAIT]
     load, store = [], []
     for i in range(6):
         t, slot = 100 + 400 * i, i % 2
-        load += [(tiles[0], 0, t), (waits[0], 0, t + 5), (waits[1], slot, t + (300 if i > 1 else 10))]
-        load += [(at["mbarrier_arrive_expect_tx", True], slot, t + 320)]
-        store += [(tiles[1], 0, t + 50), (waits[2], 0, t + 55), (waits[3], slot, t + 380)]
-        store += [(at["bulk_commit_group", True], 0, t + 390), (at["bulk_wait_group", True], 0, t + 420)]
-        store += [(at["mbarrier_arrive", True], slot, t + 430)]
+        load += [(tiles[0], 0, t), (at["mbarrier_arrive_expect_tx", True], slot, t + (300 if i > 1 else 10))]
+        store += [(tiles[1], 0, t + 50), (at[watchdog.WAIT, True], slot, t + 380)]
+        store += [(at["bulk_commit_group", True], 0, t + 390), (at["mbarrier_arrive", True], slot, t + 430)]
     made = Trace(copy.plan(), recorded(copy.plan(), program, found, [row(0, load), row(1, store)]), [])
     assert made.pace() == 400 and made.gigahertz == 2
     slices, arrows, names = well_formed(made.timeline())

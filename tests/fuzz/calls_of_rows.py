@@ -68,7 +68,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     **{name: (getattr(S, name), {}) for name in (
         "Attention", "CrossEntropy", "CrossEntropyBackward", "Cumsum", "LayerNorm", "LayerNormBackward", "LogSoftmax",
         "LogSoftmaxBackward", "Reduce", "RmsNorm", "RmsNormBackward", "Rotary", "RotaryTiles", "Softmax",
-        "SoftmaxBackward", "Transpose", "TransposeRows", "TransposeTiles", "CopyPlaces",
+        "SoftmaxBackward", "Transpose", "TransposeRows", "TransposeTiles", "CopyPlaces", "CopyRuns",
     )},
     "Attention()": (_attended, {}),
     "Transpose()": (_of(S.Transpose, ROWS.T), {"x": ROWS}),
@@ -91,7 +91,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "RmsNormBackward()": (_of(S.RmsNormBackward), {"x": ROWS, "weight": WEIGHT, "dy": ROWS}),
     "LayerNormBackward()": (_of(S.LayerNormBackward), {"x": ROWS, "weight": WEIGHT, "dy": ROWS}),
     **{name: (lambda kind=name, **of: getattr(S, kind)(**of).plan(), {"form": row_form(96, 4)}) for name in (
-        "CopyRows", "CrossEntropyBackwardRows", "CrossEntropyRows", "CumsumRows", "LayerNormRows", "LogSoftmaxRows",
+        "CrossEntropyBackwardRows", "CrossEntropyRows", "CumsumRows", "LayerNormRows", "LogSoftmaxRows",
         "NormBackwardRows", "ReduceRows", "RmsNormRows", "SoftmaxBackwardRows", "SoftmaxRows",
     )},
     "ElementwiseRows": (S.ElementwiseRows, {"form": row_form(96, 4), "function": lambda x: x}),
@@ -103,7 +103,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
         "tile": (4, 64), "ring": RING, "dtype": "fp32", "group": tp.Exchange(tp.MulticastGroup("m"), sender=LOAD)
     }),
     "autotune": (_tuned, {"space": {"rows": (4,)}}),
-    "export": (_exported, {"kernels": {"copy": (S.CopyRows(row_form(96, 4)), ROWS)}}),
+    "export": (_exported, {"kernels": {"copy": (S.SoftmaxRows(row_form(96, 4)), ROWS)}}),
     "import_tuned": (tuning.import_tuned, {"path": "no_such_file.json"}),
     "load": (tp.load, {"path": "no_such_bundle.so"}),
     "candidates": (lambda **of: list(tuning.candidates(**of)), {

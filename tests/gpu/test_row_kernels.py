@@ -45,3 +45,11 @@ def test_the_fastest_parameters_are_found_and_remembered(tmp_path, monkeypatch):
     tuned.choices.clear()
     again = tuned.choice(x)
     assert again.parameters == found.parameters and not again.timings and torch.equal(tuned(x), 2 * x)
+
+
+def test_a_norm_with_a_bias_and_then_without():
+    norm = tp.schedules.LayerNorm()
+    x, weight, bias = (torch.randn(*shape, device="cuda") for shape in ((64, 256), (256,), (256,)))
+    for given in ((bias,), (), (bias,), ()):
+        want = torch.nn.functional.layer_norm(x, (256,), weight, *given)
+        torch.testing.assert_close(norm(x, weight, *given), want, atol=1e-4, rtol=1e-4)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tmapipe as tp
+from tests.unit.test_thread_store import masked
 
 
 class Scale(tp.Schedule):
@@ -163,3 +164,12 @@ def test_numbers_of_rows_stay_inside():
     whole = torch.full((5, 1001), 7.0, device="cuda")
     RowTops()(x, top=whole[1:4])
     assert torch.equal(whole[1:4], x.amax(2)) and (whole[::4] == 7).all()
+
+
+def test_masks():
+    x = torch.randn(213, 1000, device="cuda")
+    y, z = torch.full_like(x, 7), torch.full_like(x, 7)
+    masked(16)(x, y, z)
+    top = torch.nn.functional.pad(x, (0, 24), value=-9).view(213, 8, 128).amax(2).repeat_interleave(128, 1)[:, :1000]
+    assert torch.equal(y, torch.where((x > 1) & (top > 2), x, 7))
+    assert torch.equal(z[:, ::2], x[:, ::2]) and (z[:, 1::2] == 7).all()

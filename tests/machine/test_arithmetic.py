@@ -1,6 +1,7 @@
 """The model's arithmetic: what its docstrings state, and the same bits on every machine."""
 
 import ast
+import importlib
 import math
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ import tmapipe as tp
 from tests.oracle.arithmetic import STATED, Bytes, digest
 from tmapipe.base import arithmetic
 from tmapipe.base.arithmetic import bf16, fp8_e4m3, fp8_e5m2, fp16, tf32
+from tmapipe.model import elements, memory
 from tmapipe.model.elements import lines_of
 from tmapipe.plan.thread_layout import VectorLayout
 
@@ -156,11 +158,23 @@ FOREIGN = {"dot", "matmul", "einsum", "sum", "reduce", "exp", "exp2", "log", "lo
            "inner", "vdot", "tensordot", "erf", "power", "logaddexp", "sin", "cos"}  # fmt: skip
 
 
+def test_only_the_plugin_gives_the_model_another_arithmetic(request):
+    importlib.import_module("tests.oracle.other_arithmetic")
+    asked_for = request.config.pluginmanager.hasplugin("tests.oracle.other_arithmetic")
+    used = (
+        memory.accumulate,
+        elements.REDUCTIONS["sum"],
+        *(elements.FUNCTIONS[name] for name in elements.OF_ARITHMETIC),
+    )
+    own = (arithmetic.accumulate, arithmetic.total, *(getattr(arithmetic, name) for name in elements.OF_ARITHMETIC))
+    assert asked_for == (used != own)
+
+
 def test_results_come_from_no_other_arithmetic():
     """The model, the functions and the epilogues call none whose bits a library or a machine chooses."""
     root = Path(tmapipe.__file__).parent
     files = [
-        *root.glob("machine/*.py"),
+        *root.glob("model/*.py"),
         *root.glob("epilogue/*.py"),
         *root.glob("isa/*.py"),
         *root.glob("protocol/*.py"),

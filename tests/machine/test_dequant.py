@@ -53,10 +53,12 @@ def test_weights_of_each_kind(kind, group, zeros, tile):
     torch.testing.assert_close(d.float(), product, rtol=1e-2, atol=1e-2 * float(product.abs().max()))
 
 
-def test_parts_of_k_of_which_one_is_empty():
-    a, b, scale, _, product = problem("int8", None, False)
-    gemm = DequantGemm("int8", (40, 64, 64), (1, 1), 2, tiles=tp.tiles.SplitKTiles(2), epilogue=tp.math.relu)
-    found = gemm(a=a, b=b, scale=scale)
+@pytest.mark.parametrize("kind, group, zeros", [("int8", None, False), ("int4", 64, True)])
+def test_parts_of_k_of_which_one_is_empty(kind, group, zeros):
+    a, b, scale, zero, product = problem(kind, group, zeros)
+    tiles, epilogue = tp.tiles.SplitKTiles(2), tp.math.relu
+    gemm = DequantGemm(kind, (40, 64, 64), (1, 1), 2, group=group, zeros=zeros, tiles=tiles, epilogue=epilogue)
+    found = gemm(a=a, b=b, scale=scale, **({"zero": zero} if zeros else {}))
     torch.testing.assert_close(found.float(), product.relu(), rtol=1e-2, atol=1e-2 * float(product.abs().max()))
 
 
@@ -83,7 +85,7 @@ def test_what_is_refused():
     refused(DequantGemm, "int8", (64, 96, 64), argument="tile[1]", rule="64 for each")
     refused(DequantGemm, "int8", group=96, argument="group", rule="multiple of the 64")
     refused(DequantGemm, "int8", zeros=1, argument="zeros", rule="True or False")
-    refused(DequantGemm, "int8", group=64, tiles=tp.tiles.SplitKTiles(2), argument="tiles", rule="without groups")
+    refused(DequantGemm, "int8", tiles=tp.tiles.StreamKTiles(shares=2), argument="tiles", rule="or SplitKTiles")
     bias = tp.epilogue.Epilogue(lambda acc, scale: acc + scale, operands={"scale": tp.epilogue.PerColumn()})
     refused(DequantGemm, "int8", epilogue=bias, argument="scale", rule="has already")
     refused(DequantGemm.pack_int4, np.zeros((4, 40), np.int8), argument="pack_int4", rule="multiple of 32")

@@ -50,22 +50,26 @@ def test_results(kind, cluster, clusters):
 
 
 def claims(data, tiles):
-    """The numbers that each cluster gets, the last of which are beyond the *tiles*."""
+    """The numbers that each cluster gets from the counter, the last of which are beyond the *tiles*. The first numbers are the
+    clusters' own; those that have no such tile ask for no other."""
     clusters = data.draw(st.integers(1, 3))
-    takers = [data.draw(st.integers(0, clusters - 1)) for _ in range(tiles)]
-    beyond = data.draw(st.permutations(range(tiles, tiles + clusters)))
-    return [[n for n, taker in enumerate(takers) if taker == c] + [last] for c, last in enumerate(beyond)]
+    working = range(min(clusters, tiles))
+    takers = {number: data.draw(st.sampled_from(working)) for number in range(clusters, tiles)}
+    first = max(clusters, tiles)
+    beyond = data.draw(st.permutations(range(first, first + len(working))))
+    own = [[number for number, taker in takers.items() if taker == c] for c in range(clusters)]
+    return [numbers + ([beyond[c]] if c in working else []) for c, numbers in enumerate(own)]
 
 
 def run_claimed(schedule, arrays, claimed):
-    """Runs with a counter whose numbers the clusters get as *claimed*. Each stops at its first one beyond the tiles. The last
-    number resets the counter."""
+    """Runs with a counter whose numbers, from that of clusters on, these get as *claimed*. Each stops at its first one beyond
+    the tiles. The last number resets the counter."""
     queues, drawn, resets = [iter(own) for own in claimed], {}, []
 
     class Claimed(MachineIsa):
         def atomic_add(self, counter, in_turn):
             drawn[self.cluster_id] = next(queues[self.cluster_id])
-            return super().atomic_add(counter, lambda: drawn[self.cluster_id])
+            return super().atomic_add(counter, lambda: drawn[self.cluster_id] - len(claimed))
 
         def store_counter(self, counter, value):
             resets.append((counter, value, drawn[self.cluster_id]))

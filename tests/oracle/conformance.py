@@ -79,7 +79,7 @@ EXAMPLES: tuple[Any, ...] = (
     ops.AccumulatorRead("mma"),
     ops.WgmmaFence(),
     ops.Wgmma("mma", 0, 1),
-    ops.WgmmaFromRegisters("mma", 1),
+    ops.WgmmaFromRegisters("mma", 1, "mma a1"),
     ops.WgmmaCommit(),
     ops.WgmmaWait(0),
     ops.SlotRead(0, 1, 4, "rows"),
@@ -237,8 +237,9 @@ def _started(before: State, after: State) -> Iterator[tuple[Any, ...]]:
         for _, a, b, _ in queue[len(older) :]:
             yield from [("starts to read", a, Group.WGMMA)] if a != REGISTERS else ()
             yield "starts to read", b, Group.WGMMA
-    if after.issued[0] != before.issued[0]:
-        yield "accumulators", Use.UPDATE
+    for name, serial in after.latest[0]:
+        if serial > before.issued[0]:
+            yield "accumulators", Use.UPDATE, name
     for thread in after.committed.keys() - before.committed.keys():
         yield "ends a group", Group.BULK, 1 << thread
     if after.bounds != before.bounds:
@@ -332,7 +333,7 @@ def _facts(effect: Any, op: Any) -> Iterator[tuple[Any, ...]]:
         thread = of(effect.thread) if effect.thread else None
         yield "awaits", effect.group, thread, of(effect.pending), bool(effect.read and of(effect.read))
     elif isinstance(effect, Accumulators):
-        yield "accumulators", effect.use
+        yield "accumulators", effect.use, *([of(effect.matmul)] if effect.use is Use.UPDATE else [])
     elif isinstance(effect, Global):
         yield "global memory", effect.how, *declared(type(op)).moved(op)
     elif isinstance(effect, Tile):

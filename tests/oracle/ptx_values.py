@@ -98,7 +98,7 @@ _OF_PREDICATES = {"not": lambda a: 1 - a, "and": operator.and_, "or": operator.o
 def _function(opcode: str) -> Callable[..., Any] | None:
     """Of the operands' values; None if the result is data."""
     kind, *words = opcode.split(".")
-    if "rn" in words or not re.fullmatch(r"[usb]\d+|pred", words[-1]):
+    if kind == "prmt" or "rn" in words or not re.fullmatch(r"[usb]\d+|pred", words[-1]):
         return None
     read = _as(words[-1])
     if kind in ("mov", "cvta"):
@@ -124,9 +124,14 @@ def _arithmetic(opcode: str, kind: str, words: list[str], read: Number) -> Calla
     assert kind == "mul" or "wide" not in words, f"{opcode} is not known"
     shifts = {"shl": lambda a, b: read(a) << (b & 63), "shr": lambda a, b: read(a) >> (b & 63)}
     of_three = {
+        "prmt": lambda a, b, c: sum(((b << bits | a) >> 8 * (c >> 4 * i & 7) & 255) << 8 * i for i in range(4)),
         "mad": lambda a, b, c: read(a) * read(b) + read(c),
         "shf": lambda a, b, c: ((read(b) << bits | read(a)) << (c & 31)) >> bits,  # shf.l.wrap
     }
+    if kind == "lop3":
+        return lambda a, b, c, table: sum(
+            (table >> (4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1)) & 1) << i for i in range(bits)
+        )
     of_one = {"neg": operator.neg, "not": operator.invert, "popc": lambda a: a.bit_count()}
     of_two = {
         "add": operator.add, "sub": operator.sub, "and": operator.and_, "or": operator.or_, "xor": operator.xor,

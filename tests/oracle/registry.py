@@ -17,7 +17,7 @@ from tmapipe.schedules import (
     Conv,
     Copy,
     CopyPlaces,
-    CopyRows,
+    CopyRuns,
     CrossEntropyBackwardRows,
     CrossEntropyRows,
     CumsumRows,
@@ -209,7 +209,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "LayerNorm",
         lambda: LayerNormRows(row_form(20000, 4, vectors=8), numbers=("mean", "rstd")),
-        lambda: LayerNormRows(RowForm(512, 1, 256, 1, 2), numbers=("mean", "rstd")),
+        lambda: LayerNormRows(RowForm(1024, 1, 512, 1, 2, piece=256), numbers=("mean", "rstd")),
         ((1, 1, {}),),
     ),
     Registered(
@@ -244,9 +244,9 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "Copy, by threads",
-        lambda: CopyRows(row_form(5001, vector=2), 2),
-        lambda: CopyRows(RowForm(200, 1, 512, 2, vector=2, each=2, pitch=301, start=5), 2),
-        ((1, 1, {"b": 2, "w": 600}),),
+        lambda: CopyRuns(((9000, 1),), ((30, 11), (600, 41)), 2, (5, 1), (2, 2), (6, 2, 4)),
+        lambda: CopyRuns((), ((5, 2),), 2, (1, 0), (1, 2), (4, 1, 1)),
+        ((1, 1, {"w": 200}),),
     ),
     Registered(
         "Reduce",

@@ -150,7 +150,10 @@ class RecordingIsa(Isa, Fragments):
     def packed(self, matmul: Matmul, values: Any) -> tuple[Any, ...]:
         return ()
 
-    def operand(self, matmul: Matmul, values: Any) -> None:
+    def widened(self, matmul: Matmul, slot: SlotRef, *how: Any) -> tuple[Any, ...]:
+        return ()
+
+    def operand(self, matmul: Matmul, values: Any, registers: str = "") -> None:
         return None
 
     def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Fragment:
@@ -201,6 +204,9 @@ class RecordingIsa(Isa, Fragments):
         return self.read(slot, layout)
 
     def read_part(self, slot: SlotRef, layout: Any, at: Any, pitch: int = 0) -> Fragment:
+        return self.read(slot, layout)
+
+    def read_joined(self, slot: SlotRef, layout: Any, at: Any, gaps: Any) -> Fragment:
         return self.read(slot, layout)
 
     def read_rows_as_columns(self, slot: SlotRef, layout: Any, starts: Any, pitch: int) -> Fragment:
@@ -325,7 +331,7 @@ EVENTS: dict[type, Callable[..., Event | None]] = {
     ops.CounterAdd: lambda op: ("add", op.counter),
     ops.CounterStore: lambda op: ("set", op.counter, op.value),
     ops.StAsync: lambda op: ("store_words", *op.slot, op.words, op.bar[0]),
-    ops.TileStore: lambda op, values, surely: ("store_values", op.store, op.at, values.layout, values.along),
+    ops.TileStore: lambda op, values, surely, mask: ("store_values", op.store, op.at, values.layout, values.along),
     ops.PrefetchDescriptor: lambda op: ("prefetch", op.part),
     ops.BulkLoad: lambda op: ("load", op.load, op.slot[1], op.at, op.bar[0], None, 0),
     ops.BulkPrefetch: lambda op: ("prefetch_piece", op.load, op.at),

@@ -39,6 +39,7 @@ ON_A_GPU = [
     "random_rows",
     "random_views",
     "row_kernels",
+    "user_kernels",
     "rows",
     "stamps",
     "transpose",
@@ -103,16 +104,15 @@ def test_checks_are_timed(monkeypatch, tmp_path, capsys):
     assert "Copy" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("backend", ["stamps", "without loads", "without stores"])
+@pytest.mark.parametrize("backend", ["without loads", "without stores"])
 def test_backends_that_measure_still_compile(backend):
-    from benchmarks import ceiling, stamps
+    from benchmarks import ceiling
     from tmapipe.gpu.build import build
 
     schedule = tp.schedules.Gemm((64, 64, 64), (1, 1))
-    made = stamps.stamped(address=0, consumer=1) if backend == "stamps" else ceiling.BACKENDS[backend]()
+    made = ceiling.BACKENDS[backend]()
     plan = schedule.plan(dict.fromkeys("abd", "bf16"), arch="sm_90a")
     ptx = build(schedule, plan, keep=True, backend=made).ptx
-    assert ("globaltimer" in ptx) == (backend == "stamps")
     assert (".bulk_group" in ptx) == (backend != "without stores")
 
 
@@ -144,3 +144,10 @@ def test_drawn_kernels_are_right_on_the_cpu(capsys):
         assert len(cases) == {"kernels": 120, "copies": 40, "products": 20}[name]
         assert name == "products" or random_kernels.rehearse(cases[1:2]) == 0
     assert "relative error" in capsys.readouterr().out
+
+
+def test_a_kernel_of_users_is_right_on_the_cpu():
+    from benchmarks import random_kernels, user_kernels
+
+    cases = user_kernels.cases(small=True)
+    assert random_kernels.rehearse(cases[3:4]) == 0 and len(user_kernels.cases()) == len(cases) == 6

@@ -11,7 +11,7 @@ import pytest
 import tmapipe.protocol
 from tmapipe.schedule import Schedule
 
-PUBLIC = ("", ".schedules", ".tiles", ".schedules.mainloop", ".epilogue", ".math", ".tuning", ".testing")
+PUBLIC = ("", ".schedules", ".tiles", ".schedules.mainloop", ".epilogue", ".math", ".tuning", ".torch", ".testing")
 AS_ANOTHER = re.compile(r"\b[Aa]s (of |in )?`|\barguments as of `", re.I)
 
 

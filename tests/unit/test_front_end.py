@@ -2,16 +2,11 @@
 
 import collections
 import contextlib
-import itertools
 from typing import NamedTuple
 
 import pytest
 
-from tests.unit.traced import agree
-
-ONE = [(i,) for i in range(-3, 8)]
-TWO = list(itertools.product(range(-2, 6), range(-1, 6)))
-
+from tests.unit.traced import agree, cases_of
 
 # ---- operands and conditions ------------------------------------------------------------------------------------------
 
@@ -462,9 +457,7 @@ def lists_made_inside(k, n):
     return n
 
 
-CASES = [(f, ONE if f.__code__.co_argcount == 2 else TWO) for f in list(globals().values())
-         if getattr(f, "__module__", "") == __name__ and hasattr(f, "__code__") and f.__code__.co_varnames[:1] == ("k",)
-         and f not in (scope,)]  # fmt: skip
+CASES = cases_of(globals(), scope)
 
 
 @pytest.mark.parametrize("body", [False, True], ids=["function", "body"])

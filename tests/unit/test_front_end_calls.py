@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import linecache
 import operator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.generated_functions import Generator
-from tests.unit.traced import Plain, Program, agree
+from tests.unit.traced import ONE, Plain, Program, agree, cases_of
 from tmapipe.program.expressions import For, If, Let, While
-
-ONE = [(i,) for i in range(-3, 8)]
-TWO = list(itertools.product(range(-2, 6), range(-1, 6)))
 
 
 def helper(x, *rest, scale=2, **named):
@@ -170,9 +166,7 @@ def text_of_constants(k, n):
     return f"{3}-{'x'!r}", str(4), "%d" % 5, "{}".format(6), int("7"), isinstance(3, int), {1: n}[1], len([n, n])  # noqa: UP031, UP032
 
 
-CASES = [(f, ONE if f.__code__.co_argcount == 2 else TWO) for f in list(globals().values())
-         if getattr(f, "__module__", "") == __name__ and hasattr(f, "__code__") and f.__code__.co_varnames[:1] == ("k",)
-         and f not in (decorated,)]  # fmt: skip
+CASES = cases_of(globals(), decorated)
 
 
 @pytest.mark.parametrize("body", [False, True], ids=["function", "body"])

@@ -199,3 +199,12 @@ def test_few_rows_are_shared_by_all_multiprocessors():
         and schedule.ring.stages == 2
         and schedule.check({"x": "fp32"}).trips == "every trip count"
     )
+
+
+def test_calls_that_are_remembered_are_of_the_same_tensors():
+    """What a call of one kernel has left makes no call again that has other tensors."""
+    norm, x, weight = tp.schedules.LayerNorm(), torch.randn(4, 64), torch.randn(64)
+    norm.__dict__["_again"] = ((["x", "weight", "bias"], lambda *_: "of three"), (["x", "weight", "y"], lambda *_: "y"))
+    torch.testing.assert_close(norm(x, weight), torch.nn.functional.layer_norm(x, (64,), weight))
+    assert norm(x, weight, weight) == "of three"
+    assert norm(x, weight, out=torch.empty(4, 64)) == "y"

@@ -1,7 +1,9 @@
 """What is read of kernels: loops of SASS, stamps of their phases, requests of L2."""
 
+import numpy as np
 import pytest
 
+import tmapipe as tp
 from benchmarks.sass_loops import innermost, loops, parse
 from tmapipe.gpu.build import Resources
 
@@ -71,17 +73,24 @@ def test_a_kernel_is_read_by_ktiles():
 
 
 def test_stamps_are_summed_up():
+    from types import SimpleNamespace
+
     from benchmarks import stamps
 
-    ctas = []
-    for late in (0, 100, 400):  # nanoseconds
-        words = [0] * stamps.WORDS
-        for i, nanoseconds in enumerate((0, 600, 2000, 1800, 2800, 3500)):
-            words[i], words[i + stamps.CLOCKS] = 5000 + late + nanoseconds, 7 * late + 2 * nanoseconds
-        ctas.append(words)
-    found = stamps.medians(ctas)
-    assert found["start"] == 0.1 and found["first full slot"] == 1.9 and found["end"] == 3.6
-    assert found["GHz"] == 2.0
+    plan = tp.schedules.Gemm((64, 64, 64), (1, 1)).plan()
+    full = plan.rings[0].barriers[0]
+    nodes = [SimpleNamespace(method=name, args=(full,)) for name in ("mbarrier_arrive_expect_tx", "mbarrier_wait")]
+    places = [SimpleNamespace(node=node, after=True) for node in nodes]
+    warps, rows = [plan.role(name).first_warp for name in ("load", "math")], []
+    for late in (0, 1000, 5000):
+        for number, warp in enumerate(warps):
+            clocks = np.array([100, 900]) + 100 * number
+            ends = {"began": (5000 + late, 0), "ended": (6000 + late, 2000)}
+            rows.append(SimpleNamespace(warp=warp, numbers=np.full(2, number), clocks=clocks, **ends))
+    found = stamps.medians(plan, places, rows)
+    assert found == {
+        "start": 1, "first load": 1.05, "last load": 1.45, "first full slot": 1.1, "last full slot": 1.5, "end": 2, "GHz": 2,
+    }  # fmt: skip
 
 
 PRINTED = """==PROF== Connected to process 467

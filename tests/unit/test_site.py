@@ -5,16 +5,14 @@
 
 import importlib
 import inspect
-import json
 import pathlib
 import re
-import shutil
-import subprocess
 import urllib.parse
 
 import pytest
 
 import tmapipe
+from tests import browser
 
 ROOT = pathlib.Path(__file__).parents[2]
 PUBLIC = (
@@ -85,7 +83,6 @@ def test_every_page_is_in_the_menu_once_and_there():
 
 
 SITE = ROOT / "build" / "site"
-BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 LOOKED_AT = ("index.html", "tutorials/03-rings-and-phases.html", "reference/stages.html")
 WIDTHS = {"desk": (1280, 800), "phone": (390, 800)}
 LOOKS = """
@@ -115,30 +112,12 @@ def looked_at(tmp_path_factory):
         for page in LOOKED_AT
         for kind, (width, height) in WIDTHS.items()
     )
-    path, shot = folder / "looks.html", folder / "looks.png"
+    path = folder / "looks.html"
     path.write_text(LOOKS.replace("FRAMES", frames))
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--disable-extensions",
-        "--no-first-run",
-    ]
-    flags += ["--virtual-time-budget=3000", "--window-size=1700,2420", "--disable-sync", "--disable-web-security"]
-    flags += [
-        f"--user-data-dir={folder / 'profile'}",
-        f"--screenshot={shot}",
-        "--dump-dom",
-        "--allow-file-access-from-files",
-    ]
-    done = subprocess.run([BROWSER, *flags, path.as_uri()], capture_output=True, text=True, timeout=100, check=False)
-    said = done.stdout.partition('data-said="')[2].partition('"')[0]
-    assert said, done.stderr[-2000:]
-    return json.loads(said.replace("&quot;", '"').replace("&amp;", "&")), shot
+    return browser.said_by(path, (1700, 2420), "--disable-web-security", "--allow-file-access-from-files")
 
 
-@pytest.mark.skipif(not BROWSER, reason="there is no Chromium: apt-get install chromium")
+@browser.needed
 @pytest.mark.skipif(not SITE.exists(), reason="there is no build/site: make docs")
 def test_a_browser_shows_the_site_at_a_desk_and_on_a_phone(looked_at):
     said, shot = looked_at

@@ -149,3 +149,66 @@ def test_a_store_that_is_left_out_is_refused():
                 slot.x.read()
 
     refused(Forgets().check, argument="y", rule="no body stores")
+
+
+def masked(columns=64):
+    """Stores elements greater than a bound, and those of even columns, of pieces of a tile."""
+
+    class Masked(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=2)
+        ring = tp.BarrierRing(2, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(8, 128), ring=ring)
+        y = tp.ThreadStoreStage("m n", tile=(8, 128), role=work, vector=4)
+        z = tp.ThreadStoreStage("m n", tile=(8, 128), role=work, vector=4)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+                k.y.store(tile, values, when=(values > 1.0) & (tp.math.row_max(values) > 2.0))
+                for i in range(128 // columns):
+                    piece = slot.x.read(tile=(8, columns), at=(0, i * columns))
+                    place = tile.m * 8, tile.n * 128 + i * columns
+                    k.z.store_from(*place, values=piece, when=piece.columns & 1 == 0)
+
+    return Masked()
+
+
+def test_what_a_mask_leaves_out_stays():
+    x = np.random.default_rng(0).standard_normal((21, 200)).astype(np.float32)
+    y, z = np.full_like(x, 7), np.full_like(x, 7)
+    schedule = masked()
+    assert schedule.check().ok
+    schedule(x, y, z)
+    high = np.concatenate(
+        [np.maximum.reduceat(x, [0, 128], 1)[:, [0] * 128], np.maximum.reduceat(x, [0, 128], 1)[:, [1] * 72]], 1
+    )
+    assert (y == np.where((x > 1) & (high > 2), x, 7)).all()
+    assert (z == np.where(np.arange(200) % 2 == 0, x, 7)).all()
+
+
+@pytest.mark.parametrize("mask", [lambda v: v, lambda v: True])
+def test_masks_are_comparisons_of_the_tile(mask):
+    class Wrong(tp.Schedule):
+        load, work = tp.Role(warps=1), tp.Role(warps=2)
+        ring = tp.BarrierRing(2, producer=load, consumer=work)
+        x = tp.TmaLoadStage("m n", tile=(8, 128), ring=ring)
+        y = tp.ThreadStoreStage("m n", tile=(8, 128), role=work, vector=4)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load(tile)
+
+        @work.jit
+        def drain(self, k, tile):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+            k.y.store(tile, values, when=mask(values))
+
+    refused(Wrong().check, argument="y.store(when)", rule="is a comparison of fragments")

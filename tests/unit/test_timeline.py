@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections import Counter
 
 import numpy as np
 import pytest
 
 import tmapipe as tp
+from tests import browser
 from tests.check.test_timeline import Forgets
 from tmapipe.model.run import page
 from tmapipe.timeline.timed import H200, cycles_of_wgmma
@@ -177,7 +176,6 @@ def test_the_page_needs_nothing_else(hang, tmp_path):
     assert page(evil).count("<script>") == text.count("<script>") and page(evil).count("</script>") == 2
 
 
-BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 ACTS = """
 <script>
 const said = {}, canvas = document.getElementById("front"), back = document.getElementById("back");
@@ -235,15 +233,9 @@ def browsed(gemm, hang, tmp_path_factory):
     for i, (trace, lane) in enumerate(((gemm, "load (warp 0)"), (hang, "keep (warp 1)"))):
         acts = ACTS.replace("LANE", json.dumps(lane)).replace("NUMBER", str(i))
         (folder / f"{i}.html").write_text(page(trace.timeline()).replace("</body>", acts + "</body>"))
-    path, shot = folder / "both.html", folder / "both.png"
+    path = folder / "both.html"
     path.write_text(BOTH)
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-extensions"]
-    flags += ["--virtual-time-budget=3000", "--window-size=1400,1800", "--no-first-run", "--disable-sync"]
-    flags += [f"--user-data-dir={folder / 'profile'}", f"--screenshot={shot}", "--dump-dom"]
-    done = subprocess.run([BROWSER, *flags, path.as_uri()], capture_output=True, text=True, timeout=100, check=False)
-    found = done.stdout.partition('data-said="')[2].partition('"')[0]
-    assert found, done.stderr[-2000:]
-    said = json.loads(found.replace("&quot;", '"').replace("&amp;", "&").replace("&lt;", "<"))
+    said, shot = browser.said_by(path, (1400, 1800))
     return *said, shot.stat().st_size
 
 
@@ -252,7 +244,7 @@ def drawn(said, colour):
     return said["colours"].get(",".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5)), 0)
 
 
-@pytest.mark.skipif(not BROWSER, reason="there is no Chromium: apt-get install chromium")
+@browser.needed
 def test_a_browser_draws_a_gemm(browsed, parts):
     said, _, size = browsed
     slices, arrows, _ = parts
@@ -264,7 +256,7 @@ def test_a_browser_draws_a_gemm(browsed, parts):
     assert "ended by" in said["tip"] and "gemm.py" in said["panel"] and 0.4 < said["zoomed"] < 0.7 and size > 80_000
 
 
-@pytest.mark.skipif(not BROWSER, reason="there is no Chromium: apt-get install chromium")
+@browser.needed
 def test_a_browser_opens_a_hang_where_it_hangs(browsed):
     _, said, _ = browsed
     opened = said["opened"]

@@ -1,5 +1,6 @@
 """A function traced with symbols, and its trace read with numbers: what the tests of the front end compare with CPython."""
 
+import itertools
 import weakref
 from typing import Any
 from unittest.mock import Mock
@@ -148,6 +149,18 @@ class _Reader:
 
     def _end(self, node: Any) -> None:
         self.env.update({after: self.env[phi] for phi, _, _, after in node.carried})
+
+
+#: Numbers for functions of one number, and of two.
+ONE = [(i,) for i in range(-3, 8)]
+TWO = list(itertools.product(range(-2, 6), range(-1, 6)))
+
+
+def cases_of(module: dict[str, Any], *besides: Any) -> list[tuple[Any, Any]]:
+    """The functions of a module of tests that begin with `k`, each with numbers to call it with; without *besides*."""
+    own = [f for f in module.values() if getattr(f, "__module__", "") == module["__name__"] and hasattr(f, "__code__")]
+    found = [f for f in own if f.__code__.co_varnames[:1] == ("k",) and f not in besides]
+    return [(f, ONE if f.__code__.co_argcount == 2 else TWO) for f in found]
 
 
 def agree(

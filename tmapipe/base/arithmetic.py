@@ -372,7 +372,7 @@ class Dim:
             raise InputError("Dim(size, of, at_most)", (self.size, self.of, self.at_most), rule, 'e.g. of="k"')
 
     def extent(self, extents: Mapping[str, int]) -> int | None:
-        """What *extents* of others make of it; None if that is not known. At least 0."""
+        """This dimension's extent, as it follows from the *extents* of others; None if that is not known. At least 0."""
         if self.size is not None or self.of is None:
             return self.size
         found = extents.get(str(self.of))

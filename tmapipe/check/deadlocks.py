@@ -1,4 +1,4 @@
-"""Why nothing can move, and the check of one concrete run of a program on one cluster."""
+"""Causes of deadlocks, in the order in which they are looked for; and the check of one concrete run on one cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Programs = Sequence[Sequence[Any]]
 
 @attrs.frozen
 class Blocked:
-    """One warp that stands for those of its role that wait at the same line.
+    """One warp, which stands for all warps of its role that wait at the same line.
 
     bar: the mbarrier that it waits for (flat), or None; id: of the barrier of warps (0: the CTA's, -1: the cluster's), or
     None; ring: that the mbarrier belongs to, or None; name: of what it waits for.
@@ -292,7 +292,7 @@ class Deadlock:
 
 
 def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes: Sequence[Finding]) -> Finding:
-    """Who waits for what, whose wait is the cause, and what it needs.
+    """The finding of a deadlock: which warps wait for which barriers, whose wait is the cause, and what that wait needs.
 
     Args:
         causes: Findings about how roles enter and leave slots, which explain deadlocks.

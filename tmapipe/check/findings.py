@@ -360,8 +360,8 @@ def _shown(location: str) -> str:
 class Step(NamedTuple):
     """An operation of a warp that a finding may show.
 
-    order: its number in the run; phase: the one that it counted in or saw complete; what: words, if they say more than the
-    operation; time: the warp's, when it executed it.
+    order: its number in the run; phase: the phase that the operation counted in or saw complete; what: words, if they say
+        more than the operation; time: the warp's, when it executed it.
     """
 
     order: int

@@ -178,8 +178,8 @@ class Phase:
     """What has counted in one phase of an mbarrier, or in one use of a barrier of warps.
 
     clock: all of it joined; by: warp -> time of its last contribution; landed: whether bytes have landed; armed: each
-    expect-tx; loose: those without an arrival, until one follows; steps: for the report; complete: so nothing changes; of:
-    who may change it, where several share it.
+        expect-tx; loose: the expect-tx without an arrival, until an arrival follows; steps: for the report; complete: whether
+        the phase can no longer change; of: the owner that may change it, where states share it.
     """
 
     __slots__ = ("armed", "by", "clock", "complete", "landed", "loose", "of", "steps")
@@ -267,7 +267,7 @@ class Phases(Rules):
         self.waits[bar][agent] = step
 
     def arrive(self, step: Step, bar: int, counted: Counted, all_lanes: bool, order_only: bool) -> None:
-        """One warp's arrivals or expect-tx (by its elected lane). order_only: it releases nothing to those who wait."""
+        """One warp's arrivals or expect-tx (by its elected lane). order_only: it releases nothing to the warps that wait."""
         clocks, agent = self.clocks, step.agent
         clock, step = clocks.of[agent], step._replace(phase=counted.phase)
         self._check_not_early(clock, step, bar, counted.phase)
@@ -413,7 +413,7 @@ class Barriers(Rules):
         self.returned: set[int] = set()
 
     def recent(self) -> Iterator[tuple[tuple[int, Any], Phase]]:
-        """Generations at which those who still come may look: the latest of each barrier, and the one before if it is not
+        """Generations that later steps may still look at: the latest of each barrier, and the one before if the latest is not
         complete. Each with the barrier's number, and whether it is complete."""
         for which, number in self.latest.items():
             latest, before = self.generations[which, number], self.generations.get((which, number - 1))

@@ -1,4 +1,4 @@
-"""Whether all roles of a ring enter the same number of its slots; what the plan and the bodies of a subclass show alone."""
+"""Whether all roles of a ring enter the same number of its slots; and mistakes that plan and bodies show without a run."""
 
 from __future__ import annotations
 
@@ -203,7 +203,8 @@ class RingUse:
         return self._finding(Kind.TRIP_COUNTS, text, fix, steps)
 
     def _misplaced(self, waits: list[Step], following: int, phase: int) -> Finding:
-        """waits: that which is out of order, last, and the one before it, if any; following: the place that should follow."""
+        """The finding of a wait that is out of order. waits: that wait as the last, after the wait before it, if any;
+        following: the place that should follow."""
         role, (lap, stage) = self.layout.role(waits[-1].agent), divmod(following, self.ring.stages)
         texts = [f"{self.layout.bar_name(wait.op.bar)} with parity {wait.op.parity}" for wait in waits]
         wanted = f"{self.layout.bar_name(self._bars(phase - 1)[stage])} with parity {lap}"

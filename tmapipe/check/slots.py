@@ -384,7 +384,8 @@ class Slots(Rules):
     # ---- the rule -------------------------------------------------------------------------------------------------
 
     def _access(self, cta: int, access: Access, by: int) -> None:
-        """An access to a slot of *cta*. by: who makes those of its kind one after another, of which the last one is kept."""
+        """An access to a slot of *cta*. by: the agent that makes accesses of this kind one after another; the last of them is
+        kept."""
         layout, slot = self.layout, access.slot
         base = cta * layout.nslots
         clock = self.clocks.of[access.agent]

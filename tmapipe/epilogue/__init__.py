@@ -28,8 +28,7 @@ from tmapipe.errors import NOTHING, InputError, frozen, must, optional
 from tmapipe.isa.fragment import Fragment, applied
 from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.plan.model import Store
-from tmapipe.protocol.matmuls import Piece
-from tmapipe.protocol.stores import BoundStore
+from tmapipe.protocol.stores import BoundStore, Piece
 from tmapipe.protocol.tile import stands_for
 from tmapipe.stage import optional_hint
 from tmapipe.store_pipeline import TmaStoreStage

@@ -389,7 +389,7 @@ def build(
     Args:
         plan: The schedule's plan.
         ranks: Number of dimensions of each tensor; by default as declared.
-        keep: Keep PTX and cubin.
+        keep: Keep PTX and cubin. The function is then compiled when it is asked for: most of them are only read.
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
         instrument: One of `tmapipe.gpu.watchdog.INSTRUMENTS`: "watch", so that waits end, or "stamps" of when they do. A
             launch then takes `NUMBERS` more numbers.
@@ -408,7 +408,7 @@ def build(
         fakes.append(make_fake_tensor(Int64, (cute.sym_int(),), stride=(1,), assumed_align=8 * WORDS))
     numbers = [Int32(1)] * (1 + schedule.tiles.launch_words) + [Int64(0)] * (WORDS * len(plan.encoded))
     numbers += [Int64(0)] * (NUMBERS * bool(instrument))
-    flags = f"--gpu-arch {plan.arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
+    flags = f"--gpu-arch {plan.arch} " + ("--keep-ptx --keep-cubin" if keep else "--enable-tvm-ffi")
     # What is kept is read back at once; the files' names are not unique, so each compilation has a folder of its own.
     # Two traces at once in threads break CuTe DSL.
     with ONE_AT_A_TIME, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
@@ -427,8 +427,14 @@ def build(
         finally:
             forget_ir()
         used = check_notes(plan, notes, functools.partial(fragments_held, program))
-    ptx, cubin = (made.__ptx__, made.__cubin__) if keep else (None, None)
-    return Compiled(plan, Code.of(made), used, ptx, cubin, instrument=instrument)
+    if not keep:
+        return Compiled(plan, Code.of(made), used, instrument=instrument)
+
+    def object_file() -> bytes:
+        options: dict[str, Any] = {"instrument": instrument, "backend": backend, "program": program}
+        return build(schedule, plan, ranks, unroll=unroll, **options).code.object
+
+    return Compiled(plan, Code(object_file), used, made.__ptx__, made.__cubin__, instrument=instrument)
 
 
 def _fake_tensor(plan: Plan, name: str, ranks: dict[str, int]) -> Any:

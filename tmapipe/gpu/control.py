@@ -152,7 +152,9 @@ def _numbers(types: Sequence[type], values: Sequence[ir.Value]) -> list[Any]:
 TYPES = {"r": Int32, "l": Int64, "h": Int16, "f": Float32}  # of registers, as LLVM calls them
 
 
-def emit_ptx(text: str, kinds: str, *operands: Any, words: int = 0, pure: bool = False) -> list[Int32]:
+def emit_ptx(
+    text: str, kinds: str, *operands: Any, words: int = 0, pure: bool = False, ordered: bool = True
+) -> list[Int32]:
     """Emits an instruction, and returns the words that it gives.
 
     Args:
@@ -161,6 +163,7 @@ def emit_ptx(text: str, kinds: str, *operands: Any, words: int = 0, pure: bool =
         operands: Numbers, or values of the IR.
         words: How many it gives, each of 32 bits.
         pure: Whether it reads and writes nothing else; otherwise it may read and write memory.
+        ordered: Of one that does: whether reads and writes beside it keep their order with it.
     """
     values = [TYPES[kind](operand).ir_value() for kind, operand in zip(kinds, operands, strict=True)]
     several = f"!llvm.struct<({', '.join(['i32'] * words)})>"
@@ -168,7 +171,7 @@ def emit_ptx(text: str, kinds: str, *operands: Any, words: int = 0, pure: bool =
         None if words == 0 else T.i32() if words == 1 else ir.Type.parse(several),
         values,
         text,
-        ",".join([*["=r"] * words, *kinds, *([] if pure else ["~{memory}"])]),
+        ",".join([*["=r"] * words, *kinds, *(["~{memory}"] if ordered and not pure else [])]),
         has_side_effects=not pure,
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int16, Int32, Int64
+from cutlass import Boolean, Int16, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from tmapipe.base.arithmetic import ceil_div
@@ -60,15 +60,15 @@ def _cp_async(isa: GpuWarp, op: Any) -> None:
 
 
 @emits(ops.TileStore)
-def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: tuple[int, int]) -> None:
-    """The calling thread's stores, each of some numbers that lie side by side."""
+def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: tuple[int, int], mask: Fragment | None) -> None:
+    """The calling thread's stores, each of some numbers that lie side by side; of those that *mask* names, one by one."""
     fragments, store, at = isa.fragments, isa.plan.store(op.store), op.at
     layout, size = values.layout, store.buffer.dtype.bytes
     assert layout is not None
     tile, dtype = _Tile(isa, store, at), cute_type(store.buffer.dtype)
     most = width_of(layout, values.along)
-    width = min(most, store.vector // size)
-    wide = min(most, ALIGNMENT // size) if store.wide else width
+    width = min(most, store.vector // size) if mask is None else 1
+    wide = min(most, ALIGNMENT // size) if store.wide and mask is None else width
 
     def put(first: int, address: Any, count: int) -> None:
         converted = fragments.converted(values, first, count, dtype)
@@ -84,11 +84,14 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: tuple[int, in
         return surely[0] <= columns[0] and columns[1] + wide - 1 <= surely[1]
 
     def store_all() -> None:
-        """Wide ones where they can be, then in one branch, which few warps take, the others."""
+        """Stores wide where the address allows; then the other elements, in one branch that few warps take."""
         left, apart = [], None
         for first, row, column in fragments.runs(layout, wide, values.along):
             (start, inside), column = tile.row(row), at[-1] + column
             address = start + Int64(column) * size
+            if mask is not None:
+                put_if(holds(inside, column, 1) & Boolean(mask.data[first]), first, address, 1)
+                continue
             if values.along == "tile" and within(layout.column_range(layout.column_slot(first))):
                 put_if(functools.reduce(operator.and_, inside, True), first, address, wide)
                 continue

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 from cutlass.cutlass_dsl import T
@@ -25,7 +25,7 @@ from tmapipe.gpu.layouts import (
     full_shape,
     slot_layout,
 )
-from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, write_piece
+from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
 from tmapipe.gpu.sums import Sums
 from tmapipe.isa.exchange import call_raw
 from tmapipe.isa.fragment import Fragment, SlotRef
@@ -88,7 +88,11 @@ class GpuFragments(PeerFragments, Sums):
         words = cute.recast_tensor(rounded, Int32)
         return [words[i] for i in range(cute.size(words))]
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+        of_rows = [None if each is None else each.data for each in (zero, scale)]
+        return widened_weights(self.isa, matmul, slot, kind, *of_rows)
+
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         return operand(matmul, values.data if values.kind == "operand" else self.packed(matmul, values))
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
@@ -218,6 +222,31 @@ class GpuFragments(PeerFragments, Sums):
             place = row * (pitch // each) + first // each
             cute.autovec_copy(cute.coalesce(cute.local_tile(inside, (each,), (place,))), values)
             data += widened(values, kind)
+        return Fragment(self, layout, "tile", kind, data)
+
+    def read_joined(
+        self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], gaps: tuple[tuple[int, int], ...]
+    ) -> Fragment:
+        kind, width, flat = slot.buffer.dtype.kind, layout.width, self.flat(slot)
+        whole = not gaps and isinstance(at[0], int) and isinstance(at[1], int) and (at[0] + at[1]) % width == 0
+        data: list[Any] = []
+        for _, _, column in self.runs(layout, width):
+            first = Int32(column) + at[1]
+            place, over = first + at[0], [Int32(0)] * width
+            if whole:
+                values = cute.make_rmem_tensor((width,), cute_type(slot.buffer.dtype))
+                cute.autovec_copy(cute.coalesce(cute.local_tile(flat, (width,), (place // width,))), values)
+                data += widened(values, kind)
+                continue
+            for length, further in gaps:
+                rows = [Int32(Uint32(first + j) // length) for j in range(1 if width <= length else width)]
+                place, inside = place + rows[0] * further, first - rows[0] * length
+                for j in range(1, width):  # so few have one gap between them at most
+                    if len(rows) > 1:
+                        over[j] = over[j] + (rows[j] - rows[0]) * further
+                    else:
+                        over[j] = over[j] + choose(inside + j >= length, Int32(further), Int32(0))
+            data += [KINDS[kind](flat[place + j + over[j]]) for j in range(width)]
         return Fragment(self, layout, "tile", kind, data)
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:

@@ -1,4 +1,4 @@
-"""Kernels are kept: compiled once, in all processes; the function of each signature that launches one; the GPCs of a
+"""Compiled kernels, kept for all processes; the function of each signature that launches a kernel; the GPCs of a
 device."""
 
 from __future__ import annotations
@@ -205,7 +205,12 @@ def same_as(tensors: Sequence[Any]) -> Callable[..., bool]:
 
 
 def caller_of(
-    launcher: Launcher, tensors: Sequence[Any], names: Sequence[str], out: Any, like: Sequence[Any] = ()
+    launcher: Launcher,
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    out: Any,
+    like: Sequence[Any] = (),
+    before: Sequence[int] = (),
 ) -> Caller:
     """Writes the function for calls with tensors of one signature. *launcher* has taken such a call.
 
@@ -214,6 +219,7 @@ def caller_of(
         names: Of the last tensors, which are given by name.
         out: The first output, or None.
         like: What the outputs that are made are like, if they are others than the launcher's.
+        before: Bytes before each input where the kernel's tensor begins: the last multiple of 16.
     """
     packed, count, inputs = launcher.packed, len(tensors) - len(names), launcher.inputs
     given = [*tensors] if out is None else [*tensors, out]
@@ -232,6 +238,8 @@ def caller_of(
     for i, x in enumerate(given):  # its address, and the end of its memory
         refused.append(f"(p{i} := x{i}.data_ptr()) % {ALIGNMENT} != {x.data_ptr() % ALIGNMENT}")
         refused.append(f"len(x{i}.untyped_storage()) < {span(x)} + x{i}.storage_offset() * {x.element_size()}")
+    begins = {i: n for i, n in enumerate(before) if n}
+    refused += [f"x{i}.storage_offset() < {n // given[i].element_size()}" for i, n in begins.items()]
     for i in range(inputs, len(given)):
         refused += [f"p{i} < p{j} + {span(given[j])} and p{j} < p{i} + {span(given[i])}" for j in range(i)]
     refused.append(f"(stream := stream_of({launcher.index})) and capturing()")  # never the default stream
@@ -243,7 +251,9 @@ def caller_of(
         if like:
             shape, strides = tuple(like[i].shape), like[i].stride()
         lines.append(f"    d{i} = empty({shape!r}, {strides!r}, type_{i}){'.zero_()' * added_to}")
-    addresses = [f"p{i}" for i in range(len(given))] + [f"d{i}.data_ptr()" for i in made]
+    addresses = [f"p{i} - {begins[i]}" if i in begins else f"p{i}" for i in range(len(given))] + [
+        f"d{i}.data_ptr()" for i in made
+    ]
     addresses += [f"scratch[{i}]" for i in range(len(launcher.scratch))]
     lines += ["    try:", "        memory = pop()", "    except IndexError:", "        memory = make()"]
     lines.append("    words, arguments, result = memory")

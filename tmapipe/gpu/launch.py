@@ -13,6 +13,7 @@ import torch
 from cuda.bindings import driver
 
 from tmapipe.base.arithmetic import int32
+from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_apart, check_held, span
 from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, MissingGpuError
@@ -227,13 +228,20 @@ class Launcher:
         results = arguments[self.inputs :]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def caller(self, tensors: Sequence[Any], names: Sequence[str], out: Any, like: Sequence[Any] = ()) -> Caller | None:
+    def caller(
+        self,
+        tensors: Sequence[Any],
+        names: Sequence[str],
+        out: Any,
+        like: Sequence[Any] = (),
+        before: Sequence[int] = (),
+    ) -> Caller | None:
         """The function that `tmapipe.gpu.kernels.caller_of` makes; None in a capture, after several that did not take their
         own tensors, or if launches are waited for."""
         if capturing() or self.callers >= MOST_CALLERS or self.watchdog is not None:
             return None
         self.callers += 1
-        return caller_of(self, tensors, names, out, like)
+        return caller_of(self, tensors, names, out, like, before)
 
     def _check_apart(self, arguments: list[Any]) -> None:
         """Raises `InputError` if an output overlaps another tensor. Looks closely only where their spans overlap."""
@@ -385,9 +393,11 @@ def repeated(
     ((launcher, addresses),) = launches
     given = [*tensors] if out is None else [*tensors, out]
     whole = [*given, *results[len(given) - launcher.inputs :]]
-    if [x.data_ptr() for x in whole] != addresses:
+    before = [x.data_ptr() - address for x, address in zip(whole, addresses, strict=True)]
+    inputs = launcher.inputs
+    if any(before[inputs:]) or not all(0 <= n < ALIGNMENT for n in before[:inputs]):
         return None
-    return launcher.caller(tensors, (), out, results)
+    return launcher.caller(tensors, (), out, results, before[:inputs])
 
 
 @contextlib.contextmanager

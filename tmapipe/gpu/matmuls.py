@@ -262,6 +262,90 @@ def read_blocks(isa: GpuWarp, slot: SlotRef, layout: AccumulatorLayout) -> list[
     return data
 
 
+# ---- weights ---------------------------------------------------------------------------------------------------------
+#
+# Weights of few bits as operand a: two to a word, in few instructions. Integers come from bits: bf16 with the bits 0x4300
+# is 128, and its last place is 1, so what is or-ed into the last bits is added. fp16 with 0x6400 is 1024.
+
+
+def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any) -> list[Any]:
+    """A thread's words, in the order of `operand`. zero, scale: a number for each of its two rows, or None."""
+    buffer, four = slot.buffer, kind.endswith("int4")
+    in_bf16 = matmul.b.dtype == bf16
+    more = {"int4": 136.0, "uint4": 128.0}.get(kind, 0.0)
+    how: list[Any] = [None, None]
+    if zero is not None or scale is not None:
+        for half in range(2):
+            by = Float32(1.0) if scale is None else scale[half]
+            how[half] = by, -(Float32(more) + (0.0 if zero is None else zero[half])) * by
+    row = matmul.group(isa.warp) * 64 if matmul.warpgroups > 1 else 0
+    row = row + isa.warp % 4 * 16 + isa.lane // 4
+    start, pitch = isa.slot_address(buffer, slot.stage), buffer.swizzle or buffer.tile[-1]  # of rows, bytes
+    words = dict[tuple[int, int], Any]()
+    for sixteen in range(buffer.tile[-1] // 16):
+        at = start + buffer.byte_in_slot(row, 16 * sixteen) + isa.lane % 4 * 2
+        for half, eight in itertools.product(range(2), range(2)):
+            offset = 8 * half * pitch + 8 * eight
+            (pair,) = emit_ptx(f"ld.shared.u16 $0, [$1+{offset}];", "r", at, words=1)
+            for part, word in enumerate(
+                _four_bits(pair, kind, in_bf16, how[half]) if four else [_eight_bits(pair, kind, in_bf16, how[half])]
+            ):
+                words[(2 * sixteen + part if four else sixteen), half + 2 * eight] = word
+    return [words[place] for place in sorted(words)]
+
+
+def _four_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> list[Any]:
+    """Words of the low halves and of the high halves of two bytes."""
+    signed = kind == "int4"
+    base = 0x6400 if how is None and not in_bf16 else 0x4300
+    magic = base * 0x10001 | (0x80008 if signed else 0)
+    (apart,) = emit_ptx("prmt.b32 $0, $1, 0, 0x4140;", "r", pair, words=1, pure=True)
+    found = []
+    for part in range(2):
+        if part:
+            (apart,) = emit_ptx("shr.u32 $0, $1, 4;", "r", apart, words=1, pure=True)
+        (word,) = emit_ptx(f"lop3.b32 $0, $1, 0x000f000f, {magic:#x}, 0x6a;", "r", apart, words=1, pure=True)
+        found.append(_less(word, base * 0x10001 | (0x80008 if signed else 0), in_bf16) if how is None
+                     else _fused(word, "bf16", in_bf16, how))  # fmt: skip
+    return found
+
+
+def _eight_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> Any:
+    """The word of two bytes."""
+    if kind.startswith("fp8"):
+        form = kind.removeprefix("fp8_")
+        text = f"{{ .reg .b16 x; cvt.u16.u32 x, $1; cvt.rn.f16x2.{form}x2 $0, x; }}"
+        (word,) = emit_ptx(text, "r", pair, words=1, pure=True)
+        return word if how is None and not in_bf16 else _fused(word, "f16", in_bf16, how)
+    if how is None and not in_bf16:
+        text = "{ .reg .b32 x; prmt.b32 x, $1, 0x64646464, 0x4140; xor.b32 $0, x, 0x00800080; }"
+        (word,) = emit_ptx(text, "r", pair, words=1, pure=True)
+        return _less(word, 0x64806480, False)
+    # 128 and the low seven bits, less 128 or, of a negative number, 256
+    (word,) = emit_ptx("prmt.b32 $0, $1, 0x43434343, 0x4140;", "r", pair, words=1, pure=True)
+    text = "{ .reg .b32 x, y; and.b32 x, $1, 0xff7fff7f; and.b32 y, $1, 0xff80ff80; sub.bf16x2 $0, x, y; }"
+    (word,) = emit_ptx(text, "r", word, words=1, pure=True)
+    return word if how is None else _fused(word, "bf16", in_bf16, how)
+
+
+def _less(word: Any, bits: int, in_bf16: bool) -> Any:
+    """A word's two numbers less that with these bits."""
+    kind = "bf16x2" if in_bf16 else "f16x2"
+    text = f"{{ .reg .b32 x; mov.b32 x, {bits:#x}; sub.{kind} $0, $1, x; }}"
+    return emit_ptx(text, "r", word, words=1, pure=True)[0]
+
+
+def _fused(word: Any, kind: str, in_bf16: bool, how: Any) -> Any:
+    """A word's two numbers times one plus another in fp32, if *how* says so, rounded."""
+    to_fp32 = "shl.b32 l, $1, 16; and.b32 h, $1, 0xffff0000; mov.b32 x, l; mov.b32 y, h; "
+    if kind == "f16":
+        to_fp32 = "mov.b32 {l, h}, $1; cvt.f32.f16 x, l; cvt.f32.f16 y, h; "
+    registers = ".reg .b16 l, h; .reg .f32 x, y; " if kind == "f16" else ".reg .b32 l, h; .reg .f32 x, y; "
+    fused = "fma.rn.f32 x, x, $2, $3; fma.rn.f32 y, y, $2, $3; " if how else ""
+    text = f"{{ {registers}{to_fp32}{fused}cvt.rn.{'bf16x2' if in_bf16 else 'f16x2'}.f32 $0, y, x; }}"
+    return emit_ptx(text, "rff" if how else "r", word, *(how or ()), words=1, pure=True)[0]
+
+
 # ---- peers -----------------------------------------------------------------------------------------------------------
 #
 # The shared memory of other CTAs of the cluster: loads from there, and st.async to there.

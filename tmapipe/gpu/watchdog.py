@@ -255,7 +255,7 @@ class Watchdog:
 
 
 def hang(schedule: Schedule, plan: Plan, found: list[Row], seconds: float, view: str) -> DeadlockError:
-    """The error for a kernel that has given up: who waits for what, at which line, and what the check says.
+    """The error for a kernel that has given up: which warps wait for which slots, at which line, and the check's report.
 
     Args:
         schedule, plan: Of the kernel.
@@ -334,12 +334,9 @@ def _numbers(word: str, numbers: list[int]) -> str:
 
 ROW = 1 << 17  #: bytes of a row, a power of two: when it is full, nothing more is written
 HEAD = 32  #: of it, before the stamps: nanoseconds, clock and multiprocessor at the start; nanoseconds, clock and end
-_BEFORE_AND_AFTER = (
-    WAIT, "wgmma_wait", "bulk_wait_group", "named_barrier_sync", "cta_sync", "cluster_wait",
-)  # fmt: skip
-_AFTER = (
-    "mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx", "wgmma_commit", "bulk_commit_group",
-)  # fmt: skip
+_WAITS = (WAIT, "wgmma_wait", "bulk_wait_group", "cta_sync", "cluster_wait")
+_ARRIVES = ("mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx")
+_COMMITS = ("wgmma_commit", "bulk_commit_group")
 _ISSUES = ("wgmma", "tma_store", "bulk_store")
 
 # A thread without a row has 0 in the register, and a full row ends at a multiple of its size: neither writes.
@@ -381,24 +378,20 @@ class Place:
         node: An instruction, or a loop over tiles, each of whose turns is stamped when it begins.
         after: Whether after the instruction.
         computes: Whether the warp computes with fragments since the place before.
+        passed: Instructions since the place before that have no place of their own: commits of wgmmas, which came right after
+            that place, and waits that ended right before this one.
         issues: The wgmma or store before it, if there is one.
     """
 
     node: Node
     after: bool
     computes: bool
+    passed: tuple[Call, ...]
     issues: Call | None
 
 
-def slot_of(node: Node) -> Any:
-    """What is stamped besides the place: the stage of a barrier, or its instance."""
-    if isinstance(node, Call) and "barrier" in node.method and len(node.args) > 1:
-        return node.args[1]
-    return 0
-
-
 def places(program: Traced) -> list[Place]:
-    """Where a program stamps, in its order. Programs of one identity have the same."""
+    """Where a program stamps, in its order, at as few places as tell what happened. Programs of one identity have the same."""
     found: list[Place] = []
     _places(program.nodes, found, _Before())
     return found
@@ -409,21 +402,19 @@ class _Before:
     """What has come since the place before, or ever."""
 
     computes: bool = False
+    passed: tuple[Call, ...] = ()
     issues: Call | None = None
 
 
 def _places(nodes: Sequence[Any], found: list[Place], before: _Before) -> None:
-    just = False  # whether the instruction before has been stamped
-
     def add(node: Node, after: bool) -> None:
-        found.append(Place(node, after, before.computes, before.issues))
-        before.computes = False
+        found.append(Place(node, after, before.computes, before.passed, before.issues))
+        before.computes, before.passed = False, ()
 
-    for node in nodes:
-        if isinstance(node, Let):
-            continue
+    known = [node for node in nodes if not isinstance(node, Let)]
+    for node, following in zip(known, [*known[1:], None], strict=False):
         method = node.method if isinstance(node, Call) else ""
-        if method in _BEFORE_AND_AFTER and not just:
+        if method in _WAITS and before.computes:
             add(node, False)
         if isinstance(node, (For, While)):
             if f"tmapipe{os.sep}tiles{os.sep}" in str(node.where):
@@ -434,11 +425,19 @@ def _places(nodes: Sequence[Any], found: list[Place], before: _Before) -> None:
                 _places(part, found, before)
         elif method in _ISSUES:
             before.issues = node
-        else:
-            before.computes |= method.startswith("fragments.")
-        just = method in (*_BEFORE_AND_AFTER, *_AFTER)
-        if just:
+        elif method == "wgmma_commit" or (method in _WAITS and getattr(following, "method", "") in _ARRIVES):
+            before.passed = (*before.passed, node)
+        elif method in (*_WAITS, *_ARRIVES, *_COMMITS):
             add(node, True)
+        else:
+            before.computes |= method.startswith("fragments.") and method != "fragments.accumulator"
+
+
+def slot_of(node: Node) -> Any:
+    """What is stamped besides the place: the stage of a barrier, or its instance."""
+    if isinstance(node, Call) and "barrier" in node.method and len(node.args) > 1:
+        return node.args[1]
+    return 0
 
 
 def stamping(plan: Plan) -> list[int]:
@@ -476,7 +475,7 @@ class Stamping:
             self._stamp(number, 0)
 
     def _stamp(self, number: int, slot: Any) -> None:
-        emit_ptx(_STAMP.format(last=ROW - 1, number=number), "lr", self.address, slot)
+        emit_ptx(_STAMP.format(last=ROW - 1, number=number), "lr", self.address, slot, ordered=False)
 
     def end(self) -> None:
         """At the end of the kernel."""

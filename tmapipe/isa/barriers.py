@@ -376,12 +376,15 @@ class Wgmma(NamedTuple):
     "starts wgmma {matmul}, which reads registers and {b}",
     Start("b", IN_GROUP),
     Accumulators(Use.UPDATE, "matmul"),
+    Accumulators(Use.UPDATE, "operand"),
 )
 class WgmmaFromRegisters(NamedTuple):
-    """A `Wgmma` whose operand a is in registers, which count among the accumulators. Facts: as of `Wgmma`."""
+    """A `Wgmma` whose operand a is in registers, which count among the accumulators. operand: which, of several sets that
+    take turns; else "". Facts: as of `Wgmma`."""
 
     matmul: Name
     b: Slot
+    operand: Name = ""
 
 
 @operation("wgmma.commit_group.sync.aligned", "commits a wgmma group", EndGroup(Group.WGMMA))
@@ -463,14 +466,14 @@ class ComputeInstructions(Lowering):
         """``wgmma.fence``: orders register accesses before the next wgmma."""
         self.emit(WgmmaFence())
 
-    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
+    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef, registers: str = "") -> None:
         """``wgmma.mma_async`` for all k of the slots, asynchronously: reads the slots (async proxy) and *acc* until a
-        `wgmma_wait` says otherwise. a: a slot, or what `Fragments.operand` has made, which is read as long."""
+        `wgmma_wait` says otherwise. a: a slot, or what `Fragments.operand` has made in *registers*, which is read as long."""
         second = self.slot(b.buffer, b.stage)
         if isinstance(a, SlotRef):
             self.emit(Wgmma(matmul.name, self.slot(a.buffer, a.stage), second), acc)
         else:
-            self.emit(WgmmaFromRegisters(matmul.name, second), acc, a)
+            self.emit(WgmmaFromRegisters(matmul.name, second, registers), acc, a)
 
     def wgmma_commit(self) -> None:
         """``wgmma.commit_group``."""

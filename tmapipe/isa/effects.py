@@ -205,8 +205,8 @@ class Access:
 @attrs.frozen
 class Start:
     """Starts to read, or if `write` to overwrite, `slot`. mask: in which CTAs; share, shares: only this one of so many
-    disjoint parts of the slot; reduces: what is written is combined with what is there, in any order with others that do so.
-    What is read lies in the own CTA; its mask says on whose `bar` the end is counted."""
+    disjoint parts of the slot; reduces: the written values are combined with the slot's, in any order with other such writes.
+    A slot that is read lies in the own CTA; then the mask says on whose `bar` the end is counted."""
 
     slot: str = attrs.field(metadata={"kind": Kind.SLOT})
     until: Until

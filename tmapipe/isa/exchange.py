@@ -1,5 +1,4 @@
-"""What fragments need besides: numbers that warps exchange through shared memory, running sums along rows, raw
-functions."""
+"""Fragments across warps: numbers exchanged through shared memory, and running sums along rows; and raw functions."""
 
 from __future__ import annotations
 

@@ -29,6 +29,17 @@ NEUTRAL = {
 }
 
 
+def joined_places(slot: SlotRef, at: tuple[int, int], gaps: tuple[tuple[int, int], ...], columns: Any) -> Any:
+    """Where the elements of these columns of a tile lie in a slot, as of `Fragments.read_joined`. Raises `InputError` for what
+    lies outside of it."""
+    first, tile = at[1] + columns, slot.buffer.tile
+    found = at[0] + first + sum(first // length * further for length, further in gaps)
+    if found.min() < 0 or found.max() >= tile[0]:
+        rule = f"reads inside the tile of {tile}, not {found.min()} to {found.max()}"
+        raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
+    return found
+
+
 class Fragments(Scans):
     """What one warp does with fragments.
 
@@ -72,9 +83,23 @@ class Fragments(Scans):
         """The data of *values* of (m, k) in b's type, as `operand` takes it too."""
         raise NotImplementedError
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
+    def widened(
+        self,
+        matmul: Matmul,
+        slot: SlotRef,
+        kind: str,
+        zero: Fragment | None,
+        scale: Fragment | None,
+        registers: str,
+    ) -> Any:
+        """``ld.shared``: weights of few bits in a slot, as `packed` gives numbers: ``(w - zero) * scale``, computed in fp32 as
+        ``fma(w + c, scale, -(zero + c) * scale)`` with a c of at most 136. Generic proxy. Arguments as of
+        `Accumulator.widened`; registers: which the words have, as of `operand`."""
+        raise NotImplementedError
+
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group
-        is complete.
+        is complete. registers: which, of several sets that take turns.
 
         Of 16-bit types a thread has the same elements of 16 columns as an operand and as an accumulator, in the same order.
         """
@@ -202,6 +227,13 @@ class Fragments(Scans):
         Args:
             pitch: Elements from one row to the next, in a slot with one extent; 0: those of a row of its tile.
         """
+        raise NotImplementedError
+
+    def read_joined(
+        self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], gaps: tuple[tuple[int, int], ...]
+    ) -> Fragment:
+        """``ld.shared``: elements at[1], at[1] + 1, ... of those that lie in a slot with one extent from at[0] on, without its
+        gaps: k at k plus (k // length) further, for each (length, further). Generic proxy."""
         raise NotImplementedError
 
     def read_rows_as_columns(

@@ -178,7 +178,7 @@ class TableLoad(NamedTuple):
 
 @operation("st.global", "stores its values of a tile of {store}", Global("write", "store", "at"))
 class TileStore(NamedTuple):
-    """To the tile that starts at element `at`, by each lane those that it has. Facts: None."""
+    """Each lane stores its own values of the tile that starts at element `at`. Facts: None."""
 
     store: Name
     at: At = ()
@@ -254,7 +254,12 @@ class GlobalInstructions(Lowering):
         self.emit(CounterStore(counter, value))
 
     def store_values(
-        self, store: Store, at: Sequence[Value], values: Fragment, surely: tuple[int, int] = (0, 0)
+        self,
+        store: Store,
+        at: Sequence[Value],
+        values: Fragment,
+        surely: tuple[int, int] = (0, 0),
+        mask: Fragment | None = None,
     ) -> None:
         """``st.global`` (each lane): stores the warp's part of *values*, converted, to the tile that starts at element *at*.
         Elements outside the tensor are not written. At most `store.vector` bytes at once, or 16 where the store is `wide`.
@@ -263,8 +268,9 @@ class GlobalInstructions(Lowering):
         Args:
             surely: The first, and the one after the last, of the tile's columns that lie inside the tensor in any case, and
                 those at multiples of 16 bytes of a tile at such addresses.
+            mask: For which elements, one at a time; None: for all.
         """
-        self.emit(TileStore(store.name, self.start(store, at)), values, surely)
+        self.emit(TileStore(store.name, self.start(store, at)), values, surely, mask)
 
     def load_entry(self, table: str, i: Value, without_data: int) -> Value:
         """``ld.global``: entry *i* of a table, in all lanes.

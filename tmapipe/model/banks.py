@@ -87,6 +87,16 @@ def _read_part(warp: int, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, An
     return slot, "read in part", _elements(slot.buffer, layout, "tile", warp, first, width, pitch)
 
 
+def _read_joined(warp: int, slot: SlotRef, layout: ThreadLayout, at: Any, gaps: Any) -> _Found:
+    first, size = (at[1] if isinstance(at[1], int) else 0), slot.buffer.dtype.bytes
+
+    def byte(column: int) -> int:
+        place = first + column
+        return (place + sum(place // length * further for length, further in gaps)) * size
+
+    return slot, "read without gaps", [([byte(c) for _, c in lanes], size) for lanes in _lanes(layout, warp)]
+
+
 def _read_rows_as_columns(
     warp: int, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
 ) -> _Found:
@@ -137,6 +147,7 @@ _OF: dict[str, Callable[..., _Found]] = {
     "read": _read,
     "read_transposed": _read_transposed,
     "read_part": _read_part,
+    "read_joined": _read_joined,
     "read_rows_as_columns": _read_rows_as_columns,
     "write": _write,
     "read_columns": _read_columns,

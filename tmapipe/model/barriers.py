@@ -347,8 +347,9 @@ def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters) -> tuple[Fl
         last = issuers == ALL_FOUR
     flight = Flight("wgmma", group, state.issued[agent], cta)
     state.issued[agent] += 1
-    others = [(name, serial) for name, serial in state.latest[agent] if name != op.matmul]
-    state.latest[agent] = tuple(sorted([*others, (op.matmul, state.issued[agent])]))
+    used = {op.matmul, op.matmul if isinstance(op, Wgmma) else op.operand or op.matmul}
+    others = [each for each in state.latest[agent] if each[0] not in used]
+    state.latest[agent] = tuple(sorted([*others, *((name, state.issued[agent]) for name in used)]))
     if last and position == 0:
         state.started.append(flight)
     return (flight,)

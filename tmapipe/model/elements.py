@@ -17,7 +17,7 @@ from tmapipe.errors import InputError
 from tmapipe.isa import ops
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
-from tmapipe.isa.fragments import Fragments
+from tmapipe.isa.fragments import Fragments, joined_places
 from tmapipe.model.memory import Memory, convert
 from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
@@ -160,6 +160,10 @@ class SlotAccesses(Fragments):
         places = self._positions(pitch, layout, at) if pitch else self._inside(slot, layout, at)
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
+    def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int], gaps: Any) -> Fragment:
+        places = None if self.memory is None else joined_places(slot, at, gaps, self._indices(layout)[1])
+        return self._fragment(slot, layout, "tile", self._read(slot, at=places))
+
     def read_rows_as_columns(self, slot: SlotRef, layout: ThreadLayout, starts: Any, pitch: int) -> Fragment:
         rows, columns = self._indices(layout)
         places = np.array(starts)[columns % len(starts)] + columns // len(starts) * pitch + rows
@@ -284,7 +288,7 @@ def _of_block(cut: Cut, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]
 
 
 def raw_name(function: Callable[..., None]) -> str:
-    """A raw function's name, first line and what it encloses, which tell it from others."""
+    """A text that tells a raw function from others: its name, its first line and the values that it encloses."""
     function = inspect.unwrap(function)
     code, name = getattr(function, "__code__", None), getattr(function, "__name__", type(function).__name__)
     if code is None:
@@ -296,7 +300,7 @@ def raw_name(function: Callable[..., None]) -> str:
 
 
 def _enclosed(value: Any) -> str:
-    """What tells one value that a function encloses from another. Objects of one class are not told apart."""
+    """A text that tells enclosed values of a function apart. Objects of one class are not told apart."""
     if isinstance(value, (int, float, str, bytes, type(None))):
         return repr(value)
     if isinstance(value, (tuple, list)):

@@ -307,8 +307,8 @@ def _bases(parts: tuple) -> dict[str, int]:
 
 
 def hazard(layout: Layout, rule: str, agent: Agent | None, op: Any, text: str) -> HazardError:
-    """A `HazardError` that says who broke which rule, where, and what to change. It has the attributes rule, kind, agent,
-    op, where, text and fix.
+    """A `HazardError` that says which agent broke which rule, at which line, and how to mend it. It has the attributes rule,
+    kind, agent, op, where, text and fix.
 
     rule: a short fixed name ("surplus-arrival"), for tests and reports; text: what happened, after the agent's name.
     """

@@ -87,7 +87,7 @@ class Written:
         self.open: dict[Agent, list[Issue]] = {}  # by warp
 
     def watch(self, agent: Agent, op: Any, facts: Any) -> None:
-        """One transition. It comes before what it does to data."""
+        """Notes one transition, before its effect on data."""
         if isinstance(agent, Flight):
             return
         kind = type(op)
@@ -320,6 +320,21 @@ def _write(memory: Memory, agent: int, op: SlotWrite, facts: None) -> None:
         target[...] = convert(values, buffer.dtype).reshape(target.shape)
     else:
         slot.reshape(-1)[at] = convert(values, buffer.dtype)
+
+
+def weights(data: np.ndarray, kind: str, zero: Any = None, scale: Any = None) -> np.ndarray:
+    """Weights of few bits in fp32, as `Fragments.widened` computes them. data: their integers, or bytes with two of 4 bits."""
+    values, more = data.astype(np.float32), {"int4": 136, "uint4": 128}.get(kind, 0)
+    if kind.endswith("int4"):
+        blocks = (data.astype(np.int32) & 255).reshape(*data.shape[:-1], -1, 16)
+        both = np.stack([blocks & 15, blocks >> 4], -2).reshape(*data.shape[:-1], -1)
+        values = (both - 16 * (both > 7) if kind == "int4" else both).astype(np.float32)
+    if zero is None and scale is None:
+        return values
+    by = np.float32(1) if scale is None else scale
+    added = -(np.float32(more) + (0 if zero is None else zero)) * by
+    with np.errstate(all="ignore"):
+        return ((values + more).astype(np.float64) * by + added).astype(np.float32)
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:

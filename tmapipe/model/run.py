@@ -1,5 +1,5 @@
-"""What a run of the model leaves: counts, and if asked for a trace, with operations and agents in the user's names, and
-a timeline."""
+"""The result of a run of the model: counts; where asked for, a trace with the user's names of operations, and a
+timeline."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ class Timeline:
         self.events.append({"name": name, "cat": "ring", "ph": "C", "ts": time / 1000, "pid": pid, "args": numbers})
 
     def arrow(self, number: int, tail: dict[str, Any], head: dict[str, Any], name: str) -> None:
-        """From the end of one slice to that of another, which it ended. number: its own."""
+        """An arrow from the end of the slice *tail* to the end of the slice *head*, which *tail* has ended. number: the
+        arrow's."""
         both: dict[str, Any] = {"name": name, "cat": "ends", "id": number}
         for slice_, ph in ((tail, {"ph": "s"}), (head, {"ph": "f", "bp": "e"})):
             last = max(round(slice_["ts"] * 1000), round((slice_["ts"] + slice_["dur"]) * 1000) - 1) / 1000

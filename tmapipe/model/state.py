@@ -226,7 +226,7 @@ def conflict(state: State, agent: Agent, op: object, cta: int, slot: int, verb: 
 
 
 def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[Flight, str]:
-    """A flight that touches *slot*, and what it does."""
+    """A flight that touches *slot*, and in words whether it reads or writes."""
     layout = state.layout
     touched = {cta * layout.nslots + alias for alias in layout.aliases[slot]}
     for flight, load in state.loads.items():
@@ -265,8 +265,8 @@ def _await_grid(state: State, agent: int, op: GridWait) -> None:
 
 
 def check_ended(state: State, agent: int, op: object, argument: str = "") -> None:
-    """Raises an error if a warp touches global memory before the kernels before this one have ended. argument: the tensor that
-    it loads, which may be one that none of them writes."""
+    """Raises an error if a warp touches global memory before the kernels before this one have ended. argument: the loaded
+    tensor, which may be a constant one (`Role(early=)`)."""
     if not state.ended[agent] and argument not in state.layout.early[agent % state.layout.warps]:
         text = f"touches {argument or 'global memory'} before it has waited for the kernels before this one"
         raise hazard(state.layout, "before-dependencies", agent, op, text)

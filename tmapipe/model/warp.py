@@ -19,7 +19,7 @@ from tmapipe.isa.ops import Isa, TableLoad
 from tmapipe.model import elements
 from tmapipe.model.elements import WHOLE, Cut, Reductions, of_data, raw_name
 from tmapipe.model.layout import Layout, Shapes, hazard, locate, set_location
-from tmapipe.model.memory import Accumulator, Memory, convert
+from tmapipe.model.memory import Accumulator, Memory, convert, weights
 from tmapipe.plan.model import Load, RoleWarps, Store
 from tmapipe.plan.rings import Barrier, Buffer, Distributed, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
@@ -60,8 +60,19 @@ class MachineFragments(Reductions):
         data = values.data
         return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)
 
-    def operand(self, matmul: Matmul, values: Fragment) -> Any:
-        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+        self.isa.emit(ops.AccumulatorWrite(registers))
+        (rows, _, k), groups = matmul.shape, matmul.warpgroups
+        halves = 2 if kind.endswith("int4") else 1
+        data = self.read(slot, AccumulatorLayout(rows, k // halves, groups, matmul.first_warp, matmul.teams)).data
+        if self.memory is None:
+            return None
+        layout = AccumulatorLayout(rows, k, groups, matmul.first_warp, matmul.teams)
+        by = [None if each is None else self.expand(layout, each.along, each.data, "tile") for each in (zero, scale)]
+        return convert(weights(data, kind, *by), matmul.b.dtype).astype(np.float32)
+
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
+        self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))
         return values.data if values.kind == "operand" else self.packed(matmul, values)
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
@@ -310,7 +321,14 @@ class MachineIsa(Isa):
             return without_data()
         return [int(entries[i]) if 0 <= i < len(entries) else 1 for i in op.entries]
 
-    def store_values(self, store: Store, at: Sequence[int], values: Fragment, surely: tuple[int, int] = (0, 0)) -> None:
+    def store_values(
+        self,
+        store: Store,
+        at: Sequence[int],
+        values: Fragment,
+        surely: tuple[int, int] = (0, 0),
+        mask: Fragment | None = None,
+    ) -> None:
         if self.memory is not None and surely[0] < surely[1]:
             extent = self.memory.tensors[store.argument].shape[-1]
             if at[-1] + surely[0] < 0 or at[-1] + surely[1] > extent:
@@ -322,15 +340,26 @@ class MachineIsa(Isa):
             if store.wide and inside and place % ALIGNMENT:
                 rule = f"are stored {ALIGNMENT} bytes at once, of a tile that begins at a multiple of them"
                 raise InputError(f"{store.name}.store(surely)", surely, rule, "leave it out for such a tensor")
-        self.give(self.fragments.places(values))
+        if self.memory is not None:
+            self.give(self._stored(values, mask, store.tile[-1]))
         super().store_values(store, at, values)
+
+    def _stored(self, values: Fragment, mask: Fragment | None, width: int) -> tuple[Any, Any]:
+        """Where in a tile whose rows have *width* elements the warp's values are, and these; of those that *mask* names."""
+        places, numbers = self.fragments.places(values)
+        if values.along == "tile" and values.layout is not None:
+            places = places + places // values.layout.columns * (width - values.layout.columns)
+        if mask is None:
+            return places, numbers
+        holds = np.broadcast_to(mask.data, places.shape)
+        return places[holds], numbers[holds]
 
     def reduces(self, values: Fragment, along: str, inside: Any) -> None:
         """Is told of each reduction of a fragment, with the arguments of `Fragments.reduce`."""
 
-    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef) -> None:
+    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef, registers: str = "") -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))
-        super().wgmma(matmul, acc, a, b)
+        super().wgmma(matmul, acc, a, b, registers)
 
     # ---- operands -------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ def _is_stage(stage: Any) -> bool:
 
 @attrs.frozen(eq=False, repr=False)
 class Wgmma:
-    """Declares ``acc[m, n] += a[m, k] * b[n, k]``, by the one role of warpgroups that comes, in the rings of both operands,
-    after the role that fills them (if there are several: the one in the last phases).
+    """Declares ``acc[m, n] += a[m, k] * b[n, k]``, by the role of warpgroups that is in the rings of both operands and comes
+    after the role that fills them (of several such roles, the last).
 
     m is a multiple of 64 a warpgroup, n a multiple of 8 up to 256, and k takes a multiple of 32 bytes (PTX ISA, wgmma
     shapes).
@@ -43,7 +43,8 @@ class Wgmma:
             ``Wgmma(x, x, k="k")``. The rows of the result are then named by its store: ``TmaStoreStage("m p", source=mma)``.
         in_flight: Of matmuls that are added (``acc.add``): wgmma groups (one a slot) that may still run while the next slot is
             waited for, by default 1, or 0 if sums are promoted. A slot is released that much later. Matmuls that are started
-            and awaited apart (``start``) take 0, the default where a comes from registers.
+            and awaited apart (``start``) take 0, the default where a comes from registers. With 1, these are added as well:
+            they have two sets of registers in turn, so that a loop adds two in an iteration.
         promote: Whether after each slot (k elements of the tile, e.g. 128) the sums are added to others in fp32, outside of
             the tensor core. This takes twice the registers, until the tile's last slot; several promoted matmuls of a role
             share those of a slot. The model sums in fp32 either way.
@@ -88,11 +89,9 @@ class Wgmma:
         if in_flight is None:
             return
         rule = "is a number, 0 or more"
-        if self.in_registers:
-            rule = "is 0 where a comes from registers: such a matmul is started, and awaited by .wait()"
         if self.promote:
             rule = "is 0 where sums are promoted, since each slot is waited for"
-        if not isinstance(in_flight, int) or in_flight < 0 or (in_flight and self._in_flight == 0):
+        if not isinstance(in_flight, int) or in_flight < 0 or (in_flight and self.promote):
             raise InputError("Wgmma(in_flight)", in_flight, rule, "leave it out")
 
     def __repr__(self) -> str:
@@ -172,7 +171,7 @@ class RegisterTile:
     Args:
         role: Warpgroups, of one team.
         shape: (m, n) elements: 64 rows a warpgroup, and columns that are a multiple of 8.
-        dims: What a `Wgmma` whose first operand it is calls its rows and columns, such as "n k".
+        dims: Names of its rows and columns, such as "n k", for a `Wgmma` that takes it as first operand.
 
     Raises:
         InputError: For any other.

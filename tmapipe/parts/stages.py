@@ -47,9 +47,9 @@ class Exchange(NamedTuple):
     included. The stage raises `InputError` for values that do not fit.
 
     Args:
-        group: The CTAs: those that differ only along these axes of the cluster.
-        sender: The role that writes the tiles of others, of any phase of the ring but the last one. Of a source, it is one
-            warp, of a phase after that which fills the source.
+        group: The CTAs: all that differ from each other only along these axes of the cluster.
+        sender: The role that writes into other CTAs' slots, of any phase of the ring but the last one. With a source, the
+            sender is one warp, and its phase comes after the phase that fills the source.
         source: The stage of the same ring that is sent: a `TmaLoadStage`, or a `SharedStage` that threads write. To be
             reduced, it has as many times the rows as the group has CTAs. None: what threads of the sender have in registers.
         reduce: "add", "min", "max", "and", "or", "xor", "inc" or "dec", as of a `TmaStoreStage`, of int32, or "add" of int64;
@@ -74,22 +74,22 @@ def _named(stage: Any) -> Any:
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class SharedStage(SlotStage):
-    """A tile in each slot of `ring` that threads write, such as scratch handed along with it, or the result of a transform; or
-    one that CTAs of a cluster write in each other's slots, or read there.
+    """A tile in each slot of `ring` that threads write, such as scratch handed along with it, or the result of a transform;
+    or a tile that CTAs of a cluster write into each other's slots, or read there.
 
     Args:
         dims: Names of the tile's extents, where a matmul reads it: by default it is contiguous along k.
         tile: Elements, as in `TmaLoadStage`. By default, as with ring, dtype and swizzle, that of the source of an `Exchange`.
         ring: Whose slots hold the tiles.
-        writer: The role that writes them, one of the ring's. With an `Exchange`, None; or if that reduces, the role that
-            writes what each CTA's tile begins with.
+        writer: The role of the ring that writes the tiles. With an `Exchange`, None; or if the exchange reduces, the role
+            that writes the values that each CTA's tile begins with.
         dtype: Of the elements.
         swizzle: Span (bytes), as in `TmaLoadStage`.
         over: A stage that an earlier phase of the ring fills, in whose memory this one lies, with no more bytes a slot. Once
             this stage is written, the other one's tile is gone. Where several warps read that one, the writer has a
             ``k.sync()`` in between.
         group: CTAs of the cluster that read each other's tiles, ``slot.<name>.read_from(i)``, once all of them have written
-            theirs: those that differ only along these axes. Or an `Exchange`, by which they write each other's.
+            their own: all CTAs that differ only along these axes. Or an `Exchange`, by which CTAs write each other's tiles.
 
     Raises:
         InputError: For any other value.
@@ -199,12 +199,12 @@ class DescriptorStage(SlotStage):
 
     The ring's producer, of one warp, calls ``slot.<stage>.set(first, rows)``. The role that loads has ``view =
     slot.<stage>.acquire()``, and loads with ``slot.b.load_through(view, ...)``: coordinates count from row *first*, and beyond
-    the rows there are zeros. A slot is rewritten once all consumers have released it. So a role that has waited for the loads
-    must be one of them, such as that which multiplies what was loaded.
+    the rows there are zeros. A slot is rewritten once all consumers have released it. So one of the consumers must be a role
+    that has waited for the loads, such as the role that multiplies the loaded tiles.
 
     Args:
-        of: The stage that is loaded through it, of another ring, by one of this ring's consumers. Its tile has as many extents
-            as its tensor has dimensions.
+        of: The stage that is loaded through the descriptor. It has another ring, and a consumer of this ring loads it. Its
+            tile has as many extents as its tensor has dimensions.
         ring: Whose slots hold the descriptors.
 
     Raises:
@@ -241,7 +241,7 @@ class DescriptorStage(SlotStage):
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class L2Stage(TokenStage):
-    """Tiles of another stage's tensor, which one role asks into L2 some slots before another role loads them.
+    """Tiles that one role asks into L2, some slots before another role loads them by another stage.
 
     Its slots have no memory. Their ring says how far the asking role is ahead, across output tiles too: with 8 slots, at most
     8 tiles. Use it where the slots of shared memory alone do not cover the latency of memory; within one loop,
@@ -249,7 +249,7 @@ class L2Stage(TokenStage):
 
     Args:
         source: The stage that loads the tiles, each as a whole: a `TmaLoadStage` or a `BulkLoadStage`.
-        ring: Produced by the role that asks, with ``slot.<stage>.prefetch(tile)``, and consumed by the one that loads.
+        ring: The asking role produces, with ``slot.<stage>.prefetch(tile)``; the loading role consumes.
 
     Raises:
         InputError: For any other value.
@@ -281,8 +281,8 @@ class Scratch:
     """Declares shared memory in which the threads of a role pass values to each other.
 
     In the role's body, ``k.<name>`` is read and written as a stage's tile in an open slot is: ``k.<name>.write(v)``,
-    ``k.<name>.read()``. What one thread has written, others read after ``k.sync()``, and they overwrite it after another one.
-    With two copies used in turn, ``k.<name>.copy(i)``, one `sync` for each write is enough.
+    ``k.<name>.read()``. Between a write and other threads' reads stands a ``k.sync()``, and another one between these reads
+    and the next write. With two copies used in turn, ``k.<name>.copy(i)``, one `sync` for each write is enough.
 
     Args:
         role: Whose threads use it.
@@ -325,14 +325,14 @@ class Scratch:
 class ReductionScratch(Scratch):
     """Declares what `row_sum`, `column_sum` and their like need where a row or a column lies in several warps.
 
-    Each warp leaves one number for each there, and reads those of the others after a barrier. There are two copies, so that
-    one barrier for each reduction is enough.
+    For each row or column, each warp leaves one number there, and reads the other warps' numbers after a barrier. There are
+    two copies, so that one barrier for each reduction is enough.
 
     Args:
         role: Whose fragments are reduced.
         rows: Rows that a warp has of a tile, at most: as many as the tile has, or fewer if the warps share them out.
         columns: Of the tile, where columns are reduced.
-        group: CTAs of the cluster over which rows lie too: those that differ only along these axes, or with `ctas=` so many
+        group: CTAs of the cluster over which rows lie too: all that differ only along these axes, or with `ctas=` so many
             side by side. `row_sum`, `row_max` and their like are then over the whole row, in all of these CTAs, which all
             reduce at the same point. As many numbers fit for each of them.
 
@@ -377,7 +377,8 @@ class Table:
     A schedule is called with one after its loads' tensors. It stays as it is while the kernel runs.
 
     Args:
-        dims: Name of its dimension, or of both. It has as many entries as the other tensors have elements along it.
+        dims: Name of its dimension, or of both. Along a dimension, the table has as many entries as the other tensors have
+            elements.
 
     Raises:
         InputError: If these are no names.

@@ -173,7 +173,7 @@ def declare(schedule: object, cluster: Mapping[str, int], earlier: tuple[tuple[s
 
 
 class _Replaced:
-    """Parts of *schedule* that refer to those which now have the names of what they were declared with."""
+    """Copies of parts of *schedule*. A copy refers to the parts that now have the names of the parts it was declared with."""
 
     def __init__(self, schedule: str, parts: dict[str, Part], names: dict[Part, str]):
         self.schedule, self.parts, self.names = schedule, parts, names
@@ -217,11 +217,11 @@ def fields_of(part: Part) -> list[tuple[str, Any]]:
 
 
 def _bodies(kind: type, names: Mapping[Part, str], had: Collection[Part]) -> tuple[dict[str, Body], dict[str, Body]]:
-    """The body of each role by name, and what it runs before its first tile: those of the most derived class which has one.
+    """The body of each role by name, and its method before the first tile: of the most derived class that has one.
 
     Args:
         names: Of the parts of the schedule.
-        had: Of these, and of those that it had or might have had: without a role, its body is left out.
+        had: Parts of the schedule, now, earlier and in base classes. The body of a role that is no longer there is left out.
     """
     found: tuple[dict[str, Body], dict[str, Body]] = ({}, {})
     for cls in kind.__mro__:

@@ -325,7 +325,8 @@ class Plan:
         return {name: most for name, most in found.items() if most is not None}
 
     def related(self, extents: dict[str, int]) -> dict[str, int]:
-        """*extents*, with those that are fixed or follow from others, or that others follow from; none above its largest."""
+        """*extents* of dimensions, completed by relations: fixed extents, and extents that follow from others; none above its
+        largest."""
         most = self.most
         found = {name: min(extent, most.get(name, extent)) for name, extent in extents.items()}
         for dim in self.relations:

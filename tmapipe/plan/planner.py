@@ -242,6 +242,7 @@ class Layout:
             mma.promote,
             mma.transposed,
             widest(self.launch),
+            mma.in_flight if mma.in_registers else 0,
         )
 
     def _held(self, name: str, tile: RegisterTile) -> HeldTile:

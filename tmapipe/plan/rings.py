@@ -161,8 +161,9 @@ def box_of(tile: tuple[int, ...], span: int, peers: int, element: int) -> tuple[
 
 
 def cut_by_hand(inner: int, box: int, span: int) -> int:
-    """Into how many pieces rows of *inner* elements are cut before CuTe DSL sees them: 1, unless it would take longer boxes
-    than these of *box* elements, the longest ones that divide a row, or issue too many of them one after another."""
+    """Into how many pieces rows of *inner* elements are cut before CuTe DSL sees them: 1, unless CuTe DSL would take longer
+    boxes than *box* elements, or would issue too many boxes one after another. Boxes of *box* elements are the longest that
+    divide a row."""
     alike = inner <= MAX_BOX or (box == max(_pieces(inner)) and inner // box <= UNROLLED)
     return 1 if span or alike else inner // box
 
@@ -225,13 +226,11 @@ class MatmulRegisters(NamedTuple):
     slot: int
 
 
-def registers_of(
-    shape: tuple[int, int, int], warpgroups: int, promote: bool = False, from_registers: bool = False
-) -> MatmulRegisters:
-    """Of a matmul of *shape*; an a from registers is of 16 bits."""
+def registers_of(shape: tuple[int, int, int], warpgroups: int, promote: bool = False, sets: int = 0) -> MatmulRegisters:
+    """Of a matmul of *shape* with *sets* of registers for an a from there, of 16 bits."""
     (m, n, k), threads = shape, 128 * warpgroups
     sums = m * n // threads
-    return MatmulRegisters(sums, m * k // (2 * threads) if from_registers else 0, sums if promote else 0)
+    return MatmulRegisters(sums, sets * m * k // (2 * threads), sums if promote else 0)
 
 
 @attrs.frozen
@@ -239,7 +238,7 @@ class Buffer:
     """Slots of shared memory, all alike.
 
     Args:
-        name: That of the stage whose tiles lie in it.
+        name: The name of the stage whose tiles lie in it.
         offset: Where the first slot begins (bytes).
         stages: How many slots there are, of all owners together.
         tile: Elements of a slot along its one or two extents, the last one contiguous. (A tile of three or more extents lies
@@ -362,6 +361,7 @@ class Matmul(Distributed):
         promote: Whether sums leave the tensor core after each slot.
         transposed: Whether the slots of (a, b) hold tiles (k, m) and (k, n), contiguous along m and n.
         widest: The largest n of one instruction.
+        in_flight: Of matmuls whose a comes from registers: how many may run while another is added.
     """
 
     name: str
@@ -374,6 +374,7 @@ class Matmul(Distributed):
     promote: bool = False
     transposed: tuple[bool, bool] = (False, False)
     widest: int = 256
+    in_flight: int = 0
 
     @property
     def types(self) -> tuple[DType, DType]:
@@ -383,7 +384,7 @@ class Matmul(Distributed):
     @property
     def registers(self) -> MatmulRegisters:
         """Of a thread."""
-        return registers_of(self.shape, self.warpgroups, self.promote, self.a is None)
+        return registers_of(self.shape, self.warpgroups, self.promote, self.in_flight + 1 if self.a is None else 0)
 
     @property
     def n_instructions(self) -> tuple[int, ...]:

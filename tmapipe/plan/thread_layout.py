@@ -461,7 +461,8 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
 
 
 def _registers(mma: Wgmma, role: Role) -> MatmulRegisters:
-    return registers_of(mma.shape, role.warps // 4 // role.teams, mma.promote, mma.in_registers)
+    sets = mma.in_flight + 1 if mma.in_registers else 0
+    return registers_of(mma.shape, role.warps // 4 // role.teams, mma.promote, sets)
 
 
 def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role, launch: int | None) -> None:

@@ -170,7 +170,7 @@ def joined(
     other: Callable[..., Any],
     memo: dict[Any, Any],
 ) -> Any:
-    """One value for several of one form, which come together where paths meet.
+    """Joins values of the same form into one value, where paths of a program meet.
 
     Args:
         name: Of the value, for what is made of its parts.
@@ -178,7 +178,8 @@ def joined(
         number: Called with a name and numbers; gives a number.
         fragment: Called with a name and the data of fragments; gives the data of one.
         other: Called with a name and what has no common form; gives what stands for it.
-        memo: Objects with a state of their own that were joined already in the same place: those that are one stay one.
+        memo: Objects with a state of their own that were joined already at this point: one object on all paths stays one
+            object.
     """
     values = tuple(map(resolve, values))
     if not isinstance(values[0], (Carried, list, collections.deque)) or isinstance(values[0], Fragment):
@@ -308,7 +309,8 @@ def set_flag(part: Any, name: str, each: str, value: Any) -> None:
 class Branch(Block):
     """Both arms of a branch on a condition that only the kernel knows: iterating over it gives True, then False.
 
-    names, live, state: names that the arms assign, which of them are read later, and what they are. phis: what was joined.
+    names: assigned in the arms. live: the names that are read later. state: the values of *names* before. phis: joined
+    values.
     """
 
     def __init__(

@@ -82,8 +82,11 @@ class TracingFragments(Fragments):
     def packed(self, matmul: Any, values: Fragment) -> Any:
         return self._record("packed", matmul, values, result="a")
 
-    def operand(self, matmul: Any, values: Fragment) -> Any:
-        return self._record("operand", matmul, values, result="a")
+    def widened(self, matmul: Any, slot: Any, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+        return self._record("widened", matmul, slot, kind, zero, scale, registers, result="a")
+
+    def operand(self, matmul: Any, values: Fragment, registers: str = "") -> Any:
+        return self._record("operand", matmul, values, registers, result="a")
 
     def accumulator_columns(self, matmul: Any, acc: Any, block: int, first: int, columns: int) -> Fragment:
         data = self._record("accumulator_columns", matmul, acc, block, first, columns)
@@ -156,6 +159,10 @@ class TracingFragments(Fragments):
         return Fragment(
             self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at, pitch)
         )
+
+    def read_joined(self, slot: Any, layout: Any, at: Any, gaps: Any) -> Fragment:
+        data = self._record("read_joined", slot, layout, at, gaps)
+        return Fragment(self, layout, "tile", slot.buffer.dtype.kind, data)
 
     def read_rows_as_columns(self, slot: Any, layout: Any, starts: Any, pitch: int) -> Fragment:
         data = self._record("read_rows_as_columns", slot, layout, starts, pitch)

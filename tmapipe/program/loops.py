@@ -90,8 +90,8 @@ TOUCHED = (
 class Loop(Block):
     """A loop whose body is traced once. Call `enter`, then the body, then `leave`, as long as that says so.
 
-    names, state: names that the body assigns. heads: which of them an iteration may read before it assigns them; live: which
-    are read after the loop. stops: those that end it where they are true.
+    names, state: the names that the body assigns, and their values before. heads: the names that an iteration may read before
+    it assigns them. live: the names that are read after the loop. stops: the names that end the loop where they are true.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""A traced program as Python code, by which instruction sets whose values are numbers carry it out, and what is used of
-it."""
+"""A traced program as Python code, for instruction sets whose values are numbers; and which of its values are used."""
 
 from __future__ import annotations
 
@@ -187,7 +186,7 @@ def _data(found: Any) -> Any:
 
 
 class _Writer:
-    """The text. lines_of_user: for each line of it, that of the body which it comes from."""
+    """Writes the text. lines_of_user: for each line of the text, the line of the body that it comes from."""
 
     def __init__(self, program: Any):
         self.constants: dict[str, Any] = {

@@ -3,99 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
 from tmapipe.parts.matmul import Wgmma
 from tmapipe.parts.stages import Turnstile
-from tmapipe.plan.model import Store
 from tmapipe.plan.rings import Barrier, Distributed, HeldTile, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.ring import Groups, RingEnd, Slot, Started
 from tmapipe.protocol.slots import PartInSlot
-from tmapipe.protocol.tile import Tile, stands_for
-
-# ---- pieces ----------------------------------------------------------------------------------------------------------
-#
-# The pieces in which an output tile leaves the accumulators: 64 rows per warpgroup, and some columns.
-
-
-def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
-    """(row block, first column) of each piece of an output tile, in the order in which they are stored.
-
-    A last piece that would reach over the tile starts earlier instead, and has some columns a second time.
-
-    Args:
-        rows: Of the tile.
-        columns: Of the tile.
-        groups: Warpgroups, each of which takes 64 rows of a row block.
-        width: Columns of a piece.
-    """
-    firsts = [min(first, columns - width) for first in range(0, columns, width)]
-    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
-
-
-def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) -> tuple[Any, ...]:
-    """Where a piece starts in the output (elements), whose tile starts at *start*.
-
-    Args:
-        strip: Which 64 rows of the tile.
-        first: Its first column in the tile.
-    """
-    *outer, n = start
-    if store.transposed:
-        *outer, m = outer
-        return (*outer, m + first, n + strip * 64)
-    if not store.whole:
-        *outer, m = outer
-        return (*outer, m + strip * 64, n + first)
-    for i in reversed(range(len(outer))):  # its number, counted along the dimensions of the rows, the last one fastest
-        count = store.whole[i] // store.tile[i]
-        if count > 1:
-            outer[i] = outer[i] + strip % count * store.tile[i]
-            strip = strip // count
-    return (*outer, n + first)
-
-
-class Piece(NamedTuple):
-    """64 rows x `width` columns of a tile of accumulators: what a warpgroup takes at a time.
-
-    at: where it starts in the output (elements); strip: which 64 rows of the tile; first: its first column in the tile;
-    output: the store of the output that the tiles divide; stores: that the issuer issues (in each piece, once a row).
-    """
-
-    matmul: Distributed
-    tile: Tile
-    at: tuple[Any, ...]
-    strip: Any
-    first: int
-    width: int
-    output: Store
-    stores: tuple[int, int]
-
-    @property
-    def seen(self) -> int:
-        """How many of its columns the piece before had too."""
-        return -self.first % self.width
-
-    @property
-    def last(self) -> bool:
-        """Whether it is the last piece of its rows."""
-        return self.first + self.width == self.matmul.shape[1]
-
-    @property
-    def a_row(self) -> int:
-        """How many pieces its rows have."""
-        return ceil_div(self.matmul.shape[1], self.width)
-
-    def stores_in(self, count: int) -> int:
-        """The least number of stores that the issuer starts from one of a piece up to that of *count* pieces later."""
-        each, once = self.stores
-        return each * count + once * (count // self.a_row)
-
+from tmapipe.protocol.tile import stands_for
 
 # ---- matmuls ---------------------------------------------------------------------------------------------------------
 #
@@ -158,9 +77,10 @@ class BoundMatmul(Carried):
             ScopeError: Of a matmul whose a lies in slots, or for fragments that `start` would not take.
         """
         matmul, fragments = self.matmul, self.isa.fragments
-        if matmul.a is not None:
-            raise ScopeError(f"k.{matmul.name}.operand(), whose a is the tile of a slot. Start it with that.")
-        values = parts[0] if len(parts) == 1 else _beside(matmul, parts)
+        if matmul.a is not None or matmul.in_flight:
+            why = "is packed where it is added" if matmul.in_flight else "is the tile of a slot. Start it with that"
+            raise ScopeError(f"k.{matmul.name}.operand(), whose a {why}.")
+        values = _beside(matmul, parts)
         check_operand(matmul, values)
         if values.kind == "operand":
             return values
@@ -172,19 +92,17 @@ def _layout_of_a(matmul: Matmul, columns: int) -> AccumulatorLayout:
     return AccumulatorLayout(matmul.shape[0], columns, matmul.warpgroups, matmul.first_warp, matmul.teams)
 
 
-def _beside(matmul: Matmul, parts: tuple[Fragment, ...]) -> Fragment:
+def _beside(matmul: Matmul, parts: tuple[Any, ...]) -> Fragment:
     """One fragment of the columns of all. Raises `ScopeError` for what is not distributed as *matmul* takes it."""
+    if len(parts) == 1:
+        return parts[0]
     widths = []
     for part in parts:
         columns = part.layout.columns if isinstance(part, Fragment) and part.layout is not None else 0
-        if (
-            not columns
-            or part.along != "tile"
-            or part.kind == "operand"
-            or part.layout != _layout_of_a(matmul, columns)
-        ):
-            rule = "takes parts that are distributed as accumulators of"
-            raise ScopeError(f"k.{matmul.name}.operand() {rule} {matmul.shape[0]} rows, not {part!r}.")
+        fits = columns and part.along == "tile" and part.kind != "operand"
+        if not fits or part.layout != _layout_of_a(matmul, columns):
+            rule = f"takes parts that are distributed as accumulators of {matmul.shape[0]} rows, not {part!r}"
+            raise ScopeError(f"k.{matmul.name}.operand() {rule}.")
         widths.append(columns)
     fragments, layout = parts[0].backend, _layout_of_a(matmul, sum(widths))
     wide = [part if part.kind == "fp32" else combine("widen", part) for part in parts]
@@ -219,6 +137,8 @@ class Accumulator(Carried):
         self.open = False
         self.added = False
         self.used_inside = False  # whether threads have used the sums before the end of the block
+        self.turns, self.registers_of_a = 0, ""  # of matmuls that were added, whose a comes from registers
+        self.ready: Fragment | None = None  # what `widened` has made last
         bound.isa.follow(self)
 
     @property
@@ -250,14 +170,19 @@ class Accumulator(Carried):
             groups.settle()
         self.open = False
 
-    def add(self, a: PartInSlot, b: PartInSlot) -> None:
+    def add(self, a: Any, b: PartInSlot) -> None:
         """Starts the matmul of the tiles *a* and *b* of open slots. The rings, and the end of `accumulate`, wait until it is
-        done."""
+        done. An a from registers is a fragment, or a tuple as of `BoundMatmul.operand`, packed here."""
         matmul = self.matmul
         if not self.open:
             raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
-        if matmul.a is None:
-            raise ScopeError(f"acc.add() of {matmul.name}, whose a comes from registers: use acc.start() and .wait().")
+        if matmul.a is None and self.ready is not a:
+            self._turn("add")
+            a = _beside(matmul, a if isinstance(a, tuple) else (a,))
+            if isinstance(a, Fragment) and a.kind == "operand":
+                raise ScopeError(
+                    f"acc.add() of {matmul.name} takes what acc.widened() gave last, at once, or a fragment."
+                )
         if self.used_inside:
             fix = "use acc.start() and .wait()"
             raise ScopeError(f"acc.add() of {matmul.name}, whose sums are used inside the block: {fix}.")
@@ -271,6 +196,37 @@ class Accumulator(Carried):
             self.bound.isa.fragments.accumulator_promote(matmul, self.registers)
             for slot in slots:
                 slot.retired = True
+
+    def _turn(self, verb: str) -> None:
+        """Operand a of the next matmul has other registers than that of the last one, which may still be read."""
+        matmul, self.ready = self.matmul, None
+        if not self.open or matmul.a is not None or not matmul.in_flight:
+            fix = "use acc.start() and .wait(), or Wgmma(in_flight=1) in its block"
+            raise ScopeError(f"acc.{verb}() of {matmul.name}, whose a comes from registers: {fix}.")
+        self.registers_of_a = f"{matmul.name} a{self.turns % (matmul.in_flight + 1)}"
+        self.turns += 1
+
+    def widened(
+        self, part: PartInSlot, kind: str, zero: Fragment | None = None, scale: Fragment | None = None
+    ) -> Fragment:
+        """Operand a of the next ``acc.add``: ``(w - zero) * scale`` of the weights w of an open slot, rounded once.
+
+        Args:
+            part: Tile of (m, k) weights of 8 bits, or (m, k / 2) bytes with two of 4 bits: of each 32 along k, byte j of 16
+                has weight j in its low half, and weight j + 16 in its high half.
+            kind: "int8", "int4" (from -8 to 7), "uint4" (from 0 to 15), "fp8_e4m3" or "fp8_e5m2".
+            zero: One number a row, of a fragment of m rows; None: 0.
+            scale: One number a row; None: 1.
+
+        Raises:
+            ScopeError: Outside the `accumulate` block, or for another than ``Wgmma(RegisterTile(...), b, in_flight=1)``.
+        """
+        self._turn("widened")
+        part.by_threads()
+        matmul, fragments = self.matmul, self.bound.isa.fragments
+        words = fragments.widened(matmul, part.ref, kind, zero, scale, self.registers_of_a)
+        self.ready = Fragment(fragments, _layout_of_a(matmul, matmul.shape[2]), "tile", "operand", words)
+        return self.ready
 
     def start(self, a: PartInSlot | Fragment, b: PartInSlot) -> Started:
         """Starts the matmul of *a* and *b*, added to these sums, which can be used again after ``.wait()``. Arguments as of
@@ -289,9 +245,8 @@ class Accumulator(Carried):
             raise ScopeError(f"start() of {matmul.name}, whose sums are promoted: use acc.add().")
         for end in self.bound.ends:
             if end.lag:
-                fix = "Declare its matmuls with in_flight=0: what is started is waited for by .wait()."
                 where = f"where slots of ring {end.ring.name!r} are released {end.lag} later"
-                raise ScopeError(f"start() of {matmul.name}, {where}. {fix}")
+                raise ScopeError(f"start() of {matmul.name}, {where}. Declare its matmuls with in_flight=0.")
         slots = self._issue("start", a, b)
         return Started(self.bound.groups, self, slots)
 
@@ -311,7 +266,7 @@ class Accumulator(Carried):
         # Once per tile would order the registers. But where a fence is missing before some wgmma, ptxas may add one, where
         # it likes; in a path that it takes for divergent it then serializes every wgmma (its note C7519).
         isa.wgmma_fence()
-        isa.wgmma(matmul, self.registers, left, b.ref)
+        isa.wgmma(matmul, self.registers, left, b.ref, self.registers_of_a)
         self.bound.groups.issued()
         return list({id(slot): slot for slot in slots}.values())
 
@@ -321,14 +276,14 @@ class Accumulator(Carried):
         if self.started:
             raise ScopeError(f"start() of {matmul.name} before the last one was awaited: a has the same registers.")
         check_operand(matmul, values)
-        return self.bound.isa.fragments.operand(matmul, values)
+        return self.bound.isa.fragments.operand(matmul, values, self.registers_of_a)
 
     def scale(self, by: Fragment) -> None:
         """Multiplies the sums by one number a row, between matmuls that were awaited.
 
         Args:
-            by: One number a row, or one for all, such as `tmapipe.math.row_max` gives of a fragment of as many rows that is
-                distributed as these sums are.
+            by: One number a row, or a single number. Numbers of rows come from a fragment that is distributed as these sums
+                are, e.g. by `tmapipe.math.row_max`.
 
         Raises:
             ScopeError: Before a matmul that was started on it is awaited, or for another fragment.

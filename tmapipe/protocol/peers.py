@@ -1,5 +1,5 @@
-"""What bodies hold of further parts: tiles and sums that a cluster exchanges, descriptors, tokens, barriers of roles,
-raw code."""
+"""Further things that bodies hold: tiles and sums that a cluster exchanges, descriptors, tokens, barriers of roles, raw
+code."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SharedInSlot(PartInSlot):
             at: Where a part begins (row, column).
 
         Raises:
-            InputError: There is no such CTA, or no such part, or other CTAs write these tiles.
+            InputError: No such CTA, no such part, or a stage whose tiles other CTAs write.
         """
         isa, buffer, name = self.part.isa, self.part.buffer, f"slot.{self.part.buffer.name}.read_from"
         if self.exchange.sender is not None:
@@ -379,7 +379,7 @@ class DescriptorInSlot(PartInSlot):
 
 
 def sync(k: Any, *others: Role) -> None:
-    """``bar.sync``: waits until all threads of this role have come here, and those of *others*, which call it likewise.
+    """``bar.sync``: waits until all threads of this role, and of the roles *others*, have called it.
 
     Then all see what any of them wrote before. A team waits for its own threads only.
 

@@ -424,10 +424,10 @@ class Slot(Carried):
 
 
 class HeldEnd(RingEnd):
-    """One role's end of such a ring (``BarrierRing(per="cta")``).
+    """One role's end of a ring that is filled once a CTA (``BarrierRing(per="cta")``).
 
     The roles of the last phase wait for the slot before their first tile and keep it: in their bodies, its tiles are
-    attributes, such as ``k.weights.w.read()``. The others enter it once, in what they do before their first tile.
+    attributes, such as ``k.weights.w.read()``. The other roles enter the slot once, in their methods before the first tile.
     """
 
     _facts: ClassVar[dict[str, str]] = {**RingEnd._facts, "slot": "always"}

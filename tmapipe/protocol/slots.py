@@ -39,7 +39,7 @@ from tmapipe.stage import LoadStage
 
 
 class SlotPart(Carried):
-    """One stage of a ring as one role sees it. load: what fills it, if that is a load."""
+    """One stage of a ring as one role sees it. load: the load that fills the stage, if a load does."""
 
     def __init__(self, isa: Isa, role: str, buffer: Buffer, load: Load | None = None):
         self.isa, self.role, self.buffer, self.load = isa, role, buffer, load
@@ -118,7 +118,7 @@ class PartInSlot(Carried):
 
         Args:
             i: Which part of the slot. It may lie outside of the tensor, where there are zeros.
-            tile: Of which it is that part, along dimensions that *coordinates* do not name.
+            tile: The tile that has this part: its coordinates along dimensions that *coordinates* do not name.
             coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
 
         Raises:
@@ -283,6 +283,7 @@ class PartInSlot(Carried):
         tile: Any = None,
         at: Any = None,
         pitch: int | None = None,
+        gaps: tuple[tuple[int, int], ...] | None = None,
         transposed: bool = False,
         width: int = 8,
         each: int = 1,
@@ -302,6 +303,9 @@ class PartInSlot(Carried):
                 *pitch* further.
             pitch: With *tile*, in a tile of one extent: elements from one of its rows to the next. They begin side by side, as
                 rows in memory do; what a row has beyond *pitch* is the next one's.
+            gaps: With *tile* of one extent and *at*, in a tile of one extent: pairs (length, further) of what is left out.
+                Element k lies at element k of the stage's tile, and *further* on for each whole *length* in k, of each pair.
+                *at* is where element 0 lies in the stage's tile, and the first element that is read, from 0 on.
             transposed: Rows as columns, distributed over warpgroups as wgmma does with accumulators: between slots with a
                 swizzle, no bank conflicts. The tile has two extents, the last one a multiple of 64 for each warpgroup, the
                 first one a multiple of 8. With *tile*, *pitch* and *at*: any tile without a swizzle, of which row j, wherever
@@ -334,6 +338,8 @@ class PartInSlot(Carried):
             return fragments.read_rows_as_columns(self.ref, self._rows_as_columns(name, part, pitch, at), at, pitch)
         if pitch is not None:
             return fragments.read_part(self.ref, self._pitched_layout(name, part, pitch, width), (0, 0), pitch)
+        if gaps is not None:
+            return fragments.read_joined(self.ref, self._joined_layout(name, part, at, gaps, width), at, gaps)
         if part is not None or (at is not None and like is not None):
             return fragments.read_part(self.ref, *self._part_layout(name, like, part, (0, 0) if at is None else at))
         for along, other in (("rows", rows_of), ("columns", columns_of)):
@@ -398,6 +404,18 @@ class PartInSlot(Carried):
         if not is_count(pitch) or len(buffer.tile) != 1 or (part[0] - 1) * pitch + part[1] > buffer.tile[0]:
             rule = f"is how far apart {part[0]} rows of {part[1]} elements begin in a tile of one extent; it is {buffer.tile}"
             raise InputError(f"{name}(pitch)", pitch, rule, "load more elements, or read fewer")
+        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)
+
+    def _joined_layout(self, name: str, part: Any, at: Any, gaps: Any, width: int) -> ThreadLayout:
+        """How elements are distributed that lie side by side but for gaps."""
+        pairs = isinstance(gaps, tuple) and all(isinstance(each, tuple) and len(each) == 2 for each in gaps)
+        if not pairs or not all(is_count(length) and type(further) is int for length, further in gaps):
+            rule = "are pairs of a positive length and the elements that are left out after it"
+            raise InputError(f"{name}(gaps)", gaps, rule, "e.g. ((72, 40),)")
+        one = isinstance(part, tuple) and len(part) == len(self.part.buffer.tile) == 1 and is_count(part[0])
+        if not one or not isinstance(at, tuple) or len(at) != 2:
+            rule = "are one extent, and a place and a first element, in a tile of one extent"
+            raise InputError(f"{name}(tile, at)", (part, at), rule, "e.g. tile=(1024,), at=(0, 0)")
         return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)
 
     def _rows_as_columns(self, name: str, part: Any, pitch: Any, at: Any) -> VectorLayout:

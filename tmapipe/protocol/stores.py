@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, applied, where_is
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Store
 from tmapipe.plan.rings import Distributed
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.protocol.matmuls import Accumulator, Epilogue, Piece, TileValues, pieces, strip_start
+from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import (
     BoundTable,
@@ -31,6 +32,85 @@ from tmapipe.protocol.tile import (
     write_values,
 )
 from tmapipe.store_pipeline import StoreStage, ThreadStoreStage
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+#
+# The pieces in which an output tile leaves the accumulators: 64 rows per warpgroup, and some columns.
+
+
+def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
+    """(row block, first column) of each piece of an output tile, in the order in which they are stored.
+
+    A last piece that would reach over the tile starts earlier instead, and has some columns a second time.
+
+    Args:
+        rows: Of the tile.
+        columns: Of the tile.
+        groups: Warpgroups, each of which takes 64 rows of a row block.
+        width: Columns of a piece.
+    """
+    firsts = [min(first, columns - width) for first in range(0, columns, width)]
+    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
+
+
+def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) -> tuple[Any, ...]:
+    """Where a piece starts in the output (elements), whose tile starts at *start*.
+
+    Args:
+        strip: Which 64 rows of the tile.
+        first: Its first column in the tile.
+    """
+    *outer, n = start
+    if store.transposed:
+        *outer, m = outer
+        return (*outer, m + first, n + strip * 64)
+    if not store.whole:
+        *outer, m = outer
+        return (*outer, m + strip * 64, n + first)
+    for i in reversed(range(len(outer))):  # its number, counted along the dimensions of the rows, the last one fastest
+        count = store.whole[i] // store.tile[i]
+        if count > 1:
+            outer[i] = outer[i] + strip % count * store.tile[i]
+            strip = strip // count
+    return (*outer, n + first)
+
+
+class Piece(NamedTuple):
+    """64 rows x `width` columns of a tile of accumulators: what a warpgroup takes at a time.
+
+    at: where it starts in the output (elements); strip: which 64 rows of the tile; first: its first column in the tile;
+    output: the store of the output that the tiles divide; stores: that the issuer issues (in each piece, once a row).
+    """
+
+    matmul: Distributed
+    tile: Tile
+    at: tuple[Any, ...]
+    strip: Any
+    first: int
+    width: int
+    output: Store
+    stores: tuple[int, int]
+
+    @property
+    def seen(self) -> int:
+        """How many of its columns the piece before had too."""
+        return -self.first % self.width
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the last piece of its rows."""
+        return self.first + self.width == self.matmul.shape[1]
+
+    @property
+    def a_row(self) -> int:
+        """How many pieces its rows have."""
+        return ceil_div(self.matmul.shape[1], self.width)
+
+    def stores_in(self, count: int) -> int:
+        """The least number of stores that the issuer starts from one of a piece up to that of *count* pieces later."""
+        each, once = self.stores
+        return each * count + once * (count // self.a_row)
+
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
 #
@@ -72,8 +152,8 @@ class StoreOfSlot(Carried):
 
         Args:
             i: Which part of the slot.
-            tile: Of which it is that part, along dimensions that *coordinates* do not name.
-            coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
+            tile: The tile that has this part: its coordinates along dimensions that *coordinates* do not name.
+            coordinates: By dimension: in parts along the dimension that the tile is cut along, and in tiles along others.
 
         Raises:
             InputError: A coordinate is missing or unknown, or there is no such part.
@@ -89,8 +169,8 @@ class StoreOfSlot(Carried):
         *first* + i of a table names. Where that is outside, also since the table ends, nothing is written.
 
         For a stage whose slot is stored in as many parts as it has rows. One instruction stores, or reduces by, one row; or it
-        stores four of a matrix, where the architecture has scatter4 and the tile a multiple of 4. Two rows that go to one
-        place are reduced both; stored, either may be the last.
+        stores four of a matrix, where the architecture has scatter4 and the tile a multiple of 4. If two rows go to the same
+        place, a reduction takes both, and of stores either may be the last.
 
         Args:
             table: Of row numbers, ``k.name``.
@@ -293,7 +373,7 @@ class BoundStore(Carried):
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
 
     def put_mirrored(self, piece: Piece, values: Fragment) -> None:
-        """Stores the transpose of one piece, to where rows and columns are exchanged."""
+        """Stores the transpose of one piece, with *values* in it, to where rows and columns are exchanged."""
         *outer, m, n = piece.at
         write = functools.partial(self.isa.fragments.write_columns, values, transposed=not self.plan.transposed)
         self._store_piece((*outer, n, m), write, self.stages)
@@ -383,7 +463,9 @@ class BoundThreadStore(Carried):
         self.isa: Isa = k.isa
         self.plan: Store = k.plan.store(name)
 
-    def store(self, tile: Tile, values: Any, epilogue: Any = None, *, surely: tuple[int, int] = (0, 0)) -> None:
+    def store(
+        self, tile: Tile, values: Any, epilogue: Any = None, *, surely: tuple[int, int] = (0, 0), when: Any = None
+    ) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*.
 
         Args:
@@ -392,23 +474,55 @@ class BoundThreadStore(Carried):
             epilogue: Applied to *values* before the conversion.
             surely: (first, end) of the tile's columns that are inside the tensor for every tile, of which the GPU compares no
                 index; with a `wide` stage, whose tiles then begin at multiples of 16 bytes.
+            when: Which of them are stored: what a comparison of fragments of the tile gives, also of its rows or columns. The
+                others stay as they are in the tensor. Threads then store element by element. None: all.
 
         Raises:
-            InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers.
+            InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers; or *when* is no
+                such comparison.
         """
         name, plan = f"{self.plan.name}.store", self.plan
         check_own(name, self.isa.plan, plan, tile, ())
         made = values if epilogue is None else applied(epilogue, (values,), {})
         found = checked_values(name, plan.buffer, made)
+        self._store(start_of(name, plan.dims, plan.tile, tile, {}), found, surely, when)
+
+    def store_from(
+        self,
+        *start: Any,
+        values: Any,
+        epilogue: Any = None,
+        surely: tuple[int, int] = (0, 0),
+        when: Any = None,
+    ) -> None:
+        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
+        negative or beyond its end. The last one is a multiple of the stage's `vector` bytes. *values* may have fewer columns
+        than the stage's tile."""
+        name, plan = f"{self.plan.name}.store_from", self.plan
+        tile = tile_at(name, plan.dims, start)
+        check_own(name, self.isa.plan, plan, tile, ())
+        made = values if epilogue is None else applied(epilogue, (values,), {})
+        found = checked_values(name, plan.buffer, made, narrower=True)
+        self._store(start_of(name, plan.dims, plan.tile, tile, {}), found, surely, when)
+
+    def _store(self, start: Any, values: Fragment, surely: tuple[int, int], when: Any) -> None:
+        name = f"{self.plan.name}.store"
         pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
         if not pair:
             raise InputError(f"{name}(surely)", surely, "is (first, end) of columns inside the tensor", "leave it out")
-        self.isa.store_values(plan, start_of(name, plan.dims, plan.tile, tile, {}), found, surely)
-
-    def store_from(self, *start: Any, values: Any, epilogue: Any = None, surely: tuple[int, int] = (0, 0)) -> None:
-        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
-        negative or beyond its end. The last one is a multiple of the stage's `vector` bytes."""
-        self.store(tile_at(f"{self.plan.name}.store_from", self.plan.dims, start), values, epilogue, surely=surely)
+        self.isa.store_values(self.plan, start, values, surely, None if when is None else _mask(name, when, values))
 
     def finish(self) -> None:
         """After the last tile: nothing is left to wait for."""
+
+
+def _mask(name: str, when: Any, values: Fragment) -> Fragment:
+    """A comparison of fragments for each of *values*. Raises `InputError` for something else."""
+    alike = isinstance(when, Fragment) and when.kind == "bool" and when.layout in (None, values.layout)
+    if not alike or values.along != "tile" or when.along not in ("tile", "rows", "columns", "one"):
+        rule = "is a comparison of fragments of the tile that is stored"
+        raise InputError(f"{name}(when)", when, rule, "e.g. when=values > 0")
+    backend = values.backend
+    return Fragment(
+        backend, values.layout, "tile", "bool", backend.expand(values.layout, when.along, when.data, "tile")
+    )

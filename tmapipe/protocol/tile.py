@@ -269,12 +269,19 @@ def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = Non
     isa.fragments.write(slot, checked_values(where, slot.buffer, values, at), at)
 
 
-def checked_values(where: str, buffer: Buffer, values: Any, at: Any = None) -> Fragment:
-    """*values*, with 0 and 1 for bool, that a slot of *buffer* takes. Arguments and errors as of `write_values`."""
+def checked_values(where: str, buffer: Buffer, values: Any, at: Any = None, narrower: bool = False) -> Fragment:
+    """*values*, with 0 and 1 for bool, that a slot of *buffer* takes. Arguments and errors as of `write_values`.
+
+    Args:
+        narrower: Whether they may have fewer columns.
+    """
     layout, dtype = layout_of(where, values), buffer.dtype
     dtype.check_held(where)
     if at is None:
-        check_extents(where, buffer.tile, layout, values.along)
+        tile = buffer.tile
+        if narrower and values.along == "tile" and layout.columns < tile[-1]:
+            tile = *tile[:-1], layout.columns
+        check_extents(where, tile, layout, values.along)
     else:
         _check_block(where, buffer.tile, layout, values.along, at)
     if values.along != "tile":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
+
 from tmapipe.base.tensor_map import rank_stride
 from tmapipe.errors import InputError
 from tmapipe.model.layout import Layout
@@ -179,7 +181,10 @@ class Walk(Walker):
         start = tuple([self.number(x) for x in at])
         if any(each.args[0] in DATA for x in start for each in leaves(x)):
             _lies_anywhere(node)
-        self.into.append(Move(part, start, tuple(self.loops), self.turns > 0, self.agent, node.where))
+        masked = False
+        if node.method == "store_values":
+            part, masked = _by_threads(part, *node.args[2:])
+        self.into.append(Move(part, start, tuple(self.loops), masked or self.turns > 0, self.agent, node.where))
 
     def _of_here(self, node: Call) -> None:
         self.env[node.results[0]] = self.number(node.args[0])
@@ -189,6 +194,15 @@ class Walk(Walker):
     def _of_load_entry(self, node: Call) -> None:
         table, i, _ = node.args
         self.env[node.results[0]] = self.shared.entry(table, self.number(i), self, node)
+
+
+def _by_threads(part: Any, values: Any, surely: Any = None, mask: Any = None) -> tuple[Any, bool]:
+    """A store of as many columns as the values have, and whether it is of some of these elements only."""
+    columns = part.tile[-1] if values.along != "tile" else values.layout.columns
+    if columns < part.tile[-1]:
+        buffer = attrs.evolve(part.buffer, tile=(*part.buffer.tile[:-1], columns))
+        part = attrs.evolve(part, tile=(*part.tile[:-1], columns), buffer=buffer)
+    return part, mask is not None
 
 
 def _lies_anywhere(node: Call) -> None:

@@ -1,4 +1,4 @@
-"""Whether `while` loops of bodies end. The proof goes through any number of iterations; that there is a last one, this shows.
+"""Whether `while` loops of bodies end: the proof goes through any number of iterations, and this file looks for a last one.
 
 A loop ends if its condition says that a number is at least 0, alone or with others, and each iteration makes it less. Where
 entries of tables or answers decide, that they let the loop end is taken for granted.

@@ -71,12 +71,15 @@ def _prove(program: Any, cta: int | None = None) -> tuple[Proof, bool]:
     search = Search(program, not teams, cta=cta)
     error = search.error()
     if error is not None and search.joined and not isinstance(error, OutOfTime):
+        search.forget()
         search = Search(program, not teams, joining=False, cta=cta)
         error = search.error()
     why = "" if error is None else str(error).split("\n")[0]
     facts = frozenset() if error is None else search.facts()
     free, late = tuple(sorted(search.loops.free)), isinstance(error, OutOfTime)
-    return Proof(error is None, search.count, search.log.order, why, free, facts, late), search.shared.by_rank
+    found = Proof(error is None, search.count, search.log.order, why, free, facts, late), search.shared.by_rank
+    search.forget()
+    return found
 
 
 class Search:
@@ -102,6 +105,11 @@ class Search:
         self.arrays = {ring.name: arrays_of(program.plan, ring) for ring in program.plan.rings}
         self.now: Point | None = None  # where it is
         self.idle: dict[Any, set[Any]] = {}  # location -> those to which nothing leads but decisions
+
+    def forget(self) -> None:
+        """Lets go of all that it has found, whose parts know each other: they need not wait for the garbage collector."""
+        for each in (self.shared, self):
+            vars(each).clear()
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
@@ -321,8 +329,8 @@ class Search:
     # ---- what recurs ------------------------------------------------------------------------------------------------
 
     def to_go_on(self, now: Point, state: RunState) -> RunState | None:
-        """None if a state that was looked at covers this one; else the state to go on from, which is added: this one, or one
-        that knows less and covers it and others."""
+        """None if a known state covers this state. Else the state to go on from, which is added to the known ones: this
+        state, or a state that knows less, and so covers this state and others."""
         key = now.key = self._location(now, state)
         state.telling = self.spread.from_here(now.walkers)
         others = self.known.setdefault(key, [])

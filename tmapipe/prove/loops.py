@@ -343,7 +343,7 @@ class Loops:
         return self._plain[id(node)]
 
     def _left_over(self, now: Point, loop: Loop, rest: Any) -> Any:
-        """So many iterations of a loop are left after those of others that went along with it."""
+        """How many iterations of a loop are left, after the loops that went along with it have ended."""
         none = loop.turn == 0 and not self.solver.possible((at_least_0(add(rest, -1)), *now.facts))
         return 0 if none or (isinstance(rest, Sym) and self.together.equal(now, rest, 0)) else rest
 

@@ -283,7 +283,8 @@ class Places:
             self._used("slot", array, around, resolve(stage))
 
     def _used(self, kind: str, array: str, around: int, stage: Any) -> None:
-        """An array is used at this stage: a variable, or the next of it, perhaps with what only tells whose it is."""
+        """Notes that an array is used at this stage: a variable or its successor, perhaps with terms that only name the
+        CTA."""
         var, offset = self._position(stage)
         if isinstance(stage := resolve(stage), int) and stage < 0:
             return  # there is none to release, which its condition says as well
@@ -360,7 +361,7 @@ class Places:
         self._bad |= variables(x)
 
     def _find_partners(self) -> None:
-        """Of parities that take the value of one whose slot is known, and the other way round."""
+        """Finds partners of parities that take the value of a parity whose slot is known, and of slots likewise."""
         bare = [[(to, y) for to, x in each if (y := _bare(x)) is not None] for each in self._together]
         while True:
             before = len(self.partner)

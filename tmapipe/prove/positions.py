@@ -260,11 +260,11 @@ FactKey = tuple[Any, ...]  # of what can be known, or of who can know it
 
 
 class Future:
-    """What may still come.
+    """The operations that may still come.
 
-    live: the sorts of operations that come again; busy: the warps that do more than return; sets: sets of warps, by number;
-    checked: by that number, who they are; as_one: whether one of them is enough; waiters: the warps that wait for each
-    mbarrier of the cluster.
+    live: the sorts of operations that come again; busy: the warps that do more than return; sets: numbers of sets of warps;
+    checked: the warps of each set, by its number; as_one: whether one warp of the set is enough; waiters: the warps that wait
+    for each mbarrier of the cluster.
     """
 
     def __init__(self, layout: Layout, ends: Iterable[Positions], busy: set[int]):
@@ -324,7 +324,7 @@ class Future:
         return found
 
     def _bar_users(self) -> dict[int, list[int]]:
-        """By mbarrier, who waits for it, arrives at it, or starts what counts there."""
+        """The users of each mbarrier: warps that wait for it, arrive at it, or start a copy that counts there."""
         layout = self.layout
         found: dict[int, list[int]] = {}
         for agent, sort, array in self.touched:
@@ -336,7 +336,8 @@ class Future:
         return found
 
     def _users(self) -> dict[int, list[int]]:
-        """Whoever accesses one slot of a buffer accesses all slots that others who access this one do."""
+        """The users of each slot. A warp that accesses one slot of a buffer counts as a user of all slots that other users of
+        that slot access."""
         layout = self.layout
         found: dict[int, list[int]] = {}
         first_slots: dict[str, int] = {}

@@ -57,7 +57,7 @@ class Move(NamedTuple):
         part: The load or store.
         at: Where it starts, along each dimension.
         loops: The indices of the loops around it, and how often each runs.
-        sometimes: Whether only some iterations of a loop do.
+        sometimes: Whether only some iterations of a loop do, or threads store some elements only.
         agent: The warp.
         where: Its source line.
     """
@@ -209,9 +209,9 @@ def operations_of(
 class Sizes:
     """Shapes by numbers of tiles.
 
-    group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; along: that one
-    along which a CTA gets more or fewer tiles, the last one that may have any extent; others: dimensions that the output
-    lacks, but for batches that one of the output's follows.
+    group: tiles that the teams of all roles take together; slots: of the longest ring; dims: of the output; along: the
+        dimension along which a CTA gets more or fewer tiles, the last dimension of open extent; others: dimensions that the
+        output lacks, except batches from which a dimension of the output follows.
     """
 
     def __init__(self, schedule: Schedule, plan: Plan):

@@ -1,4 +1,4 @@
-"""Whether everything that goes well from one state of a run goes well from another; operations of all warps, executed."""
+"""Whether one state of a run covers another: all that goes well from the first goes well from the second."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class RunState:
         return not ((known[at, :both] & ~enough[:, :both]).any() or known[at, both:].any())
 
     def knowing_less(self, other: RunState) -> RunState | None:
-        """This state, but that complete phases of mbarriers tell only what they do in *other* as well, so that both are
-        covered by it; None if that is not all in which *other* knows less, or if it has facts of its own."""
+        """This state with less knowledge, so that it covers this state and *other*: a complete phase of an mbarrier tells
+        only what it tells in both. None if *other* knows less in another way too, or has facts of its own."""
         if self.form != other.form:
             return None
         (mine, known, _), (theirs, _, enough) = self.known, other.known

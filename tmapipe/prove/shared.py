@@ -1,5 +1,5 @@
-"""What all walkers of one proof share: the program, the points where warps are, what they may depend on, loops that they
-go through together."""
+"""What all walkers of one proof share: the program, the points where warps stand, and loops that warps walk
+together."""
 
 from __future__ import annotations
 

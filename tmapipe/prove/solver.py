@@ -307,7 +307,8 @@ class Solver:
         return False, left
 
     def _definitions(self, rows: list[Any], settled: frozenset[Sym]) -> tuple[list[Any], dict[Sym, Choice]]:
-        """What holds of the terms in these sums, and for those that are not settled conditions of which one does."""
+        """Conditions that hold of the terms in these sums; and for each term that is not settled, conditions of which one
+        holds."""
         found: list[Any] = []
         choices: dict[Sym, Choice] = {}
         seen: set[Sym] = set()
@@ -423,7 +424,8 @@ def terms_of(value: Any) -> tuple[Sym, ...]:
 
 
 def _related(conditions: list[Sym]) -> list[Sym]:
-    """Those that share leaves, directly or through others, with the first one; all have been possible without it."""
+    """The conditions that share symbols with the first one, directly or through other conditions. Without the first one, all
+    are possible together."""
     if not conditions:
         return []
     found, rest, near = [conditions[0]], list(conditions[1:]), set(conditions[0].leaves)

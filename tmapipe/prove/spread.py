@@ -1,4 +1,4 @@
-"""How what is known spreads from warp to warp, and all operations of a program that may still come."""
+"""Knowledge of warps: by which ways a fact can still reach a warp, and which operations of a program may still come."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ class Spread:
 
 
 class Telling:
-    """Who can still tell whom. tells: by a warp, to which others it can tell something."""
+    """Which warps can still learn something from which other warps. tells: [b, a], whether a can learn from b."""
 
     def __init__(self, spread: Spread, uses: tuple[Uses, ...]):
         self.spread, self.layout, self.uses = spread, spread.layout, uses
@@ -313,8 +313,8 @@ class Telling:
         return _meet(reach.reshape(len(cases), heard.shape[1]), heard) | (np.array(bars)[:, None] == own[None, :])
 
     def _reach(self, cases: list[bytes]) -> list[bytes]:
-        """By case, given as bits of the warps that lack a fact and of those that know it: bits of the warps from which it can
-        still come to one that lacks it, through none that knows it."""
+        """For each case, the warps from which a fact can still come to a warp that lacks it, past no warp that knows it. A
+        case has bits of the warps that lack the fact, then bits of the warps that know it."""
         agents = self.layout.agents
         bits = np.array([[*case] for case in cases], np.uint8)
         apart = np.unpackbits(bits, axis=1, count=2 * agents).astype(bool)

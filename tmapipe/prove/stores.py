@@ -38,7 +38,7 @@ class Grid(NamedTuple):
     Args:
         tile: Elements of a cluster's tile, by dimension.
         plan: Of the kernel.
-        rows: Dimensions whose elements fit into one cluster, which reduces them.
+        rows: Dimensions that one cluster reduces, as all their elements fit into it.
         lower: Whether the order has no tiles above the diagonal of the last two dimensions.
     """
 
@@ -248,7 +248,7 @@ def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tupl
     store = output.store
     moves = [move for own in stored for move in own]
     if any(move.sometimes for move in moves):
-        return (), Shown(*["the iterations of a loop store in different ways"] * 2)
+        return (), Shown(*["only some iterations of a loop store, or only some elements are stored"] * 2)
     axes, lows, shifted = [], [], ""
     pinned = {axis.key for i in range(len(store.dims)) if (axis := _pins(store, moves, i, grid)) is not None}
     for i, dim in enumerate(store.dims):
@@ -274,7 +274,7 @@ def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tupl
     if {key for key, _ in around} - {axis.key for axis in axes}:
         return (), Shown(*["the iterations of a loop store to the same places"] * 2)
     low = np.array(lows).T
-    high = low + store.part
+    high = low + np.array([move.part.part for move in moves])
     for dim, axis, first, end in zip(store.dims, axes, low.min(0), high.max(0), strict=True):
         if axis.key is not None and (end - first > axis.stride or (output.loads and (first < 0 or end > axis.stride))):
             said = f"along {dim} tiles are {axis.stride} elements apart, and stores reach from {first} to {end}"
@@ -286,12 +286,13 @@ def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tupl
 
 
 def _pins(store: Store, moves: list[Move], i: int, grid: Grid) -> Axis | None:
-    """How a tile starts along a dimension, if tiles that have an element in common there have one coordinate. What else such a
-    coordinate moves, it moves alike for both."""
+    """The axis by which a tile starts along a dimension, if tiles that share an element there have the same coordinate.
+    Whatever else that coordinate moves, it moves alike for both tiles."""
     starts = [parts(move.at[i]) for move in moves]
     axis = _axis(starts[0][1], grid) if all(terms == starts[0][1] for _, terms in starts) else None
     consts = [const for const, _ in starts]
-    if axis is None or axis.key is None or max(consts) + store.part[i] - min(consts) > axis.stride:
+    reach = max(const + move.part.part[i] for const, move in zip(consts, moves, strict=True))
+    if axis is None or axis.key is None or reach - min(consts) > axis.stride:
         return None
     return axis
 

@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import math
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,8 +27,8 @@ from tmapipe.program.expressions import Call, Expr, Let, Var, resolve
 
 LONG = 60  # parts of a number, beyond which a report does not spell it out
 LARGE = 80  # parts of a quotient or choice, beyond which it is a number of its own
-#: by operation and arguments, as long as they are used
-made: weakref.WeakValueDictionary[Any, Sym] = weakref.WeakValueDictionary()
+#: by operation and arguments, until the end of the check, which empties it
+made: dict[Any, Sym] = {}
 _numbers = itertools.count()
 
 
@@ -40,7 +39,7 @@ class Sym:
     sum that is at least 0, or 0), or the name of another operation. number: of its making, by which terms are ordered.
     """
 
-    __slots__ = ("__weakref__", "args", "leaves", "number", "op", "opposite", "size")
+    __slots__ = ("args", "leaves", "number", "op", "opposite", "size")
     __hash__ = object.__hash__
 
     def __init__(self, op: str, args: tuple[Any, ...]):

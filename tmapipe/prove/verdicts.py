@@ -27,7 +27,7 @@ from tmapipe.prove.endless import look_at_loops
 from tmapipe.prove.joint import prove
 from tmapipe.prove.outputs import Outputs, look_at_outputs, uneven_starts
 from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, run_problem, solutions
-from tmapipe.prove.symbols import Sym, parts
+from tmapipe.prove.symbols import Sym, made, parts
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -216,6 +216,8 @@ def check_schedule(
             report = Report(plan.name, tuple(refused(error, LinearCheck(Layout(plan), {}))), "no trip count")
         except OutOfTime as error:
             report = Report(plan.name, (), f"up to 0 output tiles a CTA; not shown: {error}", unfinished=True)
+        finally:
+            made.clear()
     found = placed(schedule, plan, ordered([*budget_findings(plan), *report.findings]))
     return attrs.evolve(report, findings=found, seconds=time.perf_counter() - started)
 

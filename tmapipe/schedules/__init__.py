@@ -1,7 +1,7 @@
 """Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
 from tmapipe.schedules.attention import Attention, Score
-from tmapipe.schedules.copy import Copy, CopyPlaces, CopyRows, Cumsum, CumsumRows
+from tmapipe.schedules.copy import Copy, CopyPlaces, CopyRuns
 from tmapipe.schedules.crossentropy import (
     CrossEntropy,
     CrossEntropyBackward,
@@ -14,9 +14,10 @@ from tmapipe.schedules.crossentropy import (
     Softmax,
     SoftmaxRows,
 )
+from tmapipe.schedules.dequant import DequantGemm
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
 from tmapipe.schedules.fused import AddParts
-from tmapipe.schedules.gemm import DequantGemm, Gemm
+from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import (
     ClusterSplitK,
     Conv,
@@ -40,7 +41,7 @@ from tmapipe.schedules.norms import (
     SoftmaxBackward,
     SoftmaxBackwardRows,
 )
-from tmapipe.schedules.rotary import Rotary, RotaryTiles
+from tmapipe.schedules.rotary import Cumsum, CumsumRows, Rotary, RotaryTiles
 from tmapipe.schedules.splitattention import CombineParts, SplitAttention
 from tmapipe.schedules.transpose import Transpose, TransposeRows, TransposeTiles
 
@@ -52,7 +53,7 @@ __all__ = [
     "Conv",
     "Copy",
     "CopyPlaces",
-    "CopyRows",
+    "CopyRuns",
     "CrossEntropy",
     "CrossEntropyBackward",
     "CrossEntropyBackwardRows",

@@ -1,4 +1,4 @@
-"""Copy and Cumsum: one warp loads, one stores, through a ring of tiles; and the running sums of rows of any length."""
+"""Copy: one warp loads, one stores, through a ring of tiles; and runs that begin anywhere, which threads store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, int32
 from tmapipe.base.tma_rules import ALIGNMENT
@@ -20,7 +19,6 @@ from tmapipe.bind.tensors import as_words, match, new_like
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.stages import ReductionScratch
 from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import WIDTHS
 from tmapipe.protocol.tile import Tile
@@ -29,15 +27,17 @@ from tmapipe.schedules.fused import check_stages
 from tmapipe.schedules.rowform import (
     BOX,
     FLIGHT,
+    LINE,
     WIDEST,
-    RowForm,
     address_of,
     apart_of,
     begins_inside,
+    merged,
+    padded,
     seen_as,
     strides_of,
 )
-from tmapipe.schedules.rows import KINDS, RowKernel, Rows
+from tmapipe.schedules.rows import KINDS, MULTIPROCESSORS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
@@ -50,20 +50,27 @@ from tmapipe.tiles.persistent import Grouped, PersistentTiles
 
 REGISTERS, OTHERS = 1 << 16, 32  # of a multiprocessor; and of a thread of `CopyPlaces` beside elements and addresses
 TILE, MOST_VALUES = 32 << 10, 80  # bytes of a tile of rows that begin anywhere, and elements of a thread, at most
-ROW = 4096  # elements of a contiguous tensor that threads copy as one row
 MULTIPROCESSOR = 228 * 1024  # bytes of shared memory of one, on sm_90
+BOXES = 1024  # bytes of a row of a tile of words
+WORD = 4  # bytes that a thread stores at once, where addresses are anything
+RESIDENT = 1024  # threads of a multiprocessor that copy runs, with 64 registers each
+FEW = 8  # times that a multiprocessor takes CTAs, up to which the last ones count
+PIECE = 4096  # bytes of a tile of runs
+MOST_ELEMENTS = (1 << 31) - (1 << 16)  # of memory that tiles begin in: places have 32 bits
+SECTOR = 64  # bytes that DRAM reads at once
+MUCH = 128 << 20  # bytes from which on it is faster to keep in L2 what is read than what is written
+MOST_GAPS, LEAST_RUN = 3, 512  # kinds of gaps in a run; bytes of runs of which each has tiles of its own
 
 
 class Copy(Schedule):
-    """``y = x``, of any element type, shape and strides, as 32-bit words; or converted, between bf16, fp16 and fp32.
+    """``y = x``, of any element type, shape and strides; or converted, between bf16, fp16 and fp32.
 
-    Dimensions that follow one another in both tensors are joined. What is then contiguous is copied as rows of one tile's
-    width, so that each tile is one contiguous piece of memory, and what is left of the last row by a second launch. Up to 5
-    dimensions of rows whose bytes, strides and addresses are multiples of 16 go by the TMA engine. Others are stored by
-    threads: matrices by `CopyRows`, tensors of more dimensions by `CopyPlaces`. Both tensors are contiguous along the same
-    dimension.
+    Dimensions that follow one another in both tensors are joined. A call is one launch, but for tensors of 2^31 elements:
+    the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Runs of
+    y that begin or end elsewhere, or that have gaps in x, are loaded by the engine and stored by threads (`CopyRuns`). Short
+    rows that lie far apart are taken row by row (`CopyPlaces`), transposed ones by elements, slower than by `Transpose`.
 
-    By default each CTA copies one tile. So few bytes are in flight, which lie close together: DRAM pages stay open.
+    By default each CTA copies one tile: few bytes are in flight, which lie close together, so that DRAM pages stay open.
 
     Args:
         tile: (rows, words) moved at once.
@@ -99,8 +106,7 @@ class Copy(Schedule):
         """Copies x to y (or `out`, or a new tensor) and returns that. Both by position or by name.
 
         Raises:
-            InputError: y is not of x's shape, is of another type that is no floating point of 16 or 32 bits, or the two are
-                contiguous along different dimensions.
+            InputError: y is not of x's shape, or is of another type that is no floating point of 16 or 32 bits.
         """
         for call in self.__dict__.get("_again", ()):  # copies of such tensors by one kernel
             found = call(tensors, out, named)
@@ -122,60 +128,58 @@ class Copy(Schedule):
         if 0 not in x.shape:
             check_memory("x", x, output=False)
             check_memory("y", y, output=True)
-            copied = functools.partial(self._copy, *merged(x, y), same)
+            copied = functools.partial(self._copy, *merged(*map(_of_words, (x, y))), same)
             remember(self, copied, tensors, out, named, y)
         return y
 
     def _copy(self, x: Any, y: Any, same: bool) -> None:
         """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
-        width = self.x.tile[1] * 4 // x.dtype.itemsize
-        if same and x.ndim == 1 and x.shape[0] > width and _by_engine(x[:width], y[:width]):
-            whole = x.shape[0] - x.shape[0] % width
-            super().__call__(*(as_words("x", each[:whole].reshape(-1, width)) for each in (x, y)))
-            x, y = x[whole:], y[whole:]
-        if same and x.ndim <= 5 and _by_engine(x, y):
-            x, y = (each.reshape(1, -1) if each.ndim == 1 else each for each in (x, y))
-            Schedule.__call__(self._of_rank(x.ndim), as_words("x", x), as_words("y", y))
-        elif x.shape[0]:
-            self._copy_rows(*(_units(x, y) if same else (x, y)))
-
-    def _of_rank(self, rank: int) -> Copy:
-        """The same copy of tensors of so many dimensions."""
-        if rank == 2:
-            return self
-        made = self.__dict__.setdefault("_ranked", {})
-        if rank not in made:
-            other = copy(self)
-            dims = " ".join("abc"[: rank - 2]) + " m n"
-            other.x = TmaLoadStage(dims, tile=self.x.tile, ring=self.ring, dtype=int32, l2_hint=self.x.l2_hint)
-            other.y = TmaStoreStage(source=other.x, stages=self.y.stages)
-            made[rank] = other
-        return made[rank]
-
-    def _copy_rows(self, x: Any, y: Any) -> None:
-        """By threads, where TMA does not take both: rows of any length and alignment, matrix by matrix."""
-        for name, each in (("x", x), ("y", y)):
-            if strides_of(each)[-1] != 1:
-                rule = "is contiguous along the dimension along which the other one is"
-                raise InputError(
-                    f"{name}.stride", strides_of(each), rule, "copy it to such a layout, e.g. by a transpose"
-                )
-        kernel = self.__dict__.setdefault("_rows", CopyKernel())
-        if x.ndim == 1:
-            whole = x.shape[0] - x.shape[0] % ROW
-            pairs = [(each[:whole].reshape(-1, ROW), each[whole:].reshape(1, -1)) for each in (x, y)]
-            for rows, result in zip(*pairs, strict=True):
-                if 0 not in rows.shape:
-                    kernel.apply({"x": rows}, {"y": result}, {}, {})
+        row, engine = x.shape[-1] * x.dtype.itemsize, same and x.ndim <= 5 and _by_engine(x, y)
+        if engine and (x.ndim == 1 or ceil_div(row, BOXES) * BOXES * 3 <= row * 4):
+            self._move(x, y)
             return
-        if x.ndim > 2 and (along := _along(x)) is not None:
-            return self._copy_places(x, y, along)
-        for place in itertools.product(*map(range, x.shape[:-2])):
-            kernel.apply({"x": x[place]}, {"y": y[place]}, {}, {})
+        if same:
+            x, y = _units(x, y)
+        cut = max(range(x.ndim), key=lambda dim: x.shape[dim] * strides_of(x)[dim])
+        if _reach(x) >= MOST_ELEMENTS and x.shape[cut] > 1:
+            half = x.shape[cut] // 2
+            for part in (slice(half), slice(half, None)):
+                some = (*[slice(None)] * cut, part)
+                self._copy(*merged(x[some], y[some]), False)
+        elif not begins_inside(x) or min(strides_of(x)) < 1:
+            self._copy(*merged(padded(x, whole=True), y), False)
+        elif (found := runs_of(x, y)) is not None:
+            (key, seen, result), made = found, self.__dict__.setdefault("_runs", {})
+            if key not in made:
+                made[key] = CopyRuns(*key)
+            made[key](x=seen, y=result)
+        elif engine:
+            self._move(x, y)
+        else:
+            self._copy_places(x, y)
 
-    def _copy_places(self, x: Any, y: Any, along: int) -> None:
-        """Copies rows that begin anywhere, of three dimensions or more. The rows of a tile follow *along* one dimension."""
+    def _move(self, x: Any, y: Any) -> None:
+        """Copies by the TMA engine. A tile has fewer columns, and more rows, if rows are short."""
+        (rows, columns), row = self.x.tile, x.shape[-1] * x.dtype.itemsize // WORD
+        while x.ndim > 1 and columns % 8 == 0 and columns >= 2 * row and rows <= BOX // 2:
+            rows, columns = rows * 2, columns // 2
+        key, made = (x.ndim, columns), self.__dict__.setdefault("_ranked", {})
+        plain = key == (2, self.x.tile[1])
+        if not plain and key not in made:
+            other = copy(self)
+            dims = " ".join(("a b c m n", "n")[x.ndim == 1].split()[-x.ndim :])
+            box = (rows * columns,) if x.ndim == 1 else (rows, columns)
+            other.x = TmaLoadStage(dims, tile=box, ring=self.ring, dtype=int32, l2_hint=self.x.l2_hint)
+            other.y = TmaStoreStage(source=other.x, stages=self.y.stages)
+            made[key] = other
+        Schedule.__call__(self if plain else made[key], as_words("x", x), as_words("x", y))
+
+    def _copy_places(self, x: Any, y: Any) -> None:
+        """Copies short rows that begin anywhere. The rows of a tile follow along one dimension."""
+        if not strides_of(x)[-1] == strides_of(y)[-1] == 1:  # rows of one element
+            x, y = (seen_as(each, (*each.shape, 1), (*strides_of(each), 1)) for each in (x, y))
         last, size = x.ndim - 1, x.dtype.itemsize
+        along = max(range(last), key=lambda dim: x.shape[dim] // apart_of(x, dim) * (strides_of(x)[dim] > 0))
         others = [dim for dim in range(last) if dim != along]
         apart, order = apart_of(x, along), (*others, along, last)
         shape, *both = (tuple(each[dim] for dim in order) for each in (x.shape, strides_of(x), strides_of(y)))
@@ -189,7 +193,7 @@ class Copy(Schedule):
                 (*steps, pitch, _), (*out, other_pitch, _) = strides_of(one), strides_of(other)
                 *lead, height, length = one.shape
                 start = address_of(one) % ALIGNMENT // size
-                reach = sum((n - 1) * step for n, step in zip(lead, steps, strict=True)) + (several - 1) * pitch
+                reach = _reach(one[..., :1, :1]) - 1 + (several - 1) * pitch
                 key = (*steps, pitch), length, size, start, *_together(one, other)
                 if key not in fitted:
                     fitted[key] = CopyPlaces(*key)
@@ -237,12 +241,8 @@ class CopyPlaces(Schedule):
     ):
         if not isinstance(steps, tuple) or not 1 <= len(steps) <= 3 or not all(type(step) is int for step in steps):
             raise InputError("CopyPlaces(steps)", steps, "is of one to three dimensions", "e.g. (101, 1010)")
-        if (
-            {type(size), type(width)} != {int}
-            or size not in (1, 2, 4)
-            or width not in WIDTHS
-            or width * size > ALIGNMENT
-        ):
+        known = type(size) is type(width) is int and size in (1, 2, 4) and width in WIDTHS
+        if not known or width * size > ALIGNMENT:
             rule = "are bytes of an element, 1, 2 or 4, and elements side by side, 1, 2, 4 or 8 of 16 bytes at most"
             raise InputError("CopyPlaces(size, width)", (size, width), rule, "e.g. 2 and 8")
         if not is_count(length) or type(start) is not int or not 0 <= start < ALIGNMENT // size:
@@ -299,16 +299,6 @@ def _places_form(length: int, size: int, width: int) -> tuple[int, int, int]:
     return rows, n, warps
 
 
-def _along(x: Any) -> int | None:
-    """The dimension along which most rows begin alike; None if a tensor is not seen as `CopyPlaces` does."""
-    if not begins_inside(x):
-        return None
-    steps = strides_of(x)
-    reach = sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True))
-    dims = [dim for dim in range(x.ndim - 1) if steps[dim] > 0 and reach - (x.shape[dim] - 1) * steps[dim] < 1 << 30]
-    return max(dims, key=lambda dim: x.shape[dim] // apart_of(x, dim), default=None)
-
-
 def _together(x: Any, y: Any) -> tuple[int, int]:
     """Elements of rows that threads have side by side: 16 bytes of x where rows of y begin as many bytes after a multiple of
     16, else as many as lie so in both; and the bytes in y of the latter."""
@@ -322,47 +312,176 @@ def _together(x: Any, y: Any) -> tuple[int, int]:
     return min(ALIGNMENT // size if alike and size == other else per, WIDEST), per * other
 
 
-class CopyRows(Rows):
-    """``y[m, n] = x[m, n]``, converted to y's type, of one form.
+class CopyRuns(Schedule):
+    """``y[..., n] = x``, of runs of elements that are contiguous in y, wherever they begin, converted to y's type.
+
+    In x they have gaps: element k of a run lies *further* on for each whole *length* in k, of each (length, further). What
+    lies between a tile's first and last element is loaded, from the last multiple of 16 bytes on. Threads leave the gaps
+    out, and store words from where these begin in y.
 
     Args:
-        form, stored: As of `Rows`.
+        steps: Along each of y's dimensions before n, up to four: (elements of x from one run to the next, how far on in a word
+            y's then begin).
+        gaps: (length, elements that are left out after it), the shortest length first, of which the others are multiples.
+        size: Bytes of an element of x.
+        start: (elements after a multiple of 16 bytes where x begins, elements after the begin of a word where y does).
+        word: (elements that a thread has side by side, bytes of which addresses and runs of y are whole multiples).
+        tile: (such words of a thread in a tile, tiles of a CTA, warps that share a tile).
+        alike: Whether x begins a word where y does, and at a multiple of 16 bytes. There are no gaps then.
+        l2_hint: Of the loads, as of `TmaLoadStage`.
     """
 
-    @Rows.work.jit
+    load, work = Role(warps=1), Role(warps=4)
+
+    def __init__(
+        self,
+        steps: tuple[tuple[int, int], ...] = (),
+        gaps: tuple[tuple[int, int], ...] = ((72, 40),),
+        size: int = 1,
+        start: tuple[int, int] = (0, 0),
+        word: tuple[int, int] = (4, 4),
+        tile: tuple[int, int, int] = (8, 2, 4),
+        alike: bool = False,
+        l2_hint: str | None = None,
+    ):
+        if not isinstance(steps, tuple) or not isinstance(gaps, tuple) or len(steps) > 4:
+            raise InputError("CopyRuns(steps, gaps)", (steps, gaps), "are tuples of pairs, up to four steps", "e.g. ()")
+        counts = all(
+            isinstance(some, tuple) and len(some) == n and all(map(is_count, some))
+            for some, n in ((word, 2), (tile, 3))
+        )
+        if not counts or word[0] not in WIDTHS:
+            rule = "are two and three numbers, and 1, 2, 4 or 8 elements are side by side"
+            raise InputError("CopyRuns(word, tile)", (word, tile), rule, "e.g. (4, 4) and (8, 2, 4)")
+        pair = isinstance(start, tuple) and len(start) == 2 and all(type(n) is int and n >= 0 for n in start)
+        if size not in (1, 2, 4) or not pair or start[0] * size >= ALIGNMENT or (alike and gaps):
+            rule = "are bytes of an element, 1, 2 or 4, and elements after a multiple of 16 bytes; no gaps if alike"
+            raise InputError("CopyRuns(size, start)", (size, start), rule, "e.g. 1 and (0, 0)")
+        (width, vector), (vectors, each, warps) = word, tile
+        self.work = Role(warps=warps)
+        self.steps, self.gaps, self.start = steps, gaps, start
+        self.width, self.alike, self.unit = width, alike, ALIGNMENT // size
+        self.tile, self.word = vectors * width * warps * WARP, max(width, self.unit) if alike else width
+        slot = self.tile + self.unit - 1 + sum(ceil_div(self.tile - 1, length) * further for length, further in gaps)
+        slot = self.tile if alike else _in_boxes(slot, LINE // size)
+        self.names = ("e", "d", "c", "b")[4 - len(steps) :]
+        self.over = " ".join((*self.names, "n"))
+        self.ring = BarrierRing(each, producer=self.load, consumer=self.work)
+        self.x = TmaLoadStage("w", tile=(slot,), ring=self.ring, l2_hint=l2_hint)
+        self.y = ThreadStoreStage(self.over, tile=(self.tile,), role=self.work, vector=vector, wide=True)
+        self.tiles = GridTiles(
+            Grouped(1), max(1, min(RESIDENT // (WARP + WARP * warps), ceil_div(FLIGHT, each * slot * size))), each
+        )
+
+    def _first(self, tile: Tile) -> tuple[Any, Any, Any]:
+        """Of a tile: its first element in the run, perhaps before that; the first element that is read, counted from where the
+        longest length begins that it is in; where in x that begins."""
+        (place, before), first = self.start, tile.n * self.tile
+        for name, (step, begins) in zip(self.names, self.steps, strict=True):
+            place, before = place + getattr(tile, name) * step, before + getattr(tile, name) * begins
+        if self.start[1] or any(begins for _, begins in self.steps):
+            first = first - before % self.word
+        if not self.gaps:
+            return first, 0, place + first
+        longest, _ = self.gaps[-1]
+        rows = first // longest
+        span = longest + sum(longest // length * further for length, further in self.gaps)
+        return first, first - rows * longest, place + rows * span
+
+    def _begin(self, first: Any, place: Any) -> Any:
+        """Where a tile's slot begins in x."""
+        return (place + first + sum(first // length * more for length, more in self.gaps)) // self.unit * self.unit
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.produce() as slot:
+            _, first, place = self._first(tile)
+            slot.x.load_from(self._begin(first, place))
+
+    @work.jit
     def copy(self, k: KernelContext, tile: Tile) -> None:
+        begin, first, place = self._first(tile)
+        at = (0, 0) if self.alike else (place - self._begin(first, place), first)
         with k.ring.consume() as slot:
-            self.store_rows(k.y, tile, self.read_rows(slot.x))
+            values = slot.x.read(tile=(self.tile,), at=at, gaps=self.gaps, width=self.width)
+        k.y.store_from(*[getattr(tile, name) for name in self.names], begin, values=values)
 
 
-class CopyKernel(RowKernel):
-    """Copies matrices of rows."""
+def _in_boxes(elements: int, line: int) -> int:
+    """So many elements or a few more, which are whole boxes of whole lines: few elements, in few boxes."""
+    least = ceil_div(elements, BOX)
+    forms = ((ceil_div(elements, n * line) * n * line, n) for n in range(least, least + 4))
+    return min(forms, key=lambda form: form[0] + form[1] * line // 2)[0]
 
-    schedule, hold = CopyRows, 0
 
-
-def merged(x: Any, y: Any) -> tuple[Any, Any]:
-    """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
-    with one of a single element after them."""
-    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
-    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
-    joined: list[tuple[int, int, int]] = []
-    for n, xs, ys in dims or [(1, 1, 1)]:
-        if joined and joined[-1][1:] == (xs * n, ys * n):
-            joined[-1] = (joined[-1][0] * n, xs, ys)
-        else:
-            joined.append((n, xs, ys))
-    if 1 not in joined[-1][1:]:
-        joined.append((1, 1, 1))
-    shape, *strides = zip(*joined, strict=True)
-    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
+def _of_words(x: Any) -> Any:
+    """A tensor; one of elements of 64 bits or more with a dimension of their words."""
+    library = np if isinstance(x, np.ndarray) else sys.modules["torch"]
+    return x if x.dtype.itemsize <= WORD else x[..., None].view(library.int32)
 
 
 def _by_engine(x: Any, y: Any) -> bool:
     """Whether the TMA engine takes both as words: rows, strides and addresses are multiples of 16 bytes."""
-    if not x.shape[0] or any(strides_of(each)[-1] != 1 for each in (x, y)):
-        return False
-    return _unit(x, y, ALIGNMENT) == ALIGNMENT
+    return all(strides_of(each)[-1] == 1 for each in (x, y)) and _unit(x, y, ALIGNMENT) == ALIGNMENT
+
+
+def _reach(x: Any) -> int:
+    """Elements of memory from a tensor's first one to its last one."""
+    return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
+
+
+def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
+    """What `CopyRuns` is made of for two tensors with the same dimensions, y's in the order of its memory, and the two as it
+    takes them; None if y has short runs, or x's lie far apart.
+
+    The model: few of the bytes that are loaded are gaps. What lies between two short runs in the same sectors of DRAM costs
+    nothing; a long gap would be loaded with each tile.
+    """
+    *dims, (n, step, one) = zip(x.shape, strides_of(x), strides_of(y), strict=True)
+    size, other = x.dtype.itemsize, y.dtype.itemsize
+    unit, piece = ALIGNMENT // size, PIECE // max(size, other)
+    gaps = [(1, step - 1)] if step > 1 else []
+    if one != 1 or step < 1 or (step - 1) * size > SECTOR:
+        return None
+    while dims and dims[-1][2] == n and len(gaps) < MOST_GAPS:
+        further = dims[-1][1] - n - sum(n // length * more for length, more in gaps)
+        few = n <= piece and (further * size <= SECTOR or further <= n)
+        if further < 0 or not (few or further * 16 <= piece):
+            break
+        gaps.append((n, further))
+        n *= dims.pop()[0]
+    if len(dims) > 4 or (dims and n * other < LEAST_RUN):
+        return None
+    shape, steps, out = zip(*dims, strict=True) if dims else ((), (), ())
+    start, begin = (address_of(each) % ALIGNMENT // each.dtype.itemsize for each in (x, y))
+    differ = [one - two for one, two in zip((start, *steps), (begin, *out), strict=True)]
+    apart = (
+        any(each % unit for each in differ)
+        if size == other
+        else any(each % WIDEST for each in (start, begin, *steps, *out))
+    )
+    alike = not gaps and not apart
+    width = min(WIDEST, ALIGNMENT // min(size, other)) if alike else max(1, WORD // other)
+    word = max(width, ALIGNMENT // other) if alike else width
+    begin, *begins = (each % word for each in (begin, *out))
+    warps = next((few for few in (1, 2) if n + word <= few * piece // 4), 4)  # short runs have tiles of their own
+    threads = width * warps * WARP
+    vectors = min(piece * warps // (4 * threads), ceil_div(n + word - 1, threads))
+    while any((begin, *begins)) and -n % (vectors * threads) < word - 1:
+        vectors += 1  # until the last tile reaches the end, wherever it begins
+    tile, resident = vectors * threads, RESIDENT // (WARP + WARP * warps)
+    tiles, most = math.prod(shape) * ceil_div(n, tile), ceil_div(FLIGHT, resident * tile * size)
+    resident *= MULTIPROCESSORS
+    each = min(most, ceil_div(tiles, resident))
+    if resident * most < tiles < FEW * resident * most:  # in how many such tiles' time all are done
+        each = min(
+            range(most - 1, 2 * most), key=lambda each: (ceil_div(tiles, each * resident) * each, abs(each - most))
+        )
+    vector = math.gcd(ALIGNMENT, width * other, n * other, address_of(y), *(step * other for step in out))
+    hint = "evict_last" if n * math.prod(shape) * size >= MUCH else None
+    pairs = tuple(zip(steps, begins, strict=True))
+    key = pairs, tuple(gaps), size, (start, begin), (width, vector), (vectors, each, warps), alike, hint
+    return key, seen_as(x, (start + _reach(x),), (1,), start), seen_as(y, (*shape, n), (*out, 1))
 
 
 def _unit(x: Any, y: Any, most: int) -> int:
@@ -379,114 +498,3 @@ def _units(x: Any, y: Any) -> tuple[Any, Any]:
     kind = f"int{8 * _unit(x, y, 4)}"
     library = np if isinstance(x, np.ndarray) else sys.modules["torch"]
     return x.view(getattr(library, kind)), y.view(getattr(library, kind))
-
-
-# ---- cumsum ----------------------------------------------------------------------------------------------------------
-#
-# Cumsum: the running sums of rows of any length, a piece after another.
-
-
-PIECE = 4096  # elements of a row that a CTA takes at once
-WARPS = 4  # that share them
-STEP = WARPS * WARP * WIDEST  # elements of which pieces are whole multiples
-
-
-class CumsumRows(Rows):
-    """``y[m, n] = x[m, 0] + ... + x[m, n]``, of one form.
-
-    Args:
-        form: As of `Rows`: of rows one after another, or of one row by `form.ctas` pieces.
-        stored: As of `Rows`.
-    """
-
-    in_place = False  # of pieces, others are on their way
-
-    def __init__(self, form: RowForm, stored: int = ALIGNMENT):
-        super().__init__(form, stored)
-        self.cluster, self.over = {}, "m" if form.apart == 1 else "b a"  # a CTA takes the pieces of a row
-        if form.ctas > 1 and form.apart == 1:
-            self.relations = ()  # how many pieces is found out at the launch
-        slots = 1 if form.each == form.ctas == 1 else 2
-        self.ring = BarrierRing(slots, producer=self.load, consumer=self.work)
-        self.x = self._rows_in()
-        layout = form.layout
-        self.across = ReductionScratch(self.work, rows=layout.row_slots * layout.chunks)
-
-    @Rows.load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        for n in range(self._pieces(k, tile)):
-            with k.ring.produce() as slot:
-                self._load_rows(slot, tile, n)
-
-    @Rows.work.jit
-    def add(self, k: KernelContext, tile: Tile) -> None:
-        values = self._piece(k, tile, 0)
-        if self.form.ctas == 1:
-            self._store(k, tile, 0, functions.row_cumsum(values))
-        else:
-            total: Any = functions.row_sum(values)  # first: then the running sums take the place of what is added
-            self._store(k, tile, 0, functions.row_cumsum(values))
-            for n in range(1, self._pieces(k, tile)):
-                values = self._piece(k, tile, n)
-                before, total = total, total + functions.row_sum(values)
-                self._store(k, tile, n, functions.row_cumsum(values) + before)
-
-    def _pieces(self, k: KernelContext, tile: Tile) -> Any:
-        """Of the rows of a tile."""
-        form = self.form
-        if form.ctas == 1:
-            return 1
-        return k.steps("x", "n") if form.apart == 1 else (self.before(tile) + form.length - 1) // form.columns + 1
-
-    def _piece(self, k: KernelContext, tile: Tile, n: Any) -> Any:
-        """Piece *n* of a row, with zeros for what lies before it."""
-        with k.ring.consume() as slot:
-            values = self.read_rows(slot.x)
-        if self.form.apart == 1:
-            return values
-        return functions.where(values.columns >= -self.first(tile, n), values, 0.0)
-
-    def _store(self, k: KernelContext, tile: Tile, n: Any, sums: Any) -> None:
-        form = self.form
-        if form.apart == 1:
-            k.y.store(tile.also(n=n), sums)
-        else:
-            k.y.store_from(tile.b, tile.a, self.first(tile, n), values=sums)
-
-
-class Cumsum(RowKernel):
-    """Running sums along the last dimension of tensors of one to four, in bf16, fp16 or fp32, of any length, added in fp32."""
-
-    hold, kept, schedule = 0, 1, CumsumRows
-
-    def __call__(self, x: Any, *, out: Any = None) -> Any:
-        """``y[..., n] = x[..., 0] + ... + x[..., n]``.
-
-        Args:
-            x: The rows.
-            out: y, of x's shape and of any type; None: made, as x.
-
-        Returns:
-            y.
-
-        Raises:
-            InputError: For shapes or types that do not fit.
-        """
-        return self.run({"x": x}, {"y": out}, {})
-
-    def forms(
-        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
-    ) -> list[RowForm]:
-        """As in `RowKernel`; rows longer than a piece are taken piece by piece."""
-        if length <= PIECE:
-            return super().forms(length, size, vector, loads, vectors, dense, width)
-        whole = length + (ALIGNMENT - vector) // size
-        pieces = ceil_div(whole, PIECE)
-        columns = ceil_div(whole, pieces * STEP) * STEP
-        share = ceil_div(FLIGHT, 2 * columns * size)
-        wide = min(width or WIDEST, WIDEST, ALIGNMENT // size)
-        return [RowForm(length, 1, columns, WARPS, ceil_div(whole, columns), share, vector, size, width=wide)]
-
-    def takes(self, form: RowForm) -> bool:
-        """As in `RowKernel`."""
-        return form.ctas == 1

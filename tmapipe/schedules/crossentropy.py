@@ -200,7 +200,7 @@ class CrossEntropy(RowKernel):
     """Cross-entropy over the last dimension of tensors of two to four, in bf16, fp16 or fp32, of any length.
 
     Args:
-        ignored: A target whose loss is 0. Of others that are no column, it is NaN.
+        ignored: A target whose loss is 0. Any other target that is no column has the loss NaN.
     """
 
     def __init__(self, ignored: int = -100):
@@ -280,7 +280,7 @@ class CrossEntropyBackward(RowKernel):
 
         Args:
             x, target: As of the forward pass.
-            lse: What it gave, fp32, one a row.
+            lse: The logarithms of sums that the forward pass gave, fp32, one a row.
             dloss: The gradient of the loss, fp32, one a row.
             out: dx, of x's shape; None: made, as x.
 

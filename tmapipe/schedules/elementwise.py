@@ -257,8 +257,7 @@ class Elementwise:
 
     Args:
         function: Of as many fragments as there are tensors: arithmetic, comparisons and functions of `tmapipe.math`, such as
-            ``lambda x, gate: x * tp.math.sigmoid(gate)``. It may use numbers that it has captured; a changed one makes another
-            kernel.
+            ``lambda x, gate: x * tp.math.sigmoid(gate)``. It may use captured numbers; a changed one makes another kernel.
         dtype: Of results: "bf16", "fp16" or "fp32"; None: that of all tensors, or of those of floats the wider, as in torch.
     """
 

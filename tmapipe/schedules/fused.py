@@ -157,7 +157,8 @@ def check_room(plan: Plan, epilogue: Epilogue) -> None:
     groups = first.warpgroups * first.teams
     kinds = (*epilogue.operands.values(), *epilogue.outputs.values())
     tiles = any(isinstance(kind, (Matrix, Output)) for kind in kinds)
-    needed = sum(matmul.registers.sums + matmul.registers.a for matmul in plan.matmuls)
+    # A second set of registers for operands is in use before the epilogue alone.
+    needed = sum(each.registers.sums + each.registers.a // (1 + each.in_flight) for each in plan.matmuls)
     if len(plan.matmuls) > 1:  # the planner has checked these
         room, sure = 184 if first.transposed[0] else 192, 168
         sure = 0 if groups > 2 and all(first.transposed) else sure

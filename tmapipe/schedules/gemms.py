@@ -271,7 +271,7 @@ class ClusterSplitK(Gemm):
         parts: How many parts k is divided into: CTAs of a cluster. Each stores n / parts columns of a tile, a multiple of 8
             up to 64.
         tile: (m, n, k) elements of a cluster's output tile and a k-tile; m is 64, 128 or 192.
-        along_m: Output tiles of a cluster, below each other, which share what they load of b.
+        along_m: Output tiles of a cluster, below each other: they share each load of b.
         stages: Slots of a and b; None: as many as fit.
         mainloop: `Cooperative`, whose warpgroups share rows.
         tiles: The order of output tiles, or `SplitKTiles`.

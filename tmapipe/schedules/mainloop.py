@@ -353,11 +353,13 @@ class PartsOfK:
         return TmaStoreStage(f"{form.batch}m n", source=mma, stages=form.stages, dtype=fp32)
 
     def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
-        """Calls *run*, the kernel of *schedule*, with a, b and a workspace, then adds the parts. Returns the outputs."""
+        """Calls *run*, the kernel of *schedule*, with its inputs and a workspace, then adds the parts. Returns the outputs."""
         others = [*self.epilogue.operands, *self.epilogue.outputs]
-        given = match(["a", "b", "d", *others], tensors, named, out, "d")
-        for name in ("a", "b"):
+        loads = [name for name in schedule.declared.loads if name not in others]
+        given = match([*loads, "d", *others], tensors, named, out, "d")
+        for name in loads:
             check_kind(name, given.get(name))
+        for name in ("a", "b"):
             batched = self.batched and given["a"].ndim == given[name].ndim == 3
             if given[name].ndim != 2 and not batched:
                 rule = "is a matrix, where parts of k are added" + " to d, or with operands" * (not self.batched)
@@ -379,8 +381,9 @@ class PartsOfK:
         workspace = self._workspace(schedule, a, shape)
         parts = workspace if a.ndim == 2 else workspace.reshape(a.shape[0], self.order.parts, *shape[1:])
         more = self._further(a, d, given)
-        self._check(schedule, (a, b, workspace), d, given, more, parts)
-        run(a, b, workspace)
+        inputs = [given[name] for name in loads]
+        self._check(schedule, (*inputs, workspace), d, given, more, parts)
+        run(*inputs, workspace)
         finish = self.finish(shape)
         return finish(parts, d=d, **more) if self.more else finish(parts, d)
 

@@ -42,6 +42,13 @@ class RmsNormRows(Rows):
 
     @Rows.work.jit
     def normalize(self, k: KernelContext, tile: Tile) -> None:
+        if self.form.piece:
+            self.by_pieces(k, tile)
+        else:
+            self.at_once(k, tile)
+
+    def at_once(self, k: KernelContext, tile: Tile) -> None:
+        """A tile of which all weights are there. *k* and *tile* are as in bodies."""
         with k.ring.consume() as slot:
             h = self.sums(slot)
             if self.added:
@@ -53,9 +60,31 @@ class RmsNormRows(Rows):
             weight = self.read_column(k, slot, "weight", tile, h)
             self.store_rows(k.y, tile, h * math.rsqrt(mean + self.eps) * weight)
 
-    def sums(self, slot: Any) -> Any:
-        """The rows in a slot, with their residual."""
-        return self.read_rows(slot.x) + self.read_rows(slot.residual) if self.added else self.read_rows(slot.x)
+    def by_pieces(self, k: KernelContext, tile: Tile) -> None:
+        """A row whose weights come piece by piece."""
+        first, *others = self.form.pieces
+        with k.ring.consume() as slot:
+            h = self.sums(slot, first)
+            squares: Any = self.own(tile, h * h, first, True)
+            for place in others:
+                h = self.sums(slot, place)
+                squares = squares + self.own(tile, h * h, place, True)
+            total: Any = math.row_sum(squares)
+            scale = math.rsqrt(total / self.form.length + self.eps)
+            for place in self.form.pieces:
+                with k.beside.consume() as beside:
+                    weight = self.read_column(k, beside, "weight", tile, squares)
+                h = self.sums(slot, place)
+                if self.added:
+                    self.store_rows(k.h, tile, h, place)
+                self.store_rows(k.y, tile, h * scale * weight, place)
+
+    def sums(self, slot: Any, first: int | None = None) -> Any:
+        """The rows in a slot, or a row's piece that begins in column *first*, with their residual."""
+        if first is None:
+            return self.read_rows(slot.x) + self.read_rows(slot.residual) if self.added else self.read_rows(slot.x)
+        h = self.read_piece(slot.x, first)
+        return h + self.read_piece(slot.residual, first) if self.added else h
 
 
 class RmsNorm(RowKernel):
@@ -127,6 +156,38 @@ class LayerNormRows(Rows):
 
     @Rows.work.jit
     def normalize(self, k: KernelContext, tile: Tile) -> None:
+        if self.form.piece:
+            self.by_pieces(k, tile)
+        else:
+            self.at_once(k, tile)
+
+    def by_pieces(self, k: KernelContext, tile: Tile) -> None:
+        """A row whose weights come piece by piece. *k* and *tile* are as in bodies."""
+        first, *others = self.form.pieces
+        with k.ring.consume() as slot:
+            sums: Any = self.own(tile, self.read_piece(slot.x, first), first, True)
+            for place in others:
+                sums = sums + self.own(tile, self.read_piece(slot.x, place), place, True)
+            total: Any = math.row_sum(sums)
+            mean = total / self.form.length
+            off = self.own(tile, self.read_piece(slot.x, first) - mean, first)
+            squares = off * off
+            for place in others:
+                off = self.own(tile, self.read_piece(slot.x, place) - mean, place)
+                squares = squares + off * off
+            total = math.row_sum(squares)
+            rstd = math.rsqrt(total / self.form.length + self.eps)
+            for name, numbers in (("mean", mean), ("rstd", rstd)):
+                if name in self.numbers:
+                    self.store_numbers(getattr(k, name), tile, numbers)
+            for place in self.form.pieces:
+                with k.beside.consume() as beside:
+                    weight, *bias = (self.read_column(k, beside, name, tile, squares) for name in self.columns)
+                y: Any = (self.read_piece(slot.x, place) - mean) * rstd * weight
+                self.store_rows(k.y, tile, y + bias[0] if bias else y, place)
+
+    def at_once(self, k: KernelContext, tile: Tile) -> None:
+        """A tile of which all weights are there."""
         form = self.form
         with k.ring.consume() as slot:
             values = self.read_rows(slot.x)

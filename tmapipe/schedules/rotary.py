@@ -1,4 +1,5 @@
 """Rotary: pairs of columns as vectors of the plane, each rotated by an angle of its own, as rotary position embeddings do.
+And Cumsum: running sums along rows.
 
     load (1 warp)      a tile of x, or one of each half of its rows, and what the tables have for it -> a slot
     work (warps)       rotates the pairs, stores from registers
@@ -13,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from tmapipe import math
-from tmapipe.base.arithmetic import Dim, dtype_of
+from tmapipe.barrier import BarrierRing
+from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind.bound import check_kind
 from tmapipe.errors import InputError, check_bool
 from tmapipe.kernel import KernelContext
+from tmapipe.parts.stages import ReductionScratch
+from tmapipe.plan.model import WARP
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.elementwise import (
@@ -32,10 +36,15 @@ from tmapipe.schedules.elementwise import (
     varying,
     vector_of,
 )
-from tmapipe.schedules.rowform import expanded, padded, seen_as, strides_of
-from tmapipe.schedules.rows import KINDS
+from tmapipe.schedules.rowform import FLIGHT, WIDEST, RowForm, expanded, padded, seen_as, strides_of
+from tmapipe.schedules.rows import KINDS, RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
+
+# ---- rotary ----------------------------------------------------------------------------------------------------------
+#
+# Rotary: pairs of columns as vectors of the plane, rotated.
+
 
 PAIRS = "p"  # the name of the dimension of columns that are neighbours in pairs, twice as many as angles
 
@@ -203,3 +212,114 @@ def _twice(x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _matrix(x: Any) -> Any:
     """A tensor of two dimensions or more."""
     return as_rows(x, 1, x.shape[0]) if x.ndim == 1 else x
+
+
+# ---- cumsum ----------------------------------------------------------------------------------------------------------
+#
+# Cumsum: the running sums of rows of any length, a piece after another.
+
+
+PIECE = 4096  # elements of a row that a CTA takes at once
+WARPS = 4  # that share them
+STEP = WARPS * WARP * WIDEST  # elements of which pieces are whole multiples
+
+
+class CumsumRows(Rows):
+    """``y[m, n] = x[m, 0] + ... + x[m, n]``, of one form.
+
+    Args:
+        form: As of `Rows`: of rows one after another, or of one row by `form.ctas` pieces.
+        stored: As of `Rows`.
+    """
+
+    in_place = False  # of pieces, others are on their way
+
+    def __init__(self, form: RowForm, stored: int = ALIGNMENT):
+        super().__init__(form, stored)
+        self.cluster, self.over = {}, "m" if form.apart == 1 else "b a"  # a CTA takes the pieces of a row
+        if form.ctas > 1 and form.apart == 1:
+            self.relations = ()  # how many pieces is found out at the launch
+        slots = 1 if form.each == form.ctas == 1 else 2
+        self.ring = BarrierRing(slots, producer=self.load, consumer=self.work)
+        self.x = self._rows_in()
+        layout = form.layout
+        self.across = ReductionScratch(self.work, rows=layout.row_slots * layout.chunks)
+
+    @Rows.load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        for n in range(self._pieces(k, tile)):
+            with k.ring.produce() as slot:
+                self._load_rows(slot, tile, n)
+
+    @Rows.work.jit
+    def add(self, k: KernelContext, tile: Tile) -> None:
+        values = self._piece(k, tile, 0)
+        if self.form.ctas == 1:
+            self._store(k, tile, 0, math.row_cumsum(values))
+        else:
+            total: Any = math.row_sum(values)  # first: then the running sums take the place of what is added
+            self._store(k, tile, 0, math.row_cumsum(values))
+            for n in range(1, self._pieces(k, tile)):
+                values = self._piece(k, tile, n)
+                before, total = total, total + math.row_sum(values)
+                self._store(k, tile, n, math.row_cumsum(values) + before)
+
+    def _pieces(self, k: KernelContext, tile: Tile) -> Any:
+        """Of the rows of a tile."""
+        form = self.form
+        if form.ctas == 1:
+            return 1
+        return k.steps("x", "n") if form.apart == 1 else (self.before(tile) + form.length - 1) // form.columns + 1
+
+    def _piece(self, k: KernelContext, tile: Tile, n: Any) -> Any:
+        """Piece *n* of a row, with zeros for what lies before it."""
+        with k.ring.consume() as slot:
+            values = self.read_rows(slot.x)
+        if self.form.apart == 1:
+            return values
+        return math.where(values.columns >= -self.first(tile, n), values, 0.0)
+
+    def _store(self, k: KernelContext, tile: Tile, n: Any, sums: Any) -> None:
+        form = self.form
+        if form.apart == 1:
+            k.y.store(tile.also(n=n), sums)
+        else:
+            k.y.store_from(tile.b, tile.a, self.first(tile, n), values=sums)
+
+
+class Cumsum(RowKernel):
+    """Running sums along the last dimension of tensors of one to four, in bf16, fp16 or fp32, of any length, added in fp32."""
+
+    hold, kept, schedule = 0, 1, CumsumRows
+
+    def __call__(self, x: Any, *, out: Any = None) -> Any:
+        """``y[..., n] = x[..., 0] + ... + x[..., n]``.
+
+        Args:
+            x: The rows.
+            out: y, of x's shape and of any type; None: made, as x.
+
+        Returns:
+            y.
+
+        Raises:
+            InputError: For shapes or types that do not fit.
+        """
+        return self.run({"x": x}, {"y": out}, {})
+
+    def forms(
+        self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
+    ) -> list[RowForm]:
+        """As in `RowKernel`; rows longer than a piece are taken piece by piece."""
+        if length <= PIECE:
+            return super().forms(length, size, vector, loads, vectors, dense, width)
+        whole = length + (ALIGNMENT - vector) // size
+        pieces = ceil_div(whole, PIECE)
+        columns = ceil_div(whole, pieces * STEP) * STEP
+        share = ceil_div(FLIGHT, 2 * columns * size)
+        wide = min(width or WIDEST, WIDEST, ALIGNMENT // size)
+        return [RowForm(length, 1, columns, WARPS, ceil_div(whole, columns), share, vector, size, width=wide)]
+
+    def takes(self, form: RowForm) -> bool:
+        """As in `RowKernel`."""
+        return form.ctas == 1

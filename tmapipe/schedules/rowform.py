@@ -43,7 +43,8 @@ def place_of(x: Any) -> tuple[int, int]:
 
 
 def together(x: Any, together: int, start: int) -> Any:
-    """A tensor of which so many rows, and what lies between them, are seen as one that begins *start* elements earlier."""
+    """The same memory with fewer, longer rows: each has *together* rows of x with all elements between them, and begins
+    *start* elements earlier."""
     (*lead, height, length), (*steps, pitch, _) = x.shape, strides_of(x)
     pitch = pitch if height > 1 else length
     shape, strides = (height // together, (together - 1) * pitch + length + start), (together * pitch, 1)
@@ -92,6 +93,23 @@ def expanded(x: Any, shape: tuple[int, ...]) -> Any:
         0 if n == 1 else s for n, s in zip(x.shape, strides_of(x), strict=True)
     )
     return seen_as(x, shape, steps)
+
+
+def merged(x: Any, y: Any) -> tuple[Any, Any]:
+    """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
+    with one of a single element after them."""
+    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
+    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
+    joined: list[tuple[int, int, int]] = []
+    for n, xs, ys in dims or [(1, 1, 1)]:
+        if joined and joined[-1][1:] == (xs * n, ys * n):
+            joined[-1] = (joined[-1][0] * n, xs, ys)
+        else:
+            joined.append((n, xs, ys))
+    if 1 not in joined[-1][1:]:
+        joined.append((1, 1, 1))
+    shape, *strides = zip(*joined, strict=True)
+    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
 
 
 def padded(x: Any, whole: bool = False) -> Any:
@@ -157,9 +175,11 @@ READING = 9  # elements of a thread in whose time its part of a reduction is don
 LINE = 128  # bytes, at multiples of which boxes begin
 BOX = 256  # elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
+BESIDE = 2  # pieces of numbers of columns that are on their way
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
 MOST_TILE = 104 << 10  # bytes
 UNUSUAL = 0.2  # what half or twice as many CTAs a row must gain
+BY_PIECES = 0.3  # and weights that come piece by piece, for each row
 EDGES = 180  # bytes of a row that are loaded in the time in which a branch stores its edges
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
 
@@ -185,6 +205,7 @@ class RowForm:
         pitch: Elements from one row to the next, where rows begin at no multiples of 16 bytes; 0: as many as a row has.
         start: Elements after the last such multiple where the first row begins.
         alike: Whether rows of results begin as many bytes after such a multiple, or a whole number of times as many.
+        piece: Columns of a row that threads take at once, where numbers of columns come piece by piece; 0: all at once.
     """
 
     length: int
@@ -202,6 +223,7 @@ class RowForm:
     pitch: int = 0
     start: int = 0
     alike: bool = True
+    piece: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -209,6 +231,11 @@ class RowForm:
             raise InputError("RowForm(columns, ctas)", (self.columns, self.ctas), rule, "take more of either")
         if self.rows > 1 and self.apart > 1:
             raise InputError("RowForm(rows)", self.rows, "is 1 of rows that begin anywhere", "use packed=True, or 1")
+        if self.piece and (
+            self.columns % self.piece or (self.rows, self.each, self.held, self.packed) != (1, 1, False, False)
+        ):
+            rule = "divides the columns, of one row that a CTA takes, that is not held"
+            raise InputError("RowForm(piece)", self.piece, rule, "leave it out")
 
     @property
     def unit(self) -> int:
@@ -237,6 +264,11 @@ class RowForm:
         """The first, and the one after the last, of a tile's columns that are inside the row, whichever CTA's and row's."""
         last = self.length - (self.ctas - 1) * self.columns
         return (self.further, last) if self.further < last else (0, 0)
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Where the pieces of a CTA's columns begin."""
+        return tuple(range(0, self.columns, self.piece or self.columns))
 
     @property
     def even(self) -> bool:
@@ -309,9 +341,11 @@ def row_forms(
         n for n in (usual // 2, 2 * usual) if 1 <= n <= MOST_CLUSTER and length * size * loads > PIECE // 2
     ]
     found = {
-        form: _cost(form, loads, vectors) + (READING / form.values if reads else 0.0) + UNUSUAL * (ctas != usual)
+        form: _cost(form, loads, vectors)
+        + (READING / form.values + 0.012 * form.warps if reads else 0.0)
+        + UNUSUAL * (ctas != usual)
         for ctas in counts
-        for form in _forms(length, size, vector, ctas, loads, vectors, hold, kept, dense, width or WIDEST)
+        for form in _forms(length, size, vector, ctas, loads, vectors, hold, kept, dense, width or WIDEST, reads)
     }
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
@@ -340,6 +374,7 @@ def _forms(
     kept: int,
     dense: bool,
     most_wide: int,
+    reads: bool,
 ) -> Iterator[RowForm]:
     whole = length + (ALIGNMENT - vector) // size
     widest = min(most_wide, WIDEST, ALIGNMENT // size)
@@ -353,7 +388,10 @@ def _forms(
             columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, unit)
             if columns is None or (packed and (rows == 1 or rows * vector % ALIGNMENT)):
                 continue
-            form = RowForm(length, rows, columns, warps, ctas, 1, vector, size, width=width, packed=packed)
+            tiles = ceil_div(whole, columns) if ctas > 1 else 1
+            if tiles < ctas and not reads:  # a CTA of the cluster would have nothing
+                continue
+            form = RowForm(length, rows, columns, warps, min(ctas, tiles), 1, vector, size, width=width, packed=packed)
             if packed and not form.layout.by_rows:  # which would find each element's row by a division
                 continue
             if form.slot * size > MOST_TILE or form.values > (VALUES[1] if form.single else VALUES[1] // 2):
@@ -361,11 +399,17 @@ def _forms(
             for held, each in itertools.product(
                 (False, True) if form.values <= hold and ctas == 1 else (False,), (1, EACH)
             ):
-                made = attrs.evolve(form, held=held, each=each)
-                most = _resident(made, loads, vectors, kept)
-                if most:
-                    wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
-                    yield attrs.evolve(made, share=min(most, wanted))
+                plain = (
+                    vectors
+                    and (held, each, rows, packed) == (False, 1, 1, False)
+                    and columns > 2 * WARP * warps * width
+                )
+                for piece in (0, WARP * warps * width) if plain else (0,):
+                    made = attrs.evolve(form, held=held, each=each, piece=piece)
+                    most = _resident(made, loads, vectors, kept)
+                    if most:
+                        wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
+                        yield attrs.evolve(made, share=min(most, wanted))
 
 
 def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | None:
@@ -399,15 +443,15 @@ def _resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
     target = arch_named("sm_90a")
     threads = WARP * (form.warps + 1)
     registers = 30 + (8 if form.packed else 0 if form.apart == 1 else 14)
-    registers += form.values * 9 // 8 if form.held or not form.single else form.values * 3 // 8
+    values = 3 * (form.width or form.unit) if form.piece else form.values  # of a piece, and of what is added up
+    registers += values * 9 // 8 if form.held or not form.single else values * 3 // 8
     registers += kept * form.values
-    registers += (
-        max(0, form.values - 32) if form.apart > 1 and form.ctas > 1 else 0
-    )  # which say where the row's edges are
+    registers += max(0, values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
     if registers > 168:
         return 0
     smem = (2 if form.each > 1 else 1) * loads * form.slot * form.size
-    smem += vectors * (form.columns + (MARGIN if form.apart > 1 else 0))
+    margin = MARGIN if form.apart > 1 else 0
+    smem += vectors * (BESIDE * (form.piece + margin) if form.piece else form.columns + margin)
     smem += 32 * ceil_div(form.rows, 4) * form.warps * form.ctas if form.ctas > 1 else 0  # what is reduced over CTAs
     smem += 512  # barriers, and room between
     by_smem = (target.smem + SM_RESERVED) // (smem + SM_RESERVED)
@@ -420,20 +464,28 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     flight, warps = form.share * _flight(form, loads), form.share * form.warps
     wanted = FLIGHT_OF_CLUSTERS if form.ctas > 1 else FLIGHT
     lost = 0.6 * max(0.0, wanted / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
-    lost += (0.3 if form.apart == 1 else 0.8) * (form.ctas * form.columns / form.length - 1)  # loaded, where no edge is
+    in_vain = 1.5 if form.ctas > 1 else 0.3 if form.apart == 1 else 0.8  # the slowest CTA's, or loaded where no edge is
+    lost += in_vain * (form.ctas * form.columns / form.length - 1)
     lost += (0.01 if form.packed else 0.03) * (form.unit // (form.width or form.unit) - 1)
     lost += EDGES / (form.length * form.size) if form.apart > 1 else 0.0
-    lost += 0.35 * max(0.0, RESIDENT_WARPS / warps - 1)
+    lost += 0.13 if form.apart > 1 and form.ctas == 1 and vectors else 0.0  # weights are read element by element
+    lost += (0.2 if form.packed else 0.15 if form.ctas > 1 else 0.35) * max(0.0, RESIDENT_WARPS / warps - 1)
+    if form.ctas > 1:  # clusters that begin, if many CTAs must find room at once; threads that wait for each other
+        lost += 0.2 if form.ctas == MOST_CLUSTER and form.each == 1 and not vectors else 0.0
+        lost += 0.008 * max(0, form.warps - 8) if form.each > 1 else 0.0
+        lost += 0.0 if form.piece else 0.5 * max(0.0, form.values / 64 - 1)
     lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 48 - 1)
     lost += 0.0 if form.layout.row_warps == 1 else 0.02 + 0.004 * form.warps
     lost += 0.1 * max(0.0, 3 / form.share - 1)
     lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.slot / BOX
     if form.packed and (form.width or form.unit) * form.size < WORD:
         lost += (0.0 if form.held else 0.06) + 0.004 * max(0, form.values - 32)
-    if form.each == 1 and form.rows > 1 and not form.held and not form.packed:
-        lost += 0.06
+    if form.each == 1 and form.rows > 1 and (vectors if form.packed else not form.held):
+        lost += 0.04 if form.packed else 0.06
     lost += 0.0 if form.held or form.single else 0.03  # which reads rows twice, for as many registers
     lost += 0.05 if form.each > 1 else 0.0
+    if form.piece:  # from L2, for each row
+        return lost + BY_PIECES + 0.16 * vectors / (loads * form.size) + 0.015 * len(form.pieces)
     alone = form.ctas == 1 and form.apart == 1
     lost += (0.1 if alone else 0.5) * vectors / (form.rows * form.each * loads * form.size)
     lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0

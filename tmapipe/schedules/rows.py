@@ -1,4 +1,4 @@
-"""Rows: what kernels share that compute each row of a matrix by itself, and how a call fits them to its tensors."""
+"""Rows: the base of kernels that compute each row of a matrix by itself, and how a call fits a kernel to its tensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from tmapipe import math
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, fp32
 from tmapipe.base.tensor_map import MulticastGroup
@@ -22,6 +23,7 @@ from tmapipe.parts.stages import ReductionScratch, Table
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import (
+    BESIDE,
     MARGIN,
     RowForm,
     address_of,
@@ -97,6 +99,8 @@ class Rows(Schedule):
         self.ring = BarrierRing(2 if form.each > 1 or pieces else 1, producer=self.load, consumer=self.work)
         if self.columns and form.each > 1:  # loaded once for a cluster's tiles
             self.once = BarrierRing(producer=self.load, consumer=self.work, per="cta")
+        if form.piece:
+            self.beside = BarrierRing(BESIDE, producer=self.load, consumer=self.work)
         group = MulticastGroup("n") if form.ctas > 1 and self.stored else None
         self.across = ReductionScratch(self.work, rows=form.rows, group=group)
         for name in self.loaded:
@@ -105,7 +109,7 @@ class Rows(Schedule):
             setattr(self, name, self._column_in())
         for name in self.stored:
             setattr(self, name, self._rows_out(stored))
-        if self.in_place and self.bulk and self.stored and form.apart == 1 and not form.packed:
+        if self.in_place and self.bulk and self.stored and form.apart == 1 and not form.packed and not form.piece:
             setattr(self, self.stored[0], getattr(self, self.stored[0]).in_place(getattr(self, self.loaded[0])))
         for name in self.numbers:
             dims = "m" if form.apart == 1 else "a b"
@@ -117,17 +121,21 @@ class Rows(Schedule):
 
     def _rows_in(self) -> LoadStage:
         form = self.form
-        if self.bulk and form.apart == 1 and form.even and form.rows == 1:  # one instruction, where boxes take many
+        if (
+            self.bulk and form.apart == 1 and form.even and form.rows == 1 and not form.piece
+        ):  # one instruction, where boxes take many
             return BulkLoadStage("m n", tile=(form.columns,), ring=self.ring, l2_hint="evict_last")
         dims = "w" if form.packed else "m n" if form.apart == 1 else "a w"
-        tile = (form.slot,) if form.packed or form.rows == 1 else (form.rows, form.columns)
+        tile = (form.slot,) if form.packed or (form.rows == 1 and not form.piece) else (form.rows, form.columns)
         return TmaLoadStage(dims, tile=tile, ring=self.ring, l2_hint="evict_last")
 
     def _column_in(self) -> LoadStage:
-        form, ring = self.form, self.once if self.form.each > 1 else self.ring
+        form = self.form
+        ring = self.beside if form.piece else self.once if form.each > 1 else self.ring
+        columns = form.piece or form.columns
         if form.apart == 1 and form.even:
-            return BulkLoadStage("n", tile=(form.columns,), ring=ring)
-        return TmaLoadStage("n", tile=(form.columns + (0 if form.apart == 1 else MARGIN),), ring=ring)
+            return BulkLoadStage("n", tile=(columns,), ring=ring)
+        return TmaLoadStage("n", tile=(columns + (0 if form.apart == 1 else MARGIN),), ring=ring)
 
     def _rows_out(self, vector: int) -> ThreadStoreStage:
         form = self.form
@@ -149,10 +157,14 @@ class Rows(Schedule):
         if self.stored:
             with k.ring.produce() as slot:
                 self._load_rows(slot, tile)
-                if self.form.each == 1:
+                if self.form.each == 1 and not self.form.piece:
                     self._load_columns(slot, tile.n)
                 for name in self.given:
                     getattr(slot, name).load_from(self.row(tile) // 4 * 4)
+            if self.form.piece:
+                for first in self.form.pieces:
+                    with k.beside.produce() as slot:
+                        self._load_columns(slot, tile.n, first)
         else:
             for n in range(self.form.ctas):
                 with k.ring.produce() as slot:
@@ -174,13 +186,16 @@ class Rows(Schedule):
                 first = self._begin(tile) // form.unit * form.unit
                 stage.load_from(tile.a, first + n * form.columns)
 
-    def _load_columns(self, slot: Any, rank: Any) -> None:
-        """Starts the loads of what there is a column of, for the CTA of this rank along n."""
+    def _load_columns(self, slot: Any, rank: Any, first: int = 0) -> None:
+        """Starts the loads of what there is a column of, for the CTA of this rank along n, from its column *first* on."""
+        form = self.form
         for name in self.columns:
-            if self.form.apart == 1:
-                getattr(slot, name).load(n=rank)
+            if form.apart > 1:
+                getattr(slot, name).load_from(rank * form.columns + first - BEFORE)
+            elif form.piece:
+                getattr(slot, name).load(n=rank * len(form.pieces) + first // form.piece)
             else:
-                getattr(slot, name).load_from(rank * self.form.columns - BEFORE)
+                getattr(slot, name).load(n=rank)
 
     # ---- in bodies ------------------------------------------------------------------------------------------------
 
@@ -225,19 +240,37 @@ class Rows(Schedule):
 
     def read_column(self, k: KernelContext, slot: Any, name: str, tile: Tile, values: Any) -> Any:
         """What lies in a stage of one number a column, for those of a fragment of rows."""
-        stage = getattr(k.once if self.form.each > 1 else slot, name)
+        stage = getattr(k.once if self.form.each > 1 else slot, name)  # of a piece, *slot* is one of `beside`
         if self.form.apart == 1:
             return stage.read(columns_of=values)
         return stage.read(columns_of=values, at=BEFORE - self.before(tile))
 
-    def store_rows(self, stage: Any, tile: Tile, values: Any) -> None:
-        """Stores a fragment of rows."""
+    def store_rows(self, stage: Any, tile: Tile, values: Any, first: int = 0) -> None:
+        """Stores a fragment of rows, or of a row's piece that begins in the CTA's column *first*."""
         form = self.form
-        if form.apart == 1:
-            stage.store(tile, values, surely=form.surely)
+        surely = max(0, form.surely[0] - first), min(form.piece or form.columns, form.surely[1] - first)
+        surely = surely if surely[0] < surely[1] and (form.alike or form.apart == 1) else (0, 0)
+        if form.apart > 1:
+            stage.store_from(tile.b, tile.a, self.first(tile) + first, values=values, surely=surely)
+        elif form.piece:
+            stage.store_from(tile.m, tile.n * form.columns + first, values=values, surely=surely)
         else:
-            surely = form.surely if form.alike else (0, 0)
-            stage.store_from(tile.b, tile.a, self.first(tile), values=values, surely=surely)
+            stage.store(tile, values, surely=surely)
+
+    def read_piece(self, stage: Any, first: int) -> Any:
+        """A piece of a row that lies in a stage in an open slot, which begins in the CTA's column *first*."""
+        return stage.read(tile=(1, self.form.piece), at=(0, first), width=self.form.width or self.form.unit)
+
+    def own(self, tile: Tile, values: Any, first: int, sure: bool = False) -> Any:
+        """A fragment of a piece, with zeros for what lies beside the row; *sure*: where the engine fills with zeros too."""
+        form = self.form
+        if first >= form.surely[0] and first + form.piece <= form.surely[1]:
+            return values
+        if sure and self.zeros:
+            return values
+        begin = self.first(tile) + first
+        place = values.columns + begin
+        return math.where((place >= 0) & (place < form.length), values, 0.0)
 
     def store_numbers(self, stage: Any, tile: Tile, values: Any) -> None:
         """Stores one number a row. Of CTAs that share rows, the first one stores."""
@@ -399,9 +432,12 @@ class RowKernel:
             tables: Integers of 32 bits, some a row.
         """
         given = {**loaded, **others, **(tables or {}), **stored, **(numbers or {})}
-        over = any(x is y for x in loaded.values() for y in stored.values())
+        over, there = (
+            any(x is y for x in loaded.values() for y in stored.values()),
+            {n for n in given if given[n] is not None},
+        )
         for names, call in () if over else self.__dict__.get("_again", ()):  # such calls of one kernel
-            if all((given.get(name) is not None) == (name in names) for name in given):
+            if there == {*names}:
                 found = call(tuple(given[name] for name in names), None, {})
                 if found is not None:
                     return found

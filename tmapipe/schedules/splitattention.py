@@ -80,7 +80,7 @@ class CombineParts(Schedule):
 
 
 class SplitAttention(Attention):
-    """`Attention` of few queries: CTAs take parts of the keys that these see, and `CombineParts` adds what they find.
+    """`Attention` of few queries: each CTA takes a part of the keys, and `CombineParts` adds the CTAs' sums.
 
     The queries of all heads of a group are the rows of one matrix, so that keys and values are read once.
 
@@ -157,10 +157,11 @@ class SplitAttention(Attention):
         parts = new_like(q, (*shape, self.width), fp32)
         lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
         more = {name: given[name] for name in ("mask", "sinks") if name in given}
-        Schedule.__call__(self, rows, k, given["v"], out=parts, lse=lse, **more)
+        # All by name: then a call's signature is known, and its launcher is kept.
+        Schedule.__call__(self, **{"q": rows, "k": k, "v": given["v"], **more, "o": parts, "lse": lse})
         apart = {name: heads_last(given[name], groups) for name in ("o", "lse") if name in given}
         found = {name: x.reshape(*rows.shape[:3], *x.shape[4:]) for name, x in apart.items()}  # perhaps a copy
-        self.combine(parts, lse, **found)
+        self.combine(x=parts, l=lse, **found)
         for name, x in found.items():
             if not _same_memory(x, apart[name]):
                 apart[name][...] = x.reshape(apart[name].shape)
@@ -198,7 +199,8 @@ def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[st
     d, m, s, together, found = q[3], q[2], k[2], q[1] // max(1, k[1]), dict(options)
     score, causal, widest = Score.of(options.get("score")), options.get("causal"), max(d, width)
     if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse") and not {"h", "m"} & {*score.dims}:
-        found.setdefault("tile", (64 // together, together, keys_of(d, width, 64)))
+        rows = 64 if m * together <= 64 else 128  # two warpgroups read keys once, and take turns
+        found.setdefault("tile", (rows // together, together, keys_of(d, width, rows)))
     elif m <= 64:
         found.setdefault("tile", (64, 1, keys_of(d, width, 64, "m" in score.dims)))
     elif 64 < widest <= 128 and causal is None and s >= 8192 and not (score.mask or score.sinks):

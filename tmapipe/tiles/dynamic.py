@@ -60,10 +60,11 @@ class DynamicTiles(PersistentTiles):
 
 
 class FetchedTiles(TilesOfRole):
-    """Tiles that the scheduler fetches one by one. dims: what its words say besides whether there is a tile; keeps: whether
-    the scheduler waits for the end of a tile's body, in this role, before it fetches the next one.
+    """Tiles that the scheduler fetches one by one. dims: the dimensions whose coordinates a tile's further words are; keeps:
+    whether the scheduler waits for the end of a tile's body, in this role, before it fetches the next one.
 
     State, in registers: how many slots were read, and the words of the last one. The first word says whether there was a tile.
+    Of the scheduler also whether it has taken a number.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class FetchedTiles(TilesOfRole):
         self.numbers = TileNumbers(isa, order, order.raster, grid)
         self.queue = QueueEnd(isa, role)
         self.read = isa.cells(0)
+        self.taken = isa.cells(0)
         self.words = isa.cells(*[0] * (1 + len(dims)))
 
     def each(self, body: Callable[[Tile], None]) -> None:
@@ -132,20 +134,22 @@ class FetchedTiles(TilesOfRole):
         return self._words_of(number, self.isa.select(number < self.numbers.total, 1, 0))
 
     def _take(self) -> Any:
-        """The next number.
+        """The next number: at first the cluster's own, then those from the counter, which begin behind these.
 
-        Each cluster goes on until it gets a number beyond the last tile. The last cluster to do so sets the counter back to 0.
+        Each cluster goes on until it gets a number beyond the last tile. So as many numbers are taken from the counter as
+        there are tiles. The cluster that takes the last one sets the counter back to 0.
         """
         isa = self.isa
-        last, taken = self.numbers.total + isa.clusters - 1, isa.cells(0)
+        last, taken, later = self.numbers.total - 1, isa.cells(0), self.taken[0]
 
         def take() -> None:
-            taken[0] = isa.atomic_add(0, self._number_in_turn)
+            taken[0] = isa.atomic_add(0, lambda: self._number_in_turn() - isa.clusters)
 
-        isa.lane_0(take)
-        number = isa.shuffle(taken[0])
-        isa.lane_0(lambda: isa.store_counter(0, 0), when=number == last)
-        return number
+        isa.lane_0(take, when=later == 1)
+        found = isa.shuffle(taken[0])
+        isa.lane_0(lambda: isa.store_counter(0, 0), when=(later == 1) & (found == last))
+        self.taken[0] = 1
+        return isa.select(later == 1, found + isa.clusters, isa.cluster_id)
 
     def _words_of(self, number: Any, there_is: Any) -> Sequence[Any]:
         return (there_is, *self.numbers.coordinates(number).values())
@@ -383,8 +387,8 @@ class GridTiles(PersistentTiles):
             compiler is told to spare registers for them. None: as many as shared memory, registers and threads allow; of
             kernels with wgmma one, which has all registers. Where several of these share them, none sets its own, so
             accumulators are small. Not with `Role(registers=)`, by which one CTA has all.
-        each: Tiles next to each other that a cluster takes, one after another: with as many slots, a tile is loaded while one
-            before it is computed, and what is loaded once a CTA serves them all.
+        each: Neighbouring tiles that a cluster takes, one after another: with as many slots, the next tile is loaded while a
+            tile is computed, and a load per CTA serves all of them.
 
     Raises:
         InputError: For any other value.

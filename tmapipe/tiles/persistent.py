@@ -45,7 +45,7 @@ class Grouped:
     lower = False
 
     def count(self, rows: Any, columns: Any) -> Any:
-        """How many tiles of such a matrix are numbered."""
+        """How many tiles are numbered of a matrix of so many *rows* and *columns* of tiles."""
         return rows * columns
 
     def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ PASSED = 64  #: cycles: a wait that took no longer has found what it waits for
 ISSUED = 20  #: cycles of an arrival or a commit, at most
 made_of: Any = ops  #: what makes operations, which all take `where`, the source line
 _ARRIVES = ("mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx")
+_COMMITS = {"wgmma_commit": "wgmma", "bulk_commit_group": "bulk"}
 
 
 @attrs.frozen
@@ -207,26 +208,30 @@ class _Cluster:
         slot_read = 0
         for number, slot, clock in zip(row.numbers.tolist(), row.slots.tolist(), row.clocks.tolist(), strict=True):
             place, now = self.places[number], offset + clock
-            node, method = place.node, _method(place)
             if place.computes and now - before > ISSUED:
                 self._add(Step(self.number, agent, None, None, before, before, now, -1, tile))
+                before = now
+            method = _method(place)
             if not method:
                 turn += 1
                 tile = f"tile {turn} of the CTA"
-            elif method in _ARRIVES and slot >= 0:
-                self._arrive(agent, node, slot, max(before, now - ISSUED), now, tile)
-            elif method == "wgmma_commit":
-                groups["wgmma"].append((now, (place.issues, slot_read)))
-            elif method == "bulk_commit_group":
-                groups["bulk"].append((now, (place.issues, slot_read)))
-            elif place.after and method not in _ARRIVES:
-                op = self._wait(agent, node, slot, before, now, tile)
-                if isinstance(op, ops.MbarWait):
-                    slot_read = slot
-                if isinstance(op, (ops.WgmmaWait, ops.BulkWait)):
-                    kind = "wgmma" if isinstance(op, ops.WgmmaWait) else "bulk"
-                    while len(groups[kind]) > op.pending:
-                        self._retired(agent, kind, *groups[kind].pop(0), now)
+            for node in (*place.passed, *([place.node] if place.after else [])):
+                if node.method in _COMMITS:
+                    committed = now if node is place.node else before
+                    groups[_COMMITS[node.method]].append((committed, (place.issues, slot_read)))
+                elif node.method in _ARRIVES:
+                    if slot >= 0:
+                        self._arrive(agent, node, slot, max(before, now - ISSUED), now, tile)
+                else:
+                    ended = now if node is place.node else max(before, now - ISSUED)
+                    op = self._wait(agent, node, slot, before, ended, tile)
+                    if isinstance(op, ops.MbarWait):
+                        slot_read = slot
+                    if isinstance(op, (ops.WgmmaWait, ops.BulkWait)):
+                        kind = "wgmma" if isinstance(op, ops.WgmmaWait) else "bulk"
+                        while len(groups[kind]) > op.pending:
+                            self._retired(agent, kind, *groups[kind].pop(0), ended)
+                    before = ended
             before = now
 
     def _add(self, step: Step) -> int:
@@ -250,8 +255,9 @@ class _Cluster:
             op = made_of.ClusterWait(where=node.where)
         else:
             op = made_of.BarWait(node.args[0].id + slot if node.args else 0, where=node.where)
-        began = now if now - came > PASSED else came
-        number = self._add(Step(self.number, agent, op, facts, came, began, now, -1, tile))
+        if now - came <= PASSED:
+            came = now  # it has found what it waits for, perhaps just now
+        number = self._add(Step(self.number, agent, op, facts, came, now, now, -1, tile))
         if isinstance(op, ops.MbarWait):
             self.waits.setdefault((agent // layout.warps, op.bar), []).append((came, now, number))
         return op
@@ -312,6 +318,7 @@ class _Cluster:
             waited.sort()
         self._number_phases()
         landed = self._land()
+        self._order()
         for (cta, bar), waits in self.waits.items():
             arrivals = self.arrivals.get((cta, bar), [])
             for came, now, number in waits:
@@ -354,6 +361,20 @@ class _Cluster:
                         for now, number in self.arrivals.get((cta, bar), []):
                             phase = bisect.bisect(fills, now) - 1
                             self._count(number, cta, bar, phase, last[phase] == number)
+
+    def _order(self) -> None:
+        """A stamp comes some cycles after its arrival, which is over when a wait for its phase is."""
+        for (cta, bar), waits in self.waits.items():
+            ends: dict[int, float] = {}
+            for _, now, number in waits:
+                phase = self.steps[number].facts
+                ends[phase] = min(now, ends.get(phase, now))
+            for _, number in self.arrivals.get((cta, bar), []):
+                step = self.steps[number]
+                phase = next((each.phase for each in step.facts if (each.cta, each.bar) == (cta, bar)), -1)
+                if step.end > ends.get(phase, step.end):
+                    end = ends[phase]
+                    self.steps[number] = step._replace(came=min(step.came, end), began=min(step.began, end), end=end)
 
     def _count(self, number: int, cta: int, bar: int, phase: int, completed: bool) -> None:
         step = self.steps[number]

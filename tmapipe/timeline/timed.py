@@ -1,5 +1,5 @@
-"""The model with times: who is first takes the next step, and each step takes what the cost model of one multiprocessor
-says."""
+"""The model with times: the agent with the least time takes the next step, and a cost model says how long that
+takes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def cycles_of_wgmma(matmul: Matmul, costs: Costs = H200) -> float:
 
 
 def cycles_of(costs: Costs, layout: Layout, agent: int, op: Any) -> float:
-    """Cycles that a warp spends on one operation, apart from what it waits for."""
+    """Cycles that a warp spends on one operation, without waits."""
     kind = type(op)
     if kind in (ops.GridWait, ops.GridLaunch):
         return 0.0  # no other kernel is looked at

@@ -436,7 +436,7 @@ def trace(schedule: Schedule, bound: Bound, clusters: int | None) -> Trace:
 def timed(
     schedule: Schedule, bound: Bound, clusters: int | None, share: Share, costs: Costs = H200
 ) -> tuple[TimedMachine, Exception | None]:
-    """Runs a call with these tensors on the model with times. Returns it, and what it stopped with.
+    """Runs a call with these tensors on the model with times. Returns the machine, and the error that stopped it, if any.
 
     Args:
         schedule, bound, clusters: As of `trace`.

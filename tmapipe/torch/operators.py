@@ -88,6 +88,14 @@ def eager(*tensors: Any) -> bool:
     return signature(tensors, None) is not None
 
 
+def differentiated(*tensors: torch.Tensor) -> bool:
+    """Whether somebody asks for the gradients of these, which are launched at once otherwise. An autograd.Function costs a
+    tenth of the host time of an operator of torch.library, which traces and transforms of functions need."""
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
+        return False
+    return not torch._C._len_torch_dispatch_stack() and torch._C._functorch.peek_interpreter_stack() is None
+
+
 def where(tensor: Any) -> str | None:
     """Why no kernel runs where a tensor lies, or None."""
     if tensor.is_cuda or (settings.model and tensor.device.type == "cpu"):
@@ -138,6 +146,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x, weight, bias = _cast(x, weight, bias)
     if type(x) in PLAIN and not torch.compiler.is_compiling():
         given = (x, weight) if bias is None else (x, weight, bias)
+        if differentiated(*given):
+            return _Linear.apply(x, weight, bias)
         key = x.shape, weight.shape, len(given)
         for call in _callers.get(key, ()):
             found = call(given, None, {})
@@ -159,6 +169,8 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if torch.is_autocast_enabled(a.device.type):
         a, b = _cast(a, b)
     if type(a) in PLAIN and not torch.compiler.is_compiling():
+        if differentiated(a, b):
+            return _Gemm.apply(a, b)
         for call in _callers.get((a.shape, b.shape), ()):
             found = call((a, b), None, {})
             if found is not None:
@@ -237,6 +249,9 @@ def _product(
     if reason == "float32":
         reason = "float32, as torch allows no tf32"
 
+    if reason is None:
+        reason = _odd_rows(tensors[0], tensors[1], shape[-1], tf32)
+
     def kernel() -> torch.Tensor:
         a, b, *more = tensors
         if tf32:  # of which wgmma loads both along k
@@ -250,6 +265,22 @@ def _product(
 
     found: torch.Tensor = by_kernel(operator, reason, kernel, run)
     return found
+
+
+def _odd_rows(a: torch.Tensor, b: torch.Tensor, n: int, dense: bool) -> str | None:
+    """Why TMA does not load a or b, or store rows of *n* elements, or None. Asked before kernels are compiled and measured.
+    dense: whether a and b are copied where their rows are not contiguous."""
+    for name, x in (("a", a), ("b", b)):
+        steps = x.stride()
+        apart = (*steps[:-2], steps[-2] if steps[-1] == 1 else steps[-1])
+        copied = dense and not x.is_contiguous()
+        if copied:
+            apart = (x.shape[-1],)
+        if x.shape[-1] == 1 or any(step * x.itemsize % 16 for step in apart):
+            return f"{name} has rows that are not whole 16 bytes apart, as TMA needs"
+        if not copied and x.data_ptr() % 16:
+            return f"{name} does not begin at a multiple of 16 bytes, as TMA needs"
+    return "the result has rows that are not whole 16 bytes, as TMA needs" if n * a.itemsize % 16 else None
 
 
 def chosen(problem: Problem, device: torch.device, choice: Callable[..., Gemm], *how: Any) -> Gemm:
@@ -354,6 +385,24 @@ def _gemm_gradients(ctx: Any, grad: torch.Tensor) -> Any:
     grad = _dense(grad)
     wanted = ctx.needs_input_grad
     return gemm(grad, b.mT) if wanted[0] else None, gemm(grad.mT, a.mT) if wanted[1] else None
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        _keep_linear(ctx, (x, weight, bias), None)
+        return linear(x, weight, bias)
+
+    backward = staticmethod(_linear_gradients)
+
+
+class _Gemm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        _keep_gemm(ctx, (a, b), None)
+        return gemm(a, b)
+
+    backward = staticmethod(_gemm_gradients)
 
 
 def _laid_out(x: torch.Tensor) -> torch.Tensor:

@@ -170,7 +170,7 @@ class AutoTuned:
         return dict(found)
 
     def choice(self, *tensors: Any, out: Any = None, **named: Any) -> Choice:
-        """What is taken for these tensors, measured if it has not been.
+        """The choice for these tensors, which is measured now if it has not been.
 
         Args:
             tensors, out, named: As of a call of the schedule.
@@ -185,7 +185,7 @@ class AutoTuned:
         return self.choices[found]
 
     def candidates(self, *tensors: Any, out: Any = None, **named: Any) -> tuple[list[Parameters], dict[int, str]]:
-        """(the parameters that are tried for these tensors, what is wrong with others by number), without a GPU.
+        """The parameters that are tried for these tensors, and, by number, why others are not. Needs no GPU.
 
         Args:
             tensors, out, named: As of a call of the schedule.
@@ -287,7 +287,8 @@ def job_of(
 
 
 def differing(runs: Mapping[int, Run]) -> dict[int, str]:
-    """Of runs that return their outputs, those that fail, or whose outputs are not those of the first that does not."""
+    """The runs that fail, or whose outputs differ from those of the first run that does not fail, with the reason. A run
+    returns its outputs."""
     right: list[Any] | None = None
     wrong = {}
     for number, run in runs.items():
