@@ -347,6 +347,16 @@ class Node:
 
     __slots__ = ("where",)
 
+    @property
+    def test(self) -> Any:
+        """What decides what is executed: the condition of a branch or loop, or its count; None of others."""
+        return getattr(self, "condition", None)
+
+    @property
+    def inside(self) -> list[Any]:
+        """The nodes of its body, or of both arms."""
+        return getattr(self, "body", [])
+
 
 class Call(Node):
     __slots__ = ("args", "method", "named", "ops", "results")
@@ -391,6 +401,10 @@ class For(Node):
     def __init__(self, index: Var, count: Any, carried: list[Any], body: list[Node], where: str | None):
         self.index, self.count, self.carried, self.body, self.where = index, count, carried, body, where
 
+    @property
+    def test(self) -> Any:
+        return self.count
+
 
 class While(Node):
     """iterations: how often it runs where there is no data (`OfModel`), or None."""
@@ -415,6 +429,10 @@ class If(Node):
     def __init__(self, condition: Any, then: list[Node], other: list[Node], phis: Any, lane_0: bool, where: str | None):
         self.condition, self.then, self.other, self.phis, self.lane_0 = condition, then, other, phis, lane_0
         self.where = where
+
+    @property
+    def inside(self) -> list[Any]:
+        return [*self.then, *self.other]
 
 
 class Function:

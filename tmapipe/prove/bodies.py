@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -433,13 +433,6 @@ class Bodies:
                 move = self.move_of(node)
                 found = move is not None and isinstance(move[0], Store) and move[0].reduce is None
             else:
-                found = any(map(self.stores, inside(node)))
+                found = any(map(self.stores, node.inside))
             self._storing[id(node)] = found
         return self._storing[id(node)]
-
-
-def inside(node: Any) -> Iterable[Any]:
-    """The nodes in a node."""
-    if type(node) is If:
-        return (*node.then, *node.other)
-    return node.body if type(node) in (For, While) else ()

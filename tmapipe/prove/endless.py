@@ -13,7 +13,7 @@ import attrs
 from tmapipe.check.findings import Finding
 from tmapipe.model.layout import Kind
 from tmapipe.model.run import lines
-from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.program.expressions import Call, If, While
 from tmapipe.prove.bodies import Bodies, Walk
 from tmapipe.prove.problem import DATA
 from tmapipe.prove.solver import arithmetic, replaced
@@ -45,12 +45,7 @@ def look_at_loops(bodies: Bodies) -> Endings:
 
 def _own(nodes: list[Any]) -> bool:
     """Whether there is a loop that a body asks for, and not an order of tiles."""
-    for node in nodes:
-        if type(node) is If and (_own(node.then) or _own(node.other)):
-            return True
-        if type(node) in (For, While) and (_own(node.body) or (type(node) is While and node.iterations is None)):
-            return True
-    return False
+    return any(_own(node.inside) or (type(node) is While and node.iterations is None) for node in nodes)
 
 
 class _Ends(Walk):

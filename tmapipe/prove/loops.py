@@ -52,6 +52,7 @@ class Relevant:
         self.shared = shared
         self._found: dict[tuple[int, int], set[Sym]] = {}
         self._inside: dict[Expr, set[Sym]] = {}
+        self._of_nodes: dict[Any, set[Sym]] = {}
 
     def of(self, now: Point) -> set[Sym]:
         """Symbols of which conditions that may still come are computed."""
@@ -77,20 +78,16 @@ class Relevant:
         """Symbols of the launch in conditions and counts."""
         key = id(nodes), at
         if key not in self._found:
-            found: set[Sym] = set()
-            for node in nodes[at:]:
-                if type(node) is If:
-                    found |= self._in(node.condition) | self._symbols(node.then, 0) | self._symbols(node.other, 0)
-                elif type(node) is For:
-                    found |= self._in(node.count) | self._symbols(node.body, 0)
-                elif type(node) is While:
-                    found |= self._in(node.condition) | self._symbols(node.body, 0)
-                elif type(node) is Call:
-                    found |= self._in(node.named.get("when", True))
-                    if node.method == "here":
-                        found |= self._in(node.args[0])
-            self._found[key] = found
+            self._found[key] = set().union(*map(self._of_node, nodes[at:]))
         return self._found[key]
+
+    def _of_node(self, node: Any) -> set[Sym]:
+        if type(node) is Call:
+            here = self._in(node.args[0]) if node.method == "here" else set()
+            return self._in(node.named.get("when", True)) | here
+        if node not in self._of_nodes:
+            self._of_nodes[node] = self._in(node.test).union(*map(self._of_node, node.inside))
+        return self._of_nodes[node]
 
     def _in(self, x: Any) -> set[Sym]:
         x = resolve(x)
@@ -332,7 +329,7 @@ class Loops:
             return int(node.method == "read_words")
         if type(node) is If:
             return max(sum(map(self._words, node.then)), sum(map(self._words, node.other)))
-        return sum(map(self._words, getattr(node, "body", ())))
+        return sum(map(self._words, node.inside))
 
     def _is_plain(self, loop: Loop) -> bool:
         """Whether the first iteration is as all others: no decision looks at its number, or at what follows it."""

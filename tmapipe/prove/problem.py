@@ -16,7 +16,7 @@ from tmapipe.errors import PipelineError
 from tmapipe.isa.effects import Access, Proxy, Start, declared, proxy_of
 from tmapipe.model.layout import Layout, Shapes, locate
 from tmapipe.plan.model import Load, Plan, Store
-from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.program.expressions import Call
 from tmapipe.program.trace import operations
 from tmapipe.prove.symbols import Sym, leaf
 
@@ -175,10 +175,7 @@ def _through_async(nodes: list[Any]) -> set[str]:
     """Names of what TMA or wgmma access in some run."""
     found: set[str] = set()
     for node in nodes:
-        if type(node) is If:
-            found |= _through_async(node.then) | _through_async(node.other)
-        elif type(node) in (For, While):
-            found |= _through_async(node.body)
+        found |= _through_async(node.inside)
         for op in node.ops if type(node) is Call else ():
             for effect in declared(type(op)).all(Access) + declared(type(op)).all(Start):
                 if effect.slot and proxy_of(effect.proxy, op) is Proxy.ASYNC:

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 from tmapipe.isa.effects import Kind, declared
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
-from tmapipe.program.expressions import Call, For, If, Let, While, resolve
+from tmapipe.program.expressions import Call, If, Let, resolve
 from tmapipe.protocol.tile import Tile
 from tmapipe.prove.solver import Solver, after, arithmetic, replaced
 from tmapipe.prove.symbols import (
-    LOCAL,
     WITHOUT_OPERATIONS,
     Slice,
     Sym,
     add,
     at_least_0,
     divide,
+    is_silent,
     leaf,
     multiply,
     operands,
@@ -144,17 +144,16 @@ class Shared:
         return self._inert[id(node)]
 
     def _is_inert(self, node: Any) -> bool:
-        kind = type(node)
-        if kind is Let:
+        if type(node) is Let:
             return True
-        if kind is Call:
-            given = not self.decides.isdisjoint(node.results)
-            return not given and (node.method in WITHOUT_OPERATIONS or node.method in LOCAL)
-        if kind is If:
-            given = any(phi in self.decides for phi, _, _ in node.phis)
-            return not given and all(map(self.inert, (*node.then, *node.other)))
-        given = any(each in self.decides for phi, _, _, after in node.carried for each in (phi, after))
-        return not given and all(map(self.inert, node.body))
+        if type(node) is Call:
+            given = node.results
+        elif type(node) is If:
+            given = [phi for phi, _, _ in node.phis]
+        else:
+            given = [each for phi, _, _, after in node.carried for each in (phi, after)]
+        silent = all(map(self.inert, node.inside)) and (type(node) is not Call or is_silent(node))
+        return silent and self.decides.isdisjoint(given)
 
     def carried(self, node: Any) -> list[Any]:
         """What a loop carries that decides something."""
@@ -376,10 +375,7 @@ class Together:
             found: set[str] = set()
             if type(node) is Call:
                 found = {x.name for x in node.args if isinstance(x, Barrier)}
-            elif type(node) is If:
-                found = set().union(*(self._arrays(each) for each in (*node.then, *node.other)))
-            elif type(node) in (For, While):
-                found = set().union(*(self._arrays(each) for each in node.body))
+            found = found.union(*map(self._arrays, node.inside))
             self._names[id(node)] = frozenset(found)
         return self._names[id(node)]
 

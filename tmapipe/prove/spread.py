@@ -43,11 +43,8 @@ def are_apart(program: Any) -> bool:
     while blocks:
         nodes, outermost = blocks.pop()
         for node in nodes:
-            if type(node) is If:
-                blocks += [(node.then, False), (node.other, False)]
-            elif type(node) in (For, While):
-                blocks.append((node.body, False))
-            elif type(node) is Call:
+            blocks.append((node.inside, False))
+            if type(node) is Call:
                 if any(isinstance(x, ClusterExchange) for x in (*node.args, *node.named.values())):
                     return False
                 for op in node.ops:

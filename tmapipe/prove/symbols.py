@@ -13,7 +13,7 @@ from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import SlotRef
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
-from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, resolve
+from tmapipe.program.expressions import Call, Expr, Let, Var, resolve
 
 # ---- symbols ---------------------------------------------------------------------------------------------------------
 #
@@ -384,30 +384,19 @@ class Slice:
 
     def _walk(self, nodes: list[Any]) -> None:
         for node in nodes:
-            kind = type(node)
-            if kind is Let:
+            if type(node) is Let:
                 continue
-            if kind is Call:
+            if type(node) is Call:
                 self._call(node)
-            elif kind is If:
-                test = self._test(node, node.condition)
-                for phi, *values in node.phis:
-                    self._from.setdefault(phi, []).extend((*values, *test))
-                self._walk(node.then)
-                self._walk(node.other)
-            elif kind in (For, While):
-                test = self._test(node, node.count if kind is For else node.condition)
-                for phi, initial, last, after in node.carried:
-                    self._from.setdefault(phi, []).extend((initial, last, *test))
-                    self._from.setdefault(after, []).append(phi)
-                self._walk(node.body)
-
-    def _test(self, node: Any, test: Any) -> tuple[Any, ...]:
-        """The condition or count of *node*, if it decides only what the node gives; empty if it decides what is executed."""
-        if is_silent(node):
-            return (test,)
-        self.decides |= variables(test)
-        return ()
+                continue
+            test = (node.test,) if is_silent(node) else ()  # it decides only what the node gives, or what is executed
+            self.decides |= set() if test else variables(node.test)
+            for phi, *values in getattr(node, "phis", ()):
+                self._from.setdefault(phi, []).extend((*values, *test))
+            for phi, initial, last, after in getattr(node, "carried", ()):
+                self._from.setdefault(phi, []).extend((initial, last, *test))
+                self._from.setdefault(after, []).append(phi)
+            self._walk(node.inside)
 
     def _call(self, node: Call) -> None:
         if node.method in WITHOUT_OPERATIONS:
@@ -438,12 +427,9 @@ def tested(nodes: list[Any]) -> frozenset[Any]:
         for node in blocks.pop():
             if type(node) is Call:
                 todo += [node.args[2]] if node.method == "skip" else []
-            elif type(node) is If:
-                todo.append(node.condition)
-                blocks += [node.then, node.other]
-            elif type(node) in (For, While):
-                todo.append(node.count if type(node) is For else node.condition)
-                blocks.append(node.body)
+            elif type(node) is not Let:
+                todo.append(node.test)
+                blocks.append(node.inside)
     while todo:
         x = resolve(todo.pop())
         if isinstance(x, Expr) and x not in found:
@@ -454,12 +440,9 @@ def tested(nodes: list[Any]) -> frozenset[Any]:
 
 def is_silent(node: Any) -> bool:
     """Whether nothing in a node synchronizes, or can be waited for."""
-    kind = type(node)
-    if kind is Call:
+    if type(node) is Call:
         return node.method in WITHOUT_OPERATIONS or node.method in LOCAL
-    if kind is If:
-        return all(map(is_silent, (*node.then, *node.other)))
-    return kind is Let or all(map(is_silent, node.body))
+    return all(map(is_silent, node.inside))
 
 
 def variables(x: Any) -> set[Any]:
