@@ -252,8 +252,8 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "Copy, by threads",
         lambda: CopyRuns(((9000, 1),), ((30, 11), (600, 41)), 2, (5, 1), (2, 2), (6, 2, 4)),
-        lambda: CopyRuns((), ((5, 2),), 2, (1, 0), (1, 2), (4, 1, 1)),
-        ((1, 1, {"w": 200}),),
+        lambda: CopyRuns((), ((5, 2),), 2, (1, 0), (1, 2), (2, 2, 2)),
+        ((1, 1, {"w": 400}), (2, 1, {"w": 400})),
     ),
     Registered(
         "Reduce",
