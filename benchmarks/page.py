@@ -144,6 +144,17 @@ def parts_removed() -> str:
     return table(["M x N x K, TFLOP/s", "schedule", *kinds, "of the ceiling"], body, source)
 
 
+def byproducts() -> str:
+    """Sums beside GEMMs, and products of a matrix with its transpose: speeds by variant."""
+    rows, source = rows_of("byproducts")
+    found: dict[str, list[float]] = {}
+    for r in rows:
+        if "fraction_of_plain" in r:
+            found.setdefault(r["variant"], []).append(r["fraction_of_plain"])
+    body = [[name, len(each), f"{mean(each):.3f}", f"{min(each):.3f}"] for name, each in found.items()]
+    return table(["of the plain GEMM; of torch.mm for x x^T", "problems", "mean", "least"], body, source)
+
+
 def _rested(row: dict[str, Any]) -> bool:
     return row.get("mode", "rested") == "rested"
 
@@ -305,6 +316,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "epilogue": lambda: beside_peers("epilogue", "us", "microseconds", _rested, 1),
     "programs": lambda: beside_peers("programs", "us", "microseconds", _rested),
     "grouped": lambda: beside_peers("grouped", "tflops", "M x N x K / groups, TFLOP/s", _rested),
+    "byproducts": byproducts,
     "rows": lambda: drawn("rows_fresh", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}),
     "row-kernels": lambda: beside_peers("rows_kernels", "gbps", "GB/s"),
     "copy": lambda: beside_peers("copy", "gbps", "GB/s", _rested),
