@@ -3,9 +3,9 @@
 python -m benchmarks.dequant --seed 0x1234abcd                twelve problems; the seed is that of the measured commit
 python -m benchmarks.dequant --seed 0x1234abcd --append       those that are left
 
-A problem has up to 16 rows, where it is bound by reading the weights, or some hundreds to thousands. A few forms of
-`DequantGemm` are measured for each, all in one process on the same data, in random order, rested. Each result is compared with
-the product in float64 on random rows and columns, and a second launch must make the same bits.
+A problem has up to 16 rows, where it is bound by reading the weights, or some hundreds to thousands. The form that
+`DequantGemm.of` chooses and a few others are measured for each, all in one process on the same data, in random order, rested.
+Each result is compared with the product in float64 on random rows and columns, and a second launch must make the same bits.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from benchmarks.random_problems import log_uniform
 from benchmarks.results import OURS, Results, print_table
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.schedules import DequantGemm
+from tmapipe.schedules.dequant import ranked
 from tmapipe.tiles import SplitKTiles
 from tmapipe.tuning.compiling import compile_each, ready
 from tmapipe.tuning.cost import rested
@@ -43,8 +44,7 @@ KINDS = (
     ("uint4", 128, True),
 )
 FEW = 16  # rows of every third problem, at most
-MULTIPROCESSORS, MOST_PARTS, LEAST_STEPS = 132, 16, 4  # of a GPU; of k, each of at least so many k-tiles
-LARGE = (((256, 128, 64), (1, 2)), ((256, 128, 64), (2, 1)), ((192, 128, 64), (1, 2)), ((128, 128, 64), (1, 2)))
+MOST, CHOSEN = 5, " chosen"  # forms of a problem; that of `DequantGemm.of`
 
 
 @attrs.frozen
@@ -77,20 +77,18 @@ def drawn(seed: int, count: int = COUNT) -> list[Quantized]:
 
 def forms(problem: Quantized) -> dict[str, Callable[[], DequantGemm]]:
     """What makes the forms that are measured, by name."""
-    options = {"group": problem.group, "zeros": problem.zeros}
     found: dict[str, Callable[[], DequantGemm]] = {}
-    few = problem.m <= 64
-    rows = max(16, ceil_div(problem.m, 8) * 8)
-    for tile, cluster in [((rows, n, k), (1, 1)) for n in (64, 128) for k in (64, 128)] if few else LARGE:
-        if problem.group and problem.group % tile[2]:
-            continue
-        name = f"{'x'.join(map(str, tile))} {'x'.join(map(str, cluster))}"
-        found[name] = functools.partial(DequantGemm, problem.weights, tile, cluster, **options)
-        tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1])
-        parts = min(MOST_PARTS, MULTIPROCESSORS // tiles, problem.k // (LEAST_STEPS * tile[2]))
-        if not problem.group and not problem.zeros and parts > 1:
-            found[f"{name} parts {parts}"] = functools.partial(
-                DequantGemm, problem.weights, tile, cluster, tiles=SplitKTiles(parts)
+    kinds = set()
+    for tile, cluster, parts in ranked(
+        (problem.m, problem.n, problem.k), problem.weights, problem.group, problem.zeros
+    ):
+        kind = tile[1:] if problem.m <= FEW else (ceil_div(problem.m, tile[0]), tile[1])
+        if kind not in kinds and len(kinds) < MOST:
+            kinds.add(kind)
+            name = f"{'x'.join(map(str, tile))} {'x'.join(map(str, cluster))} parts {parts}{'' if found else CHOSEN}"
+            more: dict[str, Any] = {"tiles": SplitKTiles(parts)} if parts > 1 else {}
+            found[name] = functools.partial(
+                DequantGemm, problem.weights, tile, cluster, group=problem.group, zeros=problem.zeros, **more
             )
     return found
 
@@ -164,20 +162,24 @@ def measure(
 
 def report(rows: list[dict[str, Any]]) -> None:
     """The best form of each problem beside cuBLAS, and geometric means for few rows and for many."""
-    body, ratios = [], dict[bool, list[float]]()
+    body, ratios = [], dict[tuple[bool, str], list[float]]()
     for name in dict.fromkeys(row["problem"] for row in rows):
         mine = sorted((r for r in rows if r["problem"] == name and r["peer"] == OURS), key=lambda r: r["us"])
         theirs = min((r["us"] for r in rows if r["problem"] == name and r["peer"] != OURS), default=math.nan)
         if mine:
-            ratio = theirs / mine[0]["us"]
-            ratios.setdefault(int(name.split("x")[0]) <= FEW, []).append(ratio)
-            body.append([name, f"{theirs:.1f}", f"{mine[0]['us']:.1f}", mine[0]["variant"], f"{ratio:.3f}"])
-    print_table(body, ["problem", "cuBLAS bf16, us", "best, us", "form", "speed, of cuBLAS's"], "weights of few bits")
-    for few, found in ratios.items():
+            chosen = [row for row in mine if row["variant"].endswith(CHOSEN)]
+            for how, rows_of in (("chosen", chosen), ("best", mine)):
+                if rows_of:
+                    key = int(name.split("x")[0]) <= FEW, how
+                    ratios.setdefault(key, []).append(theirs / rows_of[0]["us"])
+            of_chosen = f"{theirs / chosen[0]['us']:.3f}" if chosen else ""
+            best = [f"{mine[0]['us']:.1f}", mine[0]["variant"], f"{theirs / mine[0]['us']:.3f}"]
+            body.append([name, f"{theirs:.1f}", of_chosen, *best])
+    print_table(body, ["problem", "cuBLAS bf16, us", "chosen", "best, us", "form", "best"], "speed, of cuBLAS's")
+    for (few, how), found in sorted(ratios.items()):
         mean = math.exp(statistics.fmean(map(math.log, found)))
-        print(
-            f"{'up to' if few else 'more than'} {FEW} rows: {len(found)} problems, {mean:.3f}, least {min(found):.3f}"
-        )
+        rows_are = f"{'up to' if few else 'more than'} {FEW} rows, {how}"
+        print(f"{rows_are}: {len(found)} problems, {mean:.3f}, least {min(found):.3f}")
 
 
 def main(argv: list[str] | None = None) -> int:

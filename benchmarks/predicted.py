@@ -1,7 +1,8 @@
 """Cycle times of steady states: as the model's costs predict them, and as stamps in the kernel measure them.
 
 python -m benchmarks.predicted                 measures on the GPU, predicts on the model; suite `predicted`
-python -m benchmarks.predicted --model         predicts only, beside what the committed file has measured; needs no GPU
+python -m benchmarks.predicted --measure       measures only
+python -m benchmarks.predicted --model         predicts again, beside what the file has measured; needs no GPU
 python -m benchmarks.predicted --only Gemm     some schedules
 python -m benchmarks.predicted --compile       compiles all kernels, in as many processes as there are cores; needs no GPU
 
@@ -248,9 +249,28 @@ def _compiled(number: int) -> str:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
+def _measure(results: Results, wanted: list[Case], folder: Path, file: Path | None) -> None:
+    """Adds a row for each case that could be measured, and writes them to *folder*. file: for what each place took."""
+    from tmapipe.gpu.launch import CudaClock
+
+    clock, raw = CudaClock(), dict[str, Any]()
+    for case in wanted:
+        try:
+            found = measure(case, clock, raw)
+        except Exception as error:  # the others are still of use
+            print(f"{case.kind}: {case.name}: {type(error).__name__}: {error}")
+            continue
+        kind = {"dtype": case.dtype, "peer": OURS, "fitted": int(case.fitted)}
+        results.add(problem=case.kind, variant=case.name, **kind, **found)
+        results.write(folder)
+        if file is not None:
+            file.write_text(json.dumps(raw))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="store_true", help="predict only")
+    parser.add_argument("--measure", action="store_true", help="measure only")
     parser.add_argument("--compile", action="store_true", help="compile only")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--raw", type=Path, help="a file for what each place of the kernels took")
@@ -263,33 +283,22 @@ def main(argv: list[str] | None = None) -> int:
                 if not said.endswith("[0, 0]"):
                     print(said)
         return 0
-    known: dict[tuple[str, str], dict[str, Any]] = {}
-    gpu = "none" if args.model else gpu_of("predicted")
-    if not gpu:
-        return 2
+    folder = args.out or RESULTS.parent
     if args.model:
-        known = {(row["problem"], row["variant"]): row for row in read(RESULTS)["rows"]} if RESULTS.exists() else {}
+        results = Results(**read(folder / "predicted.json"))
     else:
-        from tmapipe.gpu.launch import CudaClock
-
-        clock, raw = CudaClock(), dict[str, Any]()
-        for _, case in wanted:
-            try:
-                known[case.kind, case.name] = measure(case, clock, raw)
-            except Exception as error:  # the others are still of use
-                print(f"{case.kind}: {case.name}: {type(error).__name__}: {error}")
-            if args.raw:
-                args.raw.write_text(json.dumps(raw))
-    results = Results("predicted", gpu)
-    for _, case in wanted:
-        cycles, found = predict(case), known.get((case.kind, case.name), {})
-        more: dict[str, Any] = {name: found.get(name) for name in ("measured", "spread", "ghz", "us", "slower")}
-        if found.get("measured"):
-            more["off"] = cycles / found["measured"] - 1
-        more |= {"fitted": int(case.fitted), "predicted": cycles}
-        results.add(problem=case.kind, dtype=case.dtype, peer=OURS, variant=case.name, **more)
-    if not args.model:
-        results.write(args.out)
+        gpu = gpu_of("predicted")
+        if not gpu:
+            return 2
+        results = Results("predicted", gpu)
+        _measure(results, [case for _, case in wanted], folder, args.raw)
+    if not args.measure:
+        names = {(case.kind, case.name): case for _, case in wanted}
+        for row in results.rows:
+            if case := names.get((row["problem"], row["variant"])):
+                row["predicted"] = round(predict(case), 1)
+                row["off"] = round(row["predicted"] / row["measured"] - 1, 4)
+        results.write(folder)
     shown = ("problem", "variant", "fitted", "predicted", "measured", "off", "spread", "ghz", "us", "slower")
     print_table([[row.get(name) for name in shown] for row in results.rows], shown)
     return 0

@@ -35,6 +35,7 @@ from tmapipe.schedules import Copy, CrossEntropyBackward, Cumsum, LayerNormBackw
 BYTES = 128 << 20
 SMALL = 1 << 14  # bytes, on the CPU model
 LENGTHS, COPIES, PRODUCTS = 12, 40, 20
+WHOLE = 16 << 30  # bytes of a tensor of which a slice is copied, at most
 LARGEST = 65536  # elements of rows of gradients of norms, whose fragments all lie in registers
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -218,8 +219,13 @@ def copies_drawn(seed: int, bytes_: int = BYTES) -> list[Case]:
         shares = [b - a for a, b in zip([0.0, *cuts], [*cuts, 1.0], strict=True)]
         shape = [max(1, round(elements**share)) for share in shares]
         shape[-1] = max(shape[-1], rng.randint(17, 99))
-        shape[0] = max(1, round(elements / math.prod(shape[1:])))
+        longest = max(range(max(1, rank - 1)), key=lambda i: shape[i])
+        for i in (0, longest):
+            shape[i] = max(1, round(elements * shape[i] / math.prod(shape)))
         around = [rng.choice((0, 0, rng.randint(1, 40))) for _ in shape]
+        for j in range(rank):  # a GPU has room for the whole and three results
+            many = math.prod(n + more for n, more in zip(shape, around, strict=True))
+            around[j] = around[j] if many * size <= WHOLE else 0
         begin = [rng.randint(0, more) for more in around]
         make = functools.partial(copies, shape, begin, around, dtype, bytes_)
         where = f" of {' x '.join(str(n + more) for n, more in zip(shape, around, strict=True))}" if any(around) else ""

@@ -190,8 +190,7 @@ def products(m: int, short: int, heads: int) -> list[Case]:
         return {name: tp.schedules.Gemm(cluster=cluster) for name, cluster in clusters.items()}
 
     def turns() -> dict[str, Any]:
-        made = page(8)
-        return {"PingPong": made.PingPong(), "NoTurn": made.NoTurn(), "Gemm of page 7": page(7).Gemm()}
+        return {"PingPong": page(8).PingPong(), "Gemm of page 7": page(7).Gemm()}
 
     long, little, scores = 2.0 * m * m * m, 2.0 * m * m * short, 4.0 * heads * m * m * 64
     makes = {

@@ -389,7 +389,10 @@ DEQUANTIZED = {
         READY_MADE["DequantGemm, int4 in groups"], {}, {"l": 1, "m": 100, "n": 264, "k": 320, "bytes": 160, "g": 3}
     ),
 }
-PIECES = {  # tiles that several CTAs compute, or that are stored twice
+PIECES = {  # tiles that several CTAs compute, or that are stored twice, or that others read too
+    "gemm, sums of an operand": Kernel(
+        READY_MADE["Gemm, sums of an operand"], {}, {"l": 1, "m": 130, "n": 136, "k": 136}
+    ),
     "symmetric gemm": Kernel(READY_MADE["SymmetricGemm"], {}, {"l": 1, "m": 264, "n": 264, "k": 72}),
     "cluster splitk, several clusters a tile": Kernel(
         lambda: S.ClusterSplitK(4, (128, 96, 64), 2, tiles=tp.tiles.SplitKTiles(3)),

@@ -1,12 +1,15 @@
 """Which values of the accumulator each stored sum is made of, by the emitted PTX executed in all lanes of a warp."""
 
 import re
+import types
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from tests.emit.kernels import EPILOGUES, built, swept
 from tests.oracle.ptx_execution import BASE, Execution, Launch
+from tmapipe.gpu import sums
 from tmapipe.protocol.stores import pieces
 
 NAMES = [name for name in swept(EPILOGUES) if "sums" in name]
@@ -105,3 +108,21 @@ def test_each_value_inside_is_counted_once(name):
 @pytest.mark.parametrize("name", [name for name in swept(EPILOGUES) if "sums" in name or "reduced" in name])
 def test_no_spills(name):
     assert built(name).compiled.resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("width", [8, 24, 32, 40, 64])
+def test_lanes_share_out_their_columns(width, monkeypatch):
+    """Of arrays with a number for each lane: each column's sum is with some lane, where it says that it is."""
+    lane = np.arange(32)
+    monkeypatch.setattr(sums, "Float32", lambda x: x)
+    monkeypatch.setattr(sums, "cutlass", types.SimpleNamespace(select_=np.where))
+    shuffled = types.SimpleNamespace(shuffle_sync_bfly=lambda values, distance: values[lane ^ distance])
+    monkeypatch.setattr(sums, "cute", types.SimpleNamespace(arch=shuffled))
+    own = np.random.default_rng(width).integers(-8, 8, (width // 4, 32))
+    first, found = sums.columns_over_lanes(lane, list(own))
+    want, got = np.zeros(width), np.full(width, np.nan)
+    for i, values in enumerate(own):
+        np.add.at(want, 8 * (i // 2) + i % 2 + 2 * (lane % 4), values)
+    for column, total in found.items():
+        got[first + column] = total
+    assert (got == want).all()

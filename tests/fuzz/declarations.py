@@ -42,7 +42,8 @@ NEEDED: dict[Any, dict[str, Any]] = {
     tp.tiles.GroupedTiles, tp.tiles.Grouped, tp.tiles.Snake,
     tp.tiles.Columns, tp.tiles.Hilbert, tp.mainloop.Cooperative, tp.mainloop.PingPong, E.Epilogue, E.Matrix, E.PerBatch,
     E.PerColumn, tp.tiles.Triangle,
-    E.PerRow, E.Scalar, E.Output, E.RowSum, E.ColumnSum, S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.Copy, S.AddParts,
+    E.PerRow, E.Scalar, E.Output, E.RowSum, E.ColumnSum, E.OperandSum,
+    S.Gemm, S.PingPong, S.GatedGemm, S.GroupedGemm, S.Copy, S.AddParts,
 )}  # fmt: skip
 
 

@@ -60,6 +60,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "ClusterSplitK": (S.ClusterSplitK, {"parts": 2}),
     "DequantGemm": (S.DequantGemm, {}),
     "SymmetricGemm": (S.SymmetricGemm, {}),
+    "OperandSum": (E.OperandSum, {}),
     "Triangle": (tp.tiles.Triangle, {}),
     "Conv": (S.Conv, {"windows": tp.Windows((3, 3))}),
     "FinishParts": (S.FinishParts, {"epilogue": E.Epilogue()}),

@@ -124,3 +124,17 @@ def test_without_k():
     d, rows, columns = S.Gemm(epilogue=E.Epilogue(squares, outputs=KINDS))(a, b)
     assert (d == 1).all() and (rows == 24).all() and (columns == 40).all()
     assert rows.is_cuda and rows.shape == (40,) and columns.shape == (24,)
+
+
+@pytest.mark.parametrize("shape", [(1000, 264, 200), (4096, 2048, 1024)])
+@pytest.mark.parametrize("over", ["k", "m"])
+def test_sums_of_an_operand(shape, over):
+    """The same bits each time, and d as without them."""
+    m, n, k = shape
+    a, b = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+    sums = {"sums": tp.epilogue.OperandSum(over, lambda x: x * x)}
+    gemm = tp.schedules.Gemm(cluster=(1, 1), a=tp.Operand(sums=sums))
+    d, found = gemm(a, b)
+    assert torch.equal(d, tp.schedules.Gemm(cluster=(1, 1))(a, b))
+    torch.testing.assert_close(found, a.double().square().sum(1 if over == "k" else 0).float(), rtol=1e-5, atol=1e-4)
+    assert all(torch.equal(gemm(a, b)[1], found) for _ in range(3))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tmapipe.base.tma_rules import Windows
-from tmapipe.epilogue import Epilogue, Matrix
+from tmapipe.epilogue import Epilogue, Matrix, OperandSum
 from tmapipe.math import relu
 from tmapipe.schedule import Schedule
 from tmapipe.schedules import (
@@ -81,6 +81,7 @@ def _weighted(x: Any, column: Any, row: Any) -> Any:
     return relu(x) * column + row
 
 
+SUMS = {"sums": OperandSum("k")}
 RESIDUAL = Epilogue(_added, operands={"c": Matrix()}, stages=1)
 
 
@@ -146,9 +147,15 @@ REGISTRY: tuple[Registered, ...] = (
         "GatedGemm", GatedGemm, lambda: GatedGemm((64, 64, 16), (1, 1), 2, epilogue=ONE), ((1, 1, {}), (2, 2, {}))
     ),
     Registered(
+        "Gemm, sums of an operand",
+        lambda: Gemm((64, 128, 64), (1, 1), 3, a=Operand(sums=SUMS)),
+        lambda: Gemm((64, 64, 16), (1, 1), 2, a=Operand(sums=SUMS), epilogue=ONE),
+        ((1, 1, {}), (2, 2, {})),
+    ),
+    Registered(
         "SymmetricGemm",
-        lambda: SymmetricGemm((64, 128, 64), (2, 1), 3),
-        lambda: SymmetricGemm((64, 64, 16), (1, 1), 2, epilogue=ONE),
+        lambda: SymmetricGemm((64, 128, 64), (2, 1), 3, mainloop=Cooperative()),
+        lambda: SymmetricGemm((64, 64, 16), (1, 1), 2, mainloop=Cooperative(), epilogue=ONE),
         ((1, 1, {}), (3, 2, {})),
     ),
     Registered(
@@ -245,8 +252,8 @@ REGISTRY: tuple[Registered, ...] = (
     Registered(
         "Copy, by threads",
         lambda: CopyRuns(((9000, 1),), ((30, 11), (600, 41)), 2, (5, 1), (2, 2), (6, 2, 4)),
-        lambda: CopyRuns((), ((5, 2),), 2, (1, 0), (1, 2), (4, 1, 1)),
-        ((1, 1, {"w": 200}),),
+        lambda: CopyRuns((), ((5, 2),), 2, (1, 0), (1, 2), (2, 2, 2)),
+        ((1, 1, {"w": 400}), (2, 1, {"w": 400})),
     ),
     Registered(
         "Reduce",

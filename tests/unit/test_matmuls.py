@@ -324,4 +324,5 @@ def test_warpgroups_in_turn():
 def test_a_matmul_with_an_operand_from_registers_is_started():
     pv = FromRegisters.pv
     assert pv.in_flight == 0 and repr(pv).count("in_flight") == repr(pv.a).count("in_flight")
-    refused(tp.Wgmma, pv.a, pv.b, in_flight=1, argument="in_flight", rule="0 where a comes from registers")
+    assert tp.Wgmma(pv.a, pv.b, in_flight=1).in_flight == 1
+    refused(tp.Wgmma, pv.a, pv.b, in_flight=-1, argument="in_flight", rule="0 or more")

@@ -71,7 +71,11 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
             given[name] = _make_output(name, store, extents, like, parts[first_load].dims, first_load)
             made.append(name)
         check_kind(name, given[name])
-        shapes[name], strides[name] = _padded(name, given[name], store.dims, tuple(store.folded.values()))
+        lacking = (
+            parts[first_load].dims[: len(parts[first_load].dims) - like.ndim] if first_load and like is not None else ()
+        )
+        folded = tuple(store.folded.values())
+        shapes[name], strides[name] = _padded(name, given[name], store.dims, folded, lacking)
         _note_extents(name, store.dims, shapes[name], extents)  # which later stores may derive theirs from
     _relate(declared.relations, extents)
     given = {name: given[name] for name in declared.arguments}
@@ -206,14 +210,15 @@ def is_contiguous(tensor: Any) -> bool:
 
 
 def _padded(
-    name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, ...] = ()
+    name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, ...] = (), lacking: tuple[str, ...] = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tensor's shape and strides (elements), with leading dimensions that it lacks: the *folded* extents, then 1s. Raises
-    `InputError` if it has too many or few."""
+    `InputError` if it has too many or few. A vector lacks those alone that the first input lacks, too (*lacking*)."""
     shape, strides = tuple(int(extent) for extent in tensor.shape), _strides(tensor)
     most = len(dims) - len(folded)
     missing = most - len(shape)
-    if missing < 0 or (missing > 0 and len(shape) < 2 <= most):
+    alike = bool(lacking) and dims[len(folded) :][:missing] == lacking
+    if missing < 0 or (missing > 0 and len(shape) < 2 <= most and not alike):
         own = " ".join(dims[len(folded) :])
         fix = f"pass a tensor of rank {most}" + (f", or of 2 to {most - 1} without the first ones" if most > 2 else "")
         raise InputError(f"{name}.shape", shape, f"has the dimensions {own}", fix)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tmapipe.check.findings import FindingLog, Step
-from tmapipe.check.phases import Clock, Clocks, Key, Known, Rules, knows
+from tmapipe.check.phases import Clock, Clocks, FactName, Known, Rules, knows
 from tmapipe.check.slots import Waits
 from tmapipe.isa.effects import Kind as OperandKind
 from tmapipe.isa.effects import Scope, Start, declared
@@ -54,7 +54,7 @@ class Lifetimes(Rules):
         self.counted: dict[tuple[int, str, int], Step] = {}
         self.waiters = _waiters(self.layout)
 
-    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
         for key, (step, _) in self.reached.items():
             yield key, ((step.agent, step.time),)
         for (bar, *what), step in self.counted.items():
@@ -349,7 +349,7 @@ class Results(Rules):
         """All warps come to their next output tile, whose places are others."""
         self.stored, self.loaded = {}, {}
 
-    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
         for (tensor, agent, _), stored in self.stored.items():
             key, written = ("result", tensor, agent), self._written(agent, stored)
             if not written:

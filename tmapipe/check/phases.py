@@ -123,7 +123,7 @@ class Clocks:
 # What the rules of the linear check have in common: clocks, a log, and that what they hold of a run can be copied.
 
 
-Key = tuple[Any, ...]  # the name of a fact
+FactName = tuple[Any, ...]  # the name of a fact
 
 
 class Rules:
@@ -146,7 +146,7 @@ class Rules:
             setattr(other, name, {})
         return other
 
-    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
         """What later operations are checked against, each fact with what tells it. Nothing is in flight."""
         raise NotImplementedError
 
@@ -241,7 +241,7 @@ class Phases(Rules):
             phase.of = self.own
         return phase
 
-    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
         for bar, number in enumerate(state.phase):
             last, last_but_one = (((self.clocks.phases + bar, number - i),) for i in range(2))
             yield ("bar", bar, "last"), last
@@ -421,7 +421,7 @@ class Barriers(Rules):
             if before is not None and not latest.complete:
                 yield (which, "before"), before
 
-    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
         for key, generation in self.recent():
             for agent, time in generation.by.items():
                 yield ("barrier", *key, agent), ((agent, time),)

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tmapipe.check.findings import FindingLog, Step
-from tmapipe.check.phases import Clock, Clocks, Key, Known, Rules, knows
+from tmapipe.check.phases import Clock, Clocks, FactName, Known, Rules, knows
 from tmapipe.isa import effects
 from tmapipe.isa.effects import Group, Proxy, proxy_of
 from tmapipe.isa.ops import Flight, TmaLoadThrough
@@ -54,7 +54,7 @@ def part_of(effect: effects.Access, op: Any) -> Part:
     return (getattr(op, effect.cut), getattr(op, effect.part), getattr(op, effect.parts)) if effect.parts else WHOLE
 
 
-class Access:
+class SlotAccess:
     """One access to a slot.
 
     kind: one of the above; agent, time: the warp that made or issued it, and when; part: of the slot; slot: its number in the
@@ -108,7 +108,7 @@ class Waits:
 # The report of two unordered accesses: their agents, the bytes, the missing order, and the fix.
 
 
-def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: int, other: int) -> None:
+def report_race(slots: Slots, kind: Kind, before: SlotAccess, access: SlotAccess, slot: int, other: int) -> None:
     """Reports that *access*, to the slot at flat index *slot*, conflicts with *before*, to the slot at *other* (the same, or
     aliased).
     """
@@ -126,7 +126,7 @@ def report_race(slots: Slots, kind: Kind, before: Access, access: Access, slot: 
 
 
 def _texts(
-    slots: Slots, kind: Kind, before: Access, access: Access, second: str, first: str, owner: Step | None
+    slots: Slots, kind: Kind, before: SlotAccess, access: SlotAccess, second: str, first: str, owner: Step | None
 ) -> tuple[str, str, Step]:
     """What happens, what to change, and at which step."""
     layout, clocks = slots.layout, slots.clocks
@@ -186,7 +186,7 @@ def _texts(
     return text, f"let {role} {fix}", before.step
 
 
-def _does(layout: Layout, access: Access) -> str:
+def _does(layout: Layout, access: SlotAccess) -> str:
     through = access.kind == SEND and isinstance(access.step.op, TmaLoadThrough)
     says = "a TMA load issued by {who} reads" if through else DOES[access.kind]
     return says.format(who=who(layout, access.agent))
@@ -208,20 +208,20 @@ def _ordered(layout: Layout, first: int, second: int, array: str) -> str:
     return f"let {role} call k.sync() between the two"
 
 
-def _lacks_fence(slots: Slots, before: Access, access: Access) -> bool:
+def _lacks_fence(slots: Slots, before: SlotAccess, access: SlotAccess) -> bool:
     """Whether *access* goes through the async proxy, and *before*, by threads, has not been fenced by its warp so far."""
     fenced = slots.clocks.fence[before.agent] >= before.time
     return before.kind in THREADS and access.kind not in (*THREADS, COPY) and not fenced
 
 
-def _end(slots: Slots, before: Access) -> Step | None:
+def _end(slots: Slots, before: SlotAccess) -> Step | None:
     """The wait that ended *before*, a store, if there was one, for the timeline."""
     if before.kind != STORE:
         return None
     return slots.bulk_waits[before.agent].first(before.number)
 
 
-def _foreign_wait(slots: Slots, before: Access, access: Access) -> Step | None:
+def _foreign_wait(slots: Slots, before: SlotAccess, access: SlotAccess) -> Step | None:
     """A wait for bulk groups after the store and before the access, by a warp that has no groups of its own."""
     clock: Any = slots.clocks.of[access.agent]
     for agent in slots.layout.cta_warps(slots.layout.cta_of(before.agent)):
@@ -256,8 +256,8 @@ class Slots(Rules):
     def __init__(self, clocks: Clocks, log: FindingLog):
         super().__init__(clocks, log)
         layout = log.layout
-        self.history: list[dict[Part, dict[Any, Access]]] = [{} for _ in range(layout.ctas * layout.nslots)]
-        self.flights: dict[Flight, list[Access]] = {}
+        self.history: list[dict[Part, dict[Any, SlotAccess]]] = [{} for _ in range(layout.ctas * layout.nslots)]
+        self.flights: dict[Flight, list[SlotAccess]] = {}
         self.bulk_waits = [Waits() for _ in range(layout.agents)]
         self.mma_waits = [Waits() for _ in range(layout.agents)]
         self.mma_issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, serial) -> what its four issues have executed
@@ -272,12 +272,12 @@ class Slots(Rules):
         other.history = [{part: dict(known) for part, known in history.items()} for history in self.history]
         return other
 
-    def facts(self, state: State) -> Iterator[tuple[Key, Known]]:
+    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
         for slot, history in enumerate(self.history):
             for access in (access for known in history.values() for access in known.values()):
                 ends = self._ends(access) if access.kind in (STORE, MMA) else {}
                 by = access.bar if access.kind in COUNTED else next(iter(ends), access.agent)
-                key: Key = ("slot", slot, access.kind, access.part, by)
+                key: FactName = ("slot", slot, access.kind, access.part, by)
                 yield key, _known_by_waits(ends) if ends else self.over(access)
                 if access.kind in GENERIC:
                     yield (*key, "fenced"), self.fenced(access)
@@ -299,7 +299,7 @@ class Slots(Rules):
             self.async_slots.add(slot)
         kind = (THREADS if proxy is Proxy.GENERIC else RAW)[effect.write]
         part = part_of(effect, op)
-        access = Access(kind, part, step, slot)
+        access = SlotAccess(kind, part, step, slot)
         cta = getattr(op, effect.mask).bit_length() - 1 if effect.mask else self.layout.cta_of(agent)
         self._access(cta, access, agent)
         return proxy
@@ -316,7 +316,7 @@ class Slots(Rules):
         shares = getattr(op, effect.shares) if effect.shares else 1
         part = ("shares", getattr(op, effect.share), shares) if shares > 1 else WHOLE
         for flight in flights:
-            access = Access(kind, part, step, slot)
+            access = SlotAccess(kind, part, step, slot)
             if kind == MMA:
                 access.number, by = flight.serial, flight.issuer
                 self._issue(agent, flight)
@@ -383,7 +383,7 @@ class Slots(Rules):
 
     # ---- the rule -------------------------------------------------------------------------------------------------
 
-    def _access(self, cta: int, access: Access, by: int) -> None:
+    def _access(self, cta: int, access: SlotAccess, by: int) -> None:
         """An access to a slot of *cta*. by: the agent that makes accesses of this kind one after another; the last of them is
         kept."""
         layout, slot = self.layout, access.slot
@@ -407,7 +407,7 @@ class Slots(Rules):
                     del known[of]
         self.history[base + slot].setdefault(access.part, {})[access.kind, by] = access
 
-    def order(self, before: Access, access: Access, clock: Clock) -> Kind | None:
+    def order(self, before: SlotAccess, access: SlotAccess, clock: Clock) -> Kind | None:
         """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""
         if before.agent == access.agent and before.kind not in (STORE, MMA, *COUNTED):
             same = before.part == access.part and before.slot == access.slot and access.kind in THREADS
@@ -418,7 +418,7 @@ class Slots(Rules):
         crossing = before.kind in GENERIC and access.kind not in GENERIC
         return Kind.PROXY if crossing and not knows(clock, self.fenced(before)) else None
 
-    def over(self, access: Access) -> Known:
+    def over(self, access: SlotAccess) -> Known:
         """What tells that an access is over."""
         if access.kind in COUNTED:
             return () if access.number is None else ((self.clocks.phases + access.bar, access.number + 1),)
@@ -426,13 +426,13 @@ class Slots(Rules):
             return _known_by_waits(self._ends(access))
         return ((self.clocks.published + access.agent, access.time),)
 
-    def fenced(self, access: Access) -> Known:
+    def fenced(self, access: SlotAccess) -> Known:
         """What tells that a proxy fence came after an access by threads, or by their copies."""
         if access.kind == COPY:
             return () if access.number is None else ((self.clocks.handed_on + access.bar, access.number + 1),)
         return ((self.clocks.fenced + access.agent, access.time),)
 
-    def _ends(self, access: Access) -> dict[int, Step | None]:
+    def _ends(self, access: SlotAccess) -> dict[int, Step | None]:
         """By warp, the wait that ended a store, or a wgmma: the wait of any of the warpgroup's four warps."""
         if access.kind == STORE:
             return {access.agent: self.bulk_waits[access.agent].first(access.number)}

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tmapipe.barrier import Role
 from tmapipe.base.arithmetic import DType, ceil_div, fp32, total
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.epilogue.operands import (
@@ -25,16 +26,17 @@ from tmapipe.epilogue.operands import (
     columns_of,
 )
 from tmapipe.errors import NOTHING, InputError, frozen, must, optional
-from tmapipe.isa.fragment import Fragment, applied
+from tmapipe.isa.fragment import Fragment, applied, combine
 from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.plan.model import Store
 from tmapipe.protocol.stores import BoundStore, Piece
 from tmapipe.protocol.tile import stands_for
-from tmapipe.stage import optional_hint
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.stage import TmaLoadStage, optional_hint
+from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 
 __all__ = [
-    "ColumnSum", "Epilogue", "Matrix", "Operands", "Output", "PerBatch", "PerColumn", "PerRow", "RowSum", "Scalar",
+    "ColumnSum", "Epilogue", "Matrix", "OperandSum", "Operands", "Output", "PerBatch", "PerColumn", "PerRow", "RowSum",
+    "Scalar",
     "columns_of",
 ]  # fmt: skip
 
@@ -129,6 +131,88 @@ class ColumnParts(TmaStoreStage):
         assert isinstance(self.source, (Wgmma, RegisterTile))
         rows = self.source.shape[0]
         return {"m_warps": ceil_div(extents["m"], rows) * (rows // WARP_ROWS)}
+
+
+# ---- sums of operands ------------------------------------------------------------------------------------------------
+#
+# Sums of a GEMM's operands, which two warps add up from the slots that the matmul reads.
+#
+# load (1 warp)        a, b of k-tile 0, 1, 2, ...   -> ring of slots
+# math (warpgroups)    wgmma on the slot
+# add (2 warps)        at the first tiles along n: read a from the slot, add; at others: pass the slot on. Likewise of b, m
+#
+# In a cluster, threads that have read a slot would tell peers by an arrival that releases in cluster scope. That takes as
+# long as several k-tiles: a GEMM with sums ran at 0.67 of the speed of one without.
+
+
+ADD = Role(warps=2, registers=72)
+
+
+def _of_zero(function: Any) -> bool:
+    """Whether a function of elements leaves 0 as it is."""
+    return function is None or (callable(function) and not np.any(function(np.zeros(1, np.float32))))
+
+
+@attrs.frozen
+class OperandSum:
+    """Sums of the elements of a GEMM's operand, in fp32: ``Operand(sums={"squares": OperandSum("k", lambda x: x * x)})``.
+    For `Cooperative` GEMMs of whole tiles without a cluster.
+
+    Args:
+        over: The dimension that is summed over: "k", which leaves a number for each row of a [m], or of b [n]; or "m" of a,
+            "n" of b, which leaves one for each k, [k].
+        function: Of each element, in fp32; it gives 0 for 0, which tiles have beyond the edges. None: the elements.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    over: str = attrs.field(default="k", validator=must(lambda dim: dim in ("k", "m", "n"), "is k, m or n", 'use "k"'))
+    function: Callable[[Any], Any] | None = attrs.field(
+        default=None, validator=must(_of_zero, "is a function of elements that gives 0 for 0", "e.g. lambda x: x * x")
+    )
+
+    def stage(self, load: TmaLoadStage, block: int, batch: str) -> ThreadStoreStage:
+        """The store of the sums of what *load* loads, whose dimensions are "m k" or "n k" after *batch*; those over k are
+        stored in blocks of *block* rows."""
+        side, (rows, width) = load.dims[-2], load.tile
+        if self.over == "k":
+            return ThreadStoreStage(f"{batch}{side}", tile=(block,), role=ADD, dtype=fp32, vector=fp32.bytes)
+        return SumParts(f"{batch}{side}_tiles k", side, rows, width)
+
+    def of(self, values: Fragment) -> Fragment:
+        """What is added up of these elements, *values*."""
+        wide = combine("widen", values)
+        return wide if self.function is None else self.function(wide)
+
+
+def sums_by_name(value: Any) -> Mapping[str, OperandSum]:
+    """By-products of an operand: a converter. Raises `InputError` for what is no dictionary of `OperandSum`."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InputError("Operand(sums)", value, "is a dictionary by name", 'e.g. {"totals": OperandSum("k")}')
+    for name, kind in value.items():
+        if not isinstance(kind, OperandSum):
+            raise InputError(f"sums[{name!r}]", kind, "is an OperandSum of tmapipe.epilogue", 'e.g. OperandSum("k")')
+    return frozen(value)
+
+
+class SumParts(ThreadStoreStage):
+    """Stores sums over the rows of each tile of an operand to a workspace [l, tiles, k]."""
+
+    def __init__(self, dims: str, side: str, rows: int, width: int):
+        super().__init__(dims, tile=(width,), role=ADD, dtype=fp32, vector=fp32.bytes)
+        object.__setattr__(self, "along", (side, rows))
+
+    def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
+        side, rows = self.along  # type: ignore[attr-defined]
+        return {self.dims[-2]: ceil_div(extents[side], rows)}
+
+
+@attrs.frozen
+class SumsOfRows(Reduction):
+    """The parts in such a workspace, of which [k] is left."""
+
+    along = "k"
 
 
 @stands_for(RowParts)

@@ -89,7 +89,7 @@ class GpuFragments(PeerFragments, Sums):
         return [words[i] for i in range(cute.size(words))]
 
     def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
-        of_rows = [None if each is None else each.data for each in (zero, scale)]
+        of_rows = [[x.data for x in each] for each in (zero, scale)]
         return widened_weights(self.isa, matmul, slot, kind, *of_rows)
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:

@@ -269,28 +269,27 @@ def read_blocks(isa: GpuWarp, slot: SlotRef, layout: AccumulatorLayout) -> list[
 
 
 def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any) -> list[Any]:
-    """A thread's words, in the order of `operand`. zero, scale: a number for each of its two rows, or None."""
-    buffer, four = slot.buffer, kind.endswith("int4")
-    in_bf16 = matmul.b.dtype == bf16
-    more = {"int4": 136.0, "uint4": 128.0}.get(kind, 0.0)
-    how: list[Any] = [None, None]
-    if zero is not None or scale is not None:
-        for half in range(2):
-            by = Float32(1.0) if scale is None else scale[half]
-            how[half] = by, -(Float32(more) + (0.0 if zero is None else zero[half])) * by
+    """A thread's words, in the order of `operand`. zero, scale: for each part of k a number for each of its two rows."""
+    buffer, four, in_bf16 = slot.buffer, kind.endswith("int4"), matmul.b.dtype == bf16
+    parts = max(len(zero), len(scale))
+    how: list[Any] = [(None, None)]
+    if parts:
+        more = Float32({"int4": 136.0, "uint4": 128.0}.get(kind, 0.0))
+        by = scale or [(Float32(1.0),) * 2] * parts
+        less = [[more + x for x in each] for each in zero] or [[more] * 2] * parts
+        how = [[(x, -y * x) for x, y in zip(*each, strict=True)] for each in zip(by, less, strict=True)]
     row = matmul.group(isa.warp) * 64 if matmul.warpgroups > 1 else 0
     row = row + isa.warp % 4 * 16 + isa.lane // 4
     start, pitch = isa.slot_address(buffer, slot.stage), buffer.swizzle or buffer.tile[-1]  # of rows, bytes
-    words = dict[tuple[int, int], Any]()
-    for sixteen in range(buffer.tile[-1] // 16):
+    words, units = dict[tuple[int, int], Any](), buffer.tile[-1] // 16
+    for sixteen in range(units):
         at = start + buffer.byte_in_slot(row, 16 * sixteen) + isa.lane % 4 * 2
         for half, eight in itertools.product(range(2), range(2)):
-            offset = 8 * half * pitch + 8 * eight
-            (pair,) = emit_ptx(f"ld.shared.u16 $0, [$1+{offset}];", "r", at, words=1)
-            for part, word in enumerate(
-                _four_bits(pair, kind, in_bf16, how[half]) if four else [_eight_bits(pair, kind, in_bf16, how[half])]
-            ):
-                words[(2 * sixteen + part if four else sixteen), half + 2 * eight] = word
+            (pair,) = emit_ptx(f"ld.shared.u16 $0, [$1+{8 * half * pitch + 8 * eight}];", "r", at, words=1)
+            of = how[sixteen * len(how) // units][half]
+            found = _four_bits(pair, kind, in_bf16, of) if four else [_eight_bits(pair, kind, in_bf16, of)]
+            for part, word in enumerate(found):
+                words[len(found) * sixteen + part, half + 2 * eight] = word
     return [words[place] for place in sorted(words)]
 
 

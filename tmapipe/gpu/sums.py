@@ -339,22 +339,19 @@ class Sums(Scans):
     def column_sums(self, values: Fragment, columns: int, inside: Any) -> Any:
         isa = self.isa
         mine = inside - isa.warp % 4 * 16 - isa.lane // 4  # rows inside, counted from the lane's first one
-        found = {}  # by column, counted from the lane's first one
+        found = []
         for eight in range(columns // 8):
             for i in range(2):
                 upper, lower = (_if(8 * half < mine, values.data[i + 2 * half + 4 * eight]) for half in range(2))
-                found[8 * eight + i] = _over_lanes(operator.add, upper + lower, COLUMN)
-        return found
+                found.append(upper + lower)
+        return columns_over_lanes(isa.lane, found)
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
         target = isa.buffers[slot.buffer.name]
-
-        def write() -> None:
-            for column, total in sums.items():
-                target[isa.warp % 4, column + 2 * isa.lane, slot.stage] = total
-
-        control.when(isa.lane < 4, write)
+        first, totals = sums
+        for column, total in totals.items():
+            target[isa.warp % 4, first + column, slot.stage] = total
 
     def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
         slot_of, distances = layout.row_slot, range(layout.row_lanes.bit_length() - 1)
@@ -447,6 +444,28 @@ def _over_lanes(combine: Callable[..., Any], value: Any, distances: Sequence[int
     for distance in distances:  # of a sum each lane gets the same bits: an addition of two numbers has no order
         value = combine(value, cute.arch.shuffle_sync_bfly(value, distance))
     return value
+
+
+def columns_over_lanes(lane: Any, sums: list[Any]) -> tuple[Any, dict[int, Any]]:
+    """(the lane's first column, the sums of its columns by how far these are behind it) of *sums* of each lane's own rows.
+
+    At each distance two lanes share out the columns that they have, and each gives the other what that goes on with: with 16
+    columns 14 exchanges, where each lane would take 48 to have all. Pairs are added as in `_over_lanes`, to the same bits.
+    """
+    at, first = [8 * (i // 2) + i % 2 for i in range(len(sums))], lane % 4 * 2
+    for distance in COLUMN:
+        half = len(at) // 2
+        apart = at[half] - at[0]
+        if len(at) % 2 or any(at[half + i] - at[i] != apart for i in range(half)):
+            sums = [_over_lanes(operator.add, value, (distance,)) for value in sums]
+            continue
+        upper = lane // distance % 2 == 1
+        pairs = [(Float32(sums[i]), Float32(sums[half + i])) for i in range(half)]
+        kept = [cutlass.select_(upper, high, low) for low, high in pairs]
+        given = [cutlass.select_(upper, low, high) for low, high in pairs]
+        sums = [mine + cute.arch.shuffle_sync_bfly(other, distance) for mine, other in zip(kept, given, strict=True)]
+        at, first = at[:half], first + lane // distance % 2 * apart
+    return first, dict(zip(at, sums, strict=True))
 
 
 def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:

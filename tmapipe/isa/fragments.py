@@ -88,8 +88,8 @@ class Fragments(Scans):
         matmul: Matmul,
         slot: SlotRef,
         kind: str,
-        zero: Fragment | None,
-        scale: Fragment | None,
+        zero: tuple[Fragment, ...],
+        scale: tuple[Fragment, ...],
         registers: str,
     ) -> Any:
         """``ld.shared``: weights of few bits in a slot, as `packed` gives numbers: ``(w - zero) * scale``, computed in fp32 as

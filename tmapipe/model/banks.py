@@ -15,7 +15,7 @@ BANKS, WORD, WIDEST = 32, 4, 16  # of shared memory; bytes; bytes of a lane in o
 Places = Sequence[int]  # of the lanes' bytes in a slot
 
 
-class Access(NamedTuple):
+class BankAccess(NamedTuple):
     """What a warp does to one slot of a stage: `taken` accesses of shared memory, where `least` would do without conflicts."""
 
     what: str
@@ -23,7 +23,7 @@ class Access(NamedTuple):
     least: int
 
 
-Accesses = dict[tuple[str, str], Access]  # by stage and by what is done, with the line
+Accesses = dict[tuple[str, str], BankAccess]  # by stage and by what is done, with the line
 
 
 def times(places: Places, width: int) -> tuple[int, int]:
@@ -43,7 +43,7 @@ def times(places: Places, width: int) -> tuple[int, int]:
     return taken, len(groups)
 
 
-def copies(load: Load, warps: int) -> Access:
+def copies(load: Load, warps: int) -> BankAccess:
     """Of the copies of one tile by the first of so many warps."""
     buffer, row = load.buffer, load.buffer.tile[-1] * load.buffer.dtype.bytes
     vectors = buffer.slot_bytes // load.vector
@@ -53,7 +53,7 @@ def copies(load: Load, warps: int) -> Access:
     return _sum(f"copied, {load.vector} bytes a lane", [(places, load.vector) for places in placed])
 
 
-def access_of(method: str, given: Sequence[Any], named: Mapping[str, Any], warp: int) -> tuple[str, Access] | None:
+def access_of(method: str, given: Sequence[Any], named: Mapping[str, Any], warp: int) -> tuple[str, BankAccess] | None:
     """What an instruction on fragments does to a slot: (stage, accesses); None for an instruction that is not counted.
 
     Args:
@@ -155,9 +155,9 @@ _OF: dict[str, Callable[..., _Found]] = {
 }
 
 
-def _sum(what: str, each: Sequence[tuple[Places, int]]) -> Access:
+def _sum(what: str, each: Sequence[tuple[Places, int]]) -> BankAccess:
     found = [times(places, width) for places, width in each]
-    return Access(what, sum(taken for taken, _ in found), sum(least for _, least in found))
+    return BankAccess(what, sum(taken for taken, _ in found), sum(least for _, least in found))
 
 
 def _elements(

@@ -322,19 +322,22 @@ def _write(memory: Memory, agent: int, op: SlotWrite, facts: None) -> None:
         slot.reshape(-1)[at] = convert(values, buffer.dtype)
 
 
-def weights(data: np.ndarray, kind: str, zero: Any = None, scale: Any = None) -> np.ndarray:
-    """Weights of few bits in fp32, as `Fragments.widened` computes them. data: their integers, or bytes with two of 4 bits."""
+def weights(data: np.ndarray, kind: str, zeros: Any = (), scales: Any = ()) -> np.ndarray:
+    """Weights of few bits in fp32, as `Fragments.widened` computes them. data: their integers, or bytes with two of 4 bits;
+    zeros, scales: of equal parts of the last dimension."""
     values, more = data.astype(np.float32), {"int4": 136, "uint4": 128}.get(kind, 0)
     if kind.endswith("int4"):
         blocks = (data.astype(np.int32) & 255).reshape(*data.shape[:-1], -1, 16)
         both = np.stack([blocks & 15, blocks >> 4], -2).reshape(*data.shape[:-1], -1)
         values = (both - 16 * (both > 7) if kind == "int4" else both).astype(np.float32)
-    if zero is None and scale is None:
-        return values
-    by = np.float32(1) if scale is None else scale
-    added = -(np.float32(more) + (0 if zero is None else zero)) * by
-    with np.errstate(all="ignore"):
-        return ((values + more).astype(np.float64) * by + added).astype(np.float32)
+    found, count = [], max(len(zeros), len(scales), 1)
+    for i, part in enumerate(np.split(values, count, -1)):
+        columns = (..., slice(i * part.shape[-1], (i + 1) * part.shape[-1]))
+        by = np.broadcast_to(scales[i], values.shape)[columns] if scales else np.float32(1)
+        zero = np.broadcast_to(zeros[i], values.shape)[columns] if zeros else np.float32(0)
+        with np.errstate(all="ignore"):
+            found.append(((part + more).astype(np.float64) * by - (more + zero) * by).astype(np.float32))
+    return np.concatenate(found, -1)
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:

@@ -68,7 +68,7 @@ class MachineFragments(Reductions):
         if self.memory is None:
             return None
         layout = AccumulatorLayout(rows, k, groups, matmul.first_warp, matmul.teams)
-        by = [None if each is None else self.expand(layout, each.along, each.data, "tile") for each in (zero, scale)]
+        by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in (zero, scale)]
         return convert(weights(data, kind, *by), matmul.b.dtype).astype(np.float32)
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:

@@ -207,7 +207,7 @@ class Accumulator(Carried):
         self.turns += 1
 
     def widened(
-        self, part: PartInSlot, kind: str, zero: Fragment | None = None, scale: Fragment | None = None
+        self, part: PartInSlot, kind: str, zero: tuple[Fragment, ...] = (), scale: tuple[Fragment, ...] = ()
     ) -> Fragment:
         """Operand a of the next ``acc.add``: ``(w - zero) * scale`` of the weights w of an open slot, rounded once.
 
@@ -215,8 +215,8 @@ class Accumulator(Carried):
             part: Tile of (m, k) weights of 8 bits, or (m, k / 2) bytes with two of 4 bits: of each 32 along k, byte j of 16
                 has weight j in its low half, and weight j + 16 in its high half.
             kind: "int8", "int4" (from -8 to 7), "uint4" (from 0 to 15), "fp8_e4m3" or "fp8_e5m2".
-            zero: One number a row, of a fragment of m rows; None: 0.
-            scale: One number a row; None: 1.
+            zero: One number a row, for each of as many equal parts of k; none: 0.
+            scale: The same; none: 1.
 
         Raises:
             ScopeError: Outside the `accumulate` block, or for another than ``Wgmma(RegisterTile(...), b, in_flight=1)``.

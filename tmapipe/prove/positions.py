@@ -24,7 +24,7 @@ from tmapipe.model.layout import Layout
 # array. So operations that differ only in their position in the ring are the same.
 
 
-Key = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
+PositionKey = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 Shifts = dict[tuple[int, str], int]  # (CTA, array) -> stages
 PEERS = "peers"  # the last part of a sort of operations that reach them
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
@@ -43,9 +43,9 @@ class Positions:
 
     def __init__(self, layout: Layout):
         self.layout = layout
-        self.at: dict[Key, int] = {}
+        self.at: dict[PositionKey, int] = {}
         self.skipped: dict[tuple[int, str], int] = {}
-        self.touched: dict[Key, set[int]] = {}
+        self.touched: dict[PositionKey, set[int]] = {}
         self.arrivals: set[tuple[int, int]] = set()
         self.parts: dict[Any, Any] = {}
         self.stages = stages_of(layout)
@@ -56,7 +56,7 @@ class Positions:
         other.at, other.skipped, other._positions = dict(self.at), dict(self.skipped), None
         return other
 
-    def moves(self, agent: int, op: Any) -> list[tuple[Key, int, int]]:
+    def moves(self, agent: int, op: Any) -> list[tuple[PositionKey, int, int]]:
         """What one operation of the warp does: (key, stage, stages), the stage less what its team has skipped."""
         found = []
         for sort, array, position, around in self._apart(op)[1]:
@@ -123,7 +123,7 @@ class Live:
     each may be as far in it as it likes.
     """
 
-    def __init__(self, layout: Layout, keys: Iterable[Key]):
+    def __init__(self, layout: Layout, keys: Iterable[PositionKey]):
         self.keys = tuple(keys)
         stages = stages_of(layout)
         laps = [1 + tells_parity(sort) for _, sort, _ in self.keys]
@@ -271,7 +271,7 @@ class Future:
         self.layout = layout
         # what a CTA knows when it exits is what all of its warps know together: one that is busy is enough
         self.busy = sorted(busy if len(set(map(layout.cta_of, busy))) == layout.ctas else range(layout.agents))
-        self.touched: dict[Key, set[int]] = {}
+        self.touched: dict[PositionKey, set[int]] = {}
         arrivers: dict[int, list[int]] = {CLUSTER: []}
         for end in ends:
             for key, stages in end.touched.items():

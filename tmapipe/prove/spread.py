@@ -14,7 +14,7 @@ from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, For, If, While
 from tmapipe.prove.places import is_role
-from tmapipe.prove.positions import CLUSTER, Key, Positions
+from tmapipe.prove.positions import CLUSTER, PositionKey, Positions
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.symbols import Sym, leaf, truth
 from tmapipe.prove.walker import Open, Walker
@@ -24,10 +24,10 @@ from tmapipe.prove.walker import Open, Walker
 # All operations of a program that may still come, which says what a state has to remember.
 
 
-def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[Key, int]]:
+def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[PositionKey, int]]:
     """All operations that may come, at all places of their arrays; and positions before them, but for *pinned* arrays."""
     found = Positions(shared.layout)
-    origin: dict[Key, int] = {}
+    origin: dict[PositionKey, int] = {}
     for agent in range(shared.layout.agents):
         _Everything(pinned, Walker(shared, agent), found, origin).nodes(shared.program.nodes)
     return found, origin
@@ -70,7 +70,7 @@ def _is_init(op: type) -> bool:
 class _Everything:
     """Walks a program once, both arms and one iteration of each loop, and notes the operations of one warp."""
 
-    def __init__(self, pinned: Container[Any], walker: Walker, found: Positions, origin: dict[Key, int]):
+    def __init__(self, pinned: Container[Any], walker: Walker, found: Positions, origin: dict[PositionKey, int]):
         self.pinned, self.walker, self.found, self.origin = pinned, walker, found, origin
         self.sure = True  # whether what is walked through comes in a first iteration
 

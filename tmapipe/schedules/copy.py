@@ -445,7 +445,7 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
         return None
     while dims and dims[-1][2] == n and len(gaps) < MOST_GAPS:
         further = dims[-1][1] - n - sum(n // length * more for length, more in gaps)
-        few = n <= piece and (further * size <= SECTOR or further <= n)
+        few = n <= piece and further <= max(n if n * other < LEAST_RUN else n // 8, SECTOR // size)
         if further < 0 or not (few or further * 16 <= piece):
             break
         gaps.append((n, further))

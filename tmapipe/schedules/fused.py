@@ -4,6 +4,8 @@ GEMM."""
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -13,15 +15,17 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import DType, ceil_div, dtype_of, fp32, int32
+from tmapipe.base.arithmetic import Dim, DType, ceil_div, dtype_of, fp32, int32
 from tmapipe.bind.bound import Bound, check_apart, check_kind, check_memory
-from tmapipe.epilogue import Epilogue, Reduction
+from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reduction, SumsOfRows
 from tmapipe.epilogue.operands import Matrix, Operands, Output, StoreForm, columns_of
-from tmapipe.errors import InputError, ScopeError, is_count
-from tmapipe.isa.fragment import applied
+from tmapipe.errors import NOTHING, InputError, ScopeError, is_count
+from tmapipe.isa.fragment import Fragment, applied
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts.stages import ReductionScratch
 from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.ring import Slot
@@ -222,7 +226,7 @@ class Reductions:
         results = dict(zip(stores, run(*tensors, out=out, **named), strict=True))
         *_, m, n = results["d"].shape
         for name, kind in self.kinds.items():
-            sums = self._add(kind, results[name], m if kind.along == "m" else n)
+            sums = self._add(kind, results[name], {"m": m, "n": n}.get(kind.along, results[name].shape[-1]))
             if name in wanted:
                 wanted[name][...] = sums
             results[name] = wanted.get(name, sums)
@@ -271,7 +275,7 @@ class Reductions:
         for name, tensor in wanted.items():
             check_kind(name, tensor)
             check_memory(name, tensor, output=True)
-            shape = (*batch, m if self.kinds[name].along == "m" else n)
+            shape = (*batch, {"m": m, "n": n, "k": a.shape[-1]}[self.kinds[name].along])
             if tuple(tensor.shape) != tuple(shape):
                 rule = f"has one element for each of {self.kinds[name].along}, and of the batch: {tuple(shape)}"
                 raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "pass such a tensor, or leave it out")
@@ -296,7 +300,8 @@ class Fused(Schedule):
 
     epilogue: Epilogue
     math: Role
-    optional_roles = MappingProxyType({"fetch": FETCH})
+    optional_roles = MappingProxyType({"fetch": FETCH, "add": ADD})
+    summed: tuple[str, Mapping[str, OperandSum]] = ("", NOTHING)  #: an operand, and sums of its elements by name
 
     def declare_epilogue(
         self, stored: Epilogue, sources: tuple[Wgmma | RegisterTile, ...], batch: str = "l ", first: Any = None
@@ -335,6 +340,38 @@ class Fused(Schedule):
         for name, store in stores.items():
             setattr(self, name, store)
         return tuple(store for name, store in stores.items() if name not in self.reductions.kinds)
+
+    def declare_sums(self, operand: str, sums: Mapping[str, OperandSum], batch: str) -> None:
+        """Declares what adds up *sums* of an operand, a or b, and stores them after the other outputs."""
+        if not sums:
+            return
+        self._check_free("sums", sums)
+        self.summed, self.add, stage = (operand, sums), ADD, getattr(self, operand)
+        self._check_sums(f"Operand(sums) of {operand}", sums, stage.dims[-2])
+        self.summed_rows = math.gcd(stage.tile[0], 32)
+        for name, kind in sums.items():
+            setattr(self, name, kind.stage(stage, self.summed_rows, batch))
+        parts = {name: SumsOfRows() for name, kind in sums.items() if kind.over != "k"}
+        if parts:
+            self.add_scratch = ReductionScratch(ADD, columns=stage.tile[-1])
+            self.relations = (*self.relations, Dim(f"{stage.dims[-2]}_tiles", of=stage.dims[-2], per=stage.tile[0]))
+        self.reductions = Reductions({**self.reductions.kinds, **parts}, self.reductions.rows)
+
+    def _check_sums(self, where: str, sums: Mapping[str, OperandSum], side: str) -> None:
+        """Raises `InputError` for sums that two warps cannot add up beside the matmul."""
+        if (
+            any(kind.over not in ("k", side) for kind in sums.values())
+            or len({kind.over for kind in sums.values()}) > 1
+        ):
+            raise InputError(
+                where, dict(sums), f'are all over "k", or all over "{side}"', "take another kernel for others"
+            )
+        if self.tiles.in_parts or self.tiles.bounded:
+            rule = f"are of whole tiles, which {type(self.tiles).__name__} does not have"
+            raise InputError(where, self.tiles, rule, "use PersistentTiles() or the like")
+        if any(ctas > 1 for ctas in self.cluster.values()) or self.math.teams > 1:
+            rule = "are of one CTA a cluster, whose slots no peer waits for, and of one team"
+            raise InputError(where, self.cluster, rule, "use cluster=(1, 1) and Cooperative()")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "epilogue" and "outputs" in vars(self):
@@ -402,6 +439,60 @@ class Fused(Schedule):
         also = {name: getattr(k, name) for name in self.outputs[1:]}
         operands = self.operands.reader(k, tile) if self.operands else None
         k.d.store(tile, values, self.applied.function, also=also, operands=operands, mirror=mirror)
+
+    @ADD.jit
+    def add_up(self, k: KernelContext, tile: Tile) -> None:
+        if tile["n" if self.summed[0] == "a" else "m"] == 0:
+            self._add_slots(k, tile)
+        else:
+            for _ in range(self.tile_slots(k, tile)):
+                with k.ring.consume():
+                    pass
+
+    def _add_slots(self, k: KernelContext, tile: Tile) -> None:
+        operand, sums = self.summed
+        steps = self.tile_slots(k, tile)
+        if any(kind.over != "k" for kind in sums.values()):
+            for step in range(steps):
+                self._store_sums(k, tile, step)
+            return
+        totals = self._row_sums(k, None)
+        for _ in range(steps - 1):
+            totals = self._row_sums(k, totals)
+        side, blocks = ("m", "n")[operand == "b"], self._blocks()
+        for i, (block, name) in enumerate(itertools.product(range(len(blocks)), sums)):
+            at = tile.also(**{side: tile[side] * len(blocks) + block})
+            getattr(k, name).store(at, functions.row_sum(totals[i]))
+
+    def _blocks(self) -> list[dict[str, Any]]:
+        """The parts of a tile that are read at once, as `read` takes them."""
+        rows, width = getattr(self, self.summed[0]).tile
+        return [{"tile": (self.summed_rows, width), "at": (first, 0)} for first in range(0, rows, self.summed_rows)]
+
+    def _row_sums(self, k: KernelContext, before: tuple[Fragment, ...] | None) -> tuple[Fragment, ...]:
+        """Parts of the sums over k, by block of rows and name, up to the next slot."""
+        operand, sums = self.summed
+        found: list[Any] = []
+        with k.ring.consume() as slot:
+            for block in self._blocks():
+                values = getattr(slot, operand).read(**block)
+                for kind in sums.values():
+                    parts = functions.row_sum_parts(kind.of(values))
+                    found.append(parts if before is None else before[len(found)] + parts)
+        return tuple(found)
+
+    def _store_sums(self, k: KernelContext, tile: Tile, step: Any) -> None:
+        """Stores the sums over the rows of the next slot, which is k-tile number *step*."""
+        operand, sums = self.summed
+        totals: dict[str, Any] = {}
+        with k.ring.consume() as slot:
+            for block in self._blocks():
+                values = getattr(slot, operand).read(**block)
+                for name, kind in sums.items():
+                    totals[name] = kind.of(values) if name not in totals else totals[name] + kind.of(values)
+        for name, kind in sums.items():
+            at = tile.also(**{f"{kind.over}_tiles": tile[kind.over], "k": step})
+            getattr(k, name).store(at, functions.column_sum(totals[name]))
 
     @FETCH.jit
     def fetch_operands(self, k: KernelContext, tile: Tile) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.tensor_map import check_cluster
 from tmapipe.bind.bound import Bound, check_kind
-from tmapipe.epilogue import Epilogue
+from tmapipe.epilogue import ADD, Epilogue
 from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Carried
 from tmapipe.kernel import KernelContext
@@ -18,7 +18,7 @@ from tmapipe.parts.stages import Table
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import Fused
-from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong
+from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong, summed_of
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 
@@ -30,8 +30,7 @@ from tmapipe.tiles.persistent import PersistentTiles
 # Every CTA is persistent and takes output tiles in the order of `tiles`. The loader runs ahead into the next tile
 # while the warpgroups still store the last one. The mainloop says how warpgroups share tiles.
 
-
-#: What the stages of a schedule follow from, of an order of tiles.
+# What the stages of a schedule follow from, of an order of tiles.
 _SHAPING = ("in_parts", "bounded", "table", "input_dims", "output_dims", "without_steps")
 
 
@@ -95,7 +94,8 @@ class Gemm(Fused):
         check_cluster(self.cluster)
         self.mainloop, self.tiles = mainloop, tiles.of_rows(m)
         self.math = mainloop.role(self.math, m if mainloop.along == "m" else n)
-        self.ring = BarrierRing(stages, producer=self.load, consumer=self.math)
+        operand, sums = summed_of(a, b, self.products)
+        self.ring = BarrierRing(stages, producer=self.load, consumer=(self.math, *((ADD,) if sums else ())))
         self._declare_products(a, b, m, n, k)
         stored, first = self.epilogue, None
         if tiles.in_parts:
@@ -103,6 +103,7 @@ class Gemm(Fused):
             stored, first = self.parts_of_k.stored, self.parts_of_k
         mainloop.check(tiles, stored)
         whole = self.declare_epilogue(stored, self.sources, self.tiles.output_dims, first)
+        self.declare_sums(operand, sums, self.tiles.output_dims)
         for name, turnstile in mainloop.turnstiles(self.math, whole).items():
             setattr(self, name, turnstile)
 

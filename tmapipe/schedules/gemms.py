@@ -25,7 +25,6 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedules import mainloop
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative, Operand
-from tmapipe.schedules.mainloop import PingPong as PingPongMainloop
 from tmapipe.stage import Im2colLoadStage, TmaLoadStage
 from tmapipe.tiles.grouped import GroupedTiles, SplitKTiles, StreamKTiles
 from tmapipe.tiles.order import TileOrder
@@ -85,33 +84,37 @@ class GatedGemm(Gemm):
 
 
 class SymmetricGemm(Gemm):
-    """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, which is symmetric. b left out is a: ``d = SymmetricGemm()(x)``
-    is x x^T.
-
-    Half of the tiles are computed, and stored twice. That the product is symmetric, and what the epilogue makes of it, is not
-    checked. a, b and d are as of `Gemm`, d of 16 bits.
+    """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, which is symmetric; x x^T of one x: ``SymmetricGemm()(x)``.
+    Half of the tiles are computed, and stored twice. That d is symmetric is not checked. It is of 16 bits.
 
     Args:
-        sizes: tile, cluster and stages, as of `Gemm`: the tiles of a cluster together are square, of a multiple of 64.
+        tile, cluster, stages: As of `Gemm`. The tiles of a cluster together are square, of a multiple of 64.
         tiles: An order by `Triangle`, e.g. ``GpcTiles(Triangle(8))``.
-        options: mainloop and epilogue, as of `Gemm`, with one output, in pieces of 64 columns.
+        options: mainloop, by default `PingPong`, and epilogue, as of `Gemm`, with one output, in pieces of 64 columns.
     """
 
-    def __init__(self, *sizes: Any, tiles: TileOrder = PersistentTiles(Triangle(8)), **options: Any):  # noqa: B008 - immutable
+    def __init__(
+        self,
+        tile: tuple[int, int, int] = (128, 128, 64),
+        cluster: tuple[int, int] = (1, 1),
+        stages: int | None = None,
+        *,
+        tiles: TileOrder = PersistentTiles(Triangle(8)),  # noqa: B008 - immutable
+        **options: Any,
+    ):
         if isinstance(tiles, TileOrder) and not tiles.lower:
             raise InputError("tiles", tiles, "is an order by Triangle", "e.g. PersistentTiles(Triangle(8))")
-        super().__init__(*sizes, tiles=tiles, **options)
+        super().__init__(tile, cluster, stages, tiles=tiles, **{"mainloop": mainloop.PingPong(), **options})
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """Runs the schedule as `Gemm` does, of a, or of a and b. d is named, or is `out`; so are operands."""
-        if "b" not in named and len(tensors) < 2:
-            named["b"] = tensors[0] if tensors else named.get("a")
-        return super().__call__(*tensors, out=out, **named)
+        """As of `Gemm`, of a, or of a and b. d is named, or is `out`; so are operands."""
+        alone = {"b": tensors[0] if tensors else named.get("a")} if len(tensors) < 2 else {}
+        return super().__call__(*tensors, out=out, **{**alone, **named})
 
     def store(self, k: KernelContext, tile: Tile, sums: Any) -> None:
         """As `Gemm` does, and off the diagonal the transpose too."""
-        off = tile.m // self.cluster["m"] != tile.n // self.cluster["n"]
-        self.store_all(k, tile, sums.accumulators, mirror=off)
+        of_m, of_n = (tile[dim] // self.cluster[dim] for dim in "mn")
+        self.store_all(k, tile, sums.accumulators, mirror=of_m != of_n)
 
 
 # ---- grouped ---------------------------------------------------------------------------------------------------------
@@ -381,7 +384,7 @@ class Conv(Gemm):
         cluster: tuple[int, int] = (1, 1),
         stages: int | None = None,
         *,
-        mainloop: Cooperative | PingPongMainloop = Cooperative(),  # noqa: B008 - immutable
+        mainloop: Cooperative | mainloop.PingPong = Cooperative(),  # noqa: B008 - immutable
         epilogue: Epilogue | Callable[..., Any] | None = None,
         tiles: TileOrder = PersistentTiles(),  # noqa: B008
     ):

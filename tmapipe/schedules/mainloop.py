@@ -15,9 +15,9 @@ from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tensor_map import MulticastGroup, check_cluster
 from tmapipe.bind.bound import Bound, check_apart, check_kind, of_sums
 from tmapipe.bind.tensors import match, new_like, signature
-from tmapipe.epilogue import Epilogue
+from tmapipe.epilogue import Epilogue, OperandSum, sums_by_name
 from tmapipe.epilogue.operands import Matrix, StoreForm
-from tmapipe.errors import InputError, is_count, must
+from tmapipe.errors import NOTHING, InputError, is_count, must
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.parts.stages import Turnstile
@@ -174,9 +174,10 @@ class Operand:
         l2_hint: Of its loads: "evict_first" (read once), "evict_last" or "evict_normal".
         outside: What slots hold of rows beyond its edge: "zeros", or "anything" (see `TmaLoadStage.anything_outside`), which
             pays where its few rows fill little of a tile: with an m of 16, a GEMM takes 6 to 16 % less time.
+        sums: By-products by name, of what is contiguous along k: each an `OperandSum`, which a call returns after the outputs.
 
     Raises:
-        InputError: Another major, or ``outside="anything"`` for an operand that is not contiguous along k.
+        InputError: Another major; ``outside="anything"`` or sums for an operand that is not contiguous along k.
     """
 
     major: str = attrs.field(default="k")
@@ -188,6 +189,7 @@ class Operand:
             lambda rows: rows in ("zeros", "anything"), "is one of zeros, anything (beyond the edge)", 'use "zeros"'
         ),
     )
+    sums: Mapping[str, OperandSum] = attrs.field(default=NOTHING, converter=sums_by_name, kw_only=True)
 
     @major.validator
     def _check(self, attribute: Any, value: Any) -> None:
@@ -196,6 +198,16 @@ class Operand:
         if value != "k" and self.outside != "zeros":
             rule = f"is zeros for an operand that is contiguous along {value}: its rows are added up"
             raise InputError("Operand(outside)", self.outside, rule, 'use "zeros"')
+
+    @sums.validator
+    def _check_sums(self, attribute: Any, value: Any) -> None:
+        if value and self.major != "k":
+            raise InputError(
+                "Operand(sums)", dict(value), "are of an operand that is contiguous along k", "leave them out"
+            )
+        if self.outside != "zeros" and any(kind.over != "k" for kind in value.values()):
+            rule = "is over k where rows beyond the edge hold anything"
+            raise InputError("Operand(sums)", dict(value), rule, 'leave out outside="anything"')
 
     @property
     def transposed(self) -> bool:
@@ -240,6 +252,15 @@ class Operand:
             l2_hint=self.l2_hint,
         )
         return stage.anything_outside() if self.outside == "anything" else stage
+
+
+def summed_of(a: Operand, b: Operand, products: Mapping[str, str]) -> tuple[str, Mapping[str, OperandSum]]:
+    """The operand that has sums, and these. Raises `InputError` for sums of both, or of one of several *products*."""
+    operand, sums = ("b", b.sums) if b.sums else ("a", a.sums)
+    if b.sums and (a.sums or len(products) > 1):
+        rule = "are of one operand: of a, or of a single b"
+        raise InputError("b.sums", dict(b.sums), rule, "leave them out, and take another kernel for them")
+    return operand, sums
 
 
 # ---- finishparts -----------------------------------------------------------------------------------------------------

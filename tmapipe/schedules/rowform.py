@@ -447,6 +447,8 @@ def _resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
     registers += values * 9 // 8 if form.held or not form.single else values * 3 // 8
     registers += kept * form.values
     registers += max(0, values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
+    if vectors > form.size == 4 and form.ctas > 1:  # weights and biases beside a row of fp32
+        registers = max(registers, 66)
     if registers > 168:
         return 0
     smem = (2 if form.each > 1 else 1) * loads * form.slot * form.size
@@ -469,7 +471,7 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     lost += (0.01 if form.packed else 0.03) * (form.unit // (form.width or form.unit) - 1)
     lost += EDGES / (form.length * form.size) if form.apart > 1 else 0.0
     lost += 0.13 if form.apart > 1 and form.ctas == 1 and vectors else 0.0  # weights are read element by element
-    lost += (0.2 if form.packed else 0.15 if form.ctas > 1 else 0.35) * max(0.0, RESIDENT_WARPS / warps - 1)
+    lost += (0.2 if form.packed or form.ctas > 1 else 0.35) * max(0.0, RESIDENT_WARPS / warps - 1)
     if form.ctas > 1:  # clusters that begin, if many CTAs must find room at once; threads that wait for each other
         lost += 0.2 if form.ctas == MOST_CLUSTER and form.each == 1 and not vectors else 0.0
         lost += 0.008 * max(0, form.warps - 8) if form.each > 1 else 0.0

@@ -1,0 +1,82 @@
+"""Sums of a GEMM's operands, which warps add up from the slots that the matmul reads."""
+
+import numpy as np
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe.epilogue import Epilogue, OperandSum, RowSum
+from tmapipe.schedules import Gemm
+
+SMALL = (64, 64, 32), (1, 1), 2
+
+
+def random(*shape):
+    return torch.from_numpy(np.random.default_rng(sum(shape)).integers(-3, 4, shape)).to(torch.bfloat16)
+
+
+def square(x):
+    return x * x
+
+
+def of(**sums):
+    return tp.Operand(sums=sums)
+
+
+A, B = random(2, 100, 72), random(2, 136, 72)
+D = A.float() @ B.float().mT
+
+
+@pytest.mark.parametrize(
+    ("options", "want"),
+    [
+        ({"a": of(s=OperandSum("k", square), t=OperandSum("k"))}, (A.float().square().sum(-1), A.float().sum(-1))),
+        ({"a": of(s=OperandSum("m"))}, (A.float().sum(-2),)),
+        ({"b": of(s=OperandSum("n", abs))}, (B.float().abs().sum(-2),)),
+        (
+            {
+                "b": of(s=OperandSum("k")),
+                "epilogue": Epilogue(lambda acc: {"d": acc, "r": acc}, outputs={"r": RowSum()}),
+            },
+            (D.sum(-1), B.float().sum(-1)),
+        ),
+    ],
+)
+def test_sums(options, want):
+    """Beside d, of a batch and of one matrix, with edges that tiles do not divide."""
+    schedule = Gemm(*SMALL, **options)
+    for pick in (slice(None), 1):
+        d, *sums = schedule(A[pick], B[pick])
+        assert torch.equal(d, D[pick].to(torch.bfloat16))
+        assert all(map(torch.equal, sums, (each[pick] for each in want))) and len(sums) == len(want)
+
+
+def test_into_given_tensors_and_without_k():
+    schedule = Gemm(*SMALL, a=of(s=OperandSum("m")))
+    s = torch.empty(72)
+    assert schedule(A[0], B[0], s=s)[1] is s and torch.equal(s, A[0].float().sum(0))
+    d, s = Gemm(*SMALL, a=of(s=OperandSum("k")))(A[0, :, :0], B[0, :, :0])
+    assert not d.any() and torch.equal(s, torch.zeros(100))
+
+
+@pytest.mark.parametrize("over", ["k", "m"])
+def test_proved(over):
+    report = Gemm(*SMALL, a=of(s=OperandSum(over))).check()
+    assert report.trips == "every trip count" and not report.findings, str(report)
+
+
+def test_refused():
+    sums = of(s=OperandSum())
+    refused(Gemm, a=sums, argument="Operand(sums) of a", rule="one CTA a cluster")
+    refused(Gemm, *SMALL, a=sums, mainloop=tp.mainloop.PingPong(), argument="Operand(sums) of a", rule="one team")
+    refused(Gemm, *SMALL, a=sums, tiles=tp.tiles.SplitKTiles(2), argument="Operand(sums) of a", rule="whole tiles")
+    refused(Gemm, *SMALL, a=sums, b=of(t=OperandSum()), argument="b.sums", rule="one operand")
+    refused(Gemm, *SMALL, a=of(s=OperandSum("n")), argument="Operand(sums) of a", rule='all over "m"')
+    refused(Gemm, *SMALL, a=of(d=OperandSum()), argument="sums", rule="has already")
+    refused(tp.Operand, "m", sums={"s": OperandSum()}, argument="Operand(sums)", rule="along k")
+    refused(tp.Operand, sums={"s": "k"}, argument="sums", rule="is an OperandSum")
+    refused(tp.Operand, sums=[], argument="Operand(sums)", rule="dictionary")
+    refused(tp.Operand, outside="anything", sums={"s": OperandSum("m")}, argument="Operand(sums)", rule="is over k")
+    refused(OperandSum, "k", lambda x: x + 1, argument="OperandSum(function)", rule="gives 0 for 0")
+    refused(OperandSum, "l", argument="OperandSum(over)", rule="k, m or n")
