@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import json
 import math
 import re
@@ -23,7 +24,13 @@ from benchmarks.plot import dots
 from benchmarks.results import OURS, best, read
 
 _INTERNALS = Path(__file__).resolve().parents[1] / "docs" / "internals"
-PAGES = [_INTERNALS / "performance.md", _INTERNALS / "appendix-checker.md", _INTERNALS.parent / "timeline.md"]
+_TUTORIALS = sorted(_INTERNALS.parent.glob("tutorials/[0-9]*.md"))
+PAGES = [
+    _INTERNALS / "performance.md",
+    _INTERNALS / "appendix-checker.md",
+    _INTERNALS.parent / "timeline.md",
+    *_TUTORIALS,
+]
 RESULTS = Path(__file__).resolve().parent / "results"
 _PLACE = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -225,6 +232,28 @@ def host_times() -> str:
     return table(["of", "call", "us", "of torch.mm"], body, source)
 
 
+def tutorial(number: int) -> str:
+    """What the programs of a tutorial's page do beside torch, and beside themselves with one thing changed."""
+    if not (RESULTS / "tutorials.json").exists():
+        return "Not measured yet: `python -m benchmarks.tutorials`.\n"
+    rows, source = rows_of("tutorials")
+    rows = [r for r in rows if r["problem"].startswith(f"{number}. ")]
+    names = {r["problem"]: r["problem"].partition(". ")[2] for r in rows}
+    body = [
+        [f"{names[r['problem']]}, {_variant(r)}" if len(names) > 1 else _variant(r), f"{r['us']:.1f}", _speed(r)]
+        for r in rows
+    ]
+    return table(["program", "us", "speed"], body, source)
+
+
+def _speed(row: dict[str, Any]) -> str:
+    return f"{row['gbps']:.0f} GB/s" if "gbps" in row else f"{row['tflops']:.0f} TFLOP/s"
+
+
+def _variant(row: dict[str, Any]) -> str:
+    return str(row["variant"] if row["peer"] == OURS else f"torch's {row['variant']}")
+
+
 BESIDE_PEERS = (None, "rows", "wide")  # parts of the suite; rows of earlier runs name none
 NOT_MEASURED = "Not measured yet: `python -m benchmarks.attention --only {}`.\n"
 
@@ -331,6 +360,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mutants-schedules": lambda: mutants(0),
     "mutants-changes": lambda: mutants(1),
     "deciding": random_schedules,
+    **{f"tutorial-{number}": functools.partial(tutorial, number) for number in (3, 11)},
 }
 
 

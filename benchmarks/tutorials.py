@@ -28,7 +28,9 @@ Runs = dict[tuple[str, str], Callable[[], Any]]
 
 def page(number: int) -> Any:
     """The classes and functions of a tutorial's page, as a module."""
-    (path,) = PAGES.glob(f"{number:02}-*.md")
+    path = next(PAGES.glob(f"{number:02}-*.md"), None)
+    if path is None:
+        raise FileNotFoundError(f"{PAGES} has no page {number}: run it in a whole checkout, with docs/tutorials")
     blocks = re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.M | re.S)
     parts = [
         ast.get_source_segment(block, node) for block in blocks for node in ast.parse(block).body if type(node) in KEPT

@@ -61,7 +61,7 @@ class RmsNormRows(Rows):
             self.store_rows(k.y, tile, h * math.rsqrt(mean + self.eps) * weight)
 
     def by_pieces(self, k: KernelContext, tile: Tile) -> None:
-        """A row whose weights come piece by piece."""
+        """A row whose weights come piece by piece. *k* and *tile* are as in bodies."""
         first, *others = self.form.pieces
         with k.ring.consume() as slot:
             h = self.sums(slot, first)
@@ -187,7 +187,7 @@ class LayerNormRows(Rows):
                 self.store_rows(k.y, tile, y + bias[0] if bias else y, place)
 
     def at_once(self, k: KernelContext, tile: Tile) -> None:
-        """A tile of which all weights are there."""
+        """A tile of which all weights are there. *k* and *tile* are as in bodies."""
         form = self.form
         with k.ring.consume() as slot:
             values = self.read_rows(slot.x)
