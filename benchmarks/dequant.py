@@ -4,7 +4,7 @@ python -m benchmarks.dequant --seed 0x1234abcd                twelve problems; t
 python -m benchmarks.dequant --seed 0x1234abcd --append       those that are left
 
 A problem has up to 16 rows, where it is bound by reading the weights, or some hundreds to thousands. The form that
-`DequantGemm.of` chooses and a few others are measured for each, all in one process on the same data, in random order, rested.
+`choose_dequant` chooses and a few others are measured for each, all in one process on the same data, in random order, rested.
 Each result is compared with the product in float64 on random rows and columns, and a second launch must make the same bits.
 """
 
@@ -30,8 +30,8 @@ from benchmarks.random_problems import log_uniform
 from benchmarks.results import OURS, Results, print_table
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.schedules import DequantGemm
-from tmapipe.schedules.dequant import ranked
 from tmapipe.tiles import SplitKTiles
+from tmapipe.tuning.candidates import ranked_dequant
 from tmapipe.tuning.compiling import compile_each, ready
 from tmapipe.tuning.cost import rested
 
@@ -44,7 +44,7 @@ KINDS = (
     ("uint4", 128, True),
 )
 FEW = 16  # rows of every third problem, at most
-MOST, CHOSEN = 5, " chosen"  # forms of a problem; that of `DequantGemm.of`
+MOST, CHOSEN = 5, " chosen"  # forms of a problem; that of `choose_dequant`
 
 
 @attrs.frozen
@@ -79,7 +79,7 @@ def forms(problem: Quantized) -> dict[str, Callable[[], DequantGemm]]:
     """What makes the forms that are measured, by name."""
     found: dict[str, Callable[[], DequantGemm]] = {}
     kinds = set()
-    for tile, cluster, parts in ranked(
+    for tile, cluster, parts in ranked_dequant(
         (problem.m, problem.n, problem.k), problem.weights, problem.group, problem.zeros
     ):
         kind = tile[1:] if problem.m <= FEW else (ceil_div(problem.m, tile[0]), tile[1])

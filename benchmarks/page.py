@@ -327,7 +327,22 @@ def predicted() -> str:
 
 
 #: Name of a table, and what writes it.
+def few_bits() -> str:
+    """Weights of few bits: each problem, the form that is chosen and the fastest one."""
+    found, source = rows_of("dequant")
+    body = []
+    for name in dict.fromkeys(row["problem"] for row in found):
+        of = {r["peer"] == OURS: r["us"] for r in found if r["problem"] == name and r["peer"] != OURS}
+        mine = sorted((r["us"], r["variant"]) for r in found if r["problem"] == name and r["peer"] == OURS)
+        chosen = next((us for us, form in mine if form.endswith(" chosen")), None)
+        best = mine[0][0], mine[0][1].removesuffix(" chosen")
+        ratios = [f"{of[False] / us:.3f}" if us else "" for us in (chosen, best[0])]
+        body.append([name, f"{of[False]:.1f}", *ratios, best[1]])
+    return table(["m x n x k, weights", "cuBLAS bf16, us", "chosen", "best", "its form"], body, source)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "dequant": few_bits,
     "gemm": lambda: beside_peers("gemm", "tflops", "M x N x K, TFLOP/s", _rested),
     "gemm-fp8": lambda: beside_peers("gemm_fp8", "tflops", "M x N x K, TFLOP/s", _rested),
     "views": lambda: drawn(

@@ -10,7 +10,7 @@ import pytest
 from tests.emit.kernels import EPILOGUES, built, swept
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tmapipe.gpu import sums
-from tmapipe.protocol.stores import pieces
+from tmapipe.protocol.matmuls import pieces
 
 NAMES = [name for name in swept(EPILOGUES) if "sums" in name]
 

@@ -74,6 +74,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "Problem.of": (tuning.Problem.of, {"a": MATRIX, "b": MATRIX}),
     "choose": (tuning.choose, {"problem": SMALL}),
     "choose_conv": (tuning.choose_conv, {"x": IMAGES, "f": FILTERS, "windows": tp.Windows((3, 3))}),
+    "choose_dequant": (tuning.choose_dequant, {"shape": (8, 64, 64)}),
     "ranked": (tuning.ranked, {"problem": SMALL, "most": 1}),
     "tune": (tuning.tune, {"problem": SMALL}),
     "assert_safe": (testing.assert_safe, {"schedule": _copy()}),

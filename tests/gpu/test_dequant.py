@@ -14,6 +14,7 @@ FORMS = [
     ("int4", None, False, (16, 64, 64), {"cluster": (1, 1), "tiles": tp.tiles.SplitKTiles(2)}),
     ("fp8_e4m3", None, True, (128, 192, 64), {}),
     ("int8", 32, False, (64, 128, 32), {"tiles": tp.tiles.DynamicTiles()}),
+    ("int4", 32, True, (16, 256, 64), {"cluster": (1, 1), "tiles": tp.tiles.SplitKTiles(2)}),
 ]
 
 

@@ -7,6 +7,7 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.schedules import DequantGemm
+from tmapipe.tuning import choose_dequant
 
 ROWS, COLUMNS, K = 37, 136, 192
 LEAST = {"int8": -128, "int4": -8, "uint4": 0}
@@ -43,6 +44,7 @@ def problem(kind, group, zeros, seed=3):
         ("int4", 192, True, (8, 64, 64)),
         ("uint4", None, True, (40, 192, 64)),
         ("fp8_e4m3", 64, False, (40, 64, 64)),
+        ("int4", 32, True, (16, 256, 64)),
     ],
 )
 def test_weights_of_each_kind(kind, group, zeros, tile):
@@ -60,6 +62,27 @@ def test_parts_of_k_of_which_one_is_empty(kind, group, zeros):
     gemm = DequantGemm(kind, (40, 64, 64), (1, 1), 2, group=group, zeros=zeros, tiles=tiles, epilogue=epilogue)
     found = gemm(a=a, b=b, scale=scale, **({"zero": zero} if zeros else {}))
     torch.testing.assert_close(found.float(), product.relu(), rtol=1e-2, atol=1e-2 * float(product.abs().max()))
+
+
+def test_operands_from_registers_need_registers_of_their_own():
+    class OneAtATime(DequantGemm):
+        def _add_all(self, k, acc, steps):
+            for _ in range(steps):
+                self._add(k, acc)
+
+    found = OneAtATime("int8", (16, 64, 64), (1, 1), 2).check()
+    assert not found.ok and "wgmma" in str(found) and "not waited for" in str(found)
+
+
+def test_a_form_is_chosen():
+    few = choose_dequant((9, 6016, 13312), "int4", group=128)
+    assert few.weight.shape[1] * few.bits // 8 <= 128 and few.a.tile[0] == 16
+    many = choose_dequant((5937, 4736, 8320), "fp8_e4m3")
+    assert many.a.tile[0] >= 192 and many.cluster["n"] == 2 and not many.tiles.in_parts
+    assert choose_dequant((40, 64, 4096), "int8").tiles.in_parts
+    assert choose_dequant((40, 640, 640), "int4", group=160).weight.shape[1] == 32
+    refused(choose_dequant, (40, 64), argument="shape", rule="three positive")
+    refused(choose_dequant, (40, 64, 64), "int8", group=33, argument="group", rule="multiple of")
 
 
 def test_four_bits_are_packed_by_halves_of_32():

@@ -6,7 +6,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import record
-from tmapipe.protocol.stores import pieces
+from tmapipe.protocol.matmuls import pieces
 
 S, E = tp.schedules, tp.epilogue
 ADD = {"function": lambda acc, bias: acc + bias}

@@ -328,4 +328,4 @@ def test_weights_of_few_bits(capsys):
     assert [row["variant"] for row in results.rows] == ["torch.mm of bf16", "right"]
     dequant.report(results.rows)
     said = capsys.readouterr().out
-    assert "wrong: WRONG" in said and "up to 16 rows: 1 problems, 1.000" in said
+    assert "wrong: WRONG" in said and "up to 16 rows, best: 1 problems, 1.000" in said

@@ -9,7 +9,7 @@ import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import record
 from tmapipe.plan.thread_layout import VectorLayout, compared
-from tmapipe.protocol.stores import pieces
+from tmapipe.protocol.matmuls import pieces
 
 S, E = tp.schedules, tp.epilogue
 BOTH = {"rows": E.RowSum(), "columns": E.ColumnSum()}

@@ -17,7 +17,7 @@ from tmapipe.errors import InputError, check_bool, check_type, is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.plan.transfers import even_columns
-from tmapipe.protocol.stores import pieces
+from tmapipe.protocol.matmuls import pieces
 from tmapipe.protocol.tile import Tile
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage

@@ -10,11 +10,54 @@ from tmapipe.isa.fragment import Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
 from tmapipe.parts.matmul import Wgmma
 from tmapipe.parts.stages import Turnstile
+from tmapipe.plan.model import Store
 from tmapipe.plan.rings import Barrier, Distributed, HeldTile, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.ring import Groups, RingEnd, Slot, Started
 from tmapipe.protocol.slots import PartInSlot
 from tmapipe.protocol.tile import stands_for
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+#
+# The pieces in which an output tile leaves the accumulators: 64 rows per warpgroup, and some columns.
+
+
+def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
+    """(row block, first column) of each piece of an output tile, in the order in which they are stored.
+
+    A last piece that would reach over the tile starts earlier instead, and has some columns a second time.
+
+    Args:
+        rows: Of the tile.
+        columns: Of the tile.
+        groups: Warpgroups, each of which takes 64 rows of a row block.
+        width: Columns of a piece.
+    """
+    firsts = [min(first, columns - width) for first in range(0, columns, width)]
+    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
+
+
+def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) -> tuple[Any, ...]:
+    """Where a piece starts in the output (elements), whose tile starts at *start*.
+
+    Args:
+        strip: Which 64 rows of the tile.
+        first: Its first column in the tile.
+    """
+    *outer, n = start
+    if store.transposed:
+        *outer, m = outer
+        return (*outer, m + first, n + strip * 64)
+    if not store.whole:
+        *outer, m = outer
+        return (*outer, m + strip * 64, n + first)
+    for i in reversed(range(len(outer))):  # its number, counted along the dimensions of the rows, the last one fastest
+        count = store.whole[i] // store.tile[i]
+        if count > 1:
+            outer[i] = outer[i] + strip % count * store.tile[i]
+            strip = strip // count
+    return (*outer, n + first)
+
 
 # ---- matmuls ---------------------------------------------------------------------------------------------------------
 #

@@ -14,7 +14,7 @@ from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Store
 from tmapipe.plan.rings import Distributed
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues
+from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues, pieces, strip_start
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import (
     BoundTable,
@@ -33,46 +33,9 @@ from tmapipe.protocol.tile import (
 )
 from tmapipe.store_pipeline import StoreStage, ThreadStoreStage
 
-# ---- pieces ----------------------------------------------------------------------------------------------------------
+# ---- piece ---------------------------------------------------------------------------------------------------------
 #
-# The pieces in which an output tile leaves the accumulators: 64 rows per warpgroup, and some columns.
-
-
-def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
-    """(row block, first column) of each piece of an output tile, in the order in which they are stored.
-
-    A last piece that would reach over the tile starts earlier instead, and has some columns a second time.
-
-    Args:
-        rows: Of the tile.
-        columns: Of the tile.
-        groups: Warpgroups, each of which takes 64 rows of a row block.
-        width: Columns of a piece.
-    """
-    firsts = [min(first, columns - width) for first in range(0, columns, width)]
-    return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
-
-
-def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) -> tuple[Any, ...]:
-    """Where a piece starts in the output (elements), whose tile starts at *start*.
-
-    Args:
-        strip: Which 64 rows of the tile.
-        first: Its first column in the tile.
-    """
-    *outer, n = start
-    if store.transposed:
-        *outer, m = outer
-        return (*outer, m + first, n + strip * 64)
-    if not store.whole:
-        *outer, m = outer
-        return (*outer, m + strip * 64, n + first)
-    for i in reversed(range(len(outer))):  # its number, counted along the dimensions of the rows, the last one fastest
-        count = store.whole[i] // store.tile[i]
-        if count > 1:
-            outer[i] = outer[i] + strip % count * store.tile[i]
-            strip = strip // count
-    return (*outer, n + first)
+# A piece of a tile as its stores see it.
 
 
 class Piece(NamedTuple):

@@ -14,10 +14,9 @@ from tmapipe.schedules.crossentropy import (
     Softmax,
     SoftmaxRows,
 )
-from tmapipe.schedules.dequant import DequantGemm
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
 from tmapipe.schedules.fused import AddParts
-from tmapipe.schedules.gemm import Gemm
+from tmapipe.schedules.gemm import DequantGemm, Gemm
 from tmapipe.schedules.gemms import (
     ClusterSplitK,
     Conv,

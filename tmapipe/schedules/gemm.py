@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import attrs
+
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.tensor_map import check_cluster
+from tmapipe.base.arithmetic import Dim
+from tmapipe.base.tensor_map import MulticastGroup, check_cluster
 from tmapipe.bind.bound import Bound, check_kind
+from tmapipe.bind.tensors import match
 from tmapipe.epilogue import ADD, Epilogue
-from tmapipe.errors import InputError
+from tmapipe.epilogue.operands import PerColumn
+from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Carried
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.matmul import Wgmma
+from tmapipe.parts.matmul import RegisterTile, Wgmma
 from tmapipe.parts.stages import Table
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import Fused
-from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong, summed_of
+from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong, in_shares, summed_of
+from tmapipe.stage import TmaLoadStage
+from tmapipe.tiles.grouped import SplitKTiles
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 
@@ -256,3 +264,233 @@ class Sums(Carried):
         for name, accumulator in self.by_operand.items():
             of = (slot.a, getattr(slot, name))
             accumulator.add(*(of if self.along == "m" else of[::-1]))
+
+
+# ---- dequantgemm -----------------------------------------------------------------------------------------------------
+#
+# DequantGemm: a GEMM whose weights have 8 or 4 bits, and become bf16 or fp16 in registers.
+#
+# load (1 warp)        a of k-tile 0, 1, 2, ...  -> ring; its weights -> ring `narrow`, free again as soon as they are read
+# math (warpgroups)    while the tensor core multiplies a k-tile, the weights of the next one are read and converted
+#
+# The output is transposed: 64 columns of d, which are rows of weights, for each warpgroup. So weights are the operand that
+# wgmma takes from registers, and what the warpgroups convert is never written to shared memory.
+
+
+WEIGHTS = ("int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2")
+PACKED = 32  # elements along k, of which 16 bytes have those of the first half in their low bits
+SPANS = 128, 64, 32  # of swizzles, bytes
+LEAST_SLOTS, MOST_SLOTS = 6, 12  # of weights
+IN_FLIGHT = 96 << 10  # bytes of weights on their way, a third more than keep DRAM busy (`tmapipe.schedules.rowform`)
+ROOM = 180 << 10  # bytes of shared memory for slots
+
+
+class DequantGemm(Gemm):
+    """``d[m, n] = epilogue(sum over k of a[m, k] * (b[n, k] - zero) * scale)``: a is bf16 or fp16, and so is what a weight
+    becomes, rounded once; sums are in fp32.
+
+    b is [n, k] of int8 or fp8. Of 4 bits it is [n, k / 2] of int8: of each 32 elements along k, byte j of 16 has element j in
+    its low half and element j + 16 in its high half (`pack_int4` makes it so). scale is [n], or [k / group, n]; so is zero.
+    Both are of any floating type::
+
+        d = DequantGemm("int4", group=128, zeros=True)(a, b, scale, zero)
+
+    Args:
+        weights: What b has: "int8", "int4" (from -8 to 7), "uint4" (from 0 to 15), "fp8_e4m3" or "fp8_e5m2".
+        tile: (m, n, k) elements of a CTA; n is 64 for each of one to four warpgroups, k a multiple of 32.
+        cluster: CTAs along (m, n).
+        stages: Slots of a, and as many of b. None: 6 to 12 of b, and of a as many as fit, or of small tiles as of b.
+        group: Elements along k that share a scale: a multiple of those of a tile, or of 32 and dividing those. None: all, and
+            d's columns are scaled.
+        zeros: Whether something is subtracted from weights before they are scaled.
+        epilogue: As of `Gemm`, without further outputs; "scale" is no name of an operand.
+        tiles: The order of output tiles, which may be `SplitKTiles`.
+
+    Raises:
+        InputError: For parts that do not go together, or that cannot be planned.
+    """
+
+    load, math = Gemm.load, Gemm.math
+
+    def __init__(
+        self,
+        weights: str = "int8",
+        tile: tuple[int, int, int] = (256, 128, 64),
+        cluster: tuple[int, int] = (1, 2),
+        stages: int | None = None,
+        *,
+        group: int | None = None,
+        zeros: bool = False,
+        epilogue: Epilogue | Callable[..., Any] | None = None,
+        tiles: TileOrder = PersistentTiles(),  # noqa: B008 - immutable
+    ):
+        if weights not in WEIGHTS:
+            raise InputError("DequantGemm(weights)", weights, f"is one of {', '.join(WEIGHTS)}", 'e.g. "int8"')
+        if not isinstance(zeros, bool):
+            raise InputError("DequantGemm(zeros)", zeros, "is True or False", "leave it out")
+        k = tile[2] if isinstance(tile, (tuple, list)) and len(tile) == 3 else 0
+        if is_count(k) and k % PACKED:
+            raise InputError("tile[2]", k, f"is a multiple of {PACKED} elements along k", "e.g. 64")
+        fits = group is None or is_count(group)
+        if group and fits and is_count(k):
+            fits = group % k == 0 or (k % group == 0 and group % PACKED == 0)
+        if not fits:
+            rule = f"is a multiple of the {k} elements along k of a tile, or of {PACKED} and divides them"
+            raise InputError("DequantGemm(group)", group, rule, "use other groups, or tiles of other elements along k")
+        if k and tile[1] not in (64, 128, 192, 256):
+            rule = "is 64 for each of one to four warpgroups"
+            raise InputError("tile[1]", tile[1], rule, "use 64, 128, 192 or 256")
+        in_parts = isinstance(tiles, SplitKTiles)
+        if isinstance(tiles, TileOrder) and (tiles.bounded or tiles.table or (tiles.in_parts and not in_parts)):
+            rule = "is an order of whole tiles, or SplitKTiles"
+            raise InputError("tiles", tiles, rule, "leave it out")
+        self.weights, self.group, self.zeros = weights, group, zeros
+        self.relations = (
+            *((Dim("bytes", of="k", per=2),) if self.bits == 4 else ()),
+            *((Dim("g", of="k", per=group),) if group else ()),
+        )
+        self.slots = stages or LEAST_SLOTS
+        if stages is None and k:  # of small tiles not as many as fit, which take long to prove
+            of_weights = k * tile[1] * self.bits // 8
+            self.slots = max(LEAST_SLOTS, min(MOST_SLOTS, IN_FLIGHT // of_weights))
+            stages = None if self.slots * (2 * k * tile[0] + of_weights) > ROOM else self.slots
+        epilogue = epilogue if group else scaled(Epilogue.of(epilogue))
+        self.math = Role(warpgroups=tile[1] // 64) if k else self.math
+        super().__init__(tile, cluster, stages, mainloop=Cooperative(along="n"), epilogue=epilogue, tiles=tiles)
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return 4 if self.weights.endswith("int4") else 8
+
+    def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
+        across, down = self.cluster["n"], self.cluster["m"]
+        batch = self.tiles.input_dims
+        self.a = a.stage("m", m, k, ring=self.ring, batch=batch, multicast="n", peers=across)
+        self.narrow = ring = BarrierRing(self.slots, producer=self.load, consumer=self.math)
+        dims, dtype = ("n bytes", "int8") if self.bits == 4 else ("n k", self.weights)
+        shared = MulticastGroup("m", whole=not in_shares(n, down))
+        row = k * self.bits // 8
+        span = next((span for span in SPANS if row % span == 0), 0)  # a warp reads 8 rows at once
+        self.b = TmaLoadStage(f"l {dims}", tile=(n, row), ring=ring, dtype=dtype, multicast=shared, swizzle=span)
+        self.groups = max(1, k // self.group) if self.group else 1  # of a slot
+        numbers, few = ("l g n", (self.groups, n)) if self.group else ("n", (n,))
+        if self.group:
+            self.scale = TmaLoadStage(numbers, tile=few, ring=ring)
+        if self.zeros:
+            self.zero = TmaLoadStage(numbers, tile=few, ring=ring)
+        self.weight = RegisterTile(self.math, (n, k), dims="n k")
+        self.mma = Wgmma(self.weight, self.a, in_flight=1)
+        self.sources: tuple[Any, ...] = (self.mma,)
+        self.loaded, self.transposed = ("a", "b"), ("a",) * a.transposed
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """Runs the schedule as `Schedule.__call__` does: a, b, scale, zero if there is one, then d, by position or by name;
+        operands by name."""
+        names = ["a", "b", "scale", *(("zero",) if self.zeros else ()), "d"]
+        given = match(names, tensors, {name: each for name, each in named.items() if name in names}, out, "d")
+        others = {name: each for name, each in named.items() if name not in names}
+        return super().__call__(out=given.pop("d", None), **given, **others)
+
+    @staticmethod
+    def pack_int4(values: Any) -> Any:
+        """Integers of 4 bits as the schedule takes them: [..., k] as [..., k / 2] of int8.
+
+        Args:
+            values: Torch tensor or NumPy array of integers, from -8 to 7 or from 0 to 15; k is a multiple of 32.
+
+        Raises:
+            InputError: It is something else.
+        """
+        check_kind("pack_int4(values)", values)
+        k = values.shape[-1] if values.ndim else 0
+        if not k or k % PACKED:
+            rule = f"has k, the last extent, a multiple of {PACKED}"
+            raise InputError("pack_int4(values).shape", tuple(values.shape), rule, "pad with zeros")
+        of_torch = hasattr(values, "data_ptr")
+        wide = values.int() if of_torch else values.astype("int32")
+        halves = wide.reshape(*values.shape[:-1], k // PACKED, 2, PACKED // 2) & 15
+        packed = (halves[..., 0, :] | halves[..., 1, :] << 4).reshape(*values.shape[:-1], k // 2)
+        signed = packed - ((packed & 128) << 1)
+        return signed.char() if of_torch else signed.astype("int8")
+
+    # ---- bodies -----------------------------------------------------------------------------------------------------
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        first = tile.get("first") or 0
+        for step in range(self.tile_slots(k, tile)):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=first + step)
+            with k.narrow.produce() as few:
+                self._load_weights(few, tile, first + step)
+
+    def _load_weights(self, slot: Any, tile: Tile, step: Any) -> None:
+        if self.bits == 4:
+            slot.b.load(tile, bytes=step)
+        else:
+            slot.b.load(tile, k=step)
+        if self.group:
+            slot.scale.load(tile, g=self._group_of(step))
+        if self.zeros and self.group:
+            slot.zero.load(tile, g=self._group_of(step))
+        elif self.zeros:
+            slot.zero.load(tile)
+
+    def _group_of(self, step: Any) -> Any:
+        assert self.group is not None
+        return step // max(1, self.group // self.weight.shape[1])
+
+    def _widened(self, k: KernelContext, acc: Any, few: Any) -> Any:
+        """The weights of a slot as operand of the matmul."""
+        zero = self._of_rows(k, few.zero) if self.zeros else ()
+        scale = self._of_rows(k, few.scale) if self.group else ()
+        return acc.widened(few.b, self.weights, zero, scale)
+
+    def _of_rows(self, k: KernelContext, part: Any) -> tuple[Any, ...]:
+        """A number for each row of weights, of each group in a slot."""
+        like = k.full("weight", 0)
+        return (
+            tuple(part.read(rows_of=like, at=i) for i in range(self.groups))
+            if self.group
+            else (part.read(rows_of=like),)
+        )
+
+    def _add(self, k: KernelContext, acc: Any) -> None:
+        """Starts the matmul of the next slots."""
+        with k.ring.consume() as slot:
+            with k.narrow.consume() as few:
+                weights = self._widened(k, acc, few)
+            acc.add(weights, slot.a)
+
+    def _add_all(self, k: KernelContext, acc: Any, steps: Any) -> None:
+        for _ in range(steps // 2):  # two at a time, each with registers of its own for the weights
+            self._add(k, acc)
+            self._add(k, acc)
+        if steps % 2 > 0:
+            self._add(k, acc)
+
+    @math.jit
+    def multiply(self, k: KernelContext, tile: Tile) -> None:
+        steps = self.tile_slots(k, tile)
+        with k.mma.accumulate(empty=self.tiles.without_steps) as acc:
+            if not self.tiles.without_steps or steps > 0:
+                self._add_all(k, acc, steps)
+        self.store_all(k, tile, (acc,))
+
+
+def scaled(epilogue: Epilogue) -> Epilogue:
+    """*epilogue* of sums whose columns are scaled before."""
+    if "scale" in epilogue.operands:
+        raise InputError("operands['scale']", "scale", "is a name that the schedule has already", "rename it")
+    function = _times if epilogue.function is None else _of_scaled(epilogue.function)
+    return attrs.evolve(epilogue, function=function, operands={"scale": PerColumn(), **epilogue.operands})
+
+
+@functools.lru_cache(maxsize=256)  # one object of each function: schedules that are made alike are equal
+def _of_scaled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda acc, scale, **others: function(acc * scale, **others)
+
+
+def _times(acc: Any, scale: Any) -> Any:
+    return acc * scale

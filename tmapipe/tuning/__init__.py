@@ -23,7 +23,7 @@ import attrs
 from tmapipe.base.disk import cache_folder
 from tmapipe.errors import InputError, PipelineError
 from tmapipe.schedule import Schedule
-from tmapipe.tuning.candidates import candidates
+from tmapipe.tuning.candidates import candidates, choose_dequant
 from tmapipe.tuning.compiling import compile_each, export_tuned, import_tuned, keep, ready, recall_entry
 from tmapipe.tuning.cost import Clock, Method, Run, Timing, estimate, rested, screen
 from tmapipe.tuning.problem import Candidate, Device, Problem
@@ -40,6 +40,7 @@ __all__ = [
     "candidates",
     "choose",
     "choose_conv",
+    "choose_dequant",
     "estimate",
     "export_tuned",
     "import_tuned",

@@ -1,17 +1,21 @@
-"""The schedules worth considering for a GEMM."""
+"""The schedules worth considering for a GEMM, and the form of one whose weights have few bits."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.errors import check_type
+from tmapipe.epilogue import Epilogue
+from tmapipe.errors import InputError, check_type, is_count
 from tmapipe.plan.declarations import launch_registers
 from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.plan.thread_layout import multiplies
+from tmapipe.schedules.gemm import PACKED, DequantGemm
 from tmapipe.schedules.mainloop import in_shares
+from tmapipe.tiles.grouped import SplitKTiles
 from tmapipe.tuning.problem import SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
 COOPERATIVE: dict[int, tuple[int, ...]] = {
@@ -336,3 +340,100 @@ def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tup
     wanted |= {1 << parts.bit_length() - 1 for parts in wanted if parts > 1}
     even = {ceil_div(steps, ceil_div(steps, parts)) for parts in wanted if parts > 1}  # without an idle last part
     return sorted(parts for parts in even if parts > 1)
+
+
+# ---- dequantgemm -----------------------------------------------------------------------------------------------------
+#
+# Which form of `DequantGemm` is fastest, by clocks of a multiprocessor. For each tile of k: those of the tensor cores,
+# of the schedulers, which issue what converts the weights, and of L2 and DRAM. The longest counts; of the first two,
+# also a quarter of the shorter one, which is not hidden.
+
+
+DequantForm = tuple[tuple[int, int, int], tuple[int, int], int]  #: tile, cluster, parts of k
+
+PRODUCTS = 0.87 * MACS  # a clock: what cuBLAS reaches for large products
+INSTRUCTIONS = {"int8": 3.0, "fp8": 2.7, "int4": 1.7}  # a weight, counted in SASS (benchmarks.sass_loops)
+SCALED, A_STEP = {"int8": 5.0, "fp8": 3.7, "int4": 4.0}, 60  # with groups or zeros; and a tile of k, of a warp
+ISSUED = 0.7  # instructions a clock and scheduler, of one to four warps: 9 x 6016 x 13312, 4 x 10112 x 11904, H200
+DRAM, L2 = 2280.0, 32.0  # bytes a clock: 4.0 TB/s at 1.755 GHz; and of one multiprocessor
+LAUNCH, EPILOGUE = 5000, 3000  # clocks of a kernel, and of a tile besides its loop
+ADDING = 4500  # clocks of the kernel that adds parts, besides its bytes
+SMALL_M, MOST_PARTS = 64, 16
+
+
+def ranked_dequant(
+    shape: tuple[int, int, int],
+    weights: str,
+    group: int | None = None,
+    zeros: bool = False,
+    multiprocessors: int = 132,
+) -> list[DequantForm]:
+    """Forms of `DequantGemm` for a product of *shape* (m, n, k), the fastest of the model first. Arguments as of
+    `choose_dequant`."""
+    m, n, k = shape
+    if m <= SMALL_M:
+        rows, spans = [ceil_div(m, 8) * 8], [(64, 64), (64, 128), (128, 64), (128, 128), (192, 128), (256, 64)]
+    else:
+        rows, spans = list(range(min(256, ceil_div(m, 8) * 8), 56, -8)), [(128, 64), (64, 64)]
+    if group and group % 64 and 64 % group:  # slots of a divisor of it
+        spans = [(128, PACKED), (64, PACKED)]
+    found: list[DequantForm] = []
+    for tm, (tn, tk), parts in itertools.product(rows, spans, range(1, MOST_PARTS + 1)):
+        fits = not group or group % tk == 0 or (tk % group == 0 and group % PACKED == 0)
+        if fits and (parts == 1 or k // tk // parts >= 2):
+            found.append(((tm, tn, tk), (1, 2) if m > SMALL_M and n > tn else (1, 1), parts))
+    scaled = bool(group) or zeros
+    return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, scaled, multiprocessors))
+
+
+def dequant_clocks(
+    shape: tuple[int, int, int], form: DequantForm, weights: str, scaled: bool, multiprocessors: int = 132
+) -> float:
+    """What *form* takes, by the model. scaled: whether weights have groups or zeros. Others: as of `ranked_dequant`."""
+    (m, n, k), ((tm, tn, tk), (_, across), parts) = shape, form
+    bits = 4 if weights.endswith("int4") else 8
+    each = (SCALED if scaled else INSTRUCTIONS)["int4" if bits == 4 else weights.split("_")[0]]
+    down, right = ceil_div(m, tm), ceil_div(ceil_div(n, tn), across) * across
+    tiles = down * right * parts
+    waves, busy = ceil_div(tiles, multiprocessors), min(tiles, multiprocessors)
+    tensor = tm * tn * tk / PRODUCTS
+    issue = tn / 64 * (each * tk / 2 + A_STEP) / ISSUED
+    few, of_a = tn * tk * bits / 8, 2 * tm * tk / across
+    memory = max((few + of_a) / L2, few * busy / down / DRAM)
+    step = max(tensor, issue, memory) + min(tensor, issue) / 4
+    whole = LAUNCH + waves * (ceil_div(ceil_div(k, tk), parts) * step + EPILOGUE)
+    return whole if parts == 1 else whole + ADDING + 8.0 * parts * m * n / DRAM
+
+
+def choose_dequant(
+    shape: tuple[int, int, int],
+    weights: str = "int8",
+    *,
+    group: int | None = None,
+    zeros: bool = False,
+    epilogue: Epilogue | Callable[..., Any] | None = None,
+    multiprocessors: int = 132,
+) -> DequantGemm:
+    """The `DequantGemm` that a model finds fastest for a product.
+
+    Args:
+        shape: (m, n, k) of the product.
+        weights: As of `DequantGemm`.
+        group: As of `DequantGemm`.
+        zeros: As of `DequantGemm`.
+        epilogue: As of `DequantGemm`.
+        multiprocessors: Of the device.
+
+    Raises:
+        InputError: As `DequantGemm` raises it, or for a shape that is not three positive integers.
+    """
+    if not (isinstance(shape, (tuple, list)) and len(shape) == 3 and all(map(is_count, shape))):
+        rule = "is (m, n, k), three positive integers"
+        raise InputError("choose_dequant(shape)", shape, rule, "e.g. (16, 4096, 4096)")
+    if not is_count(multiprocessors):
+        raise InputError("choose_dequant(multiprocessors)", multiprocessors, "is a positive integer", "e.g. 132")
+    made = functools.partial(DequantGemm, weights, group=group, zeros=zeros, epilogue=epilogue)
+    made((64, 64, 32), (1, 1))  # which checks the others
+    m, n, k = shape
+    tile, cluster, parts = ranked_dequant((m, n, k), weights, group, zeros, multiprocessors)[0]
+    return made(tile, cluster, tiles=SplitKTiles(parts)) if parts > 1 else made(tile, cluster)
