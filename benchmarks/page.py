@@ -364,7 +364,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rows": lambda: drawn("rows_fresh", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}),
     "row-kernels": lambda: beside_peers("rows_kernels", "gbps", "GB/s"),
     "copy": lambda: beside_peers("copy", "gbps", "GB/s", _rested),
-    "copies": lambda: beside_peers("rows_more", "gbps", "GB/s", _copies),
+    "copies": lambda: beside_peers("copies_random", "gbps", "GB/s"),
     "transpose": lambda: beside_peers("transpose", "gbps", "GB/s", _rested),
     "conv2d": lambda: beside_peers("conv2d", "tflops", "TFLOP/s", _rested),
     "gather": lambda: beside_peers("gather", "gbps", "elements of a row, GB/s", _rested),
@@ -391,7 +391,7 @@ RATIOS: dict[str, Callable[[], Iterable[float | None]]] = {
     "row kernels, random lengths": lambda: drawn_ratios("rows_fresh", lambda r: True).values(),
     "other row kernels": lambda: _beside("rows_kernels", "gbps"),
     "copies": lambda: _beside("copy", "gbps"),
-    "copies of views": lambda: map(ratio_of, compared("rows_more", "gbps", _copies).values()),
+    "copies of views": lambda: _beside("copies_random", "gbps"),
     "transposes": lambda: _beside("transpose", "gbps"),
     "rows by index": lambda: _beside("gather", "gbps"),
     "convolutions": lambda: _beside("conv2d", "tflops"),
@@ -401,10 +401,6 @@ RATIOS: dict[str, Callable[[], Iterable[float | None]]] = {
 
 def _beside(suite: str, measure: str) -> Iterable[float | None]:
     return map(ratio_of, compared(suite, measure, _rested).values())
-
-
-def _copies(row: dict[str, Any]) -> bool:
-    return bool(row["problem"].startswith("copy"))
 
 
 def groups() -> dict[str, list[float]]:

@@ -53,7 +53,7 @@ TILE, MOST_VALUES = 32 << 10, 80  # bytes of a tile of rows that begin anywhere,
 MULTIPROCESSOR = 228 * 1024  # bytes of shared memory of one, on sm_90
 BOXES = 1024  # bytes of a row of a tile of words
 WORD = 4  # bytes that a thread stores at once, where addresses are anything
-RESIDENT = 1024  # threads of a multiprocessor that copy runs, with 64 registers each
+RESIDENT = 1024  # threads that copy runs on a multiprocessor, with 64 registers each
 FEW = 8  # times that a multiprocessor takes CTAs, up to which the last ones count
 PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = (1 << 31) - (1 << 16)  # of memory that tiles begin in: places have 32 bits
@@ -163,6 +163,8 @@ class Copy(Schedule):
         (rows, columns), row = self.x.tile, x.shape[-1] * x.dtype.itemsize // WORD
         while x.ndim > 1 and columns % 8 == 0 and columns >= 2 * row and rows <= BOX // 2:
             rows, columns = rows * 2, columns // 2
+        while x.ndim > 1 and rows % 2 == 0 and x.shape[-2] < rows:  # and fewer rows than there are
+            rows, columns = rows // 2, columns * 2
         key, made = (x.ndim, columns), self.__dict__.setdefault("_ranked", {})
         plain = key == (2, self.x.tile[1])
         if not plain and key not in made:
@@ -346,11 +348,8 @@ class CopyRuns(Schedule):
     ):
         if not isinstance(steps, tuple) or not isinstance(gaps, tuple) or len(steps) > 4:
             raise InputError("CopyRuns(steps, gaps)", (steps, gaps), "are tuples of pairs, up to four steps", "e.g. ()")
-        counts = all(
-            isinstance(some, tuple) and len(some) == n and all(map(is_count, some))
-            for some, n in ((word, 2), (tile, 3))
-        )
-        if not counts or word[0] not in WIDTHS:
+        counts = [isinstance(some, tuple) and all(map(is_count, some)) and len(some) for some in (word, tile)]
+        if counts != [2, 3] or word[0] not in WIDTHS:
             rule = "are two and three numbers, and 1, 2, 4 or 8 elements are side by side"
             raise InputError("CopyRuns(word, tile)", (word, tile), rule, "e.g. (4, 4) and (8, 2, 4)")
         pair = isinstance(start, tuple) and len(start) == 2 and all(type(n) is int and n >= 0 for n in start)
@@ -454,7 +453,7 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
         return None
     shape, steps, out = zip(*dims, strict=True) if dims else ((), (), ())
     start, begin = (address_of(each) % ALIGNMENT // each.dtype.itemsize for each in (x, y))
-    differ = [one - two for one, two in zip((start, *steps), (begin, *out), strict=True)]
+    differ = (one - two for one, two in zip((start, *steps), (begin, *out), strict=True))
     apart = (
         any(each % unit for each in differ)
         if size == other
