@@ -1,4 +1,4 @@
-"""Writes the tables of the pages in docs/internals from the result files.
+"""Writes the tables of docs/timeline.md and of the pages in docs/internals from the result files.
 
     python -m benchmarks.page            # writes them
     python -m benchmarks.page --plot     # also draws docs/img/performance.svg (needs matplotlib)
@@ -23,7 +23,7 @@ from benchmarks.plot import dots
 from benchmarks.results import OURS, best, read
 
 _INTERNALS = Path(__file__).resolve().parents[1] / "docs" / "internals"
-PAGES = [_INTERNALS / "performance.md", _INTERNALS / "appendix-checker.md"]
+PAGES = [_INTERNALS / "performance.md", _INTERNALS / "appendix-checker.md", _INTERNALS.parent / "timeline.md"]
 RESULTS = Path(__file__).resolve().parent / "results"
 _PLACE = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -144,6 +144,17 @@ def parts_removed() -> str:
     return table(["M x N x K, TFLOP/s", "schedule", *kinds, "of the ceiling"], body, source)
 
 
+def byproducts() -> str:
+    """Sums beside GEMMs, and products of a matrix with its transpose: speeds by variant."""
+    rows, source = rows_of("byproducts")
+    found: dict[str, list[float]] = {}
+    for r in rows:
+        if "fraction_of_plain" in r:
+            found.setdefault(r["variant"], []).append(r["fraction_of_plain"])
+    body = [[name, len(each), f"{mean(each):.3f}", f"{min(each):.3f}"] for name, each in found.items()]
+    return table(["of the plain GEMM; of torch.mm for x x^T", "problems", "mean", "least"], body, source)
+
+
 def _rested(row: dict[str, Any]) -> bool:
     return row.get("mode", "rested") == "rested"
 
@@ -256,6 +267,36 @@ def random_schedules() -> str:
     return table(["what", "count"], body, "`deciding.json`")
 
 
+def predicted() -> str:
+    """Predicted and measured cycle times of steady states."""
+    rows, source = rows_of("predicted")
+    body = []
+    for r in rows:
+        numbers = [
+            f"{r['measured']:.0f}",
+            f"{r['predicted']:.0f}",
+            f"{r['off']:+.1%}",
+            f"{r['slower']:+.1%}" if "slower" in r else None,
+        ]
+        body.append([r["problem"], r["variant"], "yes" if r["fitted"] else None, *numbers])
+    for fitted in (1, 0):
+        off = [abs(r["off"]) for r in rows if r["fitted"] == fitted]
+        within = ", ".join(f"{sum(x <= most for x in off)} within {most:.0%}" for most in (0.1, 0.15))
+        body.append(
+            [
+                f"{len(off)} {'fitted' if fitted else 'others'}",
+                within,
+                None,
+                None,
+                None,
+                f"{max(off):.1%} at most",
+                None,
+            ]
+        )
+    heads = ["schedule", "problem", "fitted", "measured", "predicted", "off", "slower with stamps"]
+    return table(heads, body, source)
+
+
 #: Name of a table, and what writes it.
 TABLES: dict[str, Callable[[], str]] = {
     "gemm": lambda: beside_peers("gemm", "tflops", "M x N x K, TFLOP/s", _rested),
@@ -275,6 +316,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "epilogue": lambda: beside_peers("epilogue", "us", "microseconds", _rested, 1),
     "programs": lambda: beside_peers("programs", "us", "microseconds", _rested),
     "grouped": lambda: beside_peers("grouped", "tflops", "M x N x K / groups, TFLOP/s", _rested),
+    "byproducts": byproducts,
     "rows": lambda: drawn("rows_fresh", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}),
     "row-kernels": lambda: beside_peers("rows_kernels", "gbps", "GB/s"),
     "copy": lambda: beside_peers("copy", "gbps", "GB/s", _rested),
@@ -283,6 +325,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "conv2d": lambda: beside_peers("conv2d", "tflops", "TFLOP/s", _rested),
     "gather": lambda: beside_peers("gather", "gbps", "elements of a row, GB/s", _rested),
     "ceiling": parts_removed,
+    "predicted": predicted,
     "host": host_times,
     "checker": checks,
     "mutants-schedules": lambda: mutants(0),

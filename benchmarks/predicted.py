@@ -6,7 +6,7 @@ python -m benchmarks.predicted --model         predicts again, beside what the f
 python -m benchmarks.predicted --only Gemm     some schedules
 python -m benchmarks.predicted --compile       compiles all kernels, in as many processes as there are cores; needs no GPU
 
-Of each schedule there are nine problems. The constants of `tmapipe.timeline.timed.Costs` were fitted to the first three
+Of each schedule there are nine problems. The constants of `tmapipe.timeline.Costs` were fitted to the first three
 alone. A cycle time is `Trace.pace`: cycles from one slot of the ring to the next, in the middle half of a mainloop, or of all
 tiles. It is measured in CTAs of the first clusters, and predicted on a part of the problem that keeps one cluster as busy.
 slower: what stamps cost, the stamped kernel's time over the plain one's, less 1.
@@ -158,7 +158,7 @@ def cases() -> list[Case]:
 
 def predict(case: Case, **costs: float) -> float:
     """The predicted cycle time. costs: constants that are other ones than `H200`'s."""
-    from tmapipe.timeline.timed import H200
+    from tmapipe.timeline import H200
 
     schedule = case.make()
     bound, random = schedule.bind(*_arrays(case)), np.random.default_rng(0)

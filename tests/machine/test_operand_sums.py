@@ -24,7 +24,7 @@ def of(**sums):
     return tp.Operand(sums=sums)
 
 
-A, B = random(2, 100, 72), random(2, 136, 72)
+A, B = random(2, 72, 40), random(2, 72, 40)
 D = A.float() @ B.float().mT
 
 
@@ -54,15 +54,15 @@ def test_sums(options, want):
 
 def test_into_given_tensors_and_without_k():
     schedule = Gemm(*SMALL, a=of(s=OperandSum("m")))
-    s = torch.empty(72)
+    s = torch.empty(40)
     assert schedule(A[0], B[0], s=s)[1] is s and torch.equal(s, A[0].float().sum(0))
     d, s = Gemm(*SMALL, a=of(s=OperandSum("k")))(A[0, :, :0], B[0, :, :0])
-    assert not d.any() and torch.equal(s, torch.zeros(100))
+    assert not d.any() and torch.equal(s, torch.zeros(72))
 
 
-@pytest.mark.parametrize("over", ["k", "m"])
-def test_proved(over):
-    report = Gemm(*SMALL, a=of(s=OperandSum(over))).check()
+def test_proved():
+    """Over m; over k it is registered."""
+    report = Gemm((64, 64, 16), *SMALL[1:], a=of(s=OperandSum("m"))).check()
     assert report.trips == "every trip count" and not report.findings, str(report)
 
 

@@ -12,7 +12,7 @@ import tmapipe as tp
 from tests import browser
 from tests.check.test_timeline import Forgets
 from tmapipe.model.run import page
-from tmapipe.timeline.timed import H200, cycles_of_wgmma
+from tmapipe.timeline import H200, cycles_of_wgmma
 from tmapipe.timeline.trace import REASONS
 
 S = tp.schedules

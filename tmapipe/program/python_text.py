@@ -156,7 +156,7 @@ def code_of(program: Any) -> Callable[[Any], None]:
     return run
 
 
-@functools.lru_cache(maxsize=64)  # instances of one schedule have the same text
+@functools.lru_cache(maxsize=256)  # instances of one schedule have the same text
 def _compiled(text: str) -> Any:
     return compile(text, TRACED, "exec")
 

@@ -158,7 +158,8 @@ class SplitAttention(Attention):
         lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
         more = {name: given[name] for name in ("mask", "sinks") if name in given}
         # All by name: then a call's signature is known, and its launcher is kept.
-        Schedule.__call__(self, **{"q": rows, "k": k, "v": given["v"], **more, "o": parts, "lse": lse})
+        all_of_them: dict[str, Any] = {"q": rows, "k": k, "v": given["v"], **more, "o": parts, "lse": lse}
+        Schedule.__call__(self, **all_of_them)
         apart = {name: heads_last(given[name], groups) for name in ("o", "lse") if name in given}
         found = {name: x.reshape(*rows.shape[:3], *x.shape[4:]) for name, x in apart.items()}  # perhaps a copy
         self.combine(x=parts, l=lse, **found)

@@ -14,6 +14,7 @@ import numpy as np
 from tmapipe.errors import PipelineError
 from tmapipe.isa import ops
 from tmapipe.isa.effects import Start, declared
+from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.ops import Agent, Flight
 from tmapipe.model.layout import Layout
 from tmapipe.model.machine import Machine, Scheduler
@@ -22,138 +23,7 @@ from tmapipe.model.warp import MachineFragments, MachineIsa
 from tmapipe.plan.rings import Matmul
 from tmapipe.plan.thread_layout import ThreadLayout
 from tmapipe.protocol.tile import Tile
-
-# ---- costs -----------------------------------------------------------------------------------------------------------
-#
-# How long operations take: a cost model of one multiprocessor of an H200, in cycles.
-#
-# It predicts steady states: what waits for what, and which of the engines is the limit. It has no conflicts of banks,
-# no instruction cache, no registers, and integer arithmetic of loops costs nothing. Sources of the constants:
-#
-# - [fit] `tmapipe/tuning/cost.py`, fitted to measured GEMMs on an H200 (docs/internals/performance.md); - [paper]
-# NVIDIA's H100 white paper, and the CUDA programming guide's table of arithmetic throughput, compute capability 9.0;
-# - [taken] an order of magnitude, neither fitted nor measured here. Steady states hardly depend on these.
-
-
-WARP = 32
-
-
-@attrs.frozen
-class Costs:
-    """Constants of one kind of GPU, in cycles of a multiprocessor and bytes per cycle unless they say otherwise.
-
-    Args:
-        clock: GHz while tensor cores work [fit]; kernels that do not use them run at `boosted` [fit].
-        macs: Products of 16-bit numbers that the tensor cores of a multiprocessor add up per cycle [paper: 4 x 512].
-        shared: Bytes per cycle of shared memory [paper].
-        ingest: Bytes per cycle that a multiprocessor takes in [fit].
-        memory: GB/s of the device's memory that kernels reach which read and write [performance.md: copies].
-        multiprocessors: That share the memory.
-        load: From the issue of a load to its first byte, from L2 or memory [taken].
-        store: From the issue of a store until its slot has been read, besides the bytes [taken].
-        written: From there until the bytes are in memory [taken].
-        held: Bytes of a multiprocessor's stores that L2 takes before memory has [taken].
-        seen: From a phase's completion until a waiting warp goes on: half of a handover [fit: 239 for both sides, less the
-            issue of operations].
-        drained: From the end of a wgmma until a warp that waits for it goes on [taken].
-        synced: The same of a barrier of warps [taken].
-        peer: From a signal to another CTA of the cluster until it counts [taken].
-        atomic: An atomic addition to global memory, or a word loaded from there [taken].
-        issue: Of one operation without another cost [taken].
-        tma: Of an operation that an engine carries out [taken].
-        fence: Of a proxy fence [taken].
-        membar: Of a release at cluster scope ["some hundred", isa/barriers.py].
-        start: Of a kernel's first operations, before a role's body [taken].
-    """
-
-    clock: float = 1.6
-    boosted: float = 1.95
-    macs: float = 2048.0
-    shared: float = 128.0
-    ingest: float = 79.6
-    memory: float = 4300.0
-    multiprocessors: int = 132
-    load: float = 600.0
-    store: float = 100.0
-    written: float = 500.0
-    held: float = 65536.0
-    seen: float = 60.0
-    drained: float = 30.0
-    synced: float = 20.0
-    peer: float = 200.0
-    atomic: float = 700.0
-    issue: float = 2.0
-    tma: float = 20.0
-    fence: float = 20.0
-    membar: float = 200.0
-    start: float = 400.0
-
-
-H200 = Costs()
-
-
-def clock_of(plan: Any, costs: Costs = H200) -> float:
-    """GHz: lower if tensor cores work."""
-    return costs.clock if plan.matmuls else costs.boosted
-
-
-#: Operations of a warp that cost more than `Costs.issue`, and the constant.
-_NAMED = {
-    ops.MbarArriveTx: "tma", ops.MbarExpectTx: "tma", ops.FenceProxyAsync: "fence", ops.FenceProxyAsyncGlobal: "fence",
-    ops.CounterAdd: "atomic", ops.TableLoad: "atomic", ops.WgmmaFence: "issue",
-}  # fmt: skip
-
-#: Instructions a warp needs for 32 results, as cycles of its quarter of a multiprocessor [paper]: 32 a cycle are fp32's
-#: additions and products; 16 a cycle of a whole multiprocessor are special functions.
-_SPECIAL = 8.0
-_INSTRUCTIONS = {
-    "exp": _SPECIAL + 1, "exp2": _SPECIAL, "log": _SPECIAL + 1, "log2": _SPECIAL, "tanh": _SPECIAL, "rsqrt": _SPECIAL,
-    "sqrt": _SPECIAL + 2, "sigmoid": 2 * _SPECIAL + 2, "erf": _SPECIAL + 12, "truediv": _SPECIAL + 4, "floordiv": 20.0,
-    "mod": 20.0, "widen": 0.5, "to_bf16": 1.0, "to_fp16": 1.0,
-}  # fmt: skip
-_SHUFFLE = 4.0  # 32 results a cycle of a whole multiprocessor [paper]
-
-
-def elementwise(name: str, elements: int) -> float:
-    """Cycles in which a warp applies the operation *name* to so many elements of a fragment."""
-    return math.ceil(elements / WARP) * _INSTRUCTIONS.get(name, 1.0)
-
-
-def reduction(elements: int, lines: int, steps: int) -> float:
-    """Cycles in which a warp reduces so many elements to *lines* numbers, which *steps* shuffles each combine."""
-    return math.ceil(elements / WARP) + math.ceil(lines / WARP) * steps * (_SHUFFLE + 1)
-
-
-def cycles_of_wgmma(matmul: Matmul, costs: Costs = H200) -> float:
-    """Cycles of the tensor cores for one slot's products of one warpgroup. Each instruction reads b, and a unless registers
-    hold it, from shared memory meanwhile."""
-    m, n, k = matmul.shape
-    rows, size = m // matmul.warpgroups, matmul.b.dtype.bytes
-    products = rows * n * k * size / 2 / costs.macs
-    read = (rows * k * (matmul.a is not None) + math.ceil(rows / 64) * n * k) * size
-    return max(products, read / costs.shared)
-
-
-def cycles_of(costs: Costs, layout: Layout, agent: int, op: Any) -> float:
-    """Cycles that a warp spends on one operation, without waits."""
-    kind = type(op)
-    if kind in (ops.GridWait, ops.GridLaunch):
-        return 0.0  # no other kernel is looked at
-    if kind in (ops.SlotRead, ops.SlotWrite):
-        return costs.issue + layout.slots[op.slot][0].slot_bytes / op.parts / costs.shared
-    if kind is ops.TileStore:
-        store = layout.stores[op.store]
-        moved = math.prod(store.tile) * store.buffer.dtype.bytes / layout.roles.count(layout.role(agent))
-        return costs.tma + moved / costs.shared
-    if kind is ops.MbarArriveCluster:
-        return costs.membar if op.scope == "cluster" else costs.tma
-    if kind is ops.ClusterArrive:
-        return costs.membar if op.scope == "cluster" else costs.issue
-    name = _NAMED.get(kind)
-    if name is not None:
-        return float(getattr(costs, name))
-    return costs.tma if declared(kind).effect(Start) is not None else costs.issue
-
+from tmapipe.timeline import H200, SHUFFLE, WARP, Costs, clock_of, cycles_of, cycles_of_wgmma, elementwise
 
 # ---- timed -----------------------------------------------------------------------------------------------------------
 #
@@ -197,12 +67,14 @@ class Share:
 
     Args:
         reuse: By load, how often its bytes are loaded by all CTAs together, of which memory serves one.
+        l2: By load, bytes per cycle that L2 serves.
         read: Bytes per cycle from memory.
         write: The same to memory.
         resident: CTAs of a multiprocessor, which share it.
     """
 
     reuse: Mapping[str, float]
+    l2: Mapping[str, float]
     read: float
     write: float
     resident: int = 1
@@ -216,28 +88,77 @@ class _Fragments(MachineFragments):
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         found = super().elementwise(name, operands)
         if found is not None:
-            self.isa.work += elementwise(name, np.size(found))
+            self._takes(elementwise(name, np.size(found)))
         return found
+
+    def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
+        found = super().read(slot, layout, along)
+        self._takes(math.ceil(np.size(found.data) / WARP), self.isa.costs.words)
+        return found
+
+    def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
+        super().write(slot, values, at)
+        self._takes(math.ceil(np.size(values.data) / WARP), self.isa.costs.words)
+
+    def only_inside(self, *arguments: Any, **named: Any) -> Any:
+        found = super().only_inside(*arguments, **named)
+        self._takes(2.0 * math.ceil(np.size(getattr(found, "data", found)) / WARP))
+        return found
+
+    def read_partials(self, *arguments: Any, **named: Any) -> Any:
+        self._takes(0.0, self.isa.costs.words)
+        return super().read_partials(*arguments, **named)
+
+    def write_partial(self, *arguments: Any, **named: Any) -> None:
+        self._takes(0.0, self.isa.costs.words)
+        super().write_partial(*arguments, **named)
+
+    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
+        super().accumulator_scale(matmul, acc, by)
+        self._takes(matmul.shape[0] // matmul.warpgroups * matmul.shape[1] / (4 * WARP))
+
+    def packed(self, matmul: Matmul, values: Fragment) -> Any:
+        self._takes(math.ceil(np.size(values.data) / WARP) / 2)
+        return super().packed(matmul, values)
 
     def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
         if data is not None:
             lanes = getattr(layout, "row_lanes", 4) if along == "rows" else 8
             lines = max(1, np.size(data) * lanes // max(1, layout.columns if along == "rows" else layout.rows))
-            self.isa.work += reduction(np.size(data), lines, round(math.log2(max(2, lanes))))
+            steps = round(math.log2(max(2, lanes)))
+            each = math.ceil(np.size(data) / WARP)  # of a lane, which has some of the lines
+            chain = each / max(1, lines * lanes // WARP // lanes) if along == "rows" else each
+            shuffles = math.ceil(lines / WARP) * steps
+            self.isa.takes(
+                each + shuffles * (SHUFFLE + 1),
+                max(each, chain * self.isa.costs.depends) + steps * self.isa.costs.shuffle,
+            )
         return super().reduce_in_warp(layout, op, kind, along, data)
+
+    def _takes(self, work: float, more: float = 0.0) -> None:
+        self.isa.takes(work, work * self.isa.costs.stretch + more)
 
 
 class _Isa(MachineIsa):
-    """work: cycles of arithmetic since the last operation; tile: that the warp is at."""
+    """work, alone: cycles of arithmetic since the last operation, of the quarter and of the warp by itself; tile: that the
+    warp is at."""
+
+    costs: Costs
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.work, self.tile = 0.0, ""
+        self.work, self.alone, self.tile = 0.0, 0.0, ""
         self.fragments = _Fragments(self)
 
     def enter(self, tile: Tile) -> None:
         super().enter(tile)
         self.tile = f"tile {tile}"
+        self.alone += self.costs.turn
+
+    def takes(self, work: float, alone: float) -> None:
+        """Adds cycles."""
+        self.work += work
+        self.alone += alone
 
 
 class TimedMachine(Machine):
@@ -257,6 +178,7 @@ class TimedMachine(Machine):
 
     def isa(self, *arguments: Any) -> MachineIsa:
         made = _Isa(*arguments)
+        made.costs = self.costs
         self._isas[made.agent], self._cluster = made, made.cluster_id
         return made
 
@@ -315,9 +237,9 @@ class _Scheduler(Scheduler):
             if op is None:
                 return
             self.came[agent] = time
-        if isa.work:
-            began, end = self.engines.compute(agent, time, isa.work)
-            isa.work = 0.0
+        if isa.work or isa.alone:
+            began, end = self.engines.compute(agent, time, isa.work, isa.alone)
+            isa.work = isa.alone = 0.0
             self._note(Step(self.cluster, agent, None, None, time, began, end, -1, isa.tile))
             self.came[agent] = end
             return self._at(end, agent)
@@ -327,7 +249,8 @@ class _Scheduler(Scheduler):
             self.blocked.setdefault(wait.key(self.state, agent, op), []).append(agent)
             return
         tile, facts = isa.tile, APPLY[kind](self.state, agent, op)
-        end = time + cycles_of(self.costs, self.layout, agent, op)
+        waited = wait is not None and self.came[agent] < time
+        end = time + (self.costs.issue if waited else cycles_of(self.costs, self.layout, agent, op))
         if kind is ops.Exit:
             isa.tile = ""
         number = self._note(
@@ -389,6 +312,9 @@ def _starts(op: Any) -> bool:
     return declared(type(op)).effect(Start) is not None
 
 
+AVERAGED = 0.2  #: weight of the last load in how busy memory is
+
+
 class _Engines:
     """What is busy until when, by CTA. began: when an engine began with a flight."""
 
@@ -396,16 +322,20 @@ class _Engines:
         self.layout, self.costs, self.share = layout, costs, share
         self.began: dict[Flight, float] = {}
         self.tensor, self.asked, self.landing, self.reading, self.writing = ([0.0] * layout.ctas for _ in range(5))
+        self.last, self.busy = (
+            [0.0] * layout.ctas for _ in range(2)
+        )  # when the last load was served, and how busy that is
         self.quarters = [0.0] * (4 * layout.ctas)
         self.wgmma = {name: cycles_of_wgmma(matmul, costs) for name, matmul in layout.matmuls.items()}
 
-    def compute(self, agent: int, time: float, cycles: float) -> tuple[float, float]:
-        """When a warp's arithmetic begins and ends: each quarter of the multiprocessor has every fourth warp."""
+    def compute(self, agent: int, time: float, cycles: float, alone: float) -> tuple[float, float]:
+        """When a warp's arithmetic begins and ends: each quarter of the multiprocessor has every fourth warp. cycles: of the
+        quarter; alone: that the warp takes by itself."""
         cta, warp = divmod(agent, self.layout.warps)
         place = 4 * cta + warp % 4
         began = max(time, self.quarters[place])
         self.quarters[place] = began + cycles * self.share.resident
-        return began, self.quarters[place]
+        return min(began, time + alone), max(time + alone, self.quarters[place])
 
     def until_seen(self, op: Any) -> float:
         """From what ends a wait until the warp goes on."""
@@ -443,11 +373,18 @@ class _Engines:
         began = self.asked[source]
         if flight.cta == _first(flight, op, source):  # the bytes of a multicast leave L2 once
             began = max(time, self.asked[source])
-            self.asked[source] = began + nbytes / min(rate, self.share.read * self.share.reuse.get(op.load, 1.0))
+            share = self.share
+            served = min(share.read * share.reuse.get(op.load, 1.0), share.l2.get(op.load, math.inf))
+            serving = nbytes / served * share.resident
+            since = max(serving, began - self.last[source])
+            if share.reuse.get(op.load, 1.0) <= 1:
+                self.busy[source] += (serving / since - self.busy[source]) * AVERAGED
+            self.asked[source], self.last[source] = began + serving, began
         self.began[flight] = max(time, began)
-        arrives = max(time, self.asked[source]) + costs.load
+        latency = costs.load * (1 + costs.queued * self.busy[source] ** 4)
+        arrives = max(time, self.asked[source]) + latency
         self.landing[cta] = max(arrives, self.landing[cta] + nbytes / rate)
-        return self.landing[cta]
+        return self.landing[cta] + costs.multicast * (getattr(op, "mask", None) is not None)
 
 
 def _first(flight: Flight, op: Any, source: int) -> int:

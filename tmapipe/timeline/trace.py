@@ -19,7 +19,8 @@ from tmapipe.model.layout import Layout
 from tmapipe.model.run import Drawn, Event, Timeline, describe, event_of
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier, Ring
-from tmapipe.timeline.timed import H200, Costs, Share, Step, TimedMachine, clock_of
+from tmapipe.timeline import H200, Costs, clock_of
+from tmapipe.timeline.timed import Share, Step, TimedMachine
 
 if TYPE_CHECKING:
     from tmapipe.check import Report
@@ -467,8 +468,13 @@ def share_of(schedule: Schedule, bound: Bound, costs: Costs = H200) -> Share:
     room = int(getattr(schedule.tiles, "ctas", 1))  # CTAs of a multiprocessor
     ctas = min(schedule.cluster_count(bound.shapes) * plan.cluster_size, costs.multiprocessors * room)
     total = costs.memory / clock_of(plan, costs) / max(1, ctas)
+    reuse = {p.name: math.prod(n for dim, n in grid.items() if dim not in p.dims) for p in plan.loads}
+    large = [dim for dim, n in grid.items() if n > 1]
+    along = (large[-2:] or [""])[0]  # tiles next to each other differ along it
+    served = {p.name: 1 + (plan.cluster_size == 1 and along not in p.dims) for p in plan.loads}
     return Share(
-        reuse={p.name: math.prod(n for dim, n in grid.items() if dim not in p.dims) for p in plan.loads},
+        reuse=reuse,
+        l2={name: costs.l2 / clock_of(plan, costs) / max(1, ctas) * n for name, n in served.items()},
         read=total * loaded / max(1, loaded + stored),
         write=total * stored / max(1, loaded + stored) or total,
         resident=max(1, -(-ctas // costs.multiprocessors)),
