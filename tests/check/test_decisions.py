@@ -92,7 +92,7 @@ def test_copies_begin_at_whole_units(right, broken):
     report = Placed(right).check({"x": "fp16", "z": "fp16", "y": "fp16"})
     assert report.ok and report.trips == EVERY, f"{report}\n{report.runs}"
     report = Placed(broken).check({"x": "fp16", "z": "fp16", "y": "fp16"})
-    assert report.kinds() == {Kind.OUT_OF_RANGE} and "not a multiple of 16 bytes" in report.errors[0].message, (
+    assert report.kinds() == {Kind.OUT_OF_RANGE} and "not a multiple of 16" in report.errors[0].message, (
         report.runs
     )
     assert "deciding.py" in report.errors[0].where[0]
