@@ -19,6 +19,7 @@ PROGRAMS = [name for name in MODULES if "__main__" in (ROOT / "benchmarks" / f"{
 ON_A_GPU = [
     "attention",
     "attention_variants",
+    "byproducts",
     "ceiling",
     "conv2d",
     "copy",
