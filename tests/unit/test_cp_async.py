@@ -168,7 +168,7 @@ def test_vectors_begin_at_multiples_of_their_size():
             with k.ring.produce() as slot:
                 slot.x.load_from(tile.b, tile.h * 4, tile.w * 6, tile.c * 32 + 2)
 
-    with pytest.raises(tp.errors.HazardError, match="not a multiple of 8 bytes"):
+    with pytest.raises(tp.errors.HazardError, match="of fp16: not a multiple of 8"):
         Off()(np.zeros((1, 4, 6, 32), np.float16))
     assert Off().check().kinds() == {Kind.OUT_OF_RANGE}
 

@@ -105,7 +105,7 @@ def test_accumulators_and_starts_anywhere():
         assert (d[: 90 - up, : 90 - left] == product[up:, left:]).all()
     assert schedule.check().ok
     schedule.left = 1
-    with pytest.raises(tp.errors.HazardError, match="not a multiple of 4 bytes"):
+    with pytest.raises(tp.errors.HazardError, match="of fp16: not a multiple of 4"):
         schedule(a, b)
 
 

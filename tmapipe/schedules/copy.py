@@ -43,11 +43,6 @@ from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped, PersistentTiles
 
-# ---- copy ------------------------------------------------------------------------------------------------------------
-#
-# Copy: one warp loads, one stores, through a ring of shared-memory tiles.
-
-
 REGISTERS, OTHERS = 1 << 16, 32  # of a multiprocessor; and of a thread of `CopyPlaces` beside elements and addresses
 TILE, MOST_VALUES = 32 << 10, 80  # bytes of a tile of rows that begin anywhere, and elements of a thread, at most
 MULTIPROCESSOR = 228 * 1024  # bytes of shared memory of one, on sm_90
@@ -94,10 +89,8 @@ class Copy(Schedule):
         if not isinstance(tile, tuple) or len(tile) != 2:
             raise InputError("Copy(tile)", tile, "is (rows, words of 4 bytes)", "e.g. (4, 256)")
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
-        if pending is None:
-            pending = 0 if stages == 1 else 2
         self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32, l2_hint=l2_hint)
-        self.y = TmaStoreStage(source=self.x, stages=pending)
+        self.y = TmaStoreStage(source=self.x, stages=(0 if stages == 1 else 2) if pending is None else pending)
         if ctas is None:  # with a tile, barriers, and what is the system's
             ctas = min(10, max(1, MULTIPROCESSOR // (self.x.tile[0] * self.x.tile[1] * 4 + 2048)))
         self.tiles = GridTiles(Grouped(1), ctas) if stages == 1 else PersistentTiles(Grouped(1))
@@ -331,6 +324,7 @@ class CopyRuns(Schedule):
         tile: (such words of a thread in a tile, tiles of a CTA, warps that share a tile).
         alike: Whether x begins a word where y does, and at a multiple of 16 bytes. There are no gaps then.
         l2_hint: Of the loads, as of `TmaLoadStage`.
+        length: Of a run, if some begin inside a word: tiles begin earlier then, and the last one has to reach the end.
     """
 
     load, work = Role(warps=1), Role(warps=4)
@@ -345,6 +339,7 @@ class CopyRuns(Schedule):
         tile: tuple[int, int, int] = (8, 2, 4),
         alike: bool = False,
         l2_hint: str | None = None,
+        length: int | None = None,
     ):
         if not isinstance(steps, tuple) or not isinstance(gaps, tuple) or len(steps) > 4:
             raise InputError("CopyRuns(steps, gaps)", (steps, gaps), "are tuples of pairs, up to four steps", "e.g. ()")
@@ -361,6 +356,11 @@ class CopyRuns(Schedule):
         self.steps, self.gaps, self.start = steps, gaps, start
         self.width, self.alike, self.unit = width, alike, ALIGNMENT // size
         self.tile, self.word = vectors * width * warps * WARP, max(width, self.unit) if alike else width
+        inside = bool(start[1]) or any(begins for _, begins in steps)
+        if inside and not (is_count(length) and -(length or 0) % self.tile >= self.word - 1):
+            rule = f"leaves {self.word - 1} elements of the last tile of {self.tile}, as runs begin inside a word"
+            raise InputError("CopyRuns(length)", length, rule, "use tiles of other elements")
+        self.relations = (Dim("n", size=length),) if inside else ()
         slot = self.tile + self.unit - 1 + sum(ceil_div(self.tile - 1, length) * further for length, further in gaps)
         slot = self.tile if alike else _in_boxes(slot, LINE // size)
         self.names = ("e", "d", "c", "b")[4 - len(steps) :]
@@ -378,7 +378,7 @@ class CopyRuns(Schedule):
         (place, before), first = self.start, tile.n * self.tile
         for name, (step, begins) in zip(self.names, self.steps, strict=True):
             place, before = place + getattr(tile, name) * step, before + getattr(tile, name) * begins
-        if self.start[1] or any(begins for _, begins in self.steps):
+        if self.relations:
             first = first - before % self.word
         if not self.gaps:
             return first, 0, place + first
@@ -479,7 +479,8 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     vector = math.gcd(ALIGNMENT, width * other, n * other, address_of(y), *(step * other for step in out))
     hint = "evict_last" if n * math.prod(shape) * size >= MUCH else None
     pairs = tuple(zip(steps, begins, strict=True))
-    key = pairs, tuple(gaps), size, (start, begin), (width, vector), (vectors, each, warps), alike, hint
+    length = n if any((begin, *begins)) else None
+    key = pairs, tuple(gaps), size, (start, begin), (width, vector), (vectors, each, warps), alike, hint, length
     return key, seen_as(x, (start + _reach(x),), (1,), start), seen_as(y, (*shape, n), (*out, 1))
 
 
