@@ -251,8 +251,8 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "Copy, by threads",
-        lambda: CopyRuns(((9000, 1),), ((30, 11), (600, 41)), 2, (5, 1), (2, 2), (6, 2, 4), length=6000),
-        lambda: CopyRuns((), ((5, 2),), 2, (1, 0), (1, 2), (2, 2, 2)),
+        lambda: CopyRuns(((9000, 1),), ((30, 11), (600, 41)), (5, 1), (2, 2, 2), (6, 2, 4), length=6000),
+        lambda: CopyRuns((), ((5, 2),), (1, 0), (2, 1, 2), (2, 2, 2)),
         ((1, 1, {"w": 400}), (2, 1, {"w": 400})),
     ),
     Registered(

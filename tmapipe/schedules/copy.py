@@ -318,9 +318,9 @@ class CopyRuns(Schedule):
         steps: Along each of y's dimensions before n, up to four: (elements of x from one run to the next, how far on in a word
             y's then begin).
         gaps: (length, elements that are left out after it), the shortest length first, of which the others are multiples.
-        size: Bytes of an element of x.
         start: (elements after a multiple of 16 bytes where x begins, elements after the begin of a word where y does).
-        word: (elements that a thread has side by side, bytes of which addresses and runs of y are whole multiples).
+        word: (bytes of an element of x, elements that a thread has side by side, bytes of which addresses and runs of y are
+            whole multiples).
         tile: (such words of a thread in a tile, tiles of a CTA, warps that share a tile).
         alike: Whether x begins a word where y does, and at a multiple of 16 bytes. There are no gaps then.
         l2_hint: Of the loads, as of `TmaLoadStage`.
@@ -333,9 +333,8 @@ class CopyRuns(Schedule):
         self,
         steps: tuple[tuple[int, int], ...] = (),
         gaps: tuple[tuple[int, int], ...] = ((72, 40),),
-        size: int = 1,
         start: tuple[int, int] = (0, 0),
-        word: tuple[int, int] = (4, 4),
+        word: tuple[int, int, int] = (1, 4, 4),
         tile: tuple[int, int, int] = (8, 2, 4),
         alike: bool = False,
         l2_hint: str | None = None,
@@ -344,14 +343,14 @@ class CopyRuns(Schedule):
         if not isinstance(steps, tuple) or not isinstance(gaps, tuple) or len(steps) > 4:
             raise InputError("CopyRuns(steps, gaps)", (steps, gaps), "are tuples of pairs, up to four steps", "e.g. ()")
         counts = [isinstance(some, tuple) and all(map(is_count, some)) and len(some) for some in (word, tile)]
-        if counts != [2, 3] or word[0] not in WIDTHS:
-            rule = "are two and three numbers, and 1, 2, 4 or 8 elements are side by side"
-            raise InputError("CopyRuns(word, tile)", (word, tile), rule, "e.g. (4, 4) and (8, 2, 4)")
+        if counts != [3, 3] or word[1] not in WIDTHS:
+            rule = "are three numbers each, and 1, 2, 4 or 8 elements are side by side"
+            raise InputError("CopyRuns(word, tile)", (word, tile), rule, "e.g. (1, 4, 4) and (8, 2, 4)")
+        (size, width, vector), (vectors, each, warps) = word, tile
         pair = isinstance(start, tuple) and len(start) == 2 and all(type(n) is int and n >= 0 for n in start)
         if size not in (1, 2, 4) or not pair or start[0] * size >= ALIGNMENT or (alike and gaps):
             rule = "are bytes of an element, 1, 2 or 4, and elements after a multiple of 16 bytes; no gaps if alike"
-            raise InputError("CopyRuns(size, start)", (size, start), rule, "e.g. 1 and (0, 0)")
-        (width, vector), (vectors, each, warps) = word, tile
+            raise InputError("CopyRuns(word, start)", (word, start), rule, "e.g. (1, 4, 4) and (0, 0)")
         self.work = Role(warps=warps)
         self.steps, self.gaps, self.start = steps, gaps, start
         self.width, self.alike, self.unit = width, alike, ALIGNMENT // size
@@ -480,7 +479,7 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     hint = "evict_last" if n * math.prod(shape) * size >= MUCH else None
     pairs = tuple(zip(steps, begins, strict=True))
     length = n if any((begin, *begins)) else None
-    key = pairs, tuple(gaps), size, (start, begin), (width, vector), (vectors, each, warps), alike, hint, length
+    key = pairs, tuple(gaps), (start, begin), (size, width, vector), (vectors, each, warps), alike, hint, length
     return key, seen_as(x, (start + _reach(x),), (1,), start), seen_as(y, (*shape, n), (*out, 1))
 
 
