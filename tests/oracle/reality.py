@@ -213,6 +213,8 @@ def main() -> int:
         "rejected": {"summary": summary(rejected), "jobs": rejected},
         "sanitized": sanitized,
     }
+    for jobs in (accepted, rejected, sanitized):
+        jobs[:] = [{name: value for name, value in job.items() if value not in (None, "", [])} for job in jobs]
     text = json.dumps(result, separators=(",", ":")).replace('{"seed"', '\n{"seed"')  # a job a line
     with open(os.path.join(options.out, "reality.json"), "w") as file:
         file.write(text + "\n")
