@@ -30,19 +30,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 import tmapipe as tp
 from benchmarks.cli import add_options, finish, gpu_of, kept, method_of, settings
-from benchmarks.results import OURS, Results, commit, print_table, read, text_of
+from benchmarks.results import OURS, Results, commit, folder_of, print_table, read, text_of
 from tmapipe.schedules import Attention, Copy, Score
 from tmapipe.tuning.cost import rested
 
 TOKENS, WIDTH, SAMPLED, WRONG = 16384, 2048, 48, 1e-2
-RESULTS = Path(__file__).parent / "results" / "attention.json"
+RESULTS = folder_of() / "attention.json"
 PARTS = ("rows", "wide", "drawn", "forms", "decode")
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 DRAWN, LEAST_FLOP, MOST_FLOP, MOST_BYTES = 24, 1e9, 4e12, 6e9

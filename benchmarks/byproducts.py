@@ -20,13 +20,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import tmapipe as tp
 from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.random_problems import log_uniform
-from benchmarks.results import OURS, Results, print_table, read
+from benchmarks.results import OURS, Results, folder_of, print_table, read
 from tmapipe.epilogue import ColumnSum, Epilogue, OperandSum, RowSum
 from tmapipe.schedules import Gemm, SymmetricGemm
 from tmapipe.tuning.cost import rested
@@ -157,8 +156,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     if args.report:
-        folder = Path(args.out) if args.out else Path(__file__).parent / "results"
-        report(read(folder / f"{SUITE}.json")["rows"])
+        report(read(folder_of(args.out) / f"{SUITE}.json")["rows"])
         return 0
     gpu = gpu_of(SUITE)
     if not gpu:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plot import dots
-from benchmarks.results import OURS, best, read
+from benchmarks.results import OURS, best, folder_of, read
 
 _INTERNALS = Path(__file__).resolve().parents[1] / "docs" / "internals"
 _TUTORIALS = sorted(_INTERNALS.parent.glob("tutorials/[0-9]*.md"))
@@ -31,7 +31,7 @@ PAGES = [
     _INTERNALS.parent / "timeline.md",
     *_TUTORIALS,
 ]
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = folder_of()
 _PLACE = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 Rows = list[dict[str, Any]]

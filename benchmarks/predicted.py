@@ -29,12 +29,12 @@ import attrs
 import numpy as np
 
 from benchmarks.cli import gpu_of
-from benchmarks.results import OURS, Results, print_table, read
+from benchmarks.results import OURS, Results, folder_of, print_table, read
 from examples.softmax import softmax_of
 from tmapipe import schedules
 from tmapipe.timeline.trace import pace_of, share_of, timed
 
-RESULTS = Path(__file__).parent / "results" / "predicted.json"
+RESULTS = folder_of() / "predicted.json"
 KINDS = ("Copy", "Gemm", "PingPong", "Softmax", "Attention")
 FITTED = 3  #: of each schedule's problems, the first ones
 RECORDED = 4  #: clusters

@@ -35,7 +35,7 @@ import attrs
 
 from benchmarks import peers
 from benchmarks.cli import add_options, gpu_of, guarded, method_of, settings
-from benchmarks.results import OURS, Results, print_table, read
+from benchmarks.results import OURS, Results, folder_of, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
 from tmapipe.tuning.compiling import compile_all, load
 from tmapipe.tuning.cost import estimates, rested, screen
@@ -423,7 +423,7 @@ def suite_of(gpu: str, stem: str = "random") -> str:
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     if args.report:
-        for path in sorted((Path(args.out) if args.out else Path(__file__).parent / "results").glob("random*.json")):
+        for path in sorted(folder_of(args.out).glob("random*.json")):
             kept = read(path)
             if kept["suite"] == suite_of(kept["gpu"]):
                 print(kept["gpu"])

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.cases import checker
 from benchmarks.cli import add_options, gpu_of, kept, method_of, settings
-from benchmarks.results import OURS, Results, print_table, read
+from benchmarks.results import OURS, Results, folder_of, print_table, read
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.schedules.crossentropy import CrossEntropy, LogSoftmax, Reduce, Softmax
 from tmapipe.schedules.norms import LayerNorm, RmsNorm
@@ -250,7 +250,7 @@ def runs_of(case: Case, ours: dict[str, Rows], peers: bool) -> tuple[dict[tuple[
 
 
 def warm(cases: Iterable[Case]) -> None:
-    """Calls the peers once, so that what they compile lies in their caches."""
+    """Calls each peer once, so that its compiled kernels lie in its cache."""
     for case in cases:
         for run in runs_of(case, {}, True)[0].values():
             run()
@@ -331,7 +331,7 @@ def main(argv: list[str] | None = None) -> int:
     add_options(parser)
     args = parser.parse_args(argv)
     if args.report:
-        report(read((Path(args.out) if args.out else Path(__file__).parent / "results") / "rows_random.json")["rows"])
+        report(read(folder_of(args.out) / "rows_random.json")["rows"])
         return 0
     gpu = gpu_of("random_rows")
     if not gpu:

@@ -51,7 +51,7 @@ from benchmarks.random_problems import (
     suite_of,
     varied,
 )
-from benchmarks.results import OURS, Results, print_table, read
+from benchmarks.results import OURS, Results, folder_of, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, estimate
 from tmapipe.tuning.compiling import ready
 from tmapipe.tuning.cost import rested
@@ -373,8 +373,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     if args.report:
-        folder = Path(args.out) if args.out else Path(__file__).parent / "results"
-        report(read(folder / f"{SUITE}.json")["rows"])
+        report(read(folder_of(args.out) / f"{SUITE}.json")["rows"])
         return 0
     if not gpu_of(SUITE):
         return 2

@@ -31,6 +31,13 @@ __all__ = ["OURS", "Results", "best", "commit", "print_table", "read", "text_of"
 
 OURS = "tmapipe"
 _HERE = Path(__file__).resolve().parent
+
+
+def folder_of(given: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of result files: *given*, or benchmarks/results."""
+    return Path(given) if given is not None else _HERE / "results"
+
+
 _REQUIRED = ("problem", "dtype", "peer", "variant")
 _PACKAGES = ("nvidia-cutlass-dsl", "apache-tvm-ffi", "torch", "triton", "quack-kernels")
 
@@ -59,7 +66,7 @@ class Results:
     def write(self, folder: str | os.PathLike[str] | None = None) -> Path:
         """Writes ``<suite>.json`` into *folder* (benchmarks/results by default) under a temporary name first, so that a
         run cut short leaves the last whole file. Returns the path."""
-        path = Path(folder) if folder is not None else _HERE / "results"
+        path = folder_of(folder)
         path.mkdir(parents=True, exist_ok=True)
         target = path / f"{self.suite}.json"
         partial = target.with_suffix(".json.tmp")
@@ -71,7 +78,7 @@ class Results:
     def resume(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Takes over the rows of an earlier file of this suite, if it has the same gpu, versions, commit and method. Raises
         `ValueError` if it has others: numbers of different software are not put into one table."""
-        path = (Path(folder) if folder is not None else _HERE / "results") / f"{self.suite}.json"
+        path = folder_of(folder) / f"{self.suite}.json"
         if not path.exists():
             return
         old = read(path)

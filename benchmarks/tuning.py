@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.cli import add_options, gpu_of, method_of, settings
 from benchmarks.gemm import SHAPES, checker, make_operands, shape
-from benchmarks.results import OURS, Results, read
+from benchmarks.results import OURS, Results, folder_of, read
 from tmapipe.tuning import Candidate, Problem, candidates, estimate, ranked
 from tmapipe.tuning.candidates import hinted
 from tmapipe.tuning.compiling import build_all
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     add_options(parser)
     args = parser.parse_args(argv)
     if args.fit:
-        return fit(Path(args.out or Path(__file__).parent / "results"))
+        return fit(folder_of(args.out))
     gpu = gpu_of("tuning")
     if not gpu:
         return 2
