@@ -151,20 +151,26 @@ def test_a_store_that_is_left_out_is_refused():
     refused(Forgets().check, argument="y", rule="no body stores")
 
 
+class Filled(tp.Schedule):
+    """Tiles of x in slots. Subclasses say what is stored."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=2)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(8, 128), ring=ring)
+    y = tp.ThreadStoreStage("m n", tile=(8, 128), role=work, vector=4)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+
 def masked(columns=64):
     """Stores elements greater than a bound, and those of even columns, of pieces of a tile."""
 
-    class Masked(tp.Schedule):
-        load, work = tp.Role(warps=1), tp.Role(warps=2)
-        ring = tp.BarrierRing(2, producer=load, consumer=work)
-        x = tp.TmaLoadStage("m n", tile=(8, 128), ring=ring)
-        y = tp.ThreadStoreStage("m n", tile=(8, 128), role=work, vector=4)
+    class Masked(Filled):
+        work = Filled.work
         z = tp.ThreadStoreStage("m n", tile=(8, 128), role=work, vector=4)
-
-        @load.jit
-        def fill(self, k, tile):
-            with k.ring.produce() as slot:
-                slot.x.load(tile)
 
         @work.jit
         def drain(self, k, tile):
@@ -194,16 +200,8 @@ def test_what_a_mask_leaves_out_stays():
 
 @pytest.mark.parametrize("mask", [lambda v: v, lambda v: True])
 def test_masks_are_comparisons_of_the_tile(mask):
-    class Wrong(tp.Schedule):
-        load, work = tp.Role(warps=1), tp.Role(warps=2)
-        ring = tp.BarrierRing(2, producer=load, consumer=work)
-        x = tp.TmaLoadStage("m n", tile=(8, 128), ring=ring)
-        y = tp.ThreadStoreStage("m n", tile=(8, 128), role=work, vector=4)
-
-        @load.jit
-        def fill(self, k, tile):
-            with k.ring.produce() as slot:
-                slot.x.load(tile)
+    class Wrong(Filled):
+        work = Filled.work
 
         @work.jit
         def drain(self, k, tile):
