@@ -432,10 +432,8 @@ class RowKernel:
             tables: Integers of 32 bits, some a row.
         """
         given = {**loaded, **others, **(tables or {}), **stored, **(numbers or {})}
-        over, there = (
-            any(x is y for x in loaded.values() for y in stored.values()),
-            {n for n in given if given[n] is not None},
-        )
+        over = any(x is y for x in loaded.values() for y in stored.values())
+        there = {name for name, x in given.items() if x is not None}
         for names, call in () if over else self.__dict__.get("_again", ()):  # such calls of one kernel
             if there == {*names}:
                 found = call(tuple(given[name] for name in names), None, {})
