@@ -142,8 +142,8 @@ def transpose(shape: tuple[int, ...], dims: tuple[int, ...], dtype: str = "bfloa
 
 
 def products(batch: int, m: int, n: int, k: int, explore: int = 0) -> Made:
-    """Batches of small products: what `choose` takes, after a look at four. Or to *explore*, what it takes without a look, so
-    many likely candidates, and those of several CTAs on a multiprocessor."""
+    """Batches of small products by what `choose` takes after a look at four candidates. With a number to *explore*: by what
+    `choose` takes without a look, by so many likely candidates, and by candidates of several CTAs a multiprocessor."""
     import torch
 
     import tmapipe as tp

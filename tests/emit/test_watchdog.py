@@ -1,4 +1,4 @@
-"""The watchdog: what it adds to a kernel, how its kernels are kept apart, and what is said of one that hangs; stamps."""
+"""The watchdog: its code in a kernel, its kernels beside plain ones in caches, its report of a hang. And stamps."""
 
 import math
 import pathlib

@@ -292,7 +292,7 @@ class Deadlock:
 
 
 def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes: Sequence[Finding]) -> Finding:
-    """The finding of a deadlock: which warps wait for which barriers, whose wait is the cause, and what that wait needs.
+    """The finding of a deadlock: the waiting warps with their barriers, the warp whose wait is the cause, and what ends it.
 
     Args:
         causes: Findings about how roles enter and leave slots, which explain deadlocks.

@@ -212,7 +212,7 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
 
 
 def _as_the_other(one: ThreadLayout | None, other: ThreadLayout | None) -> str:
-    """How to read one of two fragments so that it goes with the other: a vector as numbers of its columns or rows."""
+    """How to read one of two fragments so that both fit: a vector as one number for each column or row of the other."""
     for vector, tile in ((one, other), (other, one)):
         for lines in ("columns", "rows"):
             if vector and tile and vector.rows == 1 < tile.rows and vector.columns == getattr(tile, lines):

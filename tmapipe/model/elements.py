@@ -288,7 +288,7 @@ def _of_block(cut: Cut, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]
 
 
 def raw_name(function: Callable[..., None]) -> str:
-    """A text that tells a raw function from others: its name, its first line and the values that it encloses."""
+    """A text that tells a raw function from others: the function's name, its first line, the values of its closure."""
     function = inspect.unwrap(function)
     code, name = getattr(function, "__code__", None), getattr(function, "__name__", type(function).__name__)
     if code is None:

@@ -107,7 +107,7 @@ class Search:
         self.idle: dict[Any, set[Any]] = {}  # location -> those to which nothing leads but decisions
 
     def forget(self) -> None:
-        """Lets go of all that it has found, whose parts know each other: they need not wait for the garbage collector."""
+        """Clears this object and `shared`, whose findings refer to each other and would wait for the garbage collector."""
         for each in (self.shared, self):
             vars(each).clear()
 

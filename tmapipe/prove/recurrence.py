@@ -65,8 +65,8 @@ class RunState:
         return not ((known[at, :both] & ~enough[:, :both]).any() or known[at, both:].any())
 
     def knowing_less(self, other: RunState) -> RunState | None:
-        """This state with less knowledge, so that it covers this state and *other*: a complete phase of an mbarrier tells
-        only what it tells in both. None if *other* knows less in another way too, or has facts of its own."""
+        """A state with less knowledge that covers this state and *other*: a complete phase of an mbarrier tells there only
+        what the phase tells in both states. None if *other* knows less in another way too, or has facts of its own."""
         if self.form != other.form:
             return None
         (mine, known, _), (theirs, _, enough) = self.known, other.known

@@ -275,7 +275,7 @@ class Spread:
 
 
 class Telling:
-    """Which warps can still learn something from which other warps. tells: [b, a], whether a can learn from b."""
+    """Whether a warp can still learn something from another warp. tells: [b, a], whether warp a can learn from warp b."""
 
     def __init__(self, spread: Spread, uses: tuple[Uses, ...]):
         self.spread, self.layout, self.uses = spread, spread.layout, uses
