@@ -20,6 +20,7 @@ import attrs
 from tmapipe.base.arithmetic import DType
 from tmapipe.errors import DeadlockError, InputError, PipelineError
 from tmapipe.gpu.control import emit_ptx
+from tmapipe.isa.ops import ARRIVALS, COMMITS
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, For, If, Let, Node, While
@@ -335,8 +336,6 @@ def _numbers(word: str, numbers: list[int]) -> str:
 ROW = 1 << 17  #: bytes of a row, a power of two: when it is full, nothing more is written
 HEAD = 32  #: of it, before the stamps: nanoseconds, clock and multiprocessor at the start; nanoseconds, clock and end
 _WAITS = (WAIT, "wgmma_wait", "bulk_wait_group", "cta_sync", "cluster_wait")
-_ARRIVES = ("mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx")
-_COMMITS = ("wgmma_commit", "bulk_commit_group")
 _ISSUES = ("wgmma", "tma_store", "bulk_store")
 
 # A thread without a row has 0 in the register, and a full row ends at a multiple of its size: neither writes.
@@ -425,9 +424,9 @@ def _places(nodes: Sequence[Any], found: list[Place], before: _Before) -> None:
                 _places(part, found, before)
         elif method in _ISSUES:
             before.issues = node
-        elif method == "wgmma_commit" or (method in _WAITS and getattr(following, "method", "") in _ARRIVES):
+        elif method == "wgmma_commit" or (method in _WAITS and getattr(following, "method", "") in ARRIVALS):
             before.passed = (*before.passed, node)
-        elif method in (*_WAITS, *_ARRIVES, *_COMMITS):
+        elif method in (*_WAITS, *ARRIVALS, *COMMITS):
             add(node, True)
         else:
             before.computes |= method.startswith("fragments.") and method != "fragments.accumulator"

@@ -41,6 +41,9 @@ from tmapipe.plan.rings import Barrier, Buffer, Ring
 
 
 ON_BAR = Until(bar="bar", nbytes="nbytes")
+#: What arrives at mbarriers, and what ends a group of asynchronous operations, with the unit that then works: methods.
+ARRIVALS = ("mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx")
+COMMITS = {"wgmma_commit": "wgmma", "bulk_commit_group": "bulk"}
 
 
 @operation(

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from tmapipe.isa import ops
-from tmapipe.isa.ops import Counted, Flight
+from tmapipe.isa.ops import ARRIVALS, COMMITS, Counted, Flight
 from tmapipe.model.layout import Layout
 from tmapipe.plan.model import Plan
 from tmapipe.program.expressions import Call
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 PASSED = 64  #: cycles: a wait that took no longer has found what it waits for
 ISSUED = 20  #: cycles of an arrival or a commit, at most
 made_of: Any = ops  #: what makes operations, which all take `where`, the source line
-_ARRIVES = ("mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx")
-_COMMITS = {"wgmma_commit": "wgmma", "bulk_commit_group": "bulk"}
 
 
 @attrs.frozen
@@ -216,10 +214,10 @@ class _Cluster:
                 turn += 1
                 tile = f"tile {turn} of the CTA"
             for node in (*place.passed, *([place.node] if place.after else [])):
-                if node.method in _COMMITS:
+                if node.method in COMMITS:
                     committed = now if node is place.node else before
-                    groups[_COMMITS[node.method]].append((committed, (place.issues, slot_read)))
-                elif node.method in _ARRIVES:
+                    groups[COMMITS[node.method]].append((committed, (place.issues, slot_read)))
+                elif node.method in ARRIVALS:
                     if slot >= 0:
                         self._arrive(agent, node, slot, max(before, now - ISSUED), now, tile)
                 else:
