@@ -55,7 +55,7 @@ def test_as_many_clusters_as_the_dsl_says():
 
 
 def test_equal_schedules_share_a_kernel():
-    x = torch.randn(300, 1000, device="cuda").bfloat16()
+    x = torch.randn(300, 1000, device="cuda").bfloat16()[:, :992]
     one, other = tp.schedules.Copy((4, 64)), tp.schedules.Copy((4, 64))
     assert torch.equal(one(x), other(x))
     (mine,), (its,) = (vars(each)["_compiled"].values() for each in (one, other))

@@ -73,6 +73,14 @@ def test_what_the_engine_can_move_is_not_left_to_threads(name, monkeypatch):
     assert sum(moved) == x.nbytes
 
 
+@pytest.mark.parametrize("dtype, columns", [(BF16, 65), (torch.int8, 129), (torch.int64, 5)])
+def test_odd_rows_that_lie_alike(dtype, columns):
+    """They begin at multiples of 16 bytes in both tensors, and their ends are no such multiples."""
+    x, whole = some(40, 144, dtype=dtype)[:, :columns], torch.zeros(40, 144, dtype=dtype)
+    tp.schedules.Copy()(x, out=whole[:, :columns])
+    assert torch.equal(whole[:, :columns], x) and not whole[:, columns:].any()
+
+
 def test_rows_that_are_repeated():
     check(some(33).expand(4, 33))
 

@@ -220,7 +220,7 @@ class CopyPlaces(Schedule):
         size: Bytes of an element of x.
         start: Elements after a multiple of 16 bytes where the first row begins.
         width: Elements that a thread has side by side.
-        vector: Bytes of which addresses and strides of y are whole multiples, and where rows begin in it.
+        vector: Bytes of which addresses, strides and rows of y are whole multiples.
     """
 
     load, work = Role(warps=1), Role(warps=4)
@@ -296,7 +296,7 @@ def _places_form(length: int, size: int, width: int) -> tuple[int, int, int]:
 
 def _together(x: Any, y: Any) -> tuple[int, int]:
     """Elements of rows that threads have side by side: 16 bytes of x where rows of y begin as many bytes after a multiple of
-    16, else as many as lie so in both; and the bytes in y of the latter."""
+    16, else as many as lie so in both; and the bytes in y that the latter and a row are whole multiples of."""
     pairs = [
         (each, each.dtype.itemsize, (address_of(each) // each.dtype.itemsize, *strides_of(each)[:-1]))
         for each in (x, y)
@@ -304,7 +304,8 @@ def _together(x: Any, y: Any) -> tuple[int, int]:
     per = min(math.gcd(ALIGNMENT, *(place * size for place in places)) // size for _, size, places in pairs)
     (_, size, places), (_, other, others) = pairs
     alike = all((one - two) * size % ALIGNMENT == 0 for one, two in zip(places, others, strict=True))
-    return min(ALIGNMENT // size if alike and size == other else per, WIDEST), per * other
+    width = min(ALIGNMENT // size if alike and size == other else per, WIDEST)
+    return width, math.gcd(per, y.shape[-1]) * other
 
 
 class CopyRuns(Schedule):
