@@ -1,10 +1,15 @@
 """Copies of tensors of any rank, strides, alignment and element type. `tests/gpu` runs them too."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tmapipe as tp
+from tests.sweeps import examples
 
 BF16 = torch.bfloat16
 
@@ -79,6 +84,34 @@ def test_odd_rows_that_lie_alike(dtype, columns):
     x, whole = some(40, 144, dtype=dtype)[:, :columns], torch.zeros(40, 144, dtype=dtype)
     tp.schedules.Copy()(x, out=whole[:, :columns])
     assert torch.equal(whole[:, :columns], x) and not whole[:, columns:].any()
+
+
+@st.composite
+def views(draw, extents, dtype):
+    """(memory, a tensor of *extents* in it): dimensions in any order, any start, rows with or without something between."""
+    order = draw(st.permutations(range(len(extents))))
+    pitches = [extents[dim] + draw(st.sampled_from([0, 0, 1, 3, 8])) for dim in order[1:]]
+    if pitches and draw(st.booleans()):
+        pitches[-1] = -(-pitches[-1] // 16) * 16  # so that rows begin alike
+    start = draw(st.sampled_from([0, 0, 1, 3, 8]))
+    steps = [math.prod(pitches[at:]) for at in range(len(order))]
+    memory = some(start + extents[order[0]] * steps[0], dtype=dtype)
+    return memory, memory.as_strided(extents, [steps[order.index(dim)] for dim in range(len(order))], start)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.data())
+def test_any_views(data):
+    extents = data.draw(st.lists(st.sampled_from([1, 2, 3, 5, 17, 33, 64, 65, 130]), min_size=1, max_size=4))
+    while math.prod(extents) > 20_000:
+        extents.remove(max(extents))
+    dtype = data.draw(st.sampled_from([BF16, torch.int8, torch.float32, torch.int64]))
+    (_, x), (memory, y) = (data.draw(views(extents, dtype)) for _ in range(2))
+    memory.fill_(77)
+    expected = memory.clone()
+    expected.as_strided(y.shape, y.stride(), y.storage_offset()).copy_(x)
+    tp.schedules.Copy()(x, out=y)
+    assert torch.equal(memory, expected)
 
 
 def test_rows_that_are_repeated():
