@@ -121,10 +121,10 @@ def test_rows_that_are_repeated():
 def check_types(device="cpu"):
     x = torch.randn(9, 301, device=device)
     for kind in (BF16, torch.float16):
-        for given in (x, x[:, :296], x[1:, 3:]):
-            y = torch.empty(given.shape, dtype=kind, device=device)
-            back = torch.empty(given.shape, device=device)
-            assert torch.equal(tp.schedules.Copy()(given, out=y), given.to(kind))
+        for view in (x, x[:, :296], x[1:, 3:]):
+            y = torch.empty(view.shape, dtype=kind, device=device)
+            back = torch.empty(view.shape, device=device)
+            assert torch.equal(tp.schedules.Copy()(view, out=y), view.to(kind))
             assert torch.equal(tp.schedules.Copy()(y, out=back), y.float())
 
 
