@@ -10,9 +10,10 @@ measured a fair part. Half of those in bf16 have rows that lie 8 or 64 elements 
 output that begins 8 elements to the right. "chosen" is what the estimate alone takes, "looked" what `choose` takes on its own
 GPU: it looks at up to four candidates.
 
-All variants of a problem run in one process on the same data, in random order, rested. A result is right if it is near
-float64's, if a second launch makes the same bits, and if nothing beside the output has changed. Processes choose and compile
-for later problems meanwhile.
+All variants of a problem run in one process on the same data, in random order, with rests that are ten times as long as the
+batches, `--rest` seconds at most. The look takes the fastest of a first round; the times are those of later rounds. A result is
+right if it is near float64's, if a second launch makes the same bits, and if nothing beside the output has changed. Processes
+choose and compile for later problems meanwhile.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ from benchmarks.random_problems import (
 from benchmarks.results import OURS, Results, folder_of, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, estimate
 from tmapipe.tuning.compiling import ready
-from tmapipe.tuning.cost import rested
+from tmapipe.tuning.cost import Timing, rested
 from tmapipe.tuning.problem import LINE
-from tmapipe.tuning.tuner import LOOKS, METHOD, pick, unsure
+from tmapipe.tuning.tuner import LOOKS, unsure
 
 SUITE = "random_views"
 COUNTS = {"along k": 100, "other majors": 40, "fp8": 24}
@@ -66,6 +67,8 @@ FURTHER = (0, 0, 8, 64)  # elements by which rows lie further apart than they ar
 WHICH = ("chosen", "looked", "best")  # of ours: by estimate; after a look; of all that were measured
 GUARD = 1  # rows behind the output that nobody may write
 AHEAD = 2  # problems in work, of each compiling process
+LOOKING = 1  # rounds before those that are reported, by which one of ours is taken
+RESTS, LEAST_REST = 10, 5e-3  # of a batch's time; and seconds
 
 
 @attrs.frozen
@@ -277,10 +280,14 @@ def measure(view: View, ahead: Any, clock: Any, results: Results, args: Any, pla
             clock.rest(0.0)  # raises if the device itself is lost
             said.append(f"{' '.join(key)}: {(str(error).splitlines() or [''])[0][:200]}")
             del runs[key]
-    right = {str(each): runs[OURS, str(each)] for each in looks if (OURS, str(each)) in runs}
-    looked = next(iter(right), "") if len(right) < 2 else pick(right, clock, METHOD)[0][0]
     estimated = {str(each): estimate(problem, each, ahead.device) for each in (*looks, *more)}
-    for (peer, variant), timing in rested(runs, clock, method_of(args)).items():
+    rest = max(LEAST_REST, RESTS * args.batch * min(estimated.values()) * 1e-6)
+    method = attrs.evolve(method_of(args), rounds=LOOKING + args.rounds, rest=min(args.rest, rest))
+    timings = rested(runs, clock, method)
+    right = {str(each): timings[OURS, str(each)] for each in looks if (OURS, str(each)) in runs}
+    looked = min(right, key=lambda each: statistics.median(right[each].rounds[:LOOKING]), default="")
+    for (peer, variant), both in timings.items():
+        timing = Timing.of(both.rounds[LOOKING:])
         results.add(
             problem=view.name, dtype=dtype_name(problem), peer=peer, variant=variant, us=timing.us, kind=view.kind,
             spread=timing.spread, rel_err=errors[peer, variant], estimated_us=estimated.get(variant),
@@ -366,7 +373,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compiling processes (default %(default)s)")
     parser.add_argument("--report", action="store_true", help="only print the stored results")
     add_options(parser)
-    parser.set_defaults(rounds=3, batch=6, rest=0.3)
+    parser.set_defaults(rounds=3, batch=6, rest=0.1)
     return parser.parse_args(argv)
 
 
