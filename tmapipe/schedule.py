@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.barrier import Role
 from tmapipe.base.arithmetic import Dim, DType, as_dtype
+from tmapipe.bind import Bound, note_written
 from tmapipe.bind import tensors as tensors_
-from tmapipe.bind.bound import Bound, note_written
 from tmapipe.calling import Calls, as_declared, check_clusters, check_one_kernel, on_model
 from tmapipe.errors import InputError, check_bool, needed
+from tmapipe.plan import make_plan
 from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare, key_of, same
 from tmapipe.plan.explain import explain
 from tmapipe.plan.model import Plan
-from tmapipe.plan.planner import make_plan
 from tmapipe.plan.rings import arch_named
 from tmapipe.protocol.tile import Tile
 from tmapipe.tiles.order import Axis, TileOrder, axes_of, check_axes, check_relations, check_rows, with_order
@@ -319,8 +319,8 @@ class Schedule(Calls):
         return traced
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
+        from tmapipe.model import Machine
         from tmapipe.model.layout import Layout
-        from tmapipe.model.machine import Machine
         from tmapipe.model.run import Run
 
         if bound.empty:

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tmapipe.command.app import app
+from tmapipe import command as app
 
 
 @pytest.mark.parametrize("verb", ["doctor", "demo"])

@@ -31,8 +31,7 @@ from tmapipe.gpu.fragments import edge_of
 from tmapipe.gpu.isa import GpuIsa, emit
 from tmapipe.gpu.layouts import WORDS, cute_type, describe, full_shape, make_atom, to_core_first
 from tmapipe.gpu.watchdog import NUMBERS
-from tmapipe.isa import ops
-from tmapipe.isa.effects import ALL_LANES
+from tmapipe.isa import ALL_LANES, ops
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.trace import ONE_AT_A_TIME, Traced, fragments_held, trace

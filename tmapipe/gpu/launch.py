@@ -14,7 +14,7 @@ from cuda.bindings import driver
 
 from tmapipe.base.arithmetic import int32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import check_apart, check_held, span
+from tmapipe.bind import check_apart, check_held, span
 from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, MissingGpuError
 from tmapipe.gpu.build import Compiled
@@ -36,7 +36,7 @@ from tmapipe.program.trace import Traced
 from tmapipe.tiles.dynamic import COUNTERS
 
 if TYPE_CHECKING:
-    from tmapipe.bind.bound import Bound
+    from tmapipe.bind import Bound
     from tmapipe.schedule import Schedule
 
 

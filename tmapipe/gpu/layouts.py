@@ -14,8 +14,8 @@ from cutlass._mlir.dialects import cute as cute_ir
 from cutlass._mlir.dialects import cute_nvgpu, vector
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
+from tmapipe.base import Im2colBox, TensorMap
 from tmapipe.base.arithmetic import DType, tf32
-from tmapipe.base.tensor_map import Im2colBox, TensorMap
 from tmapipe.base.tma_rules import type_of
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Buffer, cut_by_hand

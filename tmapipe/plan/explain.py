@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tmapipe.base.tensor_map import rank_stride
+from tmapipe.base import rank_stride
 from tmapipe.errors import NOTHING
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.plan.rings import Exchanged, Matmul, Ring

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tmapipe.errors import PipelineError, ScopeError
-from tmapipe.isa.effects import Kind, declared
+from tmapipe.isa import Kind, declared
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.ops import Exit
 from tmapipe.kernel import kernel_main

@@ -11,15 +11,15 @@ import attrs
 
 from tmapipe import math as functions
 from tmapipe.barrier import Role
+from tmapipe.base import MulticastGroup
 from tmapipe.base.arithmetic import Dim, as_dtype, ceil_div
-from tmapipe.base.tensor_map import MulticastGroup
 from tmapipe.base.tma_rules import Windows
-from tmapipe.bind.bound import check_kind
+from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import match, new_like
 from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, check_type, is_count
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.matmul import ClusterSum, Wgmma
+from tmapipe.parts import ClusterSum, Wgmma
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules import mainloop

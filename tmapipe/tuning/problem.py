@@ -26,7 +26,7 @@ from tmapipe.base.arithmetic import (
     int32,
     tf32,
 )
-from tmapipe.bind.bound import check_kind, of_sums
+from tmapipe.bind import check_kind, of_sums
 from tmapipe.bind.tensors import last_but_one
 from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
