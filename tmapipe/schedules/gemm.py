@@ -26,7 +26,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import Fused
 from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong, in_shares, summed_of
 from tmapipe.stage import TmaLoadStage
-from tmapipe.tiles.grouped import SplitKTiles
+from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 

@@ -26,7 +26,7 @@ from tmapipe.schedules import mainloop
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.stage import Im2colLoadStage, TmaLoadStage
-from tmapipe.tiles.grouped import GroupedTiles, SplitKTiles, StreamKTiles
+from tmapipe.tiles import GroupedTiles, SplitKTiles, StreamKTiles
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import Grouped, PersistentTiles, Triangle
 

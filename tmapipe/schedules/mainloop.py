@@ -25,7 +25,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import AddParts, Fused
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles.grouped import SplitKTiles
+from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.order import TileOrder
 
 __all__ = ["Cooperative", "Operand", "PingPong", "in_shares"]

@@ -33,8 +33,8 @@ from tmapipe.epilogue.operands import Matrix
 from tmapipe.errors import InputError, check_type, is_count, must
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative, Operand
+from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.dynamic import GpcTiles, GridTiles
-from tmapipe.tiles.grouped import SplitKTiles
 from tmapipe.tiles.persistent import Grouped, Hilbert, PersistentTiles, Snake
 
 # ---- problem ---------------------------------------------------------------------------------------------------------
