@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import attrs
 
-from tmapipe.isa import ops  # noqa: F401 - declares them
-from tmapipe.isa.effects import TABLE, Declared, Effect, Kind, declared
+from tmapipe.isa import (
+    TABLE,
+    Declared,
+    Effect,
+    Kind,
+    declared,
+    ops,  # noqa: F401 - declares them
+)
 
 HEAD = """# The instruction set
 

@@ -29,7 +29,7 @@ _IN_SLOT = f"{_PROTOCOL}.slots.PartInSlot"
 STANDS_FOR: dict[str, dict[str, str]] = {
     CONTEXT: {
         "tmapipe.barrier.BarrierRing": f"{_PROTOCOL}.ring.RingEnd",
-        "tmapipe.parts.matmul.Wgmma": f"{_PROTOCOL}.matmuls.BoundMatmul",
+        "tmapipe.parts.Wgmma": f"{_PROTOCOL}.matmuls.BoundMatmul",
         "tmapipe.store_pipeline.TmaStoreStage": f"{_PROTOCOL}.stores.BoundStore",
     },
     SLOT: {

@@ -8,14 +8,14 @@ from typing import Any
 
 from tmapipe import epilogue, errors, math, schedules, tiles
 from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base import Im2colBox, MulticastGroup, TensorMap
 from tmapipe.base import arithmetic as dtypes
 from tmapipe.base.arithmetic import Dim, DType
-from tmapipe.base.tensor_map import Im2colBox, MulticastGroup, TensorMap
 from tmapipe.base.tma_rules import Windows
 from tmapipe.calling import export
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.loaded import load
-from tmapipe.parts.matmul import ClusterSum, RegisterTile, Wgmma
+from tmapipe.parts import ClusterSum, RegisterTile, Wgmma
 from tmapipe.parts.stages import (
     DescriptorStage,
     Exchange,

@@ -1,6 +1,6 @@
 """``python -m tmapipe``: the command."""
 
-from tmapipe.command.app import main
+from tmapipe.command import main
 
 if __name__ == "__main__":
     main()

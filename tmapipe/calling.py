@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tmapipe.base.arithmetic import DType, as_dtype, bf16, fp32, int32
-from tmapipe.bind.bound import Bound, check_held, check_kind, note_written
+from tmapipe.bind import Bound, check_held, check_kind, note_written
 from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, check_type, is_count, needed
 
 if TYPE_CHECKING:
     from tmapipe.gpu.exporting import Exported
     from tmapipe.gpu.launch import Launcher
-    from tmapipe.model.machine import Machine
+    from tmapipe.model import Machine
     from tmapipe.model.run import Run
     from tmapipe.program.trace import Traced
     from tmapipe.schedule import Schedule
@@ -276,7 +276,7 @@ def check_clusters(clusters: Any) -> None:
 
 def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Callable[..., Machine]) -> Run:
     """Runs these tensors on what *machine* makes of a plan and options: a `Machine`. clusters: as of `Schedule.simulate`."""
-    from tmapipe.model.machine import steps_for
+    from tmapipe.model import steps_for
     from tmapipe.program.trace import replay, trace
 
     plan = schedule.plan(bound.dtypes)

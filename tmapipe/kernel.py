@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tmapipe import protocol
+from tmapipe.base import along
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.base.tensor_map import along
 from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.isa.fragment import Carried, Fragment, is_index
 from tmapipe.isa.ops import Isa
@@ -25,7 +25,7 @@ from tmapipe.plan.declarations import Declarations, Part, branches_of, without_r
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Distributed, Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
-from tmapipe.protocol.peers import raw, sync
+from tmapipe.protocol import raw, sync
 from tmapipe.protocol.ring import Groups, HeldEnd, RingEnd
 from tmapipe.protocol.slots import SlotPart
 from tmapipe.protocol.stores import StoreOfSlot

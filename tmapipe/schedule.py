@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.barrier import Role
 from tmapipe.base.arithmetic import Dim, DType, as_dtype
+from tmapipe.bind import Bound, note_written
 from tmapipe.bind import tensors as tensors_
-from tmapipe.bind.bound import Bound, note_written
 from tmapipe.calling import Calls, as_declared, check_clusters, check_one_kernel, on_model
 from tmapipe.errors import InputError, check_bool, needed
+from tmapipe.plan import make_plan
 from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare, key_of, same
-from tmapipe.plan.explain import explain
 from tmapipe.plan.model import Plan
-from tmapipe.plan.planner import make_plan
 from tmapipe.plan.rings import arch_named
 from tmapipe.protocol.tile import Tile
 from tmapipe.tiles.order import Axis, TileOrder, axes_of, check_axes, check_relations, check_rows, with_order
@@ -176,11 +175,9 @@ class Schedule(Calls):
 
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """Every derived number with its formula, as text. Arguments as of `plan`."""
-        over = None if self.over is None else {dim: axis.elements for dim, axis in self.axes.items()}
-        from tmapipe.program.trace import explained
+        from tmapipe.program.explain import explain
 
-        plan = self.plan(dtypes, arch=arch)
-        return explain(plan, over, *explained(self, plan))
+        return explain(self, self.plan(dtypes, arch=arch))
 
     def program(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """The traced program as text: role by role, its loops and operations, with the lines of the bodies. The model, the
@@ -319,8 +316,8 @@ class Schedule(Calls):
         return traced
 
     def _simulate(self, bound: Bound, clusters: int | None = None, seed: int = 0, trace: bool = False) -> Run:
+        from tmapipe.model import Machine
         from tmapipe.model.layout import Layout
-        from tmapipe.model.machine import Machine
         from tmapipe.model.run import Run
 
         if bound.empty:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeVar
 import attrs
 
 from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base import MulticastGroup, optional_group
 from tmapipe.base.arithmetic import DType, as_dtype, tf32
-from tmapipe.base.tensor_map import MulticastGroup, optional_group
 from tmapipe.base.tma_rules import Windows, check_steps
 from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, shown
 

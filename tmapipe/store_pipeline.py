@@ -11,7 +11,7 @@ import attrs
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype
 from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, shown
-from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.stage import L2_HINTS, LoadStage, SlotStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
 
 # ---- store pipeline --------------------------------------------------------------------------------------------------

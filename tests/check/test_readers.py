@@ -16,8 +16,8 @@ import pytest
 import tmapipe
 from tests.check.test_table import by_hand, found_by_hand
 from tests.oracle.conformance import EXAMPLES, observed
-from tmapipe.isa import effects, ops
-from tmapipe.isa.effects import TABLE, Declared, declared
+from tmapipe import isa as effects
+from tmapipe.isa import TABLE, Declared, declared, ops
 
 LIBRARY = pathlib.Path(tmapipe.__file__).parent
 READERS = ("check", "prove", "timeline", "model")

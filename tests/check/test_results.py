@@ -9,7 +9,7 @@ from tests.oracle.one_run import check_program
 from tmapipe.base.arithmetic import fp16
 from tmapipe.check import Kind
 from tmapipe.isa.ops import TileStore
-from tmapipe.model.machine import POLICIES
+from tmapipe.model import POLICIES
 
 TILES = 3
 SHAPES = {"x": (8 * TILES, 16), "y": (8 * TILES, 16), "z": (8 * TILES, 16)}

@@ -22,10 +22,10 @@ from tests.oracle.one_run import check_program
 from tests.oracle.random_programs import draw
 from tests.oracle.small_program import SmallProgram
 from tests.sweeps import ALL
+from tmapipe import isa as effects
+from tmapipe import isa as operands
 from tmapipe.check.deadlocks import check_operations
-from tmapipe.isa import effects, ops
-from tmapipe.isa import effects as operands
-from tmapipe.isa.effects import TABLE, Declared, Group, Proxy, Scope, Use, declared
+from tmapipe.isa import TABLE, Declared, Group, Proxy, Scope, Use, declared, ops
 from tmapipe.model.layout import Kind
 from tmapipe.model.run import describe
 from tmapipe.prove.positions import Positions

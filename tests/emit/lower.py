@@ -298,7 +298,7 @@ def _prefetched(load: Load, launch: Launch, at: tuple[int, ...]) -> list[Event]:
 
 def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None = None, part: int = 0) -> list[Event]:
     kind = f"reduce {store.reduce}" if store.reduce else "store"
-    if rows is not None:  # of overlapping rows, see `tmapipe.gpu.layouts.clipped`
+    if rows is not None:  # of overlapping rows, see `tmapipe.gpu.clipped`
         at = at[0] + rows, store.buffer.tile[0] - rows, at[1]
     return [(kind, store.argument, offset, place) for offset, place in _pieces(store, stage, at, part, 1)]
 

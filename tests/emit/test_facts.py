@@ -15,9 +15,9 @@ from examples.transpose import transpose_of
 from tests.emit.kernels import COPIES, ELSEWHERE, GEMMS, KERNELS, build, built, swept
 from tests.oracle.ptx import Facts
 from tests.sweeps import ALL
+from tmapipe.gpu import make_atom
 from tmapipe.gpu.build import cluster_of
-from tmapipe.gpu.layouts import make_atom
-from tmapipe.isa.effects import TABLE
+from tmapipe.isa import TABLE
 
 LANES = (0, 5)  # the elected one, and one that no cluster of these kernels has a CTA for
 

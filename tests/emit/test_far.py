@@ -8,8 +8,7 @@ from tests.emit.kernels import Kernel, build, built
 from tests.oracle.peer_forms import Counted, Swapped
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tests.sweeps import ALL
-from tmapipe.isa import ops
-from tmapipe.isa.effects import declared
+from tmapipe.isa import declared, ops
 
 
 class Reads(Execution):

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tmapipe.command.app import app
+from tmapipe.command import app
 
 
 @pytest.mark.parametrize("verb", ["doctor", "demo"])

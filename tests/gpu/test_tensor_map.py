@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tmapipe as tp
 from tests.unit.test_tensor_map import IM2COL_RULES, RULES, im2col, maps, tiled
 from tmapipe.base.tma_rules import TYPES
-from tmapipe.gpu.layouts import cute_type, make_atom, to_core_first
+from tmapipe.gpu import cute_type, make_atom, to_core_first
 
 # ---- the driver ----------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from tests.oracle.plain import record
 from tests.sweeps import examples
 from tmapipe.base.arithmetic import bf16, fp8_e4m3, fp16, fp32
 from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError
-from tmapipe.model.machine import POLICIES
+from tmapipe.model import POLICIES
 
 
 def copy(ring: CopyRing, x: np.ndarray, clusters: int = 1, **options):

@@ -15,7 +15,7 @@ from tests.sweeps import examples
 from tests.unit.errors import refused
 from tmapipe.isa import ops as o
 from tmapipe.tiles.dynamic import COUNTERS, MOST_GPCS
-from tmapipe.tiles.grouped import count_entries
+from tmapipe.tiles.persistent import count_entries
 
 S = tp.schedules
 

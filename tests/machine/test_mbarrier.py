@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.machine.parts import Parts, run, warps
 from tests.sweeps import examples
 from tmapipe.errors import DeadlockError, HazardError
-from tmapipe.isa.effects import ALL_LANES
+from tmapipe.isa import ALL_LANES
 from tmapipe.isa.ops import MbarArrive, MbarArriveCluster, MbarArriveTx, MbarExpectTx, MbarInit, MbarWait
 from tmapipe.model import Layout, State
 

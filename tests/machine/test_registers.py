@@ -7,8 +7,7 @@ import pytest
 from tests.machine.parts import Parts, init, run, warps
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa import ops as o
-from tmapipe.model import Layout, State
-from tmapipe.model.machine import POLICIES
+from tmapipe.model import POLICIES, Layout, State
 
 # ---- setmaxnreg -------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ from tests.oracle.judged_bodies import program_of
 from tests.sweeps import sample
 from tmapipe import Operand
 from tmapipe.errors import ScopeError
-from tmapipe.model import Machine
-from tmapipe.model.machine import POLICIES
+from tmapipe.model import POLICIES, Machine
 from tmapipe.schedules import Copy, Gemm, SplitK, StreamK
 from tmapipe.tiles import Grouped, Hilbert, PersistentTiles, Snake
 

@@ -10,8 +10,7 @@ from tests.machine.slots import read_slot, write_slot
 from tmapipe.base.arithmetic import bf16, fp8_e4m3, fp16, fp32
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa.fragment import SlotRef
-from tmapipe.model import Layout, elements
-from tmapipe.model.machine import POLICIES
+from tmapipe.model import POLICIES, Layout, elements
 from tmapipe.plan.thread_layout import vectors_of
 
 

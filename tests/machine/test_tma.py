@@ -12,8 +12,7 @@ from tmapipe.base.arithmetic import bf16, fp16, fp32, int8
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.isa import ops as o
 from tmapipe.isa.fragment import SlotRef
-from tmapipe.model import Layout, State
-from tmapipe.model.machine import POLICIES
+from tmapipe.model import POLICIES, Layout, State
 from tmapipe.model.memory import gather
 from tmapipe.plan.model import Load
 from tmapipe.plan.rings import Buffer

@@ -16,8 +16,7 @@ from tests.oracle.states import snapshot, steps
 from tests.sweeps import examples
 from tmapipe.errors import HazardError, ScopeError
 from tmapipe.isa import ops as o
-from tmapipe.model import Layout, Scheduler, State
-from tmapipe.model.machine import POLICIES
+from tmapipe.model import POLICIES, Layout, Scheduler, State
 from tmapipe.plan.thread_layout import vectors_of
 
 

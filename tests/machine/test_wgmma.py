@@ -12,8 +12,7 @@ from tmapipe.base.arithmetic import bf16, fp16, fp32
 from tmapipe.errors import HazardError
 from tmapipe.isa import ops as o
 from tmapipe.isa.fragment import SlotRef
-from tmapipe.model import Layout, State
-from tmapipe.model.machine import POLICIES
+from tmapipe.model import POLICIES, Layout, State
 
 FOUR = range(4)
 

@@ -12,8 +12,7 @@ from typing import Any
 from tests.machine.parts import Parts
 from tmapipe.base.arithmetic import fp16
 from tmapipe.errors import HazardError
-from tmapipe.isa import ops
-from tmapipe.isa.effects import (
+from tmapipe.isa import (
     Access,
     Accumulators,
     Arm,
@@ -33,6 +32,7 @@ from tmapipe.isa.effects import (
     Wait,
     WaitAt,
     declared,
+    ops,
 )
 from tmapipe.model import Layout, State
 from tmapipe.model.barriers import REGISTERS

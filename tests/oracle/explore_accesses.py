@@ -29,8 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.isa import ops
-from tmapipe.isa.effects import ALL_LANES
+from tmapipe.isa import ALL_LANES, ops
 from tmapipe.model.layout import Kind, Layout
 
 __all__ = [

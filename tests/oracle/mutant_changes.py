@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.oracle.mutant_sites import Change, Program, Site, array_of, is_second
-from tmapipe.isa import effects
-from tmapipe.isa.effects import ALL_LANES, Declared, Effect, Group, Kind, Use, declared
+from tmapipe import isa as effects
+from tmapipe.isa import ALL_LANES, Declared, Effect, Group, Kind, Use, declared
 from tmapipe.model.layout import Layout
 
 __all__ = ["CHANGES", "THINGS", "changed", "changes_at", "rule_of", "thing_of"]

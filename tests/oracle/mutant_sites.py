@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 import tmapipe
-from tmapipe.isa.effects import Kind, declared
+from tmapipe.isa import Kind, declared
 from tmapipe.kernel import kernel_main
 from tmapipe.model.layout import Layout
 from tmapipe.model.warp import MachineIsa

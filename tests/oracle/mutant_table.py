@@ -18,7 +18,7 @@ import attrs
 import tmapipe
 from tests.oracle.mutant_changes import rule_of
 from tests.oracle.mutant_sites import Change
-from tmapipe.isa.effects import (
+from tmapipe.isa import (
     Access,
     Accumulators,
     Arm,

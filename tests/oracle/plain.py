@@ -20,10 +20,9 @@ from tmapipe.check.findings import Finding
 from tmapipe.check.linear import LinearCheck
 from tmapipe.errors import PipelineError
 from tmapipe.isa.ops import Exit
-from tmapipe.model import Layout, warp
+from tmapipe.model import Entry, Layout, shapes_of, warp
 from tmapipe.model.layout import Shapes
 from tmapipe.model.layout import locate as find_location
-from tmapipe.model.machine import Entry, shapes_of
 from tmapipe.model.warp import MachineFragments, MachineIsa
 from tmapipe.plan.model import Plan
 

@@ -17,8 +17,7 @@ from tests.oracle.small_program import SLOT_BYTES, SmallProgram
 from tests.sweeps import ALL
 from tmapipe.check import Kind
 from tmapipe.check.deadlocks import check_operations
-from tmapipe.isa import ops
-from tmapipe.isa.effects import TABLE, Global, declared
+from tmapipe.isa import TABLE, Global, declared, ops
 from tmapipe.model import Layout
 
 ONE_TILE = [("arrive tx", 0, SLOT_BYTES), ("load", 0, 0)]

@@ -14,11 +14,11 @@ from tests.oracle.one_run import check_program
 from tests.oracle.plain import record
 from tests.oracle.registry import REGISTRY
 from tests.sweeps import ALL
+from tmapipe import isa as effects
+from tmapipe import isa as operands
 from tmapipe.check import Kind, Report
 from tmapipe.check.findings import Finding
-from tmapipe.isa import effects
-from tmapipe.isa import effects as operands
-from tmapipe.isa.effects import Effect, declared
+from tmapipe.isa import Effect, declared
 from tmapipe.isa.ops import BarArrive, BarWait, CounterAdd, MbarWait, WarpSync
 from tmapipe.kernel import kernel_main
 

@@ -8,7 +8,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.base.arithmetic import as_dtype
-from tmapipe.plan.planner import make_plan
+from tmapipe.plan import make_plan
 from tmapipe.plan.rings import arch_named
 
 S = tp.schedules

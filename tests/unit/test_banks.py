@@ -5,8 +5,8 @@ import pytest
 import tmapipe as tp
 from tests.oracle.copy_forms import Images, Mapped
 from tmapipe.base.arithmetic import bf16, fp32
-from tmapipe.model.banks import times
 from tmapipe.plan.rings import Buffer
+from tmapipe.program.explain import times
 
 LANES = range(32)
 

@@ -12,7 +12,7 @@ import tmapipe as tp
 from tests.oracle.peer_forms import Paired, WholeBoxes
 from tests.unit.errors import refused
 from tmapipe import MulticastGroup
-from tmapipe.base.tensor_map import along, check_cluster, peer_pattern
+from tmapipe.base import along, check_cluster, peer_pattern
 from tmapipe.protocol.tile import cluster_coordinate, peer_mask, peer_rank, share_index
 
 AXES = ("m", "n", "k", "l")

@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 import tmapipe as tp
 from tests.unit.test_docs import ROOT, blocks, steady
 from tests.user_copy import COPY
-from tmapipe.command import machine
+from tmapipe.command import app, machine
 from tmapipe.command import machine as examined
-from tmapipe.command.app import app
 from tmapipe.command.machine import BAD, cache_item, driver_and_gpus, dsl_items, gpu_items, package_item, torch_item
 from tmapipe.tuning.compiling import keep
 

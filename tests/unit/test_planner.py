@@ -12,7 +12,7 @@ from tests.sweeps import examples
 from tests.unit.errors import refused
 from tests.unit.test_cluster import peers_of
 from tmapipe.base.arithmetic import as_dtype
-from tmapipe.plan.planner import MAX_SLOTS
+from tmapipe.plan import MAX_SLOTS
 from tmapipe.plan.rings import arch_named
 
 S = tp.schedules

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.fake_isa import RecordingIsa
+from tmapipe.base import along
 from tmapipe.base.arithmetic import bf16
-from tmapipe.base.tensor_map import along
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store

@@ -8,7 +8,7 @@ import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import RecordingIsa, record
 from tmapipe.kernel import KernelContext, kernel_main
-from tmapipe.plan.planner import TAKEN
+from tmapipe.plan import TAKEN
 
 S = tp.schedules
 EXTENTS = {"x": (20, 200), "y": (20, 200)}

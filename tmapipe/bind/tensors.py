@@ -15,7 +15,7 @@ import numpy as np
 
 from tmapipe.base.arithmetic import Dim, DType, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
-from tmapipe.bind.bound import Bound, check_apart, check_kind, check_memory, is_torch, made_as
+from tmapipe.bind import Bound, check_apart, check_kind, check_memory, is_torch, made_as
 from tmapipe.errors import InputError
 from tmapipe.stage import LoadStage
 from tmapipe.store_pipeline import FROM_ZERO, StoreStage

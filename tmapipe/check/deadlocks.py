@@ -12,11 +12,11 @@ from tmapipe.check.findings import Finding, Step, events_of
 from tmapipe.check.linear import LinearCheck, blamed, hazard_findings, look
 from tmapipe.check.ring_uses import RingUse, cause_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError
-from tmapipe.isa.effects import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
-from tmapipe.isa.effects import Kind as OperandKind
+from tmapipe.isa import Arrive, ArriveAt, SetRegisters, Start, Wait, WaitAt, declared
+from tmapipe.isa import Kind as OperandKind
 from tmapipe.isa.ops import BarWait, MbarWait
+from tmapipe.model import Scheduler
 from tmapipe.model.layout import Kind, Layout, Shapes
-from tmapipe.model.machine import Scheduler
 from tmapipe.model.run import bar_name, describe, lines, who
 from tmapipe.model.state import State
 from tmapipe.plan.rings import Ring

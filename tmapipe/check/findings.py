@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from tmapipe.isa.effects import Start, declared
+from tmapipe.isa import Start, declared
 from tmapipe.model.layout import Kind, Layout
 from tmapipe.model.run import Drawn, Event, Timeline, bar_name, event_of, lines, slot_name, who
 

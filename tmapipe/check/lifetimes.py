@@ -8,8 +8,8 @@ from typing import Any
 from tmapipe.check.findings import FindingLog, Step
 from tmapipe.check.phases import Clock, Clocks, FactName, Known, Rules, knows
 from tmapipe.check.slots import Waits
-from tmapipe.isa.effects import Kind as OperandKind
-from tmapipe.isa.effects import Scope, Start, declared
+from tmapipe.isa import Kind as OperandKind
+from tmapipe.isa import Scope, Start, declared
 from tmapipe.isa.ops import Flight
 from tmapipe.model.layout import Kind, Layout, Shapes
 from tmapipe.model.run import bar_name, who

@@ -13,13 +13,13 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from tmapipe import isa as effects
 from tmapipe.check.findings import Finding, FindingLog, Step, events_of
 from tmapipe.check.lifetimes import Contents, Lifetimes, Results
 from tmapipe.check.phases import Barriers, Clocks, Phases
 from tmapipe.check.slots import Fences, Slots, part_of
 from tmapipe.errors import InputError
-from tmapipe.isa import effects
-from tmapipe.isa.effects import (
+from tmapipe.isa import (
     ALL_LANES,
     TABLE,
     Arm,

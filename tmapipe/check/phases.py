@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tmapipe.check.findings import FindingLog, Step
-from tmapipe.isa.effects import Arm, ArriveAt, Start, declared
+from tmapipe.isa import Arm, ArriveAt, Start, declared
 from tmapipe.isa.ops import Counted
 from tmapipe.model.layout import Kind, Layout
 from tmapipe.model.run import bar_name, who

@@ -9,10 +9,10 @@ from collections.abc import Container, Iterable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from tmapipe import isa as effects
 from tmapipe.check.findings import FindingLog, Step
 from tmapipe.check.phases import Clock, Clocks, FactName, Known, Rules, knows
-from tmapipe.isa import effects
-from tmapipe.isa.effects import Group, Proxy, proxy_of
+from tmapipe.isa import Group, Proxy, proxy_of
 from tmapipe.isa.ops import Flight, TmaLoadThrough
 from tmapipe.model.layout import Kind
 from tmapipe.model.run import bar_name, slot_name, who

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from tmapipe.base.arithmetic import DType
-from tmapipe.bind.bound import Bound
+from tmapipe.bind import Bound
 from tmapipe.command.named import (
     WRONG,
     Answer,

@@ -27,7 +27,7 @@ from tmapipe.epilogue.operands import (
 )
 from tmapipe.errors import NOTHING, InputError, frozen, must, optional
 from tmapipe.isa.fragment import Fragment, applied, combine
-from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.plan.model import Store
 from tmapipe.protocol.stores import BoundStore, Piece
 from tmapipe.protocol.tile import stands_for

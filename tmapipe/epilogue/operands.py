@@ -12,10 +12,10 @@ import numpy as np
 from tmapipe.barrier import BarrierRing
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import Bound
+from tmapipe.bind import Bound
 from tmapipe.errors import InputError, check_bool, check_type, is_count
 from tmapipe.isa.fragment import Fragment
-from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.plan.transfers import even_columns
 from tmapipe.protocol.matmuls import pieces
 from tmapipe.protocol.tile import Tile

@@ -1,6 +1,322 @@
-"""The GPU backend: emits CuTe DSL. The only package that imports cutlass."""
+"""The GPU backend, which emits CuTe DSL: the only package that imports cutlass.
+
+Here: shared-memory layouts, TMA atoms, element types and descriptors of CuTe DSL for the parts of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
 
 from tmapipe.base import collector_at_rest
 
 with collector_at_rest():  # 0.4 s of a first call
-    import cutlass.cute as _  # noqa: F401
+    import cutlass
+    import cutlass.cute as cute
+
+from cutlass import Int64
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import cute as cute_ir
+from cutlass._mlir.dialects import cute_nvgpu, vector
+from cutlass.cute.nvgpu import cpasync, warpgroup
+
+from tmapipe.base import Im2colBox, TensorMap
+from tmapipe.base.arithmetic import DType, tf32
+from tmapipe.base.tma_rules import type_of
+from tmapipe.plan.model import Load, Store
+from tmapipe.plan.rings import Buffer, cut_by_hand
+
+# ---- layouts ---------------------------------------------------------------------------------------------------------
+#
+# Shared-memory layouts, TMA atoms and element types of CuTe DSL for the parts of a plan.
+#
+# *Core first* means: the tensor's dimensions in the order of the kernel, those of the slot before the batch dimensions.
+
+
+#: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
+L2_POLICIES = {
+    "evict_normal": 0x1000000000000000,
+    "evict_first": 0x12F0000000000000,
+    "evict_last": 0x14F0000000000000,
+}
+
+_ATOM_KINDS = {
+    32: warpgroup.SmemLayoutAtomKind.K_SW32,
+    64: warpgroup.SmemLayoutAtomKind.K_SW64,
+    128: warpgroup.SmemLayoutAtomKind.K_SW128,
+}
+
+
+def cute_type(dtype: DType) -> Any:
+    """The CuTe DSL element type."""
+    return getattr(cutlass, dtype.cute)
+
+
+def slot_layout(buffer: Buffer) -> Any:
+    """Layout of all slots: the tile's extents, then the stage. Rows are swizzled in spans of `buffer.swizzle` bytes."""
+    return _row_major(buffer, (*buffer.tile, buffer.stages))
+
+
+def one_slot_layout(buffer: Buffer) -> Any:
+    """Layout of a single slot.
+
+    Not a slice of `slot_layout`: CuTe DSL 4.8.1 aborts the process when it slices a swizzled layout whose slots are 3, 5, 7,
+    ... blocks of 8 rows.
+    """
+    return _row_major(buffer, buffer.tile)
+
+
+def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
+    """A layout of *shape*, which begins with the extents of a slot; slots follow each other."""
+    if buffer.swizzle:
+        atom = warpgroup.make_smem_layout_atom(_ATOM_KINDS[buffer.swizzle], cute_type(buffer.dtype))
+        return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
+    strides = [1]
+    for extent in reversed(buffer.tile):
+        strides.append(strides[-1] * extent)
+    pitch = buffer.pitch // buffer.dtype.bytes
+    return cute.make_layout(shape, stride=(*reversed(strides[:-1]), pitch)[: len(shape)])
+
+
+def moved_extents(part: Load | Store) -> tuple[int, ...]:
+    """What one copy moves (elements), along the extents of a slot: all of it, or of a load in parts one part, or of rows that
+    are cut by hand one piece."""
+    extents = part.part[-part.core :]
+    return (*extents[:-1], extents[-1] // pieces_of(part))
+
+
+def pieces_of(part: Load | Store) -> int:
+    """Into how many pieces its rows are cut by hand."""
+    if part.core == 1 and isinstance(part, Load) and part.peers > 1:
+        return 1
+    return cut_by_hand(part.buffer.tile[-1], part.box[-1], part.buffer.swizzle)
+
+
+def _by_extents(part: Load | Store) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(shape, stride) of what it moves in a slot. All extents but the last make the slot's rows."""
+    buffer, (*outer, columns) = part.buffer, moved_extents(part)
+    span = buffer.swizzle // buffer.dtype.bytes
+    strides = [span or buffer.tile[-1]]  # from row to row
+    for extent in reversed(outer[1:]):
+        strides.insert(0, strides[0] * extent)
+    if not span:
+        return (*outer, columns), (*strides[: len(outer)], 1)
+    return (*outer, (span, columns // span)), (*strides, (1, buffer.tile[0] * span))
+
+
+def moved_layout(part: Load | Store) -> Any:
+    """Layout of what it moves in a slot."""
+    shape, stride = _by_extents(part)
+    outer = cute.make_layout(shape, stride=stride)
+    if not part.buffer.swizzle:
+        return outer
+    return cute.make_composed_layout(one_slot_layout(part.buffer).inner, 0, outer)
+
+
+def core_modes(part: Load | Store) -> tuple[int, ...]:
+    """The tensor's dimensions, core first."""
+    core = part.core
+    rank = len(part.dims) + clips(part)
+    return (*range(rank - core, rank), *range(rank - core))
+
+
+def to_core_first(tensor: Any, part: Load | Store) -> Any:
+    """The tensor with its dimensions core first, and with the leading dimensions that it lacks.
+
+    Those have stride 0, so the descriptor leaves them out.
+    """
+    if clips(part):
+        return clipped(tensor, part)
+    shape, stride = full_shape(tensor, part), list(tensor.stride)
+    stride = [0] * (len(shape) - len(stride)) + stride
+    modes = core_modes(part)
+    layout = cute.make_layout(tuple(shape[i] for i in modes), stride=tuple(stride[i] for i in modes))
+    return cute.make_tensor(tensor.iterator, layout)
+
+
+def clips(part: Load | Store) -> bool:
+    """Whether the store writes some of a slot's rows only."""
+    return isinstance(part, Store) and part.clipped
+
+
+def clipped(tensor: Any, part: Load | Store) -> Any:
+    """The tensor [m, n] of a store that writes the first v rows of a slot of R rows, core first: element (r, c, e) is row
+    e - R + r and column c. The slot lands at r = R - v: its other rows fall out of r's extent, and row i is row e - v + i of
+    the tensor, which is to be the tile's first row plus i; so e is the tile's first row plus v.
+
+    A descriptor whose rows overlap clips a tile at any row, as the engine does at the edge of a tensor. (The trick is that of
+    Triton's ragged TMA, triton/tools/ragged_tma.py.)
+    """
+    height = part.buffer.tile[0]
+    (m, n), (row, _) = tensor.shape, tensor.stride
+    layout = cute.make_layout((height, n, m + 1), stride=(row, 1, row))
+    return cute.make_tensor(tensor.iterator - height * row, layout)
+
+
+def full_shape(tensor: Any, part: Load | Store) -> list[Any]:
+    """The tensor's shape with leading dimensions that it lacks: folded ones, then others of extent 1."""
+    shape = list(tensor.shape)
+    folded = part.folded if isinstance(part, Store) else ()
+    return [*folded, *[1] * (len(part.dims) - len(folded) - len(shape)), *shape]
+
+
+def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
+    """Rows [first, first + count) of all slots [rows, columns, stage] of a swizzled buffer.
+
+    Both numbers are multiples of 8: the rows of a swizzled block.
+    """
+    some = slot_layout(attrs.evolve(buffer, tile=(count, buffer.tile[1]))).outer
+    span = buffer.swizzle // buffer.dtype.bytes
+    return cute.make_tensor(slots.iterator + first * span, cute.make_layout(some.shape, stride=slots.layout.stride))
+
+
+def make_atom(part: Load | Store, tensor: Any) -> tuple[Any, Any]:
+    """The TMA atom and coordinate tensor of one load or store; *tensor* is core first."""
+    more: dict[str, Any] = {}
+    if isinstance(part, Load):
+        op: Any = cpasync.CopyBulkTensorTileG2SMulticastOp() if part.axes else cpasync.CopyBulkTensorTileG2SOp()
+        more["num_multicast"] = part.peers
+        if part.buffer.dtype == tf32:  # as CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, the engine rounds fp32 while it copies
+            more["internal_type"] = cutlass.TFloat32
+    elif part.reduce:
+        op = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind[part.reduce.upper()])
+    else:
+        op = cpasync.CopyBulkTensorTileS2GOp()
+    made = cpasync.make_tiled_tma_atom(op, tensor, moved_layout(part), moved_extents(part), **more)
+    return made.atom, made.tma_tensor
+
+
+class Moves:
+    """How a TMA atom moves what a load or a store moves: between a slot and a tile of global memory, in the layouts that the
+    atom has given these, whatever the slot and the tile.
+
+    Args:
+        part: The load or store.
+        atom: Its TMA atom and coordinate tensor.
+        slots: Its buffer's slots.
+        share: Which of the multicast shares this CTA loads.
+        peers: How many shares there are.
+    """
+
+    def __init__(self, part: Load | Store, atom: tuple[Any, Any], slots: Any, share: Any, peers: int):
+        self.part, (self.atom, tensor) = part, atom
+        self.extents, self.layout, pitch = moved_extents(part), tensor.layout, part.buffer.pitch
+        core, outer = len(self.extents), cute.rank(tensor) - len(self.extents)
+        shape, self.stride = _by_extents(part)
+        shape, stride = (*shape, part.buffer.stages), (*self.stride, pitch // part.buffer.dtype.bytes)
+        moved = cute.group_modes(cute.make_tensor(slots.iterator, cute.make_layout(shape, stride=stride)), 0, core)
+        tile = cute.local_tile(tensor, self.extents, (*(0,) * core, *(None,) * outer))
+        shares = cute.make_layout(peers)
+        moved, tile = cpasync.tma_partition(self.atom, share, shares, moved, cute.group_modes(tile, 0, core))
+        tile = tile[(None, *(0,) * outer)]
+        self.of_slots, self.of_slot, self.of_tile = moved.layout, _two(moved[(None, 0)]).layout, _two(tile).layout
+        self.start, self.shared = (
+            (slots.iterator if peers == 1 else moved.iterator),
+            (tile.iterator if peers > 1 else None),
+        )
+
+    def slot(self, stage: Any, first: Any = None, piece: Any = 0) -> Any:
+        """In slot *stage*.
+
+        Args:
+            first: Where what is moved begins along the slot's first extent; None: where the slot begins.
+            piece: Of the rows.
+        """
+        start = self.start if first is None else self.start + first * self.stride[0]
+        if not (isinstance(piece, int) and piece == 0):
+            start = start + piece * self.extents[-1]
+        return cute.make_tensor(cute.make_tensor(start, self.of_slots)[(None, stage)].iterator, self.of_slot)
+
+    def tile(self, at: Sequence[Any], piece: Any = 0) -> Any:
+        """In global memory: what begins at element *at*, or this CTA's share of it; of its rows, one piece."""
+        if not (isinstance(piece, int) and piece == 0):
+            at = (*at[:-1], at[-1] + piece * self.extents[-1])
+        place = cute.crd2idx(tuple(at[mode] for mode in core_modes(self.part)), self.layout)
+        if self.shared is not None:
+            place = tuple(x + y for x, y in zip(place, self.shared, strict=True))
+        return cute.make_tensor(place, self.of_tile)
+
+    def copy(self, source: Any, target: Any, **how: Any) -> None:
+        """The instruction. *how*: what the atom is issued with, as of `cute.copy`."""
+        cute_ir.copy(self.atom._unpack(**how), [source.value], [target.value])
+
+
+def _two(tensor: Any) -> Any:
+    """With the modes that a copy has: of the instruction, and of its repetitions."""
+    return cute.group_modes(cute.append_ones(tensor, up_to_rank=2), 1)
+
+
+# ---- descriptors -----------------------------------------------------------------------------------------------------
+#
+# Descriptors that the library encodes, for loads of which CuTe DSL's TMA atoms cannot say everything.
+#
+# `TensorMap` encodes them for each signature of tensors. A launch passes their words. The host part of the kernel
+# puts the tensor's address into the first one. They are parameters of the kernel.
+
+
+WORDS = 16  # of 8 bytes, a descriptor
+L2_PROMOTION = 128  # bytes, as CuTe DSL has it
+
+
+class Descriptor:
+    """A descriptor, as a value of the host's code and a parameter of the kernel."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [self.value]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Descriptor:
+        return Descriptor(values[0])
+
+    def __extract_mlir_attributes__(self) -> list[Any]:
+        return [ir.DictAttr.get({"cute_nvgpu.grid_constant": ir.UnitAttr.get()})]
+
+    @property
+    def address(self) -> Any:
+        """In the kernel: where it lies."""
+        pointer = cute_nvgpu.GetGridConstantPointerOp(self.value).operation
+        return cute_ir.ptrtoint(ir.IntegerType.get_signless(64), pointer)
+
+
+def encoded_words(load: Load, tensor: Any) -> list[int]:
+    """The words of the load's descriptor, for tensors at any address, laid out as *tensor* is.
+
+    Raises:
+        InputError: The driver's rules are broken.
+    """
+    tensor = tensor[(None,) * (len(load.dims) - tensor.ndim)]
+    box: Any = (*(1,) * (len(load.dims) - load.core), *(load.box if load.windows is None else ()))
+    steps = load.steps
+    if load.windows is None:
+        box = tuple(n * step for n, step in zip(box, steps, strict=True))
+    else:
+        (lower, upper), (pixels, channels) = load.windows.corners, load.box
+        box = Im2colBox(lower, upper, channels, pixels)
+        steps = (1, *load.windows.stride, 1)
+    options: Any = {"steps": steps, "swizzle": load.buffer.swizzle, "fill": load.outside, "l2_promotion": L2_PROMOTION}
+    found = TensorMap(tensor, box, dtype=type_of(load.buffer.dtype), **options).encode()
+    return [int.from_bytes(found[i : i + 8], "little", signed=True) for i in range(0, len(found), 8)]
+
+
+def describe(tensor: Any, words: Sequence[Any]) -> tuple[Descriptor, Any]:
+    """What stands for the TMA atom and coordinate tensor of a load from *tensor*, which is core first: its descriptor, of what
+    `encoded_words` gave, and coordinates of the tensor's shape."""
+    values = [tensor.iterator.toint(), *words[1:]]
+    made = vector.from_elements(
+        ir.VectorType.get([WORDS], ir.IntegerType.get_signless(64)), [Int64(x).ir_value() for x in values]
+    )
+    return Descriptor(made), cute.make_identity_tensor(tensor.shape)
+
+
+def address_of(atom: Any) -> Any:
+    """In the kernel: where the descriptor of a TMA atom, or of what stands for one, lies."""
+    if isinstance(atom, Descriptor):
+        return atom.address
+    executable = cute_nvgpu.atom_make_exec_tma(atom._trait.value)
+    kind = ir.Type.parse("!cute.ptr<!cute_nvgpu.tma_descriptor_tiled, generic, align<64>>")
+    found = cute_nvgpu.get_tma_desc_addr(kind, executable)
+    return found.toint()

@@ -24,18 +24,17 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
-from tmapipe.gpu import control
+from tmapipe.gpu import WORDS, control, cute_type, describe, full_shape, make_atom, to_core_first
 from tmapipe.gpu.control import EMITTERS, emit_ptx
 from tmapipe.gpu.copies import copy_tile
 from tmapipe.gpu.fragments import edge_of
 from tmapipe.gpu.isa import GpuIsa, emit
-from tmapipe.gpu.layouts import WORDS, cute_type, describe, full_shape, make_atom, to_core_first
 from tmapipe.gpu.watchdog import NUMBERS
-from tmapipe.isa import ops
-from tmapipe.isa.effects import ALL_LANES
+from tmapipe.isa import ALL_LANES, ops
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
-from tmapipe.program.trace import ONE_AT_A_TIME, Traced, fragments_held, trace
+from tmapipe.program.explain import fragments_held
+from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 from tmapipe.tiles.dynamic import COUNTERS
 
 if TYPE_CHECKING:

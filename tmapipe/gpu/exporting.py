@@ -19,10 +19,10 @@ import attrs
 from cutlass.cute.runtime import find_runtime_libraries
 
 from tmapipe.base.arithmetic import DType
-from tmapipe.bind.bound import Bound
+from tmapipe.bind import Bound
 from tmapipe.errors import InputError, MissingPackageError
+from tmapipe.gpu import WORDS, encoded_words
 from tmapipe.gpu.kernels import kernel_for
-from tmapipe.gpu.layouts import WORDS, encoded_words
 from tmapipe.plan.model import Plan
 from tmapipe.tiles.dynamic import COUNTERS
 

@@ -15,15 +15,13 @@ from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import warpgroup
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.gpu import control
+from tmapipe.gpu import L2_POLICIES, control, moved_extents, pieces_of
 from tmapipe.gpu.control import EMITTERS, Values, emits
 from tmapipe.gpu.copies import load_encoded
 from tmapipe.gpu.fragments import GpuWarp, load_edge
-from tmapipe.gpu.layouts import L2_POLICIES, moved_extents, pieces_of
 from tmapipe.gpu.matmuls import store_words
 from tmapipe.gpu.watchdog import WAIT, Stamping, emit_wait, sites
-from tmapipe.isa import ops
-from tmapipe.isa.effects import ALL_LANES
+from tmapipe.isa import ALL_LANES, ops
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.plan.model import Load

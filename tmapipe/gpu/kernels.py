@@ -19,7 +19,7 @@ from cuda.bindings import driver
 
 from tmapipe.base import disk
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import span
+from tmapipe.bind import span
 from tmapipe.errors import PipelineError
 from tmapipe.gpu.build import Code, Compiled, Resources, build
 from tmapipe.plan.model import Plan

@@ -14,9 +14,10 @@ from cuda.bindings import driver
 
 from tmapipe.base.arithmetic import int32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import check_apart, check_held, span
+from tmapipe.bind import check_apart, check_held, span
 from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, MissingGpuError
+from tmapipe.gpu import WORDS, encoded_words
 from tmapipe.gpu.build import Compiled
 from tmapipe.gpu.exporting import Memory, Packed, type_of
 from tmapipe.gpu.kernels import (
@@ -30,13 +31,12 @@ from tmapipe.gpu.kernels import (
     loaded,
     stream_of,
 )
-from tmapipe.gpu.layouts import WORDS, encoded_words
 from tmapipe.gpu.watchdog import Watchdog, seconds_of
 from tmapipe.program.trace import Traced
 from tmapipe.tiles.dynamic import COUNTERS
 
 if TYPE_CHECKING:
-    from tmapipe.bind.bound import Bound
+    from tmapipe.bind import Bound
     from tmapipe.schedule import Schedule
 
 

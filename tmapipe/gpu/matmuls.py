@@ -16,9 +16,8 @@ from cutlass.cute.nvgpu import CopyUniversalOp, OperandMajorMode, warp, warpgrou
 from cutlass.cutlass_dsl import T
 
 from tmapipe.base.arithmetic import DType, bf16, tf32
-from tmapipe.gpu import control
+from tmapipe.gpu import control, cute_type, rows_of, slot_layout
 from tmapipe.gpu.control import KINDS, emit_ptx, numbers_of
-from tmapipe.gpu.layouts import cute_type, rows_of, slot_layout
 from tmapipe.gpu.sums import Runs
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef

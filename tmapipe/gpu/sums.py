@@ -11,9 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from tmapipe.gpu import control
+from tmapipe.gpu import control, cute_type
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
-from tmapipe.gpu.layouts import cute_type
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.fragments import NEUTRAL, Fragments
 from tmapipe.plan.model import WARP

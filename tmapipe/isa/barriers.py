@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tmapipe.errors import InputError
-from tmapipe.isa.effects import (
+from tmapipe.isa import (
     ALL_LANES,
     ELECTED,
     Access,

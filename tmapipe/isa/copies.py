@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.isa.barriers import Lowering
-from tmapipe.isa.effects import (
+from tmapipe.isa import (
     ALL_LANES,
     ELECTED,
     At,
@@ -28,6 +27,7 @@ from tmapipe.isa.effects import (
     Until,
     operation,
 )
+from tmapipe.isa.barriers import Lowering
 from tmapipe.isa.fragment import SlotRef, Value
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Barrier, Exchanged

@@ -6,11 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.isa.barriers import *  # noqa: F403 - the operations  # noqa: F403
-from tmapipe.isa.barriers import BarrierInstructions, ComputeInstructions, Lowering
-from tmapipe.isa.copies import *  # noqa: F403
-from tmapipe.isa.copies import CopyInstructions, PeerInstructions, RowInstructions
-from tmapipe.isa.effects import (
+from tmapipe.isa import (
     ALL_LANES,
     Access,
     At,
@@ -30,6 +26,10 @@ from tmapipe.isa.effects import (
     Until,
     operation,
 )
+from tmapipe.isa.barriers import *  # noqa: F403 - the operations  # noqa: F403
+from tmapipe.isa.barriers import BarrierInstructions, ComputeInstructions, Lowering
+from tmapipe.isa.copies import *  # noqa: F403
+from tmapipe.isa.copies import CopyInstructions, PeerInstructions, RowInstructions
 from tmapipe.isa.fragment import Block, Carried, Cells, Condition, Fragment, Value
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import Load, Store

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from tmapipe.errors import InputError
-from tmapipe.isa.effects import Group, Kind, Start, Wait, declared
+from tmapipe.isa import Group, Kind, Start, Wait, declared
 from tmapipe.isa.ops import Agent, Counted, Flight, LoadComplete, StoreWrite, WgmmaDone
 from tmapipe.model.layout import Layout
 

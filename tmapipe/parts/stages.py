@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 import attrs
 
 from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base import MulticastGroup, optional_group
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, fp32, int32, tf32
-from tmapipe.base.tensor_map import MulticastGroup, optional_group
 from tmapipe.errors import InputError, as_tuple, is_count, must, shown
 from tmapipe.stage import (
     LoadStage,

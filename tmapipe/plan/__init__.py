@@ -1,1 +1,467 @@
-"""From declarations to numbers: roles, registers, arrival counts, bytes, shared memory."""
+"""From declarations to a `Plan`: element types, roles, registers, matmuls, shared memory, in this order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from tmapipe.barrier import Role
+from tmapipe.base import along, check_cluster
+from tmapipe.base.arithmetic import DType, bf16, ceil_div, fp8_e4m3, fp8_e5m2, fp16, fp32, int32
+from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.errors import InputError
+from tmapipe.parts import ClusterSum, RegisterTile, Wgmma
+from tmapipe.parts.stages import SharedStage
+from tmapipe.plan.declarations import Declarations, launch_registers, place_roles, share_registers
+from tmapipe.plan.model import Plan, RoleWarps
+from tmapipe.plan.rings import (
+    Arch,
+    Barrier,
+    Buffer,
+    Exchanged,
+    HeldTile,
+    Matmul,
+    NamedBarrier,
+    Queue,
+    arch_named,
+    next_id,
+    widest,
+)
+from tmapipe.plan.thread_layout import check_matmuls, vectors_of
+from tmapipe.plan.transfers import group_of, load_of, readers_of, ring_of, store_of, storing_roles, widest_swizzle
+from tmapipe.stage import RESERVED, SlotStage, TokenStage, as_matrix
+from tmapipe.store_pipeline import StoreStage
+
+# ---- space -----------------------------------------------------------------------------------------------------------
+#
+# Shared memory of a CTA as it is given out, from offset 0 on: mbarriers, and slots.
+
+
+class Space:
+    """What has been given out.
+
+    bytes: in all, with what alignment has left free; barriers, buffers: what they are for, in this order.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.barriers: list[Barrier] = []
+        self.buffers: list[Buffer] = []
+        self.gaps: list[tuple[int, int]] = []  # (start, end) of what alignment has left free before that
+
+    def barrier(self, name: str, stages: int, count: int, formula: str) -> Barrier:
+        """So many mbarriers. Arguments as of `Barrier`."""
+        made = Barrier(name, self._take(8 * stages, 8), stages, count, formula)
+        self.barriers.append(made)
+        return made
+
+    def slots(
+        self,
+        name: str,
+        stages: int,
+        tile: tuple[int, ...],
+        dtype: DType,
+        swizzle: int = 0,
+        owners: int = 1,
+        gap: int = 0,
+    ) -> Buffer:
+        """Slots with memory of their own. Arguments as of `Buffer`."""
+        pitch = math.prod(tile) * dtype.bytes + gap
+        place = self._take(stages * pitch, 1024 if swizzle else 128)
+        self.buffers.append(Buffer(name, place, stages, tile, dtype, swizzle, owners, gap))
+        return self.buffers[-1]
+
+    def _take(self, nbytes: int, alignment: int) -> int:
+        """The offset of so many bytes: in a gap that alignment has left, if they fit, else at the end."""
+        for i, (start, end) in enumerate(self.gaps):
+            offset = ceil_div(start, alignment) * alignment
+            if offset + nbytes <= end:
+                self.gaps[i : i + 1] = [(start, offset), (offset + nbytes, end)]
+                return offset
+        offset = ceil_div(self.bytes, alignment) * alignment
+        self.gaps.append((self.bytes, offset))
+        self.bytes = offset + nbytes
+        return offset
+
+
+# ---- shared memory ---------------------------------------------------------------------------------------------------
+#
+# Shared memory of a CTA, and what refers to it: barriers, buffers, transfers, matmul operands.
+
+
+class Layout:
+    """Shared memory from offset 0: all mbarriers (8 bytes each), then the buffers at their alignment.
+
+    Args:
+        declared: The parts of a schedule.
+        types: Element type of each stage by name.
+        roles: Where each role runs.
+        matmul_roles: Matmul -> the role that executes it.
+        storing_roles: Store -> the role that executes it.
+        launch: Registers a thread at launch.
+        auto_stages: Slots of the ring that says no number.
+    """
+
+    def __init__(
+        self,
+        declared: Declarations,
+        types: dict[str, DType],
+        roles: dict[str, RoleWarps],
+        matmul_roles: dict[str, str],
+        storing_roles: dict[str, str],
+        launch: int,
+        auto_stages: int,
+    ):
+        self.declared, self.types, self.roles, self.launch = declared, types, roles, launch
+        self.matmul_roles, self.storing_roles = matmul_roles, storing_roles
+        self.space = Space()
+        self.named_barriers: list[NamedBarrier] = []
+        self.slots = {name: ring.stages or auto_stages for name, ring in declared.rings.items()}
+        self.rings = [ring_of(self, name, ring) for name, ring in declared.rings.items()]
+        for name, turnstile in declared.turnstiles.items():
+            self._turn(name, roles[declared.name_of(turnstile.role)])
+        scratches = [(name, each, declared.name_of(each.role)) for name, each in declared.scratches.items()]
+        full = {  # on which numbers from other CTAs complete
+            name: self.space.barrier(
+                f"{name}.full", each.copies, each.role.warps, f"{each.role.warps} expect-tx ({role})"
+            )
+            for name, each, role in scratches
+            if group_of(each, declared.cluster)
+        }
+        self.queue = self._queue(*declared.queue) if declared.queue else None
+        self.of: dict[str, Buffer] = {}
+        for name, part in sorted(declared.stages.items(), key=lambda item: item[1].over is not None):
+            self._stage(name, part)
+        found = [_exchange_of(self.of[name], part, self) for name, part in declared.shared.items()]
+        self.exchanges = [each for each in found if each is not None]
+        for name, scratch, role in scratches:
+            axes = group_of(scratch, declared.cluster)
+            tile = (scratch.tile[0] * math.prod(each.ctas for each in axes), *scratch.tile[1:])
+            gap = -math.prod(tile) * scratch.dtype.bytes % 128
+            made = self.space.slots(name, scratch.copies, as_matrix(tile), scratch.dtype, gap=gap)
+            self.exchanges += [Exchanged(name, made, axes, role, full=full[name])] if axes else []
+        self.loads = [load_of(self, name, load) for name, load in declared.loads.items()]
+        self.matmuls = [self._matmul(name, mma) for name, mma in declared.matmuls.items()]
+        self.held = [self._held(name, tile) for name, tile in declared.register_tiles.items()]
+        self.stores = [store_of(self, name, store) for name, store in declared.stores.items()]
+
+    def buffer(
+        self,
+        name: str,
+        slots: int,
+        tile: tuple[int, ...],
+        swizzle: int = 0,
+        owners: int = 1,
+        below: Buffer | None = None,
+    ) -> Buffer:
+        """Slots that the engine moves: in the memory of *below*, or in their own. Raises `InputError` for what TMA does not
+        take."""
+        dtype = self.types[name]
+        row, slot = tile[-1] * dtype.bytes, math.prod(tile) * dtype.bytes
+        if row % ALIGNMENT:
+            rule = f"a row is {row} bytes, but TMA moves multiples of {ALIGNMENT}"
+            raise InputError(f"{name}.tile", tile, rule, "widen the tile")
+        if swizzle and (len(tile) != 2 or tile[0] % 8):
+            rule = f"repeats every 8 rows, so not in a tile of {tile}"
+            raise InputError(f"{name}.swizzle", swizzle, rule, "pass swizzle=0")
+        alignment = 1024 if swizzle else 128
+        gap = -slot % alignment if slots > 1 else 0
+        if gap and swizzle:
+            rule = f"a slot is {slot} bytes, but swizzled slots start at multiples of {alignment}"
+            raise InputError(f"{name}.tile", tile, rule, "use a larger tile, or pass swizzle=0")
+        if below is None:
+            return self.space.slots(name, slots, tile, dtype, swizzle, owners, gap)
+        gap = below.pitch - slot
+        if gap < 0 or (swizzle and (below.offset % alignment or (gap and slots > 1))):
+            rule = f"lies over {below.name}, whose slots have {below.slot_bytes} bytes: " + (
+                f"it has {slot}" if gap < 0 else "swizzled slots begin at multiples of 1024, with none between"
+            )
+            raise InputError(f"{name}.tile", tile, rule, "choose another tile or swizzle, or leave over= out")
+        made = Buffer(name, below.offset, slots, tile, dtype, swizzle, owners, gap, below.name)
+        self.space.buffers.append(made)
+        return made
+
+    def sync(self, store: str, threads: int, instances: int = 1) -> None:
+        """A named barrier for those who fill buffers of *store*. Raises `InputError` if there is none left."""
+        first = next_id(self.named_barriers, instances, "named barriers", store)
+        self.named_barriers.append(NamedBarrier(f"{store}.sync", first, threads, instances))
+
+    def _stage(self, name: str, part: SlotStage) -> None:
+        name_of = self.declared.name_of
+        below = None if part.over is None else self.of[name_of(part.over)]
+        slots = self.slots[name_of(part.ring)]
+        self.of[name] = self.buffer(name, slots, part.matrix, self._swizzle(name, part), below=below)
+        if isinstance(part, SharedStage):
+            writer = part.writer if part.source is not None or part.writer is not None else part.sender
+            if writer is not None and len(part.tile) > 1:
+                vectors_of(name, part.tile, self.roles[name_of(writer)])
+
+    def _turn(self, name: str, role: RoleWarps) -> None:
+        if role.teams > 1:
+            warps = role.warps // role.teams
+            self.space.barrier(f"{name}.turn", role.teams, warps, f"{warps} warps (the team before)")
+            return
+        groups = role.warps // 4  # the warpgroup that waits, and the one before
+        first = next_id(self.named_barriers, groups, "named barriers", name)
+        self.named_barriers.append(NamedBarrier(f"{name}.turn", first, 2 * 128, groups))
+
+    def _queue(self, slots: int, words: int) -> Queue:
+        """Slots of whole 16-byte units, which is what one st.async moves."""
+        warps, ctas = sum(role.warps for role in self.roles.values()), math.prod(self.declared.cluster.values())
+        full = self.space.barrier("tiles.full", slots, 1, "1 expect-tx (scheduler)")
+        free = self.space.barrier("tiles.free", slots, warps * ctas, f"{warps} warps x {ctas} CTAs")
+        return Queue(self.space.slots("tiles", slots, (ceil_div(words, 4) * 4,), int32), full, free)
+
+    def _swizzle(self, name: str, part: SlotStage) -> int:
+        """Of a stage's slots (bytes).
+
+        By default the widest span that divides a row, for slots that wgmma or warps read from many rows at once; none for
+        others.
+        """
+        readers = [mma for mma in self.declared.matmuls.values() if part in mma.stages]
+        row = part.tile[-1] * self.types[name].bytes
+        if part.swizzle is not None:
+            if part.swizzle and row % part.swizzle:
+                rule = f"must divide a row of the tile ({row} bytes)"
+                raise InputError(f"{name}.swizzle", part.swizzle, rule, "leave it out")
+            return part.swizzle
+        if not readers and (not part.spread or row % 32):
+            return 0
+        return widest_swizzle(f"{name}.tile", row)
+
+    def _matmul(self, name: str, mma: Wgmma) -> Matmul:
+        role, name_of = self.roles[self.matmul_roles[name]], self.declared.name_of
+        return Matmul(
+            name,
+            None if isinstance(mma.a, (Wgmma, RegisterTile)) else self.of[name_of(mma.a)],
+            self.of[name_of(mma.b)],
+            mma.shape,
+            role.team_warps // 4,
+            role.first_warp,
+            role.teams,
+            mma.promote,
+            mma.transposed,
+            widest(self.launch),
+            mma.in_flight if mma.in_registers else 0,
+        )
+
+    def _held(self, name: str, tile: RegisterTile) -> HeldTile:
+        role = self.roles[self.declared.name_of(tile.role)]
+        self.exchanges += [self._parts_of(name, tile, role)] if isinstance(tile, ClusterSum) else []
+        return HeldTile(name, tile.shape, role.first_warp, role.warps // 4)
+
+    def _parts_of(self, name: str, tile: ClusterSum, role: RoleWarps) -> Exchanged:
+        ctas, space = self.declared.cluster.get(tile.axis, 1), self.space
+        if ctas != tile.ctas:
+            rule = f"is how many CTAs the cluster has along {tile.axis}: {ctas}"
+            raise InputError(f"{name}.ctas", tile.ctas, rule, "say the same in both")
+        if self.matmul_roles[self.declared.name_of(tile.source)] != role.name:
+            raise InputError(f"{name}.role", role.name, "is the role that executes the matmul", "pass that")
+        rows, columns = tile.shape
+        full = space.barrier(f"{name}.full", 1, 1, "1 expect-tx")
+        free = space.barrier(f"{name}.free", 1, role.warps * ctas, f"{role.warps} warps x {ctas} CTAs")
+        buffer, axes = space.slots(name, 1, (ctas * rows, columns), fp32), along(self.declared.cluster, [tile.axis])
+        return Exchanged(name, buffer, axes, role.name, full=full, free=free)
+
+
+def _exchange_of(buffer: Buffer, part: SharedStage, layout: Layout) -> Exchanged | None:
+    """What the CTAs of a stage's group exchange, or None if each is alone.
+
+    Raises:
+        InputError: CTAs that send are alone, or the source lies in its slots in another way.
+    """
+    declared, source = layout.declared, None if part.source is None else layout.of[layout.declared.name_of(part.source)]
+    axes = group_of(part, declared.cluster)
+    if not axes:
+        if part.sender is None:
+            return None
+        rule = f"names axes of the cluster, which is {dict(declared.cluster)}: along these a CTA has no peers"
+        raise InputError(f"{buffer.name}.group", part.group, rule, 'e.g. cluster = {"n": 2}')
+    sender = None if part.sender is None else declared.name_of(part.sender)
+    made = Exchanged(buffer.name, buffer, axes, sender, source, part.reduce)
+    if part.reduce is not None and source is not None:
+        rows, *rest = buffer.tile
+        whole = (made.peers * rows, *rest)
+        if source.tile != whole or source.swizzle or buffer.swizzle:
+            rule = f"is of a source of {whole}, both unswizzled; it has {source.tile}"
+            raise InputError(f"{buffer.name}.tile", buffer.tile, rule, f"give the source {made.peers} times the rows")
+    elif source is not None and (source.tile, source.swizzle) != (buffer.tile, buffer.swizzle):
+        rule = f"lies in its slots as {source.name} does: tiles of {source.tile}, swizzled in {source.swizzle} bytes"
+        raise InputError(f"{buffer.name}.swizzle", buffer.swizzle, rule, "give the source the same tile and swizzle=")
+    return made
+
+
+# ---- planner ---------------------------------------------------------------------------------------------------------
+#
+# From declarations to a `Plan`: element types, roles, registers, matmuls, shared memory, in this order.
+
+
+#: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
+TAKEN = (
+    "begin", "dependency_wait", "end_tile", "ends", "extent", "finish", "full", "isa", "launch_dependents", "name_of", "plan",
+    "rank", "raw", "role", "steps", "sync", "tiles", "windows",
+)  # fmt: skip
+MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this hide no more latency
+
+
+def make_plan(
+    declared: Declarations, dtypes: dict[str, DType], arch: str, room: int | None = None, ctas: int = 1
+) -> Plan:
+    """Derives every number.
+
+    Args:
+        declared: The parts of a schedule.
+        dtypes: Element type of each tensor by stage name; bf16 where neither this nor the stage says.
+        arch: Name of the target.
+        room: Shared memory (bytes) that a ring of as many slots as fit may fill; None: all of a CTA's.
+        ctas: That share a multiprocessor.
+
+    Raises:
+        InputError: For declarations that no correct kernel could be built for.
+    """
+    target = arch_named(arch)
+    check_cluster(declared.cluster, target.max_cluster)
+    _check_names(declared)
+    types = _resolve_types(declared, dtypes)
+    _check_supported(declared, types, target)
+    shared = ctas > 1 and bool(declared.matmuls)
+    roles, warps = place_roles(declared, shared)
+    launch = launch_registers(warps, target, ctas if shared else 1)
+    matmul_roles = check_matmuls(declared, types, target, launch, shared)
+    storing = storing_roles(declared, roles, matmul_roles)
+    registers = share_registers(declared, roles, warps, launch, shared)
+
+    auto = [name for name, ring in declared.rings.items() if ring.stages is None]
+    if len(auto) > 1:
+        rule = "can be left out for one ring only"
+        raise InputError("BarrierRing(stages)", auto, rule, "give the others a number")
+    candidates: Iterable[int] = [0]
+    if auto:
+        held_back, *_ = readers_of(auto[0], declared, matmul_roles, storing)
+        least = 1 + max(held_back.values(), default=0)
+        candidates = range(max(MAX_SLOTS, least), least - 1, -1)
+    for count in candidates:
+        layout = Layout(declared, types, roles, matmul_roles, storing, launch, auto_stages=count)
+        if layout.space.bytes <= (target.smem if room is None else min(room, target.smem)):
+            break
+    if layout.space.bytes > target.smem:
+        parts = ", ".join(f"{b.name} {b.stages} x {b.pitch}" for b in layout.space.buffers if b.over is None)
+        rule = f"{target.name} has {target.smem} bytes a CTA; the plan has {parts} and {len(layout.space.barriers)} barriers"
+        raise InputError("shared memory", layout.space.bytes, rule, "use fewer stages or a smaller tile")
+    _check_early(declared, target, layout)
+    return Plan(
+        name=declared.name,
+        arch=target.name,
+        cluster=declared.cluster,
+        roles=tuple(roles.values()),
+        barriers=tuple(layout.space.barriers),
+        named_barriers=tuple(layout.named_barriers),
+        buffers=tuple(layout.space.buffers),
+        rings=tuple(layout.rings),
+        loads=tuple(layout.loads),
+        stores=tuple(layout.stores),
+        matmuls=tuple(layout.matmuls),
+        held=tuple(layout.held),
+        exchanges=tuple(layout.exchanges),
+        arguments=declared.arguments,
+        warps=warps,
+        smem_bytes=layout.space.bytes,
+        launch_registers=launch,
+        registers=registers,
+        queue=layout.queue,
+        tables={name: table.dims for name, table in declared.tables.items()},
+        relations=declared.relations,
+        overlaps=target.tma,
+    )
+
+
+def _check_early(declared: Declarations, target: Arch, layout: Layout) -> None:
+    """Raises `InputError` for a role that starts early in a schedule whose threads could touch global memory too early, which
+    is proved of copies alone."""
+    loaded, stored = ({part.argument for part in parts} for parts in (layout.loads, layout.stores))
+    for name, role in declared.roles.items():
+        wrong = [each for each in role.early if each not in loaded or each in stored]
+        if wrong:
+            rule = f"names tensors that are loaded and not stored ({', '.join(sorted(loaded - stored))})"
+            raise InputError(f"Role({name}).early", role.early, rule, f"leave {', '.join(wrong)} out")
+        own = [store for store in declared.stores.values() if store.vector and store.role is role]
+        if role.early and (declared.tables or own or not target.tma):
+            rule = "is for roles whose threads touch no global memory, of kernels without tables, on sm_90 and later"
+            raise InputError(f"Role({name}).early", role.early, rule, "leave it out")
+
+
+def _check_names(declared: Declarations) -> None:
+    for name, part in declared.parts.items():
+        if name in RESERVED and isinstance(part, (SlotStage, TokenStage, StoreStage)):
+            raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
+        if name in TAKEN and not isinstance(part, (Role, SlotStage, TokenStage)):
+            raise InputError("name", name, "is taken by what bodies get as k", f"rename the {type(part).__name__}")
+
+
+def _check_supported(declared: Declarations, types: dict[str, DType], target: Arch) -> None:
+    """Raises `InputError` for the first part of a schedule that *target* has no hardware for. (Matmuls and clusters have
+    checks of their own.)"""
+    if not target.tma:
+        for name, load in declared.loads.items():
+            if not load.vector:
+                rule = f"is loaded by an engine that {target.name} lacks"
+                raise InputError(f"{type(load).__name__}({name})", target.name, rule, "use a CpAsyncLoadStage")
+        for name, store in declared.stores.items():
+            if not store.vector:
+                rule = f"is stored by an engine that {target.name} lacks"
+                raise InputError(f"{type(store).__name__}({name})", target.name, rule, "use a ThreadStoreStage")
+        for name, role in declared.roles.items():
+            if role.registers:
+                rule = f"is set by setmaxnreg, which {target.name} lacks"
+                raise InputError(f"Role({name}).registers", role.registers, rule, "leave it out")
+        if declared.queue is not None:
+            rule = f"is handed on by st.async, which {target.name} lacks"
+            raise InputError("Schedule.tiles", target.name, rule, "use PersistentTiles()")
+    for name, dtype in types.items():
+        if dtype.name.startswith("fp8") and not target.fp8:
+            raise InputError(f"{name}.dtype", dtype.name, f"is a type that {target.name} does not convert", "use bf16")
+
+
+def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str, DType]:
+    types: dict[str, DType] = {}
+    parts: dict[str, SlotStage | StoreStage] = {**declared.stages, **declared.stores}
+    for name, part in parts.items():
+        given = dtypes.get(name)
+        if part.dtype is not None and given is not None and given not in (part.dtype, part.dtype.in_memory):
+            raise InputError(name, given.name, f"is declared with element type {part.dtype}", "convert the tensor")
+        types[name] = part.dtype or given or bf16
+    for name, load in declared.loads.items():
+        if load.input is not None:
+            other = types[declared.name_of(load.input)]
+            types[name] = load.dtype or other
+            if types[name].in_memory != other.in_memory:
+                rule = f"is of the tensor of {declared.name_of(load.input)}, of {other}"
+                raise InputError(f"{name}.dtype", types[name].name, rule, "leave it out")
+    for name, part in declared.shared.items():
+        if part.source is not None:
+            types[name] = types[declared.name_of(part.source)]
+    for name in (declared.name_of(stage) for mma in declared.matmuls.values() for stage in mma.stages):
+        types[name].check_held(name)
+    for name, store in declared.stores.items():
+        if store.slot is not None:
+            loaded = types[declared.name_of(store.slot)]
+            if name in dtypes and dtypes[name] != loaded.in_memory:
+                rule = f"is stored from slots of {loaded}"
+                raise InputError(name, dtypes[name].name, rule, f"use a tensor of {loaded}")
+            types[name] = loaded
+        elif isinstance(store.source, Wgmma):
+            operand = types[declared.name_of(store.source.stages[0])]
+            if types[name] not in _types_of_sums(operand):
+                rule = f"is no type that sums of {operand} products are stored in"
+                fix = f"one of {', '.join(t.name for t in _types_of_sums(operand))}"
+                raise InputError(name, types[name].name, rule, fix)
+        if store.reduce and types[name].name not in store.reducible:
+            rule = f"is no type in which TMA stores can {store.reduce}"
+            raise InputError(name, types[name].name, rule, f"one of {', '.join(store.reducible)}")
+        types |= dict.fromkeys((n for n, load in declared.loads.items() if load.result is store), types[name])
+    return types
+
+
+def _types_of_sums(operand: DType) -> tuple[DType, ...]:
+    """The types that sums of products of *operand* are stored in."""
+    return (int32, bf16, fp16, fp32) if operand.integer else (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2)

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from tmapipe.barrier import BarrierRing, Role, mark_of
+from tmapipe.base import check_cluster
 from tmapipe.base.arithmetic import Dim, ceil_div
-from tmapipe.base.tensor_map import check_cluster
 from tmapipe.errors import InputError, changed
-from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.parts.stages import Scratch, SharedStage, Table, Turnstile
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.plan.rings import Arch

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import attrs
 
+from tmapipe.base import Along
 from tmapipe.base.arithmetic import Dim
-from tmapipe.base.tensor_map import Along
 from tmapipe.base.tma_rules import Windows
 from tmapipe.errors import NOTHING, frozen
 from tmapipe.plan.rings import (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
+from tmapipe.base import Along
 from tmapipe.base.arithmetic import DType, ceil_div
-from tmapipe.base.tensor_map import Along
 from tmapipe.base.tma_rules import ALIGNMENT, MAX_BOX
 from tmapipe.errors import NOTHING, InputError, frozen
 

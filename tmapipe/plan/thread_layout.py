@@ -10,7 +10,7 @@ import attrs
 from tmapipe.barrier import Role
 from tmapipe.base.arithmetic import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, tf32
 from tmapipe.errors import InputError
-from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, RoleWarps
 from tmapipe.plan.rings import Arch, Distributed, MatmulRegisters, registers_of, widest

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tmapipe.barrier import BarrierRing
-from tmapipe.base import tma_rules
+from tmapipe.base import Along, peer_pattern, tma_rules
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.base.tensor_map import Along, peer_pattern
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
-from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.parts.stages import DescriptorStage, Scratch
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, Load, RoleWarps, Store
@@ -22,7 +21,7 @@ from tmapipe.stage import SWIZZLES, LoadStage, SlotStage, as_matrix
 from tmapipe.store_pipeline import StoreStage
 
 if TYPE_CHECKING:
-    from tmapipe.plan.planner import Layout
+    from tmapipe.plan import Layout
 
 
 # ---- arrivals --------------------------------------------------------------------------------------------------------

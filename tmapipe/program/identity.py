@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from tmapipe.isa.effects import TABLE, Kind
+from tmapipe.isa import TABLE, Kind
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.program.calls import Captured

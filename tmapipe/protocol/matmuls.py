@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
-from tmapipe.parts.matmul import Wgmma
+from tmapipe.parts import Wgmma
 from tmapipe.parts.stages import Turnstile
 from tmapipe.plan.model import Store
 from tmapipe.plan.rings import Barrier, Distributed, HeldTile, Matmul, NamedBarrier

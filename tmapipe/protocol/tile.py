@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from tmapipe.base import Along, peer_pattern, rank_stride
 from tmapipe.base.arithmetic import DType
-from tmapipe.base.tensor_map import Along, peer_pattern, rank_stride
 from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, combine, is_index
 from tmapipe.isa.ops import Isa

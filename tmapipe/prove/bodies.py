@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.base.tensor_map import rank_stride
+from tmapipe.base import rank_stride
 from tmapipe.errors import InputError
 from tmapipe.model.layout import Layout
 from tmapipe.plan.model import Load, Plan, Store

@@ -15,8 +15,8 @@ from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.check.findings import Finding
 from tmapipe.check.linear import look
 from tmapipe.errors import PipelineError
+from tmapipe.model import Machine
 from tmapipe.model.layout import Kind
-from tmapipe.model.machine import Machine
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.plan.rings import units_of
 from tmapipe.program.expressions import Expr

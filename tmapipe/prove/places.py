@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.isa.effects import Init, Kind, declared
+from tmapipe.isa import Init, Kind, declared
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.isa.fragment import SlotRef
 from tmapipe.model.layout import Layout

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tmapipe.check.slots import COPY, COUNTED
-from tmapipe.isa.effects import ArriveAt, Kind, declared
-from tmapipe.isa.effects import Kind as OperandKind
+from tmapipe.isa import ArriveAt, Kind, declared
+from tmapipe.isa import Kind as OperandKind
 from tmapipe.model.layout import Layout
 
 # ---- positions -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tmapipe.check.deadlocks import check_operations, refused
 from tmapipe.check.findings import Finding
 from tmapipe.check.linear import LinearCheck, look
 from tmapipe.errors import PipelineError
-from tmapipe.isa.effects import Access, Proxy, Start, declared, proxy_of
+from tmapipe.isa import Access, Proxy, Start, declared, proxy_of
 from tmapipe.model.layout import Layout, Shapes, locate
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.program.expressions import Call

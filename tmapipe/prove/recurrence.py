@@ -12,7 +12,7 @@ import numpy as np
 from tmapipe.check.findings import Step
 from tmapipe.check.linear import LinearCheck, look_now
 from tmapipe.check.phases import Known
-from tmapipe.isa.effects import ArriveAt, declared
+from tmapipe.isa import ArriveAt, declared
 from tmapipe.isa.ops import Flight
 from tmapipe.model.barriers import REGISTERS
 from tmapipe.model.layout import Layout

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tmapipe.errors import PipelineError
-from tmapipe.isa.effects import Arm, Arrive, ArriveAt, Group, Init, Kind, Start, Wait, WaitAt, declared
+from tmapipe.isa import Arm, Arrive, ArriveAt, Group, Init, Kind, Start, Wait, WaitAt, declared
 from tmapipe.isa.exchange import ClusterExchange
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, For, If, While

@@ -21,11 +21,11 @@ import numpy as np
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, fp32
-from tmapipe.bind.bound import check_kind
+from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import match, new_in_order, new_like
 from tmapipe.errors import InputError, ScopeError, check_bool, is_count, must, optional
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.matmul import Wgmma
+from tmapipe.parts import Wgmma
 from tmapipe.parts.stages import Turnstile
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule

@@ -14,7 +14,7 @@ import numpy as np
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, int32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import check_kind, check_memory
+from tmapipe.bind import check_kind, check_memory
 from tmapipe.bind.tensors import as_words, match, new_like
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count

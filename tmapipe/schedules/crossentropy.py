@@ -11,7 +11,7 @@ from tmapipe import math
 from tmapipe.barrier import BarrierRing
 from tmapipe.base.arithmetic import dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import check_kind
+from tmapipe.bind import check_kind
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile

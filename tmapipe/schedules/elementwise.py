@@ -13,7 +13,7 @@ from tmapipe import math
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import check_kind
+from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import new_like
 from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Fragment

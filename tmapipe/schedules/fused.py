@@ -18,13 +18,13 @@ import numpy as np
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, DType, ceil_div, dtype_of, fp32, int32
-from tmapipe.bind.bound import Bound, check_apart, check_kind, check_memory
+from tmapipe.bind import Bound, check_apart, check_kind, check_memory
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reduction, SumsOfRows
 from tmapipe.epilogue.operands import Matrix, Operands, Output, StoreForm, columns_of
 from tmapipe.errors import NOTHING, InputError, ScopeError, is_count
 from tmapipe.isa.fragment import Fragment, applied
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.parts.stages import ReductionScratch
 from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan

@@ -10,23 +10,23 @@ from typing import Any
 import attrs
 
 from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base import MulticastGroup, check_cluster
 from tmapipe.base.arithmetic import Dim
-from tmapipe.base.tensor_map import MulticastGroup, check_cluster
-from tmapipe.bind.bound import Bound, check_kind
+from tmapipe.bind import Bound, check_kind
 from tmapipe.bind.tensors import match
 from tmapipe.epilogue import ADD, Epilogue
 from tmapipe.epilogue.operands import PerColumn
 from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Carried
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.parts.stages import Table
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import Fused
 from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong, in_shares, summed_of
 from tmapipe.stage import TmaLoadStage
-from tmapipe.tiles.grouped import SplitKTiles
+from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import PersistentTiles
 

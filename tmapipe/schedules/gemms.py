@@ -11,22 +11,22 @@ import attrs
 
 from tmapipe import math as functions
 from tmapipe.barrier import Role
+from tmapipe.base import MulticastGroup
 from tmapipe.base.arithmetic import Dim, as_dtype, ceil_div
-from tmapipe.base.tensor_map import MulticastGroup
 from tmapipe.base.tma_rules import Windows
-from tmapipe.bind.bound import check_kind
+from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import match, new_like
 from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, check_type, is_count
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.matmul import ClusterSum, Wgmma
+from tmapipe.parts import ClusterSum, Wgmma
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules import mainloop
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.stage import Im2colLoadStage, TmaLoadStage
-from tmapipe.tiles.grouped import GroupedTiles, SplitKTiles, StreamKTiles
+from tmapipe.tiles import GroupedTiles, SplitKTiles, StreamKTiles
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import Grouped, PersistentTiles, Triangle
 

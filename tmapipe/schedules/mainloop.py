@@ -11,21 +11,21 @@ from typing import Any
 import attrs
 
 from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base import MulticastGroup, check_cluster
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
-from tmapipe.base.tensor_map import MulticastGroup, check_cluster
-from tmapipe.bind.bound import Bound, check_apart, check_kind, of_sums
+from tmapipe.bind import Bound, check_apart, check_kind, of_sums
 from tmapipe.bind.tensors import match, new_like, signature
 from tmapipe.epilogue import Epilogue, OperandSum, sums_by_name
 from tmapipe.epilogue.operands import Matrix, StoreForm
 from tmapipe.errors import NOTHING, InputError, is_count, must
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.matmul import RegisterTile, Wgmma
+from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.parts.stages import Turnstile
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import AddParts, Fused
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import TmaStoreStage
-from tmapipe.tiles.grouped import SplitKTiles
+from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.order import TileOrder
 
 __all__ = ["Cooperative", "Operand", "PingPong", "in_shares"]

@@ -8,7 +8,7 @@ from typing import Any
 from tmapipe import math
 from tmapipe.base.arithmetic import Dim, ceil_div, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import check_kind
+from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import new_like
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext

@@ -17,7 +17,7 @@ from tmapipe import math
 from tmapipe.barrier import BarrierRing
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import check_kind
+from tmapipe.bind import check_kind
 from tmapipe.errors import InputError, check_bool
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.stages import ReductionScratch

@@ -11,10 +11,10 @@ import attrs
 
 from tmapipe import math
 from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base import MulticastGroup
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, fp32
-from tmapipe.base.tensor_map import MulticastGroup
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import check_kind
+from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import is_contiguous, new_like
 from tmapipe.calling import remember_by_name
 from tmapipe.errors import InputError

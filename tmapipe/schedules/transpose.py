@@ -17,7 +17,7 @@ import numpy as np
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.bound import check_kind, check_memory
+from tmapipe.bind import check_kind, check_memory
 from tmapipe.bind.tensors import new_like
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext

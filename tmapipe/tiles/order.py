@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import attrs
 
 from tmapipe.barrier import Role
+from tmapipe.base import MulticastGroup, check_cluster
 from tmapipe.base.arithmetic import Dim, ceil_div
-from tmapipe.base.tensor_map import MulticastGroup, check_cluster
 from tmapipe.errors import InputError
 from tmapipe.isa.fragment import Carried, SlotRef
 from tmapipe.isa.ops import Isa

@@ -9,7 +9,7 @@ import attrs
 
 from tmapipe.base.arithmetic import Dim, ceil_div
 from tmapipe.errors import InputError, is_count, must
-from tmapipe.isa.fragment import Carried
+from tmapipe.isa.fragment import Carried, Condition, Value
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
@@ -424,3 +424,26 @@ def total_of(raster: Grouped, steps: dict[str, Any]) -> Any:
 def steps_of(grid: dict[str, Any], cluster: Mapping[str, int]) -> dict[str, Any]:
     """The grid in units of clusters, rounded up."""
     return {dim: ceil_div(count, cluster.get(dim, 1)) for dim, count in grid.items()}
+
+
+def count_entries(
+    isa: Isa, table: str, count: Value, holds: Callable[[Value, Value], Condition], without_data: int
+) -> Value:
+    """For how many of the first *count* entries of a table ``holds(index, entry)`` is true.
+
+    The lanes of a warp look at one entry each, 32 at a time.
+
+    Args:
+        table: Its name.
+        count: Entries to look at.
+        holds: As of `Isa.ballot`.
+        without_data: What every entry is in the check, which has no data.
+    """
+    found = isa.cells(0)
+
+    def some(i: Value) -> None:
+        votes = isa.ballot(table, i * 32, count, holds, without_data)
+        found[0] = found[0] + votes
+
+    isa.loop((count + 31) // 32, some)
+    return isa.here(found[0])

@@ -16,8 +16,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.isa import ops
-from tmapipe.isa.effects import Start, declared
+from tmapipe.isa import Start, declared, ops
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Matmul
 

@@ -24,7 +24,7 @@ from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 from tmapipe.timeline.timed import Step
 
 if TYPE_CHECKING:
-    from tmapipe.bind.bound import Bound
+    from tmapipe.bind import Bound
     from tmapipe.gpu.watchdog import Place
     from tmapipe.schedule import Schedule
 

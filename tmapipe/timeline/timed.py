@@ -12,12 +12,11 @@ import attrs
 import numpy as np
 
 from tmapipe.errors import PipelineError
-from tmapipe.isa import ops
-from tmapipe.isa.effects import Start, declared
+from tmapipe.isa import Start, declared, ops
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.ops import Agent, Flight
+from tmapipe.model import Machine, Scheduler
 from tmapipe.model.layout import Layout
-from tmapipe.model.machine import Machine, Scheduler
 from tmapipe.model.state import APPLY, WAITS, State
 from tmapipe.model.warp import MachineFragments, MachineIsa
 from tmapipe.plan.rings import Matmul

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from tmapipe.bind.bound import Bound
+from tmapipe.bind import Bound
 from tmapipe.calling import on_model
 from tmapipe.errors import DeadlockError, HazardError, InputError
-from tmapipe.isa import ops
-from tmapipe.isa.effects import declared
+from tmapipe.isa import declared, ops
 from tmapipe.isa.ops import Agent, Counted, Flight
 from tmapipe.model.layout import Layout
 from tmapipe.model.run import Drawn, Event, Timeline, describe, event_of

@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch.nn import functional
 
-from tmapipe.bind.bound import outputs_of
+from tmapipe.bind import outputs_of
 from tmapipe.bind.tensors import signature
 from tmapipe.calling import called, check_one_kernel
 from tmapipe.epilogue import Epilogue, PerColumn

@@ -15,7 +15,7 @@ from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.plan.thread_layout import multiplies
 from tmapipe.schedules.gemm import PACKED, DequantGemm
 from tmapipe.schedules.mainloop import in_shares
-from tmapipe.tiles.grouped import SplitKTiles
+from tmapipe.tiles import SplitKTiles
 from tmapipe.tuning.problem import SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
 COOPERATIVE: dict[int, tuple[int, ...]] = {

@@ -26,15 +26,15 @@ from tmapipe.base.arithmetic import (
     int32,
     tf32,
 )
-from tmapipe.bind.bound import check_kind, of_sums
+from tmapipe.bind import check_kind, of_sums
 from tmapipe.bind.tensors import last_but_one
 from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
 from tmapipe.errors import InputError, check_type, is_count, must
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative, Operand
+from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.dynamic import GpcTiles, GridTiles
-from tmapipe.tiles.grouped import SplitKTiles
 from tmapipe.tiles.persistent import Grouped, Hilbert, PersistentTiles, Snake
 
 # ---- problem ---------------------------------------------------------------------------------------------------------

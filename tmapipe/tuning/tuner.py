@@ -15,7 +15,7 @@ import numpy as np
 from tmapipe.base.arithmetic import ceil_div, dtype_of
 from tmapipe.base.disk import cache_folder
 from tmapipe.base.tma_rules import Windows
-from tmapipe.bind.bound import check_kind
+from tmapipe.bind import check_kind
 from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import check_operands
 from tmapipe.errors import InputError, MissingGpuError, PipelineError, check_bool, check_type, is_count, needed
