@@ -1,8 +1,7 @@
 """Drawn problems for the kernels bound by memory, each called as a user calls it, without a number; beside torch,
-torch.compile and QuACK. Suites `kernels_random`, `copies_random`, `products_random`; that of `benchmarks.random_rows` has
-softmax and rmsnorm.
+torch.compile and QuACK. Suites `kernels_random`, `copies_random`, `products_random`, and that of `benchmarks.random_rows`.
 
-python -m benchmarks.random_kernels copies --draw 0x1234abcd              compiles in other processes first, then measures
+python -m benchmarks.random_kernels copies products --draw 0x1234abcd     two suites, compiled side by side first
 python -m benchmarks.random_kernels kernels --draw 0x1234abcd --seconds 240 --append      does what is left in that time
 python -m benchmarks.random_kernels kernels --draw 0x1234abcd --rehearse      small ones, on the CPU model, beside torch
 
@@ -10,6 +9,8 @@ kernels    layernorm, log-softmax, cross-entropy, gradients of four, cumsum, rot
            from 64 to 262,144, every second one a multiple of 8, bf16 and fp32, 128 MiB
 copies     40 tensors of ranks 1 to 5, slices of larger ones, of odd lengths, of 1 MiB to 2 GiB, in three types
 products   20 batches of products of 16 to 128 a side, in multiples of 8 (what TMA takes), 64 MiB
+rows       softmax and rmsnorm of 40 lengths, 256 MiB
+users      those of `benchmarks.user_kernels`, which are not drawn
 
 The seed is the first eight hex digits of the measured commit.
 """
@@ -24,7 +25,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks import row_kernels
+from benchmarks import random_rows, row_kernels, user_kernels
 from benchmarks.cases import Case
 from benchmarks.random_rows import KERNELS as ROWS
 from benchmarks.random_rows import LEAST, MOST, SIZES, Peers, quack_of, targets, weight_of
@@ -245,6 +246,11 @@ def products_drawn(seed: int, bytes_: int = BYTES, explore: int = 0) -> list[Cas
     return found
 
 
+def rows_drawn(seed: int, bytes_: int = 2 * BYTES) -> list[Case]:
+    """Cases of the suite `rows_random`."""
+    return [random_rows.measured(case, bytes_=bytes_) for case in random_rows.draw(seed)]
+
+
 def _case(name: str, dtype: str, work: float, make: Callable[[], Any]) -> Case:
     limit = row_kernels.SUMS if name.startswith(("cumsum", "layernorm_b", "rmsnorm_b")) else row_kernels.LIMIT
     return Case(name, dtype, work, lambda device: make(), limit)
@@ -254,38 +260,33 @@ SUITES: dict[str, Callable[..., list[Case]]] = {
     "kernels": kernels_drawn,
     "copies": copies_drawn,
     "products": products_drawn,
+    "rows": rows_drawn,
+    "users": lambda seed, bytes_=BYTES: user_kernels.cases(small=bytes_ < BYTES),
 }
-
-
-def rehearse(cases: list[Case]) -> int:
-    """Ours beside torch, wherever this runs; how many are wrong."""
-    wrong = 0
-    for case in cases:
-        runs, want = case.make("cpu")
-        try:
-            error = row_kernels.check_of(want)(runs[OURS, "called"])
-        except Exception as found:
-            print(f"  {case.name}: {type(found).__name__}: {str(found)[:200]}")
-            error = math.inf
-        wrong += not error < case.limit
-        print(f"{case.name} {case.dtype}: relative error {error:.2e}", flush=True)
-    return wrong
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", nargs="?", choices=SUITES, default="kernels", help="default: %(default)s")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(SUITES))
     parser.add_argument("--draw", type=lambda text: int(text, 0), default=0, help="seed of the problems")
     parser.add_argument("--rehearse", action="store_true", help="small ones, also without a GPU: ours beside torch")
     parser.add_argument("--explore", type=int, default=0, metavar="N", help="of products, N likely candidates too")
     row_kernels.add_time(parser)
     args = parser.parse_args(argv)
+    names = args.suites or ["kernels"]
+    if unknown := set(names) - set(SUITES):
+        parser.error(f"no suite is called {', '.join(unknown)}: {', '.join(SUITES)}")
     if args.rehearse:
-        cases = SUITES[args.suite](args.draw, SMALL)
-        return int(rehearse([case for case in cases if case.name.startswith(tuple(args.problems))]) > 0)
-    command = ["benchmarks.random_kernels", args.suite, "--draw", hex(args.draw), "--explore", str(args.explore)]
-    explore = {"explore": args.explore} if args.suite == "products" else {}
-    return row_kernels.run_suite(f"{args.suite}_random", SUITES[args.suite](args.draw, **explore), args, command)
+        cases = [case for name in names for case in SUITES[name](args.draw, SMALL)]
+        return int(row_kernels.rehearse(case for case in cases if case.name.startswith(tuple(args.problems))) > 0)
+    command = ["benchmarks.random_kernels", *names, "--draw", hex(args.draw), "--explore", str(args.explore)]
+    drawn = {
+        "user_kernels" if name == "users" else f"{name}_random": SUITES[name](
+            args.draw, **{"explore": args.explore} if name == "products" else {}
+        )
+        for name in names
+    }
+    return row_kernels.run_suites(drawn, args, command, draw=args.draw)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ python -m benchmarks.random_rows --explore 10 --alone                ten forms o
 python -m benchmarks.random_rows --cases rmsnorm:38434:fp32 --explore 10 --alone      of this one
 python -m benchmarks.random_rows --report                            prints the stored results; needs no GPU
 
-256 MiB are read, as many written. Where QuACK refuses a length, torch and torch.compile are the peers. Kernels, and those of
-peers, are compiled in other processes before measuring; all variants of a length run in one process, in random order, rested;
-each result is checked against torch's in fp32. With ``--seconds`` it ends after that time; with ``--append`` the next run does
-what is left.
+256 MiB are read, as many written. Where QuACK refuses a length, torch and torch.compile are the peers. How it is measured:
+`benchmarks.row_kernels`.
 """
 
 from __future__ import annotations
@@ -16,32 +14,23 @@ from __future__ import annotations
 import argparse
 import functools
 import math
-import os
 import random
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.cases import checker
-from benchmarks.cli import add_options, gpu_of, kept, method_of, settings
-from benchmarks.results import OURS, Results, folder_of, print_table, read
+from benchmarks import cases
+from benchmarks.results import OURS, folder_of, read
+from benchmarks.row_kernels import Made, Runs, add_time, compiled_later, report, run_suites, some
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.schedules.crossentropy import CrossEntropy, LogSoftmax, Reduce, Softmax
 from tmapipe.schedules.norms import LayerNorm, RmsNorm
 from tmapipe.schedules.rowform import RowForm
 from tmapipe.schedules.rows import RowKernel, Rows
-from tmapipe.tuning.compiling import compile_each, ready
-from tmapipe.tuning.cost import rested
 
 BYTES = 256 << 20
 LEAST, MOST = 64, 262144
 SIZES = {"bf16": 2, "fp32": 4}
-LIMIT = 1e-2
 
 
 class Case(NamedTuple):
@@ -186,20 +175,14 @@ def forms_of(case: Case, count: int) -> list[RowForm]:
     return found
 
 
-def job_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str], dict[str, int]]:
-    """As `tmapipe.tuning.compiling.Job`."""
+def schedule_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str]]:
+    """The schedule of a form, and its tensors' types."""
     schedule = kernel_of(case).rows(form, case.aligned, 1, len(columns_of(case)))
-    several = int(form.apart > 1)
-    ranks = {
-        **dict.fromkeys(schedule.loaded, 1 if form.packed else 2),
-        **dict.fromkeys((*schedule.columns, *schedule.tables), 1),
-        **dict.fromkeys(schedule.stored, 2 + several),
-        **dict.fromkeys(schedule.numbers, 1 + several),
-    }
-    types = dict.fromkeys(ranks, case.dtype) | dict.fromkeys(schedule.numbers, "fp32")
+    names = (*schedule.loaded, *schedule.columns, *schedule.stored)
+    types = dict.fromkeys(names, case.dtype) | dict.fromkeys(schedule.numbers, "fp32")
     if case.kernel == "layernorm":
         types |= dict.fromkeys(schedule.columns, "fp32")
-    return schedule, {name: kind for name, kind in types.items() if name not in schedule.tables}, ranks
+    return schedule, {name: kind for name, kind in types.items() if name not in schedule.tables}
 
 
 def text_of(form: RowForm) -> str:
@@ -212,21 +195,21 @@ def text_of(form: RowForm) -> str:
 # ---- measuring ----------------------------------------------------------------------------------------------------------
 
 
-def runs_of(case: Case, ours: dict[str, Rows], peers: bool) -> tuple[dict[tuple[str, str], Callable[[], Any]], Any]:
-    """The variants, and what they return."""
+def made(case: Case, explore: int, peers: bool, bytes_: int) -> Made:
+    """The variants of a case, and what they return. The first of ours is what is called; others are of other forms."""
     import torch
 
-    height, kind = (
-        BYTES // SIZES[case.dtype] // case.length,
-        {"bf16": torch.bfloat16, "fp32": torch.float32}[case.dtype],
-    )
-    x, beside = torch.randn(height, case.length, device="cuda", dtype=kind), KERNELS[case.kernel]
+    height = max(1, bytes_ // SIZES[case.dtype] // case.length)
+    x = some(height, case.length, dtype={"bf16": "bfloat16", "fp32": "float32"}[case.dtype])
+    beside = KERNELS[case.kernel]
     inputs = x, *beside.inputs(x)
+    out = {"out": torch.full_like(x, float("nan"))} if beside.stores else {}
 
-    def called(rows: Rows) -> Callable[[], Any]:
+    def called(form: RowForm) -> Callable[[], Any]:
         kernel = kernel_of(case)
-        kernel.fit = lambda *_: rows  # compiled elsewhere
-        out = {"out": torch.full_like(x, float("nan"))} if beside.stores else {}
+        if form is not forms[0]:
+            rows, _ = schedule_of(case, form)
+            kernel.fit = lambda *_: rows  # type: ignore[method-assign]
 
         def call() -> Any:
             found = kernel(*inputs, **out)
@@ -234,81 +217,24 @@ def runs_of(case: Case, ours: dict[str, Rows], peers: bool) -> tuple[dict[tuple[
 
         return call
 
-    runs: dict[tuple[str, str], Callable[[], Any]] = {(OURS, title): called(rows) for title, rows in ours.items()}
+    forms = forms_of(case, explore)
+    runs: Runs = {(OURS, text_of(form)): called(form) for form in forms}
     if peers and beside.quack is not None:
         try:
             beside.quack(*(each[:8] if each.shape[0] == height else each for each in inputs))
             runs["quack", "fwd"] = functools.partial(beside.quack, *inputs)
         except Exception as error:  # any: an assertion, or the compiler's
-            print(f"  quack: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}")
+            print(f"  quack {case.name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}")
     if peers and not any(peer == "quack" for peer, _ in runs):
-        torch._dynamo.reset()
-        compiled = torch.compile(beside.torch, dynamic=False)
         runs["torch", "eager"] = functools.partial(beside.torch, *inputs)
-        runs["torch", "compile"] = functools.partial(compiled, *inputs)
+        runs["torch", "compile"] = functools.partial(compiled_later(beside.torch), *inputs)
     return runs, beside.torch(x.float(), *(each.float() if each.is_floating_point() else each for each in inputs[1:]))
 
 
-def warm(cases: Iterable[Case]) -> None:
-    """Calls each peer once, so that its compiled kernels lie in its cache."""
-    for case in cases:
-        for run in runs_of(case, {}, True)[0].values():
-            run()
-
-
-def measure(case: Case, ours: dict[str, Rows], clock: Any, results: Results, args: argparse.Namespace) -> None:
-    """Adds a row for each variant that is right."""
-    runs, want = runs_of(case, ours, not args.alone)
-    runs, check = kept(runs, args), checker(want)
-    errors = {}
-    for key, run in list(runs.items()):
-        try:
-            errors[key] = check(run)
-            if not errors[key] < LIMIT:
-                raise RuntimeError(f"WRONG, relative error {errors[key]:.2e}")
-        except Exception as error:
-            clock.rest(0.0)  # raises if the device itself is lost
-            print(f"  left out: {' '.join(key)}: {(str(error).splitlines() or [''])[0][:160]}")
-            del runs[key]
-    del want, check
-    for index, ((peer, variant), timing) in enumerate(rested(runs, clock, method_of(args)).items()):
-        results.add(
-            problem=case.name, dtype=case.dtype, peer=peer, variant=variant, us=timing.us,
-            gbps=(1 + KERNELS[case.kernel].stores) * BYTES / timing.us / 1e3, spread=timing.spread,
-            rel_err=errors[peer, variant],
-            chosen=True if index == 0 and peer == OURS else None,
-        )  # fmt: skip
-
-
-# ---- reports ------------------------------------------------------------------------------------------------------------
-
-
-def report(rows: Iterable[dict[str, Any]]) -> None:
-    """Prints what was chosen beside the best measured form and the best peer, and geometric means."""
-    cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        cases.setdefault((row["problem"], row["dtype"]), []).append(row)
-    body, ratios = [], dict[str, list[float]]()
-    for (name, dtype), mine in cases.items():
-        ours = [row for row in mine if row["peer"] == OURS]
-        chosen = next((row for row in ours if row.get("chosen")), None)
-        peer = min((row for row in mine if row["peer"] != OURS), key=lambda row: row["us"], default=None)
-        best = min(ours, key=lambda row: row["us"], default=None)
-        if chosen is None or best is None:
-            body.append([name, dtype, "no result of ours", "", "", "", "", ""])
-            continue
-        ratio = peer["us"] / chosen["us"] if peer else float("nan")
-        if peer:
-            odd = "whole" if int(name.split()[1]) % 8 == 0 else "odd"
-            for view in (name.split()[0], dtype, odd, peer["peer"], "all"):
-                ratios.setdefault(view, []).append(ratio)
-        beside = f"{peer['peer']} {peer['gbps']:.0f}" if peer else ""
-        body.append([name, dtype, f"{chosen['gbps']:.0f}", beside, f"{ratio:.3f}", chosen["variant"], f"{best['gbps']:.0f}",
-                     "" if best is chosen else best["variant"]])  # fmt: skip
-    print_table(body, ["", "", "GB/s", "best peer", "ratio", "form", "best form", ""], "rows of random lengths")
-    means = [[view, len(each), f"{math.exp(statistics.fmean(map(math.log, each))):.3f}", f"{min(each):.3f}",
-              sum(value < 0.93 for value in each)] for view, each in ratios.items()]  # fmt: skip
-    print_table(means, ["of the best peer", "cases", "mean", "least", "< 0.93"])
+def measured(case: Case, explore: int = 1, peers: bool = True, bytes_: int = BYTES) -> cases.Case:
+    """As a case of `benchmarks.row_kernels`."""
+    work = (1.0 + KERNELS[case.kernel].stores) * bytes_
+    return cases.Case(case.name, case.dtype, work, lambda device: made(case, explore, peers, bytes_))
 
 
 # ---- the command line ---------------------------------------------------------------------------------------------------
@@ -320,68 +246,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--draw", type=lambda text: int(text, 0), default=0, help="seed of the lengths")
     parser.add_argument("--lengths", type=int, nargs="+", help="these instead")
     parser.add_argument("--cases", nargs="+", metavar="KERNEL:LENGTH:TYPE", help="these instead")
-    parser.add_argument("--warm", type=int, nargs=2, metavar=("I", "OF"), help="only compile peers of these cases")
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=("softmax", "rmsnorm"))
     parser.add_argument("--dtypes", nargs="+", choices=SIZES, default=tuple(SIZES))
     parser.add_argument("--explore", type=int, default=1, metavar="N", help="forms of ours (default: what is taken)")
     parser.add_argument("--alone", action="store_true", help="without peers")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="when to end (default %(default)s)")
-    parser.add_argument("--jobs", type=int, help="compiling processes")
     parser.add_argument("--report", action="store_true", help="only print the stored results")
-    add_options(parser)
+    add_time(parser)
     args = parser.parse_args(argv)
     if args.report:
-        report(read(folder_of(args.out) / "rows_random.json")["rows"])
+        report(read(folder_of(args.out) / "rows_random.json")["rows"], "rows of random lengths")
         return 0
-    gpu = gpu_of("random_rows")
-    if not gpu:
-        return 2
-    import torch
-
-    from tmapipe.gpu.launch import CudaClock
-
-    started = time.monotonic()
-    cases = draw(args.draw, args.count, args.kernels)
+    drawn = draw(args.draw, args.count, args.kernels)
     if args.lengths:
-        cases = [Case(kernel, n, dtype) for n in args.lengths for dtype in args.dtypes for kernel in args.kernels]
-    cases = [case for case in cases if case.kernel in args.kernels and case.dtype in args.dtypes]
+        drawn = [Case(kernel, n, dtype) for n in args.lengths for dtype in args.dtypes for kernel in args.kernels]
+    drawn = [case for case in drawn if case.kernel in args.kernels and case.dtype in args.dtypes]
     if args.cases:
-        cases = [Case(kernel, int(n), dtype) for kernel, n, dtype in (text.split(":") for text in args.cases)]
-    results = Results("rows_random", gpu, {**settings(args), "draw": args.draw})
-    if args.append:
-        results.resume(args.out)
-    known = {(row["problem"], row["dtype"]) for row in results.rows}
-    cases = [case for case in cases if (case.name, case.dtype) not in known]
-    if args.warm:
-        warm(cases[args.warm[0] :: args.warm[1]])
-        return 0
-    jobs_of = args.jobs or os.cpu_count() or 1
-    own = [sys.executable, "-m", "benchmarks.random_rows", *(argv or sys.argv[1:])]
-    others = [] if args.alone else [subprocess.Popen([*own, "--warm", str(i), str(jobs_of)]) for i in range(jobs_of)]
-    wanted = [(case, form) for case in cases for form in forms_of(case, args.explore)]
-    jobs = [functools.partial(job_of, case, form) for case, form in wanted]
-    with tempfile.TemporaryDirectory(prefix="tmapipe-rows-") as name:
-        errors = compile_each(jobs, Path(name), args.jobs)
-        for other in others:
-            other.wait()
-        print(f"{len(jobs)} kernels compiled in {time.monotonic() - started:.0f} s", flush=True)
-        clock = CudaClock(args.flush)
-        for case in cases:
-            if time.monotonic() - started > args.seconds:
-                break
-            torch.manual_seed(args.seed)
-            ours = {}
-            for index, (of, form) in enumerate(wanted):
-                if of == case and errors[index]:
-                    print(f"  {case.name} {text_of(form)}: {errors[index][:200]}")
-                elif of == case:
-                    ours[text_of(form)] = ready(jobs[index], Path(name), index)
-            measure(case, ours, clock, results, args)
-            results.write(args.out)
-            print(f"{case.name} {case.dtype}: {time.monotonic() - started:.0f} s", flush=True)
-    report(results.rows)
-    print(f"written: {results.write(args.out)}")
-    return 0
+        drawn = [Case(kernel, int(n), dtype) for kernel, n, dtype in (text.split(":") for text in args.cases)]
+    suites = {"rows_random": [measured(case, args.explore, not args.alone) for case in drawn]}
+    command = ["benchmarks.random_rows", "--explore", str(args.explore), *["--alone"] * args.alone, "--cases"]
+    command += [f"{case.kernel}:{case.length}:{case.dtype}" for case in drawn]
+    return run_suites(suites, args, command, draw=args.draw)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,28 @@ python -m benchmarks.row_kernels                          compiles in other proc
 python -m benchmarks.row_kernels --seconds 60             ends after that time; with --append the next run does what is left
 python -m benchmarks.row_kernels --problems cumsum        those whose names begin so
 
-Each kernel is called as a user calls it, without a number. All variants of a problem run in one process, in random order,
-rested; every result is compared with torch's in fp32. The first problem of each kernel comes first.
+Each kernel is called as a user calls it, without a number. Workers make the problems' tensors, compile all variants and
+compare every result with torch's in fp32, side by side. Then the problems are measured one after the other, while all else
+rests: the variants of one in one process, in random order, rested. The first problem of each kernel comes first.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import functools
 import itertools
+import json
 import math
+import os
+import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.cases import Case, checker, returning
@@ -38,8 +46,9 @@ def compiled_later(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call(*inputs: Any) -> Any:
         import torch
 
-        if not made:
-            torch._dynamo.reset()
+        if not made:  # one function is compiled for many problems
+            limits = torch._dynamo.config
+            limits.recompile_limit = limits.accumulated_recompile_limit = 1024
             made.append(torch.compile(plain, dynamic=False))
         return made[0](*inputs)
 
@@ -219,15 +228,14 @@ def _cases() -> list[Case]:
 CASES = _cases()
 
 
-def warm(cases: list[Case]) -> None:
-    """Calls each variant once, so that what it compiles lies on disk."""
-    for case in cases:
-        runs, _ = case.make("cuda")
-        for key, run in runs.items():
-            try:
-                run()
-            except Exception as error:  # any: it is tried again, and reported, where it is measured
-                print(f"  {case.name} {' '.join(key)}: {type(error).__name__}: {str(error)[:200]}")
+# ---- workers ---------------------------------------------------------------------------------------------------------
+#
+# The first process starts workers, `work`, and writes a line of JSON to the standard input of each: what it prepares, until
+# when, and the file that is locked while something is timed. A worker says "ready" with the numbers of what it has prepared.
+# Then each number that it reads is measured, and answered with rows.
+
+FREE = 40 << 30  # bytes of the device, under which a prepared problem gives its tensors back
+GRACE = 25.0  # seconds that a worker has for the problem that it is at
 
 
 def check_of(want: Any) -> Callable[[Callable[[], Any]], float]:
@@ -235,105 +243,242 @@ def check_of(want: Any) -> Callable[[Callable[[], Any]], float]:
     return want if callable(want) else checker(want)
 
 
-def measure(case: Case, clock: Any, results: Results, args: argparse.Namespace) -> None:
-    """Adds a row for each variant that is right."""
+def prepared(case: Case, args: argparse.Namespace) -> tuple[Runs, dict[tuple[str, str], float]]:
+    """The variants of a case that are right, and their errors. All is compiled then."""
+    import torch
+
+    torch.manual_seed(args.seed)
     runs, want = case.make("cuda")
-    runs, check = kept(dict(runs), args), check_of(want)
-    errors = {}
-    for key, run in list(runs.items()):
+    runs, check, errors = kept(dict(runs), args), check_of(want), {}
+    for key in sorted(runs, key=lambda key: key[0] == OURS):  # ours may be tuned: others are compiled by then
         try:
-            errors[key] = check(run)
+            errors[key] = check(runs[key])
             if not errors[key] < case.limit:
                 raise RuntimeError(f"WRONG, relative error {errors[key]:.2e}")
-        except Exception as error:
-            clock.rest(0.0)  # raises if the device itself is lost
-            print(f"  left out: {case.name} {' '.join(key)}: {(str(error).splitlines() or [''])[0][:200]}", flush=True)
-            del runs[key]
-    del want, check
-    for (peer, variant), timing in rested(runs, clock, method_of(args)).items():
-        results.add(
-            problem=case.name, dtype=case.dtype, peer=peer, variant=variant, us=timing.us,
-            gbps=case.work / timing.us / 1e3, spread=timing.spread, rel_err=errors[peer, variant],
-        )  # fmt: skip
+        except Exception as error:  # any: a peer's
+            torch.cuda.synchronize()  # raises if the device itself is lost
+            print(f"  left out: {case.name} {' '.join(key)}: {(str(error).splitlines() or [''])[0][:160]}", flush=True)
+            runs.pop(key)
+    return runs, errors
 
 
-def report(results: Results) -> None:
-    """Prints ours beside the best peer of each problem."""
-    body = []
-    for name in dict.fromkeys(row["problem"] for row in results.rows):
-        ours, peers = (
-            [row for row in results.rows if row["problem"] == name and (row["peer"] == OURS) == mine]
-            for mine in (True, False)
-        )
-        best = min(peers, key=lambda row: row["us"], default=None)
-        mine = next((row for row in ours if row["variant"] == "called"), None)
-        ratio = f"{best['us'] / mine['us']:.3f}" if best and mine else ""
-        beside = f"{best['peer']} {best['variant']} {best['gbps']:.0f}" if best else ""
-        other = min(ours, key=lambda row: row["us"], default=mine)
-        explored = f"{other['gbps']:.0f}: {other['variant']}" if other and other is not mine else ""
-        body.append([name, f"{mine['gbps']:.0f}" if mine else "none", beside, ratio, explored])
-    print_table(body, ["", "GB/s", "best peer", "ratio", "best explored"], "row and element-wise kernels")
+def measured(
+    case: Case, runs: Runs, errors: dict[tuple[str, str], float], clock: Any, args: Any
+) -> list[dict[str, Any]]:
+    """A row for each variant; that of ours which comes first is what is chosen without a number."""
+    first = next((key for key in runs if key[0] == OURS), None)
+    return [
+        {
+            "problem": case.name, "dtype": case.dtype, "peer": key[0], "variant": key[1], "us": timing.us,
+            "gbps": case.work / timing.us / 1e3, "spread": timing.spread, "rel_err": errors[key],
+            "chosen": True if key == first else None,
+        }
+        for key, timing in rested(runs, clock, method_of(args)).items()
+    ]  # fmt: skip
 
 
-def add_time(parser: argparse.ArgumentParser) -> None:
-    """The options of a suite that ends after a while and goes on later."""
-    parser.add_argument("--problems", nargs="+", default=[""], help="those whose names begin so (default: all)")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="when to end (default %(default)s)")
-    parser.add_argument(
-        "--jobs", type=int, default=8, help="processes that compile first (default %(default)s; 0: none)"
-    )
-    parser.add_argument(
-        "--warm", type=int, nargs=2, metavar=("I", "OF"), help="only call every OF-th problem once, from I on"
-    )
-    add_options(parser)
-
-
-def run_suite(suite: str, cases: list[Case], args: argparse.Namespace, command: list[str]) -> int:
-    """Measures the cases that *args* name and that have no result yet. *command*: the module, and its own arguments, that
-    other processes call to compile first. The exit status."""
-    gpu = gpu_of(command[0].removeprefix("benchmarks."))
-    if not gpu:
-        return 2
+def work(cases: Sequence[Case], args: argparse.Namespace) -> int:
+    """A worker."""
     import torch
 
     from tmapipe.gpu.launch import CudaClock
 
-    started, results = time.monotonic(), Results(suite, gpu, settings(args))
-    if args.append:
-        results.resume(args.out)
-    known = {(row["problem"], row["dtype"]) for row in results.rows}
-    cases = [c for c in cases if c.name.startswith(tuple(args.problems)) and (c.name, c.dtype) not in known]
-    if args.warm:
-        first, of = args.warm
-        warm(cases[first::of])
-        return 0
-    whole = [sys.executable, "-m", *command, "--problems", *args.problems, *["--append"] * args.append]
-    whole += ["--out", args.out] if args.out else []
-    others = [subprocess.Popen([*whole, "--warm", str(i), str(args.jobs)]) for i in range(args.jobs)]
-    for other in others:
-        try:
-            other.wait(max(1.0, 0.7 * args.seconds - (time.monotonic() - started)))
-        except subprocess.TimeoutExpired:  # what it has compiled is kept; the rest is compiled where it is measured
-            other.kill()
-    print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
-    clock = CudaClock(args.flush)
-    for case in cases:
-        if time.monotonic() - started > args.seconds:
-            print(f"left for the next run, with --append: {case.name} and what follows")
+    said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
+    mine, until, lock = json.loads(sys.stdin.readline())
+    timed = CudaClock.batch
+
+    def alone(clock: CudaClock, run: Callable[[], object], launches: int) -> list[float]:
+        with open(lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return timed(clock, run, launches)
+
+    CudaClock.batch = alone  # tuning, which some kernels do at their first call, has the same clock
+    ready: dict[int, Any] = {}
+    for number in mine:
+        if time.monotonic() > until:
             break
-        torch.manual_seed(args.seed)
-        measure(case, clock, results, args)
-        results.write(args.out)
-        print(f"{case.name}: {time.monotonic() - started:.0f} s", flush=True)
-    report(results)
+        try:
+            made = prepared(cases[number], args)
+            torch.cuda.empty_cache()
+            ready[number] = made if torch.cuda.mem_get_info()[0] > FREE else None
+            del made
+            torch.cuda.empty_cache()
+        except Exception as error:  # any: the others are measured
+            print(f"  left out: {cases[number].name}: {type(error).__name__}: {str(error)[:160]}", flush=True)
+            torch.cuda.synchronize()
+    clock = CudaClock(args.flush)
+    said.write(json.dumps(list(ready)) + "\n")
+    for line in sys.stdin:
+        number = int(line)
+        made = ready.pop(number) or prepared(cases[number], args)
+        said.write(json.dumps(measured(cases[number], *made, clock, args)) + "\n")
+        del made
+        torch.cuda.empty_cache()
+    return 0
+
+
+class Worker:
+    """A process that prepares and measures.
+
+    Args:
+        command: The process.
+        mine: Numbers of cases.
+        until: When it ends to prepare, by `time.monotonic`.
+        lock: The file that is locked.
+    """
+
+    def __init__(self, command: Sequence[str], mine: Sequence[int], until: float, lock: str):
+        alone = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1")
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=os.environ | alone, **pipes)
+        self._say([list(mine), until, lock])
+        self.ready: list[int] | None = None
+        guard = threading.Timer(max(1.0, until + GRACE - time.monotonic()), self._late)
+        guard.daemon = True
+        guard.start()
+
+    def _late(self) -> None:
+        if self.ready is None:
+            self.process.kill()
+
+    def _say(self, what: Any) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(what) + "\n")
+            self.process.stdin.flush()
+
+    def _hear(self) -> list[Any]:
+        """Its answer; nothing if it has ended."""
+        assert self.process.stdout is not None
+        return list(json.loads(self.process.stdout.readline() or "[]"))
+
+    def await_ready(self) -> list[int]:
+        """Waits until it has prepared what it can, and says what."""
+        self.ready = self._hear()
+        return self.ready
+
+    def measure(self, number: int) -> list[dict[str, Any]]:
+        """The rows of a case that is ready."""
+        self._say(number)
+        return self._hear()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+
+
+# ---- suites ----------------------------------------------------------------------------------------------------------
+
+
+def report(rows: Sequence[dict[str, Any]], title: str = "row and element-wise kernels") -> None:
+    """Prints what is chosen beside the best peer of each problem and the best variant explored, and geometric means."""
+    body, ratios = [], dict[str, list[float]]()
+    for name, dtype in dict.fromkeys((row["problem"], row["dtype"]) for row in rows):
+        each = sorted((r for r in rows if (r["problem"], r["dtype"]) == (name, dtype)), key=lambda row: row["us"])
+        mine = next((row for row in each if row.get("chosen")), None)
+        best = next((row for row in each if row["peer"] != OURS), None)
+        beside, ratio = "", float("nan")
+        if best and mine:
+            ratio = best["us"] / mine["us"]
+            for view in (name.split()[0], dtype, best["peer"], "all"):
+                ratios.setdefault(view, []).append(ratio)
+        if best:
+            beside = f"{best['peer']} {best['variant']} {best['gbps']:.0f}"
+        other = next((row for row in each if row["peer"] == OURS), mine)
+        explored = f"{other['gbps']:.0f}: {other['variant']}" if other and other is not mine else ""
+        said = (f"{mine['gbps']:.0f}", mine["variant"]) if mine else ("no result of ours", "")
+        body.append([name, dtype, said[0], beside, f"{ratio:.3f}", said[1], explored])
+    print_table(body, ["", "", "GB/s", "best peer", "ratio", "chosen", "best explored"], title)
+    means = [[view, len(each), f"{math.exp(statistics.fmean(map(math.log, each))):.3f}", f"{min(each):.3f}",
+              sum(value < 0.93 for value in each)] for view, each in ratios.items()]  # fmt: skip
+    print_table(means, ["of the best peer", "cases", "mean", "least", "< 0.93"])
+
+
+def rehearse(cases: Iterable[Case]) -> int:
+    """Ours beside torch, wherever this runs; how many are wrong."""
+    wrong = 0
+    for case in cases:
+        runs, want = case.make("cpu")
+        try:
+            error = check_of(want)(next(run for (peer, _), run in runs.items() if peer == OURS))
+        except Exception as found:
+            print(f"  {case.name}: {type(found).__name__}: {str(found)[:200]}")
+            error = math.inf
+        wrong += not error < case.limit
+        print(f"{case.name} {case.dtype}: relative error {error:.2e}", flush=True)
+    return wrong
+
+
+def add_time(parser: argparse.ArgumentParser) -> None:
+    """The options of suites that end after a while and go on later."""
+    parser.add_argument("--problems", nargs="+", default=[""], help="those whose names begin so (default: all)")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="when to end (default %(default)s)")
+    parser.add_argument("--jobs", type=int, help="workers (default: one a core, at most 16)")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    add_options(parser)
+
+
+def run_suites(suites: dict[str, list[Case]], args: argparse.Namespace, command: list[str], **method: Any) -> int:
+    """Measures the cases of suites that *args* name and that have no result yet, and writes a file for each suite.
+
+    Args:
+        suites: Cases by the name of their suite.
+        args: Of the command line.
+        command: The module, and its arguments, which with --work is a worker.
+        method: What else the files say of how it was measured.
+
+    Returns:
+        The exit status.
+    """
+    gpu = gpu_of(command[0].removeprefix("benchmarks."))
+    if not gpu:
+        return 2
+    every = [(suite, case) for suite, cases in suites.items() for case in cases]
+    if args.work:
+        return work([case for _, case in every], args)
+    started, files = time.monotonic(), {}
+    for suite in suites:
+        files[suite] = Results(suite, gpu, settings(args) | method)
+        if args.append:
+            files[suite].resume(args.out)
+    known = {(suite, row["problem"], row["dtype"]) for suite, file in files.items() for row in file.rows}
+    wanted = [
+        number
+        for number, (suite, case) in enumerate(every)
+        if case.name.startswith(tuple(args.problems)) and (suite, case.name, case.dtype) not in known
+    ]
+    jobs = max(1, min(args.jobs or os.cpu_count() or 1, 16, len(wanted)))
+    whole = [sys.executable, "-m", *command, "--work", "--flush", args.flush, "--seed", str(args.seed)]
+    whole += ["--rounds", str(args.rounds), "--batch", str(args.batch), "--rest", str(args.rest)]
+    whole += [text for skip in args.skip for text in ("--skip", skip)]
+    with tempfile.NamedTemporaryFile() as lock:
+        until = started + 0.7 * args.seconds
+        workers = [Worker(whole, wanted[i::jobs], until, lock.name) for i in range(jobs)]
+        of = {number: worker for worker in workers for number in worker.await_ready()}
+        print(f"{len(of)} of {len(wanted)} compiled in {time.monotonic() - started:.0f} s", flush=True)
+        for number in filter(of.__contains__, wanted):
+            suite, case = every[number]
+            if time.monotonic() - started > args.seconds:
+                print(f"left for the next run, with --append: {case.name} and what follows")
+                break
+            for row in of[number].measure(number):
+                files[suite].add(**row)
+            files[suite].write(args.out)
+        print(f"measured in {time.monotonic() - started:.0f} s", flush=True)
+        for worker in workers:
+            worker.end()
+    for suite, file in files.items():
+        report(file.rows, suite)
     return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_time(parser)
-    args = parser.parse_args(argv)
-    return run_suite("rows_kernels", CASES, args, ["benchmarks.row_kernels"])
+    return run_suites({"rows_kernels": CASES}, parser.parse_args(argv), ["benchmarks.row_kernels"])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from typing import Any
 import tmapipe as tp
 from benchmarks import row_kernels
 from benchmarks.cases import Case
-from benchmarks.random_kernels import rehearse
 from benchmarks.results import OURS
 from benchmarks.row_kernels import Made, compiled_later, device_of, some
 
@@ -329,9 +328,10 @@ def main(argv: list[str] | None = None) -> int:
     row_kernels.add_time(parser)
     args = parser.parse_args(argv)
     if args.rehearse:
-        return int(rehearse([case for case in cases(True) if case.name.startswith(tuple(args.problems))]) > 0)
-    args.jobs = 0  # others would be measured meanwhile
-    return row_kernels.run_suite("user_kernels", cases(), args, ["benchmarks.user_kernels"])
+        return int(
+            row_kernels.rehearse([case for case in cases(True) if case.name.startswith(tuple(args.problems))]) > 0
+        )
+    return row_kernels.run_suites({"user_kernels": cases()}, args, ["benchmarks.user_kernels"])
 
 
 if __name__ == "__main__":

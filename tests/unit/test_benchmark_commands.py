@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -137,18 +138,28 @@ def test_the_plot_of_the_performance_page_is_that_of_the_result_files():
 
 def test_drawn_kernels_are_right_on_the_cpu(capsys):
     """One of each suite, small; what is drawn follows from the seed."""
-    from benchmarks import random_kernels
+    from benchmarks import random_kernels, row_kernels
 
     for name, draw in random_kernels.SUITES.items():
         cases = draw(7, random_kernels.SMALL)
         assert [case.name for case in cases] == [case.name for case in draw(7, random_kernels.SMALL)]
-        assert len(cases) == {"kernels": 120, "copies": 40, "products": 20}[name]
-        assert name == "products" or random_kernels.rehearse(cases[1:2]) == 0
+        assert len(cases) == {"kernels": 120, "copies": 40, "products": 20, "rows": 80, "users": 6}[name]
+        assert name in ("products", "users") or row_kernels.rehearse(cases[1:2]) == 0
     assert "relative error" in capsys.readouterr().out
 
 
 def test_a_kernel_of_users_is_right_on_the_cpu():
-    from benchmarks import random_kernels, user_kernels
+    from benchmarks import row_kernels, user_kernels
 
     cases = user_kernels.cases(small=True)
-    assert random_kernels.rehearse(cases[3:4]) == 0 and len(user_kernels.cases()) == len(cases) == 6
+    assert row_kernels.rehearse(cases[3:4]) == 0 and len(user_kernels.cases()) == len(cases) == 6
+
+
+def test_a_worker_is_asked_and_may_end():
+    from benchmarks.row_kernels import Worker
+
+    said = "import json\nmine, until, lock = json.loads(input())\nprint(mine[1:], flush=True)\n"
+    said += "print(json.dumps([{'us': int(input())}]), flush=True)"
+    worker = Worker([sys.executable, "-I", "-c", said], [4, 5, 6], time.monotonic(), "")
+    assert worker.await_ready() == [5, 6] and worker.measure(5) == [{"us": 5}] and worker.measure(6) == []
+    worker.end()

@@ -9,7 +9,7 @@ from typing import ClassVar
 import attrs
 import pytest
 
-from benchmarks import dequant, random_epilogues, random_problems, random_rows, random_views
+from benchmarks import dequant, random_epilogues, random_problems, random_rows, random_views, row_kernels
 from benchmarks import tuning as fitting
 from benchmarks.results import Results
 from tests.sweeps import sample
@@ -234,15 +234,15 @@ def test_lengths_of_rows_are_drawn():
     for case in cases[::7]:
         few = random_rows.forms_of(case, 2)
         assert few[0] != few[-1] and random_rows.forms_of(case, 1) == few[:1]
-        schedule, dtypes, ranks = random_rows.job_of(case, few[0])
-        assert set(dtypes) == set(ranks) and schedule.plan(dtypes).smem_bytes < 228 << 10
+        schedule, dtypes = random_rows.schedule_of(case, few[0])
+        assert schedule.plan(dtypes).smem_bytes < 228 << 10
         assert len(set(map(random_rows.text_of, random_rows.forms_of(case, 5)))) == 5
 
 
 def test_a_report_of_rows(capsys):
     row = {"problem": "softmax 100", "dtype": "bf16", "variant": "x", "gbps": 1.0}
     rows = [{**row, "peer": "tmapipe", "us": 8.0, "chosen": True}, {**row, "peer": "quack", "us": 6.0}]
-    random_rows.report([*rows, {**row, "problem": "softmax 96", "peer": "torch", "us": 1.0}])
+    row_kernels.report([*rows, {**row, "problem": "softmax 96", "peer": "torch", "us": 1.0}])
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "softmax 1 0.750 0.750 1" in said and any("no result of ours" in line for line in said)
 
