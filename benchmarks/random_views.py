@@ -11,9 +11,9 @@ output that begins 8 elements to the right. "chosen" is what the estimate alone 
 GPU: it looks at up to four candidates.
 
 All variants of a problem run in one process on the same data, in random order, with rests that are ten times as long as the
-batches, `--rest` seconds at most. The look takes the fastest of a first round; the times are those of later rounds. A result is
-right if it is near float64's, if a second launch makes the same bits, and if nothing beside the output has changed. Processes
-choose and compile for later problems meanwhile.
+batches, `--rest` seconds at most. The look takes the fastest of a first round; the times are those of later rounds. A result
+is right if it is near float64's, if a second launch makes the same bits, and if nothing beside the output has changed.
+Processes choose and compile for later problems meanwhile.
 """
 
 from __future__ import annotations
