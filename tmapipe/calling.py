@@ -166,8 +166,9 @@ def as_declared(schedule: Schedule, tensors: Tensors, named: dict[str, Any]) -> 
     return (*given, *tensors[len(names) :]), {name: view(name, tensor) for name, tensor in named.items()}
 
 
-def called(schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any) -> Any:
-    """A call that no caller has taken: by a launcher of its signature, or by a new one."""
+def called(schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any = None, *, keep: bool = True) -> Any:
+    """A call that no caller has taken: by a launcher of its signature, or by a new one. keep: whether the schedule gets a
+    caller of such calls."""
     count = len(tensors)
     tensors, others = _by_position(schedule, tensors, named) if named else (tensors, named)
     known_as = None if others else signature(tensors, out)
@@ -176,7 +177,7 @@ def called(schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any
     if launcher is None:
         return _first_call(schedule, tensors, others, out, known_as, launchers)
     found = launcher(tensors, out)
-    if schedule.one_kernel:
+    if keep and schedule.one_kernel:
         call = launcher.caller(tensors, schedule.declared.arguments[count : len(tensors)], out)
         if call is not None:
             schedule.__dict__["_callers"] = (call, *schedule.__dict__.get("_callers", ()))[:MOST]

@@ -69,6 +69,25 @@ def test_gradients_and_compilation():
                 assert (found.double() - exact).norm() <= 2e-2 * exact.norm()
 
 
+@pytest.mark.parametrize("tokens", [1, 512])  # of few, k is taken in parts
+def test_remembered_calls(tokens):
+    """From graphs, with gradients and below them; the second call of a kind is remembered."""
+    x, weight, bias = half(tokens, 4096), half(512, 4096).requires_grad_(), half(512)
+    expected = functional.linear(x.double(), weight.double(), bias.double())
+    layer, op = torch.compile(lambda x: tt.linear(x, weight, bias), fullgraph=True), torch.ops.tmapipe.linear
+    with tt.kernels_only():
+        for _ in range(3):
+            for run in (layer, lambda x: tt.linear(x, weight, bias), lambda x: op(x, weight, bias)):
+                with torch.no_grad():
+                    close(run(x), expected)
+                with torch.inference_mode():
+                    close(run(x), expected)
+                found = run(x)
+                close(found.detach(), expected)
+                (of_weight,) = torch.autograd.grad(found, (weight,), torch.ones_like(found))
+                close(of_weight, torch.ones_like(found).double().mT @ x.double())
+
+
 def test_captured_and_registered():
     twice = tt.register(tp.schedules.Copy((8, 64)), "tmapipe_gpu_tests::copied")
     x, weight = half(64, 256), half(128, 256)

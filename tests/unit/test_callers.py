@@ -123,6 +123,17 @@ def test_outputs_that_are_passed(launched):
     assert call((both[:16].repeat(2, 1),), both[16:], {}) is not None and len(code.launches) == 2
 
 
+def test_nobody_loses_gradients(launched, monkeypatch):
+    x = half(32, 128).requires_grad_()
+    with torch.no_grad():
+        _, launcher, _ = launched(x)
+        calls = [launcher.caller((x,), (), None)]
+        monkeypatch.setattr(callers, "GUARDS", None)
+        calls.append(launcher.caller((x,), (), None))
+        assert all(call((x,), None, {}) is not None for call in calls)
+    assert [call((x,), None, {}) for call in calls] == [None, None]
+
+
 def test_names_and_other_shapes(launched):
     x = half(32, 128)
     _, launcher, _ = launched(x)
@@ -181,3 +192,20 @@ def test_scratch_memory_of_streams_and_captures(launched, monkeypatch):
     assert launcher.packed in launch.in_graphs
     launcher((x,), None)
     assert len(code.launches) == 3
+
+
+def test_two_launches_are_made_again(launched):
+    x, w, y = half(32, 128), half(32, 128), half(32, 128)
+    _, first, code = launched(x)
+    _, second, finished = launched(w)
+    addresses = [each.data_ptr() for each in (x, w, y)]
+    launches = [(first, addresses[:2]), (second, addresses[1:])]
+    call = launch.repeated(launches, (x,), None, (y,))
+    assert torch.equal(call((x,), None, {}), x) and len(code.launches) == len(finished.launches) == 1
+    assert call((half(64, 128),), None, {}) is None and call((x,), y, {}) is None
+    apart = [
+        (first, addresses[:2]),
+        (second, [addresses[0], addresses[2]]),
+    ]  # of which neither takes the other's result
+    for others in (apart, launches * 2, launches[:1] + [(second, [*addresses[1:], 0])]):
+        assert launch.repeated(others, (x,), None, (y,)) is None

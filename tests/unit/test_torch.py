@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import tmapipe as tp
@@ -223,6 +224,44 @@ def test_calls_are_remembered_outside_of_operators(model, monkeypatch):
     tt.linear(x, weight, bias)
     tt.gemm(x[0], weight)
     assert checks[0](x, weight, bias) and checks[1](x[0], weight) and len(checks) == 2
+
+
+def test_graphs_take_what_is_remembered_and_tracing_does_not(model, monkeypatch):
+    x, weight = half(8, 72), half(16, 72)
+    monkeypatch.setattr(operators, "_callers", {})
+    monkeypatch.setattr(operators, "_watched", lambda tensor: contextlib.nullcontext([(object(), [])]))
+    taken = []
+
+    def repeated(launches, given, out, results):
+        same = same_as(given)
+        return lambda tensors, out, named: taken.append(1) or results[0] if same(*tensors) else None
+
+    monkeypatch.setattr("tmapipe.gpu.launch.repeated", repeated)
+    op = torch.ops.tmapipe.linear.default  # what a compiled graph calls
+    with torch.no_grad():
+        first = op(x, weight, None)
+        assert not taken and torch.equal(op(x, weight, None), first) and len(taken) == 1
+        tt.linear(x, weight)
+        assert len(taken) == 2
+        for _ in range(2):
+            graph = make_fx(lambda x: tt.linear(x, weight))(x)
+            assert "tmapipe.linear" in graph.code
+    taken.clear()
+    with torch.inference_mode():
+        for _ in range(2):
+            op(x, weight, None)
+        assert len(taken) == 1
+    weight.requires_grad_()
+    assert tt.linear(x, weight).requires_grad and tt.linear(x, weight).requires_grad and len(taken) == 2
+
+
+def test_parts_of_k_with_a_bias(model, monkeypatch):
+    split = S.SplitK(2, (64, 64, 64), (1, 1), epilogue=operators.BIASED)
+    monkeypatch.setattr(operators, "_schedule", lambda problem, bias: split)
+    x, weight, bias = half(8, 128), half(16, 128), half(16)
+    assert torch.equal(
+        tt.linear(x, weight, bias), functional.linear(x.float(), weight.float(), bias.float()).bfloat16()
+    )
 
 
 ROWS = {

@@ -182,7 +182,8 @@ _stream_of: Callable[[int], int] = getattr(
 
 
 def same_as(tensors: Sequence[Any]) -> Callable[..., bool]:
-    """Tells whether as many tensors are like these: type, element type, device, extents, strides, lazy views, gradients."""
+    """Tells whether as many tensors are like these: type, element type, device, extents, strides, lazy views, and whether they
+    require gradients."""
     if GUARDS is not None:
         sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
         check: Callable[..., bool] = GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
@@ -235,6 +236,7 @@ def caller_of(
     lines += ["    except (ValueError, KeyError):", "        return None"]
     lines += [f"    {at[-1]} = out"] * (out is not None)
     refused = [f"not same({', '.join(at)})"]
+    refused += ["gradients()"] * any(x.requires_grad for x in given)  # which torch's comparison leaves out
     for i, x in enumerate(given):  # its address, and the end of its memory
         refused.append(f"(p{i} := x{i}.data_ptr()) % {ALIGNMENT} != {x.data_ptr() % ALIGNMENT}")
         refused.append(f"len(x{i}.untyped_storage()) < {span(x)} + x{i}.storage_offset() * {x.element_size()}")
@@ -265,6 +267,7 @@ def caller_of(
     lines.append(f"    return {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}")
     names_of: dict[str, Any] = {
         "same": same_as(given),
+        "gradients": torch.is_grad_enabled,
         "capturing": capturing,
         "stream_of": _stream_of,
         "scratch_of": launcher.scratch_of,

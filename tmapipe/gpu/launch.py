@@ -380,7 +380,8 @@ def watched() -> Iterator[list[tuple[Launcher, list[int]]]]:
 def repeated(
     launches: Sequence[tuple[Launcher, list[int]]], tensors: Sequence[Any], out: Any, results: Sequence[Any]
 ) -> Caller | None:
-    """What makes a call again that was one launch of other views of its tensors; None if it was more.
+    """What makes a call again that was one launch of other views of its tensors, or two, of which the second takes what the
+    first one makes, and then the call's other tensors; None if it was something else.
 
     Args:
         launches: Of the call, as `watched` has noted them.
@@ -388,14 +389,39 @@ def repeated(
         out: Its first output, or None.
         results: All of its outputs.
     """
-    if len(launches) != 1 or signature(tuple(tensors), out) is None:
+    if signature(tuple(tensors), out) is None:
         return None
-    ((launcher, addresses),) = launches
+    if len(launches) == 1:
+        return _again(*launches[0], tensors, out, results)
+    if len(launches) != 2 or out is not None:
+        return None
+    (first, places), (second, others) = launches
+    count = first.inputs
+    if len(first.outputs) != 1 or places[count:] != others[:1]:
+        return None
+    shape, strides, dtype, _ = first.outputs[0]
+    between = torch.empty_strided(shape, strides, dtype=dtype, device=first.device)
+    begin = _again(first, places[:count], tensors[:count], None, ())
+    end = _again(second, [between.data_ptr(), *others[1:]], [between, *tensors[count:]], None, results)
+    if begin is None or end is None:
+        return None
+
+    def both(given: tuple[Any, ...], out: Any, named: dict[str, Any]) -> Any:
+        made = begin(given[:count], out, named)
+        return None if made is None else end((made, *given[count:]), out, named)
+
+    return both
+
+
+def _again(
+    launcher: Launcher, addresses: Sequence[int], tensors: Sequence[Any], out: Any, results: Sequence[Any]
+) -> Caller | None:
+    """As `repeated`, for one launch with tensors at these addresses."""
     given = [*tensors] if out is None else [*tensors, out]
     whole = [*given, *results[len(given) - launcher.inputs :]]
-    before = [x.data_ptr() - address for x, address in zip(whole, addresses, strict=True)]
+    before = [x.data_ptr() - address for x, address in zip(whole, addresses, strict=False)]
     inputs = launcher.inputs
-    if any(before[inputs:]) or not all(0 <= n < ALIGNMENT for n in before[:inputs]):
+    if len(whole) != len(addresses) or any(before[inputs:]) or not all(0 <= n < ALIGNMENT for n in before[:inputs]):
         return None
     return launcher.caller(tensors, (), out, results, before[:inputs])
 

@@ -11,12 +11,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.errors import InputError, is_whole, needed
+from tmapipe.bind.bound import outputs_of
+from tmapipe.calling import check_one_kernel
+from tmapipe.errors import InputError, check_type, is_whole, needed
 
 with needed("torch", "torch", "for its operators"):
     import torch
     from torch.nn import functional
 
+from tmapipe.schedule import Schedule
 from tmapipe.schedules.crossentropy import CrossEntropy, LogSoftmax, Softmax
 from tmapipe.schedules.norms import LayerNorm, RmsNorm
 from tmapipe.schedules.transpose import Transpose
@@ -30,7 +33,6 @@ from tmapipe.torch.operators import (
     linear,
     matmul,
     otherwise,
-    register,
     require_tensors,
     where,
 )
@@ -350,3 +352,74 @@ for _name, _schema, _run, _fake, _gradient, _kept in _OPERATORS:
     _made = torch.library.custom_op(f"tmapipe::{_name}", _run, mutates_args=(), schema=_schema)
     _made.register_fake(_fake)
     _made.register_autograd(_gradient, setup_context=_kept)
+
+
+# ---- schedules of one's own -------------------------------------------------------------------------------------------
+
+Gradients = Callable[..., Any]
+
+
+def register(schedule: Schedule, name: str, *, backward: Gradients | None = None) -> Callable[..., Any]:
+    """Makes an operator of torch of a schedule: `torch.compile` takes it whole, and it can have gradients.
+
+    It takes the schedule's inputs and tables in the order of declaration, and returns new outputs. CUDA tensors run the
+    kernel, CPU tensors the model. A schedule that is registered must not be changed.
+
+    Args:
+        schedule: Whose call is one kernel.
+        name: "namespace::operator", as torch.ops has it.
+        backward: Called with the gradients of the outputs, the inputs and the outputs, each a tuple; returns one gradient an
+            input, or None for one that has none. None: the operator has no gradients.
+
+    Raises:
+        InputError: The schedule is none or is several kernels, or the name is none or taken.
+
+    Returns:
+        The operator as a function; eager calls go straight to the kernel.
+    """
+    check_type("register(schedule)", schedule, Schedule, "make one of the class, e.g. Copy()")
+    check_one_kernel(schedule, "register")
+    space, _, operator = name.partition("::") if isinstance(name, str) else ("", "", "")
+    if not (space.isidentifier() and operator.isidentifier()):
+        raise InputError("register(name)", name, "is a namespace and a name", 'e.g. "mine::copy"')
+    if hasattr(getattr(torch.ops, space), operator):
+        raise InputError("register(name)", name, "is the name of an operator that there is", "choose another one")
+    declared = schedule.declared
+    given = (*declared.inputs, *declared.tables)
+    parameters = ", ".join(f"Tensor {each}" for each in given)
+    returned = "Tensor" if len(declared.stores) == 1 else f"({', '.join(['Tensor'] * len(declared.stores))})"
+
+    def run(*tensors: torch.Tensor) -> Any:
+        return schedule(*(each.detach() for each in tensors))
+
+    def fake(*tensors: torch.Tensor) -> Any:
+        pairs = zip(given, tensors, strict=True)
+        viewed = {each: x.mT if each in schedule.transposed and x.ndim > 1 else x for each, x in pairs}
+        found = [
+            tensors[0].new_empty(shape, dtype=dtype and getattr(torch, dtype.torch))
+            for shape, dtype in outputs_of(declared, viewed)
+        ]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    made = torch.library.custom_op(name, run, mutates_args=(), schema=f"({parameters}) -> {returned}")
+    made.register_fake(fake)
+    if backward is not None:
+        of_inputs = backward
+
+        def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            outputs = output if isinstance(output, tuple) else (output,)
+            ctx.inputs = len(inputs)
+            ctx.save_for_backward(*inputs, *outputs)
+
+        def gradients(ctx: Any, *grads: Any) -> Any:
+            saved = ctx.saved_tensors
+            return of_inputs(grads, saved[: ctx.inputs], saved[ctx.inputs :])
+
+        made.register_autograd(gradients, setup_context=keep)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        return schedule(*tensors) if eager(*tensors) else made(*tensors)
+
+    call.__name__ = call.__qualname__ = operator
+    call.__doc__ = f"{name}({parameters}) -> {returned}, by {declared.name}."
+    return call

@@ -1,4 +1,4 @@
-"""Operators of torch: products of matrices, and schedules of one's own; what no kernel takes falls back."""
+"""Operators of torch: products of matrices; what no kernel takes falls back."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from tmapipe.bind import outputs_of
 from tmapipe.bind.tensors import signature
-from tmapipe.calling import called, check_one_kernel
+from tmapipe.calling import called
 from tmapipe.epilogue import Epilogue, PerColumn
 from tmapipe.errors import InputError, check_type
-from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm
+from tmapipe.tiles.grouped import SplitKTiles
 from tmapipe.tuning import Problem, choose
 
 # ---- fallback --------------------------------------------------------------------------------------------------------
@@ -148,12 +148,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         given = (x, weight) if bias is None else (x, weight, bias)
         if differentiated(*given):
             return _Linear.apply(x, weight, bias)
-        key = x.shape, weight.shape, len(given)
-        for call in _callers.get(key, ()):
-            found = call(given, None, {})
-            if found is not None:
-                return found
-        return _remembered(key, given, torch.ops.tmapipe.linear(x, weight, bias))
+        found = _recalled("linear", given)
+        return _remembered("linear", given, torch.ops.tmapipe.linear(x, weight, bias)) if found is None else found
     return torch.ops.tmapipe.linear(x, weight, bias)
 
 
@@ -171,11 +167,8 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if type(a) in PLAIN and not torch.compiler.is_compiling():
         if differentiated(a, b):
             return _Gemm.apply(a, b)
-        for call in _callers.get((a.shape, b.shape), ()):
-            found = call((a, b), None, {})
-            if found is not None:
-                return found
-        return _remembered((a.shape, b.shape), (a, b), torch.ops.tmapipe.gemm(a, b))
+        found = _recalled("gemm", (a, b))
+        return _remembered("gemm", (a, b), torch.ops.tmapipe.gemm(a, b)) if found is None else found
     return torch.ops.tmapipe.gemm(a, b)
 
 
@@ -258,8 +251,12 @@ def _product(
             a, b = a.contiguous(), b.contiguous()
         schedule = chosen(Problem.of(a, b, tf32=tf32), a.device, _schedule, bool(more))
         with _watched(a) as launches:
-            found = called(schedule, (a, b, *more), {}, None) if schedule.one_kernel else schedule(a, b, *more)
-        _last.launches = launches or ()
+            if schedule.one_kernel:
+                found = called(schedule, (a, b, *more), {}, keep=False)
+            else:  # whose third tensor is the result
+                found = schedule(a, b, **dict(zip(BIASED.operands, more, strict=False)))
+        plain = schedule.one_kernel or isinstance(schedule.tiles, SplitKTiles)  # others fill workspaces
+        _last.launches = (launches or ()) if plain else ()
         result: torch.Tensor = found.view(shape)
         return result
 
@@ -314,17 +311,29 @@ class _Last(threading.local):
 _last = _Last()
 
 
-def _remembered(key: Any, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
-    """What an operator has computed. Keeps what makes the call again, if it was one launch. Within an operator torch's state
-    is another one, and tensors compare otherwise: so this is called outside of it."""
+def _recalled(operator: str, given: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
+    """What an operator computes of plain tensors, if such a call is remembered, and nothing traces it."""
+    if torch._C._len_torch_dispatch_stack():
+        return None
+    for call in _callers.get((operator, len(given), given[0].shape, given[1].shape), ()):
+        found: torch.Tensor | None = call(given, None, {})
+        if found is not None:
+            return found
+    return None
+
+
+def _remembered(operator: str, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
+    """What an operator has computed. Keeps what makes its launches again. Below autograd torch's state is another one, and
+    tensors compare otherwise: so this is called above, or where there is none. Nothing that traces is passed by."""
     launches, _last.launches = _last.launches, ()
-    if launches:
+    if launches and not torch._C._len_torch_dispatch_stack():
         from tmapipe.gpu.launch import repeated
 
         call = repeated(launches, given, None, (found,))
         if call is not None:
             if len(_callers) >= MOST:
                 _callers.clear()
+            key = operator, len(given), given[0].shape, given[1].shape
             _callers[key] = (call, *_callers.get(key, ()))[:4]
     return found
 
@@ -422,77 +431,34 @@ def _dense(grad: torch.Tensor) -> torch.Tensor:
 
 _linear_op.register_autograd(_linear_gradients, setup_context=_keep_linear)
 _gemm_op.register_autograd(_gemm_gradients, setup_context=_keep_gemm)
+_library = torch.library.Library("tmapipe", "FRAGMENT")
 
 
-# ---- registered ------------------------------------------------------------------------------------------------------
-#
-# `register`: a schedule of one's own as an operator of torch.
+def _recall_first(operator: str, run: Callable[..., torch.Tensor], op: Any) -> None:
+    """Lets calls of an operator that are remembered go straight to the kernel, from compiled graphs too: in the place of
+    autograd's part of it, or, in inference mode, which leaves that out, of the operator itself. torch.library's own parts take
+    longer than a call."""
+
+    def first(whole: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
+        tensors = given if given[-1] is not None else given[:-1]
+        if type(given[0]) not in PLAIN or (found := _recalled(operator, tensors)) is None:
+            return _remembered(operator, tensors, whole(*given))
+        return found
+
+    def inferred(*given: Any) -> torch.Tensor:
+        return first(run, *given) if torch.is_inference_mode_enabled() else run(*given)
+
+    try:
+        from torch._library.autograd import make_autograd_impl
+
+        with_gradients: Any = make_autograd_impl(op._opoverload, op)
+    except (ImportError, AttributeError, TypeError):  # a version of torch that has it otherwise: calls take longer
+        return
+    for device in ("CPU", "CUDA"):
+        _library.impl(operator, inferred, device)
+        with_keys = lambda keys, *given: first(functools.partial(with_gradients, keys), *given)  # noqa: E731
+        _library.impl(operator, with_keys, f"Autograd{device}", with_keyset=True)
 
 
-Gradients = Callable[..., Any]
-
-
-def register(schedule: Schedule, name: str, *, backward: Gradients | None = None) -> Callable[..., Any]:
-    """Makes an operator of torch of a schedule: `torch.compile` takes it whole, and it can have gradients.
-
-    It takes the schedule's inputs and tables in the order of declaration, and returns new outputs. CUDA tensors run the
-    kernel, CPU tensors the model. A schedule that is registered must not be changed.
-
-    Args:
-        schedule: Whose call is one kernel.
-        name: "namespace::operator", as torch.ops has it.
-        backward: Called with the gradients of the outputs, the inputs and the outputs, each a tuple; returns one gradient an
-            input, or None for one that has none. None: the operator has no gradients.
-
-    Raises:
-        InputError: The schedule is none or is several kernels, or the name is none or taken.
-
-    Returns:
-        The operator as a function; eager calls go straight to the kernel.
-    """
-    check_type("register(schedule)", schedule, Schedule, "make one of the class, e.g. Copy()")
-    check_one_kernel(schedule, "register")
-    space, _, operator = name.partition("::") if isinstance(name, str) else ("", "", "")
-    if not (space.isidentifier() and operator.isidentifier()):
-        raise InputError("register(name)", name, "is a namespace and a name", 'e.g. "mine::copy"')
-    if hasattr(getattr(torch.ops, space), operator):
-        raise InputError("register(name)", name, "is the name of an operator that there is", "choose another one")
-    declared = schedule.declared
-    given = (*declared.inputs, *declared.tables)
-    parameters = ", ".join(f"Tensor {each}" for each in given)
-    returned = "Tensor" if len(declared.stores) == 1 else f"({', '.join(['Tensor'] * len(declared.stores))})"
-
-    def run(*tensors: torch.Tensor) -> Any:
-        return schedule(*(each.detach() for each in tensors))
-
-    def fake(*tensors: torch.Tensor) -> Any:
-        pairs = zip(given, tensors, strict=True)
-        viewed = {each: x.mT if each in schedule.transposed and x.ndim > 1 else x for each, x in pairs}
-        found = [
-            tensors[0].new_empty(shape, dtype=dtype and getattr(torch, dtype.torch))
-            for shape, dtype in outputs_of(declared, viewed)
-        ]
-        return found[0] if len(found) == 1 else tuple(found)
-
-    made = torch.library.custom_op(name, run, mutates_args=(), schema=f"({parameters}) -> {returned}")
-    made.register_fake(fake)
-    if backward is not None:
-        of_inputs = backward
-
-        def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            outputs = output if isinstance(output, tuple) else (output,)
-            ctx.inputs = len(inputs)
-            ctx.save_for_backward(*inputs, *outputs)
-
-        def gradients(ctx: Any, *grads: Any) -> Any:
-            saved = ctx.saved_tensors
-            return of_inputs(grads, saved[: ctx.inputs], saved[ctx.inputs :])
-
-        made.register_autograd(gradients, setup_context=keep)
-
-    def call(*tensors: torch.Tensor) -> Any:
-        return schedule(*tensors) if eager(*tensors) else made(*tensors)
-
-    call.__name__ = call.__qualname__ = operator
-    call.__doc__ = f"{name}({parameters}) -> {returned}, by {declared.name}."
-    return call
+_recall_first("linear", _linear, _linear_op)
+_recall_first("gemm", _gemm, _gemm_op)
