@@ -234,16 +234,18 @@ def host_times() -> str:
 
 def tutorial(number: int) -> str:
     """What the programs of a tutorial's page do beside torch, and beside themselves with one thing changed."""
-    if not (RESULTS / "tutorials.json").exists():
-        return "Not measured yet: `python -m benchmarks.tutorials`.\n"
     rows, source = rows_of("tutorials")
     rows = [r for r in rows if r["problem"].startswith(f"{number}. ")]
+    if not rows:
+        return "Not measured yet: `python -m benchmarks.tutorials`.\n"
     names = {r["problem"]: r["problem"].partition(". ")[2] for r in rows}
-    body = [
-        [f"{names[r['problem']]}, {_variant(r)}" if len(names) > 1 else _variant(r), f"{r['us']:.1f}", _speed(r)]
-        for r in rows
-    ]
-    return table(["program", "us", "speed"], body, source)
+    theirs = {r["problem"]: r["us"] for r in rows if r["peer"] != OURS}
+    body = []
+    for r in rows:
+        name = f"{names[r['problem']]}, {_variant(r)}" if len(names) > 1 else _variant(r)
+        ratio = f"{theirs[r['problem']] / r['us']:.2f}" if r["problem"] in theirs else None
+        body.append([name, f"{r['us']:.1f}", _speed(r), *([ratio] if theirs else [])])
+    return table(["program", "us", "speed", *(["of torch"] if theirs else [])], body, source)
 
 
 def _speed(row: dict[str, Any]) -> str:
@@ -375,7 +377,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mutants-schedules": lambda: mutants(0),
     "mutants-changes": lambda: mutants(1),
     "deciding": random_schedules,
-    **{f"tutorial-{number}": functools.partial(tutorial, number) for number in (3, 11)},
+    **{f"tutorial-{number}": functools.partial(tutorial, number) for number in range(1, len(_TUTORIALS) + 1)},
 }
 
 

@@ -194,12 +194,15 @@ def products(m: int, short: int, heads: int) -> list[Case]:
     def turns() -> dict[str, Any]:
         return {"PingPong": page(8).PingPong(), "Gemm of page 7": page(7).Gemm()}
 
+    def functions() -> dict[str, Any]:
+        return {"GeluGemm": page(9).GeluGemm(), "schedules.Gemm": tp.schedules.Gemm(epilogue=tp.math.gelu)}
+
     long, little, scores = 2.0 * m * m * m, 2.0 * m * m * short, 4.0 * heads * m * m * 64
     makes = {
         "6. Gemm": (gemms(m, multicast), long),
         "7. Gemm": (gemms(m, lambda: {"Gemm": page(7).Gemm(), "schedules.Gemm": tp.schedules.Gemm()}), long),
         "8. PingPong": (gemms(short, turns), little),
-        "9. GeluGemm": (gemms(m, lambda: {"GeluGemm": page(9).GeluGemm()}, " and gelu"), long),
+        "9. GeluGemm": (gemms(m, functions, " and gelu"), long),
         "10. Attention": (attention, scores),
     }
     return [Case(name, "bf16", work, make, limit=2e-2, measure="tflops") for name, (make, work) in makes.items()]
@@ -223,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
     if "--rehearse" in (sys.argv[1:] if argv is None else argv):
         return rehearse()
     cases = [*copies(16384, 8192), *rows(65536), *products(4096, 512, 32)]
-    return main_of("tutorials", __doc__, cases, argv)
+    return main_of("tutorials", __doc__, cases, ["--keep", "9", *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == "__main__":

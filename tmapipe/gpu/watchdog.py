@@ -333,21 +333,22 @@ def _numbers(word: str, numbers: list[int]) -> str:
 # the time in nanoseconds and the clock, by which rows are compared. Between them are the stamps: what it was, and the clock.
 
 
-ROW = 1 << 17  #: bytes of a row, a power of two: when it is full, nothing more is written
+ROW = 1 << 17  #: bytes of a row, a power of two, at a multiple of it: when it is full, nothing more is written
 HEAD = 32  #: of it, before the stamps: nanoseconds, clock and multiprocessor at the start; nanoseconds, clock and end
 _WAITS = (WAIT, "wgmma_wait", "bulk_wait_group", "cta_sync", "cluster_wait")
 _ISSUES = ("wgmma", "tma_store", "bulk_store")
 
-# A thread without a row has 0 in the register, and a full row ends at a multiple of its size: neither writes.
-_BEGIN = """.reg .b32 stamp_at;
+# Two registers have the address of the next stamp. A thread without a row has 0 in both, and a full row ends at a multiple of
+# its size: neither writes. The lower one alone counts, as no stamp of a row crosses a multiple of 2^32.
+_BEGIN = """.reg .b32 stamp_at, stamp_high;
 {{
 .reg .pred mine; .reg .b32 a, b, warp, cta; .reg .b64 row, now;
 mov.u32 a, %tid.x; shr.u32 warp, a, 5; and.b32 b, a, 31; setp.eq.u32 mine, b, 0;
 shr.u32 a, {warps}, warp; and.b32 a, a, 1; setp.ne.and.u32 mine, a, 0, mine;
 mov.u32 cta, %ctaid.x; cvt.u32.u64 a, $1; setp.lt.and.u32 mine, cta, a, mine;
 mov.u32 a, 1; shl.b32 a, a, warp; sub.u32 a, a, 1; and.b32 a, a, {warps}; popc.b32 a, a;
-mad.lo.u32 a, cta, {each}, a; mul.lo.u32 a, a, {nbytes}; cvt.u64.u32 row, a; add.u64 row, row, $0;
-add.u32 a, a, {head}; selp.b32 stamp_at, a, 0, mine;
+mad.lo.u32 a, cta, {each}, a; mad.wide.u32 row, a, {nbytes}, $0;
+mov.b64 {{a, b}}, row; add.u32 a, a, {head}; selp.b32 stamp_at, a, 0, mine; selp.b32 stamp_high, b, 0, mine;
 mov.u64 now, %globaltimer; mov.u32 a, %clock; mov.u32 b, %smid;
 @mine st.global.b64 [row], now;
 @mine st.global.v2.b32 [row+8], {{a, b}};
@@ -355,15 +356,15 @@ mov.u64 now, %globaltimer; mov.u32 a, %clock; mov.u32 b, %smid;
 _STAMP = """{{
 .reg .pred room; .reg .b32 word, now; .reg .b64 at;
 and.b32 word, stamp_at, {last}; setp.ne.u32 room, word, 0;
-mov.u32 now, %clock; mad.lo.u32 word, $1, 65536, {number};
-cvt.u64.u32 at, stamp_at; add.u64 at, at, $0;
+mov.u32 now, %clock; mad.lo.u32 word, $0, 65536, {number};
+mov.b64 at, {{stamp_at, stamp_high}};
 @room st.global.v2.b32 [at], {{word, now}};
 @room add.u32 stamp_at, stamp_at, 8;
 }}"""
 _END = """{{
 .reg .pred mine; .reg .b32 a; .reg .b64 row, now;
-setp.ne.u32 mine, stamp_at, 0; sub.u32 a, stamp_at, 1; and.b32 a, a, -{nbytes};
-cvt.u64.u32 row, a; add.u64 row, row, $0; mov.u64 now, %globaltimer; mov.u32 a, %clock;
+setp.ne.u32 mine, stamp_high, 0; sub.u32 a, stamp_at, 1; and.b32 a, a, -{nbytes};
+mov.b64 row, {{a, stamp_high}}; mov.u64 now, %globaltimer; mov.u32 a, %clock;
 @mine st.global.b64 [row+16], now;
 @mine st.global.v2.b32 [row+24], {{a, stamp_at}};
 }}"""
@@ -453,11 +454,10 @@ class Stamping:
     """
 
     def __init__(self, isa: Any, program: Traced):
-        self.address, limit = isa.stamps
         self.numbers = {(id(place.node), place.after): i for i, place in enumerate(places(program))}
         warps = stamping(isa.plan)
         mask = sum(1 << warp for warp in warps)
-        emit_ptx(_BEGIN.format(warps=mask, each=len(warps), nbytes=ROW, head=HEAD), "ll", self.address, limit)
+        emit_ptx(_BEGIN.format(warps=mask, each=len(warps), nbytes=ROW, head=HEAD), "ll", *isa.stamps)
 
     def around(self, node: Node, operand: Callable[[Any], Any], emit: Callable[[], None]) -> None:
         """Emits a node, with the stamps before and after it. operand: gives what an operand is in the kernel."""
@@ -474,8 +474,8 @@ class Stamping:
             self._stamp(number, 0)
 
     def _stamp(self, number: int, slot: Any) -> None:
-        emit_ptx(_STAMP.format(last=ROW - 1, number=number), "lr", self.address, slot, ordered=False)
+        emit_ptx(_STAMP.format(last=ROW - 1, number=number), "r", slot, ordered=False)
 
     def end(self) -> None:
         """At the end of the kernel."""
-        emit_ptx(_END.format(nbytes=ROW), "l", self.address)
+        emit_ptx(_END.format(nbytes=ROW), "")

@@ -68,8 +68,10 @@ class Stamps:
 
         from tmapipe.gpu.watchdog import ROW, stamping
 
-        self.warps, self.ctas, self.nbytes = stamping(plan), ctas, ROW
-        self.memory = torch.zeros((ctas * len(self.warps), ROW // 4), dtype=torch.int32, device=device)
+        self.warps, self.ctas = stamping(plan), ctas
+        given = torch.zeros((ctas * len(self.warps) + 1) * ROW // 4, dtype=torch.int32, device=device)
+        first = -given.data_ptr() % ROW // 4
+        self.memory = given[first : first + ctas * len(self.warps) * ROW // 4].view(-1, ROW // 4)
         self.numbers = [self.memory.data_ptr(), ctas]
 
     def rows(self) -> list[Row]:
@@ -82,7 +84,7 @@ class Stamps:
         ]  # fmt: skip
 
     def _end(self, row: int, head: Any) -> int:
-        return (int(head[7].view(np.uint32)) - row * self.nbytes) // 4
+        return (int(head[7].view(np.uint32)) - self.memory[row].data_ptr()) % (1 << 32) // 4
 
 
 def row_of(cta: int, warp: int, words: Any) -> Row:
