@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tmapipe.bind.bound import outputs_of
+from tmapipe.bind import outputs_of
 from tmapipe.calling import check_one_kernel
 from tmapipe.errors import InputError, check_type, is_whole, needed
 

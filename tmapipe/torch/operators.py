@@ -20,7 +20,7 @@ from tmapipe.calling import called
 from tmapipe.epilogue import Epilogue, PerColumn
 from tmapipe.errors import InputError, check_type
 from tmapipe.schedules.gemm import Gemm
-from tmapipe.tiles.grouped import SplitKTiles
+from tmapipe.tiles import SplitKTiles
 from tmapipe.tuning import Problem, choose
 
 # ---- fallback --------------------------------------------------------------------------------------------------------
