@@ -1,4 +1,4 @@
-"""PyTorch's own sample inputs through `tmapipe.torch`: ``python -m tests.operators``.
+"""PyTorch's own sample inputs through `tmapipe.torch`: ``python -m tests.operators``, or with ``--jobs 16 --quick``.
 
 The samples are those of ``op_db``, on the GPU, or on the CPU, where the model stands for kernels. Each result is compared with
 torch's in double precision, and so are gradients where torch has them. Prints, for each operator and type, how many samples
@@ -8,10 +8,16 @@ are right, how many a kernel has computed, and why the others fell back. Exit co
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import itertools
+import json
+import multiprocessing
+import pathlib
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +25,11 @@ from torch.nn import functional
 from torch.testing._internal.common_methods_invocations import op_db
 
 import tmapipe.torch as tt
+from tmapipe.torch import operators, products
 from tmapipe.torch.operators import settings
+from tmapipe.tuning import choose
 
+Task = tuple[int, str, int]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -116,42 +125,87 @@ def differs(sample: Any, ours: Callable[..., Any], its: Callable[..., Any], tole
     return ""
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("operators", nargs="*", help=f"of {', '.join(OURS)}")
-    options = parser.parse_args(argv)
+AT_ONCE = 3  # samples of a task
+
+
+def begin(quick: bool) -> str:
+    """Sets what tasks need; the device's name. quick: nothing is measured, of the candidates for a product."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings.model = device == "cpu"
     torch.set_float32_matmul_precision("high")  # fp32 by tf32
-    wrong, reasons, totals = [], Counter[str](), Counter[str]()
-    print(f"{'operator':30} type  samples right by kernel fell back")
-    for op in op_db:
-        ours = OURS.get(op.name)
-        if (
-            ours is None
-            or op.variant_test_name not in ("", "with_dtype")
-            or (options.operators and op.name not in options.operators)
-        ):
+    torch.set_num_threads(1)
+    if quick:
+        for module in (operators, products):
+            module.choose = functools.partial(choose, look=1)  # type: ignore[attr-defined]
+    return device
+
+
+def tasks(names: Sequence[str]) -> Iterator[Task]:
+    """(number of the operator in op_db, type, first sample) of all, or of those named; of each operator together."""
+    for number, op in enumerate(op_db):
+        if op.name not in (names or OURS) or op.variant_test_name not in ("", "with_dtype"):
             continue
-        for short, dtype in TYPES.items():
-            counts = Counter[str]()
-            for index, sample in enumerate(op.sample_inputs(device, dtype, requires_grad=False)):
-                before = tt.fallbacks()
-                try:
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")
-                        said = differs(sample, ours, op.op, 2e-2 if short != "fp32" else 5e-3)
-                except Exception as error:
-                    said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-                fell = {reason for reason, count in tt.fallbacks().items() if count > before.get(reason, 0)}
-                reasons.update(fell)
-                counts.update(samples=1, right=not said, kernel=not said and not fell, fell=bool(fell))
-                if said:
-                    wrong.append(f"{op.name} {short} {index}: {said}")
-            name = f"{op.name} {op.variant_test_name}".strip()
-            row = [counts[what] for what in ("samples", "right", "kernel", "fell")]
-            print(f"{name:30} {short:5} {row[0]:7} {row[1]:5} {row[2]:9} {row[3]:9}", flush=True)
-            totals.update(counts)
+        count = sum(1 for _ in op.sample_inputs("cpu", torch.float32, requires_grad=False))
+        for short in TYPES:
+            yield from ((number, short, first) for first in range(0, count, AT_ONCE))
+
+
+def outcome(task: Task) -> tuple[Task, Counter[str], Counter[str], list[str]]:
+    """The task; how many samples are right, by a kernel, and so on; calls that fell back, by reason; and what is wrong."""
+    number, short, first = task
+    op, counts, reasons, wrong = op_db[number], Counter[str](), Counter[str](), []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    samples = op.sample_inputs(device, TYPES[short], requires_grad=False)
+    for index, sample in itertools.islice(enumerate(samples), first, first + AT_ONCE):
+        before = tt.fallbacks()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                said = differs(sample, OURS[op.name], op.op, 2e-2 if short != "fp32" else 5e-3)
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        fell = {reason for reason, count in tt.fallbacks().items() if count > before.get(reason, 0)}
+        reasons.update(fell)
+        counts.update(samples=1, right=not said, kernel=not said and not fell, fell=bool(fell))
+        if said:
+            wrong.append(f"{op.name} {short} {index}: {said}")
+    return task, counts, reasons, wrong
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("operators", nargs="*", help=f"of {', '.join(OURS)}")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--quick", action="store_true", help="take the choice by estimate: nothing is compiled to measure"
+    )
+    parser.add_argument("--out", type=pathlib.Path, help="a JSON file, written anew after each row")
+    options = parser.parse_args(argv)
+    device = begin(options.quick)
+    todo = list(tasks(options.operators))
+    left = Counter(task[:2] for task in todo)
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    print(f"{'operator':30} type  samples right by kernel fell back")
+    with contextlib.ExitStack() as stack:
+        done: Iterable[Any] = map(outcome, todo)
+        if options.jobs > 1:
+            pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(options.jobs, begin, (options.quick,)))
+            done = pool.imap_unordered(outcome, todo)
+        for (number, short, _), counts, reasons, wrong in done:
+            op = op_db[number]
+            row = rows.setdefault((number, short), {"operator": f"{op.name} {op.variant_test_name}".strip()})
+            row |= {"dtype": short, "counts": row.get("counts", Counter()) + counts}
+            row |= {"reasons": row.get("reasons", Counter()) + reasons, "wrong": row.get("wrong", []) + wrong}
+            left[number, short] -= 1
+            if left[number, short]:
+                continue
+            count = [row["counts"][what] for what in ("samples", "right", "kernel", "fell")]
+            print(f"{row['operator']:30} {short:5} {count[0]:7} {count[1]:5} {count[2]:9} {count[3]:9}", flush=True)
+            if options.out:
+                options.out.write_text(json.dumps({"device": device, "rows": list(rows.values())}, indent=1) + "\n")
+    totals, reasons = (sum((row[what] for row in rows.values()), Counter[str]()) for what in ("counts", "reasons"))
+    wrong = [each for row in rows.values() for each in row["wrong"]]
     print(*(f"{count:5} {reason}" for reason, count in reasons.most_common()), sep="\n")
     print(*wrong, sep="\n")
     right, alone, fell = (totals[what] for what in ("right", "kernel", "fell"))

@@ -26,15 +26,36 @@ from tmapipe.tuning.cost import Constants
 from tmapipe.tuning.problem import H200
 
 sizes = st.integers(1, 20000)
+widths = st.integers(1, 2500).map(lambda n: 8 * n)  # whose rows are whole units of 16 bytes
+APART = {"aligned": (16, 16, 16)}  # rows of a and b of any length, that begin where TMA needs it
 few = settings(max_examples=100 if ALL else 5)
 
 
 @few
-@given(sizes, sizes, sizes, st.integers(1, 8))
+@given(sizes, widths, sizes, st.integers(1, 8))
 def test_every_problem_has_a_choice_that_can_be_built(m, n, k, batch):
-    problem = Problem(m, n, k, batch=batch)
+    problem = Problem(m, n, k, batch=batch, **APART)
     (best, us), *_ = ranked(problem, most=1)
     assert us > 0 and best.build(problem).plan(best.dtypes(problem)).smem_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        (Problem(8, 8, 12), "a"),
+        (Problem(8, 8, 12, aligned=(16, 8, 16)), "b"),
+        (Problem(8, 12, 8), "d"),
+        (Problem(8, 12, 8, aligned=(16, 16, 16)), "d"),  # whose last unit would be overwritten
+        (Problem(12, 8, 8, majors=("m", "k")), "a"),
+        (Problem.of(np.zeros((8, 64), np.float16)[:, ::2], np.zeros((8, 32), np.float16)), "a"),
+    ],
+    ids=str,
+)
+def test_rows_that_tma_does_not_take_are_refused_before_anything_compiles(problem, name, monkeypatch):
+    monkeypatch.setattr(tuner, "_need_gpu", lambda: None)
+    monkeypatch.setattr(tuner, "device_of", lambda device: H200)
+    for look in (choose, ranked, tune):
+        refused(look, problem, argument=f"rows of {name}", rule="begin at multiples of 16 bytes")
 
 
 def test_majors_by_the_strides():
@@ -67,9 +88,9 @@ def test_tf32_and_int8():
 
 
 @few
-@given(sizes, sizes, sizes)
+@given(sizes, widths, sizes)
 def test_ranked_by_estimate_and_no_less_than_the_floor(m, n, k):
-    problem = Problem(m, n, k)
+    problem = Problem(m, n, k, **APART)
     found = ranked(problem, most=4)
     times = [us for _, us in found]
     assert times == sorted(times)

@@ -242,9 +242,6 @@ def _product(
     if reason == "float32":
         reason = "float32, as torch allows no tf32"
 
-    if reason is None:
-        reason = _odd_rows(tensors[0], tensors[1], shape[-1], tf32)
-
     def kernel() -> torch.Tensor:
         a, b, *more = tensors
         if tf32:  # of which wgmma loads both along k
@@ -264,22 +261,6 @@ def _product(
     return found
 
 
-def _odd_rows(a: torch.Tensor, b: torch.Tensor, n: int, dense: bool) -> str | None:
-    """Why TMA does not load a or b, or store rows of *n* elements, or None. Asked before kernels are compiled and measured.
-    dense: whether a and b are copied where their rows are not contiguous."""
-    for name, x in (("a", a), ("b", b)):
-        steps = x.stride()
-        apart = (*steps[:-2], steps[-2] if steps[-1] == 1 else steps[-1])
-        copied = dense and not x.is_contiguous()
-        if copied:
-            apart = (x.shape[-1],)
-        if x.shape[-1] == 1 or any(step * x.itemsize % 16 for step in apart):
-            return f"{name} has rows that are not whole 16 bytes apart, as TMA needs"
-        if not copied and x.data_ptr() % 16:
-            return f"{name} does not begin at a multiple of 16 bytes, as TMA needs"
-    return "the result has rows that are not whole 16 bytes, as TMA needs" if n * a.itemsize % 16 else None
-
-
 def chosen(problem: Problem, device: torch.device, choice: Callable[..., Gemm], *how: Any) -> Gemm:
     """What *choice* takes for the problem, with its rows rounded up: batches of many sizes share some twenty kernels.
 
@@ -287,6 +268,8 @@ def chosen(problem: Problem, device: torch.device, choice: Callable[..., Gemm], 
     """
     step = max(16, 1 << max(0, problem.m.bit_length() - 2))
     rounded = attrs.evolve(problem, m=-(-problem.m // step) * step)
+    if rounded.rows_at != problem.rows_at:
+        rounded = attrs.evolve(rounded, aligned=problem.rows_at)
     if device.type != "cuda":
         return choice(rounded, *how)
     from tmapipe.gpu.launch import uncaptured

@@ -174,7 +174,7 @@ def _rows_of(tensor: Any, transposed: bool = False) -> int:
     start = tensor.data_ptr() if torch and tensor.is_cuda else 0  # no kernel reads it elsewhere
     strides = [s * size for s in tensor.stride()] if torch else list(tensor.strides)
     along = len(strides) - (2 if transposed else 1)
-    pitches = (s for i, s in enumerate(strides) if i != along and tensor.shape[i] > 1)
+    pitches = (s for i, s in enumerate(strides) if (i != along or s != size) and tensor.shape[i] > 1)
     return math.gcd(LINE, start, *pitches)
 
 

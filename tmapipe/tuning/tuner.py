@@ -14,7 +14,7 @@ import numpy as np
 
 from tmapipe.base.arithmetic import ceil_div, dtype_of
 from tmapipe.base.disk import cache_folder
-from tmapipe.base.tma_rules import Windows
+from tmapipe.base.tma_rules import ALIGNMENT, Windows
 from tmapipe.bind import check_kind
 from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import check_operands
@@ -100,7 +100,7 @@ def choose(
             GPU; else 1, which runs nothing and needs no GPU.
 
     Raises:
-        InputError: No candidate can be built for the problem's types or with that epilogue.
+        InputError: No candidate can be built for the problem's types or with that epilogue, or TMA does not take its rows.
         MissingGpuError: There is something to measure, and no GPU.
     """
     if look is not None and not is_count(look):
@@ -150,6 +150,11 @@ def _check(problem: Any, device: Any) -> None:
     check_type("device", device, Device, "leave it out, or see tmapipe.tuning.Device")
     if not isinstance(problem, Problem):
         raise InputError("problem", problem, "is a Problem of tmapipe.tuning", "Problem(m, n, k), or Problem.of(a, b)")
+    of_a, of_b, of_d = problem.rows_at
+    for name, at in (("a", of_a), ("b", of_b), ("d", math.gcd(of_d, problem.n * problem.out.bytes))):
+        if at % ALIGNMENT:
+            rule = f"begin at multiples of {ALIGNMENT} bytes, as TMA needs"
+            raise InputError(f"rows of {name}", f"at multiples of {at} bytes", rule, "pad them, and begin views there")
 
 
 def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
