@@ -273,10 +273,12 @@ def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero
     parts = max(len(zero), len(scale))
     how: list[Any] = [(None, None)]
     if parts:
-        more = Float32({"int4": 136.0, "uint4": 128.0}.get(kind, 0.0))
+        more = [Float32(first + 8.0 * (kind == "int4")) for first in (256.0, 16.0)] if four else [Float32(0.0)]
         by = scale or [(Float32(1.0),) * 2] * parts
-        less = [[more + x for x in each] for each in zero] or [[more] * 2] * parts
-        how = [[(x, -y * x) for x, y in zip(*each, strict=True)] for each in zip(by, less, strict=True)]
+        less = [[[x + y for x in more] for y in each] for each in zero] or [[more] * 2] * parts
+        how = [
+            [(x, *(-x * y for y in few)) for x, few in zip(*each, strict=True)] for each in zip(by, less, strict=True)
+        ]
     row = matmul.group(isa.warp) * 64 if matmul.warpgroups > 1 else 0
     row = row + isa.warp % 4 * 16 + isa.lane // 4
     start, pitch = isa.slot_address(buffer, slot.stage), buffer.swizzle or buffer.tile[-1]  # of rows, bytes
@@ -295,7 +297,9 @@ def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero
 def _four_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> list[Any]:
     """Words of the low halves and of the high halves of two bytes."""
     signed = kind == "int4"
-    base = 0x6400 if how is None and not in_bf16 else 0x4300
+    if how is not None:
+        return _four_bits_fused(pair, signed, in_bf16, how)
+    base = 0x4300 if in_bf16 else 0x6400
     magic = base * 0x10001 | (0x80008 if signed else 0)
     (apart,) = emit_ptx("prmt.b32 $0, $1, 0, 0x4140;", "r", pair, words=1, pure=True)
     found = []
@@ -303,8 +307,22 @@ def _four_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> list[Any]:
         if part:
             (apart,) = emit_ptx("shr.u32 $0, $1, 4;", "r", apart, words=1, pure=True)
         (word,) = emit_ptx(f"lop3.b32 $0, $1, 0x000f000f, {magic:#x}, 0x6a;", "r", apart, words=1, pure=True)
-        found.append(_less(word, base * 0x10001 | (0x80008 if signed else 0), in_bf16) if how is None
-                     else _fused(word, "bf16", in_bf16, how))  # fmt: skip
+        found.append(_less(word, magic, in_bf16))
+    return found
+
+
+def _four_bits_fused(pair: Any, signed: bool, in_bf16: bool, how: Any) -> list[Any]:
+    """The same times one and plus another number. A byte that begins at bit 15 has its low half where the last places of 256
+    in fp32 are worth 1 and more, and its high half where those of 16 are."""
+    scale, *added = how
+    places = [emit_ptx(f"shl.b32 $0, $1, {by};", "r", pair, words=1, pure=True)[0] for by in (15, 7)]
+    found = []
+    for mask, of_one, plus in zip((0x78000, 0x780000), (0x43800000, 0x41800000), added, strict=True):
+        magic = of_one | (mask & 0x440000 if signed else 0)
+        text = "".join(f"lop3.b32 {x}, ${i}, {mask:#x}, {magic:#x}, 0x6a; " for i, x in ((1, "l"), (2, "h")))
+        fused = "mov.b32 x, l; mov.b32 y, h; fma.rn.f32 x, x, $3, $4; fma.rn.f32 y, y, $3, $4; "
+        text = f"{{ .reg .b32 l, h; .reg .f32 x, y; {text}{fused}cvt.rn.{'bf16x2' if in_bf16 else 'f16x2'}.f32 $0, y, x; }}"
+        found += emit_ptx(text, "rrff", *places, scale, plus, words=1, pure=True)
     return found
 
 
