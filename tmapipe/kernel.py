@@ -193,7 +193,7 @@ class KernelContext(Carried):
 
     def steps(self, stage: str, dim: str) -> Any:
         """Number of tiles along dimension *dim* of the tensor of the load or store stage called *stage*. Of a fixed extent, a
-        Python number."""
+        Python number. Raises `InputError` if there is no such stage, or it has no such dimension."""
         stages = {part.name: part for part in self.plan.transfers}
         part = stages.get(stage) if isinstance(stage, str) else None
         if part is None or dim not in part.dims:
@@ -226,7 +226,8 @@ class KernelContext(Carried):
         return share_index(self.isa, along(self.plan.cluster, axes))
 
     def extent(self, dim: str) -> Any:
-        """Elements along dimension *dim* of the tensors that have it; a Python number if it is fixed."""
+        """Elements along dimension *dim* of the tensors that have it; a Python number if it is fixed. Raises
+        `InputError` if no tensor has it."""
         for part in self.plan.transfers:
             if dim in part.dims:
                 return self.isa.extent(part.argument, part.dims.index(dim))
@@ -240,6 +241,9 @@ class KernelContext(Carried):
         Args:
             stage: An `Im2colLoadStage`.
             number: Of the tile's first window: the first row of the output tile.
+
+        Raises:
+            InputError: *stage* is no `Im2colLoadStage`, or *number* no whole number.
         """
         load = {load.name: load for load in self.plan.loads if load.windows is not None}.get(stage)
         if load is None or not is_index(number):

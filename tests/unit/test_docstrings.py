@@ -1,4 +1,4 @@
-"""What users call says what it takes: each parameter of each public object is in its docstring."""
+"""What users call says what it takes: each parameter of each public object is in its docstring, and each error it raises."""
 
 import enum
 import importlib
@@ -9,6 +9,8 @@ import re
 import pytest
 
 import tmapipe.protocol
+from tests.unit import test_site
+from tmapipe import errors
 from tmapipe.schedule import Schedule
 
 PUBLIC = ("", ".schedules", ".tiles", ".schedules.mainloop", ".epilogue", ".math", ".tuning", ".torch", ".testing")
@@ -58,6 +60,19 @@ def callables():
 
 
 CALLABLES = callables()
+
+
+def test_errors_that_are_raised_are_described():
+    """Those of a function's own `raise` statements, or the docstring refers to another one."""
+    checked, missing = 0, []
+    for name, (text, _) in CALLABLES.items():
+        made = test_site.found(name)
+        made = vars(made).get("__init__") if inspect.isclass(made) else made
+        used = {each for each in made.__code__.co_names if each in vars(errors)} if inspect.isfunction(made) else ()
+        checked += len(used)
+        missing += [f"{name}: {each}" for each in used if each not in text
+                    and not AS_ANOTHER.search(text) and f"raise {each}(" in inspect.getsource(made)]  # fmt: skip
+    assert checked > 50 and not missing, "\n".join(missing)
 
 
 @pytest.mark.parametrize("kind", ["tmapipe.schedules", "tmapipe.protocol", "tmapipe."])

@@ -215,7 +215,8 @@ class Accumulator(Carried):
 
     def add(self, a: Any, b: PartInSlot) -> None:
         """Starts the matmul of the tiles *a* and *b* of open slots. The rings, and the end of `accumulate`, wait until it is
-        done. An a from registers is a fragment, or a tuple as of `BoundMatmul.operand`, packed here."""
+        done. An a from registers is a fragment, or a tuple as of `BoundMatmul.operand`, packed here. Raises
+        `ScopeError` outside of that block, or where the sums are used inside it."""
         matmul = self.matmul
         if not self.open:
             raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")

@@ -99,6 +99,7 @@ class StoreOfSlot(Carried):
             coordinates: Coordinates by dimension, in tiles, instead of those of *tile*.
 
         Raises:
+            InputError: A coordinate is missing or unknown, or the slot is stored in parts.
             ScopeError: The role is not the ring's last phase.
         """
         plan, where = self._begin(), f"slot.{self.plan.name}.store"

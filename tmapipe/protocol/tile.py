@@ -100,7 +100,7 @@ class Tile(Carried):
         return self._coordinates.get(dim)
 
     def also(self, **coordinates: Any) -> Tile:
-        """The tile with further coordinates."""
+        """The tile with further coordinates. Raises `InputError` for a coordinate that is no whole number."""
         for name, place in coordinates.items():
             if not is_index(place):
                 rule = "is a whole number of tiles"

@@ -68,7 +68,7 @@ class Copy(Schedule):
     By default each CTA copies one tile: few bytes are in flight, which lie close together, so that DRAM pages stay open.
 
     Args:
-        tile: (rows, words) moved at once.
+        tile: (rows, words) moved at once; `InputError` if it is no pair.
         stages: Slots in flight. With more than one, or None (as many as fit), persistent CTAs stream through them.
         pending: Stores that may still read their slot while the next one is waited for; None: 2, or 0 with one slot.
         ctas: With one slot, CTAs that share a multiprocessor; None: 10, or as many as have room for a tile.
@@ -212,7 +212,7 @@ class CopyPlaces(Schedule):
 
     Rows along a begin alike, counted from multiples of 16 bytes. x is seen as a matrix of rows along a, each of which holds
     all that belong to the other dimensions. A tile is loaded from the last such multiple before its rows, and stored by
-    threads.
+    threads. Raises `InputError` for numbers that are not as below.
 
     Args:
         steps: Elements of x from one row to the next along each of the output's dimensions before a: "r", "c r" or "d c r".
@@ -313,7 +313,7 @@ class CopyRuns(Schedule):
 
     In x they have gaps: element k of a run lies *further* on for each whole *length* in k, of each (length, further). What
     lies between a tile's first and last element is loaded, from the last multiple of 16 bytes on. Threads leave the gaps
-    out, and store words from where these begin in y.
+    out, and store words from where these begin in y. Raises `InputError` for tuples that are not as below.
 
     Args:
         steps: Along each of y's dimensions before n, up to four: (elements of x from one run to the next, how far on in a word

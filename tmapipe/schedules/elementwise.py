@@ -50,6 +50,9 @@ class ElementwiseRows(Rows):
         function: As of `Elementwise`.
         kinds: Of each argument "x", "n" or "m": a matrix, a number a column or a number a row, in fp32.
         stored: As of `Rows`.
+
+    Raises:
+        InputError: *function* cannot be called, or *kinds* names another kind.
     """
 
     def __init__(
@@ -148,6 +151,9 @@ class ElementwiseTiles(Schedule):
         ctas: CTAs that share a multiprocessor; None: as many as keep memory busy.
         each: Tiles that a CTA takes one after another; None: 4 where a tile is few bytes, so that threads keep registers.
         outputs: How many results the function returns, of one shape. One is called y, several y0, y1 and so on.
+
+    Raises:
+        InputError: *function* cannot be called, or an argument has another form than above.
     """
 
     load, work = Role(warps=1), Role(warps=4)
@@ -259,6 +265,9 @@ class Elementwise:
         function: Of as many fragments as there are tensors: arithmetic, comparisons and functions of `tmapipe.math`, such as
             ``lambda x, gate: x * tp.math.sigmoid(gate)``. It may use captured numbers; a changed one makes another kernel.
         dtype: Of results: "bf16", "fp16" or "fp32"; None: that of all tensors, or of those of floats the wider, as in torch.
+
+    Raises:
+        InputError: *function* cannot be called, or *dtype* is no such type.
     """
 
     def __init__(self, function: Callable[..., Any], dtype: Any = None):

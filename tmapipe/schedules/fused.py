@@ -58,7 +58,7 @@ class AddParts(Schedule):
     """``d[m, n] = epilogue(sum over s of x[s, m, n])``, with a batch dimension before each if the tensors have one.
 
     The sums are in the type of x, in the order of s, and are converted once to the type of d. One warp loads, four add,
-    through slots that threads read.
+    through slots that threads read. Raises `InputError` for *tile*, *together* or *epilogue* that are not as below.
 
     Args:
         tile: (m, n) elements at once.

@@ -47,7 +47,7 @@ class GatedGemm(Gemm):
     """``d[m, n] = epilogue(a gate^T, a up^T)``, with a [m, k], and gate and up [n, k].
 
     Each may have a batch dimension before these. Weights that lie one after the other in one tensor w [2 n, k] are passed as
-    ``w[:n], w[n:]``.
+    ``w[:n], w[n:]``. Raises `InputError` if *epilogue* is None.
 
     Args:
         tile: (m, n, k) elements of a CTA. Both accumulators must fit in the warpgroups' registers: n is at most 192 of
@@ -89,7 +89,7 @@ class SymmetricGemm(Gemm):
 
     Args:
         tile, cluster, stages: As of `Gemm`. The tiles of a cluster together are square, of a multiple of 64.
-        tiles: An order by `Triangle`, e.g. ``GpcTiles(Triangle(8))``.
+        tiles: An order by `Triangle`, e.g. ``GpcTiles(Triangle(8))``; `InputError` for another.
         options: mainloop, by default `PingPong`, and epilogue, as of `Gemm`, with one output, in pieces of 64 columns.
     """
 
@@ -268,7 +268,7 @@ class ClusterSplitK(Gemm):
 
     For outputs of very few tiles and long k: there is no workspace and no second kernel. Sums are added in the order of the
     CTAs, so the bits are the same in every run. With ``tiles=SplitKTiles(4)`` each tile is computed by four clusters, whose
-    sums end as those of `SplitK`.
+    sums end as those of `SplitK`. Raises `InputError` for *parts*, a mainloop or an order that are not as below.
 
     Args:
         parts: How many parts k is divided into: CTAs of a cluster. Each stores n / parts columns of a tile, a multiple of 8

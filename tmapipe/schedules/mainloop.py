@@ -236,6 +236,9 @@ class Operand:
             multicast: The cluster's axis whose CTAs want the same tile, if there is one.
             peers: CTAs along that axis. Each loads an equal part of the tile, or, if its rows are no multiple of 8 for each,
                 the first one all of it.
+
+        Raises:
+            InputError: The major is neither k nor the side.
         """
         if self.major not in ("k", side):
             argument = {"m": "a", "n": "b"}[side]

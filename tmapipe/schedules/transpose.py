@@ -113,6 +113,9 @@ class TransposeRows(Schedule):
         tile: Its (rows, columns) that a CTA takes.
         warps: That transpose it.
         ctas: CTAs that share a multiprocessor.
+
+    Raises:
+        InputError: An argument is not as above, such as a *pitch* that is no positive number.
     """
 
     load, work = Role(warps=1), Role(warps=8)
@@ -187,6 +190,9 @@ class Transpose:
     Args:
         dims: Which dimension of x is the first of the result, the second and so on, as of ``torch.permute``; None: the last
             two change places.
+
+    Raises:
+        InputError: *dims* does not name each dimension once.
     """
 
     def __init__(self, dims: tuple[int, ...] | None = None):

@@ -128,6 +128,9 @@ def cross_entropy(
         target: A class for each row.
         ignore_index: A target that does not count.
         reduction: "mean" over rows that count, "sum" or "none".
+
+    Raises:
+        InputError: *x* or *target* is no tensor, *ignore_index* no whole number, or *reduction* another word.
     """
     require_tensors("cross_entropy", x=x, target=target)
     if not is_whole(ignore_index):
@@ -151,6 +154,9 @@ def transpose(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tenso
     Args:
         x: Of one to five dimensions.
         dims: The order of its dimensions; None: backwards.
+
+    Raises:
+        InputError: *dims* does not name each dimension once.
     """
     require_tensors("transpose", x=x)
     order = tuple(reversed(range(x.ndim))) if dims is None else tuple(dims) if isinstance(dims, (tuple, list)) else ()

@@ -190,6 +190,9 @@ class AutoTuned:
 
         Args:
             tensors, out, named: As of a call of the schedule.
+
+        Raises:
+            InputError: None can be taken for these tensors.
         """
         fixed = self._fixed(tensors, named)
         good: list[Parameters] = []
