@@ -77,7 +77,7 @@ def argmax_of(length: int, warps: int, share: int) -> tp.Schedule:
         ring = tp.BarrierRing(1, producer=load, consumer=work)
         x = tp.TmaLoadStage("m n", tile=(1, columns), ring=ring)
         across = tp.ReductionScratch(work, rows=1)
-        y = tp.ThreadStoreStage("m", tile=(1,), role=work, vector=4, dtype="int32")
+        y = tp.ThreadStoreStage("m", tile=(1,), role=work, vector=8, dtype="int64")
 
         @load.jit
         def fill(self, k, tile):
@@ -239,10 +239,10 @@ def loss(m: int, n: int) -> Made:
     import torch
 
     def plain(x: Any, target: Any) -> Any:
-        return torch.nn.functional.cross_entropy(x, target.long(), reduction="none")
+        return torch.nn.functional.cross_entropy(x, target, reduction="none")
 
     x = some(m, n)
-    target = torch.randint(0, n, (m,), device=x.device, dtype=torch.int32)
+    target = torch.randint(0, n, (m,), device=x.device)
     runs, want = _runs(loss_of, plain, x, target)
     try:
         from quack.cross_entropy import cross_entropy_fwd
@@ -258,7 +258,7 @@ def argmax(m: int, n: int) -> Made:
     runs, _ = _runs(argmax_of, lambda x: x.argmax(1), x)
 
     def check(run: Callable[[], Any]) -> float:  # of equal elements, any
-        found = x.gather(1, run()[:, None].long())[:, 0]
+        found = x.gather(1, run()[:, None])[:, 0]
         return 0.0 if (found == x.amax(1)).all() else math.inf
 
     return runs, check

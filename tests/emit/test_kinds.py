@@ -7,7 +7,7 @@ import pytest
 import tmapipe as tp
 from tests.sweeps import ALL
 
-TYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32")
+TYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "int32", "int64")
 
 
 def forms(source, target, tile):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.unit import test_autotune, test_copies, test_row_kernels
+from tests.unit import test_autotune, test_copies, test_dtypes, test_row_kernels
 
 SHAPES = [*test_row_kernels.SHAPES, ((70, 4096), torch.bfloat16), ((37, 50257), torch.bfloat16)]
 
@@ -33,6 +33,10 @@ def test_copies_of_views(name):
 
 def test_types_are_converted():
     test_copies.check_types("cuda")
+
+
+def test_int64():
+    test_dtypes.check_int64("cuda")
 
 
 def test_the_fastest_parameters_are_found_and_remembered(tmp_path, monkeypatch):

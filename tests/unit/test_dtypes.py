@@ -70,9 +70,52 @@ def test_unsupported_arrays():
 def test_64_bits_are_moved_alone():
     for x in (2**60 + np.arange(6 * 40).reshape(6, 40), np.linspace(1, 2, 240).reshape(6, 40)):
         assert (tp.schedules.Copy()(x) == x).all()
-        refused(softmax_of(1024), x, argument="slot.x.read", rule="at most 32 bits")
+        held = x.dtype == np.int64
+        refused(
+            softmax_of(1024),
+            x,
+            argument="y.store" if held else "slot.x.read",
+            rule="holds no fp32" if held else "at most 32 bits",
+        )
         y = x.copy()
         refused(tp.schedules.Gemm(), x, y, argument="a", rule="at most 32 bits")
+
+
+class OtherSign(tp.Schedule):
+    """y = x + 1, and -x in the column that the row's entry of a table names."""
+
+    over, relations = "m", (tp.Dim("n", at_most=64),)
+    load, work = tp.Role(warps=1), tp.Role(warps=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x, index = tp.TmaLoadStage("m n", tile=(1, 64), ring=ring), tp.Table("m")
+    y = tp.ThreadStoreStage("m n", tile=(1, 64), role=work)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, n=0)
+
+    @work.jit
+    def change(self, k, tile):
+        with k.ring.consume() as slot:
+            x = slot.x.read()
+        k.y.store_from(tile.m, 0, values=tp.math.where(x.columns == k.index.entry(tile.m), -x, x + 1))
+
+
+def check_int64(device):
+    x, index = torch.randint(-(2**40), 2**40, (10, 52)), torch.randint(-100, 52, (10,))
+    x[0, 0], index[0] = -(2**31) - 1, -100
+    found, low = OtherSign()(x.to(device), index.to(device)), x.to(torch.int32)
+    want = torch.where(torch.arange(52) == index[:, None], -low, low + 1)
+    assert found.dtype == torch.int64 and (found.cpu() == want).all()
+    assert (OtherSign()(x.to(device), index.int().to(device)).cpu() == want).all()
+
+
+def test_of_int64_threads_hold_the_lower_half():
+    check_int64("cpu")
+    x, index = np.arange(104).reshape(2, 52), np.array([1, -1])
+    assert (OtherSign()(x, index)[0, :3] == [1, -1, 3]).all() and (OtherSign()(x, index)[1] == x[1] + 1).all()
+    assert OtherSign().check({"x": "int64", "y": "int64"}).ok
 
 
 def test_a_copy_of_a_thread_has_an_element():

@@ -63,9 +63,10 @@ class DType:
         self.check_held("dtype")
         return "int32" if self.integer else "fp32"
 
-    def check_held(self, where: str) -> None:
-        """Raises `InputError` for types of 64 bits, which fragments do not hold. *where*: what is read or written."""
-        if self.bytes > 4:
+    def check_held(self, where: str, multiplied: bool = False) -> None:
+        """Raises `InputError` for fp64, which fragments do not hold; of int64 they hold the lower 32 bits. *where*: what is
+        read or written. *multiplied*: by a matmul, which does not take int64 either."""
+        if self.bytes > 4 and (multiplied or not self.integer):
             rule = "is moved and reduced by the engine alone: what threads read and write has at most 32 bits"
             raise InputError(where, self.name, rule, "store from the slot (source=), or convert the tensor first")
 

@@ -60,7 +60,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         _note_extents(name, parts[name].dims, shapes[name], extents)
     for name, table in declared.tables.items():
         shapes[name] = _check_table(name, given[name], table.dims, extents)
-        strides[name] = (*shapes[name][1:], 1)
+        given[name] = _low_words(given[name])
+        strides[name] = _strides(given[name])
     _relate(declared.relations, extents)
     for name, store in declared.stores.items():
         for dim, extent in store.derive({dim: extent for dim, (_, extent) in extents.items()}).items():
@@ -287,11 +288,11 @@ def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
 
 
 def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str, tuple[str, int]]) -> tuple[int, ...]:
-    """The shape of a table. Raises `InputError` unless it is dense, of int32, with extents that fit the others'."""
+    """The shape of a table. Raises `InputError` unless it is dense, of int32 or int64, with extents that fit the others'."""
     check_kind(name, table)
     kind = str(table.dtype).removeprefix("torch.")
-    if kind != "int32":
-        raise InputError(f"{name}.dtype", kind, "a table holds int32", f"{name}.to(torch.int32)")
+    if kind not in ("int32", "int64"):
+        raise InputError(f"{name}.dtype", kind, "a table holds int32 or int64", f"{name}.to(torch.int32)")
     if table.ndim != len(dims) or not is_contiguous(table):
         rule = f"a table of {' '.join(dims)} is a dense {'vector' if len(dims) == 1 else 'matrix'}"
         how = tuple(table.shape), _strides(table)
@@ -301,6 +302,13 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
         raise InputError(f"{name}.shape", shape, "has fewer than 2^31 entries", "use a smaller table")
     _note_extents(name, dims, shape, extents)
     return shape
+
+
+def _low_words(table: Any) -> Any:
+    """The same memory as int32: of int64, every second word, the lower one."""
+    if table.dtype.itemsize == 4:
+        return table
+    return table.view(np.int32 if isinstance(table, np.ndarray) else sys.modules["torch"].int32)[..., ::2]
 
 
 def _make_output(

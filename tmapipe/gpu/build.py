@@ -446,7 +446,8 @@ def _fake_tensor(plan: Plan, name: str, ranks: dict[str, int]) -> Any:
         rank = ranks.get(name, len(part.dims) - len(getattr(part, "folded", ())))
         aligned = part.vector or ALIGNMENT
     shape = tuple(cute.sym_int() for _ in range(rank))
-    stride = (*(cute.sym_int64(divisibility=max(1, aligned // nbytes)) for _ in range(rank - 1)), 1)
+    last = cute.sym_int64() if name in plan.tables else 1  # of int64, the lower words
+    stride = (*(cute.sym_int64(divisibility=max(1, aligned // nbytes)) for _ in range(rank - 1)), last)
     return make_fake_tensor(dtype, shape, stride=stride, assumed_align=aligned)
 
 

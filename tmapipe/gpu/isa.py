@@ -233,7 +233,8 @@ def _set_counter(isa: GpuWarp, op: Any) -> None:
 
 @emits(ops.TableLoad)
 def _load_entry(isa: GpuWarp, op: Any) -> list[Any]:
-    entries = cute.make_tensor(isa.addressed[op.table].iterator, cute.make_layout((2**31 - 1,), stride=(1,)))
+    table = isa.addressed[op.table]
+    entries = cute.make_tensor(table.iterator, cute.make_layout((2**31 - 1,), stride=(table.stride[-1],)))
     return [cute.arch.make_warp_uniform(entries[i]) for i in op.entries]
 
 

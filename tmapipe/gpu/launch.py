@@ -182,7 +182,6 @@ class Launcher:
         self.inputs = len(plan.arguments) - len(plan.stores)
         self.names, self.in_place = tuple(bound.tensors), schedule.declared.in_place
         self.spans = [span(tensor) for tensor in bound.tensors.values()]
-        self.sizes = [tensor.itemsize for tensor in bound.tensors.values()]
         made = sum(buffer.stages for buffer in plan.made) * plan.cluster_size * numbers[0]
         self.scratch: list[tuple[int, torch.dtype]] = []
         if plan.queue is not None:
@@ -213,8 +212,8 @@ class Launcher:
         """Launches with tensors in the order of declaration, makes the outputs that are left out, and returns the outputs."""
         arguments = [*tensors] if out is None else [*tensors, out]
         given = len(arguments)
-        for tensor, extent, size in zip(arguments, self.spans, self.sizes, strict=False):
-            if tensor.untyped_storage().nbytes() < extent + tensor.storage_offset() * size:
+        for tensor, extent in zip(arguments, self.spans, strict=False):
+            if tensor.untyped_storage().nbytes() < extent + tensor.storage_offset() * tensor.itemsize:
                 for name, each in zip(self.names, arguments, strict=False):
                     check_held(name, each)
         if given > self.inputs:

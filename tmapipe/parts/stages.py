@@ -371,8 +371,8 @@ def _split(dims: Any) -> Any:
 
 @attrs.frozen(eq=False, repr=False)
 class Table:
-    """A vector, or a matrix, of int32 in global memory. In bodies, ``k.<name>.entry(i)``, or of a matrix ``entry(i, j)``, is
-    one of its entries, the same for all threads.
+    """A vector, or a matrix, of int32 or int64 in global memory. In bodies, ``k.<name>.entry(i)``, or of a matrix
+    ``entry(i, j)``, is one of its entries in int32 (of int64 the lower 32 bits), the same for all threads.
 
     A schedule is called with one after its loads' tensors. It stays as it is while the kernel runs.
 

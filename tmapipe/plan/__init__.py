@@ -441,7 +441,7 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         if part.source is not None:
             types[name] = types[declared.name_of(part.source)]
     for name in (declared.name_of(stage) for mma in declared.matmuls.values() for stage in mma.stages):
-        types[name].check_held(name)
+        types[name].check_held(name, multiplied=True)
     for name, store in declared.stores.items():
         if store.slot is not None:
             loaded = types[declared.name_of(store.slot)]

@@ -51,7 +51,7 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
 
 
 def _of_operands(problem: Any, attribute: Any, value: DType) -> None:
-    value.check_held("Problem(dtype)")
+    value.check_held("Problem(dtype)", multiplied=True)
 
 
 def _of_sums(problem: Any, attribute: Any, value: DType) -> None:
