@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tmapipe as tp
+from tmapipe.isa.fragment import Fragment
 
 EXACT = {
     "exp": math.exp,
@@ -98,3 +99,34 @@ def test_arrays_of_narrow_types_are_computed_in_full_precision():
         found = tp.math.sqrt(np.array([3, 2], dtype))
         np.testing.assert_allclose(found, np.sqrt([3.0, 2.0]), rtol=1e-6)
         np.testing.assert_allclose(tp.math.exp(np.array([3, 2], dtype)), np.exp([3.0, 2.0]), rtol=1e-6)
+
+
+class Recorded:
+    """A backend of fragments whose data says how they were made."""
+
+    made = staticmethod(lambda fragment: None)
+    kind_of = staticmethod(lambda name, x: "int32" if type(x) is int else "fp32")
+    number = staticmethod(lambda x, kind: float(x))
+    convert = staticmethod(lambda data, kind, to: data)
+    expand = staticmethod(lambda layout, along, data, to: data)
+    elementwise = staticmethod(lambda name, data: (name, *data))
+
+    def reduce(self, x, op, along, inside, surely):
+        return Fragment(self, None, along, x.kind, (op, x.data))
+
+
+def test_a_product_with_several_numbers_is_with_one():
+    x = Fragment(Recorded(), None, "tile", "fp32", "x")
+    assert (4 * (x * 0.5)).data == ("mul", "x", 2.0)
+    assert (tp.math.row_max(x * 0.5) * 4).data == ("mul", ("maximum", "x"), 2.0)
+    assert tp.math.row_max(x * -0.5).data == ("maximum", ("mul", "x", -0.5))
+    for y in (x * 1e12, x * 0, (x + 1)):  # what may overflow, vanish, or is no product
+        assert (y * 1e12).data == ("mul", y.data, 1e12)
+    whole = Fragment(Recorded(), None, "tile", "int32", "x")
+    assert (whole * 3 * 5).data == ("mul", ("mul", "x", 3.0), 5.0)
+
+
+def test_powers_by_polynomials_take_a_number_of_elements():
+    assert tp.math.exp2(3.0, every=4) == 8
+    with pytest.raises(tp.InputError, match=r"every.*3"):
+        tp.math.exp2(3.0, every=3)

@@ -106,13 +106,15 @@ class Fragment(Carried):
 
     backend: what carries out operations. layout: how the tile is distributed; None: operations by element only. along: "tile",
     "rows", "columns" or "one"; "parts": one number a row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind:
-    "fp32", "int32" or "bool"; "operand": rounded and packed for a matmul, which alone takes it. data: the backend's.
+    "fp32", "int32" or "bool"; "operand": rounded and packed for a matmul, which alone takes it. data: the backend's. product:
+    of another fragment and a number, (the fragment, the number), so that another number is multiplied with that one.
     """
 
-    __slots__ = ("along", "backend", "data", "kind", "layout")
+    __slots__ = ("along", "backend", "data", "kind", "layout", "product")
 
     def __init__(self, backend: Fragments, layout: ThreadLayout | None, along: str, kind: str, data: Any):
         self.backend, self.layout, self.along, self.kind, self.data = backend, layout, along, kind, data
+        self.product: tuple[Fragment, float] | None = None
         backend.made(self)
 
     @property
@@ -159,6 +161,8 @@ def combine(name: str, *operands: Any) -> Fragment:
     Raises:
         ScopeError: For what is neither, or for fragments that are distributed differently.
     """
+    product = _product(*operands) if name == "mul" else None
+    operands = product or operands
     fragments = [x for x in operands if isinstance(x, Fragment)]
     first = fragments[0]
     backend, layout, along = first.backend, first.layout, first.along
@@ -176,7 +180,19 @@ def combine(name: str, *operands: Any) -> Fragment:
     by = operands[-1]
     if name in _OF_INTEGERS and isinstance(by, int) and (by == 0 if name in ("floordiv", "mod") else not 0 <= by < 32):
         raise ScopeError(f"{name} of a fragment by {by}. It takes a divisor other than 0, or 0 to 31 bits.")
-    return Fragment(backend, layout, along, result, backend.elementwise(name, data))
+    found = Fragment(backend, layout, along, result, backend.elementwise(name, data))
+    found.product = product
+    return found
+
+
+def _product(x: Any, y: Any) -> tuple[Fragment, float] | None:
+    """A fragment in fp32, which is no product with a number, and the number to multiply it with in the place of *x* with *y*:
+    of one times several numbers, their product. None of others, and where that might be too large or too small for fp32."""
+    fragment, number = (x, y) if isinstance(x, Fragment) else (y, x)
+    if type(number) not in (int, float) or fragment.kind != "fp32":
+        return None
+    of, before = fragment.product or (fragment, 1.0)
+    return (of, before * number) if 1e-18 < abs(before * number) < 1e18 else None
 
 
 def in_range(name: str, number: Any, kind: str) -> Any:

@@ -139,14 +139,11 @@ class Attention(Schedule):
         fits: Any = all(is_count(n) and n % 16 == 0 and n <= 256 for n in pair)
         _require(fits, "d", d, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)")
         d, width = pair
-        rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
         fits = isinstance(causal, str | None) and causal in (None, "start", "end")
+        rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
         _require(fits, "causal", causal, rule, 'use "end"')
-        fits, rule = (
-            window is None or (is_count(window) and causal),
-            "is a positive number of keys, of causal attention",
-        )
-        _require(fits, "window", window, rule, 'e.g. window=512, causal="end"')
+        fits, rule = is_count(window) and causal, "is a positive number of keys, of causal attention"
+        _require(window is None or fits, "window", window, rule, 'e.g. window=512, causal="end"')
         fits = scale is None or (not isinstance(scale, bool) and isinstance(scale, Real) and abs(scale) < 1e30)
         _require(fits, "scale", scale, "is a finite number", "e.g. 0.125")
         fits, rule = tiles is None or isinstance(tiles, TileOrder), "is an order of output tiles"
@@ -272,7 +269,7 @@ class Attention(Schedule):
     def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, tuple[Any, ...], Any]:
         """The number of the block of keys that comes first, the loops over those after it, and the number of the last one.
 
-        Of each loop: how many blocks are before it, how many it has, and whether some query does not see all keys of them.
+        Of each loop: how many blocks are before it, how many it has, and which keys some query does not see, as of `_block`.
         """
         n, isa, last = self.keys_a_block, k.isa, k.steps("k", "s") - 1
         if self.causal is None:
@@ -290,22 +287,26 @@ class Attention(Schedule):
         self, k: KernelContext, tile: Tile, first: Any, begin: Any, free: Any, last: Any
     ) -> tuple[Any, tuple[Any, ...], Any]:
         """What `_blocks` returns, of blocks *first* to *last*, of which those from *begin* on and before *free* are whole."""
-        loops = (0, last - free, True), (last - free, free - begin, False), (last - begin, begin - first, True)
         if self.causal is None:
-            return last, ((0, last - first, False),), first
+            return last, ((0, last - first, ""),), first
+        wide = self.window is None or self.window >= self.rows + self.keys_a_block  # no block has keys of both kinds
+        later, earlier = (">", "<") if wide else ("<>", "<>")
+        loops = (0, last - free, later), (last - free, free - begin, ""), (last - begin, begin - first, earlier)
         return last, loops[: 2 if self.window is None else 3], first
 
-    def _visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, last: bool) -> Any:
+    def _visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, unseen: str, last: bool) -> Any:
         """The scores of a block of which some query does not see all keys. last: whether keys may be missing."""
         start = self.keys_a_block * block
-        seen = scores.columns < k.extent("s") - start if last or self.causal is None else None
-        if self.causal is not None:
-            ends = self._query(tile, scores.rows) + (self._offset(k) - start)
-            before = scores.columns <= ends
-            seen = before if seen is None else seen & before
-            if self.window is not None:
-                seen = seen & (scores.columns > ends - self.window)
-        return values_.where(seen, scores, NEVER)
+        missing = k.extent("s") - 1 - start
+        if self.causal is None:
+            return values_.where(scores.columns <= missing, scores, NEVER)
+        end = self._query(tile, scores.rows) + (self._offset(k) - start)
+        if self.window is not None and "<" in unseen:
+            scores = values_.where(scores.columns > end - self.window, scores, NEVER)
+        if ">" in unseen:
+            end = values_.minimum(end, missing) if last and self.causal == "start" else end
+            scores = values_.where(scores.columns <= end, scores, NEVER)
+        return scores
 
     # ---- softmax ----------------------------------------------------------------------------------------------------
 
@@ -314,7 +315,7 @@ class Attention(Schedule):
         """Whether the softmax is of products alone, whose scale is then that of the powers."""
         return self.score is None and not self.mask_dims and self.scale > 0
 
-    def _scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, unseen: bool, last: bool = False) -> Any:
+    def _scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, unseen: str, last: bool = False) -> Any:
         """What the softmax of a block is of."""
         scores = sums.values()
         if not self._plain:
@@ -328,7 +329,7 @@ class Attention(Schedule):
                 whole = "m" in self.mask_dims
                 mask = slot.mask.read(like=scores) if whole else slot.mask.read(columns_of=scores)
             scores = values_.where(mask != 0, scores, NEVER) if mask.kind == "int32" else scores + mask
-        return self._visible(k, tile, scores, block, last) if unseen else scores
+        return self._visible(k, tile, scores, block, unseen, last) if unseen else scores
 
     @property
     def _factor(self) -> float:
@@ -391,13 +392,13 @@ class Attention(Schedule):
         return nullcontext() if self.work.warps == 4 else k.order.turn()
 
     def _block(
-        self, k: KernelContext, tile: Tile, out: Any, own: Any, state: tuple[Any, ...], at: Any, unseen: bool
+        self, k: KernelContext, tile: Tile, out: Any, own: Any, state: tuple[Any, ...], at: Any, unseen: str
     ) -> tuple[Any, ...]:
         """One block of keys, and the product of the weights of the block before with its values.
 
         state: those weights, the sums so far, what is subtracted before the powers, and the factor of what is in *out*, which
         is multiplied under the next block's first product, or here with three warpgroups; returned as this block leaves it.
-        unseen: whether some query sees not all keys.
+        unseen: which keys some query does not see: those after its last one, ">", before its first one, "<", or both.
         """
         weights, total, less, fewer = state
         with k.keys.consume() as slot, self._turn(k):
@@ -429,7 +430,7 @@ class Attention(Schedule):
             with k.queries.consume() as own:
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
-                scores = self._scores(k, tile, block, last, True, last=True)
+                scores = self._scores(k, tile, block, last, "<>", last=True)
                 less: Any = values_.row_max(scores) * self._factor
                 if self.causal is not None or not self._plain:  # a row may see no key of this block
                     less = values_.maximum(less, LEAST)
