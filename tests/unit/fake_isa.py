@@ -157,7 +157,8 @@ class RecordingIsa(Isa, Fragments):
         return None
 
     def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Fragment:
-        return self._fragment((acc, block, first, columns))
+        data = acc, block, first, columns
+        return Fragment(self, AccumulatorLayout.of(matmul).piece(columns), "tile", "fp32", data)  # type: ignore[arg-type]
 
     def write_columns(self, values: Any, slot: SlotRef, *, transposed: bool = False) -> None:
         self._note("write_columns", slot.buffer.name, slot.stage, values.data)
@@ -174,21 +175,15 @@ class RecordingIsa(Isa, Fragments):
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         self._note("write_column_sums", slot.buffer.name, slot.stage, sums)
 
-    def read_columns(
-        self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> Fragment:
-        self._note("read_columns", slot.buffer.name, slot.stage, along, columns, first)
-        return self._fragment(())
-
     def send_tile(self, values: Any, slot: SlotRef, barrier: Barrier, cta: int) -> None:
         self._note("send_tile", slot.buffer.name, slot.stage, barrier.name, cta)
 
     def send(self, values: Any, slot: SlotRef, barrier: Barrier, cta: int, share: int, shares: int) -> None:
         self._note("send", slot.buffer.name, slot.stage, barrier.name, cta, share, shares)
 
-    def received(self, slot: SlotRef, share: int, shares: int) -> Fragment:
+    def received(self, slot: SlotRef, layout: Any, share: int, shares: int) -> Fragment:
         self._note("received", slot.buffer.name, slot.stage, share, shares)
-        return self._fragment(())
+        return Fragment(self, layout, "tile", "fp32", ())  # type: ignore[arg-type]
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
         return function(*fragments, **named)
@@ -289,10 +284,6 @@ class RecordingIsa(Isa, Fragments):
 
     def convert(self, data: Any, kind: str, to: str) -> Any:
         return data
-
-    def _fragment(self, data: tuple[Any, ...]) -> Fragment:
-        """A fragment, known by where it came from; arithmetic gives it back."""
-        return Fragment(self, None, "tile", "fp32", data)  # type: ignore[arg-type]
 
     def number(self, value: Any, kind: str) -> Any:
         return ()

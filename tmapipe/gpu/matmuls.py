@@ -392,14 +392,14 @@ class PeerFragments(Runs):
         for i in range(0, len(values.data), 4):
             _store_async(target + i // 4 * WARP * UNIT, values.data[i : i + 4], on, "f")
 
-    def received(self, slot: SlotRef, share: Any, shares: int) -> Fragment:
+    def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Any, shares: int) -> Fragment:
         count, start = slot.buffer.slot_bytes // shares // (WARP * 4), self._own_part(slot, share, shares)
         values = cute.make_rmem_tensor((4, count // 4), Float32)
         for i in range(count // 4):
             address = (start + i * WARP * UNIT).toint()
             source = cute.make_ptr(Float32, address, cute.AddressSpace.smem, assumed_align=UNIT)
             cute.autovec_copy(cute.make_tensor(source, cute.make_layout((4,))), values[(None, i)])
-        return Fragment(self, None, "tile", "fp32", [values[i] for i in range(count)])
+        return Fragment(self, layout, "tile", "fp32", [values[i] for i in range(count)])
 
     def _own_part(self, slot: SlotRef, share: Any, shares: int) -> Any:
         """Where the calling lane's first four numbers are in a part of a slot; its others follow those of the other lanes."""

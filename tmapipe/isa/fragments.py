@@ -14,7 +14,7 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.exchange import ClusterExchange, Scans, WarpExchange
 from tmapipe.isa.fragment import Fragment, SlotRef, Value, combine, in_range
 from tmapipe.plan.model import RoleWarps
-from tmapipe.plan.rings import Barrier, Distributed, Matmul
+from tmapipe.plan.rings import Barrier, Matmul
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
 #: What a reduction begins with, by operation and kind.
@@ -106,7 +106,8 @@ class Fragments(Scans):
         raise NotImplementedError
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
-        """A piece: columns [first, first + columns) of row block *block* of *acc*, in the type of the sums.
+        """A piece: columns [first, first + columns) of row block *block* of *acc*, in the type of the sums, with the layout
+        `AccumulatorLayout.piece`.
 
         Warpgroup g has the tile's rows from ``(block * warpgroups + g) * 64`` on. All wgmma groups must be complete.
         """
@@ -165,19 +166,6 @@ class Fragments(Scans):
         """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns). Generic proxy."""
         raise NotImplementedError
 
-    def read_columns(
-        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> Fragment:
-        """``ld.shared``: values of a slot in fp32, as a piece. Generic proxy.
-
-        Args:
-            along: What the values vary with. ("rows", "columns"): the slot's extents are (64 * matmul.warpgroups,
-                columns), and warpgroup g has the rows from 64 * g on. ("columns", "rows"): they are (columns, 64 *
-                matmul.warpgroups), of which it has the transpose. ("rows",): one value per row, from element *first* + 64 * g
-                on. ("columns",): one per column, from element *first* on. (): element *first* for all.
-        """
-        raise NotImplementedError
-
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> None:
         """``st.async`` (each lane): the warp's part of a piece in fp32, to part *share* of *shares* of the slot in CTA *cta*
         of the cluster. Completes its bytes on ``barrier[slot.stage]`` there, later, by itself. For `received` alone: the order
@@ -190,15 +178,16 @@ class Fragments(Scans):
         as `Isa.store_words`."""
         raise NotImplementedError
 
-    def received(self, slot: SlotRef, share: Value, shares: int) -> Fragment:
-        """``ld.shared``: what `send` has put into part *share* of *shares* of a slot. Generic proxy."""
+    def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Value, shares: int) -> Fragment:
+        """``ld.shared``: what `send` has put into part *share* of *shares* of a slot, a piece of *layout*. Generic proxy."""
         raise NotImplementedError
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
-        """``function(*fragments, **named)`` in fp32: a fragment, or a dictionary of fragments.
+        """``function(*fragments, **named)`` in fp32: a piece, or a dictionary of pieces.
 
-        All are pieces of one shape, and the function works element by element. It may be called on some columns after others,
-        so that few intermediate values need registers at a time.
+        *fragments* are pieces of one layout; *named* are such pieces, or have one number a row, a column or in all. The
+        function works element by element, on fragments without a layout. It may be called on some columns after others, so
+        that few intermediate values need registers at a time.
         """
         raise NotImplementedError
 

@@ -195,8 +195,9 @@ class SlotAccesses(Fragments):
         data = self._read(slot)
         return self._fragment(slot, None, "one", None if data is None else data[index])
 
-    def received(self, slot: SlotRef, share: Any, shares: int) -> Fragment:
-        return Fragment(self, None, "tile", "fp32", self._read(slot, (share, shares, "shares")))
+    def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Any, shares: int) -> Fragment:
+        data = self._read(slot, (share, shares, "shares"))
+        return Fragment(self, layout, "tile", "fp32", None if data is None else data.reshape(1, 16, layout.columns))
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         layout = values.layout
