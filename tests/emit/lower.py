@@ -305,7 +305,7 @@ def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None
 
 def _wgmmas(matmul: Matmul, warp: int, a_stage: int | None, b_stage: int) -> list[Event]:
     """One instruction a 64-row block and 32 bytes of k, or two side by side along n."""
-    m, group, per_32 = matmul.shape[0], matmul.group(warp), 32 // matmul.b.dtype.bytes
+    m, group, per_32 = matmul.shape[0], AccumulatorLayout.of(matmul).group(warp), 32 // matmul.b.dtype.bytes
     columns = list(itertools.accumulate(matmul.n_instructions, initial=0))
     found: list[Event] = []
     for k in range(matmul.k_instructions):

@@ -160,6 +160,9 @@ class RecordingIsa(Isa, Fragments):
         data = acc, block, first, columns
         return Fragment(self, AccumulatorLayout.of(matmul).piece(columns), "tile", "fp32", data)  # type: ignore[arg-type]
 
+    def columns_of(self, values: Any, block: int, first: int, columns: int) -> Fragment:
+        return Fragment(self, values.layout.piece(columns), "tile", "fp32", values.data)
+
     def write_columns(self, values: Any, slot: SlotRef, *, transposed: bool = False) -> None:
         self._note("write_columns", slot.buffer.name, slot.stage, values.data)
 

@@ -65,7 +65,7 @@ class _Part(Carried):
         self.tiled = tiled_mma(
             *matmul.types, (matmul.warpgroups, 1, 1), self.n, matmul.transposed, a_in_slots=matmul.a is not None
         )
-        group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
+        group = AccumulatorLayout.of(matmul).group(isa.warp)
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
         way_of_a, way_of_b = matmul.transposed
         if matmul.a is not None:
@@ -277,7 +277,7 @@ def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero
         by = scale or [(Float32(1.0),) * 2] * parts
         less = [[more + x for x in each] for each in zero] or [[more] * 2] * parts
         how = [[(x, -y * x) for x, y in zip(*each, strict=True)] for each in zip(by, less, strict=True)]
-    row = matmul.group(isa.warp) * 64 if matmul.warpgroups > 1 else 0
+    row = AccumulatorLayout.of(matmul).group(isa.warp) * 64
     row = row + isa.warp % 4 * 16 + isa.lane // 4
     start, pitch = isa.slot_address(buffer, slot.stage), buffer.swizzle or buffer.tile[-1]  # of rows, bytes
     words, units = dict[tuple[int, int], Any](), buffer.tile[-1] // 16

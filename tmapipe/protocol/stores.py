@@ -394,10 +394,8 @@ class BoundStore(Carried):
             self.isa.named_barrier_sync(self.barrier, self.unit)
 
 
-def _layout_of(held: Held) -> AccumulatorLayout:
-    layout = held.layout if isinstance(held, Fragment) else AccumulatorLayout.of(held.matmul)
-    assert isinstance(layout, AccumulatorLayout)
-    return layout
+def _layout_of(held: Held) -> Any:
+    return held.layout if isinstance(held, Fragment) else AccumulatorLayout.of(held.matmul)
 
 
 def _piece_of(held: Held, block: int, first: int, columns: int) -> Fragment:
