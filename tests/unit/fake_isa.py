@@ -10,8 +10,7 @@ from typing import Any
 
 from tests.oracle.plain import block
 from tmapipe.isa import ops
-from tmapipe.isa.exchange import ClusterExchange, WarpExchange
-from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef, WarpExchange
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
 from tmapipe.kernel import kernel_main

@@ -26,8 +26,7 @@ from tmapipe.gpu import (
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
 from tmapipe.gpu.sums import Sums
-from tmapipe.isa.exchange import call_raw
-from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.fragment import Fragment, SlotRef, call_raw
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store, Syncs
 from tmapipe.plan.rings import Barrier, Buffer, Matmul

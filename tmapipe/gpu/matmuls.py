@@ -19,8 +19,7 @@ from tmapipe.base.arithmetic import DType, bf16, tf32
 from tmapipe.gpu import control, cute_type, rows_of, slot_layout
 from tmapipe.gpu.control import KINDS, emit_ptx, numbers_of
 from tmapipe.gpu.sums import Runs
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Carried, Fragment, SlotRef
+from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef
 from tmapipe.plan.model import WARP
 from tmapipe.plan.rings import Barrier, Buffer, Matmul
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout

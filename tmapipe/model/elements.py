@@ -15,9 +15,8 @@ from tmapipe.base import arithmetic
 from tmapipe.base.arithmetic import DType, bf16, exp, folded, fp8_e4m3, fp8_e5m2, fp16, larger, log, smaller, total
 from tmapipe.errors import InputError
 from tmapipe.isa import ops
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Fragment, SlotRef
-from tmapipe.isa.fragments import Fragments, joined_places
+from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef, joined_places
+from tmapipe.isa.fragments import Fragments
 from tmapipe.model.memory import Memory, convert
 from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
@@ -311,7 +310,7 @@ def _enclosed(value: Any) -> str:
 
 # ---- scans -----------------------------------------------------------------------------------------------------------
 #
-# Running sums along rows, and neighbours in pairs, in the machine: as documented in `tmapipe.isa.exchange`.
+# Running sums along rows, and neighbours in pairs, in the machine: as documented in `tmapipe.isa.fragments`.
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,8 +13,7 @@ from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
 from tmapipe.isa.copies import sent
-from tmapipe.isa.exchange import call_raw
-from tmapipe.isa.fragment import Fragment, SlotRef, applied, where_is
+from tmapipe.isa.fragment import Fragment, SlotRef, applied, call_raw, where_is
 from tmapipe.isa.ops import Isa, TableLoad
 from tmapipe.model import elements
 from tmapipe.model.elements import Cut, Reductions, of_data, raw_name

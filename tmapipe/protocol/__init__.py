@@ -14,8 +14,7 @@ import attrs
 
 from tmapipe.barrier import Role
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.exchange import ClusterExchange, WarpExchange
-from tmapipe.isa.fragment import Carried, Fragment, SlotRef, is_index
+from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef, WarpExchange, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import RegisterTile
 from tmapipe.parts.stages import DescriptorStage, L2Stage, ReductionScratch, SharedStage
