@@ -50,7 +50,7 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         sent = [("store_words", start + 4 * i, words[i : i + 4], barrier, stage, lane) for i in range(0, width, 4)]
         return sent if mask >> lane & 1 else []
     if kind in (
-        "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "read_columns", "promote",
+        "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "promote",
         "read_words", "received", "scale",
     ):  # fmt: skip
         return []
@@ -305,7 +305,7 @@ def _store_boxes(store: Store, stage: int, at: tuple[int, ...], rows: int | None
 
 def _wgmmas(matmul: Matmul, warp: int, a_stage: int | None, b_stage: int) -> list[Event]:
     """One instruction a 64-row block and 32 bytes of k, or two side by side along n."""
-    m, group, per_32 = matmul.shape[0], matmul.group(warp), 32 // matmul.b.dtype.bytes
+    m, group, per_32 = matmul.shape[0], AccumulatorLayout.of(matmul).group(warp), 32 // matmul.b.dtype.bytes
     columns = list(itertools.accumulate(matmul.n_instructions, initial=0))
     found: list[Event] = []
     for k in range(matmul.k_instructions):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.emit.kernels import EPILOGUES, built, swept
 from tests.oracle.ptx_execution import BASE, Execution, Launch
+from tmapipe.plan.thread_layout import AccumulatorLayout
 
 NAMES = [name for name in swept(EPILOGUES) if "with operands" in name]
 
@@ -33,7 +34,7 @@ def expected(schedule, plan, warp, lane):
     """Bytes of all slots (PTX ISA, wgmma accumulator: lane i has columns 2 (i % 4) + {0, 1} of each 8, of rows i / 4 and
     i / 4 + 8 of each warp's 16)."""
     matmul, width = plan.matmuls[0], schedule.operands.width
-    rows = [64 * matmul.group(warp) + 16 * (warp % 4) + lane // 4 + half for half in (0, 8)]
+    rows = [64 * AccumulatorLayout.of(matmul).group(warp) + 16 * (warp % 4) + lane // 4 + half for half in (0, 8)]
     columns = [8 * eight + 2 * (lane % 4) + i for eight in range(width // 8) for i in (0, 1)]
     of = {"m": rows, "n": columns} if schedule.mainloop.along == "m" else {"m": columns, "n": rows}
     found = set()

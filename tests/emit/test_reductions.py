@@ -10,6 +10,7 @@ import pytest
 from tests.emit.kernels import EPILOGUES, built, swept
 from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tmapipe.gpu import sums
+from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.matmuls import pieces
 
 NAMES = [name for name in swept(EPILOGUES) if "sums" in name]
@@ -88,7 +89,7 @@ def test_each_value_inside_is_counted_once(name):
     width = kernel.plan.buffer("d").tile[1]
     for warp in (role.first_warp, role.first_warp + 4 * matmul.warpgroups - 1):
         found = run(kernel, warp, m, n)
-        group, part = matmul.group(warp), warp % 4
+        group, part = AccumulatorLayout.of(matmul).group(warp), warp % 4
         first_rows = [64 * (block * matmul.warpgroups + group) + 16 * part for block in range(blocks)]
         slot = kernel.plan.buffer("rows").offset + 256 * group
         for row in range(16):

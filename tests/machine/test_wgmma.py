@@ -242,4 +242,4 @@ def test_a_premature_release_corrupts_numbers_where_nothing_else_would_notice():
         seen.append(isa.fragments.accumulator_columns(mma, acc, 0, 0, 8))
 
     run(plan, warps(plan, *[program] * 4), {}, policy="late")
-    assert len(seen) == 4 and all((each.data == 16).all() and each.data.shape == (16, 8) for each in seen)
+    assert len(seen) == 4 and all((each.data == 16).all() and each.data.shape == (1, 16, 8) for each in seen)

@@ -10,8 +10,7 @@ from typing import Any
 
 from tests.oracle.plain import block
 from tmapipe.isa import ops
-from tmapipe.isa.exchange import ClusterExchange, WarpExchange
-from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef, WarpExchange
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
 from tmapipe.kernel import kernel_main
@@ -157,7 +156,11 @@ class RecordingIsa(Isa, Fragments):
         return None
 
     def accumulator_columns(self, matmul: Matmul, acc: str, block: int, first: int, columns: int) -> Fragment:
-        return self._fragment((acc, block, first, columns))
+        data = acc, block, first, columns
+        return Fragment(self, AccumulatorLayout.of(matmul).piece(columns), "tile", "fp32", data)  # type: ignore[arg-type]
+
+    def columns_of(self, values: Any, block: int, first: int, columns: int) -> Fragment:
+        return Fragment(self, values.layout.piece(columns), "tile", "fp32", values.data)
 
     def write_columns(self, values: Any, slot: SlotRef, *, transposed: bool = False) -> None:
         self._note("write_columns", slot.buffer.name, slot.stage, values.data)
@@ -174,21 +177,15 @@ class RecordingIsa(Isa, Fragments):
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         self._note("write_column_sums", slot.buffer.name, slot.stage, sums)
 
-    def read_columns(
-        self, matmul: Matmul, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> Fragment:
-        self._note("read_columns", slot.buffer.name, slot.stage, along, columns, first)
-        return self._fragment(())
-
     def send_tile(self, values: Any, slot: SlotRef, barrier: Barrier, cta: int) -> None:
         self._note("send_tile", slot.buffer.name, slot.stage, barrier.name, cta)
 
     def send(self, values: Any, slot: SlotRef, barrier: Barrier, cta: int, share: int, shares: int) -> None:
         self._note("send", slot.buffer.name, slot.stage, barrier.name, cta, share, shares)
 
-    def received(self, slot: SlotRef, share: int, shares: int) -> Fragment:
+    def received(self, slot: SlotRef, layout: Any, share: int, shares: int) -> Fragment:
         self._note("received", slot.buffer.name, slot.stage, share, shares)
-        return self._fragment(())
+        return Fragment(self, layout, "tile", "fp32", ())  # type: ignore[arg-type]
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Any], named: dict[str, Any]) -> Any:
         return function(*fragments, **named)
@@ -289,10 +286,6 @@ class RecordingIsa(Isa, Fragments):
 
     def convert(self, data: Any, kind: str, to: str) -> Any:
         return data
-
-    def _fragment(self, data: tuple[Any, ...]) -> Fragment:
-        """A fragment, known by where it came from; arithmetic gives it back."""
-        return Fragment(self, None, "tile", "fp32", data)  # type: ignore[arg-type]
 
     def number(self, value: Any, kind: str) -> Any:
         return ()

@@ -68,9 +68,9 @@ def test_pieces_are_loaded_as_they_are_stored(kind, tile):
     taken = {}
     for team in range(role.teams):
         events = record(gemm, plan, role.first_warp + team * role.team_warps, extents)
-        order = [event for event in events if event[0] in ("read_columns", "store")]
+        order = [event for event in events if event[0] in ("read", "store")]
         for read, store in zip(order[::2], order[1::2], strict=True):
-            assert read[:2] == ("read_columns", "c") and store[0] == "store"
+            assert read[:2] == ("read", "c") and store[0] == "store"
             taken.setdefault(store[3], []).append(read[2])
     per_tile = len(pieces(*matmul.shape[:2], matmul.warpgroups, gemm.operands.width))
     assert [event[3] for event in loads] == sorted(taken, key=[event[3] for event in loads].index)

@@ -7,6 +7,7 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.fake_isa import RecordingIsa, record
+from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.matmuls import TeamsInTurn
 
 S = tp.schedules
@@ -86,7 +87,7 @@ def test_stores_cover_the_output_exactly(kind, tile, columns, store_stages):
         events = record(gemm, plan, warp, extents)
         written = [event[3] for event in events if event[0] == "write_columns"]
         stores = [event[3] for event in events if event[0] == "store"]
-        group = matmul.group(warp)
+        group = AccumulatorLayout.of(matmul).group(warp)
         for (_, block, first, width), (batch, row, column) in zip(written, stores, strict=True):
             assert width == plan.store("d").buffer.tile[1]
             assert row % m == 64 * (block * matmul.warpgroups + group) and column % n == first

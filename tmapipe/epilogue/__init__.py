@@ -249,7 +249,7 @@ class BoundColumnParts(BoundStore):
     def put(self, piece: Piece, values: Fragment) -> None:
         """Stores them."""
         *batch, _, n = piece.at
-        part = piece.tile.m * (piece.matmul.shape[0] // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
+        part = piece.tile.m * (piece.whole.rows // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
         write = functools.partial(self.isa.fragments.write_column_sums, values)
         self._store_piece((*batch, part, n), write, piece.stores_in(self.stages))
 

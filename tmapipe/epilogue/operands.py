@@ -16,6 +16,7 @@ from tmapipe.bind import Bound
 from tmapipe.errors import InputError, check_bool, check_type, is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.parts import RegisterTile, Wgmma
+from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.plan.transfers import even_columns
 from tmapipe.protocol.matmuls import pieces
 from tmapipe.protocol.tile import Tile
@@ -306,7 +307,8 @@ class Operands:
         It waits for a slot before its first piece. A slot for the whole tile is released after the last store, out of the way
         of the stores; one of several as soon as it has been read.
         """
-        matmul, ring = k.plan.distributed(k.name_of(self.matmul)), getattr(k, k.name_of(self.ring))
+        layout = AccumulatorLayout.of(k.plan.distributed(k.name_of(self.matmul))).piece(self.width)
+        ring = getattr(k, k.name_of(self.ring))
         each = len(self.pieces) // len(self.slots)
         before = {name: self._before(k, name, tile) for name in self.stages}
         for i in range(0, len(self.pieces), each):
@@ -314,11 +316,8 @@ class Operands:
             for block, first in self.pieces[i : i + each]:
                 at = dict(zip(self.dims, (block * self.rows, first), strict=True)) if each > 1 else {}
                 values = {
-                    name: getattr(slot, name).read_columns(
-                        matmul,
-                        self._varying(stage),
-                        self.width,
-                        before[name] + sum(at.get(dim, 0) for dim in stage.along),
+                    name: getattr(slot, name).read_piece(
+                        layout, self._varying(stage), before[name] + sum(at.get(dim, 0) for dim in stage.along)
                     )
                     for name, stage in self.stages.items()
                 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,14 +23,13 @@ from tmapipe.gpu import (
     full_shape,
     slot_layout,
 )
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, numbers_of, widened
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
 from tmapipe.gpu.sums import Sums
-from tmapipe.isa.exchange import call_raw
-from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.fragment import Fragment, SlotRef, call_raw
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store, Syncs
-from tmapipe.plan.rings import Barrier, Buffer, Distributed, Matmul
+from tmapipe.plan.rings import Barrier, Buffer, Matmul
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, compared
 
 # ---- fragments -------------------------------------------------------------------------------------------------------
@@ -108,7 +106,7 @@ class GpuFragments(PeerFragments, Sums):
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         base = block * (matmul.shape[1] // 2) + first // 2
         values = acc.values(range(base, base + columns // 2))
-        return Fragment(self, None, "tile", matmul.b.dtype.kind, values)
+        return Fragment(self, AccumulatorLayout.of(matmul).piece(columns), "tile", matmul.b.dtype.kind, values)
 
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         layout = AccumulatorLayout.of(matmul)
@@ -119,43 +117,11 @@ class GpuFragments(PeerFragments, Sums):
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
         assert isinstance(values.layout, AccumulatorLayout)
         base = block * (values.layout.columns // 2) + first // 2
-        return Fragment(self, None, "tile", values.kind, values.data[base : base + columns // 2])
+        data = values.data[base : base + columns // 2]
+        return Fragment(self, values.layout.piece(columns), "tile", values.kind, data)
 
     def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         write_piece(self, values, slot, transposed)
-
-    def read_columns(
-        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> Fragment:
-        isa = self.isa
-        # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16.
-        tensor = isa.buffers[slot.buffer.name]
-        dtype = cute_type(slot.buffer.dtype)
-        values = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)
-        group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
-        row = group * 64 + isa.warp % 4 * 16 + isa.lane // 4
-        pair = isa.lane % 4
-        if along == ("columns", "rows"):
-            layout = AccumulatorLayout(
-                64 * matmul.warpgroups, columns, matmul.warpgroups, matmul.first_warp, matmul.teams
-            )
-            read = self.read_transposed(slot, layout)
-            return Fragment(self, None, "tile", "fp32", self.convert(read.data, read.kind, "fp32"))
-        if along == ("rows", "columns"):
-            inside = tensor[(None, None, slot.stage)]
-            for half, eight in itertools.product(range(2), range(columns // 8)):
-                two = cute.local_tile(inside, (1, 2), (row + 8 * half, pair + 4 * eight))
-                cute.autovec_copy(cute.coalesce(two), values[((None, half, eight), 0, 0)])
-        else:
-            inside = tensor[(None, slot.stage)]
-            few = cute.make_rmem_tensor((2, columns // 8), dtype)  # one per column, or one per row
-            for eight in range(columns // 8 if along == ("columns",) else 0):
-                cute.autovec_copy(cute.local_tile(inside, (2,), (first // 2 + pair + 4 * eight,)), few[(None, eight)])
-            for half in range(0 if along == ("columns",) else 2):
-                few[half] = inside[first + (row + 8 * half if along else 0)]
-            for i, half, eight in itertools.product(range(2), range(2), range(columns // 8)):
-                values[((i, half, eight), 0, 0)] = few[i, eight] if along == ("columns",) else few[half]
-        return Fragment(self, None, "tile", "fp32", numbers_of(values.load().to(Float32)))
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         # Applied to a whole piece (32 values per thread), ptxas keeps so many intermediate values that it spills.
@@ -163,17 +129,17 @@ class GpuFragments(PeerFragments, Sums):
         step = PART if size % PART == 0 else PART // 2
         made: dict[str, list[Any]] = {}
         for first in range(0, size, step):
-            part = functools.partial(self._part, first=first, count=step)
+            part = functools.partial(self._part, fragments[0], first, step)
             result = function(*map(part, fragments), **{name: part(values) for name, values in named.items()})
             for name, values in result.items() if isinstance(result, dict) else (("", result),):
                 made.setdefault(name, []).extend(self._numbers(values, step))
-        values = {name: Fragment(self, None, "tile", "fp32", data) for name, data in made.items()}
+        values = {name: Fragment(self, fragments[0].layout, "tile", "fp32", data) for name, data in made.items()}
         return values.get("", values)
 
-    def _part(self, values: Fragment, first: int, count: int) -> Fragment:
-        """Values [first, first + count) of a piece, in fp32: whole groups of 8 columns, 4 values per thread."""
-        data = self.convert(values.data[first : first + count], values.kind, "fp32")
-        return Fragment(self, None, "tile", "fp32", data)
+    def _part(self, piece: Fragment, first: int, count: int, values: Fragment) -> Fragment:
+        """*values* for elements [first, first + count) of *piece*, in fp32: groups of 8 columns, 4 values per thread."""
+        whole = self.expand(piece.layout, values.along, values.data, "tile")
+        return Fragment(self, None, "tile", "fp32", self.convert(whole[first : first + count], values.kind, "fp32"))
 
     def _numbers(self, values: Any, count: int) -> list[Any]:
         """What an epilogue has returned for *count* values of a thread, in fp32."""

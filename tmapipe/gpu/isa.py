@@ -22,8 +22,7 @@ from tmapipe.gpu.fragments import GpuWarp, load_edge
 from tmapipe.gpu.matmuls import store_words
 from tmapipe.gpu.watchdog import WAIT, Stamping, emit_wait, sites
 from tmapipe.isa import ALL_LANES, ops
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.plan.model import Load
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.calls import Captured

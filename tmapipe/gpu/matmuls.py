@@ -19,8 +19,7 @@ from tmapipe.base.arithmetic import DType, bf16, tf32
 from tmapipe.gpu import control, cute_type, rows_of, slot_layout
 from tmapipe.gpu.control import KINDS, emit_ptx, numbers_of
 from tmapipe.gpu.sums import Runs
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Carried, Fragment, SlotRef
+from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef
 from tmapipe.plan.model import WARP
 from tmapipe.plan.rings import Barrier, Buffer, Matmul
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
@@ -65,7 +64,7 @@ class _Part(Carried):
         self.tiled = tiled_mma(
             *matmul.types, (matmul.warpgroups, 1, 1), self.n, matmul.transposed, a_in_slots=matmul.a is not None
         )
-        group = matmul.group(isa.warp) if matmul.warpgroups > 1 else 0
+        group = AccumulatorLayout.of(matmul).group(isa.warp)
         mine = self.tiled.get_slice(cute.make_layout(matmul.warpgroups, stride=128)(group))
         way_of_a, way_of_b = matmul.transposed
         if matmul.a is not None:
@@ -279,7 +278,7 @@ def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero
         how = [
             [(x, *(-x * y for y in few)) for x, few in zip(*each, strict=True)] for each in zip(by, less, strict=True)
         ]
-    row = matmul.group(isa.warp) * 64 if matmul.warpgroups > 1 else 0
+    row = AccumulatorLayout.of(matmul).group(isa.warp) * 64
     row = row + isa.warp % 4 * 16 + isa.lane // 4
     start, pitch = isa.slot_address(buffer, slot.stage), buffer.swizzle or buffer.tile[-1]  # of rows, bytes
     words, units = dict[tuple[int, int], Any](), buffer.tile[-1] // 16
@@ -410,14 +409,14 @@ class PeerFragments(Runs):
         for i in range(0, len(values.data), 4):
             _store_async(target + i // 4 * WARP * UNIT, values.data[i : i + 4], on, "f")
 
-    def received(self, slot: SlotRef, share: Any, shares: int) -> Fragment:
+    def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Any, shares: int) -> Fragment:
         count, start = slot.buffer.slot_bytes // shares // (WARP * 4), self._own_part(slot, share, shares)
         values = cute.make_rmem_tensor((4, count // 4), Float32)
         for i in range(count // 4):
             address = (start + i * WARP * UNIT).toint()
             source = cute.make_ptr(Float32, address, cute.AddressSpace.smem, assumed_align=UNIT)
             cute.autovec_copy(cute.make_tensor(source, cute.make_layout((4,))), values[(None, i)])
-        return Fragment(self, None, "tile", "fp32", [values[i] for i in range(count)])
+        return Fragment(self, layout, "tile", "fp32", [values[i] for i in range(count)])
 
     def _own_part(self, slot: SlotRef, share: Any, shares: int) -> Any:
         """Where the calling lane's first four numbers are in a part of a slot; its others follow those of the other lanes."""

@@ -200,7 +200,7 @@ def _vector_at(inside: Any, buffer: Buffer, row: Any, first: Any, width: int) ->
 
 # ---- scans -----------------------------------------------------------------------------------------------------------
 #
-# Running sums along rows, and neighbours in pairs, by CuTe DSL: as documented in `tmapipe.isa.exchange`.
+# Running sums along rows, and neighbours in pairs, by CuTe DSL: as documented in `tmapipe.isa.fragments`.
 
 
 class Scans(Runs):

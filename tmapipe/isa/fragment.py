@@ -1,21 +1,26 @@
-"""Fragment: a tile of numbers distributed over the registers of a role's threads; with what calls of the instruction set
-take."""
+"""Fragment: a tile of numbers distributed over the registers of a role's threads.
+
+Also here: what else calls of the instruction set take, numbers that warps exchange, and calls of raw functions.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from tmapipe.errors import MissingPartError, ScopeError
-from tmapipe.plan.rings import Buffer
+from tmapipe.errors import InputError, MissingPartError, PipelineError, ScopeError
+from tmapipe.plan.model import RoleWarps
+from tmapipe.plan.rings import Barrier, Buffer, NamedBarrier
 from tmapipe.plan.thread_layout import ThreadLayout
 
 if TYPE_CHECKING:
     from tmapipe.isa.fragments import Fragments
+    from tmapipe.isa.ops import Isa
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -373,3 +378,126 @@ def applied(epilogue: Callable[..., Any], fragments: Sequence[Any], named: Mappi
             why = error if isinstance(error, TypeError) else raised
             raise ScopeError(f"an epilogue is called with {', '.join(given)}: {why}.") from None
         raise
+
+
+# ---- exchange --------------------------------------------------------------------------------------------------------
+#
+# Numbers that the warps of a role exchange through shared memory, for reductions over several warps, or several CTAs.
+
+
+class WarpExchange(Carried):
+    """One role's `ReductionScratch`. Which of its two copies comes next is kept in a register.
+
+    A warp writes a copy again only after the barrier of the reduction between, which all warps reach after they have read it.
+    So one barrier for each reduction is enough.
+
+    buffer: (warps, width) fp32, two slots. barrier: for all threads of the role.
+    """
+
+    peers = 1  # CTAs whose warps take part
+
+    def __init__(self, isa: Isa, buffer: Buffer, barrier: NamedBarrier):
+        self.isa, self.buffer, self.barrier = isa, buffer, barrier
+        self.next = isa.cells(0)
+
+    @property
+    def width(self) -> int:
+        """How many numbers of a warp fit."""
+        return self.buffer.tile[1]
+
+    def take(self) -> SlotRef:
+        """The copy to be used now."""
+        copy: Any = self.next[0]
+        self.next[0] = copy ^ 1
+        return SlotRef(self.buffer, copy)
+
+    def sync(self) -> None:
+        """Waits for all warps of the role."""
+        self.isa.named_barrier_sync(self.barrier)
+
+    def read(self) -> None:
+        """Called when the warp has read the copy."""
+
+
+class ClusterExchange(WarpExchange):
+    """The same among CTAs of a cluster: each warp sends its numbers to all of them by st.async, and waits until those of all
+    warps have come. The parity of the mbarriers is kept in a register too.
+
+    A warp sends its numbers of the next reduction only after it has read these, and a copy is written again only after the
+    reduction in between, which waits for that of all warps.
+
+    buffer: (CTAs * warps, width) fp32, two slots. full: completes when all numbers of a copy have come, of which each warp
+    arms its part. mask: of the CTAs; rank: the own one's index among them; peers: how many there are.
+    """
+
+    def __init__(self, isa: Isa, buffer: Buffer, full: Barrier, mask: Value, rank: Value, peers: int):
+        self.isa, self.buffer, self.full, self.mask, self.rank, self.peers = isa, buffer, full, mask, rank, peers
+        self.next = isa.cells(0, 0, 0)  # the copy, its parity; those in use
+
+    def take(self) -> SlotRef:
+        copy, parity = self.next[0], self.next[1]
+        self.next[2] = copy | parity << 1
+        self.next[1] = parity ^ copy
+        self.next[0] = copy ^ 1
+        self.isa.mbarrier_arrive_expect_tx(self.full, copy, self.buffer.slot_bytes // self.full.count)
+        return SlotRef(self.buffer, copy)
+
+    def sync(self) -> None:
+        """Waits for the numbers of all warps of all CTAs."""
+        self.isa.mbarrier_wait(self.full, self.next[2] & 1, self.next[2] >> 1)
+
+    def read(self) -> None:
+        self.isa.fence_proxy_async()
+        self.isa.warp_sync()
+
+
+def joined_places(slot: SlotRef, at: tuple[int, int], gaps: tuple[tuple[int, int], ...], columns: Any) -> Any:
+    """Where the elements of these columns of a tile lie in a slot, as of `Fragments.read_joined`. Raises `InputError` for what
+    lies outside of it."""
+    first, tile = at[1] + columns, slot.buffer.tile
+    found = at[0] + first + sum(first // length * further for length, further in gaps)
+    if found.min() < 0 or found.max() >= tile[0]:
+        rule = f"reads inside the tile of {tile}, not {found.min()} to {found.max()}"
+        raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
+    return found
+
+
+# ---- raw -------------------------------------------------------------------------------------------------------------
+#
+# Calls of raw functions by the backends: what they are told of their role, and the lines of their errors.
+
+
+class RawRole:
+    """What a raw function is told of its role, if it has a parameter ``role``.
+
+    name: of the role; warp: the calling one, counted from 0 in its team; warps: of the team.
+    """
+
+    def __init__(self, isa: Isa, role: RoleWarps):
+        self.isa, self.name, self.warps = isa, role.name, role.team_warps
+        self.warp: Any = (isa.warp - role.first_warp) % role.team_warps
+
+    def extent(self, dim: str) -> Any:
+        """Elements along a dimension of the tensors, by its name; a Python number if it is fixed."""
+        for part in self.isa.plan.transfers:
+            if dim in part.dims:
+                return self.isa.extent(part.argument, part.dims.index(dim))
+        known = ", ".join(dict.fromkeys(d for part in self.isa.plan.transfers for d in part.dims))
+        raise InputError("role.extent", dim, f"names a dimension of a tensor ({known})", "name one of them")
+
+
+def call_raw(function: Callable[..., None], tensors: list[Any], isa: Isa, role: RoleWarps) -> None:
+    """Calls *function* with its tensors, and with its role if it takes that. Raises `ScopeError` for an error of it, with the
+    line."""
+    try:
+        told = {"role": RawRole(isa, role)} if "role" in inspect.signature(function).parameters else {}
+        function(*tensors, **told)
+    except PipelineError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        inside = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+        where = f"{inside[-1].filename}:{inside[-1].lineno}: " if inside else ""
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ScopeError(f"{where}{name}() of k.raw raised {type(error).__name__}: {error}") from error

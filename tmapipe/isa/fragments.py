@@ -7,40 +7,26 @@ rows of a warpgroup and some columns, distributed as wgmma does it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
+
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.exchange import ClusterExchange, Scans, WarpExchange
-from tmapipe.isa.fragment import Fragment, SlotRef, Value, combine, in_range
+from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef, Value, WarpExchange, combine, in_range
 from tmapipe.plan.model import RoleWarps
-from tmapipe.plan.rings import Barrier, Distributed, Matmul
-from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
+from tmapipe.plan.rings import Barrier, Matmul
+from tmapipe.plan.thread_layout import WIDTHS, AccumulatorLayout, ThreadLayout, VectorLayout
 
 #: What a reduction begins with, by operation and kind.
 NEUTRAL = {
-    ("sum", "fp32"): 0.0,
-    ("maximum", "fp32"): float("-inf"),
-    ("logsumexp", "fp32"): float("-inf"),
-    ("minimum", "fp32"): float("inf"),
-    ("sum", "int32"): 0,
-    ("maximum", "int32"): -(2**31),
-    ("minimum", "int32"): 2**31 - 1,
-}
+    ("sum", "fp32"): 0.0, ("maximum", "fp32"): -math.inf, ("minimum", "fp32"): math.inf, ("logsumexp", "fp32"): -math.inf,
+    ("sum", "int32"): 0, ("maximum", "int32"): -(2**31), ("minimum", "int32"): 2**31 - 1,
+}  # fmt: skip
 
 
-def joined_places(slot: SlotRef, at: tuple[int, int], gaps: tuple[tuple[int, int], ...], columns: Any) -> Any:
-    """Where the elements of these columns of a tile lie in a slot, as of `Fragments.read_joined`. Raises `InputError` for what
-    lies outside of it."""
-    first, tile = at[1] + columns, slot.buffer.tile
-    found = at[0] + first + sum(first // length * further for length, further in gaps)
-    if found.min() < 0 or found.max() >= tile[0]:
-        rule = f"reads inside the tile of {tile}, not {found.min()} to {found.max()}"
-        raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
-    return found
-
-
-class Fragments(Scans):
+class Fragments(Carried):
     """What one warp does with fragments.
 
     exchanges: for reductions over several warps, by the first warp of the role. numbers: (kind, types), tried in order.
@@ -55,10 +41,7 @@ class Fragments(Scans):
         """Registers for this warpgroup's part of ``acc[m, n]``, in fp32, or in int32 for int8 operands.
 
         They count as zero until the first wgmma. Each call gives the same registers, so only those of the last call can be
-        used.
-
-        Args:
-            empty: Whether they may be read without a wgmma.
+        used. empty: whether they may be read without a wgmma.
         """
         raise NotImplementedError
 
@@ -106,7 +89,8 @@ class Fragments(Scans):
         raise NotImplementedError
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
-        """A piece: columns [first, first + columns) of row block *block* of *acc*, in the type of the sums.
+        """A piece: columns [first, first + columns) of row block *block* of *acc*, in the type of the sums, with the layout
+        `AccumulatorLayout.piece`.
 
         Warpgroup g has the tile's rows from ``(block * warpgroups + g) * 64`` on. All wgmma groups must be complete.
         """
@@ -123,59 +107,29 @@ class Fragments(Scans):
         raise NotImplementedError
 
     def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
-        """Converts a piece to the slot's type and writes it to the slot, by ``stmatrix`` or ``st.shared``. Generic proxy.
-
-        Args:
-            values: 16 rows per warp.
-            slot: Its extents are (64, columns), or (columns, 64).
-            transposed: Whether these are (columns, 64), of a type of 16 or 32 bits.
-        """
+        """Converts a piece to the slot's type and writes it to the slot, by ``stmatrix`` or ``st.shared``, 16 rows a warp. The
+        slot's extents are (64, columns), or if *transposed* (columns, 64), of a type of 16 or 32 bits. Generic proxy."""
         raise NotImplementedError
 
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Value, before: Any | None) -> Any:
         """For each row, *before* plus the sum of a piece's values in columns [first, inside). For `write_row_sums` alone: each
-        thread has the sums of its own columns.
-
-        Args:
-            first: A multiple of 8.
-            inside: A run-time value, perhaps negative or more than there are columns.
-            before: What `row_sums` gave for earlier columns; None: zero.
-        """
+        thread has the sums of its own columns. *first* is a multiple of 8; *inside* a run-time value, perhaps negative or
+        more than there are columns; *before* what `row_sums` gave for earlier columns, or None for zero."""
         raise NotImplementedError
 
     def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
-        """Writes the sums of `row_sums` to a slot of 64 elements, 16 per warp. Generic proxy.
-
-        They are added over the 4 lanes that share a row by ``shfl.bfly``, always in the same order.
-        """
+        """Writes the sums of `row_sums` to a slot of 64 elements, 16 per warp. They are added over the 4 lanes that share a
+        row by ``shfl.bfly``, always in the same order. Generic proxy."""
         raise NotImplementedError
 
     def column_sums(self, values: Fragment, columns: int, inside: Value) -> Any:
         """For each warp and column, the sum of a piece's values over those of the warp's rows that are among the first
-        *inside* of the 64. For `write_column_sums` alone.
-
-        They are added over lanes by ``shfl.bfly``, always in the same order.
-
-        Args:
-            inside: A run-time value, perhaps negative or more than 64.
-        """
+        *inside* of the 64, a run-time value, perhaps negative or more. For `write_column_sums` alone. They are added over
+        lanes by ``shfl.bfly``, always in the same order."""
         raise NotImplementedError
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns). Generic proxy."""
-        raise NotImplementedError
-
-    def read_columns(
-        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> Fragment:
-        """``ld.shared``: values of a slot in fp32, as a piece. Generic proxy.
-
-        Args:
-            along: What the values vary with. ("rows", "columns"): the slot's extents are (64 * matmul.warpgroups,
-                columns), and warpgroup g has the rows from 64 * g on. ("columns", "rows"): they are (columns, 64 *
-                matmul.warpgroups), of which it has the transpose. ("rows",): one value per row, from element *first* + 64 * g
-                on. ("columns",): one per column, from element *first* on. (): element *first* for all.
-        """
         raise NotImplementedError
 
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> None:
@@ -190,15 +144,16 @@ class Fragments(Scans):
         as `Isa.store_words`."""
         raise NotImplementedError
 
-    def received(self, slot: SlotRef, share: Value, shares: int) -> Fragment:
-        """``ld.shared``: what `send` has put into part *share* of *shares* of a slot. Generic proxy."""
+    def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Value, shares: int) -> Fragment:
+        """``ld.shared``: what `send` has put into part *share* of *shares* of a slot, a piece of *layout*. Generic proxy."""
         raise NotImplementedError
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
-        """``function(*fragments, **named)`` in fp32: a fragment, or a dictionary of fragments.
+        """``function(*fragments, **named)`` in fp32: a piece, or a dictionary of pieces.
 
-        All are pieces of one shape, and the function works element by element. It may be called on some columns after others,
-        so that few intermediate values need registers at a time.
+        *fragments* are pieces of one layout; *named* are such pieces, or have one number a row, a column or in all. The
+        function works element by element, on fragments without a layout. It may be called on some columns after others, so
+        that few intermediate values need registers at a time.
         """
         raise NotImplementedError
 
@@ -222,11 +177,8 @@ class Fragments(Scans):
         raise NotImplementedError
 
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], pitch: int = 0) -> Fragment:
-        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. Generic proxy.
-
-        Args:
-            pitch: Elements from one row to the next, in a slot with one extent; 0: those of a row of its tile.
-        """
+        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. *pitch* is from one row
+        to the next (elements) in a slot with one extent; 0: as many as a row of its tile has. Generic proxy."""
         raise NotImplementedError
 
     def read_joined(
@@ -246,13 +198,8 @@ class Fragments(Scans):
     def read_line(
         self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Value, Value], each: int = 1
     ) -> Fragment:
-        """``ld.shared``: one number for each of the "rows" or "columns" of a tile, side by side in a row of a slot. Generic
-        proxy.
-
-        Args:
-            at: The row of the slot, and where in it the first number lies.
-            each: Rows or columns, one after another, for which a number counts.
-        """
+        """``ld.shared``: one number for each of the "rows" or "columns" of a tile, side by side in a row of a slot. *at* is
+        this row, and where in it the first number lies. A number counts for *each* rows or columns. Generic proxy."""
         raise NotImplementedError
 
     def read_number(self, slot: SlotRef, index: Value) -> Fragment:
@@ -260,12 +207,8 @@ class Fragments(Scans):
         raise NotImplementedError
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
-        """``st.shared``: the counterpart of `read`, converting to the slot's type. Generic proxy.
-
-        Args:
-            values: Of a whole tile; or one number a row or a column, for a slot with one extent.
-            at: Of a part of the tile, where it begins: a multiple of its rows and of its columns.
-        """
+        """``st.shared``: writes *values* to a slot, converted to its type: a whole tile, or a part that begins at *at*, a
+        multiple of its rows and of its columns; or one number a row or a column, in a slot with one extent. Generic proxy."""
         raise NotImplementedError
 
     def raw(
@@ -323,11 +266,8 @@ class Fragments(Scans):
             in_range("lt", place, "int32")
         if isinstance(inside, int) and inside >= many:  # of a fixed extent: all count
             inside = None
-        kind = "int32" if values.kind == "bool" else values.kind
-        tile = values
-        if (values.along, values.kind) != ("tile", kind):
-            whole = self.expand(layout, values.along, self.convert(values.data, values.kind, kind), "tile")
-            tile = Fragment(self, layout, "tile", kind, whole)
+        tile = self.whole_tile(op, values)
+        kind = tile.kind
         if inside is not None:
             first, end = inside if isinstance(inside, tuple) else (None, inside)
             tile = self.only_inside(tile, along, first, end, surely or (0, 0), NEUTRAL[op, kind])
@@ -380,9 +320,7 @@ class Fragments(Scans):
         """Of each row the sum of the elements that each thread has: for `reduce`, which adds them up."""
         layout = values.layout
         if layout is None or values.along != "tile" or values.kind != "fp32":
-            raise ScopeError(
-                f"parts of the sums of rows of {values!r}. They are of a whole tile in fp32, with its layout."
-            )
+            raise ScopeError(f"parts of the sums of rows of {values!r}. They are of a whole tile in fp32.")
         layout.check_rows()
         return Fragment(self, layout, "parts", "fp32", self.sum_parts(layout, values.data))
 
@@ -412,6 +350,121 @@ class Fragments(Scans):
     def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
         """One number a row or column: those of the warps that share it, in so many CTAs, combined in the same order in all of
         them; *op* "before": of `chunk_totals`, what `chunks_before` gives, over these warps. Generic proxy."""
+        raise NotImplementedError
+
+    # ---- the order of a row's elements ----------------------------------------------------------------------------
+    #
+    # A row lies in *chunks*, one after another: of each, every warp that shares the row has a piece, and every lane a vector.
+
+    def cumsum(self, values: Fragment) -> Fragment:
+        """Of each row the running sums, in fp32 or int32: of each element and all before it.
+
+        They are made in a thread, then over the lanes that share a row by ``shfl.up``, then over its chunks and, through
+        shared memory, over warps. The order depends on the layout alone.
+        """
+        tile = self.whole_tile("the running sums of rows", values)
+        layout, kind = tile.layout, tile.kind
+        assert layout is not None
+        several = len(layout.sharing_warps(0, "rows")) > 1
+        exchange = self.exchanges.get(layout.first_warp)
+        if exchange is not None and exchange.peers > 1:
+            rule = "lies in a role whose reductions are over rows in several CTAs, which running sums are not"
+            raise InputError("row_cumsum of a tile", (layout.rows, layout.columns), rule, "use another role")
+        data = self.scan_in_warp(layout, kind, tile.data)
+        if layout.chunks == 1 and not several:
+            return Fragment(self, layout, "tile", kind, data)
+        totals = self.chunk_totals(layout, data)
+        if several:
+            exchange = self.exchange_for(layout, kind, "rows", layout.row_slots * layout.chunks)
+            slot = exchange.take()
+            self.write_partial(layout, "rows", totals, slot)
+            exchange.sync()
+            before = self.read_partials(layout, "before", "rows", slot)
+            exchange.read()
+        else:
+            before = self.chunks_before(layout, totals)
+        return Fragment(self, layout, "tile", kind, self.add_chunks(layout, data, before))
+
+    def swap_pairs(self, values: Fragment) -> Fragment:
+        """Columns 2 i and 2 i + 1 of a tile, or of one number a column, swapped: a thread has both."""
+        layout = values.layout
+        if layout is None or values.along not in ("tile", "columns"):
+            raise ScopeError(f"neighbours of {values!r} swapped. They are of a whole tile, or of one number a column.")
+        if layout.width % 2:
+            rule = "has its columns one by one in threads, where neighbours are in different ones"
+            raise InputError("swap_pairs of a tile", (layout.rows, layout.columns), rule, "use fewer warps")
+        data = self.swapped_pairs(layout, values.along, values.data)
+        return Fragment(self, layout, values.along, values.kind, data)
+
+    def split_pairs(self, values: Fragment) -> tuple[Fragment, Fragment]:
+        """Columns 2 i, and columns 2 i + 1, of a tile or of one number a column: a thread has both."""
+        layout = values.layout
+        if layout is None or values.along not in ("tile", "columns"):
+            raise ScopeError(f"the pairs of {values!r}. They are of a whole tile, or of one number a column.")
+        if not isinstance(layout, VectorLayout) or layout.width % 2:
+            rule = "has two or more columns side by side in a thread, as a tile read from a slot"
+            raise InputError("split_pairs of a tile", (layout.rows, layout.columns), rule, "use fewer warps")
+        half = attrs.evolve(layout, tile=(*layout.tile[:-1], layout.columns // 2), width=layout.width // 2)
+        found = [self.picked_of_pairs(layout, values.along, values.data, i) for i in (0, 1)]
+        even, odd = (Fragment(self, half, values.along, values.kind, data) for data in found)
+        return even, odd
+
+    def join_pairs(self, even: Fragment, odd: Fragment) -> Fragment:
+        """What `split_pairs` gave two fragments of, or functions of them, as columns 2 i and 2 i + 1 of one tile."""
+        layout, (along, kind, (first, second)) = even.layout, self.alike("join_pairs", even, odd)
+        if not isinstance(layout, VectorLayout) or 2 * layout.width > max(WIDTHS):
+            rule = f"has at most {max(WIDTHS) // 2} columns side by side in a thread, as of split_pairs"
+            raise InputError("join_pairs of tiles", repr(even), rule, "read it with width=4")
+        whole = attrs.evolve(layout, tile=(*layout.tile[:-1], layout.columns * 2), width=layout.width * 2)
+        data = self.joined_pairs(layout, along, first, second)
+        return Fragment(self, whole, along, kind, data)
+
+    def alike(self, name: str, one: Fragment, other: Fragment) -> tuple[str, str, list[Any]]:
+        """Along what, of which kind, and the data of two fragments that are distributed alike, or are made so."""
+        layout = one.layout
+        if layout is None or other.layout != layout or {one.along, other.along} - {"tile", "rows", "columns"}:
+            raise ScopeError(f"{name} of {one!r} and {other!r}. They are distributed alike, such as by split_pairs.")
+        along = one.along if one.along == other.along == "columns" else "tile"
+        kind = one.kind if one.kind == other.kind else "fp32"
+        data = [self.expand(layout, x.along, self.convert(x.data, x.kind, kind), along) for x in (one, other)]
+        return along, kind, data
+
+    def whole_tile(self, what: str, values: Fragment) -> Fragment:
+        """*values* of a whole tile in fp32 or int32."""
+        layout = values.layout
+        if layout is None or values.along == "parts":
+            raise ScopeError(f"{what} of {values!r}. They are of a whole tile, such as acc.values().")
+        layout.check_rows()
+        kind = "int32" if values.kind == "bool" else values.kind
+        data = self.expand(layout, values.along, self.convert(values.data, values.kind, kind), "tile")
+        return Fragment(self, layout, "tile", kind, data)
+
+    def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
+        """The running sums of each row and chunk of a whole tile's data, over the lanes of a warp."""
+        raise NotImplementedError
+
+    def chunk_totals(self, layout: ThreadLayout, data: Any) -> Any:
+        """What `scan_in_warp` gave for the last element of each row and chunk: `layout.chunks` numbers a row slot."""
+        raise NotImplementedError
+
+    def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
+        """For each row and chunk, the sum of the totals of earlier chunks, as `chunk_totals` gave them."""
+        raise NotImplementedError
+
+    def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
+        """A whole tile's data with a number added for each row and chunk."""
+        raise NotImplementedError
+
+    def swapped_pairs(self, layout: ThreadLayout, along: str, data: Any) -> Any:
+        """Data along a "tile" or its "columns" in which neighbours have changed places."""
+        raise NotImplementedError
+
+    def picked_of_pairs(self, layout: VectorLayout, along: str, data: Any, which: int) -> Any:
+        """Of each pair of neighbours the first (0) or the second (1), from data along a "tile" or its "columns"."""
+        raise NotImplementedError
+
+    def joined_pairs(self, layout: VectorLayout, along: str, even: Any, odd: Any) -> Any:
+        """Data of a *layout* twice as wide, in which those of *even* and of *odd* alternate."""
         raise NotImplementedError
 
     # ---- data -----------------------------------------------------------------------------------------------------

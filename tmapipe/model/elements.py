@@ -15,9 +15,8 @@ from tmapipe.base import arithmetic
 from tmapipe.base.arithmetic import DType, bf16, exp, folded, fp8_e4m3, fp8_e5m2, fp16, larger, log, smaller, total
 from tmapipe.errors import InputError
 from tmapipe.isa import ops
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Fragment, SlotRef
-from tmapipe.isa.fragments import Fragments, joined_places
+from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef, joined_places
+from tmapipe.isa.fragments import Fragments
 from tmapipe.model.memory import Memory, convert
 from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
@@ -196,8 +195,9 @@ class SlotAccesses(Fragments):
         data = self._read(slot)
         return self._fragment(slot, None, "one", None if data is None else data[index])
 
-    def received(self, slot: SlotRef, share: Any, shares: int) -> Fragment:
-        return Fragment(self, None, "tile", "fp32", self._read(slot, (share, shares, "shares")))
+    def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Any, shares: int) -> Fragment:
+        data = self._read(slot, (share, shares, "shares"))
+        return Fragment(self, layout, "tile", "fp32", None if data is None else data.reshape(1, 16, layout.columns))
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         layout = values.layout
@@ -311,7 +311,7 @@ def _enclosed(value: Any) -> str:
 
 # ---- scans -----------------------------------------------------------------------------------------------------------
 #
-# Running sums along rows, and neighbours in pairs, in the machine: as documented in `tmapipe.isa.exchange`.
+# Running sums along rows, and neighbours in pairs, in the machine: as documented in `tmapipe.isa.fragments`.
 
 
 @functools.lru_cache(maxsize=256)

@@ -30,6 +30,7 @@ from tmapipe.isa.ops import (
 from tmapipe.model.layout import Layout, hazard, set_location
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Matmul
+from tmapipe.plan.thread_layout import AccumulatorLayout
 
 # ---- written ---------------------------------------------------------------------------------------------------------
 #
@@ -178,12 +179,10 @@ class Accumulator:
 
     def __init__(self, matmul: Matmul, warp: int, defined: bool = True):
         self.defined = defined
-        m, n, _ = matmul.shape
-        self.first_row = [
-            (block * matmul.warpgroups + matmul.group(warp)) * 64 + 16 * (warp % 4)
-            for block in range(m // (64 * matmul.warpgroups))
-        ]
-        self.values = np.zeros((len(self.first_row), 16, n), np.int32 if matmul.b.dtype.integer else np.float32)
+        layout = AccumulatorLayout.of(matmul)
+        strips = [block * layout.warpgroups + layout.group(warp) for block in range(layout.blocks)]
+        self.first_row = [64 * strip + 16 * (warp % 4) for strip in strips]
+        self.values = np.zeros((layout.blocks, 16, layout.columns), np.int32 if matmul.b.dtype.integer else np.float32)
 
     def add(self, sums: np.ndarray) -> None:
         """Adds what `products` gives for its row blocks."""

@@ -13,15 +13,14 @@ from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import ops
 from tmapipe.isa.copies import sent
-from tmapipe.isa.exchange import call_raw
-from tmapipe.isa.fragment import Fragment, SlotRef, applied, where_is
+from tmapipe.isa.fragment import Fragment, SlotRef, applied, call_raw, where_is
 from tmapipe.isa.ops import Isa, TableLoad
 from tmapipe.model import elements
-from tmapipe.model.elements import WHOLE, Cut, Reductions, of_data, raw_name
+from tmapipe.model.elements import Cut, Reductions, of_data, raw_name
 from tmapipe.model.layout import Layout, Shapes, hazard, locate, set_location
 from tmapipe.model.memory import Accumulator, Memory, convert, weights
 from tmapipe.plan.model import Load, RoleWarps, Store
-from tmapipe.plan.rings import Barrier, Buffer, Distributed, Matmul, NamedBarrier
+from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 from tmapipe.protocol.tile import Tile
 
@@ -77,8 +76,8 @@ class MachineFragments(Reductions):
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         values = self._accumulated(matmul, acc)
-        data = None if values is None else values[block, :, first : first + columns].copy()
-        return Fragment(self, None, "tile", matmul.b.dtype.kind, data)
+        data = None if values is None else values[[block], :, first : first + columns]
+        return Fragment(self, AccumulatorLayout.of(matmul).piece(columns), "tile", matmul.b.dtype.kind, data)
 
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         values = self._accumulated(matmul, acc)
@@ -102,9 +101,9 @@ class MachineFragments(Reductions):
     # ---- pieces ---------------------------------------------------------------------------------------------------
 
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
-        whole = values.data
-        data = None if self.memory is None else whole[block, :, first : first + columns]
-        return Fragment(self, None, "tile", values.kind, data)
+        assert isinstance(values.layout, AccumulatorLayout)
+        data = None if self.memory is None else values.data[[block], :, first : first + columns]
+        return Fragment(self, values.layout.piece(columns), "tile", values.kind, data)
 
     def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         if not transposed:
@@ -120,7 +119,7 @@ class MachineFragments(Reductions):
     @of_data
     def _piece(self, values: Fragment, columns: int) -> np.ndarray:
         """A warp's 16 x *columns* values: an epilogue may have given fewer, or one, for all."""
-        return np.broadcast_to(np.asarray(values.data, np.float32), (16, columns))
+        return np.broadcast_to(np.asarray(values.data, np.float32), (1, 16, columns))[0]
 
     @of_data
     def row_sums(self, values: Fragment, columns: int, first: int, inside: int, before: Any) -> Any:
@@ -137,25 +136,6 @@ class MachineFragments(Reductions):
 
     write_column_sums = write_row_sums
 
-    def read_columns(
-        self, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-    ) -> Fragment:
-        mine = matmul.group(self.isa.warp) * 4 + self.isa.warp % 4
-        by_rows = along == ("rows", "columns")
-        values = self._read(slot, (mine, 4 * matmul.warpgroups, "rows") if by_rows else WHOLE)
-        if values is not None and not by_rows:
-            rows = slice(first + 16 * mine, first + 16 * mine + 16)
-            if along == ("columns", "rows"):
-                values = values[:, rows].T
-            elif along == ("rows",):
-                values = values[rows, None]
-            else:
-                values = values[None, first : first + (columns if along else 1)]
-        return self._in_fp32(values)
-
-    def _in_fp32(self, values: Any) -> Fragment:
-        return Fragment(self, None, "tile", "fp32", None if values is None else values.astype(np.float32))
-
     # ---- to other CTAs --------------------------------------------------------------------------------------------
 
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
@@ -171,18 +151,28 @@ class MachineFragments(Reductions):
     # ---- epilogues ------------------------------------------------------------------------------------------------
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
-        made = applied(function, [self._in_fp32(f.data) for f in fragments], named)
+        layout = fragments[0].layout
+        assert layout is not None
+        given = [self._numbers(layout, each) for each in fragments]
+        made = applied(function, given, {name: self._numbers(layout, each) for name, each in named.items()})
         if isinstance(made, dict):
-            return {name: self._result(value, function) for name, value in made.items()}
-        return self._result(made, function)
+            return {name: self._result(layout, value, function) for name, value in made.items()}
+        return self._result(layout, made, function)
 
-    def _result(self, value: Any, function: Callable[..., Any]) -> Fragment | None:
-        if value is None or isinstance(value, Fragment):
-            return value if value is None else self._in_fp32(value.data)
+    def _numbers(self, layout: ThreadLayout, values: Fragment) -> Fragment:
+        """What an epilogue takes: a number in fp32 for each element of a piece."""
+        data = self.convert(self.expand(layout, values.along, values.data, "tile"), values.kind, "fp32")
+        return Fragment(self, None, "tile", "fp32", data)
+
+    def _result(self, layout: ThreadLayout, value: Any, function: Callable[..., Any]) -> Fragment | None:
+        if value is None:
+            return None
+        if isinstance(value, Fragment):
+            return Fragment(self, layout, "tile", "fp32", self.convert(value.data, value.kind, "fp32"))
         if not isinstance(value, (Number, np.generic)):
             text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
             raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
-        return Fragment(self, None, "tile", "fp32", self.number(value, "fp32"))
+        return Fragment(self, layout, "tile", "fp32", self.number(value, "fp32"))
 
     # ---- raw code -------------------------------------------------------------------------------------------------
 

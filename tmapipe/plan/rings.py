@@ -288,11 +288,6 @@ class Distributed:
     first_warp: int
     teams: int
 
-    def group(self, warp: Any) -> Any:
-        """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""
-        own = warp // 4 - self.first_warp // 4
-        return own if self.teams == 1 else own % self.warpgroups
-
 
 @attrs.frozen
 class Exchanged:

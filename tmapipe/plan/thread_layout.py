@@ -232,6 +232,10 @@ class AccumulatorLayout(ThreadLayout):
         """That of a matmul's accumulators, or of a `RegisterTile`."""
         return cls(held.shape[0], held.shape[1], held.warpgroups, held.first_warp, held.teams)
 
+    def piece(self, columns: int) -> AccumulatorLayout:
+        """That of one block of rows and so many columns: of a piece."""
+        return attrs.evolve(self, rows=64 * self.warpgroups, columns=columns)
+
     def group(self, warp: Any) -> Any:
         """Which of its team's warpgroups the warp (its index in the CTA, of the role) belongs to."""
         own = warp // 4 - self.first_warp // 4

@@ -10,7 +10,7 @@ from tmapipe.errors import PipelineError
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.model.elements import indices_of
 from tmapipe.plan.model import WARP, Load, Plan, Store
-from tmapipe.plan.rings import Buffer, Distributed, Exchanged, Matmul, Ring
+from tmapipe.plan.rings import Buffer, Exchanged, Matmul, Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 from tmapipe.program.expressions import FOLD, Call, Expr, For, If, Let, Var, While, resolve
 from tmapipe.program.python_text import parts
@@ -387,17 +387,6 @@ def _read_rows_as_columns(
     return slot, "read with rows as columns", each
 
 
-def _read_columns(
-    warp: int, matmul: Distributed, slot: SlotRef, along: tuple[str, ...], columns: int, first: int = 0
-) -> _Found:
-    layout = AccumulatorLayout(64 * matmul.warpgroups, columns, matmul.warpgroups, matmul.first_warp)
-    if along == ("rows", "columns"):
-        return slot, "read by an epilogue", _elements(slot.buffer, layout, "tile", warp)
-    if along == ("columns", "rows"):
-        return slot, "read transposed", _transposed(slot.buffer, layout, warp)
-    return slot, "", []
-
-
 def _write_columns(warp: int, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> _Found:
     buffer, warp = slot.buffer, warp % 4
     columns, size = buffer.tile[-2 if transposed else -1], buffer.dtype.bytes
@@ -423,7 +412,6 @@ _OF: dict[str, Callable[..., _Found]] = {
         "written",
         _elements(slot.buffer, values.layout, values.along, warp, at or (0, 0)),
     ),
-    "read_columns": _read_columns,
     "write_columns": _write_columns,
 }
 

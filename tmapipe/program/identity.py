@@ -18,8 +18,7 @@ import attrs
 import numpy as np
 
 from tmapipe.isa import TABLE, Kind
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, OfModel, Var, While, resolve
 from tmapipe.program.names import is_users_file

@@ -90,11 +90,12 @@ class TracingFragments(Fragments):
 
     def accumulator_columns(self, matmul: Any, acc: Any, block: int, first: int, columns: int) -> Fragment:
         data = self._record("accumulator_columns", matmul, acc, block, first, columns)
-        return Fragment(self, None, "tile", matmul.b.dtype.kind, data)
+        self.registers[data] = 0  # they stay where they are
+        return Fragment(self, AccumulatorLayout.of(matmul).piece(columns), "tile", matmul.b.dtype.kind, data)
 
     def accumulator_values(self, matmul: Any, acc: Any) -> Fragment:
         data = self._record("accumulator_values", matmul, acc)
-        self.registers[data] = 0  # they stay where they are
+        self.registers[data] = 0
         return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
@@ -106,13 +107,13 @@ class TracingFragments(Fragments):
 
     # pieces
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
-        return Fragment(self, None, "tile", values.kind, self._record("columns_of", values, block, first, columns))
+        assert isinstance(values.layout, AccumulatorLayout)
+        data = self._record("columns_of", values, block, first, columns)
+        self.registers[data] = 0
+        return Fragment(self, values.layout.piece(columns), "tile", values.kind, data)
 
-    def read_columns(self, matmul: Any, slot: Any, along: Any, columns: int, first: int = 0) -> Fragment:
-        return Fragment(self, None, "tile", "fp32", self._record("read_columns", matmul, slot, along, columns, first))
-
-    def received(self, slot: Any, share: Any, shares: int) -> Fragment:
-        return Fragment(self, None, "tile", "fp32", self._record("received", slot, share, shares))
+    def received(self, slot: Any, layout: Any, share: Any, shares: int) -> Fragment:
+        return Fragment(self, layout, "tile", "fp32", self._record("received", slot, layout, share, shares))
 
     def apply(self, function: Any, fragments: Any, named: Any) -> Any:
         tracer = self.isa.tracer
@@ -139,41 +140,10 @@ class TracingFragments(Fragments):
         names = [name or "v" for name in made]
         results = self.isa.record("fragments.apply", (traced, list(fragments), dict(named)), {}, names)
         found = {
-            name: None if value is None else Fragment(self, None, "tile", "fp32", result)
+            name: None if value is None else Fragment(self, fragments[0].layout, "tile", "fp32", result)
             for (name, value), result in zip(made.items(), results, strict=True)
         }
         return traced.of(found)
-
-    # slots
-    def read(self, slot: Any, layout: Any, along: str = "tile") -> Fragment:
-        data = self._record("read", slot, layout, along, result=slot.buffer.name)
-        return Fragment(self, layout, along, slot.buffer.dtype.kind, data)
-
-    def read_transposed(self, slot: Any, layout: Any) -> Fragment:
-        return Fragment(self, layout, "tile", slot.buffer.dtype.kind, self._record("read_transposed", slot, layout))
-
-    def read_peer(self, slot: Any, cta: Any, layout: Any, at: Any) -> Fragment:
-        return Fragment(self, layout, "tile", slot.buffer.dtype.kind, self._record("read_peer", slot, cta, layout, at))
-
-    def read_part(self, slot: Any, layout: Any, at: Any, pitch: int = 0) -> Fragment:
-        return Fragment(
-            self, layout, "tile", slot.buffer.dtype.kind, self._record("read_part", slot, layout, at, pitch)
-        )
-
-    def read_joined(self, slot: Any, layout: Any, at: Any, gaps: Any) -> Fragment:
-        data = self._record("read_joined", slot, layout, at, gaps)
-        return Fragment(self, layout, "tile", slot.buffer.dtype.kind, data)
-
-    def read_rows_as_columns(self, slot: Any, layout: Any, starts: Any, pitch: int) -> Fragment:
-        data = self._record("read_rows_as_columns", slot, layout, starts, pitch)
-        return Fragment(self, layout, "tile", slot.buffer.dtype.kind, data)
-
-    def read_line(self, slot: Any, layout: Any, along: str, at: Any, each: int = 1) -> Fragment:
-        found = self._record("read_line", slot, layout, along, at, each, result=slot.buffer.name)
-        return Fragment(self, layout, along, slot.buffer.dtype.kind, found)
-
-    def read_number(self, slot: Any, index: Any) -> Fragment:
-        return Fragment(self, None, "one", slot.buffer.dtype.kind, self._record("read_number", slot, index))
 
     # raw code
     def raw(self, gpu: Any, cpu: Any, accesses: Any, role: Any, proxy: str = "generic") -> None:
@@ -225,6 +195,27 @@ for _name in (
     "beside",
 ):
     setattr(TracingFragments, _name, _fragment_method(_name, "v"))
+
+
+def _read_method(name: str) -> Any:
+    """Arguments are recorded by position, with their defaults."""
+    signature = inspect.signature(getattr(Fragments, name))
+
+    def method(self: TracingFragments, *arguments: Any, **named: Any) -> Fragment:
+        bound = signature.bind(self, *arguments, **named)
+        bound.apply_defaults()
+        _, slot, *rest = bound.args
+        data = self._record(name, slot, *rest, result=slot.buffer.name)
+        along = "one" if name == "read_number" else bound.arguments.get("along", "tile")
+        return Fragment(self, bound.arguments.get("layout"), along, slot.buffer.dtype.kind, data)
+
+    return method
+
+
+for _name in (
+    "read", "read_transposed", "read_peer", "read_part", "read_joined", "read_rows_as_columns", "read_line", "read_number",
+):  # fmt: skip
+    setattr(TracingFragments, _name, _read_method(_name))
 _WRITES = ("write", "write_columns", "write_row_sums", "write_column_sums", "write_partial")
 for _name in (*_WRITES, "send", "send_tile", "send_partial"):
     setattr(TracingFragments, _name, _fragment_method(_name, None))

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tmapipe.errors import PipelineError
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.model.layout import TRACED
 from tmapipe.program.calls import Captured, tile_with
 from tmapipe.program.expressions import (

@@ -14,14 +14,14 @@ import attrs
 
 from tmapipe.barrier import Role
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.exchange import ClusterExchange, WarpExchange
-from tmapipe.isa.fragment import Carried, Fragment, SlotRef, is_index
+from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef, WarpExchange, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import RegisterTile
 from tmapipe.parts.stages import DescriptorStage, L2Stage, ReductionScratch, SharedStage
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Exchanged, HeldTile
-from tmapipe.protocol.matmuls import Accumulator, BoundRegisterTile, TileValues
+from tmapipe.plan.thread_layout import AccumulatorLayout
+from tmapipe.protocol.matmuls import Accumulator, BoundRegisterTile
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.slots import PartInSlot, SlotPart
 from tmapipe.protocol.tile import (
@@ -207,7 +207,7 @@ class BoundClusterSum(Carried):
         )
         isa.mbarrier_arrive_cluster(self.free, 0, peer_mask(isa, exchange.axes))
 
-    def add(self, acc: Accumulator) -> TileValues:
+    def add(self, acc: Accumulator) -> Fragment:
         """The sums over the CTAs of this CTA's columns of *acc*, as a store takes them. Every peer calls it as often."""
         if not self.started:
             raise ScopeError(f"k.{self.plan.name}.add() without start(). Call that before the mainloop.")
@@ -222,7 +222,7 @@ class BoundClusterSum(Carried):
         isa.fence_proxy_async()
         isa.warp_sync()
         self.parity[0], self.started = parity ^ 1, False
-        return TileValues(self.plan, total)
+        return total
 
     @property
     def _shares(self) -> int:
@@ -234,7 +234,8 @@ class BoundClusterSum(Carried):
         return cta * 4 * self.plan.warpgroups + self.isa.warp - self.plan.first_warp
 
     def _received(self, cta: int) -> Fragment:
-        return self.isa.fragments.received(self.slot, self._share(cta), self._shares)
+        layout = AccumulatorLayout.of(self.plan)
+        return self.isa.fragments.received(self.slot, layout, self._share(cta), self._shares)
 
 
 @stands_for(RegisterTile)

@@ -11,7 +11,7 @@ from tmapipe.isa.ops import Isa
 from tmapipe.parts import Wgmma
 from tmapipe.parts.stages import Turnstile
 from tmapipe.plan.model import Store
-from tmapipe.plan.rings import Barrier, Distributed, HeldTile, Matmul, NamedBarrier
+from tmapipe.plan.rings import Barrier, HeldTile, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.ring import Groups, RingEnd, Slot, Started
 from tmapipe.protocol.slots import PartInSlot
@@ -388,26 +388,9 @@ class BoundRegisterTile(Carried):
         self.plan = plan
 
     def read(self, part: PartInSlot) -> Fragment:
-        """The tile *part* of an open slot, of as many elements, in fp32."""
-        return part.read_columns(self.plan, ("rows", "columns"), self.plan.shape[1])
-
-    def of(self, values: Fragment) -> TileValues:
-        """What a store takes. values: distributed as `read` does it."""
-        return TileValues(self.plan, values)
-
-
-class TileValues(Carried):
-    """A fragment that is distributed as the accumulators of *matmul*, as a store takes it."""
-
-    _carries = ("values",)
-
-    def __init__(self, matmul: Distributed, values: Fragment):
-        self.matmul, self.values = matmul, values
-
-    def columns(self, block: int, first: int, columns: int) -> Fragment:
-        """A piece, as of `Accumulator.columns`; all, of a `RegisterTile`, which is stored in one piece."""
-        whole = self.values.layout is None
-        return self.values if whole else self.values.backend.columns_of(self.values, block, first, columns)
+        """The tile *part* of an open slot, of as many elements, in fp32. A store takes what is computed of it."""
+        values = part.read_piece(AccumulatorLayout.of(self.plan), ("rows", "columns"))
+        return values if values.kind == "fp32" else combine("widen", values)
 
 
 Epilogue = Callable[..., Any]

@@ -11,8 +11,8 @@ from tmapipe.isa.fragment import Carried, Fragment, SlotRef, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts.stages import Scratch
 from tmapipe.plan.model import Load
-from tmapipe.plan.rings import Buffer, Distributed
-from tmapipe.plan.thread_layout import WIDTHS, ThreadLayout, VectorLayout, transposed_of, vectors_of
+from tmapipe.plan.rings import Buffer
+from tmapipe.plan.thread_layout import WIDTHS, AccumulatorLayout, ThreadLayout, VectorLayout, transposed_of, vectors_of
 from tmapipe.protocol.ring import RingEnd, Slot
 from tmapipe.protocol.tile import (
     BoundTable,
@@ -256,10 +256,17 @@ class PartInSlot(Carried):
         check_own(f"slot.{load.name}.{how}", self.part.isa.plan, load, None, ())
         return load
 
-    def read_columns(self, matmul: Distributed, along: tuple[str, ...], columns: int, first: int = 0) -> Fragment:
-        """The values in fp32, as a piece of an accumulator; arguments as of `Fragments.read_columns`."""
+    def read_piece(self, layout: AccumulatorLayout, along: tuple[str, ...], first: Any = 0) -> Fragment:
+        """What goes with a piece of accumulators of *layout*. along: ("rows", "columns"), a number for each element;
+        ("columns", "rows"): in a slot that has the transpose; ("rows",) or ("columns",): one for each, from element *first*
+        on; (): element *first*, for all."""
         self.by_threads()
-        return self.part.isa.fragments.read_columns(matmul, self.ref, along, columns, first)
+        fragments = self.part.isa.fragments
+        if len(along) == 2:
+            return (fragments.read if along[0] == "rows" else fragments.read_transposed)(self.ref, layout)
+        if along:
+            return fragments.read_line(self.ref, layout, along[0], (0, first))
+        return fragments.read_number(self.ref, first)
 
     def by_threads(self, writes: bool = False) -> None:
         """Notes that threads access the tile, and whether they write it (*writes*): at the end of the scope, a fence and an

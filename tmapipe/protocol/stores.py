@@ -12,9 +12,8 @@ from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, applied, where_is
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Store
-from tmapipe.plan.rings import Distributed
 from tmapipe.plan.thread_layout import AccumulatorLayout
-from tmapipe.protocol.matmuls import Accumulator, Epilogue, TileValues, pieces, strip_start
+from tmapipe.protocol.matmuls import Accumulator, Epilogue, pieces, strip_start
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import (
     BoundTable,
@@ -41,11 +40,12 @@ from tmapipe.store_pipeline import StoreStage, ThreadStoreStage
 class Piece(NamedTuple):
     """64 rows x `width` columns of a tile of accumulators: what a warpgroup takes at a time.
 
-    at: where it starts in the output (elements); strip: which 64 rows of the tile; first: its first column in the tile;
-    output: the store of the output that the tiles divide; stores: that the issuer issues (in each piece, once a row).
+    whole: layout of the tile; at: where the piece starts in the output (elements); strip: which 64 rows of the tile; first:
+    its first column in the tile; output: the store of the output that the tiles divide; stores: that the issuer issues (in
+    each piece, once a row).
     """
 
-    matmul: Distributed
+    whole: AccumulatorLayout
     tile: Tile
     at: tuple[Any, ...]
     strip: Any
@@ -62,12 +62,12 @@ class Piece(NamedTuple):
     @property
     def last(self) -> bool:
         """Whether it is the last piece of its rows."""
-        return self.first + self.width == self.matmul.shape[1]
+        return self.first + self.width == self.whole.columns
 
     @property
     def a_row(self) -> int:
         """How many pieces its rows have."""
-        return ceil_div(self.matmul.shape[1], self.width)
+        return ceil_div(self.whole.columns, self.width)
 
     def stores_in(self, count: int) -> int:
         """The least number of stores that the issuer starts from one of a piece up to that of *count* pieces later."""
@@ -80,7 +80,7 @@ class Piece(NamedTuple):
 # Stores as the storing role sees them: straight from a slot, or through buffers that it fills.
 
 
-Held = Accumulator | TileValues
+Held = Accumulator | Fragment  # which is distributed as an accumulator
 
 
 class StoreOfSlot(Carried):
@@ -208,7 +208,7 @@ class BoundStore(Carried):
     def store(
         self,
         tile: Tile,
-        values: Held | Fragment | tuple[Held | Fragment, ...],
+        values: Held | tuple[Held, ...],
         epilogue: Epilogue | None = None,
         *,
         also: Mapping[str, BoundStore] | None = None,
@@ -241,9 +241,8 @@ class BoundStore(Carried):
             rule = "is what is stored"
             raise InputError(f"{self.plan.name}.store", values, rule, "pass a fragment or an accumulator")
         self._check_mirrored(mirror, also)
-        sums = tuple(map(self._distributed, several))
-        if all(isinstance(each, (Accumulator, TileValues)) for each in sums):
-            self._store_accumulators(tile, sums, epilogue, {self.plan.name: self, **(also or {})}, operands, mirror)
+        if all(map(self._in_pieces, several)):
+            self._store_accumulators(tile, several, epilogue, {self.plan.name: self, **(also or {})}, operands, mirror)
         else:
             name = f"{self.plan.name}.store"
 
@@ -261,14 +260,13 @@ class BoundStore(Carried):
         The last one is a multiple of 16 bytes."""
         self.store(tile_at(f"{self.plan.name}.store_from", self.plan.dims, start), values, epilogue)
 
-    def _distributed(self, values: Any) -> Any:
-        """A fragment that is distributed as accumulators are, as what this store takes piece by piece; others as they are."""
+    def _in_pieces(self, values: Any) -> bool:
+        """Whether *values* are stored piece by piece: an accumulator, or a fragment that lies as the source's do."""
         if not self.width or not isinstance(values, Fragment):
-            return values
-        held: tuple[Distributed, ...] = (*self.isa.plan.matmuls, *self.isa.plan.held)
-        for matmul in held:
+            return isinstance(values, Accumulator)
+        for matmul in (*self.isa.plan.matmuls, *self.isa.plan.held):
             if AccumulatorLayout.of(matmul) == values.layout and values.along == "tile":
-                return TileValues(matmul, values)
+                return True
         rule = "takes fragments that are distributed as the accumulators of its source, with a number for each element"
         raise InputError(f"{self.plan.name}.store", values, rule, "compute it from acc.values()")
 
@@ -292,20 +290,20 @@ class BoundStore(Carried):
         if epilogue is not None:
             for store in stores.values():
                 check_rounded(store.plan.name, store.plan.buffer.dtype)
-        matmul = sums[0].matmul
-        rows, columns, groups = matmul.shape[0], matmul.shape[1], matmul.warpgroups
+        layout = _layout_of(sums[0])
+        rows, columns, groups = layout.rows, layout.columns, layout.warpgroups
         last = (columns, rows) if self.plan.transposed else (rows, columns)
         whole = self.plan.whole or (*self.plan.tile[:-2], *last)
-        group = matmul.group(self.isa.warp)
+        group = layout.group(self.isa.warp)
         start = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
         once = sum(store.once_a_row for store in stores.values())
         for block, first in pieces(rows, columns, groups, self.width):
-            fragments = [acc.columns(block, first, self.width) for acc in sums]
+            fragments = [_piece_of(each, block, first, self.width) for each in sums]
             named = next(operands) if operands else {}
             values = fragments[0] if epilogue is None else self.isa.fragments.apply(epilogue, fragments, named)
             strip = block * groups + group
             at = strip_start(self.plan, start, strip, first)
-            piece = Piece(matmul, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
+            piece = Piece(layout, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
             # All are reduced before the first is stored: few registers wait meanwhile.
             for store, part in [
                 (store, store.reduced(piece, part)) for store, part in self._parts(stores, values, epilogue)
@@ -397,13 +395,23 @@ class BoundStore(Carried):
             self.isa.named_barrier_sync(self.barrier, self.unit)
 
 
+def _layout_of(held: Held) -> Any:
+    return held.layout if isinstance(held, Fragment) else AccumulatorLayout.of(held.matmul)
+
+
+def _piece_of(held: Held, block: int, first: int, columns: int) -> Fragment:
+    """Columns [first, first + columns) of the warpgroup's row block *block*."""
+    if isinstance(held, Fragment):
+        return held.backend.columns_of(held, block, first, columns)
+    return held.columns(block, first, columns)
+
+
 def _check_alike(sums: tuple[Held, ...]) -> None:
     """Raises `ScopeError` for accumulators of different shapes or warpgroups."""
-    matmuls = [acc.matmul for acc in sums]
-    for first, other in itertools.pairwise(matmuls):
-        places = {(matmul.shape[:2], matmul.first_warp, matmul.warpgroups) for matmul in (first, other)}
-        if len(places) > 1:
-            raise ScopeError(f"accumulators of {first.name} and {other.name} stored together, which differ in shape.")
+    for both in itertools.pairwise(sums):
+        if len(set(map(_layout_of, both))) > 1:
+            names = " and ".join(each.matmul.name if isinstance(each, Accumulator) else repr(each) for each in both)
+            raise ScopeError(f"{names} stored together, which differ in shape or warpgroups.")
 
 
 def _start_store(isa: Isa, store: Store, stage: Any, at: Sequence[Any], rows: Any) -> None:

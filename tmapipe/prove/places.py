@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tmapipe.isa import Init, Kind, declared
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import SlotRef
+from tmapipe.isa.fragment import ClusterExchange, SlotRef
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, resolve

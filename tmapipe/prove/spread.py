@@ -10,7 +10,7 @@ import numpy as np
 
 from tmapipe.errors import PipelineError
 from tmapipe.isa import Arm, Arrive, ArriveAt, Group, Init, Kind, Start, Wait, WaitAt, declared
-from tmapipe.isa.exchange import ClusterExchange
+from tmapipe.isa.fragment import ClusterExchange
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, For, If, While
 from tmapipe.prove.places import is_role

@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import SlotRef
+from tmapipe.isa.fragment import ClusterExchange, SlotRef
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
 from tmapipe.program.expressions import Call, Expr, Let, Var, resolve

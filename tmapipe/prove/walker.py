@@ -7,8 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from tmapipe.isa.exchange import ClusterExchange
-from tmapipe.isa.fragment import Fragment, SlotRef
+from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.isa.ops import Exit
 from tmapipe.model.layout import Layout
 from tmapipe.model.warp import MachineIsa

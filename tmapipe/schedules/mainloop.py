@@ -314,7 +314,7 @@ class FinishParts(Fused):
         for _ in range(k.steps("workspace", "s") - 1):
             with k.ring.consume() as slot:
                 total = total + k.total.read(slot.workspace)
-        self.store_all(k, tile, (k.total.of(total),))
+        self.store_all(k, tile, (total,))
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
