@@ -92,11 +92,6 @@ def is_index(value: Any, count: int | None = None) -> bool:
     return hasattr(value, "__mul__") and not isinstance(value, _NO_INDEX)
 
 
-# ---- fragment --------------------------------------------------------------------------------------------------------
-#
-# Fragment: a tile of numbers distributed over the registers of the threads of a role.
-
-
 class Fragment(Carried):
     """A tile of numbers, of which each thread has some. It is fp32, int32 or, of a comparison, bool.
 
@@ -107,12 +102,13 @@ class Fragment(Carried):
     A fragment may have one number a row, a column or a tile (see `along`), such as the maximum of each row. Combined with one
     that has more, each number is repeated.
 
-    Everything else is refused in both backends: indices, loops over elements, branches on values.
+    ``x * a * b`` with numbers a and b is one product in fp32, ``x * (a * b)``, whose number is rounded once.
+    What else there is in Python is refused: indices, loops over elements, branches on values.
 
     backend: what carries out operations. layout: how the tile is distributed; None: operations by element only. along: "tile",
     "rows", "columns" or "one"; "parts": one number a row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind:
     "fp32", "int32" or "bool"; "operand": rounded and packed for a matmul, which alone takes it. data: the backend's. product:
-    of another fragment and a number, (the fragment, the number), so that another number is multiplied with that one.
+    of what product with a number it is, as (a fragment, the number).
     """
 
     __slots__ = ("along", "backend", "data", "kind", "layout", "product")
