@@ -91,7 +91,6 @@ class MulticastGroup:
 
 #: Validators of fields that hold a group, or None.
 _RULE = ("is a MulticastGroup: the CTAs of the cluster that differ only along these axes", 'e.g. MulticastGroup("n")')
-is_group = must(lambda group: isinstance(group, MulticastGroup), *_RULE)
 optional_group = must(optional(lambda group: isinstance(group, MulticastGroup)), *_RULE)
 
 

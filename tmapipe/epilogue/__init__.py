@@ -26,7 +26,8 @@ from tmapipe.epilogue.operands import (
     columns_of,
 )
 from tmapipe.errors import NOTHING, InputError, frozen, must, optional
-from tmapipe.isa.fragment import Fragment, applied, combine
+from tmapipe.isa import applied
+from tmapipe.isa.fragment import Fragment, combine
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.plan.model import Store
 from tmapipe.protocol.stores import BoundStore, Piece

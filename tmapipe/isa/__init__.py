@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import collections
 import enum
+import inspect
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import attrs
+
+from tmapipe.errors import ScopeError
 
 # ---- operands --------------------------------------------------------------------------------------------------------
 #
@@ -452,3 +455,31 @@ def _kind(hint: Any) -> Kind:
             if isinstance(mark, Kind):
                 return mark
     raise TypeError(f"{hint} names no kind of operand")
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+#
+# Calls of users' functions of fragments, which epilogues are.
+
+
+def where_is(epilogue: Callable[..., Any] | None) -> str:
+    """Its name, and the line if it says which, in reports."""
+    if epilogue is None:
+        return "an epilogue without a function"
+    code = getattr(epilogue, "__code__", None)
+    name = getattr(epilogue, "__name__", type(epilogue).__name__)
+    return f"epilogue {name}" + (f" of {code.co_filename}:{code.co_firstlineno}" if code else "")
+
+
+def applied(epilogue: Callable[..., Any], fragments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What *epilogue* returns. Raises `ScopeError` if it is a function of something else."""
+    try:
+        return epilogue(*fragments, **named)
+    except TypeError as raised:
+        try:
+            inspect.signature(epilogue).bind(*fragments, **named)
+        except (TypeError, ValueError) as error:  # ValueError: a built-in one that does not say
+            given = [f"{len(fragments)} accumulator{'s' * (len(fragments) != 1)}", *named]
+            why = error if isinstance(error, TypeError) else raised
+            raise ScopeError(f"an epilogue is called with {', '.join(given)}: {why}.") from None
+        raise

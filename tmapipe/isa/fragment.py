@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -353,29 +353,6 @@ def _refuse_attribute(self: Fragment, name: str) -> NoReturn:
 Fragment.__getattr__ = _refuse_attribute  # type: ignore[assignment, method-assign]
 
 
-def where_is(epilogue: Callable[..., Any] | None) -> str:
-    """Its name, and the line if it says which, in reports."""
-    if epilogue is None:
-        return "an epilogue without a function"
-    code = getattr(epilogue, "__code__", None)
-    name = getattr(epilogue, "__name__", type(epilogue).__name__)
-    return f"epilogue {name}" + (f" of {code.co_filename}:{code.co_firstlineno}" if code else "")
-
-
-def applied(epilogue: Callable[..., Any], fragments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """What *epilogue* returns. Raises `ScopeError` if it is a function of something else."""
-    try:
-        return epilogue(*fragments, **named)
-    except TypeError as raised:
-        try:
-            inspect.signature(epilogue).bind(*fragments, **named)
-        except (TypeError, ValueError) as error:  # ValueError: a built-in one that does not say
-            given = [f"{len(fragments)} accumulator{'s' * (len(fragments) != 1)}", *named]
-            why = error if isinstance(error, TypeError) else raised
-            raise ScopeError(f"an epilogue is called with {', '.join(given)}: {why}.") from None
-        raise
-
-
 # ---- exchange --------------------------------------------------------------------------------------------------------
 #
 # Numbers that the warps of a role exchange through shared memory, for reductions over several warps, or several CTAs.
@@ -474,7 +451,7 @@ class RawRole:
         self.warp: Any = (isa.warp - role.first_warp) % role.team_warps
 
     def extent(self, dim: str) -> Any:
-        """Elements along a dimension of the tensors, by its name; a Python number if it is fixed."""
+        """Elements along the tensors' dimension of the name *dim*; a Python number if it is fixed."""
         for part in self.isa.plan.transfers:
             if dim in part.dims:
                 return self.isa.extent(part.argument, part.dims.index(dim))

@@ -11,9 +11,9 @@ import numpy as np
 from tmapipe.base.arithmetic import total
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa import ops
+from tmapipe.isa import applied, ops, where_is
 from tmapipe.isa.copies import sent
-from tmapipe.isa.fragment import Fragment, SlotRef, applied, call_raw, where_is
+from tmapipe.isa.fragment import Fragment, SlotRef, call_raw
 from tmapipe.isa.ops import Isa, TableLoad
 from tmapipe.model import elements
 from tmapipe.model.elements import Cut, Reductions, of_data, raw_name

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tmapipe.errors import PipelineError, ScopeError
-from tmapipe.isa.fragment import Fragment, applied, where_is
+from tmapipe.isa import applied, where_is
+from tmapipe.isa.fragment import Fragment
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
 from tmapipe.model.layout import line_of_errors, locate

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.fragment import Carried, Fragment, SlotRef, applied, where_is
+from tmapipe.isa import applied, where_is
+from tmapipe.isa.fragment import Carried, Fragment, SlotRef
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Store
 from tmapipe.plan.thread_layout import AccumulatorLayout
@@ -401,9 +402,8 @@ def _layout_of(held: Held) -> Any:
 
 def _piece_of(held: Held, block: int, first: int, columns: int) -> Fragment:
     """Columns [first, first + columns) of the warpgroup's row block *block*."""
-    if isinstance(held, Fragment):
-        return held.backend.columns_of(held, block, first, columns)
-    return held.columns(block, first, columns)
+    cut = functools.partial(held.backend.columns_of, held) if isinstance(held, Fragment) else held.columns
+    return cut(block, first, columns)
 
 
 def _check_alike(sums: tuple[Held, ...]) -> None:

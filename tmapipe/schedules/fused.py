@@ -1,5 +1,4 @@
-"""Fused: what schedules whose output tiles end with an `Epilogue` have in common; and AddParts, the end of a split-K
-GEMM."""
+"""Fused: what schedules whose output tiles end with an `Epilogue` share; and AddParts, the end of a split-K GEMM."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ from tmapipe.bind import Bound, check_apart, check_kind, check_memory
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reduction, SumsOfRows
 from tmapipe.epilogue.operands import Matrix, Operands, Output, StoreForm, columns_of
 from tmapipe.errors import NOTHING, InputError, ScopeError, is_count
-from tmapipe.isa.fragment import Fragment, applied
+from tmapipe.isa import applied
+from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.parts.stages import ReductionScratch
