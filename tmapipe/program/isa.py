@@ -70,24 +70,9 @@ class TracingFragments(Fragments):
     def accumulator(self, matmul: Any, empty: bool = True) -> Any:
         return self._record("accumulator", matmul, empty, result=matmul.name)
 
-    def accumulator_promote(self, matmul: Any, acc: Any) -> None:
-        self._record("accumulator_promote", matmul, acc, result=None)
-
-    def accumulator_scale(self, matmul: Any, acc: Any, by: Fragment) -> None:
-        self._record("accumulator_scale", matmul, acc, by, result=None)
-
     def accumulator_after(self, matmul: Any, acc: Any, values: Fragment) -> Fragment:
         data = self._record("accumulator_after", matmul, acc, values)
         return Fragment(self, values.layout, values.along, values.kind, data)
-
-    def packed(self, matmul: Any, values: Fragment) -> Any:
-        return self._record("packed", matmul, values, result="a")
-
-    def widened(self, matmul: Any, slot: Any, kind: str, zero: Any, scale: Any, registers: str) -> Any:
-        return self._record("widened", matmul, slot, kind, zero, scale, registers, result="a")
-
-    def operand(self, matmul: Any, values: Fragment, registers: str = "") -> Any:
-        return self._record("operand", matmul, values, registers, result="a")
 
     def accumulator_columns(self, matmul: Any, acc: Any, block: int, first: int, columns: int) -> Fragment:
         data = self._record("accumulator_columns", matmul, acc, block, first, columns)
@@ -177,27 +162,6 @@ def _fragment_method(name: str, result: str | None) -> Any:
     return method
 
 
-for _name in (
-    "number",
-    "indices",
-    "reduce_in_warp",
-    "read_partials",
-    "row_sums",
-    "column_sums",
-    "sum_parts",
-    "join_parts",
-    "scan_in_warp",
-    "chunk_totals",
-    "chunks_before",
-    "add_chunks",
-    "swapped_pairs",
-    "picked_of_pairs",
-    "joined_pairs",
-    "beside",
-):
-    setattr(TracingFragments, _name, _fragment_method(_name, "v"))
-
-
 def _read_method(name: str) -> Any:
     """Arguments are recorded by position, with their defaults."""
     signature = inspect.signature(getattr(Fragments, name))
@@ -217,9 +181,27 @@ for _name in (
     "read", "read_transposed", "read_peer", "read_part", "read_joined", "read_rows_as_columns", "read_line", "read_number",
 ):  # fmt: skip
     setattr(TracingFragments, _name, _read_method(_name))
-_WRITES = ("write", "write_columns", "write_row_sums", "write_column_sums", "write_partial")
-for _name in (*_WRITES, "send", "send_tile", "send_partial"):
-    setattr(TracingFragments, _name, _fragment_method(_name, None))
+#: What a method gives that a program records as it is: the name of its result, or None.
+_PLAIN = {
+    **dict.fromkeys(("packed", "widened", "operand"), "a"),
+    **dict.fromkeys(
+        (
+            "number", "indices", "reduce_in_warp", "read_partials", "row_sums", "column_sums", "sum_parts", "join_parts",
+            "scan_in_warp", "chunk_totals", "chunks_before", "add_chunks", "swapped_pairs", "picked_of_pairs",
+            "joined_pairs", "beside",
+        ),
+        "v",
+    ),
+    **dict.fromkeys(
+        (
+            "accumulator_promote", "accumulator_scale", "write", "write_columns", "write_row_sums", "write_column_sums",
+            "write_partial", "send", "send_tile", "send_partial",
+        ),
+        None,
+    ),
+}  # fmt: skip
+for _name, _result in _PLAIN.items():
+    setattr(TracingFragments, _name, _fragment_method(_name, _result))
 
 
 # ---- isa -------------------------------------------------------------------------------------------------------------
