@@ -161,7 +161,7 @@ def rotary_of(angles: int, positions: int, warps: int, share: int) -> tp.Schedul
     return Rotary()
 
 
-@tp.autotune({"rows": (16, 32), "columns": (64, 128), "share": (4, 2)}, progress=False)
+@tp.autotune({"rows": (16, 32), "columns": (64, 128), "share": (7, 4)}, progress=False)
 def stencil_of(rows: int, columns: int, share: int) -> tp.Schedule:
     """The mean of each element and its four neighbours, zero outside, of a matrix whose rows begin anywhere."""
 
@@ -180,18 +180,18 @@ def stencil_of(rows: int, columns: int, share: int) -> tp.Schedule:
         @work.jit
         def average(self, k, tile):
             with k.ring.consume() as slot:
-                total = slot.x.read(tile=(rows, columns), at=(1, 4))
+                total = slot.x.read(tile=(rows, columns), at=(1, 4), width=1)
                 for row, column in ((0, 4), (2, 4), (1, 3), (1, 5)):
-                    total = total + slot.x.read(tile=(rows, columns), at=(row, column))
+                    total = total + slot.x.read(tile=(rows, columns), at=(row, column), width=1)
             k.y.store(tile, total * 0.2)
 
     return Stencil()
 
 
-@tp.autotune({"height": (8, 4), "warps": (8, 4), "share": (3, 2, 5)}, progress=False)
-def depthwise_of(height: int, warps: int, share: int) -> tp.Schedule:
+@tp.autotune({"warps": (8, 4), "share": (3, 2, 5)}, progress=False)
+def depthwise_of(warps: int, share: int) -> tp.Schedule:
     """A convolution of 3 x 3 of each channel by itself, of images whose channels come last, zero outside."""
-    width, channels = 16, 64
+    height, width, channels = 8, 16, 64
 
     class Depthwise(tp.Schedule):
         over = "b g w c"

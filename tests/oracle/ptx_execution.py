@@ -558,12 +558,7 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     grid = schedule.grid(lambda name, i: launch.extents[name][i])
     for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
         found += [_fast_division(divisor), {0: divisor}]
-    tables = [
-        {0: TABLES + (i << 20), 8: len(entries)}
-        if len(launch.extents[name]) == 1
-        else _tensor(TABLES + (i << 20), launch.extents[name])
-        for i, (name, entries) in enumerate(launch.tables.items())
-    ]
+    tables = [_tensor(TABLES + (i << 20), launch.extents[name], (1,)) for i, name in enumerate(launch.tables)]
     tensors = [name for name in plan.by_address if name not in plan.tables]
     tables += [_tensor(VECTORS + (i << 36), launch.extents[name]) for i, name in enumerate(tensors)]
     kept = keep_positions((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
@@ -572,9 +567,9 @@ def _parameters(ptx: Ptx, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     return [*found, {0: launch.clusters}, *tables, *({0: word} for word in kept)]
 
 
-def _tensor(address: int, extents: tuple[int, ...]) -> dict[int, int]:
-    """A dense tensor: its address, extents, and strides but the last."""
-    strides = [math.prod(extents[i + 1 :]) for i in range(len(extents) - 1)]
+def _tensor(address: int, extents: tuple[int, ...], last: tuple[int, ...] = ()) -> dict[int, int]:
+    """A dense tensor: its address, extents, and strides; the last one is a constant, but of tables."""
+    strides = [*(math.prod(extents[i + 1 :]) for i in range(len(extents) - 1)), *last]
     after = 8 + -(-4 * len(extents) // 8) * 8
     shape = {8 + 4 * i: extent for i, extent in enumerate(extents)}
     return {0: address, **shape, **{after + 8 * i: stride for i, stride in enumerate(strides)}}

@@ -54,8 +54,9 @@ def test_results_that_differ_fall_out():
 
     runs = {0: fails, 1: lambda: (x, 2 * x), 2: lambda: (x, 2 * x + 1), 3: lambda: (x * (1 + 1e-3), 2 * x)}
     runs[4] = lambda: (x * math.nan, x)
+    runs[5] = lambda: (x[:50], x)
     wrong = differing(runs)
-    assert set(wrong) == {0, 2, 4} and wrong[0] == "it does not work" and "off" in wrong[2]
+    assert set(wrong) == {0, 2, 4, 5} and wrong[0] == "it does not work" and "off" in wrong[2] and "shape" in wrong[5]
 
 
 class Clock:

@@ -5,6 +5,8 @@ import pytest
 
 import tmapipe as tp
 from tests.unit.errors import refused
+from tmapipe.plan.thread_layout import vectors_of
+from tmapipe.protocol import slots
 
 
 class Window(tp.Schedule):
@@ -14,7 +16,7 @@ class Window(tp.Schedule):
     ring = tp.BarrierRing(2, producer=load, consumer=work)
     x = tp.TmaLoadStage("i j", tile=(16, 64), ring=ring)
     y = tp.TmaStoreStage("m n", tile=(8, 32), role=work)
-    at, tile = (0, 0), (8, 32)
+    at, tile, width = (0, 0), (8, 32), 8
 
     @load.jit
     def fill(self, k, tile):
@@ -24,7 +26,7 @@ class Window(tp.Schedule):
     @work.jit
     def cut(self, k, tile):
         with k.ring.consume() as slot:
-            values = slot.x.read(tile=self.tile, at=self.at)
+            values = slot.x.read(tile=self.tile, at=self.at, width=self.width)
         k.y.store(tile, values)
 
 
@@ -83,7 +85,18 @@ def test_a_start_of_more_than_32_bits_is_refused():
                 slot.x.load_from((tile.m + 1) * 2**31, 0)
 
     x, y = np.zeros((16, 64), np.float32), np.zeros((8, 32), np.float32)
-    with pytest.raises(tp.errors.ScopeError, match=r"2147483648 meets .* which has 32 bits.* At .*test_windows.py:83"):
+    with pytest.raises(tp.errors.ScopeError, match=r"2147483648 meets .* which has 32 bits.* At .*test_windows.py:85"):
         Far()(x, out=y)
     with pytest.raises(tp.errors.ScopeError, match=r"2147483648 meets .* which has 32 bits"):
         Far().check()
+
+
+def test_a_part_is_read_in_vectors_of_a_width(monkeypatch):
+    made = []
+    monkeypatch.setattr(slots, "vectors_of", lambda *of: made.append(vectors_of(*of)) or made[-1])
+    x, y, schedule = np.ones((16, 64), np.float32), np.empty((8, 32), np.float32), Window()
+    for width in (2, 1):
+        schedule.width = width
+        assert (schedule(x, out=y) == 1).all() and made[-1].width == width
+    schedule.width = 3
+    refused(schedule, x, out=y, argument="slot.x.read(width)", value=3, rule="8, 4, 2 or 1")

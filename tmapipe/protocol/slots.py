@@ -318,7 +318,8 @@ class PartInSlot(Carried):
                 first one a multiple of 8. With *tile*, *pitch* and *at*: any tile without a swizzle, of which row j, wherever
                 it begins, is column j of what is read.
             width: Elements that a thread has side by side, at most: 8, 4, 2 or 1. With 4 of fp32, threads that store them
-                write 16 bytes next to each other.
+                write 16 bytes next to each other. With 1, threads next to each other read elements next to each other, which
+                is fastest where a part begins anywhere, or elements are stored one by one.
             each: With *rows_of* or *columns_of*: for how many of these, one after another, a number counts.
 
         Raises:
@@ -341,6 +342,8 @@ class PartInSlot(Carried):
         part, fragments, tile = tile, self.part.isa.fragments, self.part.buffer.tile
         name = f"slot.{self.part.buffer.name}.read"
         self.part.buffer.dtype.check_held(name)
+        if width not in WIDTHS or type(width) is not int:
+            raise InputError(f"{name}(width)", width, "is 8, 4, 2 or 1 elements", "leave it out for the most that fit")
         if pitch is not None and transposed:
             return fragments.read_rows_as_columns(self.ref, self._rows_as_columns(name, part, pitch, at), at, pitch)
         if pitch is not None:
@@ -348,7 +351,8 @@ class PartInSlot(Carried):
         if gaps is not None:
             return fragments.read_joined(self.ref, self._joined_layout(name, part, at, gaps, width), at, gaps)
         if part is not None or (at is not None and like is not None):
-            return fragments.read_part(self.ref, *self._part_layout(name, like, part, (0, 0) if at is None else at))
+            begin = (0, 0) if at is None else at
+            return fragments.read_part(self.ref, *self._part_layout(name, like, part, begin, width))
         for along, other in (("rows", rows_of), ("columns", columns_of)):
             if other is not None and (at is not None or each != 1):
                 return self._read_line(name, along, layout_of(name, other), at, each)
@@ -367,17 +371,17 @@ class PartInSlot(Carried):
         role = self.part.isa.plan.role(self.part.role)
         if transposed:
             return fragments.read_transposed(self.ref, transposed_of(self.part.buffer.name, tile, role))
-        if width not in WIDTHS or type(width) is not int:
-            raise InputError(f"{name}(width)", width, "is 8, 4, 2 or 1 elements", "leave it out for the most that fit")
         return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role, width))
 
-    def _part_layout(self, name: str, like: Fragment | None, part: Any, at: Any) -> tuple[ThreadLayout, Any]:
+    def _part_layout(
+        self, name: str, like: Fragment | None, part: Any, at: Any, width: int
+    ) -> tuple[ThreadLayout, Any]:
         """How a part of the tile is distributed, and where it begins."""
         buffer, role = self.part.buffer, self.part.isa.plan.role(self.part.role)
         counts = isinstance(part, (tuple, list)) and len(part) == 2 and all(map(is_count, part))
         if like is None and not counts:
             raise InputError(f"{name}(tile)", part, "is two positive extents (rows, columns)", "e.g. tile=(16, 64)")
-        layout = vectors_of(name, tuple(part), role) if like is None else layout_of(name, like)
+        layout = vectors_of(name, tuple(part), role, width) if like is None else layout_of(name, like)
         begin = at if isinstance(at, tuple) else ()
         if len(begin) != 2 or len(buffer.tile) != 2 or not all(map(is_index, begin)):
             raise InputError(f"{name}(at)", at, "is a row and a column of a tile that has both", "e.g. at=(1, 4)")

@@ -305,6 +305,9 @@ def differing(runs: Mapping[int, Run]) -> dict[int, str]:
         if right is None:
             right = outputs
             continue
+        if [each.shape for each in outputs] != [each.shape for each in right]:
+            wrong[number] = "its result has another shape than that of the first one"
+            continue
         for mine, other in zip(outputs, right, strict=True):
             off = float((mine - other).norm() / other.norm().clamp_min(1e-30))
             if not off < APART:
