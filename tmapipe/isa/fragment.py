@@ -451,7 +451,8 @@ class RawRole:
         self.warp: Any = (isa.warp - role.first_warp) % role.team_warps
 
     def extent(self, dim: str) -> Any:
-        """Elements along the tensors' dimension of the name *dim*; a Python number if it is fixed."""
+        """Elements along the tensors' dimension of the name *dim*; a Python number if it is fixed. Raises `InputError` for
+        a name that no tensor's dimension has."""
         for part in self.isa.plan.transfers:
             if dim in part.dims:
                 return self.isa.extent(part.argument, part.dims.index(dim))
