@@ -6,11 +6,13 @@ import pytest
 import tmapipe as tp
 from tests.check.deciding import ByTurn, Tiles, one_if, put, steps, take
 from tests.oracle.result_forms import InPlace
+from tmapipe.check.phases import Phase
 from tmapipe.program.trace import trace
+from tmapipe.prove.ahead import are_apart, everything
 from tmapipe.prove.joint import Search, prove
 from tmapipe.prove.places import Places
 from tmapipe.prove.shared import Shared
-from tmapipe.prove.spread import Spread, Telling, Uses, are_apart, everything
+from tmapipe.prove.spread import Spread, Telling, Uses
 
 S = tp.schedules
 
@@ -174,7 +176,7 @@ def test_operations_of_later_iterations_are_foreseen():
 
 
 def test_a_proof_without_foresight_stops(monkeypatch):
-    monkeypatch.setattr("tmapipe.prove.spread._Everything._maybe", lambda self, nodes: None)
+    monkeypatch.setattr("tmapipe.prove.ahead._Everything._maybe", lambda self, nodes: None)
     proof = prove(trace(EverySecond()))
     assert not proof.closed and "foreseen" in proof.why
 
@@ -205,3 +207,40 @@ def test_ctas_with_signals_or_tensors_in_common_are_not_apart():
     signalling = trace(Parts())
     assert not are_apart(signalling) and not are_apart(trace(InPairs()))
     assert "peers" in str(Search(signalling, mixed=True, cta=0).error()), "were it taken for one of these"
+
+
+# ---- visits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [3, 12])
+def test_the_number_of_slots_hardly_matters(slots):
+    """Of two rings in step, whose slots of the last tiles are known in other ways than those of the same tile."""
+    found = prove(trace(S.DequantGemm("int8", (16, 64, 32), (1, 1), slots)))
+    assert found.closed and found.states < 12 + 2 * slots
+
+
+def visits_of(schedule):
+    search = Search(trace(schedule), mixed=True)
+    assert search.error() is None
+    return search.visits
+
+
+def test_visits_are_found():
+    visits = visits_of(Tiles(lambda s, k, tile: 1))
+    assert {(agent, array) for agent, _, array in visits.keys} == {(0, "ring.free"), (1, "ring.full")}
+    assert not visits.broken and visits.depth[0, "ring.free"] == 1
+
+
+def test_what_is_not_as_said_counts_for_nothing():
+    visits = visits_of(Tiles(lambda s, k, tile: 1))
+    (load, add), phase = visits.keys, Phase(np.zeros(1))
+    visits.watch(add, None, None)
+    assert not visits.changed, "the first wait"
+    visits.depth[1, "ring.full"] = 1
+    visits.watch(add, 0, 1)
+    assert visits.depth[1, "ring.full"] == 2 and not visits.broken
+    visits.watch(load, None, 2)  # a wait for another slot than the next one
+    visits.complete(0, 1, phase, {1: None})  # a phase to which nobody has contributed
+    assert visits.changed and visits.broken == {(0, "ring.free"), (0, "ring.full", 0)}
+    visits.complete(0, 1, phase, {})  # a phase before the last one has been seen
+    assert (1, "ring.full") in visits.broken

@@ -4,7 +4,7 @@ meant for."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -182,12 +182,12 @@ class Phase:
         the phase can no longer change; of: the owner that may change it, where states share it.
     """
 
-    __slots__ = ("armed", "by", "clock", "complete", "landed", "loose", "of", "steps")
+    __slots__ = ("armed", "by", "clock", "complete", "landed", "loose", "of", "relaxed", "steps")
 
     def __init__(self, clock: Clock, of: object = None):
         self.clock, self.of = clock, of
         self.by: dict[int, int] = {}
-        self.landed = self.complete = False
+        self.landed = self.complete = self.relaxed = False
         self.armed: list[Step] = []
         self.loose: list[Step] = []
         self.steps: list[Step] = []
@@ -198,7 +198,7 @@ class Phase:
     def apart(self) -> Phase:
         """A copy, also of a complete phase."""
         other = Phase(self.clock.copy())
-        other.complete = self.complete
+        other.complete, other.relaxed = self.complete, self.relaxed
         other.by, other.landed = dict(self.by), self.landed
         other.armed, other.loose, other.steps = list(self.armed), list(self.loose), list(self.steps)
         return other
@@ -224,6 +224,7 @@ class Phases(Rules):
         self.now = [Phase(clocks.zero(), self.own) for _ in bars]
         self.done, self.before = ([nothing for _ in bars] for _ in range(2))
         self.waits: list[dict[int, Step]] = [{} for _ in bars]
+        self.watch: Callable[[int, int, Phase, dict[int, Step]], None] | None = None
 
     def copy(self, clocks: Clocks) -> Phases:
         """As in `Rules`: phases are shared until one of the two changes them."""
@@ -280,6 +281,7 @@ class Phases(Rules):
                 phase.loose.append(step)
         if order_only:
             clocks.execute(agent, phase.clock)
+            phase.relaxed = True
         else:
             clocks.release(agent, phase.clock, all_lanes, elected=counted.nbytes > 0)
         if counted.arrivals and phase.loose:
@@ -311,6 +313,8 @@ class Phases(Rules):
                 self._overtaken(bar, number, seen)
         for arming in phase.loose:
             self._armed_late(arming, bar, number)
+        if self.watch is not None:
+            self.watch(bar, number, phase, self.waits[bar])
         phase.complete, self.waits[bar] = True, {}
         self.before[bar], self.done[bar] = self.done[bar], phase
         self.now[bar] = Phase(self.clocks.zero(), self.own)

@@ -18,13 +18,14 @@ from tmapipe.check.linear import OF_PROOF, LinearCheck, OutOfTime, doing
 from tmapipe.errors import HazardError, PipelineError
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import State
+from tmapipe.prove.ahead import are_apart, everything, foreseen
 from tmapipe.prove.loops import Loops
 from tmapipe.prove.places import Places
 from tmapipe.prove.positions import Future, Positions, stages_of
 from tmapipe.prove.recurrence import Driver, RunState, TooMany
 from tmapipe.prove.shared import Again, Impossible, Loop, Point, Shared, Stopped, arrays_of, bounds, is_behind_skips
 from tmapipe.prove.solver import Solver, replaced
-from tmapipe.prove.spread import Spread, are_apart, everything, foreseen
+from tmapipe.prove.spread import Spread, Visits
 from tmapipe.prove.symbols import Sym, negated, text
 from tmapipe.prove.walker import Open, Walker
 
@@ -98,6 +99,7 @@ class Search:
         self.joined = False  # whether a state was taken to know less than it does
         self.future: Any = None
         self.known: dict[Any, list[RunState]] = {}
+        self.visits = Visits(self.layout)
         self.parts: dict[int, tuple[int, Any]] = {}
         self.stages = stages_of(self.layout)
         self.spread = Spread(self.shared)
@@ -141,6 +143,8 @@ class Search:
         self.driver = Driver(layout.agents)
         self.future = Future(layout, [every], set(range(layout.agents)))
         first = RunState(State(layout), LinearCheck(layout, {}, self.log), positions, self.future)
+        self.visits.begin(self.future)
+        self.future.visits, first.check.phases.watch = self.visits, self.visits.complete
         todo: list[tuple[Point, RunState, tuple[Any, ...]]] = [(start, first, ())]
         while todo:
             point, state, choices = todo.pop()
@@ -178,6 +182,8 @@ class Search:
             boundary = self._drive(now, state, choose)
         except Impossible:
             return
+        if self.visits.changed:
+            raise Again
         if boundary is None:
             state.check.finish()
         self._look(now)

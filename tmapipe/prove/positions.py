@@ -264,7 +264,7 @@ class Future:
 
     live: the sorts of operations that come again; busy: the warps that do more than return; sets: numbers of sets of warps;
     checked: the warps of each set, by its number; as_one: whether one warp of the set is enough; waiters: the warps that wait
-    for each mbarrier of the cluster.
+    for each mbarrier of the cluster; visits: a `Visits`.
     """
 
     def __init__(self, layout: Layout, ends: Iterable[Positions], busy: set[int]):
@@ -296,6 +296,7 @@ class Future:
         self.facts: dict[FactKey, int] = {}  # numbers of all that can be known, the same in all states
         self.knowers: dict[FactKey, int] = {}  # and of all who can know it
         self.forms: dict[tuple[Any, ...], int] = {}  # and of what must be equal in two states
+        self.visits: Any = None
         self._here: dict[Renaming, Here] = {}
         self._renamings: dict[tuple[int, ...], Renaming] = {}
 

@@ -33,6 +33,9 @@ from tmapipe.prove.walker import Walker
 # lacks, and whoever knew a fact there, directly or through a barrier that it will come by, knows it here.
 
 
+OF_PHASES = "last", "now", "done", "wait"  # facts of an mbarrier's contributions, and of those who wait for them
+
+
 class RunState:
     """The state of a run between two segments.
 
@@ -165,6 +168,8 @@ class RunState:
         checked = future.checked[sets]
         lacking = checked & ~knowing
         lacking[future.as_one[sets] & (checked & knowing).any(1)] = False
+        of_visits = np.array([key[0] == "slot" or (key[0] == "bar" and key[2] in OF_PHASES) for key in keys])
+        self.future.visits.leave_out(self, np.where(of_visits, sets, -1), every, list(knowers), lacking)
         is_open = np.flatnonzero(lacking.any(1))
         numbers = np.array([here.facts[keys[i]] for i in is_open.tolist()], np.int64)
         order = np.argsort(numbers)
@@ -258,13 +263,15 @@ class Doing:
     """An operation of one warp. wait: of the machine, if it can block; apply: its transition; rules: of the check; moves: its
     places, as (sort, stage, stages)."""
 
-    __slots__ = ("apply", "moves", "op", "rules", "wait")
+    __slots__ = ("apply", "moves", "op", "rules", "visits", "wait")
 
     def __init__(self, agent: int, op: Any, state: RunState):
         kind = type(op)
         self.op, self.wait, self.apply, self.rules = op, WAITS.get(kind), APPLY[kind], state.check.rules[kind]
         positions = state.positions
         self.moves = [((agent, sort, array), stage, around) for sort, array, stage, around in positions.places(op)]
+        found = (state.future.visits.place(agent, *each[:3]) for each in positions.places(op))
+        self.visits = [each for each in found if each is not None]
         meets = None if self.moves else declared(kind).effect(ArriveAt)
         if meets is not None:
             positions.arrivals.add((agent, getattr(op, meets.barrier) if meets.barrier else CLUSTER))
@@ -326,6 +333,9 @@ class Driver:
             if wait is not None and not wait.enabled(state, agent, op):
                 self.blocked.setdefault(wait.key(state, agent, op), []).append(agent)
                 return
+            for key, there, places in doing.visits:
+                if at.get(key) not in places:
+                    run.future.visits.watch(key, there, at.get(key))
             facts = doing.apply(state, agent, op)
             queue.popleft()
             log.order += 1

@@ -1,150 +1,23 @@
-"""Knowledge of warps: by which ways a fact can still reach a warp, and which operations of a program may still come."""
+"""Knowledge of warps: by which ways a fact can still reach a warp, and who is going to know it in any case."""
 
 from __future__ import annotations
 
-import contextlib
+from collections import Counter
 from collections.abc import Container
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tmapipe.errors import PipelineError
-from tmapipe.isa import Arm, Arrive, ArriveAt, Group, Init, Kind, Start, Wait, WaitAt, declared
+from tmapipe.isa import Arm, Arrive, ArriveAt, Group, Start, Wait, WaitAt, declared
 from tmapipe.isa.fragment import ClusterExchange
+from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, For, If, While
 from tmapipe.prove.places import is_role
-from tmapipe.prove.positions import CLUSTER, PositionKey, Positions
-from tmapipe.prove.shared import Shared
-from tmapipe.prove.symbols import Sym, leaf, truth
+from tmapipe.prove.positions import CLUSTER, FactKey, Future, PositionKey, at_peers, stages_of, tells_parity
+from tmapipe.prove.shared import Shared, arrays_of
+from tmapipe.prove.symbols import truth
 from tmapipe.prove.walker import Open, Walker
-
-# ---- everything ------------------------------------------------------------------------------------------------------
-#
-# All operations of a program that may still come, which says what a state has to remember.
-
-
-def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[PositionKey, int]]:
-    """All operations that may come, at all places of their arrays; and positions before them, but for *pinned* arrays."""
-    found = Positions(shared.layout)
-    origin: dict[PositionKey, int] = {}
-    for agent in range(shared.layout.agents):
-        _Everything(pinned, Walker(shared, agent), found, origin).nodes(shared.program.nodes)
-    return found, origin
-
-
-def are_apart(program: Any) -> bool:
-    """Whether the CTAs of a cluster do nothing to each other: no operation reaches a peer or its slots, they meet at most
-    once, outside of loops, and load nothing that the kernel stores."""
-    plan = program.plan
-    if plan.cluster_size == 1 or {load.memory for load in plan.loads} & {store.memory for store in plan.stores}:
-        return False
-    meetings, blocks = 0, [(program.nodes, True)]
-    while blocks:
-        nodes, outermost = blocks.pop()
-        for node in nodes:
-            blocks.append((node.inside, False))
-            if type(node) is Call:
-                if any(isinstance(x, ClusterExchange) for x in (*node.args, *node.named.values())):
-                    return False
-                for op in node.ops:
-                    of = declared(type(op))
-                    if any(getattr(op, name) is not None for name in of.named(Kind.MASK)):
-                        return False
-                    meets = of.effect(ArriveAt)
-                    if meets is not None and not meets.barrier:
-                        meetings += 1 if outermost else 2
-    return meetings <= 1
-
-
-def foreseen(come: Positions, every: Positions) -> bool:
-    """Whether what has come in a run (copies of its positions note that together) is among *every* operation."""
-    sorts = ((agent, sort, array) for agent, sort, array in come.touched if not (type(sort) is type and _is_init(sort)))
-    return every.touched.keys() >= set(sorts) and come.arrivals <= every.arrivals
-
-
-def _is_init(op: type) -> bool:
-    return declared(op).effect(Init) is not None
-
-
-class _Everything:
-    """Walks a program once, both arms and one iteration of each loop, and notes the operations of one warp."""
-
-    def __init__(self, pinned: Container[Any], walker: Walker, found: Positions, origin: dict[PositionKey, int]):
-        self.pinned, self.walker, self.found, self.origin = pinned, walker, found, origin
-        self.sure = True  # whether what is walked through comes in a first iteration
-
-    def nodes(self, nodes: list[Any]) -> None:
-        for node in nodes:
-            self._node(node)
-
-    def _node(self, node: Any) -> None:
-        walker, kind = self.walker, type(node)
-        if kind is not Call and walker.shared.inert(node):
-            return
-        if kind is If:
-            condition = truth(walker.number(node.condition))
-            arms = [(node.then, 1), (node.other, 2)]
-            if not isinstance(condition, Sym):
-                (other, _), arms = arms[condition], [arms[not condition]]
-                if not is_role(node):
-                    self._maybe(other)
-            for body, which in arms:
-                self.nodes(body)
-                for phi in node.phis:
-                    if phi[0] in walker.shared.decides:
-                        walker.env[phi[0]] = walker.number(phi[which])
-        elif kind in (For, While):
-            count: Any = walker.number(node.count) if kind is For else None
-            walker._start(node)
-            if kind is For:
-                walker.env[node.index] = 0 if not isinstance(count, Sym) else leaf("turn", "some")
-            if kind is While or isinstance(count, Sym) or count > 0:
-                times = count if isinstance(count, int) and count <= 16 else 1
-                for i in range(times):
-                    if kind is For and isinstance(count, int):
-                        walker.env[node.index] = i
-                    self.nodes(node.body)
-                    walker._next(node)
-            walker.leave_loop(node)
-        elif kind is Call and node.method == "skip":
-            walker.env.update(zip(node.results, map(walker.number, node.args[:2]), strict=True))
-        elif kind is Call:
-            self._call(node)
-            if "when" in node.named and not walker.queue:
-                self._maybe([self._always(node)])
-
-    def _call(self, node: Call) -> None:
-        walker = self.walker
-        walker.queue.clear()
-        walker.frames = [("block", [node], 0)]
-        walker._call(node, lambda condition: True)
-        for op in walker.queue:
-            self._note(op)
-
-    def _always(self, node: Call) -> Call:
-        """An instruction without its condition."""
-        found = Call(node.method, node.args, {**node.named, "when": True}, node.results, node.ops, node.where or "")
-        return self.walker.shared.alive(found)
-
-    def _maybe(self, nodes: list[Any]) -> None:
-        """What the first iteration leaves out may come in a later one, from other places."""
-        env, sure = dict(self.walker.env), self.sure
-        self.sure = False
-        with contextlib.suppress(PipelineError, Open):
-            self.nodes(nodes)
-        self.walker.env, self.sure = env, sure
-
-    def _note(self, op: Any) -> None:
-        agent, found = self.walker.agent, self.found
-        if _is_init(type(op)):
-            return  # never again
-        found.relative(agent, op)
-        for key, position, around in found.moves(agent, op):
-            found.touched[key] = set(range(around))
-            if self.sure and key[2] not in self.pinned:
-                self.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others
-
 
 # ---- spread ----------------------------------------------------------------------------------------------------------
 #
@@ -364,3 +237,187 @@ def _meet(some: Any, others: Any) -> Any:
     for i in range(some.shape[1]):
         found |= (some[:, i, None] & others[None, :, i]) != 0
     return found
+
+
+# ---- visits ----------------------------------------------------------------------------------------------------------
+#
+# Facts about a slot of a ring that whoever is checked against them is going to know before.
+#
+# A warp *visits* the slots of a ring one after another. It waits for the slot's mbarrier, and what it does there it does
+# within a few visits. So whatever it does next to a slot that it has left comes after its next wait there. That wait sees
+# the last complete phase, or the next one, to which others contribute in visits of their own.
+#
+# That all this is so is looked at in all operations of the search (`watch`, `complete`). If not, it begins again without
+# the visits that are not so.
+
+
+class Visits:
+    """Warps that visit the slots of rings, and what they are going to know.
+
+    depth: by (warp, array of mbarriers that it waits for), in how many visits it does what it does to a slot; broken: (warp,
+    array) of visits that are not as described, and (CTA, array, warp) of contributions that do not come in each phase;
+    changed: whether one of the two has changed since `begin`.
+    """
+
+    def __init__(self, layout: Layout):
+        self.layout, plan = layout, layout.plan
+        self.stages = stages_of(layout)
+        self.depth: dict[tuple[int, str], int] = {}
+        self.broken: set[tuple[Any, ...]] = set()
+        rings = [(ring.lag, arrays_of(plan, ring)) for ring in plan.rings]
+        if plan.queue is not None:
+            rings.append(({}, [plan.queue.full.name, plan.queue.free.name, f"slots of {plan.queue.buffer.name}"]))
+        often = Counter(array for _, arrays in rings for array in arrays)
+        self.rings = [(lag, [array for array in arrays if often[array] == 1]) for lag, arrays in rings]
+        named = {role.name for role in plan.roles if role.teams > 1}
+        self.in_turn = {agent for agent in range(layout.agents) if layout.role(agent) in named}
+
+    def begin(self, future: Future) -> None:
+        """A search begins."""
+        layout, self.changed = self.layout, False
+        waits: dict[tuple[int, str], list[PositionKey]] = {}
+        self.tellers: dict[int, list[int]] = {}  # by mbarrier, who contributes to each phase
+        for key in future.touched:
+            agent, sort, array = key
+            of: Any = declared(sort[0] if isinstance(sort, tuple) else sort)
+            if tells_parity(sort):
+                waits.setdefault((agent, array), []).append(key)
+            elif array in layout.bar_base and (of.effect(Arrive) or of.effect(Arm)) and agent not in self.in_turn:
+                for cta in range(layout.ctas) if at_peers(sort) else (layout.cta_of(agent),):
+                    for bar in self._bars(cta, array) if (cta, array, agent) not in self.broken else ():
+                        self.tellers.setdefault(bar, []).append(agent)
+        self.keys: list[PositionKey] = []  # by visit, the sort of its waits
+        self.visit: dict[tuple[int, str], int] = {}  # (warp, array) -> visit
+        self.hearers: dict[int, list[int]] = {}  # by mbarrier, who waits for each phase
+        for lag, arrays in self.rings:
+            for agent in range(layout.agents):
+                keys = [key for array in arrays for key in waits.get((agent, array), ())]
+                if len(keys) == 1 and agent not in self.in_turn and (agent, keys[0][2]) not in self.broken:
+                    name = keys[0][2]
+                    self.depth.setdefault((agent, name), 1 + lag.get(layout.role(agent), 0))
+                    same = [array for array in arrays if self.stages.get(array) == self.stages[name]]
+                    self.visit.update(((agent, array), len(self.keys)) for array in same)
+                    self.keys.append(keys[0])
+                    for bar in self._bars(layout.cta_of(agent), name):
+                        self.hearers.setdefault(bar, []).append(agent)
+        if self.keys:
+            self._tables(future)
+
+    def _bars(self, cta: int, array: str) -> range:
+        first = cta * self.layout.nbars + self.layout.bar_base[array]
+        return range(first, first + self.stages[array])
+
+    def _tables(self, future: Future) -> None:
+        """What `leave_out` looks up, by set of warps that are checked against facts of one slot or mbarrier, and by warp."""
+        layout, shape = self.layout, (len(future.sets), self.layout.agents)
+        arrays_of_warp: dict[int, set[str]] = {}
+        for agent, _, array in future.touched:
+            arrays_of_warp.setdefault(agent, set()).add(array)
+        aliases = [{layout.slot_places[alias][0] for alias in layout.aliases[i]} for i in range(layout.nslots)]
+        self.stage = np.zeros((shape[0], 1), int)
+        self.visits = np.zeros(shape, int)  # its visits there
+        self.which = np.full(shape, -1)  # the number of its mbarrier among `bars`, those of its stage
+        self.only = np.zeros(shape, bool)  # whether it comes there by visits only
+        bars: list[list[int]] = []
+        for row, (kind, *place) in enumerate(future.sets):
+            own = list[int]()
+            bars.append(own)
+            if kind not in ("slot", "use"):
+                continue
+            here = place[0] % (layout.nslots if kind == "slot" else layout.nbars)
+            array, self.stage[row], _ = (layout.slot_places if kind == "slot" else layout.bar_places)[here]
+            for agent in range(layout.agents):
+                visit = self.visit.get((agent, array))
+                if visit is not None:
+                    bar = self._bars(layout.cta_of(agent), self.keys[visit][2])[self.stage[row, 0]]
+                    own += [bar] if bar not in own else []
+                    self.visits[row, agent], self.which[row, agent] = visit, own.index(bar)
+                    self.only[row, agent] = kind == "use" or arrays_of_warp[agent] & aliases[here] <= {array}
+        most = max(map(len, bars))
+        self.bars = np.array([own + [-1] * (most - len(own)) for own in bars]).reshape(-1, most)
+        self.tells = np.zeros((layout.ctas * layout.nbars + 1, layout.agents), bool)  # the last row: of no mbarrier
+        for bar, agents in self.tellers.items():
+            self.tells[bar, agents] = True
+        self.around = np.array([self.stages[array] for _, _, array in self.keys])
+        self.deep = np.array([self.depth[agent, array] for agent, _, array in self.keys])
+
+    # ---- whether it is so -----------------------------------------------------------------------------------------------
+
+    def place(self, agent: int, sort: Any, array: str, stage: int) -> Any:
+        """Of an operation: its visit's sort of waits; the stage, or None for such a wait; and the places, of two laps,
+        of the wait before it. None: nothing is to be looked at."""
+        visit = self.visit.get((agent, array))
+        if visit is None:
+            return None
+        key, laps = self.keys[visit], 2 * self.stages[array]
+        if (agent, sort, array) == key:
+            return key, None, {(stage - 1) % laps}
+        depth = self.depth[agent, key[2]]
+        return key, stage, {(stage + i + lap) % laps for i in range(depth) for lap in (0, laps // 2)}
+
+    def watch(self, key: PositionKey, stage: int | None, last: int | None) -> None:
+        """An operation comes after another wait than `place` says. last: where that was, if there was one."""
+        of = key[::2]
+        if last is None and stage is None:
+            return  # the first wait
+        self.changed = True
+        if last is None or stage is None:
+            self.broken.add(of)
+        else:
+            self.depth[of] = max(self.depth[of], (last - stage) % self.stages[key[2]] + 1)
+
+    def complete(self, bar: int, number: int, phase: Any, waits: Container[int]) -> None:
+        """A phase of an mbarrier completes. waits: the warps that have waited for the phase before."""
+        cta, own = divmod(bar, self.layout.nbars)
+        array = self.layout.bar_places[own][0]
+        missed: list[Any] = [(agent, array) for agent in self.hearers.get(bar, ()) if number and agent not in waits]
+        missed += [(cta, array, a) for a in self.tellers.get(bar, ()) if phase.relaxed or a not in phase.by]
+        if missed:
+            self.changed = True
+            self.broken.update(missed)
+
+    # ---- what follows ---------------------------------------------------------------------------------------------------
+
+    def leave_out(self, state: Any, sets: Any, every: Any, knowers: list[FactKey], lacking: Any) -> None:
+        """Whoever is going to know a fact before it is checked against it lacks nothing.
+
+        Args:
+            state: A `RunState`.
+            sets: By fact, the set of warps that can be checked against it; -1: a fact that is not looked at.
+            every: By fact and knower, whether it knows it.
+            knowers: The knowers, the warps first.
+            lacking: By fact and warp, whether it may be checked against it and does not know it. This is changed.
+        """
+        if not self.keys:
+            return
+        at, skipped = state.positions.at, state.positions.skipped
+        lasts = np.array([-1 if key[::2] in skipped else at.get(key, -1) for key in self.keys])
+        last, around = lasts[self.visits], self.around[self.visits]
+        ahead = (self.stage - last) % around
+        left = (self.which >= 0) & (last >= 0) & (ahead > 0) & (ahead <= around - self.deep[self.visits])
+        rows = np.flatnonzero((sets >= 0) & (lacking & (left & self.only)[sets]).any(1))
+        if not len(rows):
+            return
+        of, known = sets[rows], every[rows]
+        bars, which = self.bars[of], np.maximum(self.which[of], 0)
+        parity = (last + ahead) % (2 * around) // around
+        phases = np.array([*state.state.phase, 0])
+        is_over = (phases[np.take_along_axis(bars, which, axis=1)] & 1) != parity[of]  # what the next wait sees
+        over, present = (self._known_to(name, known, bars, knowers) for name in ("complete", "present"))
+        fresh = np.array([*(not (phase.by or phase.landed) for phase in state.check.phases.now), False])
+        tells = self.tells[bars] & fresh[bars][:, :, None]
+        will = known[:, : self.layout.agents] | (left[of] & is_over & np.take_along_axis(over, which, axis=1))
+        count: Any = -1
+        while count != (count := np.count_nonzero(will)):
+            then = present | (tells & will[:, None, :]).any(2)
+            will |= left[of] & ~is_over & np.take_along_axis(then, which, axis=1)
+        lacking[rows] &= ~(will & self.only[of])
+
+    def _known_to(self, name: str, known: Any, bars: Any, knowers: list[FactKey]) -> Any:
+        """By fact and mbarrier, whether its phase of this name knows the fact."""
+        columns = np.full(len(self.tells), -1)
+        for column, key in enumerate(knowers):
+            if key[0] == name:
+                columns[key[1]] = column
+        columns = columns[bars]
+        return np.take_along_axis(known, np.maximum(columns, 0), axis=1) & (columns >= 0)
