@@ -109,3 +109,17 @@ def test_what_a_kernel_cannot_take_has_none():
         assert signature((x, each), None) is None, each
     with torch.no_grad():
         assert signature((torch.nn.Parameter(x),), None) == signature((x,), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bfloat16, torch.uint8, torch.int32], ids=str)
+def test_copies_of_elements_of_any_size(dtype):
+    for shape in ((16, 32), (64,), (2, 3, 64), (0, 8)):
+        x, y = torch.randint(0, 99, shape).to(dtype), torch.zeros(shape, dtype=dtype)
+        call = tp.schedules.Copy().prepare(x, out=y)
+        for _ in range(2):
+            x += 1
+            assert call() is y and torch.equal(x, y)
+    copy, x = tp.schedules.Copy(), half(4, 8)
+    refused(copy.prepare, half(3, 5), argument="x.shape, x.stride", rule="whole units of 16 bytes")
+    refused(copy.prepare, x, x.float(), argument="y.dtype", rule="where a copy is prepared")
+    refused(copy.prepare, x, half(4, 8), out=half(4, 8), argument="out", rule="given already")

@@ -253,6 +253,19 @@ def test_graphs_take_what_is_remembered_and_tracing_does_not(model, monkeypatch)
         assert len(taken) == 1
     weight.requires_grad_()
     assert tt.linear(x, weight).requires_grad and tt.linear(x, weight).requires_grad and len(taken) == 2
+    x, grad = half(2, 4, 72).requires_grad_(), half(2, 4, 16)
+    for run in (tt.linear, lambda x, w: tt.gemm(x.view(8, 72), w).view(2, 4, 16)):
+        given = x.double().detach().requires_grad_(), weight.double().detach().requires_grad_()
+        right = torch.autograd.grad(functional.linear(*given), given, grad.double())
+        for times in range(2):  # the second takes the product and both gradients
+            taken.clear()
+            found = torch.autograd.grad(run(x, weight), (x, weight), grad)
+            assert all(torch.equal(mine, its.bfloat16()) for mine, its in zip(found, right, strict=True))
+            assert len(taken) == 3 * times
+    product = tt.linear(x, weight)
+    taken.clear()
+    (of_x,) = torch.autograd.grad(product, (x,), grad.clone().requires_grad_(), create_graph=True)
+    assert of_x.requires_grad  # which what is remembered has not
 
 
 def test_parts_of_k_with_a_bias(model, monkeypatch):

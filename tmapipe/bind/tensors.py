@@ -171,16 +171,26 @@ def as_words(name: str, tensor: Any) -> Any:
     if is_torch(tensor) and tensor.storage_offset() * size % 4:
         rule = f"must be a multiple of {ALIGNMENT} bytes"
         raise InputError(f"{name}.data_ptr()", hex(tensor.data_ptr()), rule, "start the view at such an offset")
-    words = np.dtype(np.int32) if isinstance(tensor, np.ndarray) else sys.modules["torch"].int32
     if size == 4 or 0 in tensor.shape:
-        return tensor.view(words) if size == 4 else tensor.reshape(-1)[:0].view(words)
+        return in_integers(tensor if size == 4 else tensor.reshape(-1)[:0], 4)
     *outer, last = _strides(tensor)
     if last != 1 or any(stride * size % ALIGNMENT for stride in outer) or tensor.shape[-1] * size % ALIGNMENT:
         unit = f"units of {ALIGNMENT} bytes, as TMA stores write them"
         rule = f"rows must be contiguous, and rows and their strides whole {unit}"
         fix = f"pad the rows to a multiple of {ALIGNMENT // size} elements"
         raise InputError(f"{name}.shape, {name}.stride", (tuple(tensor.shape), (*outer, last)), rule, fix)
-    return tensor.view(words)
+    return in_integers(tensor, 4)
+
+
+def in_words(tensor: Any) -> Any:
+    """A tensor; one of elements of 64 bits or more with a dimension of their words."""
+    return tensor if tensor.dtype.itemsize <= 4 else in_integers(tensor[..., None], 4)
+
+
+def in_integers(tensor: Any, size: int) -> Any:
+    """The memory of a tensor as integers of so many bytes, along its last dimension."""
+    library = np if isinstance(tensor, np.ndarray) else sys.modules["torch"]
+    return tensor.view(getattr(library, f"int{8 * size}"))
 
 
 def _as_element(name: str, value: Any, like: Any) -> Any:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import sys
+from collections.abc import Callable
 from copy import copy
 from typing import Any
-
-import numpy as np
 
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, int32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
-from tmapipe.bind.tensors import as_words, match, new_like
+from tmapipe.bind.tensors import as_words, in_integers, in_words, match, new_like
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
@@ -105,25 +103,36 @@ class Copy(Schedule):
             found = call(tensors, out, named)
             if found is not None:
                 return found
-        check_stages(self, "x", "y")
-        given = match(("x", "y"), tensors, named, None)
-        x: Any = given.get("x")
-        y: Any = given.get("y")
-        check_kind("x", x)
-        if y is not None and out is not None:
-            raise InputError("out", type(out).__name__, "names the output, which is given already", "pass it once")
-        y = y if y is not None else out if out is not None else new_like(x)
-        check_kind("y", y)
-        same = x.dtype == y.dtype
-        if x.shape != y.shape or not (same or {dtype_of(x, "x").name, dtype_of(y, "y").name} <= set(KINDS)):
-            rule = f"must be like x: {tuple(x.shape)}, {x.dtype}, or of its shape in {', '.join(KINDS)}, as x"
-            raise InputError("y", (tuple(y.shape), y.dtype), rule, "pass such a tensor")
+        x, y = self._given(tensors, out, named)
         if 0 not in x.shape:
-            check_memory("x", x, output=False)
-            check_memory("y", y, output=True)
-            copied = functools.partial(self._copy, *merged(*map(_of_words, (x, y))), same)
+            copied = functools.partial(self._copy, *merged(in_words(x), in_words(y)), x.dtype == y.dtype)
             remember(self, copied, tensors, out, named, y)
         return y
+
+    def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
+        """As `Schedule.prepare`, of tensors of one type, whose rows are whole units of 16 bytes, as the TMA engine copies."""
+        x, y = self._given(tensors, out, named)
+        if x.dtype != y.dtype:
+            raise InputError("y.dtype", y.dtype, f"is x's where a copy is prepared, {x.dtype}", "call it to convert")
+        if 0 in x.shape:
+            return lambda: y
+        one, other = (as_words(*each) for each in zip("xy", merged(in_words(x), in_words(y)), strict=True))
+        call = Schedule.prepare(self._mover(one), one, other)
+        return lambda: (call(), y)[1]
+
+    def _given(self, tensors: Any, out: Any, named: Any) -> tuple[Any, Any]:
+        check_stages(self, "x", "y")
+        given = match(("x", "y"), tensors, named, out, "y")
+        check_kind("x", given.get("x"))
+        x = given["x"]
+        check_kind("y", y := given["y"] if "y" in given else new_like(x))
+        types = {dtype_of(x, "x").name, dtype_of(y, "y").name} if x.dtype != y.dtype else set()
+        if x.shape != y.shape or not types <= set(KINDS):
+            rule = f"must be like x: {tuple(x.shape)}, {x.dtype}, or of its shape in {', '.join(KINDS)}, as x"
+            raise InputError("y", (tuple(y.shape), y.dtype), rule, "pass such a tensor")
+        for name, each in (("x", x), ("y", y)) if 0 not in x.shape else ():
+            check_memory(name, each, output=name == "y")
+        return x, y
 
     def _copy(self, x: Any, y: Any, same: bool) -> None:
         """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
@@ -152,7 +161,10 @@ class Copy(Schedule):
             self._copy_places(x, y)
 
     def _move(self, x: Any, y: Any) -> None:
-        """Copies by the TMA engine. A tile has fewer columns, and more rows, if rows are short."""
+        Schedule.__call__(self._mover(x), as_words("x", x), as_words("x", y))
+
+    def _mover(self, x: Any) -> Copy:
+        """What copies such rows by the TMA engine. A tile has fewer columns, and more rows, if rows are short."""
         (rows, columns), row = self.x.tile, x.shape[-1] * x.dtype.itemsize // WORD
         while x.ndim > 1 and columns % 8 == 0 and columns >= 2 * row and rows <= BOX // 2:
             rows, columns = rows * 2, columns // 2
@@ -167,7 +179,7 @@ class Copy(Schedule):
             other.x = TmaLoadStage(dims, tile=box, ring=self.ring, dtype=int32, l2_hint=self.x.l2_hint)
             other.y = TmaStoreStage(source=other.x, stages=self.y.stages)
             made[key] = other
-        Schedule.__call__(self if plain else made[key], as_words("x", x), as_words("x", y))
+        return self if plain else made[key]
 
     def _copy_places(self, x: Any, y: Any) -> None:
         """Copies short rows that begin anywhere. The rows of a tile follow along one dimension."""
@@ -368,9 +380,8 @@ class CopyRuns(Schedule):
         self.ring = BarrierRing(each, producer=self.load, consumer=self.work)
         self.x = TmaLoadStage("w", tile=(slot,), ring=self.ring, l2_hint=l2_hint)
         self.y = ThreadStoreStage(self.over, tile=(self.tile,), role=self.work, vector=vector, wide=True)
-        self.tiles = GridTiles(
-            Grouped(1), max(1, min(RESIDENT // (WARP + WARP * warps), ceil_div(FLIGHT, each * slot * size))), each
-        )
+        most = max(1, min(RESIDENT // (WARP + WARP * warps), ceil_div(FLIGHT, each * slot * size)))
+        self.tiles = GridTiles(Grouped(1), most, each)
 
     def _first(self, tile: Tile) -> tuple[Any, Any, Any]:
         """Of a tile: its first element in the run, perhaps before that; the first element that is read, counted from where the
@@ -413,12 +424,6 @@ def _in_boxes(elements: int, line: int) -> int:
     return min(forms, key=lambda form: form[0] + form[1] * line // 2)[0]
 
 
-def _of_words(x: Any) -> Any:
-    """A tensor; one of elements of 64 bits or more with a dimension of their words."""
-    library = np if isinstance(x, np.ndarray) else sys.modules["torch"]
-    return x if x.dtype.itemsize <= WORD else x[..., None].view(library.int32)
-
-
 def _by_engine(x: Any, y: Any) -> bool:
     """Whether the TMA engine takes both as words: rows, strides and addresses are multiples of 16 bytes."""
     return all(strides_of(each)[-1] == 1 for each in (x, y)) and _unit(x, y, ALIGNMENT) == ALIGNMENT
@@ -454,11 +459,9 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     shape, steps, out = zip(*dims, strict=True) if dims else ((), (), ())
     start, begin = (address_of(each) % ALIGNMENT // each.dtype.itemsize for each in (x, y))
     differ = (one - two for one, two in zip((start, *steps), (begin, *out), strict=True))
-    apart = (
-        any(each % unit for each in differ)
-        if size == other
-        else any(each % WIDEST for each in (start, begin, *steps, *out))
-    )
+    apart = any(each % unit for each in differ)
+    if size != other:
+        apart = any(each % WIDEST for each in (start, begin, *steps, *out))
     alike = not gaps and not apart
     width = min(WIDEST, ALIGNMENT // min(size, other)) if alike else max(1, WORD // other)
     word = max(width, ALIGNMENT // other) if alike else width
@@ -473,9 +476,8 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     resident *= MULTIPROCESSORS
     each = min(most, ceil_div(tiles, resident))
     if resident * most < tiles < FEW * resident * most:  # in how many such tiles' time all are done
-        each = min(
-            range(most - 1, 2 * most), key=lambda each: (ceil_div(tiles, each * resident) * each, abs(each - most))
-        )
+        near = range(most - 1, 2 * most)
+        each = min(near, key=lambda each: (ceil_div(tiles, each * resident) * each, abs(each - most)))
     vector = math.gcd(ALIGNMENT, width * other, n * other, address_of(y), *(step * other for step in out))
     hint = "evict_last" if n * math.prod(shape) * size >= MUCH else None
     pairs = tuple(zip(steps, begins, strict=True))
@@ -495,6 +497,4 @@ def _units(x: Any, y: Any) -> tuple[Any, Any]:
     """Both as integers of 32, 16 or 8 bits: the widest that their rows are made of."""
     if any(strides_of(each)[-1] != 1 for each in (x, y)):
         return x, y
-    kind = f"int{8 * _unit(x, y, 4)}"
-    library = np if isinstance(x, np.ndarray) else sys.modules["torch"]
-    return x.view(getattr(library, kind)), y.view(getattr(library, kind))
+    return in_integers(x, _unit(x, y, 4)), in_integers(y, _unit(x, y, 4))

@@ -237,6 +237,7 @@ def _product(
     run: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
     """What a kernel computes of *tensors*, which are those *given* with rows, in the output's *shape*, or what *run* does."""
+    _last.launches = ()
     tf32 = tensors[0].dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     reason = unsuited(given, (*TYPES, torch.float32) if tf32 else TYPES)
     if reason == "float32":
@@ -361,11 +362,15 @@ def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _linear_gradients(ctx: Any, grad: torch.Tensor) -> Any:
     x, weight = ctx.saved_tensors
-    rows = _by_rows(_dense(grad))
+    of_x, of_weight, of_bias = None, None, None
     wanted = ctx.needs_input_grad
-    of_x = gemm(rows, weight.mT).reshape(x.shape) if wanted[0] else None
-    of_weight = gemm(rows.mT, _by_rows(x).mT) if wanted[1] else None
-    return of_x, of_weight, rows.sum(0) if ctx.bias and wanted[2] else None
+    if wanted[0]:
+        of_x = _gradient("linear's x", (grad, weight), lambda: (_rows_of(grad), weight.mT), x.shape)
+    if wanted[1]:
+        of_weight = _gradient("linear's weight", (grad, x), lambda: (_rows_of(grad).mT, _by_rows(x).mT), weight.shape)
+    if ctx.bias and wanted[2]:
+        of_bias = _rows_of(grad).sum(0)
+    return of_x, of_weight, of_bias
 
 
 def _keep_gemm(ctx: Any, inputs: Any, output: Any) -> None:
@@ -374,16 +379,30 @@ def _keep_gemm(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _gemm_gradients(ctx: Any, grad: torch.Tensor) -> Any:
     a, b = ctx.saved_tensors
-    grad = _dense(grad)
     wanted = ctx.needs_input_grad
-    return gemm(grad, b.mT) if wanted[0] else None, gemm(grad.mT, a.mT) if wanted[1] else None
+    of_a = _gradient("gemm's a", (grad, b), lambda: (grad.contiguous(), b.mT), a.shape) if wanted[0] else None
+    of_b = _gradient("gemm's b", (grad, a), lambda: (grad.contiguous().mT, a.mT), b.shape) if wanted[1] else None
+    return of_a, of_b
+
+
+def _gradient(
+    of: str, given: tuple[torch.Tensor, torch.Tensor], views: Callable[[], tuple[torch.Tensor, ...]], shape: torch.Size
+) -> torch.Tensor:
+    """A product of *given*, a gradient and another tensor, in this shape. *views* shows them as `gemm` takes them, which a
+    call that is remembered does without."""
+    traced = type(given[0]) not in PLAIN or torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if traced or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return gemm(*views()).reshape(shape)
+    found = _recalled(of, given)
+    return _remembered(of, given, _gemm(*views()).reshape(shape)) if found is None else found
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         _keep_linear(ctx, (x, weight, bias), None)
-        return linear(x, weight, bias)
+        found = _recalled("linear", (x, weight) if bias is None else (x, weight, bias))
+        return linear(x, weight, bias) if found is None else found
 
     backward = staticmethod(_linear_gradients)
 
@@ -407,9 +426,9 @@ def _by_rows(x: torch.Tensor) -> torch.Tensor:
     return x.flatten(0, -2) if x.ndim > 1 else x[None]
 
 
-def _dense(grad: torch.Tensor) -> torch.Tensor:
-    """A gradient as kernels load it: that of a sum has no strides."""
-    return grad.contiguous()
+def _rows_of(grad: torch.Tensor) -> torch.Tensor:
+    """A matrix of the rows of a gradient as kernels load it: that of a sum has no strides."""
+    return _by_rows(grad.contiguous())
 
 
 _linear_op.register_autograd(_linear_gradients, setup_context=_keep_linear)
