@@ -352,6 +352,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "bf16, both operands along k": lambda r: r["kind"] == "along k",
             "bf16, other majors": lambda r: r["kind"] == "other majors",
+            "fp8, both along k": lambda r: r["kind"] == "fp8",
         },
     ),
     "h100": lambda: drawn("random_h100", {"bf16, H100": lambda r: True}),

@@ -349,9 +349,9 @@ class DequantGemm(Gemm):
             *((Dim("bytes", of="k", per=2),) if self.bits == 4 else ()),
             *((Dim("g", of="k", per=group),) if group else ()),
         )
-        of_weights = k and k * tile[1] * self.bits // 8
-        self.slots = stages or (SLOTS if SLOTS * of_weights <= ROOM else 4)
+        self.slots = stages or SLOTS
         if stages is None and k:  # of small tiles not as many as fit, which take long to prove
+            of_weights = k * tile[1] * self.bits // 8
             stages = None if self.slots * (2 * k * tile[0] + of_weights) > ROOM else self.slots
         epilogue = epilogue if group else scaled(Epilogue.of(epilogue))
         self.math = Role(warpgroups=tile[1] // 64) if k else self.math

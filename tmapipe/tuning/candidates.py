@@ -353,17 +353,17 @@ DequantForm = tuple[tuple[int, int, int], tuple[int, int], int]  #: tile, cluste
 
 PRODUCTS = 0.87 * MACS  # a clock: what cuBLAS reaches for large products
 INSTRUCTIONS = {"int8": 3.0, "fp8": 2.7, "int4": 1.7}  # a weight, counted in SASS (benchmarks.sass_loops)
-SCALED, A_STEP = {"int8": 5.0, "fp8": 3.7, "int4": 4.0}, 60  # with groups or zeros; and a tile of k, of a warp
+SCALED, A_STEP = {"int8": 5.0, "fp8": 3.7, "int4": 3.6}, 60  # with groups or zeros; and a tile of k, of a warp
 ISSUED = 0.7  # instructions a clock and scheduler, of one to four warps: 9 x 6016 x 13312, 4 x 10112 x 11904, H200
 DRAM, L2 = 2280.0, 32.0  # bytes a clock: 4.0 TB/s at 1.755 GHz; and of one multiprocessor
 LAUNCH, EPILOGUE = 5000, 3000  # clocks of a kernel, and of a tile besides its loop
 ADDING = 4500  # clocks of the kernel that adds parts, besides its bytes
-SMALL_M, FEWEST, MOST_PARTS = 64, 16, 16  # rows; parts of k
-#: Of few rows, fitted to 59 forms of 12 problems (3 % off in the mean): clocks of a slot, and of each weight of a thread.
-FEW_STEP, FEW_EACH = {"int8": 195, "fp8": 195, "int4": 231}, {"int8": 3.6, "fp8": 3.2, "int4": 2.1}
-FEW_SCALED = {"int8": 4.6, "fp8": 3.8, "int4": 2.7}
-FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (192, 128), (256, 64)
-FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING = 8000, 2000, 6600
+SMALL_M, MOST_PARTS = 64, 16
+#: Of few rows, fitted to 41 forms of 9 problems (2.5 % off in the mean): clocks of a slot, and of each weight of a thread.
+FEW_STEP, FEW_EACH = 209, {"int8": 3.4, "fp8": 3.2, "int4": 2.0}
+FEW_SCALED = {"int8": 4.6, "fp8": 3.8, "int4": 2.5}
+FEW_SPANS = (64, 64), (64, 128), (128, 64), (128, 128), (192, 128), (256, 64)
+FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 8500, 1700, 6500, 20.0  # the last: bytes of each sum of a part
 
 
 def ranked_dequant(
@@ -377,7 +377,7 @@ def ranked_dequant(
     `choose_dequant`."""
     m, n, k = shape
     if m <= SMALL_M:
-        rows, spans = [ceil_div(m, 8) * 8], [each for each in FEW_SPANS if m <= FEWEST or each[1] < 256]
+        rows, spans = [ceil_div(m, 8) * 8], list(FEW_SPANS)
     else:
         rows, spans = list(range(min(256, ceil_div(m, 8) * 8), 56, -8)), [(128, 64), (64, 64)]
     if group and group % 64 and 64 % group:  # slots of a divisor of it
@@ -404,15 +404,15 @@ def dequant_clocks(
     waves, busy = ceil_div(tiles, multiprocessors), min(tiles, multiprocessors)
     tensor = tm * tn * tk / PRODUCTS
     issue = tn / 64 * (each * tk / 2 + A_STEP) / ISSUED
-    launch, epilogue, adding = LAUNCH, EPILOGUE, ADDING
+    launch, epilogue, adding, added = LAUNCH, EPILOGUE, ADDING, 8.0
     if m <= SMALL_M:
-        issue = FEW_STEP[kind] + tn / 64 * tk * (FEW_SCALED if scaled else FEW_EACH)[kind]
-        launch, epilogue, adding = FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING
+        issue = FEW_STEP + tn / 64 * tk * (FEW_SCALED if scaled else FEW_EACH)[kind]
+        launch, epilogue, adding, added = FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED
     few, of_a = tn * tk * bits / 8, 2 * tm * tk / across
     memory = max((few + of_a) / L2, few * busy / down / DRAM)
     step = max(tensor, issue, memory) + min(tensor, issue) / 4
     whole = launch + waves * (ceil_div(ceil_div(k, tk), parts) * step + epilogue)
-    return whole if parts == 1 else whole + adding + 8.0 * parts * m * n / DRAM
+    return whole if parts == 1 else whole + adding + added * parts * m * n / DRAM
 
 
 def choose_dequant(
