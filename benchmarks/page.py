@@ -298,24 +298,26 @@ def random_schedules() -> str:
     return table(["what", "count"], body, "`deciding.json`")
 
 
+def _seen(row: dict[str, Any]) -> str | None:
+    return "yes" if row["fitted"] else "blind" if row.get("blind") else None
+
+
 def predicted() -> str:
     """Predicted and measured cycle times of steady states."""
     rows, source = rows_of("predicted")
     body = []
     for r in rows:
-        numbers = [
-            f"{r['measured']:.0f}",
-            f"{r['predicted']:.0f}",
-            f"{r['off']:+.1%}",
-            f"{r['slower']:+.1%}" if "slower" in r else None,
-        ]
-        body.append([r["problem"], r["variant"], "yes" if r["fitted"] else None, *numbers])
-    for fitted in (1, 0):
-        off = [abs(r["off"]) for r in rows if r["fitted"] == fitted]
+        forms = {"measured": "{:.0f}", "predicted": "{:.0f}", "off": "{:+.1%}", "slower": "{:+.1%}"}
+        numbers = [form.format(r[name]) if name in r else None for name, form in forms.items()]
+        body.append([r["problem"], r["variant"], _seen(r), *numbers])
+    for seen in ("yes", None, "blind"):
+        off = [abs(r["off"]) for r in rows if _seen(r) == seen and "off" in r]
+        if not off:
+            continue
         within = ", ".join(f"{sum(x <= most for x in off)} within {most:.0%}" for most in (0.1, 0.15))
         body.append(
             [
-                f"{len(off)} {'fitted' if fitted else 'others'}",
+                f"{len(off)} {'fitted' if seen == 'yes' else seen or 'others'}",
                 within,
                 None,
                 None,

@@ -48,6 +48,8 @@ class Costs:
         synced: The same of a barrier of warps [taken].
         peer: From a signal to another CTA of the cluster until it counts [taken].
         stretch: Factor on a warp's arithmetic where no other warp fills the gaps [fit].
+        beside: Of the cycles in which a quarter's units of special functions are busy, those in which others' instructions
+            are issued [fit; 7 of 8 at the most].
         depends: From one instruction to the next one that needs its result [fit].
         shuffle: Of a step of a reduction over lanes [fit].
         words: Until what is read from shared memory is there, or what is written can be [fit].
@@ -84,6 +86,7 @@ class Costs:
     synced: float = 20.0
     peer: float = 200.0
     stretch: float = 1.2
+    beside: float = 0.12
     depends: float = 2.0
     shuffle: float = 24.0
     words: float = 40.0
@@ -124,12 +127,18 @@ _INSTRUCTIONS = {
     "sqrt": _SPECIAL + 2, "sigmoid": 2 * _SPECIAL + 2, "erf": _SPECIAL + 12, "truediv": _SPECIAL + 4, "floordiv": 20.0,
     "mod": 20.0, "widen": 0.5, "to_bf16": 1.0, "to_fp16": 1.0,
 }  # fmt: skip
+_DIVISIONS = {"floordiv", "mod"}  # of whole numbers: many instructions, none of them special
 SHUFFLE = 4.0  # 32 results a cycle of a whole multiprocessor [paper]
 
 
 def elementwise(name: str, elements: int) -> float:
     """Cycles in which a warp applies the operation *name* to so many elements of a fragment."""
     return math.ceil(elements / WARP) * _INSTRUCTIONS.get(name, 1.0)
+
+
+def special(name: str, elements: int) -> float:
+    """Those of `elementwise` in which the units of special functions are busy."""
+    return math.ceil(elements / WARP) * (_INSTRUCTIONS.get(name, 1.0) // _SPECIAL) * _SPECIAL * (name not in _DIVISIONS)
 
 
 def cycles_of_wgmma(matmul: Matmul, costs: Costs = H200) -> float:

@@ -22,7 +22,7 @@ from tmapipe.model.warp import MachineFragments, MachineIsa
 from tmapipe.plan.rings import Matmul
 from tmapipe.plan.thread_layout import ThreadLayout
 from tmapipe.protocol.tile import Tile
-from tmapipe.timeline import H200, SHUFFLE, WARP, Costs, clock_of, cycles_of, cycles_of_wgmma, elementwise
+from tmapipe.timeline import H200, SHUFFLE, WARP, Costs, clock_of, cycles_of, cycles_of_wgmma, elementwise, special
 
 # ---- timed -----------------------------------------------------------------------------------------------------------
 #
@@ -87,7 +87,7 @@ class _Fragments(MachineFragments):
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         found = super().elementwise(name, operands)
         if found is not None:
-            self._takes(elementwise(name, np.size(found)))
+            self._takes(elementwise(name, np.size(found)), others=special(name, np.size(found)))
         return found
 
     def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
@@ -134,8 +134,9 @@ class _Fragments(MachineFragments):
             )
         return super().reduce_in_warp(layout, op, kind, along, data)
 
-    def _takes(self, work: float, more: float = 0.0) -> None:
-        self.isa.takes(work, work * self.isa.costs.stretch + more)
+    def _takes(self, work: float, more: float = 0.0, others: float = 0.0) -> None:
+        """others: cycles of the work in which other warps have a part of the quarter."""
+        self.isa.takes(work - others * self.isa.costs.beside, work * self.isa.costs.stretch + more)
 
 
 class _Isa(MachineIsa):
