@@ -7,6 +7,7 @@ from torch.nn import functional
 import tmapipe.torch as tt
 from tests.unit.errors import refused
 from tests.unit.test_torch import grads, half, model  # noqa: F401 - a fixture
+from tmapipe.torch import operators
 
 OFFSETS = torch.tensor([5, 5, 24], dtype=torch.int32)
 
@@ -35,6 +36,14 @@ def test_convolutions(model, image, filters, how):  # noqa: F811
     assert torch.equal(found, its(x.float(), weight.float(), bias.float(), **how).bfloat16())
     assert found.permute(0, *range(2, x.ndim), 1).is_contiguous()
     assert torch.equal(tt.conv2d(x, weight, **how), its(x.float(), weight.float(), **how).bfloat16())
+
+
+def test_convolutions_by_tf32(model, monkeypatch):  # noqa: F811
+    x, weight, bias = half(2, 6, 5, 5).float(), half(6, 6, 3, 3).float(), half(6).float()
+    found = tt.conv2d(x * (1 + 2**-12), weight, bias, padding=1)  # whose numbers are rounded to x
+    assert found.dtype == torch.float32 and torch.equal(found, functional.conv2d(x, weight, bias, padding=1))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    refused(tt.conv2d, x, weight, argument="tmapipe.torch.conv2d", rule="kernel", value=operators.NO_TF32)
 
 
 def test_gradients_of_a_convolution(model):  # noqa: F811

@@ -17,7 +17,7 @@ from tmapipe.base.tma_rules import Windows
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import match, new_like
 from tmapipe.epilogue import Epilogue
-from tmapipe.errors import InputError, check_type, is_count
+from tmapipe.errors import InputError, check_bool, check_type, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import ClusterSum, Wgmma
 from tmapipe.plan.model import Plan
@@ -370,6 +370,7 @@ class Conv(Gemm):
         mainloop: How warpgroups share tiles, as of `Gemm`, along m.
         epilogue: As of `Gemm`. Its operands by element are images too.
         tiles: The order of output tiles, whole ones.
+        tf32: Whether x and f are fp32, and are rounded to tf32 as they are loaded.
 
     Raises:
         InputError: For parts that do not go together, or that cannot be planned.
@@ -387,14 +388,16 @@ class Conv(Gemm):
         mainloop: Cooperative | mainloop.PingPong = Cooperative(),  # noqa: B008 - immutable
         epilogue: Epilogue | Callable[..., Any] | None = None,
         tiles: TileOrder = PersistentTiles(),  # noqa: B008
+        tf32: bool = False,
     ):
+        check_bool("Conv(tf32)", tf32)
         if not isinstance(windows, Windows):
             raise InputError("Conv(windows)", windows, "is a Windows", "e.g. Windows((3, 3), padding=1)")
         if getattr(mainloop, "along", "m") != "m":
             raise InputError("Conv(mainloop)", mainloop, "shares tiles along m", 'leave out along="n"')
         if isinstance(tiles, TileOrder) and (tiles.in_parts or tiles.table):
             raise InputError("Conv(tiles)", tiles, "is an order of whole tiles", "e.g. PersistentTiles(Snake(8))")
-        self.windows_of_images = windows
+        self.windows_of_images, self.rounded = windows, "tf32" if tf32 else None
         rank = len(windows.size)
         self.image_dims, self.window_dims = tuple(IMAGE[-rank:]), tuple(WINDOW[-rank:])
         self.relations = tuple(Dim(name, size=n) for name, n in zip(self.window_dims, windows.size, strict=True))
@@ -402,15 +405,11 @@ class Conv(Gemm):
 
     def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
         images, ones = " ".join(self.image_dims), (1,) * len(self.window_dims)
-        self.a = Im2colLoadStage(
-            f"i {images} c",
-            tile=(m, k),
-            windows=self.windows_of_images,
-            ring=self.ring,
-            multicast=MulticastGroup("n"),
-        )
+        (of_a, of_b), windows = map(MulticastGroup, "nm"), self.windows_of_images
+        how: dict[str, Any] = {"ring": self.ring, "dtype": self.rounded}
+        self.a = Im2colLoadStage(f"i {images} c", tile=(m, k), windows=windows, multicast=of_a, **how)
         dims = " ".join(("n", *self.window_dims, "c"))
-        self.b = TmaLoadStage(dims, tile=(n, *ones, k), ring=self.ring, multicast=MulticastGroup("m"))
+        self.b = TmaLoadStage(dims, tile=(n, *ones, k), multicast=of_b, **how)
         self.mma = Wgmma(self.a, self.b, promote=self.mainloop.promote)
         self.sources = (self.mma,)
         self.tile_extents = m, n, k

@@ -126,6 +126,7 @@ def require_tensors(operator: str, **given: Any) -> None:
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # whose extents are numbers
 TYPES = (torch.bfloat16, torch.float16)
+NO_TF32 = "float32, as torch allows no tf32"
 MOST = 4096  # signatures of calls that are known
 _callers: dict[Any, Any] = {}  # extents of a call -> its callers, as of `tmapipe.gpu.kernels`
 
@@ -241,7 +242,7 @@ def _product(
     tf32 = tensors[0].dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     reason = unsuited(given, (*TYPES, torch.float32) if tf32 else TYPES)
     if reason == "float32":
-        reason = "float32, as torch allows no tf32"
+        reason = NO_TF32
 
     def kernel() -> torch.Tensor:
         a, b, *more = tensors

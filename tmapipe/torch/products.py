@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tmapipe.base.tma_rules import Windows
+from tmapipe.base.tma_rules import ALIGNMENT, Windows
 from tmapipe.epilogue import Epilogue, PerColumn, PerRow, Scalar
 from tmapipe.errors import InputError, check_bool, is_count
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import GroupedGemm
 from tmapipe.schedules.mainloop import Operand
-from tmapipe.torch.operators import BIASED, TYPES, by_kernel, chosen, linear, require_tensors, unsuited, where
+from tmapipe.torch.operators import BIASED, NO_TF32, TYPES, by_kernel, chosen, linear, require_tensors, unsuited, where
 from tmapipe.tuning import Problem, choose, choose_conv
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -127,14 +127,18 @@ def _conv(
     given = (x, weight) if bias is None else (x, weight, bias)
     if not x.numel() or not weight.numel():
         return run()
-    reason = unsuited(given, TYPES)
+    reason = unsuited(given, (*TYPES, torch.float32) if _by_tf32() else TYPES)
+    if reason == "float32":
+        reason = NO_TF32
     if reason is None and groups != 1:
         reason = "groups"
 
     def kernel() -> torch.Tensor:
         images, filters = (_whole_units(each.detach()) for each in (x, weight))
         outputs = weight.shape[0]
-        units = -outputs % 8  # further filters of zeros, so that rows of the result are whole units
+        units = -outputs % (
+            ALIGNMENT // x.itemsize
+        )  # further filters of zeros, so that rows of the result are whole units
         if units:
             filters = functional.pad(filters, (0, 0) * (x.ndim - 1) + (0, units))
         windows = Windows(tuple(weight.shape[2:]), padding=[*padding], stride=[*stride], dilation=[*dilation])
@@ -149,15 +153,23 @@ def _conv(
 
 
 def _whole_units(x: torch.Tensor) -> torch.Tensor:
-    """Channels last, dense, with zeros up to whole 16 bytes of 16-bit channels, as TMA loads them."""
-    found = x.permute(0, *range(2, x.ndim), 1)
-    return functional.pad(found, (0, -x.shape[1] % 8)) if x.shape[1] % 8 else found.contiguous()
+    """Channels last, dense, with zeros up to whole 16 bytes of channels, as TMA loads them."""
+    found, lacking = x.permute(0, *range(2, x.ndim), 1), -x.shape[1] % (ALIGNMENT // x.itemsize)
+    return functional.pad(found, (0, lacking)) if lacking else found.contiguous()
+
+
+def _by_tf32() -> bool:
+    """Whether torch lets convolutions of fp32 be computed by tf32."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # torch's newer setting was used, which has a value for each operator
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
 
 
 @functools.lru_cache(maxsize=256)
 def _conv_schedule(x: torch.Size, f: torch.Size, dtype: torch.dtype, windows: Windows, bias: bool) -> Any:
     images, filters = (torch.empty(shape, dtype=dtype, device="meta") for shape in (x, f))
-    return choose_conv(images, filters, windows, epilogue=BIASED if bias else None)
+    return choose_conv(images, filters, windows, epilogue=BIASED if bias else None, tf32=dtype == torch.float32)
 
 
 # ---- grouped products ------------------------------------------------------------------------------------------------

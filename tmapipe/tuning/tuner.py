@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from tmapipe.base.arithmetic import ceil_div, dtype_of
+from tmapipe.base.arithmetic import as_dtype, ceil_div, dtype_of
 from tmapipe.base.disk import cache_folder
 from tmapipe.base.tma_rules import ALIGNMENT, Windows
 from tmapipe.bind import check_kind
@@ -183,6 +183,7 @@ def choose_conv(
     *,
     device: Device = H200,
     epilogue: Epilogue | Callable[..., Any] | None = None,
+    tf32: bool = False,
 ) -> Conv:
     """The `Conv` that should be the fastest for *x* and *f*, by estimate. Needs no GPU and runs nothing.
 
@@ -191,7 +192,7 @@ def choose_conv(
         f: [o, r, s, c].
         windows: Of the convolution.
         device: The GPU to choose for.
-        epilogue: As of `tmapipe.schedules.Conv`.
+        epilogue, tf32: As of `tmapipe.schedules.Conv`.
 
     Raises:
         InputError: The shapes or types do not fit, or no candidate can be built with that epilogue.
@@ -199,7 +200,7 @@ def choose_conv(
     check_type("windows", windows, Windows, "e.g. Windows((3, 3))")
     check_type("device", device, Device, "leave it out, or see tmapipe.tuning.Device")
     fused = Epilogue.of(epilogue)
-    problem, read = _as_gemm(x, f, windows)
+    problem, read = _as_gemm(x, f, windows, tf32)
     every = [each for each in _plain(problem, device) if device.resident(each.ctas)]
     done = together(work(problem, candidate, device) for candidate in every)._replace(read=read)
     errors: list[InputError] = []
@@ -211,7 +212,7 @@ def choose_conv(
     raise errors[0]
 
 
-def _as_gemm(x: Any, f: Any, windows: Windows) -> tuple[Problem, float]:
+def _as_gemm(x: Any, f: Any, windows: Windows, tf32: bool) -> tuple[Problem, float]:
     """Windows times channels of each element of a window, in whole slots; and the bytes that are read of x and f."""
     rank = len(windows.size) + 2
     for name, tensor in (("x", x), ("f", f)):
@@ -219,7 +220,7 @@ def _as_gemm(x: Any, f: Any, windows: Windows) -> tuple[Problem, float]:
         if tensor.ndim != rank:
             rule = f"has {rank} dimensions, channels last"
             raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "x [n, h, w, c] and f [o, r, s, c]")
-    dtype, channels = dtype_of(x, "x"), int(x.shape[-1])
+    dtype, channels = as_dtype("tf32") if tf32 else dtype_of(x, "x"), int(x.shape[-1])
     if tuple(map(int, f.shape[1:])) != (*windows.size, channels):
         rule = f"is (o, {', '.join(map(str, (*windows.size, channels)))})"
         raise InputError("f.shape", tuple(f.shape), rule, "pass filters of these windows and channels")
@@ -228,7 +229,7 @@ def _as_gemm(x: Any, f: Any, windows: Windows) -> tuple[Problem, float]:
     of_slot = SWIZZLE_SPAN // dtype.bytes
     k = math.prod(windows.size) * ceil_div(channels, of_slot) * of_slot
     rows = int(x.shape[0]) * math.prod(map(int, windows.counts(image)))
-    problem = Problem(rows, int(f.shape[0]), k, dtype, dtype)
+    problem = Problem(rows, int(f.shape[0]), k, dtype, dtype.in_memory)
     return problem, float((math.prod(x.shape) + math.prod(f.shape)) * dtype.bytes)
 
 
@@ -250,6 +251,7 @@ def _built(candidate: Candidate, windows: Windows, problem: Problem, epilogue: E
         mainloop=PingPong(in_turn=in_turn) if candidate.schedule == "PingPong" else Cooperative(),
         epilogue=attrs.evolve(epilogue, stages=chosen.get("store_stages", epilogue.stages)),
         tiles=order_of(*chosen["order"]) if "order" in chosen else PersistentTiles(),
+        tf32=problem.dtype.name == "tf32",
     )
     made.plan({"a": problem.dtype, "b": problem.dtype})
     return made
