@@ -363,7 +363,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "programs": lambda: beside_peers("programs", "us", "microseconds", _rested),
     "grouped": lambda: beside_peers("grouped", "tflops", "M x N x K / groups, TFLOP/s", _rested),
     "byproducts": byproducts,
-    "rows": lambda: drawn("rows_random", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}),
+    "rows": lambda: drawn(
+        "rows_random", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}
+    ),
     "row-kernels": lambda: beside_peers("rows_kernels", "gbps", "GB/s"),
     "products": lambda: beside_peers("products_random", "gbps", "GB/s"),
     "copy": lambda: beside_peers("copy", "gbps", "GB/s", _rested),
