@@ -366,8 +366,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "programs": lambda: beside_peers("programs", "us", "microseconds", _rested),
     "grouped": lambda: beside_peers("grouped", "tflops", "M x N x K / groups, TFLOP/s", _rested),
     "byproducts": byproducts,
-    "rows": lambda: drawn("rows_fresh", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}),
+    "rows": lambda: drawn(
+        "rows_random", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}
+    ),
     "row-kernels": lambda: beside_peers("rows_kernels", "gbps", "GB/s"),
+    "products": lambda: beside_peers("products_random", "gbps", "GB/s"),
     "copy": lambda: beside_peers("copy", "gbps", "GB/s", _rested),
     "copies": lambda: beside_peers("copies_random", "gbps", "GB/s"),
     "transpose": lambda: beside_peers("transpose", "gbps", "GB/s", _rested),
@@ -393,8 +396,9 @@ RATIOS: dict[str, Callable[[], Iterable[float | None]]] = {
     "GEMM with epilogues": lambda: _beside("epilogue", "us"),
     "grouped GEMM": lambda: _beside("grouped", "tflops"),
     "attention": lambda: map(ratio_of, compared("attention", "tflops", _last_attention(*BESIDE_PEERS)).values()),
-    "row kernels, random lengths": lambda: drawn_ratios("rows_fresh", lambda r: True).values(),
+    "row kernels, random lengths": lambda: drawn_ratios("rows_random", lambda r: True).values(),
     "other row kernels": lambda: _beside("rows_kernels", "gbps"),
+    "small batched products": lambda: _beside("products_random", "gbps"),
     "copies": lambda: _beside("copy", "gbps"),
     "copies of views": lambda: _beside("copies_random", "gbps"),
     "transposes": lambda: _beside("transpose", "gbps"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import tmapipe as tp
 from tests.sweeps import examples
+from tmapipe.schedules import copy
 
 BF16 = torch.bfloat16
 
@@ -76,6 +77,11 @@ def test_what_the_engine_can_move_is_not_left_to_threads(name, monkeypatch):
     monkeypatch.setattr(Copy, "_move", lambda self, x, y: moved.append(x.nbytes) or y.copy_(x))
     Copy()(x)
     assert sum(moved) == x.nbytes
+
+
+def test_tiles_of_long_rows_have_one(monkeypatch):
+    monkeypatch.setattr(copy, "LONG", 600)
+    check(some(2, 1028, dtype=torch.float32)[:, :1024])
 
 
 @pytest.mark.parametrize("dtype, columns", [(BF16, 65), (torch.int8, 129), (torch.int64, 5)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from tmapipe.gpu import control, cute_type
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.fragments import NEUTRAL, Fragments
 from tmapipe.plan.model import WARP
@@ -92,6 +93,18 @@ class Runs(Fragments):
         tile = slot.buffer.tile
         inside = self.isa.buffers[slot.buffer.name][(*(None,) * len(tile), slot.stage)]
         return cute.make_tensor(inside.iterator, cute.make_layout(math.prod(tile)))
+
+    def words_at(self, slot: SlotRef, first: Any, count: int) -> list[Int32]:
+        """So many words from byte *first* of a slot on, wherever that lies: halves of the words around them."""
+        start, last = self.isa.slot_address(slot.buffer, slot.stage), slot.buffer.slot_bytes - 4
+        begin = first & -4
+        after = choose(begin + 4 * count < last, begin + 4 * count, Int32(last))  # read in vain if all begin words
+        around = [
+            emit_ptx("ld.shared.b32 $0, [$1];", "r", start + place, words=1)[0]
+            for place in (*(begin + 4 * i for i in range(count)), after)
+        ]
+        how = "shf.r.wrap.b32 $0, $1, $2, $3;", "rrr"
+        return [emit_ptx(*how, *two, 8 * first, words=1, pure=True)[0] for two in itertools.pairwise(around)]
 
     def read_line(
         self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Any, Any], each: int = 1

@@ -374,7 +374,7 @@ class PartInSlot(Carried):
         return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role, width))
 
     def _part_layout(
-        self, name: str, like: Fragment | None, part: Any, at: Any, width: int
+        self, name: str, like: Fragment | None, part: Any, at: Any, width: int = 8
     ) -> tuple[ThreadLayout, Any]:
         """How a part of the tile is distributed, and where it begins."""
         buffer, role = self.part.buffer, self.part.isa.plan.role(self.part.role)

@@ -44,7 +44,7 @@ from tmapipe.tiles.persistent import Grouped, PersistentTiles
 REGISTERS, OTHERS = 1 << 16, 32  # of a multiprocessor; and of a thread of `CopyPlaces` beside elements and addresses
 TILE, MOST_VALUES = 32 << 10, 80  # bytes of a tile of rows that begin anywhere, and elements of a thread, at most
 MULTIPROCESSOR = 228 * 1024  # bytes of shared memory of one, on sm_90
-BOXES = 1024  # bytes of a row of a tile of words
+BOXES, LONG = 1024, 1 << 18  # bytes of a row of a tile of words; words of a row of which a tile has no other
 WORD = 4  # bytes that a thread stores at once, where addresses are anything
 RESIDENT = 1024  # threads that copy runs on a multiprocessor, with 64 registers each
 FEW = 8  # times that a multiprocessor takes CTAs, up to which the last ones count
@@ -168,7 +168,7 @@ class Copy(Schedule):
         (rows, columns), row = self.x.tile, x.shape[-1] * x.dtype.itemsize // WORD
         while x.ndim > 1 and columns % 8 == 0 and columns >= 2 * row and rows <= BOX // 2:
             rows, columns = rows * 2, columns // 2
-        while x.ndim > 1 and rows % 2 == 0 and x.shape[-2] < rows:  # and fewer rows than there are
+        while x.ndim > 1 and rows % 2 == 0 and rows > (1 if row >= LONG else x.shape[-2]):  # few places at once
             rows, columns = rows // 2, columns * 2
         key, made = (x.ndim, columns), self.__dict__.setdefault("_ranked", {})
         plain = key == (2, self.x.tile[1])
