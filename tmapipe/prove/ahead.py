@@ -11,9 +11,9 @@ import attrs
 
 from tmapipe.check.findings import Finding
 from tmapipe.errors import PipelineError
-from tmapipe.isa.effects import ArriveAt, Init, declared
-from tmapipe.isa.effects import Kind as OperandKind
-from tmapipe.isa.exchange import ClusterExchange
+from tmapipe.isa import ArriveAt, Init, declared
+from tmapipe.isa import Kind as OperandKind
+from tmapipe.isa.fragment import ClusterExchange
 from tmapipe.model.layout import Kind
 from tmapipe.model.run import lines
 from tmapipe.program.expressions import Call, For, If, While
