@@ -6,6 +6,7 @@ import inspect
 import pytest
 
 from tmapipe.isa.fragments import Fragments
+from tmapipe.program.expressions import Expr, values
 from tmapipe.program.isa import TracingFragments
 
 ABSTRACT = [
@@ -13,6 +14,16 @@ ABSTRACT = [
     for name, method in vars(Fragments).items()
     if inspect.isfunction(method) and "NotImplementedError" in method.__code__.co_names
 ]
+
+
+def test_values_that_nobody_uses_are_forgotten():
+    used, most = Expr.of("symbol", "used"), 0
+    for i in range(1_000_000):
+        Expr.of("symbol", f"gone {i}")
+        if len(values) < most:
+            break
+        most = len(values)
+    assert len(values) < most and Expr.of("symbol", "used") is used
 
 
 @pytest.mark.parametrize("name", ABSTRACT)

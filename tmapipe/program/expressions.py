@@ -85,7 +85,11 @@ FOLD: dict[str, Callable[..., Any]] = {
 
 
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
-_interned: weakref.WeakValueDictionary[Any, Expr] = weakref.WeakValueDictionary()  # of programs that are still in use
+KEPT = 10_000
+#: Of programs in use, and some that are gone: at most as many, or `KEPT` in all.
+values: dict[Any, weakref.ref[Expr]] = {}
+_making = threading.RLock()
+_most = KEPT  # before those that are gone are left out
 
 
 class _AtWork(threading.local):
@@ -100,6 +104,24 @@ at_work = _AtWork()
 def symbolic(value: Any) -> bool:
     """Whether it is known only when the kernel runs."""
     return isinstance(value, Expr)
+
+
+def _new(key: Any, op: str, args: tuple[Any, ...]) -> Expr:
+    """The value that *key* stands for: of two threads, one makes it. `WeakValueDictionary` calls a function of Python for each
+    value that goes, which takes as long as making it."""
+    global _most
+    with _making:
+        kept = values.get(key)
+        found = None if kept is None else kept()
+        if found is not None:
+            return found
+        if len(values) >= _most:
+            for each in [each for each, of in values.items() if of() is None]:
+                del values[each]
+            _most = max(KEPT, 2 * len(values))
+        made = Expr(op, args)
+        values[key] = weakref.ref(made)
+        return made
 
 
 class DividedByZeroError(ScopeError, ZeroDivisionError):
@@ -133,8 +155,9 @@ class Expr:
     @staticmethod
     def _interned(op: str, args: Any) -> Any:
         key = (op, *(("e", id(a)) if isinstance(a, Expr) else (type(a), a) for a in args))
-        found = _interned.get(key)
-        return found if found is not None else _interned.setdefault(key, Expr(op, args))  # of two threads, one makes it
+        kept = values.get(key)
+        found = None if kept is None else kept()
+        return _new(key, op, args) if found is None else found
 
     @property
     def boolean(self) -> bool:
