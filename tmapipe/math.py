@@ -31,21 +31,9 @@ def exp(x: Any) -> Any:
     return _apply("exp", x)
 
 
-def exp2(x: Any, every: int | None = None) -> Any:
-    """2^x: one instruction, where `exp` takes two.
-
-    Args:
-        x: A number, or a fragment.
-        every: 2, 4 or 8: of so many elements of a thread, the GPU finds one by a polynomial, to a relative error of 2^-13. It
-            takes eight instructions, but leaves the special-function unit to others. Then x is at most 127, and where it is
-            -127 or less, the result is 0. None: no element.
-
-    Raises:
-        InputError: *every* is something else.
-    """
-    if every not in (None, 2, 4, 8):
-        raise InputError("tmapipe.math.exp2(every)", every, "is 2, 4, 8 or None", "leave it out")
-    return _apply("exp2" if every is None else f"exp2_{every}", x)
+def exp2(x: Any) -> Any:
+    """2^x: one instruction, where `exp` takes two."""
+    return _apply("exp2", x)
 
 
 def log(x: Any) -> Any:

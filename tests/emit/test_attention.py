@@ -3,13 +3,11 @@
 import re
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from tests.oracle.ptx import Ptx
 from tests.sweeps import ALL
 from tmapipe.gpu.build import build
-from tmapipe.gpu.fragments import POWER_OF_2
 from tmapipe.schedules import Attention
 
 #: (options, loops over blocks of keys that come after the first block)
@@ -62,41 +60,3 @@ def guards(ptx, name, before):
     at = [i for i, line in enumerate(lines) if line.startswith(name) and lines[i - 1].startswith(before)]
     branches = (next(line for line in reversed(lines[:i]) if line.startswith("@%p")) for i in at)
     return [comparisons(re.match(r"@(%p\d+) bra", branch)[1]) for branch in branches]
-
-
-def test_powers_by_multiply_and_add():
-    """What the instructions of `POWER_OF_2` give for each x, step by step."""
-    x = np.concatenate([np.linspace(-126, 127, 100_001, endpoint=False), [-127, -1e30, -np.inf, 0]]).astype(np.float32)
-    values = {"$1": x}
-
-    def value(name):
-        constant = name.startswith("0f")
-        return values[name] if not constant else np.array(int(name[2:], 16), np.uint32).view(np.float32)
-
-    def down(exact):
-        near = exact.astype(np.float32)
-        return np.where(near > exact, np.nextafter(near, np.float32(-np.inf)), near)
-
-    for line in POWER_OF_2.strip("{; }").split(";")[2:]:
-        name, _, given = line.strip().partition(" ")
-        to, *operands = given.split(", ")
-        wide = [value(each).astype(np.float64) for each in operands if name.endswith("f32")]
-        if name == "max.f32":
-            found = np.maximum(*wide).astype(np.float32)
-        elif name == "add.rm.f32":
-            found = down(wide[0] + wide[1])
-        elif name == "sub.f32":
-            found = (wide[0] - wide[1]).astype(np.float32)
-        elif name == "fma.rn.f32":
-            found = (wide[0] * wide[1] + wide[2]).astype(np.float32)
-        elif name == "mov.b32":
-            found = value(operands[0]).view(np.uint32)
-        elif name == "shl.b32":
-            found = values[operands[0]] << np.uint32(int(operands[1]))
-        else:
-            assert name == "add.s32"
-            found = values[operands[0]] + values[operands[1]]
-        values[to] = found
-    found, exact = values["$0"].view(np.float32), np.exp2(x.astype(np.float64))
-    assert np.abs(found[:-4] / exact[:-4] - 1).max() < 2.0**-13
-    assert list(found[-4:]) == [0, 0, 0, 1]

@@ -182,7 +182,8 @@ def test_how_many_parts():
         q, k = torch.empty(batch, h, m, 128, device="meta"), torch.empty(batch, g, s, 128, device="meta")
         return getattr(Attention.of(q, k, **options), "parts", 1)
 
-    assert of(64, 8, 1, 8192) == of(64, 8, 1, 8192, causal="end") == 8 and of(64, 8, 1, 8192, 16) == 5
+    assert of(64, 8, 1, 8192) == of(64, 8, 1, 8192, causal="end") == 8 and of(64, 8, 1, 8192, 14) == 1
+    assert of(64, 8, 1, 8192, 20) == 4
     assert of(64, 8, 2, 8192, causal="end", lse=True) == of(64, 8, 1, 8192, score=Score(sinks=True, mask="b s")) == 8
     assert of(64, 8, 1, 65536, causal="end", window=4096) == 4
     assert of(64, 8, 1, 8192, causal="start") == of(64, 8, 1, 8192, score=Score(mask="h s")) == of(8, 8, 100, 8192) == 1
@@ -258,7 +259,12 @@ def test_of_tensors():
         return Attention.of(q, k, **options)
 
     assert schedule(8, 1, 1, 1500).packed == 8 and schedule(8, 1, 1, 1500).rows == 64
-    assert schedule(8, 1, 1, 1500, lse=True).packed == 1
+    for alone in (schedule(8, 1, 1, 1500, lse=True), schedule(6, 2, 1, 1500)):  # whose tiles cannot have several heads
+        assert isinstance(alone, SplitAttention) and alone.parts == 1
+    assert not isinstance(schedule(8, 8, 1, 1500, lse=True), SplitAttention)
+    assert [schedule(8, 8, m, m, 96).rows for m in (100, 300)] == [128, 192]
+    window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
+    assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)
     assert schedule(8, 8, 5000, 16384).keys_a_block == 176
     assert schedule(8, 8, 5000, 16384, causal="end").keys_a_block == 128
     assert schedule(8, 8, 300, 300, 64).rows == 192
@@ -269,6 +275,8 @@ def test_of_tensors():
     assert bands == [32, 16, 16, 16, 32, 8, 4, 1]
     q, k, v = problem(8, 1, 3, 200, 64)
     torch.testing.assert_close(Attention.of(q, k)(q, k, v).double(), expected(q, k, v)[0], atol=1e-2, rtol=1e-2)
+    o, lse = Attention.of(q, k, lse=True)(q, k, v)
+    torch.testing.assert_close((o.double(), lse.double()), expected(q, k, v), atol=1e-2, rtol=1e-2)
 
 
 class Summed(tp.Schedule):

@@ -124,9 +124,3 @@ def test_a_product_with_several_numbers_is_with_one():
         assert (y * 1e12).data == ("mul", y.data, 1e12)
     whole = Fragment(Recorded(), None, "tile", "int32", "x")
     assert (whole * 3 * 5).data == ("mul", ("mul", "x", 3.0), 5.0)
-
-
-def test_powers_by_polynomials_take_a_number_of_elements():
-    assert tp.math.exp2(3.0, every=4) == 8
-    with pytest.raises(tp.InputError, match=r"every.*3"):
-        tp.math.exp2(3.0, every=3)

@@ -44,13 +44,6 @@ LATER = (
     "max.f32 least, $1, least; mov.b32 $0, least; }"
 )
 
-#: 2^$1: $1 is a whole number and f, from 0 to 1. The power of f is a polynomial, to whose exponent the number is added.
-POWER_OF_2 = (
-    "{ .reg .f32 x, t, f, p; .reg .b32 n; max.f32 x, $1, 0fC2FE0000; add.rm.f32 t, x, 0f4B400000; "
-    "sub.f32 f, t, 0f4B400000; sub.f32 f, x, f; fma.rn.f32 p, f, 0f3D9DD553, 0f3E691BC5; fma.rn.f32 p, p, f, 0f3F31F32C; "
-    "fma.rn.f32 p, p, f, 0f3F800000; mov.b32 n, t; shl.b32 n, n, 23; mov.b32 $0, p; add.s32 $0, $0, n; }"
-)
-
 
 def pure_ptx(text: str, *numbers: Any) -> Float32:
     """The number in fp32 that such instructions give for numbers in fp32."""
@@ -320,8 +313,6 @@ class GpuFragments(PeerFragments, Sums):
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         size = max(map(len, operands))
         each = [data if len(data) == size else data * size for data in operands]
-        if every := int(name.removeprefix("exp2_")) if name.startswith("exp2_") else 0:
-            return [FUNCTIONS["exp2"](x) if i % every else pure_ptx(POWER_OF_2, x) for i, x in enumerate(each[0])]
         return [FUNCTIONS[name](*values) for values in zip(*each, strict=True)]
 
 

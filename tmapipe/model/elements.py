@@ -83,7 +83,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in _OF_NUMPY},
     **{name: getattr(arithmetic, name) for name in OF_ARITHMETIC},
     **{f"to_{kind.name}": functools.partial(_rounded, dtype=kind) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},
-    **{f"exp2_{every}": arithmetic.exp2 for every in (2, 4, 8)},
     "widen": np.asarray,
     "maximum": arithmetic.larger,
     "minimum": arithmetic.smaller,

@@ -207,7 +207,7 @@ class Attention(Schedule):
         from tmapipe.schedules.splitattention import SplitAttention, options_for, parts_for, width_of
 
         width = width_of(q, k, v, options)
-        if cls is Attention and parts_for(q.shape, k.shape, width, options) > 1:
+        if cls is Attention and parts_for(q.shape, k.shape, width, options):
             return SplitAttention.of(q, k, v, **options)
         return cls((q.shape[3], width), **options_for(q.shape, k.shape, width, options))
 
@@ -471,14 +471,14 @@ def _require(holds: Any, name: str, value: Any, rule: str, fix: str) -> None:
 
 def rows_of(d: int, width: int) -> int:
     """Queries of a tile of one head. width: elements of a head's values, as everywhere here."""
-    return 192 if max(d, width) <= 64 else 128
+    return 192 if max(d, width) <= 64 or d == width == 96 else 128
 
 
 def keys_of(d: int, width: int, rows: int, masked: bool = False) -> int:
     """Keys of a block: 128, or as many as two slots of keys, of values and of a mask have room for, and registers: of a row a
     thread holds half of the scores and of the sums, and weights in pairs. masked: whether a mask varies with queries."""
     if max(d, width) <= (64 if masked else 128):
-        return 128
+        return 128 if rows < 192 or max(d, width) <= 64 else 96
     shared = (ROOM - 2 * rows * (d + 64)) // (4 * (d + width + (rows if masked else 0)))
     return min(128, shared // 32 * 32 if masked else shared // 16 * 16, (200 - width // 2) * 4 // 3 // 16 * 16)
 

@@ -116,7 +116,7 @@ class SplitAttention(Attention):
         """The schedule for tensors like *q*, *k* and *v*, in as many parts as `Attention.of` would choose. options: as of the
         constructor."""
         width = width_of(q, k, v, options)
-        parts = parts_for(q.shape, k.shape, width, options)
+        parts = max(1, parts_for(q.shape, k.shape, width, options))
         if options.get("causal") == "end" and q.shape[2] == 1 and options.get("window") is None:
             options["causal"] = None  # the one query sees all keys
         score = Score.of(options.get("score"))
@@ -203,27 +203,38 @@ def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[st
         found.setdefault("tile", (rows // together, together, keys_of(d, width, rows)))
     elif m <= 64:
         found.setdefault("tile", (64, 1, keys_of(d, width, 64, "m" in score.dims)))
-    elif 64 < widest <= 128 and causal is None and s >= 8192 and not (score.mask or score.sinks):
+    elif rows_of(d, width) == 192 and (m <= 128 or (widest <= 64 and causal and s <= 1024)):
+        found.setdefault("tile", (128, 1, keys_of(d, width, 128, "m" in score.dims)))
+    elif 64 < widest <= 128 == rows_of(d, width) and causal is None and s >= 8192 and not (score.mask or score.sinks):
         found.setdefault("tile", (128, 1, 176))
-    elif widest <= 64 and causal and s <= 1024:
-        found.setdefault("tile", (128, 1, 128))
-    if causal:
-        found.setdefault("tiles", DynamicTiles(Backwards(band_of(d, width, m, s, together)), stages=0))
+    if causal:  # tiles of a window take equal times, but for the first ones
+        seen = s if (window := options.get("window")) is None else min(s, window + rows_of(d, width))
+        order = Backwards(band_of(d, width, m, seen, together))
+        found.setdefault("tiles", DynamicTiles(order, stages=0 if 2 * seen > s else 2))
     return found
 
 
 def parts_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> int:
-    """Into how many parts `Attention.of` divides the keys of tensors of these shapes: four for each multiprocessor of an H200,
-    each of eight blocks or more; 1 where there are many queries, or the mask varies with them or their heads."""
+    """Into how many parts `Attention.of` divides the keys of tensors of these shapes: those with which an H200's
+    multiprocessors, each at one part at a time, end first. 0 where `Attention` takes it: of many queries, of a mask that
+    varies with them or their heads, or of one part, unless the heads of a group cannot share its tiles."""
     groups, together, window = k[1], q[1] // max(1, k[1]), options.get("window")
     given = {name for name, option in options.items() if option is not None and option is not False}
     others = given - {"causal", "window", "scale", "score", "lse"} or {"h", "m"} & {
         *Score.of(options.get("score")).dims
     }
     if others or options.get("causal") == "start" or together * q[2] > 64 or not (q[0] and groups):
-        return 1
-    blocks = (k[2] if window is None else min(k[2], window + q[2])) // keys_of(q[3], width, 64)
-    return max(1, min(ceil_div(4 * 132, q[0] * groups), blocks // 8))
+        return 0
+    blocks = ceil_div(k[2] if window is None else min(k[2], window + q[2]), keys_of(q[3], width, 64))
+
+    def time(
+        parts: int,
+    ) -> float:  # in blocks: a tile begins in the time of one, as measured; a second kernel takes two
+        rounds = ceil_div(q[0] * groups * parts, 132)
+        return rounds * (ceil_div(blocks, parts) + 1) + (2 + parts / 8 if parts > 1 else 0)
+
+    parts = min(range(1, max(2, blocks // 8 + 1)), key=time)
+    return parts if parts > 1 or (together > 1 and (64 % together or "lse" in given)) else 0
 
 
 def _same_memory(x: Any, y: Any) -> bool:

@@ -135,7 +135,7 @@ def _attention(
         d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
         options = options_for(q.shape, k.shape, v.shape[3], given)
         split = {"parts": parts, **given}  # of queries that all see all keys, or those of a mask
-        schedule = _schedule(d, scale, tuple((split if parts > 1 else options).items()))
+        schedule = _schedule(d, scale, tuple((split if parts else options).items()))
         return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
 
     found: torch.Tensor = by_kernel("scaled_dot_product_attention", unsuited((q, k, v), TYPES), kernel, run)
