@@ -375,6 +375,11 @@ def test_on_its_own_gpu_choosing_looks_at_four(monkeypatch, name, looks):
     assert [len(few) for few in asked] == [4] * looks
     choose(Problem(4096, 4096, 4096), look=1)
     assert len(asked) == looks
+    kept = schedules.Gemm()
+    monkeypatch.setattr(tuner, "recall", lambda problem, gpu, *_: tuner.Tuned(kept, asked[0][0], 1.0))
+    assert (choose(Problem(4096, 4096, 4096)) is kept) == looks and len(asked) == looks, (
+        "what is kept is not ranked again"
+    )
 
 
 def test_a_problem_knows_how_far_apart_rows_lie():

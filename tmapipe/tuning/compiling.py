@@ -267,7 +267,7 @@ class Entry:
     Args:
         candidate: The fastest one.
         us: Its time (microseconds).
-        tried: How many candidates were timed.
+        tried: How many candidates were timed, or wanted if fewer differ.
     """
 
     candidate: Candidate

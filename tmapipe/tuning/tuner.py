@@ -3,6 +3,7 @@ estimated times."""
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import warnings
@@ -109,9 +110,12 @@ def choose(
     _check(problem, device)
     look = look or (LOOKS if _is_here(device) else 1)
     if look > 1:
+        known = recall(problem, device.name, fused, look) if _is_here(device) else None
+        if known is not None:  # without estimates of thousands, which take a second
+            return known.schedule
         few = unsure(problem, device, look, fused)
         if len(few) > 1:
-            return compared(problem, few, progress=False, epilogue=fused).schedule
+            return compared(problem, few, look=look, progress=False, epilogue=fused).schedule
     return likely(problem, device, 1, fused)[0].build(problem, fused)
 
 
@@ -333,13 +337,14 @@ def compared(
     problem: Problem,
     few: list[Candidate],
     *,
+    look: int = 1,
     jobs: int | None = None,
     again: bool = False,
     progress: bool = False,
     device: str = "cuda",
     epilogue: Epilogue = PLAIN,
 ) -> Tuned:
-    """The fastest of *few* candidates, or of as many that were tried before, from the cache on disk. Else as `tune`."""
+    """The fastest of *few*, or of as many, from the cache on disk; else as `tune`. look: how many were wanted, at most."""
     _need_gpu()
     import torch
 
@@ -354,7 +359,7 @@ def compared(
         raise PipelineError(f"no candidate for {problem} works: {'; '.join(f'{c}: {e}' for c, e in refused.items())}")
     timings = pick(runs, CudaClock(device=device), METHOD)
     best, timing = timings[0]
-    remember(problem, gpu, Entry(best, timing.us, len(few)), epilogue)
+    remember(problem, gpu, Entry(best, timing.us, max(look, len(few))), epilogue)
     return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused.items()))
 
 
@@ -438,17 +443,13 @@ def _prepare(
     given = operands(problem, epilogue, device)
     right = expected(epilogue, product(a, b, epilogue), given)
     for candidate, schedule in schedules.items():
-        run = _launch(schedule, a, b, out, given)
+        run = functools.partial(schedule, a, b, out=out, **given)
         wrong = compare(run, out, right)
         if wrong:
             refused[candidate] = wrong
         else:
             runs[candidate] = run
     return runs, schedules, refused
-
-
-def _launch(schedule: Gemm, a: Any, b: Any, out: Any, given: dict[str, Any]) -> Run:
-    return lambda: schedule(a, b, out=out, **given)
 
 
 def data_of(problem: Problem, device: str) -> tuple[Any, Any, Any]:
