@@ -62,14 +62,11 @@ class LogSoftmaxRows(Rows):
             self.store_rows(k.y, tile, values - base)
 
 
-class Softmax(RowKernel):
-    """Softmax over the last dimension of tensors of one to four, in bf16, fp16 or fp32, of any length."""
-
-    hold = 32
-    schedule: type[Rows] = SoftmaxRows
+class RowsOfRows(RowKernel):
+    """Base of kernels that make a row of each row, without anything beside it."""
 
     def __call__(self, x: Any, *, out: Any = None) -> Any:
-        """``y = exp(x) / sum of exp(x)``; of `LogSoftmax` its logarithm.
+        """Makes y, as the class says.
 
         Args:
             x: The rows.
@@ -82,6 +79,13 @@ class Softmax(RowKernel):
             InputError: For shapes or types that do not fit.
         """
         return self.run({"x": x}, {"y": out}, {})
+
+
+class Softmax(RowsOfRows):
+    """``y = exp(x) / sum of exp(x)`` over the last dimension of one to four, in bf16, fp16 or fp32, of any length."""
+
+    hold = 32
+    schedule: type[Rows] = SoftmaxRows
 
 
 class LogSoftmax(Softmax):
