@@ -144,13 +144,6 @@ KERNELS: dict[str, Peers] = {
 }  # fmt: skip
 
 
-def kernel_of(case: Case) -> RowKernel:
-    kernel = KERNELS[case.kernel].ours()
-    if isinstance(kernel, CrossEntropy):
-        kernel.options = (2,)
-    return kernel
-
-
 def columns_of(case: Case) -> list[int]:
     """Bytes of what there is a column of."""
     size = {"rmsnorm": [SIZES[case.dtype]], "layernorm": [4, 4]}
@@ -160,7 +153,9 @@ def columns_of(case: Case) -> list[int]:
 def forms_of(case: Case, count: int) -> list[RowForm]:
     """What is taken; with more, the best of each kind (packed or not, one tile a CTA or several, so many CTAs a row), then
     others, better ones first."""
-    every = kernel_of(case).forms(case.length, SIZES[case.dtype], case.aligned, vectors=sum(columns_of(case)))
+    every = (
+        KERNELS[case.kernel].ours().forms(case.length, SIZES[case.dtype], case.aligned, vectors=sum(columns_of(case)))
+    )
     kinds: dict[Any, RowForm] = {}
     for form in every:
         kinds.setdefault((form.packed, form.each > 1, form.ctas, form.piece > 0), form)
@@ -177,7 +172,7 @@ def forms_of(case: Case, count: int) -> list[RowForm]:
 
 def schedule_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str]]:
     """The schedule of a form, and its tensors' types."""
-    schedule = kernel_of(case).rows(form, case.aligned, 1, len(columns_of(case)))
+    schedule = KERNELS[case.kernel].ours().rows(form, case.aligned, 1, len(columns_of(case)))
     names = (*schedule.loaded, *schedule.columns, *schedule.stored)
     types = dict.fromkeys(names, case.dtype) | dict.fromkeys(schedule.numbers, "fp32")
     if case.kernel == "layernorm":
@@ -206,7 +201,7 @@ def made(case: Case, explore: int, peers: bool, bytes_: int) -> Made:
     out = {"out": torch.full_like(x, float("nan"))} if beside.stores else {}
 
     def called(form: RowForm) -> Callable[[], Any]:
-        kernel = kernel_of(case)
+        kernel = KERNELS[case.kernel].ours()
         if form is not forms[0]:
             rows, _ = schedule_of(case, form)
             kernel.fit = lambda *_: rows  # type: ignore[method-assign]

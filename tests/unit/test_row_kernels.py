@@ -179,7 +179,7 @@ def test_kernels_with_tables_from_other_processes():
     from tmapipe.gpu.launch import adopt, compiled_for
 
     rows = S.CrossEntropyRows(S.rowform.RowForm(60, 4, 64, 1, packed=True))
-    x, numbers, target = rows_of((4, 60), BF16), torch.empty(4), torch.zeros(8, dtype=torch.int32)
+    x, numbers, target = rows_of((4, 60), BF16), torch.empty(4), torch.zeros(4, dtype=torch.int64)
     bound = rows.bind(x=x.reshape(-1), target=target, loss=numbers, lse=numbers.clone())
     ranks = {name: each.ndim for name, each in bound.tensors.items()}
     compiled = Compiled(rows.plan(bound.dtypes), None)

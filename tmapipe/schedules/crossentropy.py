@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -63,14 +62,11 @@ class LogSoftmaxRows(Rows):
             self.store_rows(k.y, tile, values - base)
 
 
-class Softmax(RowKernel):
-    """Softmax over the last dimension of tensors of one to four, in bf16, fp16 or fp32, of any length."""
-
-    hold = 32
-    schedule: type[Rows] = SoftmaxRows
+class RowsOfRows(RowKernel):
+    """Base of kernels that make a row of each row, without anything beside it."""
 
     def __call__(self, x: Any, *, out: Any = None) -> Any:
-        """``y = exp(x) / sum of exp(x)``; of `LogSoftmax` its logarithm.
+        """Makes y, as the class says.
 
         Args:
             x: The rows.
@@ -85,6 +81,13 @@ class Softmax(RowKernel):
         return self.run({"x": x}, {"y": out}, {})
 
 
+class Softmax(RowsOfRows):
+    """``y = exp(x) / sum of exp(x)`` over the last dimension of one to four, in bf16, fp16 or fp32, of any length."""
+
+    hold = 32
+    schedule: type[Rows] = SoftmaxRows
+
+
 class LogSoftmax(Softmax):
     """The logarithm of `Softmax`, without leaving fp32."""
 
@@ -96,7 +99,7 @@ class LogSoftmax(Softmax):
 # Cross-entropy of rows of any length: the logarithm of the sum of powers of each row, less the logit of its target.
 
 
-WORDS = "int32", "int64"
+INTEGERS = "int32", "int64"
 
 
 def logsumexp(x: Any, y: Any) -> Any:
@@ -105,28 +108,25 @@ def logsumexp(x: Any, y: Any) -> Any:
     return most + math.log(math.exp(x - most) + math.exp(y - most))
 
 
-def words_of(target: Any, x: Any) -> Any:
-    """Targets of rows *x*, as a matrix of words of 32 bits. Raises `InputError` for other types or shapes."""
+def flat_targets(target: Any, x: Any) -> Any:
+    """Targets of rows *x*, as a vector. Raises `InputError` for other types or shapes."""
     check_kind("x", x)
     check_kind("target", target)
-    if tuple(target.shape) != tuple(x.shape[:-1]) or str(target.dtype).removeprefix("torch.") not in WORDS:
+    if tuple(target.shape) != tuple(x.shape[:-1]) or str(target.dtype).removeprefix("torch.") not in INTEGERS:
         found, rule = (tuple(target.shape), str(target.dtype)), f"is int64 or int32 of {tuple(x.shape[:-1])}"
         raise InputError("target", found, rule, "pass a column for each row")
     flat = target.reshape(-1)
-    if isinstance(target, np.ndarray):
-        return np.ascontiguousarray(flat).view(np.int32).reshape(-1, target.dtype.itemsize // 4)
-    return flat.contiguous().view(sys.modules["torch"].int32).reshape(-1, target.dtype.itemsize // 4)
+    return np.ascontiguousarray(flat) if isinstance(target, np.ndarray) else flat.contiguous()
 
 
 class TargetRows(Rows):
-    """Base of schedules of rows that have a target each, of `words` of 32 bits, the lowest first."""
+    """Base of schedules of rows that have a target each."""
 
     tables = ("target",)
-    words: int
 
     def targets_of(self, k: KernelContext, tile: Tile) -> list[Any]:
         """The targets of a CTA's rows, before it waits for these."""
-        return [k.target.entry((self.row(tile) + i) * self.words) for i in range(self.form.rows)]
+        return [k.target.entry(self.row(tile) + i) for i in range(self.form.rows)]
 
     def a_row(self, targets: list[Any], like: Any) -> Any:
         """The target of each row of a fragment."""
@@ -144,15 +144,14 @@ class CrossEntropyRows(TargetRows):
     Args:
         form: As of `Rows`: of rows one after another, or of one row by `form.ctas` pieces.
         ignored: A target whose loss is 0.
-        words: Of 32 bits that a target has, the lowest first.
     """
 
     stored, numbers = (), ("loss", "lse")
     x: TmaLoadStage
 
-    def __init__(self, form: RowForm, ignored: int = -100, words: int = 2):
+    def __init__(self, form: RowForm, ignored: int = -100):
         super().__init__(form)
-        self.ignored, self.words = ignored, words
+        self.ignored = ignored
         if not form.packed:
             self.logits = BarrierRing(1, producer=self.load, consumer=self.work)
             self.logit = TmaLoadStage(" ".join(self.x.dims), tile=(form.unit,), ring=self.logits).of_input(self.x)
@@ -220,9 +219,8 @@ class CrossEntropy(RowKernel):
         Raises:
             InputError: For shapes or types that do not fit.
         """
-        words = words_of(target, x)
-        self.options = (words.shape[1],)
-        return self.run({"x": x}, {}, {}, dict.fromkeys(CrossEntropyRows.numbers), {"target": words})
+        tables = {"target": flat_targets(target, x)}
+        return self.run({"x": x}, {}, {}, dict.fromkeys(CrossEntropyRows.numbers), tables)
 
     schedule = CrossEntropyRows
 
@@ -232,7 +230,7 @@ class CrossEntropy(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> CrossEntropyRows:
         """As in `RowKernel`."""
-        return CrossEntropyRows(form, self.ignored, *self.options)
+        return CrossEntropyRows(form, self.ignored)
 
 
 class CrossEntropyBackwardRows(TargetRows):
@@ -240,15 +238,15 @@ class CrossEntropyBackwardRows(TargetRows):
 
     Args:
         form: As of `Rows`; rows one after another are a multiple of 4.
-        ignored, words: As of `CrossEntropyRows`.
+        ignored: As of `CrossEntropyRows`.
         stored: As of `Rows`.
     """
 
     stored, given = ("dx",), ("lse", "dloss")
 
-    def __init__(self, form: RowForm, ignored: int = -100, words: int = 2, stored: int = ALIGNMENT):
+    def __init__(self, form: RowForm, ignored: int = -100, stored: int = ALIGNMENT):
         super().__init__(form, stored)
-        self.ignored, self.words = ignored, words
+        self.ignored = ignored
 
     @Rows.work.jit
     def differentiate(self, k: KernelContext, tile: Tile) -> None:
@@ -290,10 +288,8 @@ class CrossEntropyBackward(RowKernel):
         Raises:
             InputError: For shapes or types that do not fit.
         """
-        words = words_of(target, x)
-        self.options = (words.shape[1],)
         given = {name: numbers_of(name, each, x) for name, each in (("lse", lse), ("dloss", dloss))}
-        return self.run({"x": x}, {"dx": out}, {}, {}, {"target": words, **given})
+        return self.run({"x": x}, {"dx": out}, {}, {}, {"target": flat_targets(target, x), **given})
 
     def takes(self, form: RowForm) -> bool:
         """As in `RowKernel`; targets come one by one, numbers of rows in units of 16 bytes."""
@@ -301,7 +297,7 @@ class CrossEntropyBackward(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
-        return CrossEntropyBackwardRows(form, self.ignored, self.options[0], stored)
+        return CrossEntropyBackwardRows(form, self.ignored, stored)
 
 
 def numbers_of(name: str, given: Any, x: Any) -> Any:

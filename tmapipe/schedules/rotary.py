@@ -24,6 +24,7 @@ from tmapipe.parts.stages import ReductionScratch
 from tmapipe.plan.model import WARP
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.copy import Copy
+from tmapipe.schedules.crossentropy import RowsOfRows
 from tmapipe.schedules.elementwise import (
     DIMS,
     ElementwiseTiles,
@@ -37,7 +38,7 @@ from tmapipe.schedules.elementwise import (
     vector_of,
 )
 from tmapipe.schedules.rowform import FLIGHT, WIDEST, RowForm, expanded, padded, seen_as, strides_of
-from tmapipe.schedules.rows import KINDS, RowKernel, Rows
+from tmapipe.schedules.rows import KINDS, Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
 
@@ -287,25 +288,10 @@ class CumsumRows(Rows):
             k.y.store_from(tile.b, tile.a, self.first(tile, n), values=sums)
 
 
-class Cumsum(RowKernel):
-    """Running sums along the last dimension of tensors of one to four, in bf16, fp16 or fp32, of any length, added in fp32."""
+class Cumsum(RowsOfRows):
+    """``y[..., n] = x[..., 0] + ... + x[..., n]``, added in fp32, of one to four dimensions, in bf16, fp16 or fp32."""
 
     hold, kept, schedule = 0, 1, CumsumRows
-
-    def __call__(self, x: Any, *, out: Any = None) -> Any:
-        """``y[..., n] = x[..., 0] + ... + x[..., n]``.
-
-        Args:
-            x: The rows.
-            out: y, of x's shape and of any type; None: made, as x.
-
-        Returns:
-            y.
-
-        Raises:
-            InputError: For shapes or types that do not fit.
-        """
-        return self.run({"x": x}, {"y": out}, {})
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0

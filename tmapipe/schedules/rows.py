@@ -294,7 +294,7 @@ class Rows(Schedule):
     # ---- calls ----------------------------------------------------------------------------------------------------
 
     def run(self, given: dict[str, Any], others: dict[str, Any]) -> tuple[Any, ...]:
-        """Runs the schedule on matrices of rows, on vectors of a number a row and tables of some, and on *others*, by stage;
+        """Runs the schedule on matrices of rows, on vectors and tables of a number a row, and on *others*, by stage;
         returns further results."""
         for part in self.parts(given):
             self(**part, **others)
@@ -429,7 +429,7 @@ class RowKernel:
 
         Args:
             numbers: Outputs of one number a row, in fp32.
-            tables: Integers of 32 bits, some a row.
+            tables: Integers, one a row.
         """
         given = {**loaded, **others, **(tables or {}), **stored, **(numbers or {})}
         over = any(x is y for x in loaded.values() for y in stored.values())
