@@ -20,7 +20,7 @@ from tests.oracle.one_run import check_program
 from tests.oracle.registry import REGISTRY
 from tests.programs import PROGRAMS
 from tmapipe import schedules
-from tmapipe.check.findings import Report
+from tmapipe.check import Report
 from tmapipe.kernel import kernel_main
 
 __all__ = ["draw", "main"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tmapipe.gpu.launch import Launcher
     from tmapipe.model import Machine
     from tmapipe.model.run import Run
-    from tmapipe.program.trace import Traced
+    from tmapipe.program import Traced
     from tmapipe.schedule import Schedule
 
 
@@ -278,7 +278,7 @@ def check_clusters(clusters: Any) -> None:
 def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Callable[..., Machine]) -> Run:
     """Runs these tensors on what *machine* makes of a plan and options: a `Machine`. clusters: as of `Schedule.simulate`."""
     from tmapipe.model import steps_for
-    from tmapipe.program.trace import replay, trace
+    from tmapipe.program import replay, trace
 
     plan = schedule.plan(bound.dtypes)
     spans = schedule.spans(bound.shapes)

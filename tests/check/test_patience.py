@@ -14,7 +14,7 @@ import tmapipe as tp
 from tmapipe.base import disk
 from tmapipe.check import linear as patience
 from tmapipe.errors import InputError
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.prove import verdicts
 from tmapipe.testing import assert_safe
 

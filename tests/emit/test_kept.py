@@ -9,7 +9,7 @@ import pytest
 
 import tmapipe as tp
 from tests.raw_rows import Doubled, double_on_cpu
-from tmapipe.check.findings import Report
+from tmapipe.check import Report
 from tmapipe.errors import UnsafeError
 from tmapipe.gpu import build, kernels
 from tmapipe.gpu.kernels import kernel_for

@@ -15,13 +15,13 @@ import attrs
 
 from tmapipe.base import collector_at_rest, disk
 from tmapipe.base.arithmetic import DType
+from tmapipe.check import Finding, Report
 from tmapipe.check.deadlocks import ordered, refused
-from tmapipe.check.findings import Finding, Report
 from tmapipe.check.linear import LinearCheck, OutOfTime, doing, given, patience
 from tmapipe.check.ring_uses import budget_findings, placed
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.model.layout import Layout, line_of
-from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
+from tmapipe.program import ONE_AT_A_TIME, Traced, trace
 from tmapipe.prove.ahead import look_at_loops
 from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.joint import prove
