@@ -305,7 +305,7 @@ def launcher_for(schedule: Schedule, bound: Bound, stamps: Sequence[int] = ()) -
     """What launches the kernel for these tensors, which has been checked. stamps: as of `Launcher`."""
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.launch import Launcher
-    from tmapipe.prove.verdicts import require_safe_once
+    from tmapipe.prove import require_safe_once
 
     def gate(program: Traced | None, identity: str | None) -> None:
         schedule.__dict__["_partly"] = require_safe_once(schedule, bound.dtypes, program, identity)
@@ -393,6 +393,6 @@ def _export_all(path: str | os.PathLike[str], kernels: Mapping[str, Exported], a
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or in_c(name) != name:
             rule = "is the name of a C function that the library does not have yet"
             raise InputError("name", name, rule, 'e.g. "gemm"')
-    from tmapipe.prove.verdicts import require_safe_once
+    from tmapipe.prove import require_safe_once
 
     return write(Path(path), kernels, require_safe_once, arch)

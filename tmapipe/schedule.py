@@ -211,7 +211,7 @@ class Schedule(Calls):
         Raises:
             InputError: `seconds` is no positive number.
         """
-        from tmapipe.prove.verdicts import check_schedule
+        from tmapipe.prove import check_schedule
 
         return check_schedule(self, dtypes, arch, seconds=seconds)
 

@@ -286,7 +286,7 @@ def test_state_that_grows_is_never_every():
 
 def test_what_no_events_are_left_for_is_not_claimed(monkeypatch):
     everything = grown()
-    monkeypatch.setattr("tmapipe.prove.verdicts.MAX_EVENTS", 100)
+    monkeypatch.setattr("tmapipe.prove.MAX_EVENTS", 100)
     report = Grows().check()
     assert report.ok and report.trips.startswith("up to ") and report.trips != everything.trips
 
