@@ -207,7 +207,7 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
     import torch
 
     from tmapipe.gpu.watchdog import places
-    from tmapipe.program.trace import trace
+    from tmapipe.program import trace
     from tmapipe.timeline.stamped import launcher_of, recorded
 
     schedule = case.make()

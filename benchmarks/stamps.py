@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     from tmapipe.gpu.launch import CudaClock
     from tmapipe.gpu.watchdog import places
-    from tmapipe.program.trace import trace
+    from tmapipe.program import trace
     from tmapipe.timeline.stamped import launcher_of
     from tmapipe.tuning import Problem, ranked
 

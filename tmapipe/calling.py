@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tmapipe.gpu.launch import Launcher
     from tmapipe.model import Machine
     from tmapipe.model.run import Run
-    from tmapipe.program.trace import Traced
+    from tmapipe.program import Traced
     from tmapipe.schedule import Schedule
 
 
@@ -278,7 +278,7 @@ def check_clusters(clusters: Any) -> None:
 def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Callable[..., Machine]) -> Run:
     """Runs these tensors on what *machine* makes of a plan and options: a `Machine`. clusters: as of `Schedule.simulate`."""
     from tmapipe.model import steps_for
-    from tmapipe.program.trace import replay, trace
+    from tmapipe.program import replay, trace
 
     plan = schedule.plan(bound.dtypes)
     spans = schedule.spans(bound.shapes)
@@ -305,7 +305,7 @@ def launcher_for(schedule: Schedule, bound: Bound, stamps: Sequence[int] = ()) -
     """What launches the kernel for these tensors, which has been checked. stamps: as of `Launcher`."""
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.launch import Launcher
-    from tmapipe.prove.verdicts import require_safe_once
+    from tmapipe.prove import require_safe_once
 
     def gate(program: Traced | None, identity: str | None) -> None:
         schedule.__dict__["_partly"] = require_safe_once(schedule, bound.dtypes, program, identity)
@@ -393,6 +393,6 @@ def _export_all(path: str | os.PathLike[str], kernels: Mapping[str, Exported], a
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or in_c(name) != name:
             rule = "is the name of a C function that the library does not have yet"
             raise InputError("name", name, rule, 'e.g. "gemm"')
-    from tmapipe.prove.verdicts import require_safe_once
+    from tmapipe.prove import require_safe_once
 
     return write(Path(path), kernels, require_safe_once, arch)

@@ -186,7 +186,7 @@ class Schedule(Calls):
         Raises:
             ScopeError: A body does what is not traced; names its line.
         """
-        from tmapipe.program.trace import listing, trace
+        from tmapipe.program import listing, trace
 
         return listing(trace(self, self.plan(dtypes, arch=arch)))
 
@@ -211,7 +211,7 @@ class Schedule(Calls):
         Raises:
             InputError: `seconds` is no positive number.
         """
-        from tmapipe.prove.verdicts import check_schedule
+        from tmapipe.prove import check_schedule
 
         return check_schedule(self, dtypes, arch, seconds=seconds)
 

@@ -6,7 +6,7 @@ import pytest
 
 import tmapipe as tp
 from tests.check.deciding import Tiles, put, take
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.prove.joint import prove
 
 

@@ -131,7 +131,7 @@ def test_loops_that_never_end_are_errors(name):
 
 @pytest.mark.parametrize("name", NOT_SHOWN)
 def test_loops_that_may_not_end_are_not_called_safe(name, monkeypatch):
-    monkeypatch.setattr("tmapipe.prove.verdicts.MAX_EVENTS", 2000)
+    monkeypatch.setattr("tmapipe.prove.MAX_EVENTS", 2000)
     report = NOT_SHOWN[name]().check()
     assert report.trips != "every trip count", str(report)
 

@@ -8,7 +8,7 @@ from tests.check.deciding import CASES
 from tests.sweeps import sample
 from tests.unit.errors import refused
 from tmapipe import schedules as S
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.prove.problem import Problem, every_cluster
 
 BY_NAME = {each.name: each for each in CASES}

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import tmapipe as tp
+from tmapipe import prove as verdicts
 from tmapipe.base import disk
 from tmapipe.check import linear as patience
 from tmapipe.errors import InputError
-from tmapipe.program.trace import trace
-from tmapipe.prove import verdicts
+from tmapipe.program import trace
 from tmapipe.testing import assert_safe
 
 EVERY = "every trip count"

@@ -19,7 +19,7 @@ from tmapipe.check.deadlocks import check_operations
 from tmapipe.isa.barriers import FenceProxyAsync
 from tmapipe.model import Layout
 from tmapipe.plan.thread_layout import vectors_of
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.prove.problem import Problem, operations_of
 from tmapipe.testing import assert_safe
 

@@ -9,7 +9,7 @@ from tests.check.more_right import MORE, OneMoreSlot
 from tests.check.right_list import SECONDS, judge, programs
 from tests.sweeps import sample
 from tmapipe.model import Layout
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.prove.places import Places
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "right_programs.json"

@@ -11,7 +11,7 @@ from tests.oracle.registry import REGISTRY
 from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
 from tmapipe.kernel import kernel_main
-from tmapipe.prove.verdicts import require_safe
+from tmapipe.prove import require_safe
 from tmapipe.testing import assert_safe
 
 S = tp.schedules

@@ -9,7 +9,7 @@ import pytest
 import tmapipe as tp
 from tests.sweeps import sample
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.protocol.matmuls import TeamsInTurn
 from tmapipe.prove.joint import prove
 from tmapipe.prove.recurrence import RunState

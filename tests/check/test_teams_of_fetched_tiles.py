@@ -5,7 +5,7 @@ import pytest
 import tmapipe as tp
 from tests.check.test_teams import Teams, one_less, one_more, steps, twice
 from tests.sweeps import sample
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.prove.joint import prove
 from tmapipe.tiles.dynamic import FetchedTiles
 

@@ -7,7 +7,7 @@ import pytest
 
 import tmapipe as tp
 from tests.check.deciding import CASES, ByTurn, CountsItself, Nested, Tiles, entry, one_if, steps, take
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.prove.joint import prove
 from tmapipe.prove.solver import Solver
 

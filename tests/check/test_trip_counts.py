@@ -13,7 +13,7 @@ from tests.oracle.random_pipelines import draw
 from tests.sweeps import ALL, sample
 from tmapipe.check import Kind
 from tmapipe.kernel import kernel_main
-from tmapipe.program.trace import replay, trace
+from tmapipe.program import replay, trace
 from tmapipe.prove import joint, symbols
 from tmapipe.prove.problem import Sizes
 
@@ -286,7 +286,7 @@ def test_state_that_grows_is_never_every():
 
 def test_what_no_events_are_left_for_is_not_claimed(monkeypatch):
     everything = grown()
-    monkeypatch.setattr("tmapipe.prove.verdicts.MAX_EVENTS", 100)
+    monkeypatch.setattr("tmapipe.prove.MAX_EVENTS", 100)
     report = Grows().check()
     assert report.ok and report.trips.startswith("up to ") and report.trips != everything.trips
 
@@ -456,7 +456,7 @@ def mutants(schedule, plan, monkeypatch):
     """(mutation, its program, whether a set is closed)."""
     for mutation in sample(MUTATIONS, 2):
         with monkeypatch.context() as patch:
-            patch.setattr("tmapipe.program.trace.kernel_main", functools.partial(_mutated, mutation))
+            patch.setattr("tmapipe.program.kernel_main", functools.partial(_mutated, mutation))
             program = trace(schedule, plan)
         yield mutation, program, joint.prove(program).closed
 

@@ -7,7 +7,7 @@ import tmapipe as tp
 from tests.check.deciding import ByTurn, Tiles, one_if, put, steps, take
 from tests.oracle.result_forms import InPlace
 from tmapipe.check.phases import Phase
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.prove.ahead import are_apart, everything
 from tmapipe.prove.joint import Search, prove
 from tmapipe.prove.places import Places

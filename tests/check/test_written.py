@@ -7,7 +7,7 @@ import pytest
 
 from tests.check.mistakes.form import PROGRAMS, make
 from tests.unit.test_command import SCHEMA
-from tmapipe.check.findings import excerpt, marked_in
+from tmapipe.check import excerpt, marked_in
 
 TWICE = {
     "            slot.y.store(tile)\n": "            slot.y.store(tile)\n"

@@ -10,8 +10,8 @@ from tests.oracle.ptx_execution import BASE, Execution, Launch
 from tests.sweeps import ALL
 from tmapipe.model.elements import indices_of
 from tmapipe.plan.thread_layout import vectors_of
+from tmapipe.program import trace
 from tmapipe.program.explain import fragments_need, times, touched_by
-from tmapipe.program.trace import trace
 
 
 class Touching(Execution):

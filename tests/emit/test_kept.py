@@ -9,12 +9,12 @@ import pytest
 
 import tmapipe as tp
 from tests.raw_rows import Doubled, double_on_cpu
-from tmapipe.check.findings import Report
+from tmapipe import prove as verdicts
+from tmapipe.check import Report
 from tmapipe.errors import UnsafeError
 from tmapipe.gpu import build, kernels
 from tmapipe.gpu.kernels import kernel_for
-from tmapipe.prove import verdicts
-from tmapipe.prove.verdicts import require_safe_once
+from tmapipe.prove import require_safe_once
 
 torch = pytest.importorskip("torch")
 RANKS = {"x": 2, "y": 2}
@@ -52,7 +52,7 @@ OTHER = """
 import tmapipe as tp
 from tests.emit.test_kept import copy, kernel_of
 from tmapipe.gpu import kernels
-from tmapipe.prove import verdicts
+from tmapipe import prove as verdicts
 
 kernels.build = verdicts.require_safe = lambda *_, **__: 1 / 0
 found = kernel_of(copy())

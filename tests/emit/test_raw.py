@@ -11,7 +11,7 @@ from cutlass import Float32
 import tmapipe as tp
 from tests.raw_rows import Doubled, double_on_cpu
 from tmapipe.model import Machine
-from tmapipe.program.trace import replay, trace
+from tmapipe.program import replay, trace
 
 
 def test_raw_code_is_in_the_kernel():

@@ -13,7 +13,7 @@ from tmapipe.errors import InputError
 from tmapipe.gpu import kernels
 from tmapipe.gpu.build import build
 from tmapipe.gpu.watchdog import CTAS, WORDS, rows, sites
-from tmapipe.program.trace import trace
+from tmapipe.program import trace
 from tmapipe.timeline.stamped import recorded, row_of
 from tmapipe.timeline.trace import Trace
 

@@ -35,8 +35,8 @@ from tests.oracle.plain import PlainIsa, record
 from tmapipe.check.deadlocks import check_operations
 from tmapipe.kernel import kernel_main
 from tmapipe.model import Layout
+from tmapipe.prove import EVERY
 from tmapipe.prove.problem import Problem
-from tmapipe.prove.verdicts import EVERY
 
 __all__ = ["draw", "judge"]
 

@@ -73,7 +73,7 @@ def _schedule(drawn: Body, folder: Path) -> Iterator[Any]:
 
 def program_of(schedule: tp.Schedule, plan: Any = None) -> Entry:
     """The traced program of a warp, as the model runs it."""
-    from tmapipe.program.trace import replay, trace
+    from tmapipe.program import replay, trace
 
     program = trace(schedule, plan or schedule.plan())
     return lambda isa: replay(program, isa)

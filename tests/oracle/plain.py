@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from tmapipe.check import Finding
 from tmapipe.check.deadlocks import check_operations, refused
-from tmapipe.check.findings import Finding
 from tmapipe.check.linear import LinearCheck
 from tmapipe.errors import PipelineError
 from tmapipe.isa.ops import Exit

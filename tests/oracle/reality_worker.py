@@ -21,7 +21,7 @@ from tests.oracle.plain import plainly
 from tests.oracle.random_pipelines import Pipeline, draw
 from tmapipe.errors import DeadlockError, HazardError
 from tmapipe.kernel import kernel_main
-from tmapipe.prove.verdicts import check_schedule
+from tmapipe.prove import check_schedule
 
 __all__ = ["check", "run_compiled", "run_model"]
 

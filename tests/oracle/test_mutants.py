@@ -16,8 +16,7 @@ from tests.oracle.registry import REGISTRY
 from tests.sweeps import ALL
 from tmapipe import isa as effects
 from tmapipe import isa as operands
-from tmapipe.check import Kind, Report
-from tmapipe.check.findings import Finding
+from tmapipe.check import Finding, Kind, Report
 from tmapipe.isa import Effect, declared
 from tmapipe.isa.ops import BarArrive, BarWait, CounterAdd, MbarWait, WarpSync
 from tmapipe.kernel import kernel_main

@@ -143,15 +143,6 @@ class RecordingIsa(Isa, Fragments):
     def accumulator_after(self, matmul: Matmul, acc: str, values: Any) -> Any:
         return values
 
-    def beside(self, layout: Any, parts: list[Any]) -> tuple[Any, ...]:
-        return ()
-
-    def packed(self, matmul: Matmul, values: Any) -> tuple[Any, ...]:
-        return ()
-
-    def widened(self, matmul: Matmul, slot: SlotRef, *how: Any) -> tuple[Any, ...]:
-        return ()
-
     def operand(self, matmul: Matmul, values: Any, registers: str = "") -> None:
         return None
 
@@ -197,21 +188,6 @@ class RecordingIsa(Isa, Fragments):
         kind = "int32" if slot.buffer.dtype.integer else "fp32"
         return Fragment(self, layout, along, kind, (slot.buffer.name, slot.stage))  # type: ignore[arg-type]
 
-    def read_peer(self, slot: SlotRef, cta: int, layout: Any, at: Any) -> Fragment:
-        return self.read(slot, layout)
-
-    def read_part(self, slot: SlotRef, layout: Any, at: Any, pitch: int = 0) -> Fragment:
-        return self.read(slot, layout)
-
-    def read_joined(self, slot: SlotRef, layout: Any, at: Any, gaps: Any) -> Fragment:
-        return self.read(slot, layout)
-
-    def read_rows_as_columns(self, slot: SlotRef, layout: Any, starts: Any, pitch: int) -> Fragment:
-        return self.read(slot, layout)
-
-    def read_transposed(self, slot: SlotRef, layout: Any) -> Fragment:
-        return self.read(slot, layout)
-
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         return self.read(slot, None, "one")
 
@@ -225,9 +201,6 @@ class RecordingIsa(Isa, Fragments):
 
     def expand(self, layout: Any, along: str, data: Any, to: str) -> Any:
         return data
-
-    def reduce_in_warp(self, layout: Any, op: str, kind: str, along: str, data: Any) -> tuple[Any, ...]:
-        return ()
 
     def write_partial(self, layout: Any, along: str, data: Any, slot: SlotRef) -> None:
         pass
@@ -244,26 +217,8 @@ class RecordingIsa(Isa, Fragments):
             layout.slots("rows"),
         )
 
-    def read_partials(self, layout: Any, op: str, along: str, slot: SlotRef, peers: int = 1) -> tuple[Any, ...]:
-        return ()
-
-    def scan_in_warp(self, layout: Any, kind: str, data: Any) -> tuple[Any, ...]:
-        return ()
-
     def swapped_pairs(self, layout: Any, along: str, data: Any) -> tuple[Any, ...]:
         return data
-
-    def picked_of_pairs(self, layout: Any, along: str, data: Any, which: int) -> tuple[Any, ...]:
-        return ()
-
-    def joined_pairs(self, layout: Any, along: str, even: Any, odd: Any) -> tuple[Any, ...]:
-        return ()
-
-    def chunk_totals(self, layout: Any, data: Any) -> tuple[Any, ...]:
-        return ()
-
-    def chunks_before(self, layout: Any, data: Any) -> tuple[Any, ...]:
-        return ()
 
     def add_chunks(self, layout: Any, data: Any, before: Any) -> tuple[Any, ...]:
         return data
@@ -281,17 +236,22 @@ class RecordingIsa(Isa, Fragments):
     def row_parts(self, values: Fragment) -> Fragment:
         return Fragment(self, values.layout, "rows", "fp32", ())  # type: ignore[arg-type]
 
-    def indices(self, layout: Any, along: str) -> Any:
-        return ()
-
     def convert(self, data: Any, kind: str, to: str) -> Any:
         return data
 
-    def number(self, value: Any, kind: str) -> Any:
-        return ()
-
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         return next(filter(None, operands), ())
+
+
+#: Methods that give no data, or read a slot.
+for _name in (
+    "beside", "packed", "widened", "reduce_in_warp", "read_partials", "scan_in_warp", "picked_of_pairs", "joined_pairs",
+    "chunk_totals", "chunks_before", "indices", "number",
+):  # fmt: skip
+    setattr(RecordingIsa, _name, lambda self, *arguments, **named: ())
+for _name in ("read_part", "read_joined", "read_rows_as_columns", "read_transposed"):
+    setattr(RecordingIsa, _name, lambda self, slot, layout, *arguments: self.read(slot, layout))
+RecordingIsa.read_peer = lambda self, slot, cta, layout, at: self.read(slot, layout)  # type: ignore[method-assign]
 
 
 def _store(op: Any) -> Event:

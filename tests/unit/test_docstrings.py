@@ -52,7 +52,7 @@ def callables():
             if inspect.isclass(made):
                 found |= {key: (text, parameters) for key, text, parameters in methods(name, made)}
     held = [info.name for info in pkgutil.iter_modules(tmapipe.protocol.__path__, "tmapipe.protocol.")]
-    for module in ("tmapipe.kernel", "tmapipe.isa.fragment", "tmapipe.check.findings", "tmapipe.plan.model", *held):
+    for module in ("tmapipe.kernel", "tmapipe.isa.fragment", "tmapipe.check", "tmapipe.plan.model", *held):
         for name, made in exported(importlib.import_module(module)):
             if inspect.isclass(made):
                 found |= {key: (text, parameters) for key, text, parameters in methods(name, made)}

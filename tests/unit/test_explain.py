@@ -6,8 +6,8 @@ import pytest
 
 import tmapipe as tp
 from examples.attention import attention_of
+from tmapipe.program import trace
 from tmapipe.program.explain import fragments_held
-from tmapipe.program.trace import trace
 
 S = tp.schedules
 

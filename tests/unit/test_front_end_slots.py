@@ -8,7 +8,7 @@ import pytest
 import tmapipe as tp
 from tests.oracle.plain import record
 from tmapipe.kernel import kernel_main
-from tmapipe.program.trace import replay, trace
+from tmapipe.program import replay, trace
 
 
 def sums(body, stages=6, fill=None):

@@ -12,8 +12,8 @@ import tmapipe as tp
 from tests.oracle.registry import REGISTRY
 from tests.raw_rows import Doubled
 from tmapipe.epilogue import Epilogue
+from tmapipe.program import trace
 from tmapipe.program.identity import identity
-from tmapipe.program.trace import trace
 
 
 def of(schedule):

@@ -11,9 +11,9 @@ import pytest
 import tmapipe as tp
 from tests.unit.traced import evaluate
 from tmapipe.model import Layout
+from tmapipe.program import operations, trace
 from tmapipe.program.expressions import FOLD, Call, Expr, Let, select, wrapped
 from tmapipe.program.python_text import code_of
-from tmapipe.program.trace import operations, trace
 
 EDGES = (-(2**31), -(2**31) + 1, -65537, -7, -1, 0, 1, 2, 7, 31, 65536, 2**31 - 2, 2**31 - 1)
 A, B = Expr.of("symbol", "warp"), Expr.of("symbol", "cluster")

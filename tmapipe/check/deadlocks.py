@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.findings import Finding, Step, events_of
+from tmapipe.check import Finding, Step, events_of
 from tmapipe.check.linear import LinearCheck, blamed, hazard_findings, look
 from tmapipe.check.ring_uses import RingUse, cause_findings
 from tmapipe.errors import DeadlockError, HazardError, PipelineError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tmapipe.check.findings import FindingLog, Step
+from tmapipe.check import FindingLog, Step
 from tmapipe.check.phases import Clock, Clocks, FactName, Known, Rules, knows
 from tmapipe.check.slots import Waits
 from tmapipe.isa import Kind as OperandKind

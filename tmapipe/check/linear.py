@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from tmapipe import isa as effects
-from tmapipe.check.findings import Finding, FindingLog, Step, events_of
+from tmapipe.check import Finding, FindingLog, Step, events_of
 from tmapipe.check.lifetimes import Contents, Lifetimes, Results
 from tmapipe.check.phases import Barriers, Clocks, Phases
 from tmapipe.check.slots import Fences, Slots, part_of

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tmapipe.check.findings import FindingLog, Step
+from tmapipe.check import FindingLog, Step
 from tmapipe.isa import Arm, ArriveAt, Start, declared
 from tmapipe.isa.ops import Counted
 from tmapipe.model.layout import Kind, Layout

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tmapipe.check.findings import Finding, Step, events_of, of_library
+from tmapipe.check import Finding, Step, events_of, of_library
 from tmapipe.isa import Arm, Arrive, Start, Wait, declared
 from tmapipe.model.layout import Kind, Layout
 from tmapipe.model.run import lines, who

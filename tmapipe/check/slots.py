@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tmapipe import isa as effects
-from tmapipe.check.findings import FindingLog, Step
+from tmapipe.check import FindingLog, Step
 from tmapipe.check.phases import Clock, Clocks, FactName, Known, Rules, knows
 from tmapipe.isa import Group, Proxy, proxy_of
 from tmapipe.isa.ops import Flight, TmaLoadThrough

@@ -33,8 +33,8 @@ from tmapipe.gpu.watchdog import NUMBERS
 from tmapipe.isa import ALL_LANES, ops
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
+from tmapipe.program import ONE_AT_A_TIME, Traced, trace
 from tmapipe.program.explain import fragments_held
-from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 from tmapipe.tiles.dynamic import COUNTERS
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from tmapipe.isa import ALL_LANES, ops
 from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.plan.model import Load
 from tmapipe.plan.rings import Barrier
+from tmapipe.program import Traced
 from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, While
-from tmapipe.program.trace import Traced
 
 # ---- isa -------------------------------------------------------------------------------------------------------------
 #

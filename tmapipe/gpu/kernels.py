@@ -23,8 +23,8 @@ from tmapipe.bind import span
 from tmapipe.errors import PipelineError
 from tmapipe.gpu.build import Code, Compiled, Resources, build
 from tmapipe.plan.model import Plan
+from tmapipe.program import ONE_AT_A_TIME, Traced, trace
 from tmapipe.program.identity import identity
-from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 
 if TYPE_CHECKING:
     from tmapipe.gpu.launch import Launcher

@@ -32,7 +32,7 @@ from tmapipe.gpu.kernels import (
     stream_of,
 )
 from tmapipe.gpu.watchdog import Watchdog, seconds_of
-from tmapipe.program.trace import Traced
+from tmapipe.program import Traced
 from tmapipe.tiles.dynamic import COUNTERS
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from tmapipe.gpu.control import emit_ptx
 from tmapipe.isa.ops import ARRIVALS, COMMITS
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
+from tmapipe.program import ONE_AT_A_TIME, Traced, trace
 from tmapipe.program.expressions import Call, For, If, Let, Node, While
-from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule

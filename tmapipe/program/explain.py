@@ -12,9 +12,9 @@ from tmapipe.model.elements import indices_of
 from tmapipe.plan.model import WARP, Load, Plan, Store
 from tmapipe.plan.rings import Buffer, Exchanged, Matmul, Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
+from tmapipe.program import Traced, trace
 from tmapipe.program.expressions import FOLD, Call, Expr, For, If, Let, Var, While, resolve
 from tmapipe.program.python_text import parts
-from tmapipe.program.trace import Traced, trace
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule

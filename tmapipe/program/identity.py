@@ -19,10 +19,10 @@ import numpy as np
 
 from tmapipe.isa import TABLE, Kind
 from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
+from tmapipe.program import Traced
 from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, OfModel, Var, While, resolve
 from tmapipe.program.names import is_users_file
-from tmapipe.program.trace import Traced
 from tmapipe.protocol.tile import Tile
 
 # ---- canonical -------------------------------------------------------------------------------------------------------

@@ -1,1 +1,418 @@
-"""prove: every trip count and shape, from the structure of the traced program."""
+"""The proof of every trip count and shape, from the structure of the traced program.
+
+Here: a schedule is checked, problems that may show what is wrong are searched, and the verdict is kept for all processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tmapipe.base import collector_at_rest, disk
+from tmapipe.base.arithmetic import DType
+from tmapipe.check import Finding, Report
+from tmapipe.check.deadlocks import ordered, refused
+from tmapipe.check.linear import LinearCheck, OutOfTime, doing, given, patience
+from tmapipe.check.ring_uses import budget_findings, placed
+from tmapipe.errors import InputError, PipelineError, UnsafeError
+from tmapipe.model.layout import Layout, line_of
+from tmapipe.program import ONE_AT_A_TIME, Traced, trace
+from tmapipe.prove.ahead import look_at_loops
+from tmapipe.prove.bodies import Bodies
+from tmapipe.prove.joint import prove
+from tmapipe.prove.outputs import Outputs, look_at_outputs, uneven_starts
+from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, run_problem, solutions
+from tmapipe.prove.symbols import Sym, made, parts
+
+if TYPE_CHECKING:
+    from tmapipe.schedule import Schedule
+
+
+# ---- search ----------------------------------------------------------------------------------------------------------
+#
+# Concrete problems that may show what is wrong: shapes, clusters and tables in which what bodies decide on differs.
+#
+# First those that fulfil what is decided where the proof stops, then small ones, in which each number that bodies
+# decide on takes values at which their conditions change. They only find errors: that there are none is the matter of
+# the proof.
+
+
+MOST_PROBLEMS = 160  # problems that differ in what bodies decide on
+FIRST = 12  # sizes that are looked at before them
+FEW, ENTRIES = 8, 64  # entries of a table: as many as its extent at first, and later
+FARTHEST = 1000  # tiles along a dimension
+
+
+class Varying:
+    """What bodies decide on.
+
+    dims: whose extents, or coordinates; tables: whose entries; by_cluster: whether the number of the cluster, or of all;
+    far: the largest number of tiles with which something is compared; turning: extents at which a condition turns, by
+    dimension.
+    """
+
+    def __init__(self, sizes: Sizes, asked: Iterable[Any]):
+        self.dims: set[str] = set()
+        self.tables: set[str] = set()
+        self.by_cluster, self.far = False, 0
+        self.turning: dict[str, set[int]] = {}
+        self._seen: set[Sym] = set()
+        for each in asked:
+            self._look(each)
+        if self.dims & set(OF_CLUSTER):
+            self.dims |= set(sizes.others)
+        self.inner = tuple(dim for dim in sizes.others if dim in self.dims)
+        self.anything = bool(self.tables) or self.by_cluster or bool(self.dims)
+
+    @property
+    def ones(self) -> dict[str, list[int]]:
+        """Tables of ones."""
+        return {name: [1] for name in sorted(self.tables)}
+
+    def _look(self, x: Any) -> None:
+        if isinstance(x, tuple):
+            for each in x:
+                self._look(each)
+        if not isinstance(x, Sym) or x in self._seen:
+            return
+        self._seen.add(x)
+        if x.op == "leaf":
+            kind = x.args[0]
+            if kind in ("tile", "extent"):
+                self.dims.add(x.args[1])
+            elif kind == "entry":
+                self.tables.add(x.args[1])
+            elif kind == "of the launch":
+                self.by_cluster = True
+        elif x.op in ("ge", "eq"):
+            constant, factors = parts(x.args[0])
+            extents = [term for term in factors if term.op == "leaf" and term.args[0] == "extent"]
+            if extents == [*factors]:
+                for term in extents[:1]:
+                    self.turning.setdefault(term.args[1], set()).add(abs(constant) // abs(factors[term]))
+            if not extents:
+                far = abs(constant) // min(map(abs, factors.values())) + 1
+                self.far = max(self.far, far if far <= FARTHEST else 0)
+        self._look(x.args)
+
+
+def problems(sizes: Sizes, varying: Varying, solved: Iterable[Problem] = ()) -> Iterator[tuple[Problem, bool]]:
+    """(problem, whether every schedule takes it), with *solved* among them."""
+    for steps in (1, 2) if varying.inner else (1,):
+        yield Problem(sizes.shapes(1, steps), tables=varying.ones), True
+    yield from ((attrs.evolve(each, tables={**varying.ones, **each.tables}), False) for each in solved)
+    yield from ((each, False) for each in itertools.islice(_near(sizes, varying, FEW), FIRST // 4))
+    grown = _sizes(sizes, varying)
+    for tiles, steps in grown[:FIRST]:
+        yield Problem(sizes.shapes(tiles, steps), tables=varying.ones, size=(tiles, steps)), True
+    if len(sizes.dims) > 2 and varying.inner and sizes.group == 1:
+        # several tiles along dimensions before the tile's, such as the parts of a split k: of different steps, or none
+        yield from ((Problem(sizes.shapes(1, steps, 3), tables=varying.ones), True) for steps in (1, 2, 5))
+    yield from ((each, False) for each in _near(sizes, varying, ENTRIES))
+    for tiles, steps in grown[FIRST:]:
+        yield Problem(sizes.shapes(tiles, steps), tables=varying.ones, size=(tiles, steps)), True
+
+
+def _sizes(sizes: Sizes, varying: Varying) -> list[tuple[int, int]]:
+    """(tiles, steps) of problems of growing size: small ones first, the largest last."""
+    group, slots = sizes.group, sizes.slots
+    most, long = 2 * slots + 2, (slots + 2) * group
+    if not varying.inner:
+        return [(tiles, 1) for tiles in range(1, most * group + 1)]
+    steps = sorted({1, max(1, slots - 1), slots, slots + 1, most})
+    some = itertools.product(range(2, 2 * group + 2), steps)
+    return [*((1, count) for count in range(1, most + 1)), *some, (long, 1), (long, most)]
+
+
+def _near(sizes: Sizes, varying: Varying, entries: int) -> Iterator[Problem]:
+    """Small problems first, which differ in what bodies decide on. entries: the extent of each table."""
+    if not varying.anything:
+        return
+    choices = {dim: _extents(sizes, dim, varying) for dim in (*sizes.dims, *sizes.others)}
+    tables = list(_tables(sizes, varying.tables))
+    clusters = [(c, of) for of in ((1, 2, 3) if varying.by_cluster else (1,)) for c in range(of)]
+    names = list(choices)
+    if sum(len(each) > 1 for each in choices.values()) > 2:
+        choices = {name: each[:6] for name, each in choices.items()}
+    every = itertools.product(*(range(len(choices[name])) for name in names), range(len(tables)), range(len(clusters)))
+    for at in sorted(every, key=lambda at: (sum(at), at))[:MOST_PROBLEMS]:
+        extents = {name: choices[name][i] for name, i in zip(names, at, strict=False)}
+        cluster, of = clusters[at[-1]]
+        extents[sizes.along] *= of
+        for table in tables[at[-2]]:
+            extents.setdefault(sizes.plan.dims[table][0], entries)
+        yield Problem(sizes.plan.shapes(extents), cluster, of, tables[at[-2]])
+
+
+def _extents(sizes: Sizes, dim: str, varying: Varying) -> list[int]:
+    """Extents to try: some whole tiles, and some that are none."""
+    tiles = sizes.tiles(dim)
+    unit = max(tiles, default=1) * sizes.plan.cluster.get(dim, 1)
+    usual = 2 * sizes.group if dim == sizes.along else 1
+    if dim not in varying.dims:
+        return [usual * unit]
+    far, turning = varying.far, sorted(each for each in varying.turning.get(dim, ()) if each <= FARTHEST * unit)
+    whole = [*range(1, 5), sizes.slots + 1, sizes.slots + 2, 2 * sizes.slots + 2, far - 1, far, far + 2, 2 * far]
+    ragged = [unit + 1, unit // 2, 2 * unit - 1, 2 * unit + 1, *tiles]
+    both = [usual * unit, *itertools.chain.from_iterable(itertools.zip_longest([n * unit for n in whole], ragged))]
+    near = [each + more for each in turning for more in (0, 1, -1)]
+    return list(dict.fromkeys(extent for extent in [*both[:1], *near, *both] if extent and extent > 0))
+
+
+def _tables(sizes: Sizes, names: set[str]) -> Iterator[dict[str, Any]]:
+    """What tables may hold."""
+    if not names:
+        yield {}
+        return
+    for value in (1, 0, 2, 3, sizes.slots + 1):
+        yield {name: [value] * ENTRIES for name in names}
+    for iteration in range(3):
+        yield {name: [(i + j + iteration) % 3 for i in range(ENTRIES)] for j, name in enumerate(sorted(names))}
+    yield {name: [2 * i for i in range(ENTRIES)] for name in names}  # such as where parts begin
+
+
+# ---- check -----------------------------------------------------------------------------------------------------------
+#
+# Checks a schedule for every trip count: any number of output tiles of a CTA, and all that its bodies decide on.
+#
+# 1. The program is traced, and shown to be safe from every state that can recur (`joint`).
+# 2. One or two problems are run from beginning to end, with source lines, for findings that are only notes.
+#
+# If 1 does not succeed, concrete problems are run, until one shows what is wrong: first those that fulfil what is
+# decided where the proof stops (`prove.solutions`), then others (`prove.search`). If none does, the report says "up
+# to".
+
+
+EVERY = "every trip count"
+MAX_EVENTS = 500_000  # of all problems that are run for errors; then the answer is "up to"
+LARGE = 100_000  # operations of a problem that need not be looked at
+#: What numbers of a problem can raise. Others pass: they come from outside, as what a handler of a signal raises.
+ERRORS = (PipelineError, ArithmeticError, LookupError, TypeError, ValueError)
+
+
+def check_schedule(
+    schedule: Schedule,
+    dtypes: Mapping[str, DType | str] | None = None,
+    arch: str | None = None,
+    program: Traced | None = None,
+    seconds: float | None = None,
+) -> Report:
+    """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster. program: if it has been
+    traced; seconds: for which it may look, or else what TMAPIPE_CHECK_SECONDS says."""
+    started = time.perf_counter()
+    limit = given(seconds)
+    plan = schedule.plan(dtypes, arch=arch)
+    with ONE_AT_A_TIME, collector_at_rest():
+        try:
+            program = program or trace(schedule, plan)
+            with patience(plan.name, limit):
+                report = _Check(program).report()
+        except PipelineError as error:
+            report = Report(plan.name, tuple(refused(error, LinearCheck(Layout(plan), {}))), "no trip count")
+        except OutOfTime as error:
+            report = Report(plan.name, (), f"up to 0 output tiles a CTA; not shown: {error}", unfinished=True)
+        finally:
+            made.clear()
+    found = placed(schedule, plan, ordered([*budget_findings(plan), *report.findings]))
+    return attrs.evolve(report, findings=found, seconds=time.perf_counter() - started)
+
+
+def require_safe(
+    schedule: Schedule, dtypes: Mapping[str, DType | str] | None = None, program: Traced | None = None
+) -> Report | None:
+    """The gate before the compiler: the report on a schedule, or None if it is not to be checked (`Schedule.checked` is False,
+    or TMAPIPE_CHECK=0 in the environment).
+
+    It is asked each time before a schedule is compiled for launching, and remembers nothing. A compiled kernel is kept by the
+    schedule that it was compiled for, and two schedules that look alike may differ in a helper function, a closure or an
+    attribute that their bodies read. Arguments as of `check_schedule`.
+
+    Raises:
+        UnsafeError: It can hang, race or corrupt. The message is the report.
+    """
+    if not schedule.checked or os.environ.get("TMAPIPE_CHECK", "1") == "0":
+        return None
+    report = check_schedule(schedule, dtypes, program=program)
+    if not report.ok:
+        raise UnsafeError(str(report))
+    return report
+
+
+class _Check:
+    """The check of one schedule.
+
+    found: findings of all runs; wrong: the problem of which they are; events: transitions executed; runs: in words, what was
+    shown and how; failed: a problem in which a body fails, or that is too large, and how; size: (tiles, steps) of the largest
+    problem; unfinished: whether the time was over before all was looked at.
+    """
+
+    def __init__(self, program: Traced):
+        self.program, self.schedule, self.plan = program, program.schedule, program.plan
+        schedule, plan = self.schedule, self.plan
+        self.bodies = Bodies(self.program)
+        self.sizes = Sizes(schedule, plan)
+        uneven = uneven_starts(self.bodies)
+        self.varying = Varying(self.sizes, [*self.bodies.asked, *uneven])
+        self.uneven = next(iter(uneven.values()), "")
+        self.found: list[Finding] = []
+        self.wrong: Problem | None = None
+        self.events = self.in_problems = 0
+        self.runs: list[str] = []
+        self.failed = ""
+        self.size = 0, 0
+        self.unfinished = False
+
+    def report(self) -> Report:
+        """The verdict."""
+        endings = look_at_loops(self.bodies)
+        if endings.never:
+            return Report(self.plan.name, endings.never, "no trip count")
+        trips = self._trips(endings.open)
+        left = [store.name for store in self.plan.stores if store.name not in self.bodies.stored]
+        if left and self._safe:
+            fix = "store it in the body of its role, or leave the stage out"
+            raise InputError(left[0], None, f"is an output of {self.plan.name} that no body stores", fix)
+        outputs = self._outputs() if self._safe else Outputs()
+        return Report(
+            self.plan.name,
+            (*self.found, *outputs.findings),
+            trips,
+            self.events,
+            runs=tuple(self.runs),
+            problem=self.wrong,
+            outputs=outputs.open,
+            partly=outputs.partly,
+            unfinished=self.unfinished,
+        )
+
+    def _outputs(self) -> Outputs:
+        try:
+            with doing(lambda: "looking at outputs"):
+                return look_at_outputs(self.bodies)
+        except OutOfTime as error:
+            self.unfinished = True
+            return Outputs(open=(f"outputs are not looked at: {error}",))
+
+    @property
+    def _safe(self) -> bool:
+        return all(finding.kind.note for finding in self.found)
+
+    def _trips(self, endless: str) -> str:
+        """For which trip counts the findings hold. endless: a loop that is not known to end, in words, or empty."""
+        proof = prove(self.program)
+        self.events += proof.events
+        self.unfinished = proof.unfinished
+        if proof.closed and not self.uneven and not endless:
+            self.runs.append(f"closed: {proof.states} states between iterations")
+            self._run((problem, False) for problem in self._whole())  # of which none may be like a given one
+            return EVERY if self._safe else "no trip count"
+        why = proof.why or self.uneven or endless
+        self.runs.append(f"not shown for every trip count: {why}")
+        self._run(problems(self.sizes, self.varying, solutions(proof.facts, self.sizes)))
+        if not self._safe:
+            return "no trip count"
+        tiles, steps = self.size
+        found = f"up to {tiles} output tiles a CTA" + (f" of up to {steps} steps each" if self.varying.inner else "")
+        return f"{found}; not shown: {why}" + (f"; {self.failed}" if self.failed else "")
+
+    def _whole(self) -> Iterator[Problem]:
+        """Some tiles, from beginning to end; where any number of clusters share tiles, also the second of two for one tile."""
+        steps = self.sizes.slots + 1 if self.varying.inner else 1
+        yield Problem(self.sizes.shapes(2 * self.sizes.group, steps), tables=self.varying.ones)
+        one = self.sizes.shapes(1, steps)
+        if self.schedule.spans(one) is None:
+            yield Problem(one, 1, 2, self.varying.ones)
+
+    def _run(self, given: Iterable[tuple[Problem, bool]]) -> None:
+        """Runs problems from beginning to end, until one goes wrong. With each: whether every schedule takes it; then a body
+        that fails is an error."""
+        for problem, every in given:
+            try:
+                most = MAX_EVENTS if every else LARGE
+                with doing(functools.partial("looking for errors in {}".format, problem.text)):
+                    found, events, problem = run_problem(self.program, self.bodies.layout, problem, most)
+            except TooLarge as error:
+                if not every:
+                    continue
+                said = f"with {problem.text} more than {most} operations come, the last at {error.where}"
+                self.failed = self.failed or said
+                self.runs.append(said)
+                return  # later ones are no smaller
+            except OutOfTime as error:
+                self.unfinished = True
+                self.runs.append(str(error))
+                return
+            except ERRORS as error:
+                if every:
+                    raise
+                at = "" if isinstance(error, PipelineError) else f". At {line_of(error)}."
+                said = f"a body fails with {problem.text}: {error}{at}"
+                self.failed = self.failed or said  # maybe no problem is like this
+                self.runs.append(said)
+                continue
+            self.found += found
+            self.events += events
+            self.in_problems += events
+            self.size = max(self.size, problem.size)
+            self.runs.append(("looked at " if self._safe else "wrong: ") + problem.text)
+            if not self._safe:
+                self.wrong = problem
+            if not self._safe or self.in_problems > MAX_EVENTS:
+                return
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+#
+# Verdicts are kept: a kernel is proved once, in all processes, however many schedules it belongs to.
+
+
+known: dict[str, tuple[str, ...]] = {}  #: of what has been found safe in this process, by identity
+
+
+def require_safe_once(
+    schedule: Schedule, dtypes: Mapping[str, DType], program: Traced | None, identity: str | None
+) -> tuple[str, ...]:
+    """Does what `require_safe` does, unless this version of the library has found a kernel of this identity safe. Returns the
+    outputs of which some shapes store a part.
+
+    Args:
+        program: The schedule's, if it could be traced.
+        identity: As of `tmapipe.program.identity`; None: it is proved each time.
+
+    Raises:
+        UnsafeError: It can hang, race or corrupt. The message is the report.
+    """
+    if not schedule.checked or os.environ.get("TMAPIPE_CHECK", "1") == "0":
+        return ()
+    if identity is None:
+        return _proved(schedule, dtypes, program)
+    if identity not in known:
+        name = hashlib.sha256(f"{identity} {disk.library()}".encode()).hexdigest()
+        found = _kept(name)
+        if found is None:
+            report = require_safe(schedule, dtypes, program)
+            found = () if report is None else report.partly
+            if report is None or report.unfinished:
+                return found  # nothing to keep: more time may show an error
+            disk.keep("verdicts", name, {"safe": True, "partly": found})
+        known[identity] = found
+    return known[identity]
+
+
+def _proved(schedule: Schedule, dtypes: Mapping[str, DType], program: Traced | None) -> tuple[str, ...]:
+    report = require_safe(schedule, dtypes, program)
+    return () if report is None else report.partly
+
+
+def _kept(name: str) -> tuple[str, ...] | None:
+    facts, _ = disk.recall("verdicts", name) or ({}, b"")
+    partly = facts.get("partly")
+    sound = facts.get("safe") is True and isinstance(partly, list) and all(isinstance(each, str) for each in partly)
+    return tuple(partly) if sound and partly is not None else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.findings import Finding
+from tmapipe.check import Finding
 from tmapipe.errors import PipelineError
 from tmapipe.isa import ArriveAt, Init, declared
 from tmapipe.isa import Kind as OperandKind

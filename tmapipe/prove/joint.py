@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.check.findings import FindingLog
+from tmapipe.check import FindingLog
 from tmapipe.check.linear import OF_PROOF, LinearCheck, OutOfTime, doing
 from tmapipe.errors import HazardError, PipelineError
 from tmapipe.model.layout import Layout

@@ -12,16 +12,16 @@ import attrs
 import numpy as np
 
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.check.findings import Finding
+from tmapipe.check import Finding
 from tmapipe.check.linear import look
 from tmapipe.errors import PipelineError
 from tmapipe.model import Machine
 from tmapipe.model.layout import Kind
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.plan.rings import units_of
+from tmapipe.program import replay
 from tmapipe.program.expressions import Expr
 from tmapipe.program.isa import Reduction
-from tmapipe.program.trace import replay
 from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.problem import DATA, Move, NoNumber, Problem, Visit, is_turn, value_of
 from tmapipe.prove.stores import MOST, Clash, Grid, Output, Shown, counts_to, left_out, painted, show

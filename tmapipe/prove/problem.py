@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
+from tmapipe.check import Finding
 from tmapipe.check.deadlocks import check_operations, refused
-from tmapipe.check.findings import Finding
 from tmapipe.check.linear import LinearCheck, look
 from tmapipe.errors import PipelineError
 from tmapipe.isa import Access, Proxy, Start, declared, proxy_of
 from tmapipe.model.layout import Layout, Shapes, locate
 from tmapipe.plan.model import Load, Plan, Store
+from tmapipe.program import operations
 from tmapipe.program.expressions import Call
-from tmapipe.program.trace import operations
 from tmapipe.prove.symbols import Sym, leaf
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.check.findings import Step
+from tmapipe.check import Step
 from tmapipe.check.linear import LinearCheck, look_now
 from tmapipe.check.phases import Known
 from tmapipe.isa import ArriveAt, declared

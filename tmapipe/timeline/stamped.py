@@ -19,8 +19,8 @@ from tmapipe.isa import ops
 from tmapipe.isa.ops import ARRIVALS, COMMITS, Counted, Flight
 from tmapipe.model.layout import Layout
 from tmapipe.plan.model import Plan
+from tmapipe.program import ONE_AT_A_TIME, Traced, trace
 from tmapipe.program.expressions import Call
-from tmapipe.program.trace import ONE_AT_A_TIME, Traced, trace
 from tmapipe.timeline.timed import Step
 
 if TYPE_CHECKING:
