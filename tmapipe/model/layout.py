@@ -377,7 +377,7 @@ def locate(frame: FrameType | None = None) -> str | None:
     found: list[str | None] = [None, None, None]  # by rank less 1
     frame = frame or sys._getframe(1)
     while frame is not None and found[2] is None:
-        if frame.f_code.co_filename == TRACED and (line := _line_of_user(frame, frame.f_lineno)):
+        if frame.f_code.co_filename == TRACED and (line := _line_here(frame)):
             return line if found[1] is None else _of_ranks(*found)
         rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
         if rank == 4:
@@ -439,6 +439,15 @@ def line_of(error: Exception) -> str | None:
             if rank == wanted:
                 return f"{name}:{line}"
     return locate(frames[-1][0])
+
+
+def _line_here(frame: FrameType) -> str | None:
+    """That of a frame's present line, which Python counts from the first line of its code, and is therefore kept."""
+    known: dict[tuple[int, int], str | None] = frame.f_globals["known"]
+    at = id(frame.f_code), frame.f_lasti
+    if at not in known:
+        known[at] = _line_of_user(frame, frame.f_lineno)
+    return known[at]
 
 
 def _line_of_user(frame: FrameType, line: int) -> str | None:

@@ -149,7 +149,7 @@ DEPTH = 8  #: of expressions in one that has a name of its own even if it is use
 def code_of(program: Any) -> Callable[[Any], None]:
     """The function that carries out *program*, for one warp, on the instruction set that it is called with."""
     writer = _Writer(program)
-    names = {**writer.constants, "lines": writer.lines_of_user}
+    names = {**writer.constants, "lines": writer.lines_of_user, "known": {}}
     exec(_compiled("\n".join(writer.lines)), names)
     run: Callable[[Any], None] = names["program"]
     return run
