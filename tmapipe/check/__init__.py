@@ -376,6 +376,10 @@ class Step(NamedTuple):
     what: str = ""
     time: int = 0
 
+    def in_phase(self, phase: int | None) -> Step:
+        """The same step, of this phase."""
+        return Step(self.order, self.agent, self.op, phase, self.what, self.time)
+
     @property
     def thread(self) -> int:
         """The thread in whose bulk groups the work is that the operation starts."""

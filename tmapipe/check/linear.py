@@ -147,16 +147,16 @@ class LinearCheck:
         lanes = getattr(op, arrive.lanes) if arrive is not None and arrive.lanes else 1
         order_only = scope is None or scope is Scope.RELAXED
         if len(facts) > 1 and arrive is not None and arrive.lanes:
-            self._laps_itself(step._replace(phase=facts[0].phase), facts[0].bar, lanes)
+            self._laps_itself(step.in_phase(facts[0].phase), facts[0].bar, lanes)
         for counted in facts:
             bar = counted.cta * self.layout.nbars + counted.bar
             far = counted.cta != self.layout.cta_of(step.agent)
             self.lifetimes.use(step, bar, far)
             if far:
                 self.lifetimes.arrive_far(step, bar, scope)
-            if arm is None:
+            if arm is None and counted.nbytes:
                 counted = counted._replace(nbytes=0)
-            elif arrive is None:
+            elif arrive is None and counted.arrivals:
                 counted = counted._replace(arrivals=0)
             self.phases.arrive(step, bar, counted, lanes == ALL_LANES, order_only)
 
@@ -242,7 +242,7 @@ class LinearCheck:
     def _landed(self, flight: Flight, counted: Counted) -> None:
         clock, step = self.loads.pop(flight)
         bar = counted.cta * self.layout.nbars + counted.bar
-        step = step._replace(phase=counted.phase)
+        step = step.in_phase(counted.phase)
         self.slots.landed(flight, counted.phase)
         self.results.landed(flight, counted.phase)
         self.lifetimes.landed(step, bar)

@@ -260,7 +260,7 @@ class Phases(Rules):
         """The warp saw *phase* complete (-1: the one before the first)."""
         clocks, agent = self.clocks, step.agent
         clock, waited = clocks.of[agent], clocks.phases + bar
-        step = step._replace(phase=phase)
+        step = step.in_phase(phase)
         if clock[waited] < phase and not self.before[bar].known_to(clock):
             self._two_phases_early(step, bar, phase)
         clocks.acquire(agent, self.done[bar].clock)
@@ -270,7 +270,7 @@ class Phases(Rules):
     def arrive(self, step: Step, bar: int, counted: Counted, all_lanes: bool, order_only: bool) -> None:
         """One warp's arrivals or expect-tx (by its elected lane). order_only: it releases nothing to the warps that wait."""
         clocks, agent = self.clocks, step.agent
-        clock, step = clocks.of[agent], step._replace(phase=counted.phase)
+        clock, step = clocks.of[agent], step.in_phase(counted.phase)
         self._check_not_early(clock, step, bar, counted.phase)
         phase = self._present(bar)
         phase.by[agent] = step.time
@@ -440,7 +440,7 @@ class Barriers(Rules):
         """
         (number, complete), clocks, agent = facts, self.clocks, step.agent
         which, warps = self._barrier(agent, id)
-        step = step._replace(phase=number)
+        step = step.in_phase(number)
         before = self.generations.get((which, number - 1))
         if before is not None and any(clocks.of[agent][other] < time for other, time in before.by.items()):
             self._early(step, number, before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +82,12 @@ class Waits:
 
     __slots__ = ("found",)
 
-    def __init__(self, found: Iterable[tuple[int, Step]] = ()):
-        self.found = list(found)
+    def __init__(self, found: tuple[tuple[int, Step], ...] = ()):
+        self.found = found
 
     def add(self, upto: int, step: Step) -> None:
         if upto > self.upto:
-            self.found.append((upto, step))
+            self.found = (*self.found, (upto, step))
 
     def copy(self) -> Waits:
         return Waits(self.found)
