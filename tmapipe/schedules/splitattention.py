@@ -152,19 +152,28 @@ class SplitAttention(Attention):
             rule = f"is {self.together} times that of k, as SplitAttention(heads) says"
             raise InputError("q.shape[1]", q.shape[1], rule, f"say heads={together}")
         each = ceil_div(blocks, min(self.parts, max(1, blocks)))
-        rows = heads_last(q, groups).reshape(q.shape[0], groups, -1, q.shape[3])
+
+        def apart(
+            x: Any,
+        ) -> Any:  # where rows may come in any order, in that of most tensors, so that they need no copy
+            return heads_last(x, groups) if self.together > 1 else heads_last(x, groups).swapaxes(2, 3)
+
+        def merged(x: Any) -> Any:
+            return apart(x).reshape(q.shape[0], groups, together * q.shape[2], *x.shape[3:])
+
+        rows = merged(q)
         shape = (*rows.shape[:2], ceil_div(blocks, each), rows.shape[2])
         parts = new_like(q, (*shape, self.width), fp32)
         lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
         more: dict[str, Any] = {name: given[name] for name in ("mask", "sinks") if name in given}
         # All by name: then a call's signature is known, and its launcher is kept.
         Schedule.__call__(self, q=rows, k=k, v=given["v"], **more, o=parts, lse=lse)
-        apart = {name: heads_last(given[name], groups) for name in ("o", "lse") if name in given}
-        found = {name: x.reshape(*rows.shape[:3], *x.shape[4:]) for name, x in apart.items()}  # perhaps a copy
+        found = {name: merged(given[name]) for name in ("o", "lse") if name in given}  # perhaps a copy
         self.combine(x=parts, l=lse, **found)
         for name, x in found.items():
-            if not _same_memory(x, apart[name]):
-                apart[name][...] = x.reshape(apart[name].shape)
+            if not _same_memory(x, given[name]):
+                target = apart(given[name])
+                target[...] = x.reshape(target.shape)
         return (given["o"], given["lse"]) if self.returns_lse else given["o"]
 
 
