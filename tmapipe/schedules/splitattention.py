@@ -193,14 +193,19 @@ def width_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> int:
     return int((k if v is None else v).shape[3])
 
 
-def band_of(d: int, width: int, m: int, s: int, together: int) -> int:
+def band_of(d: int, width: int, m: int, s: int, heads: int, together: int) -> int:
     """Heads that causal tiles go through at once, as measured on an H200: so many that the last tiles are short, and fewer
-    where L2 would not hold the keys and values of so many heads of more than 64 elements."""
+    where L2 would not hold the keys and values of so many heads of more than 64 elements. Where few heads would be left for
+    the last band, whose long tiles then end last, another number."""
     if max(d, width) <= 64:
-        return 32 if m <= 1024 else 16
-    held = (24 << 20) * together // max(1, 2 * s * (d + width))
-    most = min(max(held, 1), ceil_div(512, max(1, ceil_div(m, rows_of(d, width)))))
-    return 1 << (most.bit_length() - 1)
+        band = 32 if m <= 1024 else 16
+    else:
+        held = (24 << 20) * together // max(1, 2 * s * (d + width))
+        most = min(max(held, 1), ceil_div(512, max(1, ceil_div(m, rows_of(d, width)))))
+        band = 1 << (most.bit_length() - 1)
+    if heads < band or not 0 < heads % band < band / 2:
+        return band
+    return max(range(band // 2 + 1, 2 * band), key=lambda n: ((heads % n or n) / n, n))
 
 
 def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -218,7 +223,7 @@ def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[st
         found.setdefault("tile", (128, 1, 176))
     if causal:  # tiles of a window take equal times, but for the first ones
         seen = s if (window := options.get("window")) is None else min(s, window + rows_of(d, width))
-        order = Backwards(band_of(d, width, m, seen, together))
+        order = Backwards(band_of(d, width, m, seen, q[1], together))
         found.setdefault("tiles", DynamicTiles(order, stages=0 if 2 * seen > s else 2))
     return found
 
