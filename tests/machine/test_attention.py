@@ -273,6 +273,8 @@ def test_of_tensors():
         schedule(8, 8, m, m, d, causal="end").tiles.raster.rows for d in (64, 128) for m in (1000, 5000, 10000, 70000)
     ]
     assert bands == [32, 16, 16, 16, 32, 8, 4, 1]
+    # Of 21 heads, bands of 4 would leave one.
+    assert schedule(21, 21, 16384, 16384, 96, causal="end").tiles.raster.rows == 7
     q, k, v = problem(8, 1, 3, 200, 64)
     torch.testing.assert_close(Attention.of(q, k)(q, k, v).double(), expected(q, k, v)[0], atol=1e-2, rtol=1e-2)
     o, lse = Attention.of(q, k, lse=True)(q, k, v)

@@ -152,19 +152,28 @@ class SplitAttention(Attention):
             rule = f"is {self.together} times that of k, as SplitAttention(heads) says"
             raise InputError("q.shape[1]", q.shape[1], rule, f"say heads={together}")
         each = ceil_div(blocks, min(self.parts, max(1, blocks)))
-        rows = heads_last(q, groups).reshape(q.shape[0], groups, -1, q.shape[3])
+
+        def apart(
+            x: Any,
+        ) -> Any:  # where rows may come in any order, in that of most tensors, so that they need no copy
+            return heads_last(x, groups) if self.together > 1 else heads_last(x, groups).swapaxes(2, 3)
+
+        def merged(x: Any) -> Any:
+            return apart(x).reshape(q.shape[0], groups, together * q.shape[2], *x.shape[3:])
+
+        rows = merged(q)
         shape = (*rows.shape[:2], ceil_div(blocks, each), rows.shape[2])
         parts = new_like(q, (*shape, self.width), fp32)
         lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
         more: dict[str, Any] = {name: given[name] for name in ("mask", "sinks") if name in given}
         # All by name: then a call's signature is known, and its launcher is kept.
         Schedule.__call__(self, q=rows, k=k, v=given["v"], **more, o=parts, lse=lse)
-        apart = {name: heads_last(given[name], groups) for name in ("o", "lse") if name in given}
-        found = {name: x.reshape(*rows.shape[:3], *x.shape[4:]) for name, x in apart.items()}  # perhaps a copy
+        found = {name: merged(given[name]) for name in ("o", "lse") if name in given}  # perhaps a copy
         self.combine(x=parts, l=lse, **found)
         for name, x in found.items():
-            if not _same_memory(x, apart[name]):
-                apart[name][...] = x.reshape(apart[name].shape)
+            if not _same_memory(x, given[name]):
+                target = apart(given[name])
+                target[...] = x.reshape(target.shape)
         return (given["o"], given["lse"]) if self.returns_lse else given["o"]
 
 
@@ -184,14 +193,19 @@ def width_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> int:
     return int((k if v is None else v).shape[3])
 
 
-def band_of(d: int, width: int, m: int, s: int, together: int) -> int:
+def band_of(d: int, width: int, m: int, s: int, heads: int, together: int) -> int:
     """Heads that causal tiles go through at once, as measured on an H200: so many that the last tiles are short, and fewer
-    where L2 would not hold the keys and values of so many heads of more than 64 elements."""
+    where L2 would not hold the keys and values of so many heads of more than 64 elements. Where few heads would be left for
+    the last band, whose long tiles then end last, another number."""
     if max(d, width) <= 64:
-        return 32 if m <= 1024 else 16
-    held = (24 << 20) * together // max(1, 2 * s * (d + width))
-    most = min(max(held, 1), ceil_div(512, max(1, ceil_div(m, rows_of(d, width)))))
-    return 1 << (most.bit_length() - 1)
+        band = 32 if m <= 1024 else 16
+    else:
+        held = (24 << 20) * together // max(1, 2 * s * (d + width))
+        most = min(max(held, 1), ceil_div(512, max(1, ceil_div(m, rows_of(d, width)))))
+        band = 1 << (most.bit_length() - 1)
+    if heads < band or not 0 < heads % band < band / 2:
+        return band
+    return max(range(band // 2 + 1, 2 * band), key=lambda n: ((heads % n or n) / n, n))
 
 
 def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +223,7 @@ def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[st
         found.setdefault("tile", (128, 1, 176))
     if causal:  # tiles of a window take equal times, but for the first ones
         seen = s if (window := options.get("window")) is None else min(s, window + rows_of(d, width))
-        order = Backwards(band_of(d, width, m, seen, together))
+        order = Backwards(band_of(d, width, m, seen, q[1], together))
         found.setdefault("tiles", DynamicTiles(order, stages=0 if 2 * seen > s else 2))
     return found
 
