@@ -232,6 +232,37 @@ def host_times() -> str:
     return table(["of", "call", "us", "of torch.mm"], body, source)
 
 
+def layers() -> str:
+    """Microseconds of a layer's result and gradients, by each way to run it."""
+    rows, source = rows_of("mlp")
+    ways = list(dict.fromkeys((r["peer"], r["variant"]) for r in rows))
+    body = []
+    for problem in dict.fromkeys(r["problem"] for r in rows):
+        of = {(r["peer"], r["variant"]): r["us"] for r in rows if r["problem"] == problem}
+        body.append([problem, *(f"{of[way]:.0f}" for way in ways)])
+    return table(["tokens, us", *(" ".join(way) for way in ways)], body, source)
+
+
+def samples() -> str:
+    """PyTorch's own samples of its operators, of all types."""
+    rows, source = rows_of("operators")
+    names = ("samples", "right", "by_kernel", "fell_back")
+    kinds = {
+        "convolutions": "conv",
+        "norms": "norm",
+        "softmax, log_softmax": "softmax",
+        "cross_entropy": "cross",
+        "": "",
+    }
+    of = {kind: [0] * len(names) for kind in kinds}
+    for r in rows:
+        kind = next(kind for kind, part in kinds.items() if part in r["problem"])
+        of[kind] = [count + r[name] for count, name in zip(of[kind], names, strict=True)]
+    of["products"] = of.pop("")
+    of["all"] = [sum(each) for each in zip(*of.values(), strict=True)]
+    return table(["of", *(name.replace("_", " ") for name in names)], [[kind, *of[kind]] for kind in of], source)
+
+
 def tutorial(number: int) -> str:
     """What the programs of a tutorial's page do beside torch, and beside themselves with one thing changed."""
     rows, source = rows_of("tutorials")
@@ -379,6 +410,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "ceiling": parts_removed,
     "predicted": predicted,
     "host": host_times,
+    "layers": layers,
+    "operators": samples,
     "checker": checks,
     "mutants-schedules": lambda: mutants(0),
     "mutants-changes": lambda: mutants(1),

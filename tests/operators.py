@@ -183,6 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file, written anew after each row")
     options = parser.parse_args(argv)
     device = begin(options.quick)
+    finished: list[dict[str, Any]] = []
     todo = list(tasks(options.operators))
     left = Counter(task[:2] for task in todo)
     rows: dict[tuple[int, str], dict[str, Any]] = {}
@@ -202,8 +203,10 @@ def main(argv: list[str] | None = None) -> int:
                 continue
             count = [row["counts"][what] for what in ("samples", "right", "kernel", "fell")]
             print(f"{row['operator']:30} {short:5} {count[0]:7} {count[1]:5} {count[2]:9} {count[3]:9}", flush=True)
+            names = dict(zip(("samples", "right", "by_kernel", "fell_back"), count, strict=True))
+            finished.append({"operator": row["operator"], "dtype": short, **names})
             if options.out:
-                options.out.write_text(json.dumps({"device": device, "rows": list(rows.values())}, indent=1) + "\n")
+                options.out.write_text(json.dumps({"device": device, "rows": finished}, indent=1) + "\n")
     totals, reasons = (sum((row[what] for row in rows.values()), Counter[str]()) for what in ("counts", "reasons"))
     wrong = [each for row in rows.values() for each in row["wrong"]]
     print(*(f"{count:5} {reason}" for reason, count in reasons.most_common()), sep="\n")
