@@ -104,7 +104,8 @@ def report(rows: list[dict[str, Any]]) -> None:
 BOUNDS = {
     "clock": (1.4, 1.75), "boost": (0, 0.35), "l2": (4000, 12000), "again": (0, 1), "near": (0, 1), "readers": (2, 200),
     "apart": (0.2, 30), "torn16": (1, 3), "torn32": (1, 2.5), "shifted": (1, 3), "ingest": (50, 200), "issue": (30, 200),
-    "reads": (0.5, 1), "writes": (0.3, 1), "scattered": (0, 0.2), "launch": (2, 7), "joined": (0, 0.6), "alone": (0, 0.5),
+    "reads": (0.5, 1), "writes": (0.3, 1), "scattered": (0, 0.2), "run": (0, 1),
+    "launch": (2, 7), "joined": (0, 0.6), "alone": (0, 0.5),
     "fill": (0, 10), "stored": (6, 64), "waited": (1, 2), "piece": (0, 2.5), "partial": (0, 2), "ragged": (0, 2),
     "transposed": (1, 1.3), "add": (0.5, 8), "each": (0, 0.4), "parts": (1000, 8000), "exchanged": (3, 60),
     "merged": (0.955, 0.974), "smaller": (1, 1.03), "claim": (0.5, 1.6), "slot": (0, 400), "latency": (500, 3500),

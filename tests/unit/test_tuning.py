@@ -315,6 +315,17 @@ def test_small_tiles_may_have_deep_slots():
     assert not any(c.spans > 1 for c in candidates(Problem(264, 64, 256), H200) if c.sharing == 1)
 
 
+def test_looks_are_at_other_tiles_first():
+    """Not at the same tile as a ping-pong too, as long as there are others."""
+    problem = Problem(3, 48080, 37872, majors=("k", "n"))
+    few = tuner.unsure(problem, H200, 4)
+    assert few[0] == ranked(problem, most=1)[0][0]
+    assert few[0].tile[1] * few[0].cluster[1] >= 1024  # rows of b as long as they can be
+    assert len({(each.tile, each.sharing, each.parts) for each in few}) == 4
+    only = tuner.unsure(Problem(4960, 80, 3144, majors=("m", "n")), H200, 4)
+    assert {each.schedule for each in only} == {"Gemm", "PingPong"} and len(only) == 4
+
+
 def test_small_products_share_multiprocessors():
     """One tile a CTA, with room for all of them; of these, the best by estimate is among those that are looked at."""
     for m, n, k in ((64, 64, 64), (96, 40, 256)):

@@ -16,7 +16,7 @@ from tmapipe.plan.thread_layout import multiplies
 from tmapipe.schedules.gemm import PACKED, DequantGemm
 from tmapipe.schedules.mainloop import in_shares
 from tmapipe.tiles import SplitKTiles
-from tmapipe.tuning.problem import SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
+from tmapipe.tuning.problem import LINE, SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
 COOPERATIVE: dict[int, tuple[int, ...]] = {
     64: (64, 128, 192, 256),
@@ -256,7 +256,8 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
       epilogues are not in turn; and if the ring had fewer than four stages.
     * order: narrow bands for short k and many tiles, if L2 keeps b while a band is stored (7312 x 60032 x 104: 342 us in bands
       of 8 rows of tiles, 366 of 2).
-    * store_hint: with short k, a large output makes way in L2 for the operands (7312 x 60032 x 104: 289 us, not 304).
+    * store_hint: with short k, a large output makes way in L2 for the operands (7312 x 60032 x 104: 289 us, not 304), unless
+      its rows share lines, which the next tile completes (44740 x 27528 x 72: 1531 us, with the hint 1571).
     * l2_hints: if few rows of a, or few rows of tiles, read all of b, then b makes way in L2 for a.
     """
     found: dict[str, Any] = {"along": "n"} if along == "n" else {}
@@ -274,7 +275,8 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
     band = 2 * tile[0] * problem.n * problem.out.bytes + problem.n * k_bytes
     if k_bytes <= SHORT_K and tiles > 4 * device.multiprocessors and band <= L2_SHARE:
         found["order"] = ("Snake", 2)
-    if k_bytes <= SHORT_K and problem.batch * problem.m * problem.n * problem.out.bytes >= LARGE:
+    large = problem.batch * problem.m * problem.n * problem.out.bytes >= LARGE
+    if k_bytes <= SHORT_K and large and problem.rows_at[2] == LINE:
         found["store_hint"] = "evict_first"
     if problem.m <= max(2 * tile[0], FEW_ROWS) and problem.n > 4 * problem.m:
         found |= dict(_hints(problem, ("evict_last", "evict_first")))

@@ -54,6 +54,8 @@ class Constants:
         reads, writes: Speeds from and to memory, of what the device's memory is said to have.
         scattered: Part by which memory is read more slowly for each 128 rows that a CTA reads from at a time: more of its
             pages are open.
+        run: The same of an operand along m or n of which a row of a cluster's tile is one line (3 x 48080 x 37872 with b
+            along n: one line 1274 us, two 1113, four 944, sixteen 855).
         launch: Microseconds from launch to the first load, and from the last store to the end.
         fill: Clocks until the first slot is filled, a row of it.
         stored: Bytes of output per clock and warpgroup in an epilogue.
@@ -95,6 +97,7 @@ class Constants:
     reads: float = 0.921
     writes: float = 0.719
     scattered: float = 0.024
+    run: float = 0.45
     launch: float = 4.59
     fill: float = 5.06
     stored: float = 20.5
@@ -139,7 +142,8 @@ class Work(NamedTuple):
     *stored* bytes each. read: bytes of the operands. memory: GB/s of the device's memory. slots: of the ring. one_buffer:
     whether a warpgroup has one output buffer. lines: bytes of the 128-byte lines that a tile's stores touch, over those
     stored. boxes: of rows that the slowest CTA loads again, instead of zeros. zeros: rows that it fills, for itself and
-    its peers. sharing: CTAs of a cluster that share k.
+    its peers. sharing: CTAs of a cluster that share k. short: of operands along m or n, their part of the bytes read over
+    the lines of a row of a cluster's tile.
     """
 
     m: Any
@@ -176,6 +180,7 @@ class Work(NamedTuple):
     boxes: Any
     zeros: Any
     sharing: Any
+    short: Any
 
 
 def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
@@ -205,8 +210,15 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
         read=problem.bytes - elements * problem.out.bytes, memory=device.memory,
         slots=candidate.slots, one_buffer=candidate.share == 1 and candidate.chosen.get("store_stages", 2) == 1,
         lines=_lines(problem, candidate), ragged=_ragged(problem, candidate),
-        boxes=boxes, zeros=zeros, sharing=candidate.sharing,
+        boxes=boxes, zeros=zeros, sharing=candidate.sharing, short=_short(problem, candidate),
     )  # fmt: skip
+
+
+def _short(problem: Problem, candidate: Candidate) -> float:
+    """`short` of `Work`."""
+    sizes = zip(problem.majors, (problem.m, problem.n), candidate.tile, candidate.cluster, strict=True)
+    per = LINE / problem.dtype.bytes / (problem.m + problem.n)
+    return sum(size * per / max(min(extent * ctas, size), 64) for major, size, extent, ctas in sizes if major != "k")
 
 
 def _lines(problem: Problem, candidate: Candidate) -> float:
@@ -285,7 +297,7 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
     rows = w.asked_a + w.asked_b
     memory = (
         (
-            w.read / c.reads * (1 + c.scattered * rows / ROWS)
+            w.read / c.reads * (1 + c.scattered * rows / ROWS + c.run * w.short)
             + written * (1 + c.partial * (w.lines - 1) + c.ragged * w.ragged) / c.writes
         )
         / w.memory

@@ -126,8 +126,8 @@ def _is_here(device: Device) -> bool:
 
 
 def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
-    """Up to *most* candidates whose estimates are close to the least: first the candidate of the least, then others that
-    differ in more than the cluster.
+    """Up to *most* candidates whose estimates are close to the least, which is the first: those of other tiles or parts of k
+    before the same as a ping-pong, say. Of pairs of `random_views`, 8 of 106 such differ by 5 %, of others 38 %.
 
     Raises:
         InputError: As `choose`.
@@ -138,8 +138,9 @@ def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     found: dict[Any, Candidate] = {}
     for candidate, us in close:
         if us <= UNSURE * close[0][1]:
-            found.setdefault(_form(candidate), candidate)
-    few = list(found.values())
+            found.setdefault((candidate.schedule, candidate.accumulators, _form(candidate)), candidate)
+    others = {_form(each): each for each in reversed(found.values())}.values()
+    few = sorted(found.values(), key=lambda each: each not in others)
     shared = [candidate for candidate in few if candidate.share > 1]  # of which the estimate says least
     if most < 2 or not shared or shared[0] in few[:most]:
         return few[:most]
@@ -147,7 +148,7 @@ def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
 
 
 def _form(of: Candidate) -> tuple[Any, ...]:
-    return of.schedule, of.tile, of.accumulators, of.sharing, of.parts, of.share
+    return of.tile, of.sharing, of.parts, of.share
 
 
 def _check(problem: Any, device: Any) -> None:
