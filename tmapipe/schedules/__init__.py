@@ -7,6 +7,8 @@ from tmapipe.schedules.crossentropy import (
     CrossEntropyBackward,
     CrossEntropyBackwardRows,
     CrossEntropyRows,
+    Cumsum,
+    CumsumRows,
     LogSoftmax,
     LogSoftmaxRows,
     Reduce,
@@ -40,9 +42,8 @@ from tmapipe.schedules.norms import (
     SoftmaxBackward,
     SoftmaxBackwardRows,
 )
-from tmapipe.schedules.rotary import Cumsum, CumsumRows, Rotary, RotaryTiles
 from tmapipe.schedules.splitattention import CombineParts, SplitAttention
-from tmapipe.schedules.transpose import Transpose, TransposeRows, TransposeTiles
+from tmapipe.schedules.transpose import Rotary, RotaryTiles, Transpose, TransposeRows, TransposeTiles
 
 __all__ = [
     "AddParts",
