@@ -236,7 +236,7 @@ def _runs(ours: AutoTuned, plain: Callable[..., Any], *inputs: Any, seen: Callab
         return ours.make(**fixed, **ours.candidates(*inputs)[0][0])
 
     runs = {
-        (OURS, "called"): lambda: seen(ours(*inputs)),
+        (OURS, "tuned"): lambda: seen(ours(*inputs)),
         (OURS, "first candidate"): lambda: seen(first()(*inputs)),
         ("torch", "eager"): functools.partial(plain, *inputs),
         ("torch", "compile"): functools.partial(compiled_later(plain), *inputs),
