@@ -1,5 +1,4 @@
-"""Choosing a schedule by estimate, for a GEMM or a convolution, and the tuner, which measures those of the least
-estimated times."""
+"""Choosing a schedule by estimate, for a GEMM or a convolution; and the tuner, which measures the best by estimate."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ from tmapipe.tuning.problem import (
 )
 
 # ---- choose ----------------------------------------------------------------------------------------------------------
-# Choosing by estimate: the candidate of the least estimated time that can be built.
-
+# By estimate: the candidate of the least estimated time that can be built.
 
 LOOKS = 4  # candidates that `choose` looks at where it can
 UNSURE = 1.1  # estimates that are closer do not tell which is faster
