@@ -49,6 +49,16 @@ def test_numbers_have_32_bits(name):
             assert of(a, b) == [evaluate(value, {A: a, B: b})] == [FOLD[name](a, b)], (a, b)
 
 
+@pytest.mark.parametrize(
+    "divisor", [B, select(A > 0, B, 1), select(B > 0, B, 0), select(B > 0, B, 1), select(B > 0, B, A - 5)]
+)
+def test_a_quotient_that_is_not_chosen_may_have_no_value(divisor):
+    """It is computed before the choice only of a divisor that is positive for certain."""
+    quotient = Expr.of("floordiv", A, divisor)
+    of = code([select(B > 0, quotient, 0), select(B > 0, quotient + 1, 0)], [Let(quotient)])
+    assert of(5, 0) == [0, 0] and of(5, 2) == [2, 3]
+
+
 def test_operations_of_one_number_and_of_slots():
     values = [
         -A,

@@ -184,6 +184,18 @@ def _data(found: Any) -> Any:
     return found.data if isinstance(found, Fragment) else found
 
 
+def _is_positive(x: Any) -> bool:
+    """Whether a number is one or more for certain: how many clusters there are, or one of two such numbers."""
+    x = resolve(x)
+    if not isinstance(x, Expr):
+        return bool(x > 0)
+    if x.op == "select":
+        condition, yes, no = map(resolve, x.args)
+        tested = isinstance(condition, Expr) and condition is Expr.of("gt", yes, 0)
+        return (tested or _is_positive(yes)) and _is_positive(no)
+    return x.op == "symbol" and x.args == ("clusters",)
+
+
 class _Writer:
     """Writes the text. lines_of_user: for each line of the text, the line of the body that it comes from."""
 
@@ -290,7 +302,10 @@ class _Writer:
             return 0, True
         if x not in self.depths:
             depths, safe = zip(*map(self._depth, x.args), strict=True)
-            self.depths[x] = 1 + max(depths), all(safe) and not may_fail(x)
+            self.depths[x] = (
+                1 + max(depths),
+                all(safe) and (not may_fail(x) or (x.op in ("floordiv", "mod") and _is_positive(x.args[-1]))),
+            )
         return self.depths[x]
 
     def _for(self, node: For) -> None:
