@@ -137,12 +137,11 @@ def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     for candidate, us in close:
         if us <= UNSURE * close[0][1]:
             found.setdefault((candidate.schedule, candidate.accumulators, _form(candidate)), candidate)
-    others = {_form(each): each for each in reversed(found.values())}.values()
-    few = sorted(found.values(), key=lambda each: each not in others)
+    first = {_form(each): each for each in reversed(found.values())}.values()
+    few = sorted(found.values(), key=lambda each: each not in first)
     shared = [candidate for candidate in few if candidate.share > 1]  # of which the estimate says least
-    if most < 2 or not shared or shared[0] in few[:most]:
-        return few[:most]
-    return [*few[: most - 1], shared[0]]
+    alone = most < 2 or not shared or shared[0] in few[:most]
+    return few[:most] if alone else [*few[: most - 1], shared[0]]
 
 
 def _form(of: Candidate) -> tuple[Any, ...]:
