@@ -206,7 +206,9 @@ def _attention_forms() -> str:
     if not rows:
         return NOT_MEASURED.format("forms")
     rows = list({r["problem"]: r for r in sorted(rows, key=lambda r: r["run"])}.values())
-    plain = {r["run"]: r["tflops"] for r in rows_of("attention")[0] if " plain" in r["problem"] and r["variant"] == "of"}
+    plain = {
+        r["run"]: r["tflops"] for r in rows_of("attention")[0] if " plain" in r["problem"] and r["variant"] == "of"
+    }
     body = [[r["problem"], f"{r['tflops']:.0f}", f"{r['tflops'] / plain[r['run']]:.2f}"] for r in rows]
     return table(["form", "TFLOP/s", "of the plain one"], body, source)
 
@@ -221,7 +223,9 @@ def _attention_decode() -> str:
     for problem in dict.fromkeys(r["problem"] for r in rows):
         of = {(r["peer"], r["variant"]): r["gbps"] for r in rows if r["problem"] == problem}
         ours, copy, torch = (of.get(key, math.nan) for key in ((OURS, "of"), (OURS, "Copy"), ("torch", "default")))
-        body.append([problem, "" if math.isnan(torch) else f"{torch:.0f}", f"{copy:.0f}", f"{ours:.0f}", f"{ours / copy:.2f}"])
+        body.append(
+            [problem, "" if math.isnan(torch) else f"{torch:.0f}", f"{copy:.0f}", f"{ours:.0f}", f"{ours / copy:.2f}"]
+        )
     return table(["GB/s", "torch", "`Copy`", OURS, "of `Copy`"], body, source)
 
 
