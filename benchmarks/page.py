@@ -200,14 +200,16 @@ def _attention(*parts: str | None) -> str:
 
 
 def _attention_forms() -> str:
-    """Forms of one problem, and their rates over that of the plain one."""
+    """Forms of one problem, each by its last run, and their rates over that of the plain one in the same run."""
     rows, source = rows_of("attention")
     rows = [r for r in rows if r.get("part") == "forms" and r["peer"] == OURS]
     if not rows:
         return NOT_MEASURED.format("forms")
-    rows = [r for r in rows if r["run"] == max(r["run"] for r in rows)]
-    plain = next(r["tflops"] for r in rows if " plain" in r["problem"])
-    body = [[r["problem"], f"{r['tflops']:.0f}", f"{r['tflops'] / plain:.2f}"] for r in rows]
+    rows = list({r["problem"]: r for r in sorted(rows, key=lambda r: r["run"])}.values())
+    plain = {
+        r["run"]: r["tflops"] for r in rows_of("attention")[0] if " plain" in r["problem"] and r["variant"] == "of"
+    }
+    body = [[r["problem"], f"{r['tflops']:.0f}", f"{r['tflops'] / plain[r['run']]:.2f}"] for r in rows]
     return table(["form", "TFLOP/s", "of the plain one"], body, source)
 
 
@@ -221,7 +223,9 @@ def _attention_decode() -> str:
     for problem in dict.fromkeys(r["problem"] for r in rows):
         of = {(r["peer"], r["variant"]): r["gbps"] for r in rows if r["problem"] == problem}
         ours, copy, torch = (of.get(key, math.nan) for key in ((OURS, "of"), (OURS, "Copy"), ("torch", "default")))
-        body.append([problem, f"{torch:.0f}", f"{copy:.0f}", f"{ours:.0f}", f"{ours / copy:.2f}"])
+        body.append(
+            [problem, "" if math.isnan(torch) else f"{torch:.0f}", f"{copy:.0f}", f"{ours:.0f}", f"{ours / copy:.2f}"]
+        )
     return table(["GB/s", "torch", "`Copy`", OURS, "of `Copy`"], body, source)
 
 

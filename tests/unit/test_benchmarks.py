@@ -410,7 +410,7 @@ def test_a_run_of_attention_is_merged(monkeypatch, tmp_path):
     assert len(rows) == 9 and [row["commit"] for row in rows[3:]] == ["0123456"] * 6
     assert {row["run"] for row in rows[3:]} == {1 + max(row["run"] for row in rows[:3])}
     assert "| p softcap causal | 570 | 0.95 |" in page.TABLES["attention-forms"]()
-    assert "| q | nan | 4100 | 4000 | 0.98 |" in page.TABLES["attention-decode"]()
+    assert "| q |  | 4100 | 4000 | 0.98 |" in page.TABLES["attention-decode"]()
     assert "| r | 500 | 600 | 1.20 |" in page.TABLES["attention-drawn"]()
 
 
