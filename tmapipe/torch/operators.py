@@ -300,11 +300,17 @@ def _recalled(operator: str, given: tuple[torch.Tensor, ...]) -> torch.Tensor | 
     """What an operator computes of plain tensors, if such a call is remembered, and nothing traces it."""
     if torch._C._len_torch_dispatch_stack():
         return None
-    for call in _callers.get((operator, len(given), given[0].shape, given[1].shape), ()):
+    for call in _callers.get(_known_as(operator, given), ()):
         found: torch.Tensor | None = call(given, None, {})
         if found is not None:
             return found
     return None
+
+
+def _known_as(operator: str, given: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """What calls are remembered by: extents, and for fp32 what torch allows now."""
+    precision = given[0].dtype is torch.float32 and torch.get_float32_matmul_precision()
+    return operator, len(given), given[0].shape, given[1].shape, precision
 
 
 def _remembered(operator: str, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
@@ -318,7 +324,7 @@ def _remembered(operator: str, given: tuple[torch.Tensor, ...], found: torch.Ten
         if call is not None:
             if len(_callers) >= MOST:
                 _callers.clear()
-            key = operator, len(given), given[0].shape, given[1].shape
+            key = _known_as(operator, given)
             _callers[key] = (call, *_callers.get(key, ()))[:4]
     return found
 
