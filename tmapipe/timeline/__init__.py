@@ -86,10 +86,10 @@ class Costs:
     synced: float = 20.0
     peer: float = 200.0
     stretch: float = 1.2
-    beside: float = 0.12
+    beside: float = 0.25
     depends: float = 2.0
-    shuffle: float = 24.0
-    words: float = 40.0
+    shuffle: float = 16.0
+    words: float = 28.0
     atomic: float = 700.0
     passed: float = 35.0
     wgmma: float = 100.0
