@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.oracle.ptx import LEADER
-from tests.oracle.ptx_execution import Launch
+from tests.oracle.ptx_launch import Launch
 from tests.unit.fake_isa import Event
 from tmapipe.base.tma_rules import MAX_BOX
 from tmapipe.model.elements import indices_of

@@ -14,7 +14,8 @@ import pytest
 import tmapipe as tp
 from tests.emit.kernels import Kernel, build
 from tests.emit.lower import lower
-from tests.oracle.ptx_execution import Execution, Launch
+from tests.oracle.ptx_execution import Execution
+from tests.oracle.ptx_launch import Launch
 from tests.sweeps import ALL, sample
 from tests.unit.fake_isa import record
 from tmapipe.isa.fragment import Carried

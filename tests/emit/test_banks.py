@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from tests.emit.kernels import built
-from tests.oracle.ptx_execution import BASE, Execution, Launch
+from tests.oracle.ptx_execution import BASE, Execution
+from tests.oracle.ptx_launch import Launch
 from tests.sweeps import ALL
 from tmapipe.model.elements import indices_of
 from tmapipe.plan.thread_layout import vectors_of

@@ -14,7 +14,8 @@ import tmapipe as tp
 from tests.emit.dump import text_of
 from tests.emit.kernels import ELSEWHERE, KERNELS, Built, built, swept
 from tests.emit.lower import lower
-from tests.oracle.ptx_execution import Execution, Launch
+from tests.oracle.ptx_execution import Execution
+from tests.oracle.ptx_launch import Launch
 from tests.sweeps import ALL
 from tests.unit.fake_isa import Event, record
 from tmapipe.tiles.dynamic import COUNTERS

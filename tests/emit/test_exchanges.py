@@ -4,7 +4,8 @@ import pytest
 
 from tests.emit.kernels import Kernel, build
 from tests.oracle.peer_forms import LongRows, PairsOfRows
-from tests.oracle.ptx_execution import Execution, Launch
+from tests.oracle.ptx_execution import Execution
+from tests.oracle.ptx_launch import Launch
 from tests.sweeps import ALL
 
 

@@ -6,7 +6,8 @@ import pytest
 from examples.exchange import Shares
 from tests.emit.kernels import Kernel, build, built
 from tests.oracle.peer_forms import Counted, Swapped
-from tests.oracle.ptx_execution import BASE, Execution, Launch
+from tests.oracle.ptx_execution import BASE, Execution
+from tests.oracle.ptx_launch import Launch
 from tests.sweeps import ALL
 from tmapipe.isa import declared, ops
 

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from tests.emit.kernels import EPILOGUES, built, swept
-from tests.oracle.ptx_execution import BASE, Execution, Launch
+from tests.oracle.ptx_execution import BASE, Execution
+from tests.oracle.ptx_launch import Launch
 from tmapipe.plan.thread_layout import AccumulatorLayout
 
 NAMES = [name for name in swept(EPILOGUES) if "with operands" in name]

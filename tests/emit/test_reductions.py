@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.emit.kernels import EPILOGUES, built, swept
-from tests.oracle.ptx_execution import BASE, Execution, Launch
+from tests.oracle.ptx_execution import BASE, Execution
+from tests.oracle.ptx_launch import Launch
 from tmapipe.gpu import sums
 from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.matmuls import pieces
