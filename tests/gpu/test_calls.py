@@ -70,7 +70,7 @@ class Between(tp.schedules.Copy):
         with k.ring.produce() as slot:
             slot.x.load_from(tile.m * 4, 1)  # between units of 16 bytes: the hardware traps
 
-x = torch.randn(64, 264, device="cuda").bfloat16()[:, :256]  # two dimensions
+x = torch.randn(64, 1032, device="cuda").bfloat16()[:, :1024]  # by TMA, in two dimensions
 wrong = Between((4, 64))
 wrong.checked = False
 wrong(x)

@@ -198,8 +198,7 @@ class GpuFragments(PeerFragments, Sums):
     ) -> Fragment:
         kind, width, flat = slot.buffer.dtype.kind, layout.width, self.flat(slot)
         whole = not gaps and isinstance(at[0], int) and isinstance(at[1], int) and (at[0] + at[1]) % width == 0
-        dtype, data = slot.buffer.dtype, list[Any]()
-        shifted = not gaps and not whole and dtype.bytes < 4 and width * dtype.bytes % 4 == 0
+        data: list[Any] = []
         for _, _, column in self.runs(layout, width):
             first = Int32(column) + at[1]
             place, over = first + at[0], [Int32(0)] * width
@@ -207,12 +206,6 @@ class GpuFragments(PeerFragments, Sums):
                 values = cute.make_rmem_tensor((width,), cute_type(slot.buffer.dtype))
                 cute.autovec_copy(cute.coalesce(cute.local_tile(flat, (width,), (place // width,))), values)
                 data += widened(values, kind)
-                continue
-            if shifted:
-                words = cute.make_rmem_tensor((width * dtype.bytes // 4,), Int32)
-                for j, word in enumerate(self.words_at(slot, place * dtype.bytes, width * dtype.bytes // 4)):
-                    words[j] = word
-                data += widened(cute.recast_tensor(words, cute_type(dtype)), kind)
                 continue
             for length, further in gaps:
                 rows = [Int32(Uint32(first + j) // length) for j in range(1 if width <= length else width)]

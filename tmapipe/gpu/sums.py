@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from tmapipe.gpu import control, cute_type
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.fragments import NEUTRAL, Fragments
 from tmapipe.plan.model import WARP
@@ -93,18 +92,6 @@ class Runs(Fragments):
         tile = slot.buffer.tile
         inside = self.isa.buffers[slot.buffer.name][(*(None,) * len(tile), slot.stage)]
         return cute.make_tensor(inside.iterator, cute.make_layout(math.prod(tile)))
-
-    def words_at(self, slot: SlotRef, first: Any, count: int) -> list[Int32]:
-        """So many words from byte *first* of a slot on, wherever that lies: halves of the words around them."""
-        start, last = self.isa.slot_address(slot.buffer, slot.stage), slot.buffer.slot_bytes - 4
-        begin = first & -4
-        after = choose(begin + 4 * count < last, begin + 4 * count, Int32(last))  # read in vain if all begin words
-        around = [
-            emit_ptx("ld.shared.b32 $0, [$1];", "r", start + place, words=1)[0]
-            for place in (*(begin + 4 * i for i in range(count)), after)
-        ]
-        how = "shf.r.wrap.b32 $0, $1, $2, $3;", "rrr"
-        return [emit_ptx(*how, *two, 8 * first, words=1, pure=True)[0] for two in itertools.pairwise(around)]
 
     def read_line(
         self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Any, Any], each: int = 1
@@ -188,7 +175,12 @@ class Runs(Fragments):
 
     def converted(self, values: Fragment, first: int, width: int, dtype: Any) -> Any:
         """A run of a fragment's numbers, in registers, in a type of CuTe DSL."""
-        run = Fragment(self, values.layout, "tile", values.kind, values.data[first : first + width])
+        data = values.data[first : first + width]
+        if len(data) != width:
+            raise AssertionError(
+                f"a thread has {len(values.data)} numbers, where {first} to {first + width - 1} are used"
+            )
+        run = Fragment(self, values.layout, "tile", values.kind, data)
         made = cute.make_rmem_tensor((width,), dtype)
         made.store(self.vector(run, (width,)).to(dtype))
         return made
