@@ -271,8 +271,6 @@ def tutorial(number: int) -> str:
     """What the programs of a tutorial's page do beside torch, and beside themselves with one thing changed."""
     rows, source = rows_of("tutorials")
     rows = [r for r in rows if r["problem"].startswith(f"{number}. ")]
-    if not rows:
-        return "Not measured yet: `python -m benchmarks.tutorials`.\n"
     names = {r["problem"]: r["problem"].partition(". ")[2] for r in rows}
     theirs = {r["problem"]: r["us"] for r in rows if r["peer"] != OURS}
     body = []

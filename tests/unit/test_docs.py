@@ -169,7 +169,7 @@ def test_tutorials_have_a_mistake_a_timeline_and_what_it_brings(page):
     brings = text.partition("\n## What it brings\n")[2]
     files = re.findall(r"`(?:benchmarks/results/)?(\w+\.json)`", brings)
     assert files and all((ROOT / "benchmarks" / "results" / file).exists() for file in files)
-    assert f"\n<!-- table tutorial-{int(pathlib.Path(page).name[:2])} -->\n" in brings
+    assert f"\n<!-- table tutorial-{int(pathlib.Path(page).name[:2])} -->\n| program |" in brings
     following = TUTORIALS[TUTORIALS.index(page) + 1 :]
     assert not following or ("\nNext: [" in text and f"]({pathlib.Path(following[0]).name})" in text)
     assert 60 <= len(text.splitlines()) <= 175
