@@ -190,7 +190,7 @@ def _product(x: Any, y: Any) -> tuple[Fragment, float] | None:
     """A fragment in fp32, which is no product with a number, and the number to multiply it with in the place of *x* with *y*:
     of one times several numbers, their product. None of others, and where that might be too large or too small for fp32."""
     fragment, number = (x, y) if isinstance(x, Fragment) else (y, x)
-    if type(number) not in (int, float) or fragment.kind != "fp32":
+    if type(number) not in (int, float) or fragment.kind != "fp32" or not -1e18 < number < 1e18:
         return None
     of, before = fragment.product or (fragment, 1.0)
     return (of, before * number) if 1e-18 < abs(before * number) < 1e18 else None
