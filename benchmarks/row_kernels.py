@@ -354,7 +354,7 @@ class Worker:
         return list(json.loads(self.process.stdout.readline() or "[]"))
 
     def await_ready(self) -> list[int]:
-        """Waits until it has prepared what it can, and says what."""
+        """Waits until the process has prepared its cases. Returns the numbers of those cases that are ready."""
         self.ready = self._hear()
         return self.ready
 

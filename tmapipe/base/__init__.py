@@ -326,7 +326,8 @@ def _reversed(make: Callable[[int], Any], values: Sequence[int]) -> list[Any]:
 
 
 def _dtype(given: str | None, own: str | None, size: int) -> str:
-    """The name of the element type. own: that of the tensor, None for one that descriptors lack; size: of its elements."""
+    """The name of the element type. own: the tensor's type, None for a type that descriptors lack; size: bytes of an
+    element."""
     name = own if given is None else given
     kind = tma_rules.TYPES.get(name) if isinstance(name, str) else None
     if kind is None or name is None:

@@ -125,7 +125,7 @@ def core_modes(part: Load | Store) -> tuple[int, ...]:
 def to_core_first(tensor: Any, part: Load | Store) -> Any:
     """The tensor with its dimensions core first, and with the leading dimensions that it lacks.
 
-    Those have stride 0, so the descriptor leaves them out.
+    The dimensions that are added have stride 0, so the descriptor leaves them out.
     """
     if clips(part):
         return clipped(tensor, part)

@@ -81,9 +81,6 @@ Where = Annotated["str | None", Kind.WHERE]
 # table is tested against both.
 
 
-# ---- effects ------------------------------------------------------------------------------------------------------------
-
-
 class Scope(enum.Enum):
     """How far an arrival releases what its thread did before. An effect that has the name of an operand instead takes that."""
 
@@ -419,7 +416,7 @@ def declared(op: type) -> Declared:
 
 
 def scope_of(scope: Scope | str, op: Any) -> Scope:
-    """The scope of an effect of *op*: its own, or that of the operand that it names."""
+    """The scope of an effect of *op*: the effect's own scope, or the scope in the operand that the effect names."""
     return scope if isinstance(scope, Scope) else Scope(getattr(op, scope))
 
 

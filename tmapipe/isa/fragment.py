@@ -461,8 +461,8 @@ class RawRole:
 
 
 def call_raw(function: Callable[..., None], tensors: list[Any], isa: Isa, role: RoleWarps) -> None:
-    """Calls *function* with its tensors, and with its role if it takes that. Raises `ScopeError` for an error of it, with the
-    line."""
+    """Calls *function* with its tensors, and with the role if the function has a parameter ``role``. Raises `ScopeError` for
+    an error in the function, with the line."""
     try:
         told = {"role": RawRole(isa, role)} if "role" in inspect.signature(function).parameters else {}
         function(*tensors, **told)

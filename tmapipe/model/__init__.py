@@ -141,7 +141,7 @@ class Scheduler:
                 self._move_all()
 
     def _move_all(self) -> None:
-        """One step of every engine that can take one now."""
+        """Lets each copy or matmul in flight that can go on take one step."""
         flights, self.flights = self.flights, []
         for flight in flights:
             self._move(flight)

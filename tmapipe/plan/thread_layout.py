@@ -233,7 +233,7 @@ class AccumulatorLayout(ThreadLayout):
         return cls(held.shape[0], held.shape[1], held.warpgroups, held.first_warp, held.teams)
 
     def piece(self, columns: int) -> AccumulatorLayout:
-        """That of one block of rows and so many columns: of a piece."""
+        """The layout of a piece: of one block of rows and so many columns."""
         return attrs.evolve(self, rows=64 * self.warpgroups, columns=columns)
 
     def group(self, warp: Any) -> Any:

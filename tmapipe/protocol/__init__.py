@@ -88,7 +88,7 @@ class SharedInSlot(PartInSlot):
         cta = self._cta(f"{name}(peer)", peer)
         self.by_threads()
         whole = tile is None and like is None
-        layout, begin = self._part_layout(name, like, buffer.tile if whole else tile, (0, 0) if at is None else at, 8)
+        layout, begin = self._part_layout(name, like, buffer.tile if whole else tile, (0, 0) if at is None else at)
         return isa.fragments.read_peer(self.ref, cta, layout, begin)
 
     def send(self, to: Any, values: Fragment | None = None, *, part: Any = None, into: Any = 0) -> None:

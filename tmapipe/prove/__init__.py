@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 #
 # Concrete problems that may show what is wrong: shapes, clusters and tables in which what bodies decide on differs.
 #
-# First those that fulfil what is decided where the proof stops, then small ones, in which each number that bodies
-# decide on takes values at which their conditions change. They only find errors: that there are none is the matter of
-# the proof.
+# First problems that fulfil the conditions decided where the proof stops. Then small problems, in which each number that
+# bodies decide on takes the values at which their conditions change. The search only finds errors. That there are no
+# errors is what the proof shows.
 
 
 MOST_PROBLEMS = 160  # problems that differ in what bodies decide on

@@ -354,7 +354,7 @@ class Driver:
                     raise TooMany
 
     def _move_all(self) -> None:
-        """One step of every engine that can take one now."""
+        """Lets each copy or matmul in flight that can go on take one step."""
         flights, self.flights = self.flights, []
         state, watch = self.state.state, self.state.check.watch
         for flight in flights:

@@ -241,14 +241,14 @@ def _meet(some: Any, others: Any) -> Any:
 
 # ---- visits ----------------------------------------------------------------------------------------------------------
 #
-# Facts about a slot of a ring that whoever is checked against them is going to know before.
+# Facts about a slot of a ring that a warp learns before the warp is checked against these facts.
 #
-# A warp *visits* the slots of a ring one after another. It waits for the slot's mbarrier, and what it does there it does
-# within a few visits. So whatever it does next to a slot that it has left comes after its next wait there. That wait sees
-# the last complete phase, or the next one, to which others contribute in visits of their own.
+# A warp *visits* the slots of a ring one after another. It waits for the slot's mbarrier, and works on the slot within a few
+# visits. After the warp has left a slot, its next access to this slot comes after its next wait there. That wait sees the
+# last complete phase, or the next phase, to which other warps contribute in visits of their own.
 #
-# That all this is so is looked at in all operations of the search (`watch`, `complete`). If not, it begins again without
-# the visits that are not so.
+# The search compares each operation with this description (`watch`, `complete`). If a visit differs, the search begins again
+# without the visits of that kind.
 
 
 class Visits:
@@ -341,7 +341,7 @@ class Visits:
         self.around = np.array([self.stages[array] for _, _, array in self.keys])
         self.deep = np.array([self.depth[agent, array] for agent, _, array in self.keys])
 
-    # ---- whether it is so -----------------------------------------------------------------------------------------------
+    # ---- whether visits are as described ----------------------------------------------------------------------------------
 
     def place(self, agent: int, sort: Any, array: str, stage: int) -> Any:
         """Of an operation: its visit's sort of waits; the stage, or None for such a wait; and the places, of two laps,
@@ -376,10 +376,10 @@ class Visits:
             self.changed = True
             self.broken.update(missed)
 
-    # ---- what follows ---------------------------------------------------------------------------------------------------
+    # ---- facts that need not be remembered --------------------------------------------------------------------------------
 
     def leave_out(self, state: Any, sets: Any, every: Any, knowers: list[FactKey], lacking: Any) -> None:
-        """Whoever is going to know a fact before it is checked against it lacks nothing.
+        """Takes out of *lacking* each warp that will know a fact before the warp is checked against it.
 
         Args:
             state: A `RunState`.

@@ -153,9 +153,8 @@ class SplitAttention(Attention):
             raise InputError("q.shape[1]", q.shape[1], rule, f"say heads={together}")
         each = ceil_div(blocks, min(self.parts, max(1, blocks)))
 
-        def apart(
-            x: Any,
-        ) -> Any:  # where rows may come in any order, in that of most tensors, so that they need no copy
+        def apart(x: Any) -> Any:
+            # Where rows may come in any order, they keep the order of most tensors, so that no copy is needed.
             return heads_last(x, groups) if self.together > 1 else heads_last(x, groups).swapaxes(2, 3)
 
         def merged(x: Any) -> Any:
@@ -241,9 +240,8 @@ def parts_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str,
         return 0
     blocks = ceil_div(k[2] if window is None else min(k[2], window + q[2]), keys_of(q[3], width, 64))
 
-    def time(
-        parts: int,
-    ) -> float:  # in blocks: a tile begins in the time of one, as measured; a second kernel takes two
+    def time(parts: int) -> float:
+        # In blocks. A tile begins in the time of one block, as measured; a second kernel takes two.
         rounds = ceil_div(q[0] * groups * parts, 132)
         return rounds * (ceil_div(blocks, parts) + 1) + (2 + parts / 8 if parts > 1 else 0)
 

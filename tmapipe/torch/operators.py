@@ -395,8 +395,8 @@ def _gemm_gradients(ctx: Any, grad: torch.Tensor) -> Any:
 def _gradient(
     of: str, given: tuple[torch.Tensor, torch.Tensor], views: Callable[[], tuple[torch.Tensor, ...]], shape: torch.Size
 ) -> torch.Tensor:
-    """A product of *given*, a gradient and another tensor, in this shape. *views* shows them as `gemm` takes them, which a
-    call that is remembered does without."""
+    """A product of *given*, a gradient and another tensor, in this shape. *views* shows both tensors as `gemm` takes them; a
+    remembered call needs no views."""
     traced = type(given[0]) not in PLAIN or torch.is_grad_enabled() or torch.compiler.is_compiling()
     if traced or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return gemm(*views()).reshape(shape)

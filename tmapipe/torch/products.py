@@ -136,9 +136,8 @@ def _conv(
     def kernel() -> torch.Tensor:
         images, filters = (_whole_units(each.detach()) for each in (x, weight))
         outputs = weight.shape[0]
-        units = -outputs % (
-            ALIGNMENT // x.itemsize
-        )  # further filters of zeros, so that rows of the result are whole units
+        # Further filters of zeros make rows of the result whole units.
+        units = -outputs % (ALIGNMENT // x.itemsize)
         if units:
             filters = functional.pad(filters, (0, 0) * (x.ndim - 1) + (0, units))
         windows = Windows(tuple(weight.shape[2:]), padding=[*padding], stride=[*stride], dilation=[*dilation])
