@@ -331,15 +331,18 @@ def _numbers(word: str, numbers: list[int]) -> str:
 #
 # Each role's first warp, and each of its warpgroups' first, has a row of memory. The kernel's first and last words in it are
 # the time in nanoseconds and the clock, by which rows are compared. Between them are the stamps: what it was, and the clock.
+# Clocks of places with no branch between stay in registers, and the last of these places writes all of their stamps.
 
 
 ROW = 1 << 17  #: bytes of a row, a power of two, at a multiple of it: when it is full, nothing more is written
-HEAD = 32  #: of it, before the stamps: nanoseconds, clock and multiprocessor at the start; nanoseconds, clock and end
+TOGETHER = 8  #: stamps that are written together, at most
+OVER = 8 * TOGETHER  #: bytes at a row's begin into which the one before may run over
+HEAD = OVER + 32  #: before the stamps: nanoseconds, clock and multiprocessor at the start; nanoseconds, clock and end
 _WAITS = (WAIT, "wgmma_wait", "bulk_wait_group", "cta_sync", "cluster_wait")
 _ISSUES = ("wgmma", "tma_store", "bulk_store")
 
-# Two registers have the address of the next stamp. A thread without a row has 0 in both, and a full row ends at a multiple of
-# its size: neither writes. The lower one alone counts, as no stamp of a row crosses a multiple of 2^32.
+# Two registers have the address of the next stamp. A thread without a row has 0 in both, and after a full row it is in what
+# the next row leaves free: neither writes. The lower one alone counts, as no row crosses a multiple of 2^32.
 _BEGIN = """.reg .b32 stamp_at, stamp_high;
 {{
 .reg .pred mine; .reg .b32 a, b, warp, cta; .reg .b64 row, now;
@@ -350,23 +353,23 @@ mov.u32 a, 1; shl.b32 a, a, warp; sub.u32 a, a, 1; and.b32 a, a, {warps}; popc.b
 mad.lo.u32 a, cta, {each}, a; mad.wide.u32 row, a, {nbytes}, $0;
 mov.b64 {{a, b}}, row; add.u32 a, a, {head}; selp.b32 stamp_at, a, 0, mine; selp.b32 stamp_high, b, 0, mine;
 mov.u64 now, %globaltimer; mov.u32 a, %clock; mov.u32 b, %smid;
-@mine st.global.b64 [row], now;
-@mine st.global.v2.b32 [row+8], {{a, b}};
+@mine st.global.b64 [row+{over}], now;
+@mine st.global.v2.b32 [row+{over}+8], {{a, b}};
 }}"""
-_STAMP = """{{
-.reg .pred room; .reg .b32 word, now; .reg .b64 at;
-and.b32 word, stamp_at, {last}; setp.ne.u32 room, word, 0;
-mov.u32 now, %clock; mad.lo.u32 word, $0, 65536, {number};
-mov.b64 at, {{stamp_at, stamp_high}};
-@room st.global.v2.b32 [at], {{word, now}};
-@room add.u32 stamp_at, stamp_at, 8;
+_CLOCK = "mov.u32 $0, %clock;"
+_ONE = "mad.lo.u32 word, ${}, 65536, {}; @room st.global.v2.b32 [at+{}], {{word, ${}}};"
+_WRITE = """{{
+.reg .pred room; .reg .b32 word; .reg .b64 at;
+and.b32 word, stamp_at, {last}; setp.ge.u32 room, word, {head}; mov.b64 at, {{stamp_at, stamp_high}};
+{stamps}
+@room add.u32 stamp_at, stamp_at, {nbytes};
 }}"""
 _END = """{{
 .reg .pred mine; .reg .b32 a; .reg .b64 row, now;
-setp.ne.u32 mine, stamp_high, 0; sub.u32 a, stamp_at, 1; and.b32 a, a, -{nbytes};
+setp.ne.u32 mine, stamp_high, 0; sub.u32 a, stamp_at, {head}; and.b32 a, a, -{nbytes};
 mov.b64 row, {{a, stamp_high}}; mov.u64 now, %globaltimer; mov.u32 a, %clock;
-@mine st.global.b64 [row+16], now;
-@mine st.global.v2.b32 [row+24], {{a, stamp_at}};
+@mine st.global.b64 [row+{over}+16], now;
+@mine st.global.v2.b32 [row+{over}+24], {{a, stamp_at}};
 }}"""
 
 
@@ -381,6 +384,7 @@ class Place:
         passed: Instructions since the place before that have no place of their own: commits of wgmmas, which came right after
             that place, and waits that ended right before this one.
         issues: The wgmma or store before it, if there is one.
+        kept: Whether its stamp is written with that of the next place, to which no branch leads.
     """
 
     node: Node
@@ -388,6 +392,7 @@ class Place:
     computes: bool
     passed: tuple[Call, ...]
     issues: Call | None
+    kept: bool = False
 
 
 def places(program: Traced) -> list[Place]:
@@ -399,8 +404,10 @@ def places(program: Traced) -> list[Place]:
 
 @attrs.define
 class _Before:
-    """What has come since the place before, or ever."""
+    """What has come since the place before, or ever. straight: how many places have come since the last branch, and are to be
+    written together."""
 
+    straight: int = 0
     computes: bool = False
     passed: tuple[Call, ...] = ()
     issues: Call | None = None
@@ -408,8 +415,10 @@ class _Before:
 
 def _places(nodes: Sequence[Any], found: list[Place], before: _Before) -> None:
     def add(node: Node, after: bool) -> None:
+        if before.straight % TOGETHER:
+            found[-1] = attrs.evolve(found[-1], kept=True)
         found.append(Place(node, after, before.computes, before.passed, before.issues))
-        before.computes, before.passed = False, ()
+        before.computes, before.passed, before.straight = False, (), before.straight + 1
 
     known = [node for node in nodes if not isinstance(node, Let)]
     for node, following in zip(known, [*known[1:], None], strict=False):
@@ -417,11 +426,14 @@ def _places(nodes: Sequence[Any], found: list[Place], before: _Before) -> None:
         if method in _WAITS and before.computes:
             add(node, False)
         if isinstance(node, (For, While)):
+            before.straight = 0
             if f"tmapipe{os.sep}tiles{os.sep}" in str(node.where):
                 add(node, False)
             _places(node.body, found, before)
+            before.straight = 0
         elif isinstance(node, If):
-            for part in (node.then, node.other):
+            for part in (node.then, node.other, ()):
+                before.straight = 0
                 _places(part, found, before)
         elif method in _ISSUES:
             before.issues = node
@@ -454,28 +466,35 @@ class Stamping:
     """
 
     def __init__(self, isa: Any, program: Traced):
-        self.numbers = {(id(place.node), place.after): i for i, place in enumerate(places(program))}
-        warps = stamping(isa.plan)
-        mask = sum(1 << warp for warp in warps)
-        emit_ptx(_BEGIN.format(warps=mask, each=len(warps), nbytes=ROW, head=HEAD), "ll", *isa.stamps)
+        found, warps = places(program), stamping(isa.plan)
+        self.numbers = {(id(place.node), place.after): (i, place.kept) for i, place in enumerate(found)}
+        self.stamps: list[tuple[int, Any, Any]] = []  # number, slot and clock of those that are not written yet
+        mask, each = sum(1 << warp for warp in warps), len(warps)
+        emit_ptx(_BEGIN.format(warps=mask, each=each, nbytes=ROW, over=OVER, head=HEAD), "ll", *isa.stamps)
 
     def around(self, node: Node, operand: Callable[[Any], Any], emit: Callable[[], None]) -> None:
         """Emits a node, with the stamps before and after it. operand: gives what an operand is in the kernel."""
-        loop = isinstance(node, (For, While))
         for after in (False, True):
-            if (number := self.numbers.get((id(node), after))) is not None and not loop:
-                self._stamp(number, operand(slot_of(node)))
+            if (known := self.numbers.get((id(node), after))) and not isinstance(node, (For, While)):
+                self._stamp(*known, operand(slot_of(node)))
             if not after:
                 emit()
 
     def turn(self, node: Node) -> None:
         """At the beginning of a loop's turn, if it is stamped."""
-        if (number := self.numbers.get((id(node), False))) is not None:
-            self._stamp(number, 0)
+        if known := self.numbers.get((id(node), False)):
+            self._stamp(*known, 0)
 
-    def _stamp(self, number: int, slot: Any) -> None:
-        emit_ptx(_STAMP.format(last=ROW - 1, number=number), "r", slot, ordered=False)
+    def _stamp(self, number: int, kept: bool, slot: Any) -> None:
+        self.stamps.append((number, slot, *emit_ptx(_CLOCK, "", words=1, ordered=False)))
+        if kept:
+            return
+        lines = "\n".join(_ONE.format(2 * i, of, 8 * i, 2 * i + 1) for i, (of, _, _) in enumerate(self.stamps))
+        operands = [operand for stamp in self.stamps for operand in stamp[1:]]
+        text = _WRITE.format(last=ROW - 1, head=HEAD, nbytes=8 * len(self.stamps), stamps=lines)
+        emit_ptx(text, "r" * len(operands), *operands, ordered=False)
+        self.stamps.clear()
 
     def end(self) -> None:
         """At the end of the kernel."""
-        emit_ptx(_END.format(nbytes=ROW), "")
+        emit_ptx(_END.format(nbytes=ROW, over=OVER, head=HEAD), "")

@@ -76,7 +76,9 @@ class Stamps:
 
     def rows(self) -> list[Row]:
         """What the last launch has written, of the CTAs that there were. Waits for it."""
-        heads = self.memory[:, :8].cpu().numpy()
+        from tmapipe.gpu.watchdog import HEAD, OVER
+
+        heads = self.memory[:, OVER // 4 : HEAD // 4].cpu().numpy()
         return [
             row_of(i // len(self.warps), self.warps[i % len(self.warps)], self.memory[i, : self._end(i, head)].cpu().numpy())
             for i, head in enumerate(heads)
@@ -89,12 +91,11 @@ class Stamps:
 
 def row_of(cta: int, warp: int, words: Any) -> Row:
     """A row from its words of 32 bits, up to the last stamp."""
-    from tmapipe.gpu.watchdog import HEAD, ROW
+    from tmapipe.gpu.watchdog import HEAD, OVER, ROW
 
-    unsigned = words.view(np.uint32)
-    began, ended = (int(unsigned[i]) + (int(unsigned[i + 1]) << 32) for i in (0, 4))
-    stamps = words[HEAD // 4 :].reshape(-1, 2)
-    clocks = (int(unsigned[2]), int(unsigned[6]))
+    head, stamps = words[OVER // 4 : HEAD // 4].view(np.uint32), words[HEAD // 4 :].reshape(-1, 2)
+    began, ended = (int(head[i]) + (int(head[i + 1]) << 32) for i in (0, 4))
+    clocks = (int(head[2]), int(head[6]))
     since = (
         (stamps[:, 1].view(np.uint32) - np.uint32(clocks[0])).astype(np.int64) if len(stamps) else np.zeros(0, np.int64)
     )
