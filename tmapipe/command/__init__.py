@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
+from rich.table import Table
 
 import tmapipe
-from tmapipe.command.compared import references, simulate_seeds, timeline
+from tmapipe.base.arithmetic import DType
+from tmapipe.bind import Bound
 from tmapipe.command.machine import bench, cache, demo, doctor, tune
-from tmapipe.command.named import WRONG, answering, dtypes_of, fitted, made, settings_of, tensors_of, working
-from tmapipe.errors import InputError
+from tmapipe.command.named import (
+    WRONG,
+    Answer,
+    Reference,
+    answering,
+    dtypes_of,
+    errors_of,
+    fitted,
+    made,
+    off,
+    references,
+    settings_of,
+    tensors_of,
+    within,
+    working,
+)
+from tmapipe.errors import InputError, MissingGpuError, needed
 from tmapipe.loaded import load
+from tmapipe.model.run import Run
 from tmapipe.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tmapipe.timeline.trace import Trace
 
 app = typer.Typer(
     name="tmapipe",
@@ -25,7 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (doctor, cache, demo, tune, timeline):
+for verb in (doctor, cache, demo, tune):
     app.command()(verb)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 
@@ -41,6 +65,7 @@ Files = Annotated[
     list[str], typer.Option("--tensor", metavar="NAME=FILE", help="An input from a .npy file; repeat it.")
 ]
 Arch = Annotated[str | None, typer.Option(help="The target, such as sm_90a; by default the schedule's.")]
+Clusters = Annotated[int | None, typer.Option(min=1, max=1024, help="In the grid; by default up to 2.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 OfRows = Annotated[
     list[str], typer.Option("--shape", metavar="NAME=EXTENTS", help="Of inputs, for Softmax and RmsNorm alone.")
@@ -73,9 +98,9 @@ def check(
 ) -> None:
     """Proves that a schedule cannot hang, race or corrupt, or says what can go wrong. Exit code 1: it can."""
     with answering("check", json_) as answer:
-        found, types = _planned(schedule, set_, dtype, shape)
+        planned, types = _planned(schedule, set_, dtype, shape)
         with working(f"checking {schedule}"):
-            report = found.check(types, arch=arch)
+            report = planned.check(types, arch=arch)
         answer.facts = {"report": report.to_json()}
         answer.text = [str(report)]
         answer.code = 0 if report.ok else WRONG
@@ -96,9 +121,9 @@ def explain(
 ) -> None:
     """Prints every derived number with its formula."""
     with answering("explain", json_) as answer:
-        found, types = _planned(schedule, set_, dtype, shape)
+        planned, types = _planned(schedule, set_, dtype, shape)
         with working(f"planning {schedule}"):
-            plan, text = found.plan(types, arch=arch), found.explain(types, arch=arch)
+            plan, text = planned.plan(types, arch=arch), planned.explain(types, arch=arch)
         answer.facts = {
             "schedule": plan.name,
             "arch": plan.arch,
@@ -123,10 +148,10 @@ def program(
 ) -> None:
     """Prints the traced program: each role's loops, waits, arrivals and copies, with lines of the bodies."""
     with answering("program", json_) as answer:
-        found, types = _planned(schedule, set_, dtype, shape)
+        planned, types = _planned(schedule, set_, dtype, shape)
         with working(f"tracing {schedule}"):
-            text = found.program(types, arch=arch)
-        answer.facts = {"schedule": type(found).__name__, "text": text}
+            text = planned.program(types, arch=arch)
+        answer.facts = {"schedule": type(planned).__name__, "text": text}
         answer.text = [text]
 
 
@@ -139,7 +164,7 @@ def simulate(
     tensor: Files = [],  # noqa: B006
     seeds: Annotated[int, typer.Option(min=1, help="How many interleavings, from --seed on.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the first interleaving, and of the random numbers.")] = 0,
-    clusters: Annotated[int | None, typer.Option(min=1, max=1024, help="In the grid; by default up to 2.")] = None,
+    clusters: Clusters = None,
     reference: Annotated[
         str | None,
         typer.Option(metavar="OBJECT", help="A function that returns the outputs, of the inputs by name."),
@@ -157,10 +182,10 @@ def simulate(
         inputs = tensors_of(given, shape, dtypes_of(dtype), tensor, seed)
         right = references(given, reference)
         with working(f"running {schedule}", seeds) as step:
-            found = simulate_seeds(
+            answered = _runs_of(
                 given, inputs, range(seed, seed + seeds), clusters, dtypes_of(dtype), right, drawn, step
             )
-        answer.facts, answer.text, answer.code = found.facts, found.text, found.code
+        answer.facts, answer.text, answer.code = answered.facts, answered.text, answered.code
 
 
 @app.command(name="compile")
@@ -175,9 +200,9 @@ def compile_(
 ) -> None:
     """Compiles a schedule, without a GPU, and prints what the kernel uses."""
     with answering("compile", json_) as answer:
-        found, types = _planned(schedule, set_, dtype, shape)
+        planned, types = _planned(schedule, set_, dtype, shape)
         with working(f"compiling {schedule}"):
-            built = found.compile(types, arch=arch)
+            built = planned.compile(types, arch=arch)
         used, files = built.resources, {}
         if out is not None:
             for ending, content in (("ptx", (built.ptx or "").encode()), ("cubin", built.cubin or b"")):
@@ -215,27 +240,224 @@ def export(
     with answering("export", json_) as answer:
         types, given = dtypes_of(dtype), made(schedule, settings_of(set_))
         inputs = tensors_of(given, shape, types, tensor)
-        found = fitted(given, shape, types)
+        fits = fitted(given, shape, types)
         with working(f"compiling {schedule}"):
-            header = found.export(file, *inputs.values(), name=name, arch=arch)
+            header = fits.export(file, *inputs.values(), name=name, arch=arch)
         kernels = load(file)
         answer.facts = {
-            "schedule": type(found).__name__,
+            "schedule": type(fits).__name__,
             "arch": kernels.arch,
             "library": str(file),
             "header": str(header),
             "functions": list(kernels),
         }
-        answer.text = [f"{file}: {', '.join(kernels)} for {kernels.arch}, of {type(found).__name__}", str(header)]
+        answer.text = [f"{file}: {', '.join(kernels)} for {kernels.arch}, of {type(fits).__name__}", str(header)]
+
+
+def _runs_of(
+    schedule: Any,
+    inputs: dict[str, np.ndarray],
+    seeds: range,
+    clusters: int | None,
+    dtypes: Mapping[str, DType],
+    reference: Reference | None,
+    timeline: Path | None,
+    step: Callable[[], object],
+) -> Answer:
+    """What the runs say: `Answer.code` is `WRONG` if results differ. *step* is called after each run."""
+    names = [*schedule.declared.stores] if isinstance(schedule, Schedule) else []
+    wanted = {name: dtype for name, dtype in dtypes.items() if name in names}
+    runs: list[dict[str, Any]] = []
+    first: dict[str, np.ndarray] = {}
+    apart: dict[str, float] = {}
+    shapes = {name: x.shape for name, x in _called(schedule, inputs, names).items()} if wanted else {}
+    for seed in seeds:
+        others = {name: np.zeros(shapes[name], dtype.numpy) for name, dtype in wanted.items()}
+        with _launches(clusters, seed, timeline is not None and not runs) as launches:
+            outputs = _called(schedule, {**inputs, **others}, names)
+        if timeline is not None and not runs and launches:
+            with _writing("--timeline", timeline):
+                launches[0].write_timeline(timeline)
+        counts = {
+            name: sum(getattr(run, name) for run in launches) for name in ("steps", "loaded_bytes", "stored_tiles")
+        }
+        runs.append({"seed": seed, "launches": len(launches), **counts})
+        first = first or outputs
+        for name, output in outputs.items():
+            apart[name] = max(apart.get(name, 0.0), off(output, first[name]))
+        step()
+    return _answer(schedule, runs, first, apart, errors_of(first, inputs, reference))
+
+
+@contextlib.contextmanager
+def _launches(clusters: int | None, seed: int, trace: bool) -> Iterator[list[Run]]:
+    """Yields what is launched on the model meanwhile, in an interleaving of this seed: also what the call of one schedule
+    launches of others, such as the sum of the parts of a split k."""
+    runs: list[Run] = []
+    simulate = Schedule._simulate
+
+    def seeded(schedule: Schedule, bound: Bound) -> Run:
+        runs.append(simulate(schedule, bound, clusters, seed, trace))
+        return runs[-1]
+
+    Schedule._simulate = seeded  # type: ignore[assignment,method-assign]
+    try:
+        yield runs
+    finally:
+        Schedule._simulate = simulate  # type: ignore[method-assign]
+
+
+def _called(schedule: Any, tensors: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
+    """The outputs of a call by name."""
+    results = schedule(**tensors)
+    many = results if isinstance(results, tuple) else (results,)
+    return dict(zip(names if len(names) == len(many) else [f"output {i}" for i in range(len(many))], many, strict=True))
+
+
+def _answer(
+    schedule: Any,
+    runs: list[dict[str, Any]],
+    outputs: dict[str, np.ndarray],
+    apart: dict[str, float],
+    errors: dict[str, float],
+) -> Answer:
+    rows, text, many = [], [], len(runs) > 1
+    for name, output in outputs.items():
+        error = errors.get(name)
+        said = [f"{len(runs)} interleavings differ by {apart[name]:.1e}"] if many else []
+        said += [] if error is None else [f"the reference differs by {error:.1e}"]
+        ok = max(apart[name], error or 0.0) <= within(output)
+        shape = "x".join(map(str, output.shape))
+        text.append(f"{name} {shape} {output.dtype}: {'; '.join(said) or 'computed'}{'' if ok else ' (WRONG)'}")
+        rows.append(
+            {
+                "name": name,
+                "shape": list(output.shape),
+                "dtype": str(output.dtype),
+                "between_interleavings": _finite(apart[name]),
+                "from_reference": None if error is None else _finite(error),
+                "ok": ok,
+            }
+        )
+    wrong = not all(row["ok"] for row in rows)
+    name = type(schedule).__name__
+    counts = "{steps} steps, {loaded_bytes} bytes loaded, {stored_tiles} tiles stored".format(**runs[0])
+    head = f"{name}: {'wrong numbers' if wrong else 'ran'} ({counts})"
+    return Answer({"schedule": name, "outputs": rows, "runs": runs}, [head, *text], WRONG if wrong else 0)
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no infinity: None stands for it."""
+    return number if np.isfinite(number) else None
+
+
+@app.command()
+def timeline(
+    schedule: Name,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="A page (.html), or .json for Perfetto. [NAME.html]"),
+    ] = None,
+    shape: Shapes = [],  # noqa: B006
+    set_: Settings = [],  # noqa: B006
+    dtype: Types = [],  # noqa: B006
+    tensor: Files = [],  # noqa: B006
+    clusters: Clusters = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Run the kernel, whose roles stamp the clock.")] = False,
+    json_: Json = False,
+) -> None:
+    """Draws what runs when and what waits for what, on the CPU model with a cost model of an H200, or on the GPU. Exit code
+    1: the check finds something wrong."""
+    with answering("timeline", json_) as answer:
+        given = made(schedule, settings_of(set_))
+        inputs = tensors_of(given, shape, dtypes_of(dtype), tensor)
+        with working(f"running {schedule}"):
+            trace = (
+                _traced_on_gpu(given, inputs, clusters, shape, dtypes_of(dtype))
+                if gpu
+                else _traced(given, inputs, clusters)
+            )
+        path = out or Path(f"{trace.plan.name}.html")
+        with _writing("-o", path):
+            trace.write_timeline(path)
+        wrong = [each.args["kind"] for each in trace.findings if not each.note]
+        roles = trace.roles()
+        answer.facts = {
+            "schedule": trace.plan.name,
+            "cycles": trace.cycles,
+            "nanoseconds": trace.nanoseconds,
+            "findings": wrong,
+            "roles": roles,
+            "file": str(path),
+        }
+        place = "GPU" if gpu else "model"
+        head = f"{trace.plan.name}: {trace.cycles} cycles, {trace.nanoseconds / 1000:.2f} us on the {place}"
+        answer.text = [f"{head}; trace: {', '.join(wrong)}" if wrong else head, _table(roles), str(path)]
+        answer.code = WRONG if wrong else 0
+
+
+def _traced_on_gpu(
+    schedule: Any, inputs: dict[str, Any], clusters: int | None, shapes: list[str], dtypes: dict[str, DType]
+) -> Trace:
+    """The trace of a kernel on the GPU, of random tensors there. Of a kernel of rows, of the schedule that it makes. Raises
+    `MissingGpuError` without one."""
+    with needed("torch", "torch", "to run a kernel"):
+        import torch
+    if not torch.cuda.is_available():
+        raise MissingGpuError("--gpu needs a CUDA GPU; without it, the verb draws a run on the CPU model.")
+    tensors = {
+        n: torch.from_numpy(x.view(f"i{x.itemsize}")).cuda().view(getattr(torch, x.dtype.name))
+        for n, x in inputs.items()
+    }
+    return fitted(schedule, shapes, dtypes).trace(**tensors, clusters=clusters)
+
+
+def _traced(schedule: Any, inputs: dict[str, Any], clusters: int | None) -> Trace:
+    """The trace of a call's first launch on the model: of a kernel of rows, of the schedule that it makes."""
+    from tmapipe.timeline.trace import trace
+
+    traces: list[Trace] = []
+    simulate: Callable[..., Any] = Schedule._simulate
+
+    def timed(schedule: Schedule, bound: Bound) -> Any:
+        if traces or bound.empty:
+            return simulate(schedule, bound)
+        traces.append(trace(schedule, bound, clusters))
+        return None
+
+    Schedule._simulate = timed  # type: ignore[assignment,method-assign]
+    try:
+        schedule(**inputs)
+    finally:
+        Schedule._simulate = simulate  # type: ignore[method-assign]
+    if not traces:
+        raise InputError("--shape", [x.shape for x in inputs.values()], "have elements to compute from", "pass some")
+    return traces[0]
+
+
+def _table(roles: dict[str, dict[str, float]]) -> Table:
+    """What each role spends its time on."""
+    table = Table("role", "of its time", box=None)
+    for role, parts in roles.items():
+        shown = sorted(parts.items(), key=lambda part: -part[1])[:4]
+        table.add_row(role, ", ".join(f"{name} {part:.0%}" for name, part in shown))
+    return table
 
 
 def _write(path: Path, content: str | bytes) -> None:
     """Writes a file, and its folder if that is missing. Raises `InputError` if it cannot be written."""
+    with _writing("FILE", path):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def _writing(argument: str, path: Path) -> Iterator[None]:
+    """The scope in which the file *argument* is written; its folder is made. Raises `InputError` if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        yield
     except OSError as error:
-        raise InputError("FILE", str(path), f"cannot be written: {error.strerror}", "name another one") from None
+        raise InputError(argument, str(path), f"cannot be written: {error.strerror}", "name another file") from None
 
 
 @app.callback(invoke_without_command=True)

@@ -26,8 +26,7 @@ import tmapipe
 from tmapipe import schedules
 from tmapipe.base.arithmetic import bf16
 from tmapipe.base.disk import cache_folder
-from tmapipe.command.compared import off, product, within
-from tmapipe.command.named import WRONG, Answer, answering, extents, filled, working
+from tmapipe.command.named import WRONG, Answer, answering, extents, filled, off, product, within, working
 from tmapipe.errors import InputError
 from tmapipe.tuning.compiling import export_tuned, import_tuned
 from tmapipe.tuning.problem import Problem
@@ -78,7 +77,7 @@ class Item:
 
 
 def examine() -> tuple[list[Item], bool]:
-    """(what was found, whether there is a GPU)."""
+    """(what was looked at, whether there is a GPU)."""
     version = platform.python_version()
     fix = "" if sys.version_info >= (3, 10) else "install Python 3.10 or newer"
     installed = _installed()
@@ -92,15 +91,15 @@ def examine() -> tuple[list[Item], bool]:
     items += [torch_item(*_torch(), bool(gpus)), *gpu_items(driver, gpus), _nvdisasm(), cache_item(cache_folder())]
     changed = (("CHECK", "0", "schedules are launched unchecked"), ("WATCHDOG", None, "calls are waited for"))
     for name, value, what in changed:
-        found = os.environ.get(f"TMAPIPE_{name}")
-        if found and value in (None, found):
-            items.append(Item(f"TMAPIPE_{name}", f"{found}: {what}", NOTE, f"unset TMAPIPE_{name}"))
+        variable = os.environ.get(f"TMAPIPE_{name}")
+        if variable and value in (None, variable):
+            items.append(Item(f"TMAPIPE_{name}", f"{variable}: {what}", NOTE, f"unset TMAPIPE_{name}"))
     return items, bool(gpus)
 
 
 def _installed() -> dict[str, tuple[str, str]]:
     """(version, folder) of the packages that have metadata, by their names; of several, the one that is imported."""
-    found: dict[str, tuple[str, str]] = {}
+    installed: dict[str, tuple[str, str]] = {}
     for each in importlib.metadata.distributions():
         try:
             name, version = each.metadata["Name"], each.version
@@ -108,8 +107,8 @@ def _installed() -> dict[str, tuple[str, str]]:
             continue
         if name and version:
             place = str(each.locate_file(""))
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), (version, place))
-    return dict(sorted(found.items()))
+            installed.setdefault(re.sub(r"[-_.]+", "-", name).lower(), (version, place))
+    return dict(sorted(installed.items()))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -221,8 +220,8 @@ def driver_and_gpus() -> tuple[int | None, list[tuple[str, int, int]]]:
 
     def asked(function: str, *arguments: Any) -> int | None:
         """The number that a function of the driver's gives; None if it fails."""
-        found = ctypes.c_int(0)
-        return None if getattr(driver, function)(ctypes.byref(found), *arguments) else found.value
+        number = ctypes.c_int(0)
+        return None if getattr(driver, function)(ctypes.byref(number), *arguments) else number.value
 
     version = asked("cuDriverGetVersion")
     if version is None or driver.cuInit(0):
@@ -274,9 +273,9 @@ def _nvdisasm() -> Item:
         text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return Item("nvdisasm", f"{path}: {error}", NOTE, fix)
-    found = re.search(r"release (\d+)\.(\d+)", text)
-    version = f"{found[1]}.{found[2]}" if found else "of an unknown version"
-    old = found is None or (int(found[1]), int(found[2])) < NVDISASM
+    release = re.search(r"release (\d+)\.(\d+)", text)
+    version = f"{release[1]}.{release[2]}" if release else "of an unknown version"
+    old = release is None or (int(release[1]), int(release[2])) < NVDISASM
     return Item("nvdisasm", f"{version}, {path}", NOTE if old else OK, fix if old else "")
 
 
@@ -314,21 +313,21 @@ def _compare(on_gpu: bool) -> list[dict[str, Any]]:
     a, b = filled(generator, (m, k), bf16), filled(generator, (n, k), bf16)
     gemm = schedules.Gemm() if on_gpu else schedules.Gemm((128, 128, 64), (1, 1))
     right = product(a.astype(np.float32), b.astype(np.float32))
-    found = []
+    rows = []
     for name, schedule, inputs, expected in (("Copy", schedules.Copy(), (a,), a), ("Gemm", gemm, (a, b), right)):
         run: dict[str, Any] = {"name": f"{name} {'x'.join(map(str, (m, k) if name == 'Copy' else (m, n, k)))} bf16"}
-        found.append(run | {"error": None, "ok": False})
+        rows.append(run | {"error": None, "ok": False})
         began = time.perf_counter()
         try:
             result = _on_gpu(schedule, inputs) if on_gpu else schedule(*inputs)
         except Exception as error:  # on a machine that is not set up: to be said with the rest
-            found[-1] |= {"failed": f"{type(error).__name__}: {error}"}
+            rows[-1] |= {"failed": f"{type(error).__name__}: {error}"}
         else:
             apart = off(result, expected)
             right_enough = apart <= (0.0 if name == "Copy" else within(result))
-            found[-1] |= {"error": apart if np.isfinite(apart) else None, "ok": right_enough}
-        found[-1]["seconds"] = time.perf_counter() - began
-    return found
+            rows[-1] |= {"error": apart if np.isfinite(apart) else None, "ok": right_enough}
+        rows[-1]["seconds"] = time.perf_counter() - began
+    return rows
 
 
 def _on_gpu(schedule: Any, inputs: tuple[np.ndarray, ...]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a command line names: a schedule, its tensors, objects in modules and files; and how a verb ends."""
+"""What a command line names: a schedule, its tensors, and the reference of its results; and how a verb ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,12 @@ from tmapipe import schedules
 from tmapipe.base.arithmetic import DType, as_dtype, bf16
 from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError, ScopeError, UnsafeError
 from tmapipe.schedule import Schedule
+from tmapipe.schedules.copy import Copy
+from tmapipe.schedules.crossentropy import Softmax
+from tmapipe.schedules.gemm import Gemm
+from tmapipe.schedules.gemms import ClusterSplitK, PingPong, SplitK, StreamK
 from tmapipe.schedules.rows import RowKernel
+from tmapipe.tuning.tuner import WITHIN, WITHIN_8_BITS
 
 # ---- named -----------------------------------------------------------------------------------------------------------
 #
@@ -42,15 +47,15 @@ _FORMS = "a shipped schedule's name, module:object or file.py:object"
 
 def pairs(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
     """NAME=VALUE of each text. Raises `InputError` for another form, or for a name that is given twice."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier() or not value:
             raise InputError(option, text, "has the form NAME=VALUE", f"e.g. {option} {example}")
-        if name in found:
+        if name in values:
             raise InputError(option, text, f"gives {name} a second time", "pass it once")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:
@@ -71,28 +76,28 @@ def made(name: str, settings: dict[str, Any]) -> Any:
     Raises:
         InputError: There is none, it is something else, or it does not take these arguments.
     """
-    found = named("SCHEDULE", name)
-    if isinstance(found, _KINDS):
+    named_object = named("SCHEDULE", name)
+    if isinstance(named_object, _KINDS):
         if settings:
             rule = f"is for classes and functions, and {name} is an object"
             raise InputError("--set", ", ".join(settings), rule, "leave it out, or name its class")
-        return found
-    if not callable(found):
-        rule = f"is a {type(found).__name__}, and no schedule, class of schedules or function that makes one"
+        return named_object
+    if not callable(named_object):
+        rule = f"is a {type(named_object).__name__}, and no schedule, class of schedules or function that makes one"
         raise InputError("SCHEDULE", name, rule, "name another object")
-    _check_arguments(name, found, settings)
+    _check_arguments(name, named_object, settings)
     with users_code(name):
-        result = found(**settings)
+        result = named_object(**settings)
     if not isinstance(result, _KINDS):
         rule = f"makes a {type(result).__name__}, and no schedule"
         raise InputError("SCHEDULE", name, rule, "name a class of schedules, or a function that returns one")
     return result
 
 
-def _check_arguments(name: str, found: Any, settings: dict[str, Any]) -> None:
-    """Raises `InputError` for keyword arguments that *found* does not take, or lacks."""
+def _check_arguments(name: str, callee: Any, settings: dict[str, Any]) -> None:
+    """Raises `InputError` for keyword arguments that *callee* does not take, or lacks."""
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(callee)
     except (TypeError, ValueError):
         return  # a call will tell
     try:
@@ -117,12 +122,12 @@ def named(argument: str, text: str) -> Any:
         fix = f"one of {', '.join(schedules.__all__)}, or one of your own"
         raise InputError(argument, text, f"is {_FORMS}", fix)
     module = _module(argument, place)
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise InputError(argument, text, f"has no {part!r}{_schedules_in(module)}", "name one that is there")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _schedules_in(module: ModuleType) -> str:
@@ -219,19 +224,19 @@ def tensors_of(
             if name not in inputs and not (option == "--dtype" and name in _all(schedule)):
                 raise InputError(option, name, f"names no input; the inputs are {', '.join(inputs)}", "rename it")
     generator = np.random.default_rng(seed)
-    found = {}
+    tensors = {}
     for name, (needed, declared, table) in inputs.items():
         if name in kept:
-            found[name] = kept[name]
+            tensors[name] = kept[name]
         elif name in sizes and table:
             rule = "is a table, whose entries are no random numbers"
             raise InputError("--shape", name, rule, f"write it to a file by numpy.save, and pass --tensor {name}=FILE")
         elif name in sizes:
-            found[name] = filled(generator, sizes[name], dtypes.get(name) or declared or bf16)
+            tensors[name] = filled(generator, sizes[name], dtypes.get(name) or declared or bf16)
         elif needed:
             option = f"--tensor {name}=FILE" if table else f"--shape {name}=..., its extents, e.g. {name}=512x256"
             raise InputError(name, None, "a tensor is needed for every input", f"pass {option}")
-    return found
+    return tensors
 
 
 def inputs_of(schedule: Any) -> dict[str, tuple[bool, DType | None, bool]]:
@@ -258,13 +263,13 @@ def filled(generator: np.random.Generator, shape: tuple[int, ...], dtype: DType)
 
 def _loaded(path: str) -> np.ndarray:
     try:
-        found = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         rule = f"is an array that numpy.save has written: {error}"
         raise InputError("--tensor", path, rule, "check the path") from None
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise InputError("--tensor", path, "holds one array", "write it by numpy.save")
-    return found
+    return array
 
 
 def fitted(schedule: Any, shapes: Sequence[str], dtypes: dict[str, DType]) -> Schedule:
@@ -275,6 +280,80 @@ def fitted(schedule: Any, shapes: Sequence[str], dtypes: dict[str, DType]) -> Sc
     two = tensors_of(schedule, shapes, dtypes, ())
     schedule(**{name: x.reshape(-1, x.shape[-1])[:2] if x.ndim > 1 else x for name, x in two.items()})
     return next(iter(schedule.fitted.values()))
+
+
+# ---- compared --------------------------------------------------------------------------------------------------------
+#
+# What results are compared with: a function that the command line names, or what a shipped schedule computes.
+
+
+Reference = Callable[..., Any]
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a b^T, of float64."""
+    return a @ b.swapaxes(-1, -2)
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+#: What shipped schedules compute, of inputs in float64.
+_KNOWN: dict[type, Reference] = {
+    Copy: lambda x: x,
+    Softmax: _softmax,
+    **dict.fromkeys((Gemm, PingPong, SplitK, StreamK, ClusterSplitK), product),
+}
+
+
+def references(schedule: Any, text: str | None) -> Reference | None:
+    """The function that *text* names, or what a shipped schedule is known to compute; None if that is not known."""
+    if text is None:
+        plain = not isinstance(schedule, Gemm) or schedule.epilogue.plain
+        return _KNOWN.get(type(schedule)) if plain else None
+    function = named("--reference", text)
+    if not callable(function):
+        rule = f"is a {type(function).__name__}, and no function of the inputs"
+        raise InputError("--reference", text, rule, "name a function")
+    return function
+
+
+def errors_of(
+    outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray], reference: Reference | None
+) -> dict[str, float]:
+    """How far each output is from the reference."""
+    if reference is None:
+        return {}
+    given = {n: x if np.issubdtype(x.dtype, np.integer) else x.astype(np.float64) for n, x in inputs.items()}
+    with users_code("--reference"):
+        right = reference(**given)
+    rights = right if isinstance(right, tuple) else (right,)
+    if len(rights) != len(outputs):
+        rule = f"returns {len(rights)} arrays, and there are {len(outputs)} outputs: {', '.join(outputs)}"
+        raise InputError("--reference", reference.__name__, rule, "return a tuple of them")
+    errors = {}
+    for (name, output), expected in zip(outputs.items(), rights, strict=True):
+        if np.shape(expected) != output.shape:
+            rule = f"returns the shape {np.shape(expected)} for {name}, which has {output.shape}"
+            raise InputError("--reference", reference.__name__, rule, "return that shape")
+        errors[name] = off(output, np.asarray(expected))
+    return errors
+
+
+def off(output: np.ndarray, right: np.ndarray) -> float:
+    """The largest difference, relative to the largest number of *right*."""
+    one, other = output.astype(np.float64), np.asarray(right).astype(np.float64)
+    if not one.size or np.array_equal(one, other):
+        return 0.0
+    largest = float(np.abs(one - other).max() / (np.abs(other).max() or 1.0))
+    return largest if np.isfinite(largest) else float("inf")
+
+
+def within(output: np.ndarray) -> float:
+    """What `off` may be, by rounding."""
+    return WITHIN_8_BITS if output.dtype.itemsize == 1 else WITHIN
 
 
 # ---- answer ----------------------------------------------------------------------------------------------------------
