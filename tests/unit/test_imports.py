@@ -162,7 +162,8 @@ NO_SECRETS = (
     "_replace",
     "_getframe",
     "_exit",
-)  # public, by the documentation of collections.namedtuple, sys and os
+    "_tmp_path_factory",
+)  # public, by the documentation of collections.namedtuple, sys and os; of pytest's configuration, as pytest-xdist takes it
 
 
 def privates(tree):
