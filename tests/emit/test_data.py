@@ -4,11 +4,14 @@ A wrong unpacking of words has the right addresses and events, and the model nev
 judges all launches of other tests.
 """
 
+import re
+
 import pytest
 import torch
 
 import tmapipe as tp
-from tests.oracle.ptx_run import judged
+from tests.oracle.ptx_memory import Wrong
+from tests.oracle.ptx_run import Differs, judged
 
 S = tp.schedules
 
@@ -37,7 +40,7 @@ CALLS = {
     "to another type": lambda: S.Copy()(torch.randn(3, 67)[:, 1:], out=torch.empty(3, 66).half()),
     "softmax": lambda: S.Softmax()(torch.randn(3, 125).bfloat16()),
     "cumsum": lambda: S.Cumsum()(torch.randn(3, 67)),
-    "transpose": lambda: S.Transpose()(some(9, 35).mT),
+    "transpose": lambda: S.Transpose()(some(9, 35)),
 }
 
 
@@ -46,3 +49,42 @@ def test_numbers(name):
     with judged() as judge:
         CALLS[name]()
     assert judge.launches and not judge.left_out
+
+
+#: (call, pattern, replacement): one slip of the text each, at all places that match.
+CHANGES = {
+    "offset of a read": ("runs of halves", r"(ld\.shared\.b16 \t%rs2, \[%r\d+\+)136", r"\g<1>138"),
+    "order of parts": ("runs of halves", r"\{(%rs1), (%rs2)\}", r"{\2, \1}"),
+    "number of parts": (
+        "runs of halves",
+        r"(st\.global\.)v2\.b16 \t(\[%rd3\]), \{(%rs1), %rs2\}",
+        r"\g<1>b16 \t\2, \3",
+    ),
+    "shift": ("runs of halves", r"(shl\.b32 \t%r\d+, %r\d+, )1;", r"\g<1>2;"),
+    "edge": ("runs of halves", r"setp\.(ge|gt)(\.s32 \t%p\d+, %r11)", r"setp.lt\2"),
+    "bytes": ("runs of halves", r"384;", "400;"),
+    "parity": ("runs of halves", r"(try_wait\S+ P1, \[%r\d+\], )0", r"\g<1>1"),
+    "selector": ("runs of bytes", r"0x5410U", "0x1054U"),
+    "sign": ("runs of bytes", r"0xaaa2U", "0x9991U"),
+    "halves of a pair": ("to another type", r"(cvt\.rn\.f16x2\.f32 \t%r\d+), (%r\d+), (%r\d+)", r"\1, \3, \2"),
+    "place": ("transpose", r"(st\.global\.b16 \t\[%rd\d+)\]", r"\g<1>+2]"),
+    "lanes": ("softmax", r"(shfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )16,", r"\g<1>8,"),
+    "sum": ("softmax", r"add\.f32", "sub.f32"),
+    "segment": ("cumsum", r"(shfl\.sync\.up\.b32 \t%r\d+, %r\d+, 4, )0", r"\g<1>31"),
+}
+
+
+@pytest.mark.parametrize("name", [f"{call}-{what}" for what, (call, *_) in CHANGES.items()])
+def test_a_slip_is_noticed(name):
+    call, _, what = name.partition("-")
+    _, pattern, replacement = CHANGES[what]
+    changed = []
+
+    def change(text):
+        text, count = re.subn(pattern, replacement, text)
+        changed.append(count)
+        return text
+
+    with pytest.raises((Differs, Wrong)), judged(change=change):
+        CALLS[call]()
+    assert any(changed), f"nothing in the PTX matches {pattern}"
