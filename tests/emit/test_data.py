@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tmapipe as tp
+from tests.emit.kernels import KERNELS, built
 from tests.oracle.ptx_memory import Wrong
 from tests.oracle.ptx_run import Differs, judged
 
@@ -88,3 +89,27 @@ def test_a_slip_is_noticed(name):
     with pytest.raises((Differs, Wrong)), judged(change=change):
         CALLS[call]()
     assert any(changed), f"nothing in the PTX matches {pattern}"
+
+
+#: Kernels that other tests compile too, with extents that replace theirs.
+COMPILED = {
+    "gemm along n with operands": {"l": 1, "m": 72, "n": 72, "k": 72},
+    "gemm with operands in narrow pieces": {"l": 1, "m": 72, "n": 40, "k": 72},
+    "gemm, sums of an operand": {"m": 72, "n": 72, "k": 72},
+    "matmuls, from registers": {"l": 1, "m": 72, "n": 40, "k": 72},
+    "attention": {"h": 1, "m": 20, "s": 72},
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_matmuls(name):
+    kernel, sizes = built(name), {**KERNELS[name].extents, **COMPILED[name]}
+    types = {part.argument: getattr(torch, part.buffer.dtype.in_memory.torch) for part in kernel.plan.loads}
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.randn([sizes[dim] for dim in kernel.plan.dims[name]], generator=generator).to(kind)
+        for name, kind in types.items()
+    }
+    with judged(text=kernel.compiled.ptx) as judge:
+        kernel.schedule(**tensors)
+    assert judge.launches and not judge.left_out

@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.oracle.ptx import Instruction
 from tests.oracle.ptx_copies import Act, Numbers, address, copying, each
+from tests.oracle.ptx_matmuls import multiplying
 from tests.oracle.ptx_memory import PEER, Wrong
 from tests.oracle.ptx_numbers import arithmetic, kind_of, reader, reduction, unsigned
 
@@ -401,7 +402,7 @@ _NOTHING = ("fence", "griddepcontrol", "setmaxnreg", "prefetch", "discard", "mem
 _KINDS: dict[str, Callable[[Instruction], Act | None]] = {
     "ld": _load, "st": _store, "atom": _atom, "red": _atom, "shfl": _shuffle, "elect": _elect, "vote": _vote,
     "redux": _redux, "stmatrix": _matrices, "ldmatrix": _matrices, "mbarrier": _mbarrier, "cp": copying, "mapa": _map,
-    "bar": _barrier, "barrier": _barrier,
+    "bar": _barrier, "barrier": _barrier, "wgmma": multiplying,
 }  # fmt: skip
 
 

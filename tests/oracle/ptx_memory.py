@@ -15,7 +15,8 @@ import attrs
 import numpy as np
 
 from tests.oracle.ptx_execution import BASE
-from tests.oracle.ptx_numbers import UNSIGNED
+from tests.oracle.ptx_floats import UNSIGNED
+from tmapipe.model.memory import round_to_tf32
 
 __all__ = ["Barriers", "Box", "Engine", "Memory", "Wrong"]
 
@@ -205,6 +206,7 @@ class Box:
         swizzle: Bytes of a span, or 0.
         outside: What elements beyond the edge hold.
         word: The PTX type of its elements, for reductions.
+        rounded: Whether the engine rounds fp32 to tf32.
     """
 
     start: int
@@ -216,6 +218,7 @@ class Box:
     swizzle: int = 0
     outside: int = 0
     word: str = ""
+    rounded: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -249,6 +252,8 @@ class Box:
         address, inside = self.places(coordinates)
         values = np.full(len(address), self.outside, UNSIGNED[self.size])
         values[inside] = memory.load(memory.whole, memory.in_global(address[inside], self.size), self.size)
+        if self.rounded:
+            values = round_to_tf32(values.view(np.float32)).view(np.uint32)
         memory.store(memory.shared, self.spread(first), values, self.size)
 
     def store(self, memory: Memory, first: int, coordinates: Sequence[int], combine: Any = None) -> None:

@@ -3,7 +3,7 @@ same data, and compared.
 
 Copies and transposes give the same bits; of other kernels all bytes outside of the outputs are the same, and the outputs are
 near the model's, since functions are approximated on a GPU. What is large, or has instructions that `ptx_machine` does not
-know (matmuls, descriptors that kernels make), is left out, and the summary says how often.
+know (windows, descriptors that kernels make), is left out, and the summary says how often.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tmapipe.tiles.dynamic import COUNTERS
 
 __all__ = ["Differs", "judged", "run"]
 
-LARGE, MANY = 1 << 18, 300  # bytes of tensors, and clusters, of launches that are left out
+LARGE, MANY = 1 << 20, 300  # bytes of tensors, and clusters, of launches that are left out
 NEAR = 1e-5  # error before the result is rounded, relative to the largest: approximated functions have 2^-20
 SAME_BITS = ("Copy", "CopyPlaces", "CopyRuns", "TransposeTiles", "TransposeRows")
 WORDS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int32": "s32", "int64": "s64", "fp64": "f64"}
@@ -86,6 +86,7 @@ def box_of(part: Load | Store, tensor: Any, address: int, rows: int | None = Non
         swizzle=part.buffer.swizzle,
         outside=outside,
         word=WORDS.get(part.buffer.dtype.name, f"u{8 * size}"),
+        rounded=part.buffer.dtype.name == "tf32",
     )
 
 
@@ -186,8 +187,9 @@ def _packed(parts: dict[int, Any], size: int) -> bytes:
 
 @attrs.define
 class Judge:
-    """launches: how many have been compared; left_out: why others were not."""
+    """launches: how many have been compared; left_out: why others were not. Others as of `judged`."""
 
+    text: str = ""
     seed: int = 0
     unroll: bool = True
     change: Callable[[str], str] = lambda text: text
@@ -197,7 +199,9 @@ class Judge:
     def run(self, schedule: Any, bound: Bound, clusters: int, before: dict[int, np.ndarray]) -> None:
         """Executes the PTX on the memory *before*, and compares what it leaves with the tensors."""
         plan, expected = schedule.plan(bound.dtypes), storages(bound.tensors)
-        text, plan = text_for(schedule, plan, bound.tensors, self.unroll)
+        text = self.text if not self.launches else ""
+        if not text:
+            text, plan = text_for(schedule, plan, bound.tensors, self.unroll)
         given = bound.tensors, bound.shapes, before, clusters, self.seed
         found = run(schedule, plan, self.change(text), *given)
         for place, content in expected.items():
@@ -237,8 +241,8 @@ def judged(**options: Any) -> Iterator[Judge]:
     """Within it, what a call computes on the model is computed by its PTX too, launch by launch, and compared.
 
     Args:
-        options: Of `Judge`: *seed* of the order of what engines do, *unroll* as of `Schedule.compile`, and *change* of the
-            PTX, to see whether it is noticed.
+        options: Of `Judge`: *text* of the first launch's kernel, if it is compiled; *seed* of the order of what engines do;
+            *unroll* as of `Schedule.compile`; *change* of the PTX, to see whether it is noticed.
     """
     judge, on_model = Judge(**options), module.on_model
 
@@ -261,8 +265,6 @@ def judged(**options: Any) -> Iterator[Judge]:
 
 
 def _left_out(schedule: Any, bound: Bound, clusters: int) -> str | None:
-    if schedule.plan(bound.dtypes).matmuls:
-        return "matmuls"
     if not all(isinstance(tensor, torch.Tensor) for tensor in bound.tensors.values()):
         return "NumPy arrays"
     if sum(tensor.nbytes for tensor in bound.tensors.values()) > LARGE or clusters > MANY:
