@@ -21,13 +21,16 @@ COUNTERS = 1 << 50  # where those of a queued order are put
 @attrs.frozen
 class Launch:
     """extents: of each tensor, with batch dimensions; clusters: in the grid; cluster_id, cta_rank: this CTA's place; tables:
-    their entries."""
+    their entries; places: of tensors that lie elsewhere than here, (address, strides in elements, extents without the
+    dimensions that they lack); counters: where those of a queued order are put."""
 
     extents: dict[str, tuple[int, ...]]
     clusters: int = 1
     cluster_id: int = 0
     cta_rank: int = 0
     tables: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
+    places: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = attrs.field(factory=dict)
+    counters: int = COUNTERS
 
 
 def parameters(plan: Any, schedule: Any, launch: Launch) -> list[dict[int, Any]]:
@@ -35,26 +38,34 @@ def parameters(plan: Any, schedule: Any, launch: Launch) -> list[dict[int, Any]]
     divisor its fast division (struct, and divisor), then the number of clusters."""
     found: list[dict[int, Any]] = []
     for part in (*plan.described, *(load for load in plan.loads if load.edge_rows)):
-        name, core, extents = part.argument, part.core, launch.extents[part.argument]
-        ordered = (*extents[len(extents) - core :], *extents[: len(extents) - core])
+        name, core = part.argument, part.core
+        extents = launch.places[name][2] if name in launch.places else launch.extents[name]
+        first = max(0, len(extents) - core)
+        ordered = (*extents[first:], *extents[:first])
         if isinstance(part, Store) and part.clipped:
             ordered = extents[1], extents[0] + 1  # after a slot's rows, which are a constant
         found += [{0: name}, {4 * n: extent for n, extent in enumerate(ordered)}]
     grid = schedule.grid(lambda name, i: launch.extents[name][i])
     for divisor in schedule.tiles.divisors(grid, plan.cluster, launch.clusters).values():
         found += [_fast_division(divisor), {0: divisor}]
-    tables = [_tensor(TABLES + (i << 20), launch.extents[name], (1,)) for i, name in enumerate(launch.tables)]
+    tables = [_tensor(launch, name, TABLES + (i << 20), (1,)) for i, name in enumerate(launch.tables)]
     tensors = [name for name in plan.by_address if name not in plan.tables]
-    tables += [_tensor(VECTORS + (i << 36), launch.extents[name]) for i, name in enumerate(tensors)]
+    tables += [_tensor(launch, name, VECTORS + (i << 36)) for i, name in enumerate(tensors)]
     kept = keep_positions((), 1, launch.clusters, launch.clusters)[1:]  # all for whoever comes
-    tables += [{0: COUNTERS}] if plan.queue is not None or not plan.made else []
+    tables += [{0: launch.counters}] if plan.queue is not None or not plan.made else []
     tables += [{0: WORKSPACE}] if plan.made else []
     return [*found, {0: launch.clusters}, *tables, *({0: word} for word in kept)]
 
 
-def _tensor(address: int, extents: tuple[int, ...], last: tuple[int, ...] = ()) -> dict[int, int]:
-    """A dense tensor: its address, extents, and strides; the last one is a constant, but of tables."""
-    strides = [*(math.prod(extents[i + 1 :]) for i in range(len(extents) - 1)), *last]
+def _tensor(launch: Launch, name: str, address: int, last: tuple[int, ...] = ()) -> dict[int, int]:
+    """A tensor, dense unless its place says otherwise: its address, extents, and strides; the last one is a constant, but of
+    tables."""
+    if name in launch.places:
+        address, given, extents = launch.places[name]
+        strides = [*given[:-1], *(given[-1:] if last else ())]
+    else:
+        extents = launch.extents[name]
+        strides = [*(math.prod(extents[i + 1 :]) for i in range(len(extents) - 1)), *last]
     after = 8 + -(-4 * len(extents) // 8) * 8
     shape = {8 + 4 * i: extent for i, extent in enumerate(extents)}
     return {0: address, **shape, **{after + 8 * i: stride for i, stride in enumerate(strides)}}

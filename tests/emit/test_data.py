@@ -1,0 +1,115 @@
+"""The emitted PTX, executed with data, computes what the model computes from the same program.
+
+A wrong unpacking of words has the right addresses and events, and the model never sees it. `tests.oracle.ptx_run` as a plugin
+judges all launches of other tests.
+"""
+
+import re
+
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.emit.kernels import KERNELS, built
+from tests.oracle.ptx_memory import Wrong
+from tests.oracle.ptx_run import Differs, judged
+
+S = tp.schedules
+
+
+def some(*shape, dtype=torch.bfloat16):
+    return torch.randint(-100, 100, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def copied(x, start=0):
+    """To rows that begin *start* elements after the start of wider ones."""
+    whole = torch.full((*x.shape[:-1], x.shape[-1] + start + 3), 77).to(x.dtype)
+    S.Copy()(x, out=whole[..., start : start + x.shape[-1]])
+
+
+def test_copies_by_the_engine():
+    with judged() as judge:
+        S.Copy((8, 64))(some(21, 136)[:, 8:])
+    assert judge.launches == 1
+
+
+CALLS = {
+    "runs of bytes": lambda: copied(some(37, dtype=torch.int8)[1:], 2),
+    "runs of halves": lambda: copied(some(68)[3:]),
+    "rows of bytes": lambda: copied(some(3, 5, 21, dtype=torch.int8)[:, 1:, 3:], 1),
+    "every second of 64 bits": lambda: S.Copy()(some(3, 33, dtype=torch.int64)[:, ::2]),
+    "to another type": lambda: S.Copy()(torch.randn(3, 67)[:, 1:], out=torch.empty(3, 66).half()),
+    "softmax": lambda: S.Softmax()(torch.randn(3, 125).bfloat16()),
+    "cumsum": lambda: S.Cumsum()(torch.randn(3, 67)),
+    "transpose": lambda: S.Transpose()(some(9, 35)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_numbers(name):
+    with judged() as judge:
+        CALLS[name]()
+    assert judge.launches and not judge.left_out
+
+
+#: (call, pattern, replacement): one slip of the text each, at all places that match.
+CHANGES = {
+    "offset of a read": ("runs of halves", r"(ld\.shared\.b16 \t%rs2, \[%r\d+\+)136", r"\g<1>138"),
+    "order of parts": ("runs of halves", r"\{(%rs1), (%rs2)\}", r"{\2, \1}"),
+    "number of parts": (
+        "runs of halves",
+        r"(st\.global\.)v2\.b16 \t(\[%rd3\]), \{(%rs1), %rs2\}",
+        r"\g<1>b16 \t\2, \3",
+    ),
+    "shift": ("runs of halves", r"(shl\.b32 \t%r\d+, %r\d+, )1;", r"\g<1>2;"),
+    "edge": ("runs of halves", r"setp\.(ge|gt)(\.s32 \t%p\d+, %r11)", r"setp.lt\2"),
+    "bytes": ("runs of halves", r"384;", "400;"),
+    "parity": ("runs of halves", r"(try_wait\S+ P1, \[%r\d+\], )0", r"\g<1>1"),
+    "selector": ("runs of bytes", r"0x5410U", "0x1054U"),
+    "sign": ("runs of bytes", r"0xaaa2U", "0x9991U"),
+    "halves of a pair": ("to another type", r"(cvt\.rn\.f16x2\.f32 \t%r\d+), (%r\d+), (%r\d+)", r"\1, \3, \2"),
+    "place": ("transpose", r"(st\.global\.b16 \t\[%rd\d+)\]", r"\g<1>+2]"),
+    "lanes": ("softmax", r"(shfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )16,", r"\g<1>8,"),
+    "sum": ("softmax", r"add\.f32", "sub.f32"),
+    "segment": ("cumsum", r"(shfl\.sync\.up\.b32 \t%r\d+, %r\d+, 4, )0", r"\g<1>31"),
+}
+
+
+@pytest.mark.parametrize("name", [f"{call}-{what}" for what, (call, *_) in CHANGES.items()])
+def test_a_slip_is_noticed(name):
+    call, _, what = name.partition("-")
+    _, pattern, replacement = CHANGES[what]
+    changed = []
+
+    def change(text):
+        text, count = re.subn(pattern, replacement, text)
+        changed.append(count)
+        return text
+
+    with pytest.raises((Differs, Wrong)), judged(change=change):
+        CALLS[call]()
+    assert any(changed), f"nothing in the PTX matches {pattern}"
+
+
+#: Kernels that other tests compile too, with extents that replace theirs.
+COMPILED = {
+    "gemm along n with operands": {"l": 1, "m": 72, "n": 72, "k": 72},
+    "gemm with operands in narrow pieces": {"l": 1, "m": 72, "n": 40, "k": 72},
+    "gemm, sums of an operand": {"m": 72, "n": 72, "k": 72},
+    "matmuls, from registers": {"l": 1, "m": 72, "n": 40, "k": 72},
+    "attention": {"h": 1, "m": 20, "s": 72},
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_matmuls(name):
+    kernel, sizes = built(name), {**KERNELS[name].extents, **COMPILED[name]}
+    types = {part.argument: getattr(torch, part.buffer.dtype.in_memory.torch) for part in kernel.plan.loads}
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.randn([sizes[dim] for dim in kernel.plan.dims[name]], generator=generator).to(kind)
+        for name, kind in types.items()
+    }
+    with judged(text=kernel.compiled.ptx) as judge:
+        kernel.schedule(**tensors)
+    assert judge.launches and not judge.left_out
