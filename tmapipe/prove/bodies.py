@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -15,7 +16,7 @@ from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, re
 from tmapipe.protocol.tile import Tile
 from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Visit, coordinate, every_cluster, is_turn
 from tmapipe.prove.shared import Shared, bounds
-from tmapipe.prove.solver import Solver
+from tmapipe.prove.solver import Solver, arithmetic
 from tmapipe.prove.symbols import Sym, add, leaf, leaves, named, negated, parts, truth
 from tmapipe.prove.walker import INLINE, Walker
 
@@ -223,6 +224,12 @@ def coordinate_in_cluster(plan: Plan, rank: int, axis: str) -> int:
 # One warp's way through the traced program in one problem: numbers are in the place of symbols.
 
 
+#: Operations that need no symbol where both numbers are plain.
+PLAIN: dict[str, Callable[[int, int], Any]] = {
+    name: getattr(operator, name) for name in ("add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne")
+}
+
+
 class Numbers:
     """The numbers of one problem, in the place of symbols."""
 
@@ -252,6 +259,9 @@ class Concrete(Walk):
     def _computed(self, x: Expr, memo: dict[Any, Any]) -> Any:
         if x.op == "symbol" and x.args[0] not in ("warp", "rank"):
             return self.numbers.symbol(x)
+        if x.op in PLAIN:
+            a, b = [memo[each] if each in memo else self.number(each, memo) for each in x.args]
+            return PLAIN[x.op](a, b) if type(a) is type(b) is int else arithmetic(x.op, a, b)
         return super()._computed(x, memo)
 
     def _enter(self, tile: Tile | None) -> None:

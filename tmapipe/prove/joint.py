@@ -9,6 +9,7 @@ the machine's state, what the check knows, and where the warps are must be cover
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -21,7 +22,7 @@ from tmapipe.model.state import State
 from tmapipe.prove.ahead import are_apart, everything, foreseen
 from tmapipe.prove.loops import Loops
 from tmapipe.prove.places import Places
-from tmapipe.prove.positions import Future, Positions, stages_of
+from tmapipe.prove.positions import Future, PositionKey, Positions, stages_of
 from tmapipe.prove.recurrence import Driver, RunState, TooMany
 from tmapipe.prove.shared import Again, Impossible, Loop, Point, Shared, Stopped, arrays_of, bounds, is_behind_skips
 from tmapipe.prove.solver import Solver, replaced
@@ -97,6 +98,7 @@ class Search:
         self.log = FindingLog(self.layout)
         self.count = 0
         self.joined = False  # whether a state was taken to know less than it does
+        self.compared = False  # whether a state was left out because another one covers it
         self.future: Any = None
         self.known: dict[Any, list[RunState]] = {}
         self.visits = Visits(self.layout)
@@ -128,23 +130,23 @@ class Search:
         return f"{self.count} states between iterations so far, {self.log.order} operations"
 
     def run(self) -> None:
+        every, origin = everything(self.shared, self.places.pinned)
+        self.future = Future(self.layout, [every], set(range(self.layout.agents)))
+        self.future.visits = self.visits
         while True:
             try:
-                return self._from_the_start()
+                return self._from_the_start(every, origin)
             except Again:
                 self.count, self.known, self.idle = 0, {}, {}
 
-    def _from_the_start(self) -> None:
-        layout = self.layout
+    def _from_the_start(self, every: Positions, origin: dict[PositionKey, int]) -> None:
+        layout, self.compared = self.layout, False
         start = Point([Walker(self.shared, agent) for agent in range(layout.agents)], frozenset(), (), None)
         positions = Positions(layout)
-        every, origin = everything(self.shared, self.places.pinned)
         positions.at.update(origin)
-        self.driver = Driver(layout.agents)
-        self.future = Future(layout, [every], set(range(layout.agents)))
         first = RunState(State(layout), LinearCheck(layout, {}, self.log), positions, self.future)
-        self.visits.begin(self.future)
-        self.future.visits, first.check.phases.watch = self.visits, self.visits.complete
+        first.check.phases.watch = self.visits.complete
+        self._describe_visits()
         todo: list[tuple[Point, RunState, tuple[Any, ...]]] = [(start, first, ())]
         while todo:
             point, state, choices = todo.pop()
@@ -168,9 +170,8 @@ class Search:
             if left:
                 found = left.pop(0)
             else:
-                # loops of few turns first, or for teams many: what is left to look at later is then mostly covered
-                found = options[0 if point.options and self.teams else -1]
-                todo.extend((point, before, (*taken, other)) for other in options if other is not found)
+                found, *others = options  # the next iteration first: what is left is then mostly covered
+                todo.extend((point, before, (*taken, other)) for other in others)
             taken.append(found)
             return found
 
@@ -183,7 +184,9 @@ class Search:
         except Impossible:
             return
         if self.visits.changed:
-            raise Again
+            if self.compared:
+                raise Again
+            self._describe_visits()
         if boundary is None:
             state.check.finish()
         self._look(now)
@@ -202,6 +205,13 @@ class Search:
             if self.count > MOST_STATES or self.log.order > MOST_EVENTS:
                 raise Stopped("still no state recurs")
             todo.append((now, to, ()))
+
+    def _describe_visits(self) -> None:
+        """Describes visits by what has been seen of them, which assumes less than before: what has run was like that."""
+        self.visits.begin(self.future)
+        self.driver = Driver(self.layout.agents)
+        for state in chain.from_iterable(self.known.values()):
+            vars(state).pop("known", None)
 
     def facts(self) -> frozenset[Sym]:
         """What is decided where it is."""
@@ -341,12 +351,15 @@ class Search:
         state.telling = self.spread.from_here(now.walkers)
         others = self.known.setdefault(key, [])
         if any(state.covered_by(each) for each in reversed(others)):
+            self.compared = True
             return None
         for each in reversed(others) if self.joining else ():
             less = state.knowing_less(each)
             if less is not None:
                 state, self.joined = less, True
-        others[:] = [*(each for each in others if not each.covered_by(state)), state]
+        left = [each for each in others if not each.covered_by(state)]
+        self.compared |= len(left) < len(others) or self.joined
+        others[:] = [*left, state]
         return state
 
     def _location(self, now: Point, state: RunState) -> Any:

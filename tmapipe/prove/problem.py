@@ -249,7 +249,7 @@ class Sizes:
         for part in self.plan.transfers:
             for dim, extent in zip(part.dims, part.tile, strict=True):
                 if dim not in self.dims:
-                    extents[dim] = extent * steps
+                    extents[dim] = extent * (steps if dim in self.others else 1)
         return self.plan.shapes(extents)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tmapipe.check import Step
 from tmapipe.check.linear import LinearCheck, look_now
-from tmapipe.check.phases import Known
+from tmapipe.check.phases import Known, knows
 from tmapipe.isa import ArriveAt, declared
 from tmapipe.isa.ops import Flight
 from tmapipe.model.barriers import REGISTERS
@@ -161,13 +161,17 @@ class RunState:
         Numbers of facts and knowers are the same at all states that differ only in how far the warps are.
         """
         future, here, facts, knowers = self.future, self.here, self.facts, self.knowers
-        keys = list(facts)
-        every = _known_by(np.stack(list(knowers.values()), axis=1), facts.values())
-        knowing = every[:, : self.layout.agents]  # the warps come first
-        sets = np.fromiter(map(future.checked_of.__getitem__, keys), np.int64, len(keys))
+        clocks, agents = np.stack(list(knowers.values()), axis=1), self.layout.agents
+        knowing = _known_by(clocks[:, :agents], facts.values())  # the warps come first
+        sets = np.fromiter(map(future.checked_of.__getitem__, facts), np.int64, len(facts))
         checked = future.checked[sets]
         lacking = checked & ~knowing
         lacking[future.as_one[sets] & (checked & knowing).any(1)] = False
+        left = np.flatnonzero(lacking.any(1))
+        keys = list(facts)
+        keys = [keys[i] for i in left.tolist()]
+        sets, lacking, knowing = sets[left], lacking[left], knowing[left]
+        every = np.hstack([knowing, _known_by(clocks[:, agents:], [facts[key] for key in keys])])
         of_visits = np.array([key[0] == "slot" or (key[0] == "bar" and key[2] in OF_PHASES) for key in keys])
         self.future.visits.leave_out(self, np.where(of_visits, sets, -1), every, list(knowers), lacking)
         is_open = np.flatnonzero(lacking.any(1))
@@ -203,8 +207,9 @@ def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
 
 def _facts(state: State, check: LinearCheck, future: Future) -> dict[FactKey, Known]:
     facts: dict[FactKey, Known] = {("there is a fact",): ()}
+    by_all = np.minimum.reduce(check.clocks.of).tolist()
     for rules in check.holding:
-        facts.update(rules.facts(state))
+        facts.update([fact for fact in rules.facts(state) if not knows(by_all, fact[1])])
     for thread, groups in state.groups.items():
         for i, (flights, known_read) in enumerate(reversed(groups)):
             facts["group", thread, i, len(flights), known_read] = ()

@@ -48,6 +48,14 @@ class Operands(NamedTuple):
     special: str
 
 
+class Straight(NamedTuple):
+    """Instructions one after another on whose operations no decision bears. calls: (number in its block, instruction);
+    variables: on which the operations depend."""
+
+    calls: list[tuple[int, Call]]
+    variables: tuple[Any, ...]
+
+
 class Shared:
     """What all walkers of one proof share: the program, its layout, symbols, and where operations go.
 
@@ -75,6 +83,7 @@ class Shared:
         self.values: dict[Any, Any] = {}  # of expressions, by warp and values of their variables
         self.emitted: dict[Any, list[Any]] = {}  # operations of instructions, likewise
         self._operands: dict[int, Operands] = {}
+        self._straight: dict[tuple[int, int], Straight] = {}
         self._alive: list[Call] = []
 
     def alive(self, node: Call) -> Call:
@@ -93,6 +102,22 @@ class Shared:
                 given = operands(node)
                 found = Operands(given, tuple(variables([x for _, x, data in given if not data])), "")
             self._operands[id(node)] = found
+        return found
+
+    def straight(self, nodes: list[Any], at: int) -> Straight:
+        """The instructions from number *at* of a block on that come one after another. None, if a decision bears on the first,
+        or if it gives a number."""
+        found = self._straight.get((id(nodes), at))
+        if found is None:
+            calls: list[tuple[int, Call]] = []
+            while at < len(nodes) and type(nodes[at]) is Call and "when" not in nodes[at].named:
+                if self.operands_of(nodes[at]).special:
+                    break
+                calls.append((at, nodes[at]))
+                at = self.next_in(nodes)[at + 1]
+            every = dict.fromkeys(var for _, node in calls for var in self.operands_of(node).variables)
+            first = calls[0][0] if calls else at
+            found = self._straight[id(nodes), first] = Straight(calls, tuple(every))
         return found
 
     @functools.cached_property
@@ -337,7 +362,9 @@ class Together:
 
     def _waited_for(self, walker: Walker) -> set[str]:
         """The array of the barrier that a warp waits for."""
-        op = walker.queue[0]
+        return self._of_op(walker.queue[0])
+
+    def _of_op(self, op: Any) -> set[str]:
         return {self.shared.layout.bar_places[getattr(op, name)][0] for name in declared(type(op)).named(Kind.BAR)}
 
     def group(self, now: Point, heads: list[tuple[Walker, Any]]) -> list[tuple[Walker, Any]]:
@@ -360,7 +387,7 @@ class Together:
 
     def _remaining(self, walker: Walker) -> set[str]:
         """Arrays of barriers that a warp still comes to, in the iteration that it is in."""
-        found: set[str] = set()
+        found = set().union(*map(self._of_op, walker.queue))
         for frame in reversed(walker.frames):
             if frame[0] == "block":
                 for node in frame[1][frame[2] :]:

@@ -247,8 +247,8 @@ def _meet(some: Any, others: Any) -> Any:
 # visits. After the warp has left a slot, its next access to this slot comes after its next wait there. That wait sees the
 # last complete phase, or the next phase, to which other warps contribute in visits of their own.
 #
-# The search compares each operation with this description (`watch`, `complete`). If a visit differs, the search begins again
-# without the visits of that kind.
+# The search compares each operation with this description (`watch`, `complete`). If a visit differs, the search goes on
+# without the visits of that kind, or begins again if it has left out a state by this description.
 
 
 class Visits:
@@ -273,7 +273,7 @@ class Visits:
         self.in_turn = {agent for agent in range(layout.agents) if layout.role(agent) in named}
 
     def begin(self, future: Future) -> None:
-        """A search begins."""
+        """What is described from now on. Assumes no more than before."""
         layout, self.changed = self.layout, False
         waits: dict[tuple[int, str], list[PositionKey]] = {}
         self.tellers: dict[int, list[int]] = {}  # by mbarrier, who contributes to each phase

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from tmapipe.errors import PipelineError
 from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.isa.ops import Exit
 from tmapipe.model.layout import Layout
@@ -204,6 +205,10 @@ class Walker:
                     continue
                 if at != top[2]:
                     self.frames[-1] = ("block", nodes, at)
+                straight = self.shared.straight(nodes, at)
+                if straight.calls:
+                    self._go_straight(nodes, straight)
+                    continue
                 found = self._node(nodes[at], decide)
                 if found is not None:
                     return found
@@ -312,6 +317,25 @@ class Walker:
 
     # ---- instructions -----------------------------------------------------------------------------------------------
 
+    def _go_straight(self, nodes: list[Any], straight: Any) -> None:
+        """Comes to the operations of several instructions; of the first of them, if one has operations that cannot be told."""
+        key = id(straight), self.agent, *[_exactly(self.env.get(var)) for var in straight.variables]
+        known = self.shared.emitted.get(key)
+        if known is None:
+            ops: list[Any] = []
+            for at, node in straight.calls:
+                try:
+                    own = self._ops_of(node, *self._operands(self.shared.operands_of(node).found))
+                except (Open, PipelineError, TypeError):
+                    if not ops:
+                        raise
+                    break
+                ops += own
+                after = at + 1
+            known = self.shared.emitted[key] = ops, after
+        self.queue.extend(known[0])
+        self.frames[-1] = ("block", nodes, known[1])
+
     def _call(self, node: Call, decide: Callable[[Any], bool | None]) -> tuple[Any, ...] | None:
         on = self.shared.operands_of(node)
         if on.special:
@@ -327,22 +351,27 @@ class Walker:
                 named["when"] = decide(condition) if isinstance(condition, Sym) else condition
                 if named["when"] is None:
                     return ("decide", condition)
-            isa, name = self.isa, node.method
-            if name.startswith("fragments."):
-                isa, name = self.isa.fragments, name[10:]
-            ops = []
-            self.shared.emitting = ops, node
-            try:
-                getattr(isa, name)(*given, **named)
-            except TypeError:
-                if not any(isinstance(each, Sym) for each in (*given, *named.values())):
-                    raise
-                raise Open(f"an operand of {node.method} at {node.where}") from None
+            ops = self._ops_of(node, given, named)
             if "when" not in named or not isinstance(condition, Sym):
                 self.shared.emitted[key] = ops
         self.queue.extend(ops)
         self._pass()
         return None
+
+    def _ops_of(self, node: Call, given: list[Any], named: dict[str, Any]) -> list[Any]:
+        """The operations of an instruction with these operands."""
+        isa, name = self.isa, node.method
+        if name.startswith("fragments."):
+            isa, name = self.isa.fragments, name[10:]
+        ops: list[Any] = []
+        self.shared.emitting = ops, node
+        try:
+            getattr(isa, name)(*given, **named)
+        except TypeError:
+            if not any(isinstance(each, Sym) for each in (*given, *named.values())):
+                raise
+            raise Open(f"an operand of {node.method} at {node.where}") from None
+        return ops
 
     def _operands(self, found: list[tuple[int | str, Any, bool]]) -> tuple[list[Any], dict[str, Any]]:
         given: list[Any] = []
