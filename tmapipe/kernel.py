@@ -87,12 +87,7 @@ def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None, early: bool = 
 
 
 def _run_branch(
-    isa: Isa,
-    schedule: Schedule,
-    first: int,
-    count: int,
-    registers: int | None,
-    roles: list[RoleWarps],
+    isa: Isa, schedule: Schedule, first: int, count: int, registers: int | None, roles: list[RoleWarps]
 ) -> None:
     """What *count* warps from number *first* on do, of whom some may have no role."""
     if registers is not None:

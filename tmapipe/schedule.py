@@ -191,11 +191,7 @@ class Schedule(Calls):
         return listing(trace(self, self.plan(dtypes, arch=arch)))
 
     def check(
-        self,
-        dtypes: Mapping[str, DType | str] | None = None,
-        *,
-        arch: str | None = None,
-        seconds: float | None = None,
+        self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None, seconds: float | None = None
     ) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.
 

@@ -36,11 +36,7 @@ from tmapipe.plan.rings import Buffer, cut_by_hand
 
 
 #: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
-L2_POLICIES = {
-    "evict_normal": 0x1000000000000000,
-    "evict_first": 0x12F0000000000000,
-    "evict_last": 0x14F0000000000000,
-}
+L2_POLICIES = {"evict_normal": 0x1000000000000000, "evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
 
 _ATOM_KINDS = {
     32: warpgroup.SmemLayoutAtomKind.K_SW32,

@@ -334,9 +334,7 @@ class _Emission:
             return _flat(given)
 
         found = control.choice(
-            condition,
-            lambda: self.values.inside(side, node.then, 1),
-            lambda: self.values.inside(side, node.other, 2),
+            condition, lambda: self.values.inside(side, node.then, 1), lambda: self.values.inside(side, node.other, 2)
         )
         _Names(self.values, [(phi[0],) for phi in node.phis], shapes[0]).bind(0, found)
 

@@ -72,14 +72,7 @@ class Kind(enum.Enum):
         return self in _NOTES
 
 
-_NOTES = (
-    Kind.REDUNDANT_FENCE,
-    Kind.COPY_BEFORE_ARM,
-    Kind.SAME_OUTPUT,
-    Kind.UNWRITTEN,
-    Kind.PART_REDUCED,
-    Kind.UNREAD,
-)
+_NOTES = (Kind.REDUNDANT_FENCE, Kind.COPY_BEFORE_ARM, Kind.SAME_OUTPUT, Kind.UNWRITTEN, Kind.PART_REDUCED, Kind.UNREAD)
 
 #: By the rule's short name. What breaks any other rule is a race.
 RULES = {
@@ -340,7 +333,7 @@ def check_aligned(layout: Layout, agent: Agent, op: Any, does: str, of: Buffer, 
 
 def set_location(error: Any, where: str | None) -> HazardError:
     """Adds the source line of the operation to the message, unless it is there already: of a subclass of a shipped schedule,
-    the subclass's (`machine.locate.Place`)."""
+    the subclass's (`Place`)."""
     if where is not None and error.where is None:
         error.where = where
         where = getattr(where, "user", "") or where
@@ -359,8 +352,7 @@ _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 _MACHINE = os.path.join(_LIBRARY, "model") + os.sep
 _ISA = os.path.join(_LIBRARY, "isa") + os.sep
 _PROGRAM = os.path.join(_LIBRARY, "program") + os.sep
-_TRACE = os.path.join(_PROGRAM, "trace.py")
-_STARTER = os.path.join(_MACHINE, "machine.py")
+_TRACE = os.path.join(_PROGRAM, "__init__.py")
 _KERNEL = os.path.join(_LIBRARY, "kernel.py")
 TRACED = "<traced program>"  #: the file of the code by which the model carries out a program
 
@@ -461,7 +453,7 @@ def _classify(file: str, function: str) -> tuple[int, str]:
     """0: the machine, an instruction, or CuTe DSL; 1: elsewhere in the library; 2: a shipped schedule; 3: the user's code; 4:
     where a warp's program was started. And the file's name to show."""
     path = os.path.abspath(file)
-    if (path, function) in ((_STARTER, "record"), (_TRACE, "trace"), (_KERNEL, "kernel_main")):
+    if (path, function) in ((_TRACE, "trace"), (_KERNEL, "kernel_main")):
         return 4, ""
     own, shipped = path.startswith(_LIBRARY), path.startswith(_SCHEDULES)
     traced = file in ("<if>", TRACED) or "nvidia_cutlass_dsl" in path  # by which CuTe DSL calls parts of a body

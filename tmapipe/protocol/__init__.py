@@ -24,15 +24,7 @@ from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.matmuls import Accumulator, BoundRegisterTile
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.slots import PartInSlot, SlotPart
-from tmapipe.protocol.tile import (
-    Tile,
-    checked_values,
-    layout_of,
-    peer_mask,
-    peer_rank,
-    share_index,
-    stands_for,
-)
+from tmapipe.protocol.tile import Tile, checked_values, layout_of, peer_mask, peer_rank, share_index, stands_for
 from tmapipe.store_pipeline import StoredStage
 
 # ---- exchange --------------------------------------------------------------------------------------------------------

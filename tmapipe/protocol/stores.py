@@ -460,12 +460,7 @@ class BoundThreadStore(Carried):
         self._store(start_of(name, plan.dims, plan.tile, tile, {}), found, surely, when)
 
     def store_from(
-        self,
-        *start: Any,
-        values: Any,
-        epilogue: Any = None,
-        surely: tuple[int, int] = (0, 0),
-        when: Any = None,
+        self, *start: Any, values: Any, epilogue: Any = None, surely: tuple[int, int] = (0, 0), when: Any = None
     ) -> None:
         """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
         negative or beyond its end. The last one is a multiple of the stage's `vector` bytes. *values* may have fewer columns

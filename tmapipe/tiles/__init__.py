@@ -423,11 +423,7 @@ class TilesOfGroups(FetchedTiles):
         coordinates = self.numbers.coordinates(number)
         along_m, groups = coordinates["m"], isa.extent(table, 0)
         begun = count_entries(
-            isa,
-            table,
-            groups - 1,
-            lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (along_m + 1) * unit,
-            LARGEST,
+            isa, table, groups - 1, lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (along_m + 1) * unit, LARGEST
         )
         end = self._row(isa.load_entry(table, begun, LARGEST))
         before = isa.load_entry(table, isa.select(begun > 0, begun - 1, 0), LARGEST)
