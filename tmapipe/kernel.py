@@ -176,11 +176,11 @@ class KernelContext(Carried):
             **declared.turnstiles,
         }.items():
             whose = getattr(part, "role", None)
-            found = bound_by(part)(self, name, part) if whose is None or self.name_of(whose) == role.name else None
-            if found is not None:
-                self._parts[name] = found
-                if hasattr(found, "finish"):
-                    self._finishers.append(found)
+            bound = bound_by(part)(self, name, part) if whose is None or self.name_of(whose) == role.name else None
+            if bound is not None:
+                self._parts[name] = bound
+                if hasattr(bound, "finish"):
+                    self._finishers.append(bound)
 
     def name_of(self, part: Part) -> str:
         """What the schedule calls *part*: ``getattr(k, k.name_of(ring))`` is this role's end of it."""

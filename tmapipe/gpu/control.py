@@ -56,16 +56,18 @@ def when(condition: Any, body: Callable[[], None]) -> None:
 def choice(condition: Any, then: Callable[[], Carried], other: Callable[[], Carried]) -> list[Any]:
     """What *then* returns if *condition*, else what *other* does. Types are known once both are emitted."""
     made = scf.IfOp(Boolean(condition).ir_value(), has_else=True)
-    found = []
+    branches = []
     for block, emit in ((made.then_block, then), (made.else_block, other)):
         with ir.InsertionPoint(block):
             values = list(emit())
             scf.yield_(_registers(values))
-        found.append(values)
-    types = [type(value) for value in found[0]]
+        branches.append(values)
+    types = [type(value) for value in branches[0]]
     if not types:
         return []
-    whole = ir.Operation.create("scf.if", [value.type for value in _registers(found[0])], [made.operands[0]], regions=2)
+    whole = ir.Operation.create(
+        "scf.if", [value.type for value in _registers(branches[0])], [made.operands[0]], regions=2
+    )
     for block, region in zip((made.then_block, made.else_block), whole.regions, strict=True):
         block.append_to(region)
     made.erase()
@@ -167,7 +169,7 @@ def emit_ptx(
     """
     values = [TYPES[kind](operand).ir_value() for kind, operand in zip(kinds, operands, strict=True)]
     several = f"!llvm.struct<({', '.join(['i32'] * words)})>"
-    found = llvm.inline_asm(
+    result = llvm.inline_asm(
         None if words == 0 else T.i32() if words == 1 else ir.Type.parse(several),
         values,
         text,
@@ -176,8 +178,8 @@ def emit_ptx(
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
     if words == 1:
-        return [Int32(found)]
-    return [Int32(llvm.extractvalue(T.i32(), found, [i])) for i in range(words)]
+        return [Int32(result)]
+    return [Int32(llvm.extractvalue(T.i32(), result, [i])) for i in range(words)]
 
 
 # ---- emitters --------------------------------------------------------------------------------------------------------
@@ -391,15 +393,15 @@ class Values:
         for block in reversed(self.blocks):
             if value in block:
                 return block[value]
-        found = self.blocks[-1][value] = self._computed(value)
-        return found
+        number = self.blocks[-1][value] = self._computed(value)
+        return number
 
     def number(self, value: Any) -> Any:
         """The same as a number of CuTe DSL, whose type stays the same in a loop."""
-        found = self.of(value)
-        if isinstance(found, (bool, int, float)):
-            return (Boolean if isinstance(found, bool) else Int32 if isinstance(found, int) else cutlass.Float32)(found)
-        return found
+        known = self.of(value)
+        if isinstance(known, (bool, int, float)):
+            return (Boolean if isinstance(known, bool) else Int32 if isinstance(known, int) else cutlass.Float32)(known)
+        return known
 
     def _computed(self, value: Expr) -> Any:
         if value.op == "divisor":

@@ -312,13 +312,13 @@ def _clusters(each: Exported, plan: Plan) -> tuple[int, int]:
 
 def _workspace(each: Exported, plan: Plan) -> tuple[list[tuple[int, int, int]], int]:
     """((bits, elements, place in bytes) of each tensor that the kernel works in, bytes of all)."""
-    clusters, found, place = min(_clusters(each, plan)[0], MOST_CLUSTERS), [], 0
+    clusters, counters, place = min(_clusters(each, plan)[0], MOST_CLUSTERS), [], 0
     made = sum(buffer.stages for buffer in plan.made) * plan.cluster_size * clusters
     for bits, count in ((32, COUNTERS if plan.queue is not None else 0), (64, WORDS * made)):
         if count:
-            found.append((bits, count, place))
+            counters.append((bits, count, place))
             place += -(-count * bits // 8 // 128) * 128
-    return found, place
+    return counters, place
 
 
 def _facts(each: Exported, plan: Plan) -> dict[str, Any]:

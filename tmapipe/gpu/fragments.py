@@ -53,9 +53,9 @@ class GpuFragments(PeerFragments, Sums):
     # ---- accumulators ---------------------------------------------------------------------------------------------
 
     def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
-        found = self.isa.matmuls[matmul.name].accumulator
-        found.begin(empty)
-        return found
+        sums = self.isa.matmuls[matmul.name].accumulator
+        sums.begin(empty)
+        return sums
 
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         acc.promote()

@@ -142,9 +142,9 @@ def _count(
             f"arrives at {layout.bar_name(bar)} of CTA {cta}, whose phase {phase} {held}",
         )
     if not pending and tx < 0:
-        found = f"without pending arrivals and {-tx} bytes more landed than were armed"
+        state_of = f"without pending arrivals and {-tx} bytes more landed than were armed"
         raise hazard(
-            layout, "tx-below-zero", agent, op, f"finds {layout.bar_name(bar)} of CTA {cta} in phase {phase} {found}"
+            layout, "tx-below-zero", agent, op, f"finds {layout.bar_name(bar)} of CTA {cta} in phase {phase} {state_of}"
         )
     state.pending[bar] = pending
     completed = not pending and not tx

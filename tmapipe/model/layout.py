@@ -366,18 +366,18 @@ class Place(str):
 def locate(frame: FrameType | None = None) -> str | None:
     """ "file:line" of the innermost frame outside tmapipe or inside tmapipe/schedules (then a `Place`); if there is none, of
     the innermost frame outside tmapipe/model and tmapipe/isa. Starts at the caller, or at *frame*."""
-    found: list[str | None] = [None, None, None]  # by rank less 1
+    places: list[str | None] = [None, None, None]  # by rank less 1
     frame = frame or sys._getframe(1)
-    while frame is not None and found[2] is None:
+    while frame is not None and places[2] is None:
         if frame.f_code.co_filename == TRACED and (line := _line_here(frame)):
-            return line if found[1] is None else _of_ranks(*found)
+            return line if places[1] is None else _of_ranks(*places)
         rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
         if rank == 4:
             break
-        if rank and found[rank - 1] is None:
-            found[rank - 1] = f"{name}:{frame.f_lineno}"
+        if rank and places[rank - 1] is None:
+            places[rank - 1] = f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return _of_ranks(*found)
+    return _of_ranks(*places)
 
 
 def _of_ranks(own: str | None, shipped: str | None, user: str | None) -> str | None:
@@ -425,8 +425,8 @@ def line_of(error: Exception) -> str | None:
     for wanted in (3, 2):
         for frame, line in reversed(frames):
             if frame.f_code.co_filename == TRACED:
-                found = _line_of_user(frame, line)
-                return getattr(found, "user", "") or found
+                place = _line_of_user(frame, line)
+                return getattr(place, "user", "") or place
             rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
             if rank == wanted:
                 return f"{name}:{line}"
@@ -444,8 +444,8 @@ def _line_here(frame: FrameType) -> str | None:
 
 def _line_of_user(frame: FrameType, line: int) -> str | None:
     """That which a line of the code of a traced program comes from."""
-    found: str | None = frame.f_globals["lines"][line]
-    return found
+    place: str | None = frame.f_globals["lines"][line]
+    return place
 
 
 @functools.cache  # by file and function: equal code of two files is equal

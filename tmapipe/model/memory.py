@@ -313,14 +313,14 @@ def weights(data: np.ndarray, kind: str, zeros: Any = (), scales: Any = ()) -> n
         blocks = (data.astype(np.int32) & 255).reshape(*data.shape[:-1], -1, 16)
         both = np.stack([blocks & 15, blocks >> 4], -2).reshape(*data.shape[:-1], -1)
         values = (both - 16 * (both > 7) if kind == "int4" else both).astype(np.float32)
-    found, count = [], max(len(zeros), len(scales), 1)
+    parts_of, count = [], max(len(zeros), len(scales), 1)
     for i, part in enumerate(np.split(values, count, -1)):
         columns = (..., slice(i * part.shape[-1], (i + 1) * part.shape[-1]))
         by = np.broadcast_to(scales[i], values.shape)[columns] if scales else np.float32(1)
         zero = np.broadcast_to(zeros[i], values.shape)[columns] if zeros else np.float32(0)
         with np.errstate(all="ignore"):
-            found.append(((part + more).astype(np.float64) * by - (more + zero) * by).astype(np.float32))
-    return np.concatenate(found, -1)
+            parts_of.append(((part + more).astype(np.float64) * by - (more + zero) * by).astype(np.float32))
+    return np.concatenate(parts_of, -1)
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:

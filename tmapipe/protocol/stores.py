@@ -356,9 +356,9 @@ class BoundStore(Carried):
         if len(stores) == 1 and not isinstance(values, dict):
             values = {self.plan.name: values}
         if not isinstance(values, dict) or set(values) != set(stores):
-            found = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
+            returned = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
             fix = f"Return a dictionary of {', '.join(stores)}."
-            raise ScopeError(f"{where_is(epilogue)} returned {found}, not one value for each output. {fix}")
+            raise ScopeError(f"{where_is(epilogue)} returned {returned}, not one value for each output. {fix}")
         for name, value in values.items():
             if value is None:
                 raise ScopeError(f"{where_is(epilogue)} returned None for {name}. Is a `return` missing?")
