@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,13 @@ from tmapipe.errors import InputError, is_count, is_whole, must, optional, shown
 def ceil_div(a: Any, b: Any) -> Any:
     """a / b rounded up, for non-negative a and positive b, run-time values too."""
     return (a + b - 1) // b
+
+
+#: Python's operators by name, for operations of numbers and of fragments that backends carry out as they are.
+OPERATORS: dict[str, Callable[..., Any]] = {name: getattr(operator, f"__{name}__") for name in (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor",
+    "invert", "lshift", "rshift",
+)}  # fmt: skip
 
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------------

@@ -471,5 +471,5 @@ def _forbid_unrolling(owner: Any, module: Any, name: str) -> None:
         return ir.WalkResult.ADVANCE
 
     with module.context:
-        once = ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true, count = 1 : i32>>")
+        once = control.no_unrolling()
         module.operation.walk(visit)

@@ -13,6 +13,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm, scf, vector
 from cutlass.cutlass_dsl import T
 
+from tmapipe.base.arithmetic import OPERATORS
 from tmapipe.plan.rings import UNROLLED
 from tmapipe.program.expressions import Expr, Var, resolve
 
@@ -238,18 +239,6 @@ def choose(condition: Any, x: Any, y: Any) -> Any:
     return type(x)(cutlass.select_(condition, x, y))
 
 
-def _maximum(x: Any, y: Any) -> Any:
-    if isinstance(x, Int32):
-        return choose(x > y, x, y)
-    return cute.arch.fmax(x, y, nan=True)
-
-
-def _minimum(x: Any, y: Any) -> Any:
-    if isinstance(x, Int32):
-        return choose(x < y, x, y)
-    return cute.arch.fmin(x, y, nan=True)
-
-
 def _abs(x: Any) -> Any:
     return choose(x < 0, -x, x) if isinstance(x, Int32) else cute.math.abs(x)
 
@@ -293,28 +282,13 @@ def _to_int32(x: Any) -> Any:
 
 #: One number from numbers of the kinds that `tmapipe.isa.fragment.combine` gives.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
+    **OPERATORS,
     "floordiv": _floordiv,
     "mod": _mod,
-    "neg": operator.neg,
     "abs": _abs,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
     "invert": lambda x: x ^ True if isinstance(x, Boolean) else x ^ -1,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-    "maximum": _maximum,
-    "minimum": _minimum,
+    "maximum": lambda x, y: choose(x > y, x, y) if isinstance(x, Int32) else cute.arch.fmax(x, y, nan=True),
+    "minimum": lambda x, y: choose(x < y, x, y) if isinstance(x, Int32) else cute.arch.fmin(x, y, nan=True),
     "where": choose,
     "widen": lambda x: x,
     "exp": lambda x: cute.math.exp2(x * LOG2_E, fastmath=True),
@@ -420,20 +394,8 @@ class Values:
 
 #: Of what is not negative they make what is not.
 _OF_COUNTS = {
-    "add",
-    "mul",
-    "floordiv",
-    "rshift",
-    "lshift",
-    "min",
-    "max",
-    "select",
-    "next",
-    "flipped",
-    "divisor",
-    "or",
-    "xor",
-}
+    "add", "mul", "floordiv", "rshift", "lshift", "min", "max", "select", "next", "flipped", "divisor", "or", "xor",
+}  # fmt: skip
 
 
 def _divides(value: Any) -> bool:
@@ -471,23 +433,8 @@ def _flipped(parity: Any, slot: Any, stages: int) -> Any:
 
 #: One number of others, of which at least one is not known.
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
+    **OPERATORS,
     "mod": _mod_of_ints,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "neg": operator.neg,
     "abs": FUNCTIONS["abs"],
     "invert": lambda a: a ^ -1,
     "not": lambda a: a ^ True,

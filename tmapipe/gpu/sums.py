@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from tmapipe.base.arithmetic import DType
 from tmapipe.gpu import control, cute_type
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
 from tmapipe.isa.fragment import Fragment, SlotRef
@@ -112,9 +113,7 @@ class Runs(Fragments):
             if not whole:
                 data += [KINDS[kind](flat[begin])] * alike
                 continue
-            values = cute.make_rmem_tensor((width,), cute_type(slot.buffer.dtype))
-            cute.autovec_copy(cute.coalesce(cute.local_tile(flat, (width,), (begin // width,))), values)
-            data += widened(values, kind)
+            data += loaded(flat, slot.buffer.dtype, width, begin // width)
         return Fragment(self, layout, along, kind, data)
 
     def _shifted(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> list[Any]:
@@ -184,6 +183,13 @@ class Runs(Fragments):
         made = cute.make_rmem_tensor((width,), dtype)
         made.store(self.vector(run, (width,)).to(dtype))
         return made
+
+
+def loaded(elements: Any, dtype: DType, width: int, place: Any) -> list[Any]:
+    """Vector *place* of *width* elements of those that lie side by side, read at once."""
+    values = cute.make_rmem_tensor((width,), cute_type(dtype))
+    cute.autovec_copy(cute.coalesce(cute.local_tile(elements, (width,), (place,))), values)
+    return widened(values, dtype.kind)
 
 
 def width_of(layout: ThreadLayout, along: str) -> int:
@@ -361,16 +367,11 @@ class Sums(Scans):
         slot_of, distances = layout.row_slot, range(layout.row_lanes.bit_length() - 1)
         if along == "columns":
             slot_of, distances = layout.column_slot, range(layout.row_lanes.bit_length() - 1, 5)
-        mine: list[list[Any]] = [[] for _ in range(layout.slots(along))]
-        for i, value in enumerate(data):
-            mine[slot_of(i)].append(value)
+        mine = _by_slot(slot_of, layout.slots(along), data)
         return [_reduced(op, values, [1 << distance for distance in reversed(distances)]) for values in mine]
 
     def sum_parts(self, layout: ThreadLayout, data: Any) -> Any:
-        mine: list[list[Any]] = [[] for _ in range(layout.row_slots)]
-        for i, value in enumerate(data):
-            mine[layout.row_slot(i)].append(value)
-        return [_reduced("sum", values, ()) for values in mine]
+        return [_reduced("sum", values, ()) for values in _by_slot(layout.row_slot, layout.row_slots, data)]
 
     def join_parts(self, layout: ThreadLayout, data: Any) -> Any:
         distances = [1 << distance for distance in reversed(range(layout.row_lanes.bit_length() - 1))]
@@ -414,6 +415,14 @@ class Sums(Scans):
     def _place(self, layout: ThreadLayout, along: str, i: int) -> Any:
         """Where a warp leaves the number of a row slot or column slot."""
         return i if along == "rows" else self.column(layout, i)
+
+
+def _by_slot(slot_of: Callable[[int], int], slots: int, data: list[Any]) -> list[list[Any]]:
+    """A thread's values by row slot or column slot."""
+    by_slot: list[list[Any]] = [[] for _ in range(slots)]
+    for i, value in enumerate(data):
+        by_slot[slot_of(i)].append(value)
+    return by_slot
 
 
 def _reduced(op: str, values: list[Any], distances: Sequence[int]) -> Any:

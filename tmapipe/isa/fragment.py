@@ -314,18 +314,13 @@ for _name, _what in {
     "iter": "a loop over the elements",
     "contains": "a search in the elements",
     "len": "the length",
-    "float": "one number",
-    "int": "one number",
-    "index": "one number",
+    **dict.fromkeys(("float", "int", "index"), "one number"),
     "getitem": "an index or slice",
     "setitem": "an index or slice",
     "rpow": "a power",
     "matmul": "a matrix product",
     "array": "an array",
-    "round": "a rounding (tmapipe.math.floor and cast)",
-    "trunc": "a rounding (tmapipe.math.floor and cast)",
-    "floor": "a rounding (tmapipe.math.floor and cast)",
-    "ceil": "a rounding (tmapipe.math.floor and cast)",
+    **dict.fromkeys(("round", "trunc", "floor", "ceil"), "a rounding (tmapipe.math.floor and cast)"),
 }.items():
     setattr(Fragment, f"__{_name}__", _refuse(_what))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +70,11 @@ def _to_int32(x: Any) -> Any:
     return clipped.astype(np.int32)
 
 
-_OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor",
-    "invert", "lshift", "rshift",
-)  # fmt: skip
 _OF_NUMPY = ("where", "floor", "sqrt")
 OF_ARITHMETIC = ("exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid")
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, f"__{name}__") for name in _OPERATORS},
+    **arithmetic.OPERATORS,
     **{name: getattr(np, name) for name in _OF_NUMPY},
     **{name: getattr(arithmetic, name) for name in OF_ARITHMETIC},
     **{f"to_{kind.name}": functools.partial(_rounded, dtype=kind) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},

@@ -453,11 +453,7 @@ class BoundThreadStore(Carried):
             InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers; or *when* is no
                 such comparison.
         """
-        name, plan = f"{self.plan.name}.store", self.plan
-        check_own(name, self.isa.plan, plan, tile, ())
-        made = values if epilogue is None else applied(epilogue, (values,), {})
-        found = checked_values(name, plan.buffer, made)
-        self._store(start_of(name, plan.dims, plan.tile, tile, {}), found, surely, when)
+        self._store("store", tile, values, epilogue, surely, when)
 
     def store_from(
         self, *start: Any, values: Any, epilogue: Any = None, surely: tuple[int, int] = (0, 0), when: Any = None
@@ -465,19 +461,19 @@ class BoundThreadStore(Carried):
         """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
         negative or beyond its end. The last one is a multiple of the stage's `vector` bytes. *values* may have fewer columns
         than the stage's tile."""
-        name, plan = f"{self.plan.name}.store_from", self.plan
-        tile = tile_at(name, plan.dims, start)
+        tile = tile_at(f"{self.plan.name}.store_from", self.plan.dims, start)
+        self._store("store_from", tile, values, epilogue, surely, when)
+
+    def _store(self, verb: str, tile: Tile, values: Any, epilogue: Any, surely: tuple[int, int], when: Any) -> None:
+        name, plan = f"{self.plan.name}.{verb}", self.plan
         check_own(name, self.isa.plan, plan, tile, ())
         made = values if epilogue is None else applied(epilogue, (values,), {})
-        found = checked_values(name, plan.buffer, made, narrower=True)
-        self._store(start_of(name, plan.dims, plan.tile, tile, {}), found, surely, when)
-
-    def _store(self, start: Any, values: Fragment, surely: tuple[int, int], when: Any) -> None:
-        name = f"{self.plan.name}.store"
+        made = checked_values(name, plan.buffer, made, narrower=verb == "store_from")
+        start, name = start_of(name, plan.dims, plan.tile, tile, {}), f"{plan.name}.store"
         pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
         if not pair:
             raise InputError(f"{name}(surely)", surely, "is (first, end) of columns inside the tensor", "leave it out")
-        self.isa.store_values(self.plan, start, values, surely, None if when is None else _mask(name, when, values))
+        self.isa.store_values(plan, start, made, surely, None if when is None else _mask(name, when, made))
 
     def finish(self) -> None:
         """After the last tile: nothing is left to wait for."""
