@@ -61,7 +61,7 @@ class Role:
             lambda names: isinstance(names, tuple) and all(isinstance(name, str) for name in names),
             "are names of tensors",
             'pass a tuple, such as ("b",)',
-        ),
+        )
     )
     dependents: bool = attrs.field(validator=must(lambda x: isinstance(x, bool), "is True or False", "pass one"))
 

@@ -51,9 +51,9 @@ class Calls:
             InputError: Before anything is launched.
         """
         for call in self.__dict__.get("_callers", ()):
-            found = call(tensors, out, named)
-            if found is not None:
-                return found
+            result = call(tensors, out, named)
+            if result is not None:
+                return result
         return called(_schedule(self), tensors, named, out)
 
     def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
@@ -176,12 +176,12 @@ def called(schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any
     launcher = launchers.get(known_as)
     if launcher is None:
         return _first_call(schedule, tensors, others, out, known_as, launchers)
-    found = launcher(tensors, out)
+    result = launcher(tensors, out)
     if keep and schedule.one_kernel:
         call = launcher.caller(tensors, schedule.declared.arguments[count : len(tensors)], out)
         if call is not None:
             schedule.__dict__["_callers"] = (call, *schedule.__dict__.get("_callers", ()))[:MOST]
-    return found
+    return result
 
 
 def _first_call(
@@ -240,15 +240,15 @@ def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any],
     from tmapipe.gpu.launch import repeated, watched
 
     with watched() as launches:
-        found = run()
-    if len(launches) == 1 and not found:
+        result = run()
+    if len(launches) == 1 and not result:
         launcher = launches[0][0]
         names = [name for name in launcher.names if given.get(name) is not None]
         if tuple(made) == launcher.names[launcher.inputs :] and all(name in given for name in launcher.names):
             call = repeated(launches, [given[name] for name in names], None, tuple(made.values()))
             if call is not None:
                 kernel.__dict__["_again"] = ((names, call), *kernel.__dict__.get("_again", ()))[:MOST]
-    return found
+    return result
 
 
 def prepared(schedule: Schedule, bound: Bound) -> Callable[[], Any]:

@@ -12,31 +12,10 @@ from typing import Any, TypeVar
 import attrs
 
 __all__ = [
-    "DeadlockError",
-    "FrozenMap",
-    "HazardError",
-    "IS_NAME",
-    "InputError",
-    "MissingGpuError",
-    "MissingPackageError",
-    "MissingPartError",
-    "NOTHING",
-    "PipelineError",
-    "ScopeError",
-    "UnsafeError",
-    "as_tuple",
-    "changed",
-    "check_bool",
-    "check_type",
-    "fill",
-    "frozen",
-    "is_count",
-    "is_whole",
-    "must",
-    "needed",
-    "optional",
-    "shown",
-]
+    "DeadlockError", "FrozenMap", "HazardError", "IS_NAME", "InputError", "MissingGpuError", "MissingPackageError",
+    "MissingPartError", "NOTHING", "PipelineError", "ScopeError", "UnsafeError", "as_tuple", "changed", "check_bool",
+    "check_type", "fill", "frozen", "is_count", "is_whole", "must", "needed", "optional", "shown",
+]  # fmt: skip
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

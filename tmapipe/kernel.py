@@ -87,12 +87,7 @@ def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None, early: bool = 
 
 
 def _run_branch(
-    isa: Isa,
-    schedule: Schedule,
-    first: int,
-    count: int,
-    registers: int | None,
-    roles: list[RoleWarps],
+    isa: Isa, schedule: Schedule, first: int, count: int, registers: int | None, roles: list[RoleWarps]
 ) -> None:
     """What *count* warps from number *first* on do, of whom some may have no role."""
     if registers is not None:
@@ -181,11 +176,11 @@ class KernelContext(Carried):
             **declared.turnstiles,
         }.items():
             whose = getattr(part, "role", None)
-            found = bound_by(part)(self, name, part) if whose is None or self.name_of(whose) == role.name else None
-            if found is not None:
-                self._parts[name] = found
-                if hasattr(found, "finish"):
-                    self._finishers.append(found)
+            bound = bound_by(part)(self, name, part) if whose is None or self.name_of(whose) == role.name else None
+            if bound is not None:
+                self._parts[name] = bound
+                if hasattr(bound, "finish"):
+                    self._finishers.append(bound)
 
     def name_of(self, part: Part) -> str:
         """What the schedule calls *part*: ``getattr(k, k.name_of(ring))`` is this role's end of it."""

@@ -63,11 +63,11 @@ class Bundle(Mapping[str, "Kernel"]):
         self._kernels = {name: Kernel(name, library, about) for name, about in facts["kernels"].items()}
 
     def __getitem__(self, name: str) -> Kernel:
-        found = self._kernels.get(name)
-        if found is None:
+        kernel = self._kernels.get(name)
+        if kernel is None:
             rule = f"names no kernel of {self.path.name}; the kernels are {', '.join(self._kernels)}"
             raise InputError("name", name, rule, "rename it")
-        return found
+        return kernel
 
     def __contains__(self, name: object) -> bool:
         return name in self._kernels
@@ -175,10 +175,10 @@ class Kernel:
         self._workspace(self._current(), stream)
 
     def _current(self) -> int:
-        found = int(self._library.tmapipe_device())
-        if found < 0:
+        device = int(self._library.tmapipe_device())
+        if device < 0:
             raise MissingGpuError(f"{self._library.tmapipe_error().decode()}")
-        return found
+        return device
 
     def _device(self, read: Sequence[_Given]) -> int:
         current = self._current()
@@ -191,12 +191,12 @@ class Kernel:
     def _workspace(self, device: int, stream: int) -> ctypes.c_void_p:
         if not self._bytes:
             return ctypes.c_void_p()
-        found = self._workspaces.get((device, stream))
-        if found is None:  # for ever: a graph may use it
-            found = ctypes.c_void_p()
-            self._checked(self._library.tmapipe_memory(ctypes.c_size_t(self._bytes), ctypes.byref(found)))
-            self._workspaces[device, stream] = found
-        return found
+        workspace = self._workspaces.get((device, stream))
+        if workspace is None:  # for ever: a graph may use it
+            workspace = ctypes.c_void_p()
+            self._checked(self._library.tmapipe_memory(ctypes.c_size_t(self._bytes), ctypes.byref(workspace)))
+            self._workspaces[device, stream] = workspace
+        return workspace
 
     def _checked(self, code: int) -> None:
         if code:
@@ -265,12 +265,12 @@ def _read(name: str, tensor: Any, stream: int) -> _Given:
     capsule = tensor.__dlpack__(stream=stream or 1)  # 1: the default stream
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    found = ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DlTensor)).contents
-    shape = tuple(found.shape[: found.ndim])
-    strides = tuple(found.strides[: found.ndim]) if found.strides else _dense(shape)
-    dtype = KINDS.get((found.code, found.bits), "") if found.lanes == 1 else ""
+    given = ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DlTensor)).contents
+    shape = tuple(given.shape[: given.ndim])
+    strides = tuple(given.strides[: given.ndim]) if given.strides else _dense(shape)
+    dtype = KINDS.get((given.code, given.bits), "") if given.lanes == 1 else ""
     return _Given(
-        (found.data or 0) + found.byte_offset, dtype, shape, strides, (CUDA, found.device_id), (tensor, capsule)
+        (given.data or 0) + given.byte_offset, dtype, shape, strides, (CUDA, given.device_id), (tensor, capsule)
     )
 
 

@@ -127,13 +127,13 @@ class Schedule(Calls):
     @property
     def declared(self) -> Declarations:
         """The declared parts, by kind: those of base classes first, in the order of declaration."""
-        found = self.__dict__.get("_declared")
-        if found is None:
+        declarations = self.__dict__.get("_declared")
+        if declarations is None:
             check_roles("Schedule.optional_roles", self.optional_roles)
             earlier = (*self.optional_roles.items(), *self.__dict__.get("_earlier", ()))
-            found = with_order(self, declare(self, self.cluster, earlier))
-            object.__setattr__(self, "_declared", found)
-        return found
+            declarations = with_order(self, declare(self, self.cluster, earlier))
+            object.__setattr__(self, "_declared", declarations)
+        return declarations
 
     def plan(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> Plan:
         """Every derived number.
@@ -191,11 +191,7 @@ class Schedule(Calls):
         return listing(trace(self, self.plan(dtypes, arch=arch)))
 
     def check(
-        self,
-        dtypes: Mapping[str, DType | str] | None = None,
-        *,
-        arch: str | None = None,
-        seconds: float | None = None,
+        self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None, seconds: float | None = None
     ) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.
 

@@ -280,9 +280,9 @@ class TmaLoadStage(LoadStage):
                 f"names dimensions of a TmaLoadStage's tile ({', '.join(inner) or 'none'}); the last one is contiguous"
             )
             raise InputError("strided", ", ".join(strides), rule, "name one of them")
-        found = (*(strides.get(dim, 1) for dim in inner), 1)
-        check_steps("strided", found)
-        return changed(self, strides=found)
+        steps = (*(strides.get(dim, 1) for dim in inner), 1)
+        check_steps("strided", steps)
+        return changed(self, strides=steps)
 
     def in_parts(self, parts: int) -> TmaLoadStage:
         """The same stage, whose tile is cut along its first extent into so many equal parts, each of which is loaded by itself

@@ -75,14 +75,14 @@ class MulticastGroup:
     def along(self, cluster: Mapping[str, int]) -> tuple[Along, ...]:
         """Where the CTAs of a group lie in a *cluster* of these extents by axis; empty if each is alone. Raises `InputError`
         unless groups of `ctas` make an axis."""
-        found = along(cluster, self.axes)
+        axes = along(cluster, self.axes)
         if self.ctas is None:
-            return found
+            return axes
         (axis,), extent = self.axes, cluster.get(self.axes[0], 1)
         if extent % self.ctas:
             rule = f"divides the cluster's {extent} CTAs along {axis}"
             raise InputError("MulticastGroup(ctas)", self.ctas, rule, f'e.g. cluster = {{"{axis}": {2 * self.ctas}}}')
-        return (found[0]._replace(ctas=self.ctas),)
+        return (axes[0]._replace(ctas=self.ctas),)
 
     def size(self, cluster: Mapping[str, int]) -> int:
         """CTAs in a group. Axes that the cluster lacks count 1."""
@@ -303,21 +303,21 @@ class TensorMap:
 
 def _valid(shape: Sequence[int], strides: Sequence[int], size: int, unit: int) -> list[int]:
     """Strides (elements) of all dimensions but the last; valid ones along extents of 1, where any will do."""
-    found: list[int] = []
+    valid: list[int] = []
     reach = shape[-1] * size
     for extent, stride in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
         if extent == 1:
             stride = min(math.ceil(reach / unit) * unit, tma_rules.MAX_STRIDE - unit) // size
-        found.insert(0, stride)
+        valid.insert(0, stride)
         reach = stride * size * extent
-    return found
+    return valid
 
 
 def _sequence(argument: str, value: Any, rank: int) -> tuple[Any, ...]:
-    found = tuple(value) if isinstance(value, (tuple, list)) else ()
-    if len(found) != rank:
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else ()
+    if len(numbers) != rank:
         raise InputError(argument, value, f"has one number for each of the tensor's {rank} dimensions", "give so many")
-    return found
+    return numbers
 
 
 def _reversed(make: Callable[[int], Any], values: Sequence[int]) -> list[Any]:
@@ -348,11 +348,11 @@ def _memory(tensor: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int, st
         size, kind = tensor.itemsize, str(tensor.dtype)
         address, shape, nbytes = tensor.ctypes.data, tensor.shape, tensor.strides
     elif hasattr(tensor, "__cuda_array_interface__"):
-        found = tensor.__cuda_array_interface__
-        size, kind = np.dtype(found["typestr"]).itemsize, str(np.dtype(found["typestr"]))
-        address, shape = found["data"][0], tuple(found["shape"])
+        interface = tensor.__cuda_array_interface__
+        size, kind = np.dtype(interface["typestr"]).itemsize, str(np.dtype(interface["typestr"]))
+        address, shape = interface["data"][0], tuple(interface["shape"])
         dense = tuple(size * math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        nbytes = dense if found.get("strides") is None else tuple(found["strides"])
+        nbytes = dense if interface.get("strides") is None else tuple(interface["strides"])
     else:
         rule = "is a torch tensor, a NumPy array, or has a __cuda_array_interface__"
         raise InputError("tensor", type(tensor).__name__, rule, "pass one of these")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,13 @@ from tmapipe.errors import InputError, is_count, is_whole, must, optional, shown
 def ceil_div(a: Any, b: Any) -> Any:
     """a / b rounded up, for non-negative a and positive b, run-time values too."""
     return (a + b - 1) // b
+
+
+#: Python's operators by name, for operations of numbers and of fragments that backends carry out as they are.
+OPERATORS: dict[str, Callable[..., Any]] = {name: getattr(operator, f"__{name}__") for name in (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor",
+    "invert", "lshift", "rshift",
+)}  # fmt: skip
 
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------------
@@ -104,11 +112,11 @@ def as_dtype(value: DType | str) -> DType:
 
 def dtype_of(array: Any, argument: str) -> DType:
     """The `DType` of a torch tensor or NumPy array. Raises `InputError` naming *argument* if it is not supported."""
-    found = str(array.dtype).removeprefix("torch.")
-    if found in _BY_NAME:
-        return _BY_NAME[found]
+    name = str(array.dtype).removeprefix("torch.")
+    if name in _BY_NAME:
+        return _BY_NAME[name]
     rule = f"element type must be one of {', '.join(dict.fromkeys(d.torch for d in ALL))}"
-    raise InputError(argument, found, rule, "convert the tensor first")
+    raise InputError(argument, name, rule, "convert the tensor first")
 
 
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
@@ -200,14 +208,14 @@ def total(values: np.ndarray) -> np.ndarray:
 
 def larger(x: Any, y: Any) -> Any:
     """The larger of x and y; NaN if either is; +0 of +0 and -0 (PTX ISA, max), which NumPy leaves to the machine."""
-    found = np.maximum(x, y)
-    return np.where((found == 0) & (x == y), x + y, found)[()]
+    maximum = np.maximum(x, y)
+    return np.where((maximum == 0) & (x == y), x + y, maximum)[()]
 
 
 def smaller(x: Any, y: Any) -> Any:
     """The smaller of x and y; NaN if either is; -0 of +0 and -0 (PTX ISA, min)."""
-    found = np.minimum(x, y)
-    return np.where((found == 0) & (x == y), -(-x + -y), found)[()]
+    minimum = np.minimum(x, y)
+    return np.where((minimum == 0) & (x == y), -(-x + -y), minimum)[()]
 
 
 # ---- functions --------------------------------------------------------------------------------------------------------
@@ -229,8 +237,8 @@ def _in_float64(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def rounded(x: Any) -> Any:
         kind = np.asarray(x).dtype
         with np.errstate(all="ignore"):
-            found = np.asarray(function(np.asarray(x, np.float64)))
-            return found.astype(kind if kind in (np.float32, np.float64) else np.float32)[()]
+            result = np.asarray(function(np.asarray(x, np.float64)))
+            return result.astype(kind if kind in (np.float32, np.float64) else np.float32)[()]
 
     return rounded
 
@@ -293,9 +301,9 @@ def _halves(x: Any) -> tuple[Any, Any]:
     return n, 2 * s * _horner(_OF_LOG, s * s)
 
 
-def _of_positive(x: Any, found: Any) -> Any:
-    """*found*, a logarithm of x, where x is positive and finite."""
-    return np.where(x == 0, -np.inf, np.where(x < 0, np.nan, np.where(np.isinf(x), x, found)))
+def _of_positive(x: Any, otherwise: Any) -> Any:
+    """*otherwise*, a logarithm of x, where x is positive and finite."""
+    return np.where(x == 0, -np.inf, np.where(x < 0, np.nan, np.where(np.isinf(x), x, otherwise)))
 
 
 @_in_float64
@@ -376,8 +384,8 @@ class Dim:
         """This dimension's extent, as it follows from the *extents* of others; None if that is not known. At least 0."""
         if self.size is not None or self.of is None:
             return self.size
-        found = extents.get(str(self.of))
-        return None if found is None else max(0, ceil_div(found * self.times, self.per) + self.plus)
+        extent = extents.get(str(self.of))
+        return None if extent is None else max(0, ceil_div(extent * self.times, self.per) + self.plus)
 
     def longest_of(self, extent: int) -> int:
         """The largest extent of the other dimension for which this one is at most *extent*."""

@@ -49,8 +49,8 @@ def _of_nobody() -> Path:
 def _check_folder(folder: Path) -> None:
     """Raises `PermissionError` for a folder among the temporary files that others may have made, or can write to."""
     if folder == _of_nobody() and folder.exists():
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        about = os.lstat(folder)
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
             raise PermissionError(f"{folder} belongs to another user. Fix: set TMAPIPE_CACHE_DIR.")
 
 
@@ -79,15 +79,15 @@ def _read(path: Path) -> bytes:
     # Neither a link nor, by way of O_NONBLOCK, a pipe that nobody writes to is followed or waited for.
     opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(opened, "rb") as file:
-        found = os.fstat(opened)
-        if not stat.S_ISREG(found.st_mode):
+        about = os.fstat(opened)
+        if not stat.S_ISREG(about.st_mode):
             raise _Refused("is no plain file")
-        if found.st_uid != os.getuid():
+        if about.st_uid != os.getuid():
             raise _Refused("belongs to another user")
-        if found.st_mode & 0o022:
+        if about.st_mode & 0o022:
             raise _Refused("can be written by other users")
-        if found.st_size > LARGEST:
-            raise _Refused(f"has {found.st_size} bytes, more than {LARGEST}")
+        if about.st_size > LARGEST:
+            raise _Refused(f"has {about.st_size} bytes, more than {LARGEST}")
         content = file.read(LARGEST + 1)
         with contextlib.suppress(OSError):
             os.utime(opened)  # so that what is in use is removed last
@@ -125,16 +125,16 @@ def _ignored(path: Path, why: str) -> None:
 def recall(kind: str, name: str) -> tuple[dict[str, Any], bytes] | None:
     """(facts, content) that `keep` has under this name of a kind; None if nothing, or nothing whole."""
     path = cache_folder() / kind / name
-    found = read(path)
-    if found is None:
+    entry = read(path)
+    if entry is None:
         return None
     start = len(_BEGIN) + 64
-    if not found.startswith(_BEGIN) or found[start : start + 1] != b"\n":
+    if not entry.startswith(_BEGIN) or entry[start : start + 1] != b"\n":
         _ignored(path, "is no entry of tmapipe's")
-    elif found[len(_BEGIN) : start] != _hash(name, found[start + 1 :]):
+    elif entry[len(_BEGIN) : start] != _hash(name, entry[start + 1 :]):
         _ignored(path, "is not whole, or was copied from elsewhere")
     else:
-        line, _, content = found[start + 1 :].partition(b"\n")
+        line, _, content = entry[start + 1 :].partition(b"\n")
         with contextlib.suppress(ValueError, RecursionError):
             facts = json.loads(line)
             if isinstance(facts, dict):
@@ -177,14 +177,14 @@ def _hash(name: str, rest: bytes) -> bytes:
 
 def _bound(folder: Path) -> None:
     """Removes the files of *folder* that have not been used for longest, if there are too many."""
-    found = []
+    files = []
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 about = entry.stat(follow_symlinks=False)
-                found.append((about.st_mtime, max(about.st_size, 4096), entry.path))
-    left = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
+                files.append((about.st_mtime, max(about.st_size, 4096), entry.path))
+    left = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
         if left <= MOST:
             return
         with contextlib.suppress(OSError):
@@ -221,7 +221,7 @@ def locked(path: Path, patience: float = PATIENCE) -> Iterator[None]:
 @functools.cache
 def library() -> str:
     """A hash of the library's source, by which what is kept is called: nothing outlives a change to it."""
-    found, root = hashlib.sha256(), Path(__file__).parents[1]
+    digest, root = hashlib.sha256(), Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
-        found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -270,16 +270,16 @@ class Windows:
         stride: int | Sequence[int] = 1,
         dilation: int | Sequence[int] = 1,
     ):
-        found = tuple(size) if isinstance(size, (tuple, list)) else ()
-        if not 1 <= len(found) <= 3 or not all(map(is_count, found)):
+        sizes = tuple(size) if isinstance(size, (tuple, list)) else ()
+        if not 1 <= len(sizes) <= 3 or not all(map(is_count, sizes)):
             raise InputError("Windows(size)", size, "is one to three extents, 1 or more", "e.g. (3, 3)")
         self.__attrs_init__(
-            found,
-            _numbers("padding", padding, len(found), 0, 2**15),
-            _numbers("stride", stride, len(found), 1, MAX_STEP),
-            _numbers("dilation", dilation, len(found), 1, 2**15),
+            sizes,
+            _numbers("padding", padding, len(sizes), 0, 2**15),
+            _numbers("stride", stride, len(sizes), 1, MAX_STEP),
+            _numbers("dilation", dilation, len(sizes), 1, 2**15),
         )
-        corner, offset = CORNERS[len(found) + 2], MAX_OFFSETS[len(found)]
+        corner, offset = CORNERS[len(sizes) + 2], MAX_OFFSETS[len(sizes)]
         for low, high, last in zip(*self.corners, self.last, strict=True):
             if low < -corner or not -corner <= high < corner or last > offset:
                 rule = f"reaches {last} from its first element, {-low} before the image; at most {offset} and {corner}"
@@ -304,11 +304,11 @@ class Windows:
     def start(self, number: Any, image: Sequence[Any]) -> tuple[Any, ...]:
         """(image, where in it) window *number* begins, of all windows of images of these extents, in order, the last dimension
         fastest. Run-time values too."""
-        found: list[Any] = []
+        place: list[Any] = []
         for count, low, step in reversed(list(zip(self.counts(image), self.corners[0], self.stride, strict=True))):
-            found.insert(0, number % count * step + low)
+            place.insert(0, number % count * step + low)
             number = number // count
-        return (number, *found)
+        return (number, *place)
 
     def check_image(self, argument: str, image: Sequence[int]) -> None:
         """Raises `InputError`, which names *argument*, unless images of the extents *image* have a window."""
@@ -317,8 +317,8 @@ class Windows:
 
 
 def _numbers(name: str, value: Any, many: int, least: int, most: int) -> tuple[int, ...]:
-    found = (value,) * many if type(value) is int else tuple(value) if isinstance(value, (tuple, list)) else ()
-    if len(found) != many or not all(type(x) is int and least <= x <= most for x in found):
+    numbers = (value,) * many if type(value) is int else tuple(value) if isinstance(value, (tuple, list)) else ()
+    if len(numbers) != many or not all(type(x) is int and least <= x <= most for x in numbers):
         rule = f"is a number from {least} to {most}, or {many} of them"
         raise InputError(f"Windows({name})", value, rule, f"e.g. {least}")
-    return found
+    return numbers

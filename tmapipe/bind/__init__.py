@@ -162,12 +162,12 @@ def outputs_of(declared: Declarations, given: Mapping[str, Any]) -> list[tuple[t
         shape = tuple(given[name].shape)
         extents |= dict(zip(part.dims, (*(1,) * (len(part.dims) - len(shape)), *shape), strict=True))
     first = next(iter(declared.inputs))
-    found = []
+    outputs = []
     for name, store in declared.stores.items():
         extents |= {dim.name: size for dim in declared.relations if (size := dim.extent(extents)) is not None}
         extents = {**store.derive(extents), **extents}
-        found.append(made_as(name, store, extents, given[first], declared.inputs[first].dims, first))
-    return found
+        outputs.append(made_as(name, store, extents, given[first], declared.inputs[first].dims, first))
+    return outputs
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
     if torch is None:
         return None
     plain, parameter = torch.Tensor, torch.nn.Parameter
-    found: list[Any] = [len(tensors)]
+    facts: list[Any] = [len(tensors)]
     try:
         for t in tensors if out is None else (*tensors, out):
             kind, address = type(t), t.data_ptr()
@@ -135,10 +135,10 @@ def signature(tensors: tuple[Any, ...], out: Any) -> tuple[Any, ...] | None:
                 return None
             if t.requires_grad and torch.is_grad_enabled():
                 return None
-            found += (t.shape, t.stride(), t.dtype, t.get_device(), address % ALIGNMENT)
+            facts += (t.shape, t.stride(), t.dtype, t.get_device(), address % ALIGNMENT)
     except (AttributeError, TypeError, RuntimeError):
         return None
-    return tuple(found)
+    return tuple(facts)
 
 
 def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Any:

@@ -166,8 +166,7 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Of the first interleaving, and of the random numbers.")] = 0,
     clusters: Clusters = None,
     reference: Annotated[
-        str | None,
-        typer.Option(metavar="OBJECT", help="A function that returns the outputs, of the inputs by name."),
+        str | None, typer.Option(metavar="OBJECT", help="A function that returns the outputs, of the inputs by name.")
     ] = None,
     drawn: Annotated[
         Path | None,

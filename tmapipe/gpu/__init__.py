@@ -36,11 +36,7 @@ from tmapipe.plan.rings import Buffer, cut_by_hand
 
 
 #: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
-L2_POLICIES = {
-    "evict_normal": 0x1000000000000000,
-    "evict_first": 0x12F0000000000000,
-    "evict_last": 0x14F0000000000000,
-}
+L2_POLICIES = {"evict_normal": 0x1000000000000000, "evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
 
 _ATOM_KINDS = {
     32: warpgroup.SmemLayoutAtomKind.K_SW32,
@@ -298,8 +294,8 @@ def encoded_words(load: Load, tensor: Any) -> list[int]:
         box = Im2colBox(lower, upper, channels, pixels)
         steps = (1, *load.windows.stride, 1)
     options: Any = {"steps": steps, "swizzle": load.buffer.swizzle, "fill": load.outside, "l2_promotion": L2_PROMOTION}
-    found = TensorMap(tensor, box, dtype=type_of(load.buffer.dtype), **options).encode()
-    return [int.from_bytes(found[i : i + 8], "little", signed=True) for i in range(0, len(found), 8)]
+    encoded = TensorMap(tensor, box, dtype=type_of(load.buffer.dtype), **options).encode()
+    return [int.from_bytes(encoded[i : i + 8], "little", signed=True) for i in range(0, len(encoded), 8)]
 
 
 def describe(tensor: Any, words: Sequence[Any]) -> tuple[Descriptor, Any]:
@@ -318,5 +314,5 @@ def address_of(atom: Any) -> Any:
         return atom.address
     executable = cute_nvgpu.atom_make_exec_tma(atom._trait.value)
     kind = ir.Type.parse("!cute.ptr<!cute_nvgpu.tma_descriptor_tiled, generic, align<64>>")
-    found = cute_nvgpu.get_tma_desc_addr(kind, executable)
-    return found.toint()
+    pointer = cute_nvgpu.get_tma_desc_addr(kind, executable)
+    return pointer.toint()

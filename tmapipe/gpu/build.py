@@ -98,14 +98,14 @@ def forget_ir() -> None:
 @functools.cache
 def _clears() -> tuple[Callable[[], None], ...]:
     """`cache_clear` of all functions under ``lru_cache_ir``, of the modules that are imported."""
-    found: dict[int, Any] = {}
+    clears: dict[int, Any] = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "cutlass":
             for function in _functions(vars(module)):
                 clear: Any = getattr(function, "cache_clear", None)
                 if "lru_cache_ir" in getattr(getattr(clear, "__self__", None), "__qualname__", ""):
-                    found[id(clear.__self__)] = clear
-    return tuple(found.values())
+                    clears[id(clear.__self__)] = clear
+    return tuple(clears.values())
 
 
 def _functions(namespace: Any) -> Iterator[Any]:
@@ -157,9 +157,9 @@ def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[in
         InputError: If ptxas serializes wgmmas, or waits for them where the kernel does not.
     """
     text = file.read_text() if file.exists() else ""
-    found = _WGMMA.search(text)
-    if found:
-        note = re.split(r" in function |in the function", found[0])[0].strip()
+    serialized = _WGMMA.search(text)
+    if serialized:
+        note = re.split(r" in function |in the function", serialized[0])[0].strip()
         rule = "is what ptxas does where registers of a matmul in flight are used: its matmuls run one after another"
         fix = "use an accumulator, or what was given to start() from registers, after .wait(), and start in one block of code"
         raise InputError(f"compile of {plan.name}", note, rule, fix)
@@ -183,7 +183,7 @@ def _reason(plan: Plan, held: Mapping[str, tuple[int, str]], used: int) -> str:
     Args:
         used: Registers a thread at launch.
     """
-    found = (0, "")
+    most = (0, "")
     for role in plan.roles:
         has = plan.registers.get(role.first_warp // 4, used)
         needs = {f"for {m.name}": sum(m.registers) for m in plan.matmuls if m.first_warp == role.first_warp}
@@ -193,14 +193,14 @@ def _reason(plan: Plan, held: Mapping[str, tuple[int, str]], used: int) -> str:
         text = ", ".join(f"{count} {what}" for what, count in needs.items())
         if needs:
             text = f" Role {role.name}, with {has} registers a thread, holds {text} (see explain())."
-            found = max(found, (sum(needs.values()) - has + 256, text))
+            most = max(most, (sum(needs.values()) - has + 256, text))
     copies = max((_copies(plan, role.name), role.name) for role in plan.roles)
-    if copies[0] >= MANY and found[0] <= 256 - REST:
+    if copies[0] >= MANY and most[0] <= 256 - REST:
         return (
             f" Role {copies[1]} loads {copies[0]} boxes a slot, and each one's coordinates take registers. Use "
             "smaller tiles, or a BulkLoadStage, which loads a tile at once."
         )
-    return found[1] + " Use smaller tiles, more warps, or Role(registers=)."
+    return most[1] + " Use smaller tiles, more warps, or Role(registers=)."
 
 
 def _copies(plan: Plan, role: str) -> int:
@@ -238,9 +238,9 @@ class Code:
         with ONE_AT_A_TIME:
             if self._export is None:  # another thread has exported it meanwhile
                 return self.object
-            found = self._export()
-            self.__dict__["object"], self._export = found, None  # the IR is no longer needed
-        return found
+            content = self._export()
+            self.__dict__["object"], self._export = content, None  # the IR is no longer needed
+        return content
 
     @functools.cached_property
     def function(self) -> Any:
@@ -344,15 +344,15 @@ class _Kernel:
         )
 
     def make_atoms(self, tensors: dict[str, Any], words: list) -> dict[str, Any]:
-        found, encoded = {}, [load.name for load in self.plan.encoded]
+        atoms, encoded = {}, [load.name for load in self.plan.encoded]
         for part in (*self.plan.described, *(edge_of(load) for load in self.plan.loads if load.edge_rows)):
             tensor = to_core_first(tensors[part.argument], part)
             if part.name in encoded:
                 first = encoded.index(part.name) * WORDS
-                found[part.name] = describe(tensor, words[first : first + WORDS])
+                atoms[part.name] = describe(tensor, words[first : first + WORDS])
             else:
-                found[part.name] = make_atom(part, tensor)
-        return found
+                atoms[part.name] = make_atom(part, tensor)
+        return atoms
 
     def make_divisors(self, tensors: dict[str, Any], clusters: Int32) -> dict[str, Any]:
         parts = {part.name: part for part in self.plan.transfers}
@@ -471,5 +471,5 @@ def _forbid_unrolling(owner: Any, module: Any, name: str) -> None:
         return ir.WalkResult.ADVANCE
 
     with module.context:
-        once = ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true, count = 1 : i32>>")
+        once = control.no_unrolling()
         module.operation.walk(visit)

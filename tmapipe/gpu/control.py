@@ -13,6 +13,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm, scf, vector
 from cutlass.cutlass_dsl import T
 
+from tmapipe.base.arithmetic import OPERATORS
 from tmapipe.plan.rings import UNROLLED
 from tmapipe.program.expressions import Expr, Var, resolve
 
@@ -56,16 +57,18 @@ def when(condition: Any, body: Callable[[], None]) -> None:
 def choice(condition: Any, then: Callable[[], Carried], other: Callable[[], Carried]) -> list[Any]:
     """What *then* returns if *condition*, else what *other* does. Types are known once both are emitted."""
     made = scf.IfOp(Boolean(condition).ir_value(), has_else=True)
-    found = []
+    branches = []
     for block, emit in ((made.then_block, then), (made.else_block, other)):
         with ir.InsertionPoint(block):
             values = list(emit())
             scf.yield_(_registers(values))
-        found.append(values)
-    types = [type(value) for value in found[0]]
+        branches.append(values)
+    types = [type(value) for value in branches[0]]
     if not types:
         return []
-    whole = ir.Operation.create("scf.if", [value.type for value in _registers(found[0])], [made.operands[0]], regions=2)
+    whole = ir.Operation.create(
+        "scf.if", [value.type for value in _registers(branches[0])], [made.operands[0]], regions=2
+    )
     for block, region in zip((made.then_block, made.else_block), whole.regions, strict=True):
         block.append_to(region)
     made.erase()
@@ -167,7 +170,7 @@ def emit_ptx(
     """
     values = [TYPES[kind](operand).ir_value() for kind, operand in zip(kinds, operands, strict=True)]
     several = f"!llvm.struct<({', '.join(['i32'] * words)})>"
-    found = llvm.inline_asm(
+    result = llvm.inline_asm(
         None if words == 0 else T.i32() if words == 1 else ir.Type.parse(several),
         values,
         text,
@@ -176,8 +179,8 @@ def emit_ptx(
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
     if words == 1:
-        return [Int32(found)]
-    return [Int32(llvm.extractvalue(T.i32(), found, [i])) for i in range(words)]
+        return [Int32(result)]
+    return [Int32(llvm.extractvalue(T.i32(), result, [i])) for i in range(words)]
 
 
 # ---- emitters --------------------------------------------------------------------------------------------------------
@@ -236,18 +239,6 @@ def choose(condition: Any, x: Any, y: Any) -> Any:
     return type(x)(cutlass.select_(condition, x, y))
 
 
-def _maximum(x: Any, y: Any) -> Any:
-    if isinstance(x, Int32):
-        return choose(x > y, x, y)
-    return cute.arch.fmax(x, y, nan=True)
-
-
-def _minimum(x: Any, y: Any) -> Any:
-    if isinstance(x, Int32):
-        return choose(x < y, x, y)
-    return cute.arch.fmin(x, y, nan=True)
-
-
 def _abs(x: Any) -> Any:
     return choose(x < 0, -x, x) if isinstance(x, Int32) else cute.math.abs(x)
 
@@ -291,28 +282,13 @@ def _to_int32(x: Any) -> Any:
 
 #: One number from numbers of the kinds that `tmapipe.isa.fragment.combine` gives.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
+    **OPERATORS,
     "floordiv": _floordiv,
     "mod": _mod,
-    "neg": operator.neg,
     "abs": _abs,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
     "invert": lambda x: x ^ True if isinstance(x, Boolean) else x ^ -1,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-    "maximum": _maximum,
-    "minimum": _minimum,
+    "maximum": lambda x, y: choose(x > y, x, y) if isinstance(x, Int32) else cute.arch.fmax(x, y, nan=True),
+    "minimum": lambda x, y: choose(x < y, x, y) if isinstance(x, Int32) else cute.arch.fmin(x, y, nan=True),
     "where": choose,
     "widen": lambda x: x,
     "exp": lambda x: cute.math.exp2(x * LOG2_E, fastmath=True),
@@ -391,15 +367,15 @@ class Values:
         for block in reversed(self.blocks):
             if value in block:
                 return block[value]
-        found = self.blocks[-1][value] = self._computed(value)
-        return found
+        number = self.blocks[-1][value] = self._computed(value)
+        return number
 
     def number(self, value: Any) -> Any:
         """The same as a number of CuTe DSL, whose type stays the same in a loop."""
-        found = self.of(value)
-        if isinstance(found, (bool, int, float)):
-            return (Boolean if isinstance(found, bool) else Int32 if isinstance(found, int) else cutlass.Float32)(found)
-        return found
+        known = self.of(value)
+        if isinstance(known, (bool, int, float)):
+            return (Boolean if isinstance(known, bool) else Int32 if isinstance(known, int) else cutlass.Float32)(known)
+        return known
 
     def _computed(self, value: Expr) -> Any:
         if value.op == "divisor":
@@ -418,20 +394,8 @@ class Values:
 
 #: Of what is not negative they make what is not.
 _OF_COUNTS = {
-    "add",
-    "mul",
-    "floordiv",
-    "rshift",
-    "lshift",
-    "min",
-    "max",
-    "select",
-    "next",
-    "flipped",
-    "divisor",
-    "or",
-    "xor",
-}
+    "add", "mul", "floordiv", "rshift", "lshift", "min", "max", "select", "next", "flipped", "divisor", "or", "xor",
+}  # fmt: skip
 
 
 def _divides(value: Any) -> bool:
@@ -469,23 +433,8 @@ def _flipped(parity: Any, slot: Any, stages: int) -> Any:
 
 #: One number of others, of which at least one is not known.
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
+    **OPERATORS,
     "mod": _mod_of_ints,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "neg": operator.neg,
     "abs": FUNCTIONS["abs"],
     "invert": lambda a: a ^ -1,
     "not": lambda a: a ^ True,

@@ -17,16 +17,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.gpu import (
-    L2_POLICIES,
-    WORDS,
-    Descriptor,
-    address_of,
-    control,
-    cute_type,
-    full_shape,
-    pieces_of,
-)
+from tmapipe.gpu import L2_POLICIES, WORDS, Descriptor, address_of, control, cute_type, full_shape, pieces_of
 from tmapipe.gpu.control import emit_ptx, emits
 from tmapipe.gpu.fragments import GpuWarp
 from tmapipe.gpu.matmuls import at_peer

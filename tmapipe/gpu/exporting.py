@@ -155,65 +155,12 @@ ANY = 1 << 30  # clusters that no device holds
 RUNTIME = Path(__file__).parent.parent / "bundle.c"
 ARCHIVE = "libcuda_dialect_runtime_static.a"  # what the DSL's object files are linked with, as NVIDIA documents
 WORDS_OF_C = [
-    "auto",
-    "break",
-    "case",
-    "char",
-    "const",
-    "continue",
-    "default",
-    "do",
-    "double",
-    "else",
-    "enum",
-    "extern",
-    "float",
-    "for",
-    "goto",
-    "if",
-    "inline",
-    "int",
-    "long",
-    "register",
-    "restrict",
-    "return",
-    "short",
-    "signed",
-    "sizeof",
-    "static",
-    "struct",
-    "switch",
-    "typedef",
-    "union",
-    "unsigned",
-    "void",
-    "volatile",
-    "while",
-    "main",
-    "malloc",
-    "free",
-    "abort",
-    "workspace",
-    "stream",
-    "pointers",
-    "Any",
-    "Array",
-    "Kernel",
-    "Tensor",
-    "LaunchConfig",
-    "checked",
-    "cuda",
-    "current_stream",
-    "enter",
-    "fail",
-    "launch",
-    "message",
-    "nothing",
-    "resident",
-    "said",
-    "seek",
-    "sought",
-]  # and what bundle.c defines
+    "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern", "float",
+    "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed", "sizeof",
+    "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while", "main", "malloc", "free",
+    "abort", "workspace", "stream", "pointers", "Any", "Array", "Kernel", "Tensor", "LaunchConfig", "checked", "cuda",
+    "current_stream", "enter", "fail", "launch", "message", "nothing", "resident", "said", "seek", "sought",
+]  # fmt: skip
 Prove = Callable[[Any, Mapping[str, Any], Any, "str | None"], object]
 
 
@@ -312,13 +259,13 @@ def _clusters(each: Exported, plan: Plan) -> tuple[int, int]:
 
 def _workspace(each: Exported, plan: Plan) -> tuple[list[tuple[int, int, int]], int]:
     """((bits, elements, place in bytes) of each tensor that the kernel works in, bytes of all)."""
-    clusters, found, place = min(_clusters(each, plan)[0], MOST_CLUSTERS), [], 0
+    clusters, counters, place = min(_clusters(each, plan)[0], MOST_CLUSTERS), [], 0
     made = sum(buffer.stages for buffer in plan.made) * plan.cluster_size * clusters
     for bits, count in ((32, COUNTERS if plan.queue is not None else 0), (64, WORDS * made)):
         if count:
-            found.append((bits, count, place))
+            counters.append((bits, count, place))
             place += -(-count * bits // 8 // 128) * 128
-    return found, place
+    return counters, place
 
 
 def _facts(each: Exported, plan: Plan) -> dict[str, Any]:

@@ -14,18 +14,10 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 from cutlass.cutlass_dsl import T
 
-from tmapipe.gpu import (
-    Moves,
-    clips,
-    control,
-    core_modes,
-    cute_type,
-    full_shape,
-    slot_layout,
-)
+from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape, slot_layout
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
-from tmapipe.gpu.sums import Sums
+from tmapipe.gpu.sums import Sums, loaded
 from tmapipe.isa.fragment import Fragment, SlotRef, call_raw
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store, Syncs
@@ -61,9 +53,9 @@ class GpuFragments(PeerFragments, Sums):
     # ---- accumulators ---------------------------------------------------------------------------------------------
 
     def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
-        found = self.isa.matmuls[matmul.name].accumulator
-        found.begin(empty)
-        return found
+        sums = self.isa.matmuls[matmul.name].accumulator
+        sums.begin(empty)
+        return sums
 
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         acc.promote()
@@ -181,16 +173,12 @@ class GpuFragments(PeerFragments, Sums):
         """Reads a slot with one extent, as `read_part` reads other slots."""
         kind, width = slot.buffer.dtype.kind, layout.width
         inside = self.isa.buffers[slot.buffer.name][(None, slot.stage)]
-        whole = (
-            pitch % width == 0 and isinstance(at[1], int) and at[1] % width == 0
-        )  # vectors lie where they may be read
+        # vectors lie where they may be read
+        whole = pitch % width == 0 and isinstance(at[1], int) and at[1] % width == 0
         each = width if whole else 1
         data: list[Any] = []
         for _, row, first in self.runs(layout, each, at=at):
-            values = cute.make_rmem_tensor((each,), cute_type(slot.buffer.dtype))
-            place = row * (pitch // each) + first // each
-            cute.autovec_copy(cute.coalesce(cute.local_tile(inside, (each,), (place,))), values)
-            data += widened(values, kind)
+            data += loaded(inside, slot.buffer.dtype, each, row * (pitch // each) + first // each)
         return Fragment(self, layout, "tile", kind, data)
 
     def read_joined(
@@ -203,9 +191,7 @@ class GpuFragments(PeerFragments, Sums):
             first = Int32(column) + at[1]
             place, over = first + at[0], [Int32(0)] * width
             if whole:
-                values = cute.make_rmem_tensor((width,), cute_type(slot.buffer.dtype))
-                cute.autovec_copy(cute.coalesce(cute.local_tile(flat, (width,), (place // width,))), values)
-                data += widened(values, kind)
+                data += loaded(flat, slot.buffer.dtype, width, place // width)
                 continue
             for length, further in gaps:
                 rows = [Int32(Uint32(first + j) // length) for j in range(1 if width <= length else width)]

@@ -298,8 +298,10 @@ class _Emission:
             self.turns.pop()
             return self._next(node.carried)
 
-        found = control.loop(self.values.of(node.count), lambda *now: self.values.inside(turn, *now), registers)
-        names.bind(3, found)
+        registers_after = control.loop(
+            self.values.of(node.count), lambda *now: self.values.inside(turn, *now), registers
+        )
+        names.bind(3, registers_after)
 
     def repeat_while(self, node: While) -> None:
         names, registers = self._entering(node.carried)
@@ -316,8 +318,10 @@ class _Emission:
             return self._next(node.carried)
 
         inside = self.values.inside
-        found = control.loop_while(registers, lambda *now: inside(holds, *now), lambda *now: inside(turn, *now))
-        names.bind(3, found)
+        registers_after = control.loop_while(
+            registers, lambda *now: inside(holds, *now), lambda *now: inside(turn, *now)
+        )
+        names.bind(3, registers_after)
 
     def branch(self, node: If) -> None:
         condition = self.values.of(node.condition)
@@ -333,12 +337,10 @@ class _Emission:
             shapes.append([_count(each) for each in given])
             return _flat(given)
 
-        found = control.choice(
-            condition,
-            lambda: self.values.inside(side, node.then, 1),
-            lambda: self.values.inside(side, node.other, 2),
+        registers = control.choice(
+            condition, lambda: self.values.inside(side, node.then, 1), lambda: self.values.inside(side, node.other, 2)
         )
-        _Names(self.values, [(phi[0],) for phi in node.phis], shapes[0]).bind(0, found)
+        _Names(self.values, [(phi[0],) for phi in node.phis], shapes[0]).bind(0, registers)
 
     def _entering(self, carried: Sequence[Any]) -> tuple[_Names, list[Any]]:
         """The variables of a loop, and the numbers with which they begin."""
@@ -356,11 +358,11 @@ class _Emission:
             return emit(self, node)
         *of_fragments, name = node.method.split(".")
         emitter = getattr(self.isa.fragments if of_fragments else self.isa, name)
-        found = emitter(*map(self.operand, node.args), **{n: self.operand(x) for n, x in node.named.items()})
-        if node.method == "fragments.apply" and isinstance(found, dict):
-            self._answer(node, [each.data for each in found.values()])
+        answer = emitter(*map(self.operand, node.args), **{n: self.operand(x) for n, x in node.named.items()})
+        if node.method == "fragments.apply" and isinstance(answer, dict):
+            self._answer(node, [each.data for each in answer.values()])
         elif len(node.results) == 1:
-            self._answer(node, [found.data if isinstance(found, Fragment) else found])
+            self._answer(node, [answer.data if isinstance(answer, Fragment) else answer])
 
     def _answer(self, node: Call, values: Sequence[Any]) -> None:
         for variable, value in zip(node.results, values, strict=True):

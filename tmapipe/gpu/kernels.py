@@ -110,7 +110,7 @@ def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
             if of[other] is not of[first]:
                 of[first] |= of[other]
                 of |= dict.fromkeys(of[other], of[first])
-    return tuple(sorted({tuple(sorted(found)) for found in of.values()}))
+    return tuple(sorted({tuple(sorted(multiprocessors)) for multiprocessors in of.values()}))
 
 
 def clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]]:
@@ -131,8 +131,8 @@ def clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]
     fit = most[0]
     config.gridDimX, config.hStream = fit * size, torch.cuda.current_stream().cuda_stream
     called(driver.cuLaunchKernelEx(config, kernel, ((numbers.data_ptr(),), (ctypes.c_void_p,)), 0))
-    found = numbers[: fit * size].tolist()
-    return [found[i : i + size] for i in range(0, len(found), size)]
+    positions = numbers[: fit * size].tolist()
+    return [positions[i : i + size] for i in range(0, len(positions), size)]
 
 
 def called(result: tuple[Any, ...]) -> Any:
@@ -359,21 +359,23 @@ def kernel_for(
         return make()
     with _lock:
         name = name_of(known, ranks, instrument)
-        found = kept.get(name) or _on_disk(name, plan, instrument)
-        if found is not None:
+        compiled = kept.get(name) or _on_disk(name, plan, instrument)
+        if compiled is not None:
             gate(program, known)
         else:
             with disk.locked(disk.lock_of(name)):  # others wait, and find it on disk
                 gate(program, known)
-                found = _on_disk(name, plan, instrument)
-                if found is None:
-                    found = make()
-                    disk.keep("kernels", name, {"used": found.used and attrs.asdict(found.used)}, found.code.object)
-        kept[name] = found
+                compiled = _on_disk(name, plan, instrument)
+                if compiled is None:
+                    compiled = make()
+                    disk.keep(
+                        "kernels", name, {"used": compiled.used and attrs.asdict(compiled.used)}, compiled.code.object
+                    )
+        kept[name] = compiled
         kept.move_to_end(name)
         while len(kept) > MOST:
             kept.popitem(last=False)
-        return found
+        return compiled
 
 
 def name_of(known: str, ranks: Mapping[str, int], instrument: str) -> str:
@@ -389,10 +391,10 @@ def _versions() -> tuple[Any, ...]:
 
 
 def _on_disk(name: str, plan: Plan, instrument: str) -> Compiled | None:
-    found = disk.recall("kernels", name)
-    if found is None:
+    entry = disk.recall("kernels", name)
+    if entry is None:
         return None
-    facts, content = found
+    facts, content = entry
     used = facts.get("used")
     fields = {field.name for field in attrs.fields(Resources)}
     sound = isinstance(used, dict) and set(used) == fields and all(type(value) is int for value in used.values())

@@ -74,9 +74,9 @@ def _asked(number: driver.CUdevice, cluster_size: int) -> int:
     config.gridDimX, config.gridDimY, config.gridDimZ = cluster_size, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
     config.sharedMemBytes, config.attrs, config.numAttrs = shared, [cluster], 1
-    found = called(driver.cuOccupancyMaxActiveClusters(kernel, config))
+    count = called(driver.cuOccupancyMaxActiveClusters(kernel, config))
     called(driver.cuModuleUnload(module))
-    return int(found)
+    return int(count)
 
 
 # ---- clock -----------------------------------------------------------------------------------------------------------
@@ -284,11 +284,11 @@ class Launcher:
                 self.scratch_of[stream] = self._made()
             return self.scratch_of.get(stream, [])
         known_as = (_capture(stream), stream)  # streams of one capture may run at once in the graph
-        found = self.graphs.get(known_as)
-        if found is None:
+        memory = self.graphs.get(known_as)
+        if memory is None:
             in_graphs.append(self.packed)  # the kernel
-            found = self.graphs[known_as] = self.spare.pop() if self.spare else self._made()
-        return found
+            memory = self.graphs[known_as] = self.spare.pop() if self.spare else self._made()
+        return memory
 
     @functools.cached_property
     def graphs(self) -> dict[tuple[int, int], list[int]]:

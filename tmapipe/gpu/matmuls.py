@@ -287,9 +287,9 @@ def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero
         for half, eight in itertools.product(range(2), range(2)):
             (pair,) = emit_ptx(f"ld.shared.u16 $0, [$1+{8 * half * pitch + 8 * eight}];", "r", at, words=1)
             of = how[sixteen * len(how) // units][half]
-            found = _four_bits(pair, kind, in_bf16, of) if four else [_eight_bits(pair, kind, in_bf16, of)]
-            for part, word in enumerate(found):
-                words[len(found) * sixteen + part, half + 2 * eight] = word
+            numbers = _four_bits(pair, kind, in_bf16, of) if four else [_eight_bits(pair, kind, in_bf16, of)]
+            for part, word in enumerate(numbers):
+                words[len(numbers) * sixteen + part, half + 2 * eight] = word
     return [words[place] for place in sorted(words)]
 
 
@@ -301,13 +301,13 @@ def _four_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> list[Any]:
     base = 0x4300 if in_bf16 else 0x6400
     magic = base * 0x10001 | (0x80008 if signed else 0)
     (apart,) = emit_ptx("prmt.b32 $0, $1, 0, 0x4140;", "r", pair, words=1, pure=True)
-    found = []
+    numbers = []
     for part in range(2):
         if part:
             (apart,) = emit_ptx("shr.u32 $0, $1, 4;", "r", apart, words=1, pure=True)
         (word,) = emit_ptx(f"lop3.b32 $0, $1, 0x000f000f, {magic:#x}, 0x6a;", "r", apart, words=1, pure=True)
-        found.append(_less(word, magic, in_bf16))
-    return found
+        numbers.append(_less(word, magic, in_bf16))
+    return numbers
 
 
 def _four_bits_fused(pair: Any, signed: bool, in_bf16: bool, how: Any) -> list[Any]:
@@ -315,14 +315,14 @@ def _four_bits_fused(pair: Any, signed: bool, in_bf16: bool, how: Any) -> list[A
     in fp32 are worth 1 and more, and its high half where those of 16 are."""
     scale, *added = how
     places = [emit_ptx(f"shl.b32 $0, $1, {by};", "r", pair, words=1, pure=True)[0] for by in (15, 7)]
-    found = []
+    numbers = []
     for mask, of_one, plus in zip((0x78000, 0x780000), (0x43800000, 0x41800000), added, strict=True):
         magic = of_one | (mask & 0x440000 if signed else 0)
         text = "".join(f"lop3.b32 {x}, ${i}, {mask:#x}, {magic:#x}, 0x6a; " for i, x in ((1, "l"), (2, "h")))
         fused = "mov.b32 x, l; mov.b32 y, h; fma.rn.f32 x, x, $3, $4; fma.rn.f32 y, y, $3, $4; "
         text = f"{{ .reg .b32 l, h; .reg .f32 x, y; {text}{fused}cvt.rn.{'bf16x2' if in_bf16 else 'f16x2'}.f32 $0, y, x; }}"
-        found += emit_ptx(text, "rrff", *places, scale, plus, words=1, pure=True)
-    return found
+        numbers += emit_ptx(text, "rrff", *places, scale, plus, words=1, pure=True)
+    return numbers
 
 
 def _eight_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> Any:

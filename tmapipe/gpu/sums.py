@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from tmapipe.base.arithmetic import DType
 from tmapipe.gpu import control, cute_type
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
 from tmapipe.isa.fragment import Fragment, SlotRef
@@ -112,9 +113,7 @@ class Runs(Fragments):
             if not whole:
                 data += [KINDS[kind](flat[begin])] * alike
                 continue
-            values = cute.make_rmem_tensor((width,), cute_type(slot.buffer.dtype))
-            cute.autovec_copy(cute.coalesce(cute.local_tile(flat, (width,), (begin // width,))), values)
-            data += widened(values, kind)
+            data += loaded(flat, slot.buffer.dtype, width, begin // width)
         return Fragment(self, layout, along, kind, data)
 
     def _shifted(self, slot: SlotRef, layout: ThreadLayout, first: Any) -> list[Any]:
@@ -186,6 +185,13 @@ class Runs(Fragments):
         return made
 
 
+def loaded(elements: Any, dtype: DType, width: int, place: Any) -> list[Any]:
+    """Vector *place* of *width* elements of those that lie side by side, read at once."""
+    values = cute.make_rmem_tensor((width,), cute_type(dtype))
+    cute.autovec_copy(cute.coalesce(cute.local_tile(elements, (width,), (place,))), values)
+    return widened(values, dtype.kind)
+
+
 def width_of(layout: ThreadLayout, along: str) -> int:
     """How many numbers of a thread lie side by side."""
     return 1 if along == "rows" else layout.width
@@ -212,7 +218,7 @@ class Scans(Runs):
     """Of a thread's numbers, those of each row slot and chunk lie side by side in the tile."""
 
     def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
-        found, lane = list(data), self.isa.lane % layout.row_lanes
+        running, lane = list(data), self.isa.lane % layout.row_lanes
         for places in _runs_of(layout):
             sums = [data[places[0]]]
             for i in places[1:]:
@@ -220,8 +226,8 @@ class Scans(Runs):
             upto = self._upto(sums[-1], lane, layout.row_lanes, kind)
             before = self._before(upto, lane, layout.row_lanes, kind)
             for i, value in zip(places, sums, strict=True):
-                found[i] = value if before is None else before + value
-        return found
+                running[i] = value if before is None else before + value
+        return running
 
     def _upto(self, value: Any, lane: Any, lanes: int, kind: str) -> Any:
         """The sum of the values of a lane and of the lanes before it, within groups of so many lanes."""
@@ -243,18 +249,18 @@ class Scans(Runs):
         return [cute.arch.shuffle_sync(data[places[-1]], last) for places in _runs_of(layout)]
 
     def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
-        found: list[Any] = []
+        sums: list[Any] = []
         for i in range(len(data)):
             first = i % layout.chunks == 0
-            found.append(None if first else data[i - 1] if found[-1] is None else found[-1] + data[i - 1])
-        return found
+            sums.append(None if first else data[i - 1] if sums[-1] is None else sums[-1] + data[i - 1])
+        return sums
 
     def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
-        found = list(data)
+        sums = list(data)
         for places, number in zip(_runs_of(layout), before, strict=True):
             for i in places if number is not None else ():
-                found[i] = number + data[i]
-        return found
+                sums[i] = number + data[i]
+        return sums
 
     def chunks_read(self, layout: ThreadLayout, slot: SlotRef) -> list[Any]:
         """For each row and chunk, the sum of what warps have left of those before it, in the order of the row: lane i reads
@@ -263,7 +269,7 @@ class Scans(Runs):
         source, mine = isa.buffers[slot.buffer.name], layout.warp(isa.warp)
         first, own = mine // warps * warps, mine % warps
         together = WARP // warps  # chunks that lanes have at once
-        found: list[Any] = []
+        sums: list[Any] = []
         for row in range(layout.row_slots):
             carry: Any = None
             for chunk in range(0, layout.chunks, together):
@@ -275,10 +281,10 @@ class Scans(Runs):
                 upto = self._upto(choose(inside, value, KINDS["fp32"](0)), isa.lane, WARP, "fp32")
                 before = self._before(upto, isa.lane, WARP, "fp32")
                 before = before if carry is None else before + carry
-                found += [cute.arch.shuffle_sync(before, own + i) for i in range(0, entries, warps)]
+                sums += [cute.arch.shuffle_sync(before, own + i) for i in range(0, entries, warps)]
                 total = cute.arch.shuffle_sync(upto, WARP - 1)
                 carry = total if carry is None else carry + total
-        return found
+        return sums
 
     def swapped_pairs(self, layout: ThreadLayout, along: str, data: Any) -> Any:
         return [data[i ^ 1] for i in range(len(data))]
@@ -292,10 +298,10 @@ class Scans(Runs):
 
 def _runs_of(layout: ThreadLayout) -> list[list[int]]:
     """A thread's values by row slot and chunk, in the order of columns."""
-    found: dict[tuple[int, int], list[int]] = {}
+    runs: dict[tuple[int, int], list[int]] = {}
     for i in sorted(range(layout.values), key=layout.column_slot):
-        found.setdefault((layout.row_slot(i), layout.column_slot(i) // layout.width), []).append(i)
-    return [found[key] for key in sorted(found)]
+        runs.setdefault((layout.row_slot(i), layout.column_slot(i) // layout.width), []).append(i)
+    return [runs[key] for key in sorted(runs)]
 
 
 # ---- sums ------------------------------------------------------------------------------------------------------------
@@ -318,15 +324,15 @@ class Sums(Scans):
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Any, before: Any) -> Any:
         isa = self.isa
         mine = inside - isa.lane % 4 * 2  # columns inside, counted from the lane's first one
-        found = []
+        sums = []
         for half in range(2):
             total = Float32(0.0) if before is None else before[half]
             for eight in range(first // 8, columns // 8):
                 for i in range(2):
                     value = values.data[i + 2 * half + 4 * eight]
                     total = total + _if(8 * eight + i < mine, value)
-            found.append(total)
-        return found
+            sums.append(total)
+        return sums
 
     def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
@@ -343,12 +349,12 @@ class Sums(Scans):
     def column_sums(self, values: Fragment, columns: int, inside: Any) -> Any:
         isa = self.isa
         mine = inside - isa.warp % 4 * 16 - isa.lane // 4  # rows inside, counted from the lane's first one
-        found = []
+        sums = []
         for eight in range(columns // 8):
             for i in range(2):
                 upper, lower = (_if(8 * half < mine, values.data[i + 2 * half + 4 * eight]) for half in range(2))
-                found.append(upper + lower)
-        return columns_over_lanes(isa.lane, found)
+                sums.append(upper + lower)
+        return columns_over_lanes(isa.lane, sums)
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
@@ -361,16 +367,11 @@ class Sums(Scans):
         slot_of, distances = layout.row_slot, range(layout.row_lanes.bit_length() - 1)
         if along == "columns":
             slot_of, distances = layout.column_slot, range(layout.row_lanes.bit_length() - 1, 5)
-        mine: list[list[Any]] = [[] for _ in range(layout.slots(along))]
-        for i, value in enumerate(data):
-            mine[slot_of(i)].append(value)
+        mine = _by_slot(slot_of, layout.slots(along), data)
         return [_reduced(op, values, [1 << distance for distance in reversed(distances)]) for values in mine]
 
     def sum_parts(self, layout: ThreadLayout, data: Any) -> Any:
-        mine: list[list[Any]] = [[] for _ in range(layout.row_slots)]
-        for i, value in enumerate(data):
-            mine[layout.row_slot(i)].append(value)
-        return [_reduced("sum", values, ()) for values in mine]
+        return [_reduced("sum", values, ()) for values in _by_slot(layout.row_slot, layout.row_slots, data)]
 
     def join_parts(self, layout: ThreadLayout, data: Any) -> Any:
         distances = [1 << distance for distance in reversed(range(layout.row_lanes.bit_length() - 1))]
@@ -400,7 +401,7 @@ class Sums(Scans):
         isa = self.isa
         source, each = isa.buffers[slot.buffer.name], slot.buffer.tile[0] // peers
         warps, first = layout.row_warps, layout.sharing_warps(layout.warp(isa.warp), "rows")[0]
-        found = []
+        totals = []
         for place in range(layout.slots("rows")):
             values = []
             for i in range(0, peers * warps, 32):
@@ -408,12 +409,20 @@ class Sums(Scans):
                 safe = cutlass.select_(entry < peers * warps, entry, 0)
                 value = source[(safe // warps * each + first + safe % warps, place, slot.stage)]
                 values.append(choose(entry < peers * warps, value, Float32(NEUTRAL[op, "fp32"])))
-            found.append(_reduced(op, values, (16, 8, 4, 2, 1)))
-        return found
+            totals.append(_reduced(op, values, (16, 8, 4, 2, 1)))
+        return totals
 
     def _place(self, layout: ThreadLayout, along: str, i: int) -> Any:
         """Where a warp leaves the number of a row slot or column slot."""
         return i if along == "rows" else self.column(layout, i)
+
+
+def _by_slot(slot_of: Callable[[int], int], slots: int, data: list[Any]) -> list[list[Any]]:
+    """A thread's values by row slot or column slot."""
+    by_slot: list[list[Any]] = [[] for _ in range(slots)]
+    for i, value in enumerate(data):
+        by_slot[slot_of(i)].append(value)
+    return by_slot
 
 
 def _reduced(op: str, values: list[Any], distances: Sequence[int]) -> Any:

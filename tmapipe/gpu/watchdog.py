@@ -100,8 +100,8 @@ class Site:
     @property
     def barrier(self) -> Barrier:
         """That is waited for."""
-        found: Barrier = self.node.args[0]
-        return found
+        barrier: Barrier = self.node.args[0]
+        return barrier
 
 
 def sites(program: Traced) -> list[Site]:
@@ -167,13 +167,13 @@ def seconds_of(schedule: Schedule) -> float | None:
     if given is None:
         return None
     try:
-        found = math.nan if isinstance(given, bool) else float(given)
+        seconds = math.nan if isinstance(given, bool) else float(given)
     except (TypeError, ValueError):
-        found = math.nan
-    if not 0 <= found <= MOST:
+        seconds = math.nan
+    if not 0 <= seconds <= MOST:
         rule = f"is a number of seconds up to {MOST:.0f}, or 0 for none"
         raise InputError(name, given, rule, "e.g. 5")
-    return found or None
+    return seconds or None
 
 
 @attrs.frozen
@@ -227,14 +227,14 @@ class Watchdog:
                 waited = time.monotonic() - began
                 if waited > _PATIENCE and not view:
                     view = self.view()
-                if waited > self.seconds and written == math.inf and self.found():
+                if waited > self.seconds and written == math.inf and self.blocked():
                     written = time.monotonic()
                 time.sleep(_NAP if waited > _SOON else 0)
         except RuntimeError as error:  # torch's, for a kernel that has trapped
             trapped = error
-        found = self.found()
-        if found:  # also where the driver has not said so
-            raise hang(self.schedule, self.plan, found, self.seconds, view or self.view()) from trapped
+        waits = self.blocked()
+        if waits:  # also where the driver has not said so
+            raise hang(self.schedule, self.plan, waits, self.seconds, view or self.view()) from trapped
         if trapped is not None:
             raise trapped
 
@@ -245,36 +245,36 @@ class Watchdog:
         except PipelineError as error:
             return f"{type(error).__name__}: {error}"
 
-    def found(self) -> list[Row]:
+    def blocked(self) -> list[Row]:
         """What the warps have written."""
-        found = []
+        waits = []
         for i, row in enumerate(self.rows.tolist()):
             number, cta, slot, parity, *turns = row
             if number:
-                found.append(Row(number - 1, cta, i % self.plan.warps, slot, parity, tuple(turns)))
-        return found
+                waits.append(Row(number - 1, cta, i % self.plan.warps, slot, parity, tuple(turns)))
+        return waits
 
 
-def hang(schedule: Schedule, plan: Plan, found: list[Row], seconds: float, view: str) -> DeadlockError:
+def hang(schedule: Schedule, plan: Plan, blocked: list[Row], seconds: float, view: str) -> DeadlockError:
     """The error for a kernel that has given up: which warps wait for which slots, at which line, and the check's report.
 
     Args:
         schedule, plan: Of the kernel.
-        found: What the warps have written.
+        blocked: What the warps have written.
         seconds: That a wait may take.
         view: What the check says.
     """
     with ONE_AT_A_TIME:
         waits = sites(trace(schedule, plan))
     alike: dict[str, list[Row]] = {}
-    for row in sorted(found, key=lambda row: (row.cta, row.warp)):
+    for row in sorted(blocked, key=lambda row: (row.cta, row.warp)):
         alike.setdefault(f"{_role(plan, row.warp)}|{_what(plan, waits[row.site], row)}", []).append(row)
     lines = []
     for text, same in alike.items():
         role, _, what = text.partition("|")
         warps, ctas = (_numbers(word, [getattr(row, word.lower()) for row in same]) for word in ("warp", "CTA"))
         lines.append(f"  {role} ({warps}) of {ctas} waits for {what}")
-    waiting = {_role(plan, row.warp) for row in found}
+    waiting = {_role(plan, row.warp) for row in blocked}
     others = [role.name for role in plan.roles if role.name not in waiting]
     if others:
         lines.append(f"  no warp of {', '.join(others)} has waited so long for a ring")
@@ -288,8 +288,8 @@ def hang(schedule: Schedule, plan: Plan, found: list[Row], seconds: float, view:
         ]
     )
     error: Any = DeadlockError(text)
-    error.waits = tuple(found)
-    lines_of = [line for row in found if (line := _line(waits[row.site].node.where))]
+    error.waits = tuple(blocked)
+    lines_of = [line for row in blocked if (line := _line(waits[row.site].node.where))]
     error.where = next(iter(sorted(lines_of, key=_of_library)), None)
     return error
 
@@ -397,9 +397,9 @@ class Place:
 
 def places(program: Traced) -> list[Place]:
     """Where a program stamps, in its order, at as few places as tell what happened. Programs of one identity have the same."""
-    found: list[Place] = []
-    _places(program.nodes, found, _Before())
-    return found
+    stamped: list[Place] = []
+    _places(program.nodes, stamped, _Before())
+    return stamped
 
 
 @attrs.define
@@ -413,11 +413,11 @@ class _Before:
     issues: Call | None = None
 
 
-def _places(nodes: Sequence[Any], found: list[Place], before: _Before) -> None:
+def _places(nodes: Sequence[Any], stamped: list[Place], before: _Before) -> None:
     def add(node: Node, after: bool) -> None:
         if before.straight % TOGETHER:
-            found[-1] = attrs.evolve(found[-1], kept=True)
-        found.append(Place(node, after, before.computes, before.passed, before.issues))
+            stamped[-1] = attrs.evolve(stamped[-1], kept=True)
+        stamped.append(Place(node, after, before.computes, before.passed, before.issues))
         before.computes, before.passed, before.straight = False, (), before.straight + 1
 
     known = [node for node in nodes if not isinstance(node, Let)]
@@ -429,12 +429,12 @@ def _places(nodes: Sequence[Any], found: list[Place], before: _Before) -> None:
             before.straight = 0
             if f"tmapipe{os.sep}tiles{os.sep}" in str(node.where):
                 add(node, False)
-            _places(node.body, found, before)
+            _places(node.body, stamped, before)
             before.straight = 0
         elif isinstance(node, If):
             for part in (node.then, node.other, ()):
                 before.straight = 0
-                _places(part, found, before)
+                _places(part, stamped, before)
         elif method in _ISSUES:
             before.issues = node
         elif method == "wgmma_commit" or (method in _WAITS and getattr(following, "method", "") in ARRIVALS):
@@ -466,8 +466,8 @@ class Stamping:
     """
 
     def __init__(self, isa: Any, program: Traced):
-        found, warps = places(program), stamping(isa.plan)
-        self.numbers = {(id(place.node), place.after): (i, place.kept) for i, place in enumerate(found)}
+        stamped, warps = places(program), stamping(isa.plan)
+        self.numbers = {(id(place.node), place.after): (i, place.kept) for i, place in enumerate(stamped)}
         self.stamps: list[tuple[int, Any, Any]] = []  # number, slot and clock of those that are not written yet
         mask, each = sum(1 << warp for warp in warps), len(warps)
         emit_ptx(_BEGIN.format(warps=mask, each=each, nbytes=ROW, over=OVER, head=HEAD), "ll", *isa.stamps)

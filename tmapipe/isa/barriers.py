@@ -1,50 +1,14 @@
 """Operations and instructions on barriers and fences, of threads and of tensor cores, and how calls become operations."""
 
+# ruff: noqa: F403, F405 - declarations are written in the vocabulary of `tmapipe.isa`, all of it
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tmapipe.errors import InputError
-from tmapipe.isa import (
-    ALL_LANES,
-    ELECTED,
-    Access,
-    Accumulators,
-    Arm,
-    Arrive,
-    ArriveAt,
-    AwaitGroup,
-    Bar,
-    BarrierId,
-    Bytes,
-    Count,
-    EndGroup,
-    FenceInit,
-    FenceProxy,
-    Flag,
-    Group,
-    Init,
-    Lanes,
-    Mask,
-    Name,
-    Number,
-    Parity,
-    Pending,
-    ProxyName,
-    Return,
-    ScopeName,
-    SetRegisters,
-    Slot,
-    Start,
-    SyncLanes,
-    Threads,
-    Until,
-    Use,
-    Wait,
-    WaitAt,
-    operation,
-)
+from tmapipe.isa import *
 from tmapipe.isa.fragment import Carried, Condition, SlotRef, Value
 from tmapipe.plan.model import Load, Plan, Store, Syncs
 from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
@@ -169,12 +133,7 @@ class MbarArriveCluster(NamedTuple):
     scope: ScopeName = "cluster"
 
 
-@operation(
-    "mbarrier.arrive.expect_tx.shared.b64",
-    "arms {nbytes} bytes on {bar} and arrives",
-    Arm(),
-    Arrive(),
-)
+@operation("mbarrier.arrive.expect_tx.shared.b64", "arms {nbytes} bytes on {bar} and arrives", Arm(), Arrive())
 class MbarArriveTx(NamedTuple):
     """Arms `nbytes`, then arrives. Facts: tuple of one `Counted`."""
 

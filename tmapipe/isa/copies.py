@@ -1,32 +1,14 @@
 """Operations and instructions that copy: TMA loads and stores, bulk groups, copies to peers of the cluster, rows by
 their numbers."""
 
+# ruff: noqa: F403, F405 - declarations are written in the vocabulary of `tmapipe.isa`, all of it
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.isa import (
-    ALL_LANES,
-    ELECTED,
-    At,
-    AwaitGroup,
-    Bar,
-    Bytes,
-    EndGroup,
-    Flag,
-    Group,
-    Lanes,
-    Mask,
-    Name,
-    Number,
-    Pending,
-    Slot,
-    Start,
-    Tile,
-    Until,
-    operation,
-)
+from tmapipe.isa import *
 from tmapipe.isa.barriers import Lowering
 from tmapipe.isa.fragment import SlotRef, Value
 from tmapipe.plan.model import Load, Store

@@ -181,9 +181,9 @@ def combine(name: str, *operands: Any) -> Fragment:
     by = operands[-1]
     if name in _OF_INTEGERS and isinstance(by, int) and (by == 0 if name in ("floordiv", "mod") else not 0 <= by < 32):
         raise ScopeError(f"{name} of a fragment by {by}. It takes a divisor other than 0, or 0 to 31 bits.")
-    found = Fragment(backend, layout, along, result, backend.elementwise(name, data))
-    found.product = product
-    return found
+    made = Fragment(backend, layout, along, result, backend.elementwise(name, data))
+    made.product = product
+    return made
 
 
 def _product(x: Any, y: Any) -> tuple[Fragment, float] | None:
@@ -314,18 +314,13 @@ for _name, _what in {
     "iter": "a loop over the elements",
     "contains": "a search in the elements",
     "len": "the length",
-    "float": "one number",
-    "int": "one number",
-    "index": "one number",
+    **dict.fromkeys(("float", "int", "index"), "one number"),
     "getitem": "an index or slice",
     "setitem": "an index or slice",
     "rpow": "a power",
     "matmul": "a matrix product",
     "array": "an array",
-    "round": "a rounding (tmapipe.math.floor and cast)",
-    "trunc": "a rounding (tmapipe.math.floor and cast)",
-    "floor": "a rounding (tmapipe.math.floor and cast)",
-    "ceil": "a rounding (tmapipe.math.floor and cast)",
+    **dict.fromkeys(("round", "trunc", "floor", "ceil"), "a rounding (tmapipe.math.floor and cast)"),
 }.items():
     setattr(Fragment, f"__{_name}__", _refuse(_what))
 
@@ -428,11 +423,11 @@ def joined_places(slot: SlotRef, at: tuple[int, int], gaps: tuple[tuple[int, int
     """Where the elements of these columns of a tile lie in a slot, as of `Fragments.read_joined`. Raises `InputError` for what
     lies outside of it."""
     first, tile = at[1] + columns, slot.buffer.tile
-    found = at[0] + first + sum(first // length * further for length, further in gaps)
-    if found.min() < 0 or found.max() >= tile[0]:
-        rule = f"reads inside the tile of {tile}, not {found.min()} to {found.max()}"
+    places = at[0] + first + sum(first // length * further for length, further in gaps)
+    if places.min() < 0 or places.max() >= tile[0]:
+        rule = f"reads inside the tile of {tile}, not {places.min()} to {places.max()}"
         raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
-    return found
+    return places
 
 
 # ---- raw -------------------------------------------------------------------------------------------------------------

@@ -273,21 +273,21 @@ class Fragments(Carried):
             tile = self.only_inside(tile, along, first, end, surely or (0, 0), NEUTRAL[op, kind])
         return self.over_warps(layout, op, kind, along, self.reduce_in_warp(layout, op, kind, along, tile.data))
 
-    def over_warps(self, layout: ThreadLayout, op: str, kind: str, along: str, found: Any) -> Fragment:
-        """What a warp has *found*, with that of the other warps and CTAs that share the rows or columns."""
+    def over_warps(self, layout: ThreadLayout, op: str, kind: str, along: str, partial: Any) -> Fragment:
+        """What a warp has (*partial*), combined with what the other warps and CTAs have that share the rows or columns."""
         exchange = self.exchanges.get(layout.first_warp)
         far = exchange is not None and exchange.peers > 1 and along == "rows"
         if far or len(layout.sharing_warps(0, along)) > 1:
             exchange = self.exchange_for(layout, kind, along)
             slot = exchange.take()
             if isinstance(exchange, ClusterExchange):
-                self.send_partial(layout, found, slot, exchange)
+                self.send_partial(layout, partial, slot, exchange)
             else:
-                self.write_partial(layout, along, found, slot)
+                self.write_partial(layout, along, partial, slot)
             exchange.sync()
-            found = self.read_partials(layout, op, along, slot, exchange.peers)
+            partial = self.read_partials(layout, op, along, slot, exchange.peers)
             exchange.read()
-        return Fragment(self, layout, along, kind, found)
+        return Fragment(self, layout, along, kind, partial)
 
     def only_inside(
         self, tile: Fragment, along: str, first: Value | None, end: Value, surely: tuple[int, int], other: Any
@@ -300,21 +300,21 @@ class Fragments(Carried):
     def exchange_for(self, layout: ThreadLayout, kind: str, along: str, width: int = 0) -> WarpExchange:
         """The role's `ReductionScratch`, for *width* numbers a warp, if not one a row or a column. Raises `InputError` if it
         has none that these numbers go through."""
-        found = self.exchanges.get(layout.first_warp)
+        exchange = self.exchanges.get(layout.first_warp)
         width = width or (layout.row_slots if along == "rows" else layout.columns)
-        if found is not None and found.peers > 1 and (along == "columns" or layout.row_lanes < 32):
+        if exchange is not None and exchange.peers > 1 and (along == "columns" or layout.row_lanes < 32):
             rule = "has rows over CTAs of the cluster, and over all lanes of a warp" if along == "rows" else ""
             rule = rule or "has columns in several warps, in a role whose reductions are over rows in several CTAs"
             fix = "read the tile in its own distribution, with rows of 32 vectors or more" if along == "rows" else ""
             raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix or "use another role")
-        if found is None or found.width < width:
+        if exchange is None or exchange.width < width:
             rule = f"has {along} that lie in several warps of its role, {width} in a warp"
             fix = f"declare tp.ReductionScratch(role, {along}={width}) in the schedule"
             raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix)
         if kind != "fp32":
             rule = f"is over several warps, for {along}, in fp32 alone"
             raise InputError("reduction of a tile", kind, rule, 'use tp.math.cast(values, "fp32")')
-        return found
+        return exchange
 
     def row_parts(self, values: Fragment) -> Fragment:
         """Of each row the sum of the elements that each thread has: for `reduce`, which adds them up."""
@@ -405,8 +405,8 @@ class Fragments(Carried):
             rule = "has two or more columns side by side in a thread, as a tile read from a slot"
             raise InputError("split_pairs of a tile", (layout.rows, layout.columns), rule, "use fewer warps")
         half = attrs.evolve(layout, tile=(*layout.tile[:-1], layout.columns // 2), width=layout.width // 2)
-        found = [self.picked_of_pairs(layout, values.along, values.data, i) for i in (0, 1)]
-        even, odd = (Fragment(self, half, values.along, values.kind, data) for data in found)
+        halves = [self.picked_of_pairs(layout, values.along, values.data, i) for i in (0, 1)]
+        even, odd = (Fragment(self, half, values.along, values.kind, data) for data in halves)
         return even, odd
 
     def join_pairs(self, even: Fragment, odd: Fragment) -> Fragment:

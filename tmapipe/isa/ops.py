@@ -1,34 +1,17 @@
 """Isa, the instruction set that everything is written in: all operations, with those on descriptors and on global
 memory."""
 
+# ruff: noqa: F403, F405 - declarations are written in the vocabulary of `tmapipe.isa`, all of it
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.isa import (
-    ALL_LANES,
-    Access,
-    At,
-    AwaitGrid,
-    Bar,
-    Bytes,
-    Data,
-    FenceProxy,
-    Global,
-    Lanes,
-    Mask,
-    Name,
-    Number,
-    Slot,
-    Start,
-    Tile,
-    Until,
-    operation,
-)
-from tmapipe.isa.barriers import *  # noqa: F403 - the operations  # noqa: F403
+from tmapipe.isa import *
+from tmapipe.isa.barriers import *
 from tmapipe.isa.barriers import BarrierInstructions, ComputeInstructions, Lowering
-from tmapipe.isa.copies import *  # noqa: F403
+from tmapipe.isa.copies import *
 from tmapipe.isa.copies import CopyInstructions, PeerInstructions, RowInstructions
 from tmapipe.isa.fragment import Block, Carried, Cells, Condition, Fragment, Value
 from tmapipe.isa.fragments import Fragments
@@ -72,11 +55,7 @@ class DescriptorRelease(NamedTuple):
     lanes: Lanes = ALL_LANES
 
 
-@operation(
-    "fence.proxy.tensormap::generic.acquire.gpu",
-    "acquires the descriptor in {slot}",
-    Access(),
-)
+@operation("fence.proxy.tensormap::generic.acquire.gpu", "acquires the descriptor in {slot}", Access())
 class DescriptorAcquire(NamedTuple):
     """Before loads through it. Facts: None."""
 
@@ -151,11 +130,7 @@ class GridLaunch(NamedTuple):
     """Facts: None."""
 
 
-@operation(
-    "atom.global.add.u32",
-    "adds 1 to counter {counter}, which was {before}",
-    Global("atomic"),
-)
+@operation("atom.global.add.u32", "adds 1 to counter {counter}, which was {before}", Global("atomic"))
 class CounterAdd(NamedTuple):
     """Facts: None."""
 

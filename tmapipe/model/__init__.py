@@ -229,12 +229,12 @@ class Scheduler:
         """Where the roles are."""
         if self.where is None:
             return ""
-        found: dict[tuple[str, str], None] = {}
+        places: dict[tuple[str, str], None] = {}
         for agent in range(len(self.programs)):
             line = self.where(agent)
             if line is not None:
-                found.setdefault((self.state.layout.role(agent), line))
-        return ": " + ", ".join(f"{role} is at {line}" for role, line in found) if found else ""
+                places.setdefault((self.state.layout.role(agent), line))
+        return ": " + ", ".join(f"{role} is at {line}" for role, line in places) if places else ""
 
 
 # ---- machine ---------------------------------------------------------------------------------------------------------

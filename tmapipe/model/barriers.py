@@ -4,30 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmapipe.isa.ops import (
-    AccumulatorRead,
-    AccumulatorWrite,
-    BarArrive,
-    BarWait,
-    ClusterArrive,
-    ClusterWait,
-    Counted,
-    Exit,
-    Flight,
-    LoadComplete,
-    MbarArrive,
-    MbarArriveCluster,
-    MbarArriveTx,
-    MbarExpectTx,
-    MbarInit,
-    MbarWait,
-    Wgmma,
-    WgmmaCommit,
-    WgmmaDone,
-    WgmmaFence,
-    WgmmaFromRegisters,
-    WgmmaWait,
-)
+from tmapipe.isa import ops
 from tmapipe.model.layout import check_live, hazard
 from tmapipe.model.state import State, applies, check_slot, waits
 
@@ -47,7 +24,7 @@ def _index(state: State, agent: int, op: Any) -> int:
     return state.layout.flat_bar(agent, op.bar)
 
 
-def _says(state: State, agent: int, op: MbarWait) -> str:
+def _says(state: State, agent: int, op: ops.MbarWait) -> str:
     layout, bar = state.layout, _index(state, agent, op)
     phase, count, pending, tx = state.phase[bar], state.count[bar], state.pending[bar], state.tx[bar]
     text = f"{layout.bar_name(op.bar)} parity {op.parity}: it is in phase {phase} with {count - pending} of {count} arrivals"
@@ -71,14 +48,14 @@ def _status(state: State, role: str) -> str:
     return f"{role} ({'all' if returned == len(agents) else f'{returned} of {len(agents)}'} warps have returned)"
 
 
-@waits(MbarWait, key=_index, says=_says)
-def _can_wait(state: State, agent: int, op: MbarWait) -> bool:
+@waits(ops.MbarWait, key=_index, says=_says)
+def _can_wait(state: State, agent: int, op: ops.MbarWait) -> bool:
     bar = _index(state, agent, op)
     return (state.phase[bar] & 1) != op.parity or not state.count[bar] or op.parity not in (0, 1)
 
 
-@applies(MbarWait)
-def _wait(state: State, agent: int, op: MbarWait) -> int:
+@applies(ops.MbarWait)
+def _wait(state: State, agent: int, op: ops.MbarWait) -> int:
     bar = _index(state, agent, op)
     if not state.count[bar]:
         raise _uninitialized(state, agent, op, bar)
@@ -88,8 +65,8 @@ def _wait(state: State, agent: int, op: MbarWait) -> int:
     return state.phase[bar] - 1
 
 
-@applies(MbarInit)
-def _init(state: State, agent: int, op: MbarInit) -> None:
+@applies(ops.MbarInit)
+def _init(state: State, agent: int, op: ops.MbarInit) -> None:
     layout, bar = state.layout, _index(state, agent, op)
     name = layout.bar_name(bar)
     if not 1 <= op.arrivals <= MAX_COUNT:
@@ -101,8 +78,8 @@ def _init(state: State, agent: int, op: MbarInit) -> None:
     state.woken.append(bar)
 
 
-@applies(MbarArrive)
-def _arrive(state: State, agent: int, op: MbarArrive) -> tuple[Counted, ...]:
+@applies(ops.MbarArrive)
+def _arrive(state: State, agent: int, op: ops.MbarArrive) -> tuple[ops.Counted, ...]:
     cta, bar = state.layout.cta_of(agent), _index(state, agent, op)
     left, counted = op.lanes.bit_count(), []
     while left:  # lanes may arrive in several phases
@@ -112,8 +89,8 @@ def _arrive(state: State, agent: int, op: MbarArrive) -> tuple[Counted, ...]:
     return tuple(counted)
 
 
-@applies(MbarArriveCluster)
-def _arrive_cluster(state: State, agent: int, op: MbarArriveCluster) -> tuple[Counted, ...]:
+@applies(ops.MbarArriveCluster)
+def _arrive_cluster(state: State, agent: int, op: ops.MbarArriveCluster) -> tuple[ops.Counted, ...]:
     layout = state.layout
     if op.mask >> layout.ctas:
         text = f"arrives at {layout.bar_name(op.bar)} with mask {op.mask:#b}, but the cluster has {layout.ctas} CTAs"
@@ -126,14 +103,14 @@ def _arrive_cluster(state: State, agent: int, op: MbarArriveCluster) -> tuple[Co
     return tuple(counted)
 
 
-@applies(MbarArriveTx, MbarExpectTx)
-def _arm(state: State, agent: int, op: MbarArriveTx | MbarExpectTx) -> tuple[Counted, ...]:
-    arrivals = 1 if isinstance(op, MbarArriveTx) else 0
+@applies(ops.MbarArriveTx, ops.MbarExpectTx)
+def _arm(state: State, agent: int, op: ops.MbarArriveTx | ops.MbarExpectTx) -> tuple[ops.Counted, ...]:
+    arrivals = 1 if isinstance(op, ops.MbarArriveTx) else 0
     return (_count(state, agent, op, state.layout.cta_of(agent), _index(state, agent, op), arrivals, op.nbytes),)
 
 
-@applies(LoadComplete)
-def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Counted, ...]:
+@applies(ops.LoadComplete)
+def _load_complete(state: State, agent: ops.Flight, op: ops.LoadComplete) -> tuple[ops.Counted, ...]:
     slot, _, _, bar, nbytes, lanes, source, _ = state.loads.pop(agent)
     state.writers[slot] -= 1
     if source >= 0:
@@ -143,8 +120,8 @@ def _load_complete(state: State, agent: Flight, op: LoadComplete) -> tuple[Count
 
 
 def _count(
-    state: State, agent: int | Flight, op: object, cta: int, bar: int, arrivals: int = 0, nbytes: int = 0
-) -> Counted:
+    state: State, agent: int | ops.Flight, op: object, cta: int, bar: int, arrivals: int = 0, nbytes: int = 0
+) -> ops.Counted:
     """Counts arrivals and bytes in the present phase of the mbarrier at flat index *bar* (of *cta*). nbytes: armed, or if
     negative landed."""
     layout, phase, count = state.layout, state.phase[bar], state.count[bar]
@@ -165,9 +142,9 @@ def _count(
             f"arrives at {layout.bar_name(bar)} of CTA {cta}, whose phase {phase} {held}",
         )
     if not pending and tx < 0:
-        found = f"without pending arrivals and {-tx} bytes more landed than were armed"
+        state_of = f"without pending arrivals and {-tx} bytes more landed than were armed"
         raise hazard(
-            layout, "tx-below-zero", agent, op, f"finds {layout.bar_name(bar)} of CTA {cta} in phase {phase} {found}"
+            layout, "tx-below-zero", agent, op, f"finds {layout.bar_name(bar)} of CTA {cta} in phase {phase} {state_of}"
         )
     state.pending[bar] = pending
     completed = not pending and not tx
@@ -175,10 +152,10 @@ def _count(
         state.phase[bar] += 1
         state.pending[bar] = count
         state.woken.append(bar)
-    return Counted(cta, bar - cta * layout.nbars, phase, arrivals, nbytes, completed)
+    return ops.Counted(cta, bar - cta * layout.nbars, phase, arrivals, nbytes, completed)
 
 
-def _uninitialized(state: State, agent: int | Flight, op: object, bar: int) -> Exception:
+def _uninitialized(state: State, agent: int | ops.Flight, op: object, bar: int) -> Exception:
     layout = state.layout
     text = f"uses {layout.bar_name(bar)} of CTA {bar // layout.nbars} before it is initialized"
     return hazard(layout, "barrier-before-init", agent, op, text)
@@ -195,8 +172,8 @@ def _uninitialized(state: State, agent: int | Flight, op: object, bar: int) -> E
 LAST_ID = 15  # named barriers of a CTA are 1 .. 15 (PTX ISA, barrier)
 
 
-@applies(BarArrive)
-def _bar_arrive(state: State, agent: int, op: BarArrive) -> tuple[int, bool]:
+@applies(ops.BarArrive)
+def _bar_arrive(state: State, agent: int, op: ops.BarArrive) -> tuple[int, bool]:
     layout = state.layout
     cta = agent // layout.warps
     index = 16 * cta + op.id
@@ -222,7 +199,7 @@ def complete_bar(state: State, cta: int, id: int) -> None:
     state.woken.append(("barrier", index))
 
 
-def _check_named(state: State, agent: int, op: BarArrive, index: int) -> None:
+def _check_named(state: State, agent: int, op: ops.BarArrive, index: int) -> None:
     layout = state.layout
     name = layout.named_barrier_name(op.id)
     if not 1 <= op.id <= LAST_ID:
@@ -236,30 +213,30 @@ def _check_named(state: State, agent: int, op: BarArrive, index: int) -> None:
         raise hazard(layout, "named-barrier-threads", agent, op, text)
 
 
-def _bar_key(state: State, agent: int, op: BarWait) -> tuple[str, int]:
+def _bar_key(state: State, agent: int, op: ops.BarWait) -> tuple[str, int]:
     return "barrier", 16 * (agent // state.layout.warps) + op.id
 
 
-def _bar_says(state: State, agent: int, op: BarWait) -> str:
+def _bar_says(state: State, agent: int, op: ops.BarWait) -> str:
     index = 16 * (agent // state.layout.warps) + op.id
     arrived, threads = state.bar_arrived[index], state.bar_threads[index]
     return f"{state.layout.named_barrier_name(op.id)}: {arrived} of {threads} threads have arrived"
 
 
-@waits(BarWait, key=_bar_key, says=_bar_says)
-def _can_pass(state: State, agent: int, op: BarWait) -> bool:
+@waits(ops.BarWait, key=_bar_key, says=_bar_says)
+def _can_pass(state: State, agent: int, op: ops.BarWait) -> bool:
     seen = state.bar_seen[agent]
     return seen is None or state.bar_generation[seen[0]] != seen[1]
 
 
-@applies(BarWait)
-def _pass(state: State, agent: int, op: BarWait) -> int:
+@applies(ops.BarWait)
+def _pass(state: State, agent: int, op: ops.BarWait) -> int:
     seen, state.bar_seen[agent] = state.bar_seen[agent], None
     return -1 if seen is None else seen[1]
 
 
-@applies(ClusterArrive)
-def _cluster_arrive(state: State, agent: int, op: ClusterArrive) -> tuple[int, bool]:
+@applies(ops.ClusterArrive)
+def _cluster_arrive(state: State, agent: int, op: ops.ClusterArrive) -> tuple[int, bool]:
     if state.cluster_seen[agent] >= 0:
         text = "arrives at the cluster barrier twice without waiting for it"
         raise hazard(state.layout, "cluster-barrier", agent, op, text)
@@ -278,17 +255,17 @@ def complete_cluster(state: State) -> bool:
     return True
 
 
-def _cluster_says(state: State, agent: int, op: ClusterWait) -> str:
+def _cluster_says(state: State, agent: int, op: ops.ClusterWait) -> str:
     return f"the cluster barrier: {state.cluster[0]} of {sum(state.live)} warps have arrived"
 
 
-@waits(ClusterWait, key=lambda state, agent, op: "cluster", says=_cluster_says)
-def _can_leave(state: State, agent: int, op: ClusterWait) -> bool:
+@waits(ops.ClusterWait, key=lambda state, agent, op: "cluster", says=_cluster_says)
+def _can_leave(state: State, agent: int, op: ops.ClusterWait) -> bool:
     return state.cluster_seen[agent] != state.cluster[1]
 
 
-@applies(ClusterWait)
-def _cluster_wait(state: State, agent: int, op: ClusterWait) -> int:
+@applies(ops.ClusterWait)
+def _cluster_wait(state: State, agent: int, op: ops.ClusterWait) -> int:
     seen = state.cluster_seen[agent]
     if seen < 0:
         text = "waits for the cluster barrier without having arrived"
@@ -310,9 +287,9 @@ ALL_FOUR = 0b1111
 REGISTERS = -1  # in the place of a slot: the operand comes from registers
 
 
-@applies(Wgmma, WgmmaFromRegisters)
-def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters) -> tuple[Flight]:
-    layout, operands = state.layout, (op.a if isinstance(op, Wgmma) else REGISTERS, op.b)
+@applies(ops.Wgmma, ops.WgmmaFromRegisters)
+def _issue(state: State, agent: int, op: ops.Wgmma | ops.WgmmaFromRegisters) -> tuple[ops.Flight]:
+    layout, operands = state.layout, (op.a if isinstance(op, ops.Wgmma) else REGISTERS, op.b)
     cta, warp = divmod(agent, layout.warps)
     if not layout.whole_warpgroup[warp]:
         text = f"issues wgmma {op.matmul}, but not all 4 warps of its warpgroup play the role {layout.roles[warp]}"
@@ -345,9 +322,9 @@ def _issue(state: State, agent: int, op: Wgmma | WgmmaFromRegisters) -> tuple[Fl
         issuers |= bit
         state.queues[group] = (*queue[:position], (*wanted, issuers), *queue[position + 1 :])
         last = issuers == ALL_FOUR
-    flight = Flight("wgmma", group, state.issued[agent], cta)
+    flight = ops.Flight("wgmma", group, state.issued[agent], cta)
     state.issued[agent] += 1
-    used = {op.matmul, op.matmul if isinstance(op, Wgmma) else op.operand or op.matmul}
+    used = {op.matmul, op.matmul if isinstance(op, ops.Wgmma) else op.operand or op.matmul}
     others = [each for each in state.latest[agent] if each[0] not in used]
     state.latest[agent] = tuple(sorted([*others, *((name, state.issued[agent]) for name in used)]))
     if last and position == 0:
@@ -359,8 +336,8 @@ def _names(state: State, slots: tuple[int, ...]) -> str:
     return " and ".join("registers" if slot == REGISTERS else state.layout.slot_name(slot) for slot in slots)
 
 
-@applies(WgmmaDone)
-def _done(state: State, agent: Flight, op: WgmmaDone) -> None:
+@applies(ops.WgmmaDone)
+def _done(state: State, agent: ops.Flight, op: ops.WgmmaDone) -> None:
     group = agent.issuer
     queue = state.queues[group]
     _, a, b, _ = queue[0]
@@ -370,28 +347,28 @@ def _done(state: State, agent: Flight, op: WgmmaDone) -> None:
     state.queues[group] = queue[1:]
     state.done[group] += 1
     if len(queue) > 1 and queue[1][3] == ALL_FOUR:
-        state.started.append(Flight("wgmma", group, agent.serial + 1, agent.cta))
+        state.started.append(ops.Flight("wgmma", group, agent.serial + 1, agent.cta))
     state.woken.append(("wgmma", group))
 
 
-@applies(WgmmaCommit)
-def _commit(state: State, agent: int, op: WgmmaCommit) -> int:
+@applies(ops.WgmmaCommit)
+def _commit(state: State, agent: int, op: ops.WgmmaCommit) -> int:
     state.bounds[agent] = (*state.bounds[agent], state.issued[agent])
     return state.issued[agent]
 
 
-def _says_wgmma(state: State, agent: int, op: WgmmaWait) -> str:
+def _says_wgmma(state: State, agent: int, op: ops.WgmmaWait) -> str:
     return f"wgmma groups (all but {op.pending}), which other warps of its warpgroup have not issued"
 
 
-@waits(WgmmaWait, key=lambda state, agent, op: ("wgmma", state.layout.group_of(agent)), says=_says_wgmma)
-def _can_wait_wgmma(state: State, agent: int, op: WgmmaWait) -> bool:
+@waits(ops.WgmmaWait, key=lambda state, agent, op: ("wgmma", state.layout.group_of(agent)), says=_says_wgmma)
+def _can_wait_wgmma(state: State, agent: int, op: ops.WgmmaWait) -> bool:
     bounds = state.bounds[agent]
     return len(bounds) <= op.pending or state.done[state.layout.group_of(agent)] >= bounds[-op.pending - 1]
 
 
-@applies(WgmmaWait)
-def _wait_wgmma(state: State, agent: int, op: WgmmaWait) -> int:
+@applies(ops.WgmmaWait)
+def _wait_wgmma(state: State, agent: int, op: ops.WgmmaWait) -> int:
     bounds = state.bounds[agent]
     if len(bounds) > op.pending:
         state.awaited[agent] = bounds[-op.pending - 1]
@@ -401,23 +378,23 @@ def _wait_wgmma(state: State, agent: int, op: WgmmaWait) -> int:
     return state.awaited[agent]
 
 
-@applies(WgmmaFence)
-def _fence(state: State, agent: int, op: WgmmaFence) -> None:
+@applies(ops.WgmmaFence)
+def _fence(state: State, agent: int, op: ops.WgmmaFence) -> None:
     state.unfenced[agent] = False
 
 
-@applies(AccumulatorWrite)
-def _write(state: State, agent: int, op: AccumulatorWrite) -> None:
+@applies(ops.AccumulatorWrite)
+def _write(state: State, agent: int, op: ops.AccumulatorWrite) -> None:
     _check_idle(state, agent, op, "writes")
     state.unfenced[agent] = True
 
 
-@applies(AccumulatorRead)
-def _read(state: State, agent: int, op: AccumulatorRead) -> None:
+@applies(ops.AccumulatorRead)
+def _read(state: State, agent: int, op: ops.AccumulatorRead) -> None:
     _check_idle(state, agent, op, "reads")
 
 
-def _check_idle(state: State, agent: int, op: AccumulatorRead | AccumulatorWrite, verb: str) -> None:
+def _check_idle(state: State, agent: int, op: ops.AccumulatorRead | ops.AccumulatorWrite, verb: str) -> None:
     """A matmul's registers belong to the tensor core from the issue until this warp has waited."""
     if any(name == op.matmul for name, _ in state.latest[agent]):
         in_flight = state.issued[agent] - state.awaited[agent]
@@ -433,8 +410,8 @@ def _check_idle(state: State, agent: int, op: AccumulatorRead | AccumulatorWrite
 # caught where they do it.
 
 
-@applies(Exit)
-def _exit(state: State, agent: int, op: Exit) -> bool:
+@applies(ops.Exit)
+def _exit(state: State, agent: int, op: ops.Exit) -> bool:
     layout = state.layout
     cta = agent // layout.warps
     _check_warp(state, agent, op)
@@ -451,7 +428,7 @@ def _exit(state: State, agent: int, op: Exit) -> bool:
     return not state.live[cta]
 
 
-def _check_warp(state: State, agent: int, op: Exit) -> None:
+def _check_warp(state: State, agent: int, op: ops.Exit) -> None:
     layout = state.layout
     if not state.ended[agent]:
         text = (
@@ -473,7 +450,7 @@ def _check_warp(state: State, agent: int, op: Exit) -> None:
         raise hazard(layout, "exit-unawaited-wgmma", agent, op, f"returns with {count} wgmma not waited for")
 
 
-def _check_cta(state: State, agent: int, op: Exit, cta: int) -> None:
+def _check_cta(state: State, agent: int, op: ops.Exit, cta: int) -> None:
     layout, last = state.layout, "returns as the last warp of its CTA while"
     for flight, load in state.loads.items():
         does = ""

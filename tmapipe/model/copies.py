@@ -6,30 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe.isa.ops import (
-    BulkCommit,
-    BulkLoad,
-    BulkPrefetch,
-    BulkStore,
-    BulkWait,
-    CpAsync,
-    DescriptorWrite,
-    Flight,
-    LoadWrite,
-    PeerCopy,
-    PeerReduce,
-    RedAsync,
-    StAsync,
-    StoreRead,
-    StoreWrite,
-    TileStore,
-    TmaGather,
-    TmaLoad,
-    TmaLoadThrough,
-    TmaPrefetch,
-    TmaScatter,
-    TmaStore,
-)
+from tmapipe.isa import ops
 from tmapipe.model.layout import check_aligned, check_live, hazard
 from tmapipe.model.memory import (
     MOVES,
@@ -60,42 +37,42 @@ LOAD, COPY, REDUCTION = "load", "peer copy", "peer reduction"  # kinds of flight
 # ---- state ------------------------------------------------------------------------------------------------------------
 
 
-@applies(TmaLoad, BulkLoad, TmaGather, TmaLoadThrough)
-def _load(state: State, agent: int, op: Any) -> tuple[Flight, ...]:
+@applies(ops.TmaLoad, ops.BulkLoad, ops.TmaGather, ops.TmaLoadThrough)
+def _load(state: State, agent: int, op: Any) -> tuple[ops.Flight, ...]:
     check_ended(state, agent, op, state.layout.loads[op.load].argument)
     check_aligned(state.layout, agent, op, f"loads {op.load}", state.layout.slots[op.slot][0])
     return _start(state, agent, op, LOAD, op.load)
 
 
-@applies(CpAsync)
-def _copy(state: State, agent: int, op: CpAsync) -> tuple[Flight, ...]:
+@applies(ops.CpAsync)
+def _copy(state: State, agent: int, op: ops.CpAsync) -> tuple[ops.Flight, ...]:
     layout = state.layout
     check_ended(state, agent, op, layout.loads[op.load].argument)
     check_aligned(layout, agent, op, f"copies {op.load}", layout.slots[op.slot][0], layout.loads[op.load].vector)
     return _start(state, agent, op, "cp.async", op.load, op.lanes.bit_count())
 
 
-@applies(StAsync)
-def _store_words(state: State, agent: int, op: StAsync) -> tuple[Flight, ...]:
+@applies(ops.StAsync)
+def _store_words(state: State, agent: int, op: ops.StAsync) -> tuple[ops.Flight, ...]:
     return _start(state, agent, op, "st.async", "words")
 
 
-@applies(RedAsync)
-def _reduce_words(state: State, agent: int, op: RedAsync) -> tuple[Flight, ...]:
+@applies(ops.RedAsync)
+def _reduce_words(state: State, agent: int, op: ops.RedAsync) -> tuple[ops.Flight, ...]:
     return _start(state, agent, op, REDUCTION, "words")
 
 
-@applies(PeerCopy, PeerReduce)
-def _peer_copy(state: State, agent: int, op: PeerCopy | PeerReduce) -> tuple[Flight, ...]:
-    return _start(state, agent, op, COPY if isinstance(op, PeerCopy) else REDUCTION, "a slot")
+@applies(ops.PeerCopy, ops.PeerReduce)
+def _peer_copy(state: State, agent: int, op: ops.PeerCopy | ops.PeerReduce) -> tuple[ops.Flight, ...]:
+    return _start(state, agent, op, COPY if isinstance(op, ops.PeerCopy) else REDUCTION, "a slot")
 
 
-@applies(TmaPrefetch, BulkPrefetch)
-def _prefetch(state: State, agent: int, op: TmaPrefetch | BulkPrefetch) -> None:
+@applies(ops.TmaPrefetch, ops.BulkPrefetch)
+def _prefetch(state: State, agent: int, op: ops.TmaPrefetch | ops.BulkPrefetch) -> None:
     check_aligned(state.layout, agent, op, f"prefetches {op.load}", state.layout.loads[op.load].buffer)
 
 
-def _start(state: State, agent: int, op: Any, kind: str, what: str, lanes: int = 0) -> tuple[Flight, ...]:
+def _start(state: State, agent: int, op: Any, kind: str, what: str, lanes: int = 0) -> tuple[ops.Flight, ...]:
     """Bytes set out for the operation's slot, or a share of it, in each CTA of its mask, or in the own one.
 
     Args:
@@ -118,7 +95,9 @@ def _start(state: State, agent: int, op: Any, kind: str, what: str, lanes: int =
     return flights
 
 
-def _start_one(state: State, agent: int, op: Any, cta: int, kind: str, what: str, lanes: int, source: int) -> Flight:
+def _start_one(
+    state: State, agent: int, op: Any, cta: int, kind: str, what: str, lanes: int, source: int
+) -> ops.Flight:
     layout, share, shares = state.layout, getattr(op, "share", 0), getattr(op, "shares", 1)
     check_live(state, agent, op, cta, f"multicasts {what} to")
     base = cta * layout.nslots
@@ -130,7 +109,7 @@ def _start_one(state: State, agent: int, op: Any, cta: int, kind: str, what: str
     if state.count[cta * layout.nbars + op.bar] == 0:
         text = f"loads {what} with {layout.bar_name(op.bar)} of CTA {cta}, which is not initialized"
         raise hazard(layout, "barrier-before-init", agent, op, text)
-    flight = Flight(kind, agent, state.serials[agent], cta)
+    flight = ops.Flight(kind, agent, state.serials[agent], cta)
     landed = not state.split_loads
     counted = (0, lanes) if lanes else (op.nbytes, 0)
     state.loads[flight] = (base + op.slot, share, shares, cta * layout.nbars + op.bar, *counted, source, landed)
@@ -154,8 +133,8 @@ def _all_reduce(state: State, target: int) -> bool:
     return all(flight.kind == REDUCTION for flight, load in state.loads.items() if load[0] == target)
 
 
-@applies(LoadWrite)
-def _land(state: State, agent: Flight, op: LoadWrite) -> None:
+@applies(ops.LoadWrite)
+def _land(state: State, agent: ops.Flight, op: ops.LoadWrite) -> None:
     state.loads[agent] = (*state.loads[agent][:-1], True)
     state.started.append(agent)
 
@@ -163,14 +142,14 @@ def _land(state: State, agent: Flight, op: LoadWrite) -> None:
 # ---- data -------------------------------------------------------------------------------------------------------------
 
 
-@performs(LoadWrite)
-def _land_data(memory: Memory, flight: Flight, op: LoadWrite, facts: None) -> None:
+@performs(ops.LoadWrite)
+def _land_data(memory: Memory, flight: ops.Flight, op: ops.LoadWrite, facts: None) -> None:
     issued = memory.transfers.pop(flight)
     MOVES[type(issued)](memory, flight, issued, memory.slot(flight.cta, issued.slot))
 
 
-@moves(TmaLoad)
-def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) -> None:
+@moves(ops.TmaLoad)
+def _land_tile(memory: Memory, flight: ops.Flight, op: ops.TmaLoad, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
     mine = _share(target, op)
     if load.windows is not None:
@@ -183,22 +162,22 @@ def _land_tile(memory: Memory, flight: Flight, op: TmaLoad, target: np.ndarray) 
     target[mine] = gather(memory.tensors[load.argument], load, tuple(at))[mine]
 
 
-def _share(target: np.ndarray, op: TmaLoad | TmaLoadThrough | PeerCopy) -> slice:
+def _share(target: np.ndarray, op: ops.TmaLoad | ops.TmaLoadThrough | ops.PeerCopy) -> slice:
     """The rows of a slot that are the operation's."""
     rows = target.shape[0] // op.shares
     return slice(op.share * rows, (op.share + 1) * rows)
 
 
-@moves(TmaLoadThrough)
-def _land_through(memory: Memory, flight: Flight, op: TmaLoadThrough, target: np.ndarray) -> None:
+@moves(ops.TmaLoadThrough)
+def _land_through(memory: Memory, flight: ops.Flight, op: ops.TmaLoadThrough, target: np.ndarray) -> None:
     """Of a descriptor that the kernel changes, the slot has the first row and how many rows there are."""
     load, mine = memory.layout.loads[op.load], _share(target, op)
     first, many = memory.slot(flight.issuer // memory.layout.warps, op.source)[:2]
     target[mine] = gather(memory.tensors[load.argument][first : first + many], load, op.at)[mine]
 
 
-@performs(DescriptorWrite)
-def _write_descriptor(memory: Memory, agent: int, op: DescriptorWrite, facts: None) -> None:
+@performs(ops.DescriptorWrite)
+def _write_descriptor(memory: Memory, agent: int, op: ops.DescriptorWrite, facts: None) -> None:
     layout = memory.layout
     extent = memory.tensors[layout.loads[op.load].argument].shape[0]
     first, rows = op.at
@@ -208,8 +187,8 @@ def _write_descriptor(memory: Memory, agent: int, op: DescriptorWrite, facts: No
     memory.slot(agent // layout.warps, op.slot)[:2] = first, rows
 
 
-@moves(TmaGather)
-def _land_rows(memory: Memory, flight: Flight, op: TmaGather, target: np.ndarray) -> None:
+@moves(ops.TmaGather)
+def _land_rows(memory: Memory, flight: ops.Flight, op: ops.TmaGather, target: np.ndarray) -> None:
     tensor = memory.tensors[memory.layout.loads[op.load].argument]
     rows, columns = rows_inside(tensor, op.numbers, op.at[-1], target.shape[1])
     mine = target[4 * op.share : 4 * op.share + 4]
@@ -218,8 +197,8 @@ def _land_rows(memory: Memory, flight: Flight, op: TmaGather, target: np.ndarray
         mine[i, : len(columns)] = tensor[row, columns]
 
 
-@moves(BulkLoad)
-def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray) -> None:
+@moves(ops.BulkLoad)
+def _land_piece(memory: Memory, flight: ops.Flight, op: ops.BulkLoad, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
     tensor = memory.tensors[load.argument]
     starts, pieces = op.at, (*(1,) * (len(op.at) - len(load.tile)), *load.tile)
@@ -229,8 +208,8 @@ def _land_piece(memory: Memory, flight: Flight, op: BulkLoad, target: np.ndarray
     target[...] = gather(tensor, load, op.at)
 
 
-@moves(CpAsync)
-def _land_vectors(memory: Memory, flight: Flight, op: CpAsync, target: np.ndarray) -> None:
+@moves(ops.CpAsync)
+def _land_vectors(memory: Memory, flight: ops.Flight, op: ops.CpAsync, target: np.ndarray) -> None:
     load = memory.layout.loads[op.load]
     width = load.vector // load.buffer.dtype.bytes
     vectors = target.reshape(-1, width)
@@ -238,8 +217,8 @@ def _land_vectors(memory: Memory, flight: Flight, op: CpAsync, target: np.ndarra
     vectors[mine] = gather(memory.tensors[load.argument], load, op.at).reshape(-1, width)[mine]
 
 
-@moves(StAsync)
-def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray) -> None:
+@moves(ops.StAsync)
+def _land_words(memory: Memory, flight: ops.Flight, op: ops.StAsync, target: np.ndarray) -> None:
     if len(op.words) == 2 and isinstance(op.words[0], np.ndarray):  # where in the tile numbers go, and these
         target.reshape(-1)[op.words[0]] = convert(op.words[1], memory.layout.slots[op.slot][0].dtype)
         return
@@ -248,17 +227,17 @@ def _land_words(memory: Memory, flight: Flight, op: StAsync, target: np.ndarray)
     mine[: words.size] = words.ravel().view(target.dtype)
 
 
-@moves(PeerCopy)
-def _land_copy(memory: Memory, flight: Flight, op: PeerCopy, target: np.ndarray) -> None:
+@moves(ops.PeerCopy)
+def _land_copy(memory: Memory, flight: ops.Flight, op: ops.PeerCopy, target: np.ndarray) -> None:
     source = memory.slot(flight.issuer // memory.layout.warps, op.source)
     target[_share(target, op)] = source[_share(target, op._replace(share=op.part))]
 
 
-@moves(PeerReduce, RedAsync)
-def _land_reduction(memory: Memory, flight: Flight, op: PeerReduce | RedAsync, target: np.ndarray) -> None:
+@moves(ops.PeerReduce, ops.RedAsync)
+def _land_reduction(memory: Memory, flight: ops.Flight, op: ops.PeerReduce | ops.RedAsync, target: np.ndarray) -> None:
     exchange = memory.layout.plan.exchange(op.peer)
     assert exchange is not None and exchange.reduce is not None
-    if isinstance(op, RedAsync):  # where in the tile the warp's numbers go, and these
+    if isinstance(op, ops.RedAsync):  # where in the tile the warp's numbers go, and these
         words: Any = op.words
         flat = target.reshape(-1)
         flat[words[0]] = reduced(exchange.reduce, flat[words[0]], words[1])
@@ -279,20 +258,22 @@ def _land_reduction(memory: Memory, flight: Flight, op: PeerReduce | RedAsync, t
 # ---- state ------------------------------------------------------------------------------------------------------------
 
 
-@applies(TmaStore, BulkStore)
-def _store(state: State, agent: int, op: TmaStore | BulkStore) -> tuple[Flight]:
+@applies(ops.TmaStore, ops.BulkStore)
+def _store(state: State, agent: int, op: ops.TmaStore | ops.BulkStore) -> tuple[ops.Flight]:
     return _start_store(state, agent, op, f"stores {op.store}", f"at {op.at}", op.at)
 
 
-@applies(TmaScatter)
-def _scatter(state: State, agent: int, op: TmaScatter) -> tuple[Flight]:
+@applies(ops.TmaScatter)
+def _scatter(state: State, agent: int, op: ops.TmaScatter) -> tuple[ops.Flight]:
     column = op.at[-1:]
     return _start_store(
         state, agent, op, f"scatters {op.store}", f"to rows {op.numbers} from {column} on", (*op.numbers, *column)
     )
 
 
-def _start_store(state: State, agent: int, op: Any, does: str, where: str, starts: tuple[int, ...]) -> tuple[Flight]:
+def _start_store(
+    state: State, agent: int, op: Any, does: str, where: str, starts: tuple[int, ...]
+) -> tuple[ops.Flight]:
     """A store that will read the operation's slot, in the open group of the thread. It begins at *starts*."""
     layout = state.layout
     check_ended(state, agent, op)
@@ -304,7 +285,7 @@ def _start_store(state: State, agent: int, op: Any, does: str, where: str, start
     check_slot(state, agent, op, op.slot, f"stores {op.store} from")
     cta = agent // layout.warps
     slot = cta * layout.nslots + op.slot
-    flight = Flight("store", agent, state.serials[agent], cta)
+    flight = ops.Flight("store", agent, state.serials[agent], cta)
     state.serials[agent] += 1
     state.stores[flight] = (slot, False)
     state.readers[slot] += 1
@@ -314,8 +295,8 @@ def _start_store(state: State, agent: int, op: Any, does: str, where: str, start
     return (flight,)
 
 
-@applies(StoreRead)
-def _store_read(state: State, agent: Flight, op: StoreRead) -> None:
+@applies(ops.StoreRead)
+def _store_read(state: State, agent: ops.Flight, op: ops.StoreRead) -> None:
     slot, _ = state.stores[agent]
     state.stores[agent] = (slot, True)
     state.readers[slot] -= 1
@@ -323,8 +304,8 @@ def _store_read(state: State, agent: Flight, op: StoreRead) -> None:
     state.woken.append(("bulk", agent.issuer))
 
 
-@applies(StoreWrite)
-def _store_write(state: State, agent: Flight, op: StoreWrite) -> None:
+@applies(ops.StoreWrite)
+def _store_write(state: State, agent: ops.Flight, op: ops.StoreWrite) -> None:
     del state.stores[agent]
     state.woken.append(("bulk", agent.issuer))
 
@@ -332,8 +313,8 @@ def _store_write(state: State, agent: Flight, op: StoreWrite) -> None:
 # ---- groups -----------------------------------------------------------------------------------------------------------
 
 
-@applies(BulkCommit)
-def _commit(state: State, agent: int, op: BulkCommit) -> tuple[int, tuple[Flight, ...]]:
+@applies(ops.BulkCommit)
+def _commit(state: State, agent: int, op: ops.BulkCommit) -> tuple[int, tuple[ops.Flight, ...]]:
     thread = _thread(agent, op.lanes)
     flights = state.open_group.pop(thread, ())
     number = state.committed.get(thread, 0)
@@ -342,12 +323,12 @@ def _commit(state: State, agent: int, op: BulkCommit) -> tuple[int, tuple[Flight
     return number, flights
 
 
-def _says(state: State, agent: int, op: BulkWait) -> str:
+def _says(state: State, agent: int, op: ops.BulkWait) -> str:
     return f"bulk groups (all but {op.pending})"
 
 
-@waits(BulkWait, key=lambda state, agent, op: ("bulk", agent), says=_says)
-def _can_wait(state: State, agent: int, op: BulkWait) -> bool:
+@waits(ops.BulkWait, key=lambda state, agent, op: ("bulk", agent), says=_says)
+def _can_wait(state: State, agent: int, op: ops.BulkWait) -> bool:
     groups = state.groups.get(_thread(agent, op.lanes), ())
     stores = state.stores
     for i in range(len(groups) - op.pending - 1, -1, -1):
@@ -362,8 +343,8 @@ def _can_wait(state: State, agent: int, op: BulkWait) -> bool:
     return True
 
 
-@applies(BulkWait)
-def _wait(state: State, agent: int, op: BulkWait) -> int:
+@applies(ops.BulkWait)
+def _wait(state: State, agent: int, op: ops.BulkWait) -> int:
     thread = _thread(agent, op.lanes)
     groups = state.groups.get(thread, ())
     covered = max(0, len(groups) - op.pending)
@@ -386,8 +367,8 @@ def _thread(agent: int, lanes: int) -> int:
     return agent * 32 + lanes.bit_length() - 1
 
 
-@applies(TileStore)
-def _store_tile(state: State, agent: int, op: TileStore) -> None:
+@applies(ops.TileStore)
+def _store_tile(state: State, agent: int, op: ops.TileStore) -> None:
     check_ended(state, agent, op)
     if op.at:
         store = state.layout.stores[op.store]
@@ -397,31 +378,31 @@ def _store_tile(state: State, agent: int, op: TileStore) -> None:
 # ---- data -------------------------------------------------------------------------------------------------------------
 
 
-@performs(StoreRead)
-def _read_slot(memory: Memory, flight: Flight, op: StoreRead, facts: None) -> None:
+@performs(ops.StoreRead)
+def _read_slot(memory: Memory, flight: ops.Flight, op: ops.StoreRead, facts: None) -> None:
     memory.sources[flight] = memory.slot(flight.cta, memory.transfers[flight].slot).copy()
 
 
-@performs(StoreWrite)
-def _write(memory: Memory, flight: Flight, op: StoreWrite, facts: None) -> None:
+@performs(ops.StoreWrite)
+def _write(memory: Memory, flight: ops.Flight, op: ops.StoreWrite, facts: None) -> None:
     issued = memory.transfers.pop(flight)
     MOVES[type(issued)](memory, flight, issued, memory.sources.pop(flight))
 
 
-@moves(BulkStore)
-def _write_piece(memory: Memory, flight: Flight, op: BulkStore, values: np.ndarray) -> None:
+@moves(ops.BulkStore)
+def _write_piece(memory: Memory, flight: ops.Flight, op: ops.BulkStore, values: np.ndarray) -> None:
     scatter(memory, flight, memory.layout.stores[op.store], values, op.at)
 
 
-@moves(TmaStore)
-def _write_tile(memory: Memory, flight: Flight, op: TmaStore, values: np.ndarray) -> None:
+@moves(ops.TmaStore)
+def _write_tile(memory: Memory, flight: ops.Flight, op: ops.TmaStore, values: np.ndarray) -> None:
     store = memory.layout.stores[op.store]
     part = values if op.part is None else values.reshape(store.parts, -1)[op.part]
     scatter(memory, flight, store, part, op.at, op.rows)
 
 
-@moves(TmaScatter)
-def _write_rows(memory: Memory, flight: Flight, op: TmaScatter, values: np.ndarray) -> None:
+@moves(ops.TmaScatter)
+def _write_rows(memory: Memory, flight: ops.Flight, op: ops.TmaScatter, values: np.ndarray) -> None:
     store = memory.layout.stores[op.store]
     tensor = memory.tensors[store.argument]
     rows, columns = rows_inside(tensor, op.numbers, op.at[-1], values.shape[1])
@@ -430,8 +411,8 @@ def _write_rows(memory: Memory, flight: Flight, op: TmaScatter, values: np.ndarr
         tensor[row, columns] = values[4 * op.part + i, : len(columns)]
 
 
-@performs(TileStore)
-def _write_values(memory: Memory, agent: int, op: TileStore, facts: None) -> None:
+@performs(ops.TileStore)
+def _write_values(memory: Memory, agent: int, op: ops.TileStore, facts: None) -> None:
     store = memory.layout.stores[op.store]
     places, values = memory.given(agent)  # in the tile, row by row
     tensor = memory.tensors[store.argument]

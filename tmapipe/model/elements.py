@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +70,11 @@ def _to_int32(x: Any) -> Any:
     return clipped.astype(np.int32)
 
 
-_OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor",
-    "invert", "lshift", "rshift",
-)  # fmt: skip
 _OF_NUMPY = ("where", "floor", "sqrt")
 OF_ARITHMETIC = ("exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid")
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, f"__{name}__") for name in _OPERATORS},
+    **arithmetic.OPERATORS,
     **{name: getattr(np, name) for name in _OF_NUMPY},
     **{name: getattr(arithmetic, name) for name in OF_ARITHMETIC},
     **{f"to_{kind.name}": functools.partial(_rounded, dtype=kind) for kind in (bf16, fp16, fp8_e4m3, fp8_e5m2)},
@@ -326,18 +321,18 @@ class Scans(SlotAccesses):
     @of_data
     def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
         order, wide = in_order(layout, self.isa.warp, layout.width * layout.row_lanes), np.float64
-        found = np.empty(data.size, data.dtype)
+        scanned = np.empty(data.size, data.dtype)
         sums = data.reshape(-1)[order].astype(np.int64 if kind == "int32" else wide).cumsum(1)
-        found[order] = sums.astype(data.dtype)
-        return found.reshape(data.shape)
+        scanned[order] = sums.astype(data.dtype)
+        return scanned.reshape(data.shape)
 
     @of_data
     def chunk_totals(self, layout: ThreadLayout, data: Any) -> Any:
         last = in_order(layout, self.isa.warp, layout.width * layout.row_lanes)[:, -1]
-        found = np.zeros((layout.rows, layout.chunks), data.dtype)
+        totals = np.zeros((layout.rows, layout.chunks), data.dtype)
         rows, columns = (each.ravel()[last] for each in self._indices(layout))
-        found[rows, self._chunk(layout, columns)] = data.reshape(-1)[last]
-        return found
+        totals[rows, self._chunk(layout, columns)] = data.reshape(-1)[last]
+        return totals
 
     @of_data
     def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
@@ -368,9 +363,9 @@ class Scans(SlotAccesses):
             return data[np.arange(layout.columns) ^ 1]
         pairs = in_order(layout, self.isa.warp, 2)
         whole = np.broadcast_to(data, self._indices(layout)[0].shape)
-        found = np.empty(whole.size, whole.dtype)
-        found[pairs] = whole.reshape(-1)[pairs[:, ::-1]]
-        return found.reshape(whole.shape)
+        swapped = np.empty(whole.size, whole.dtype)
+        swapped[pairs] = whole.reshape(-1)[pairs[:, ::-1]]
+        return swapped.reshape(whole.shape)
 
     @of_data
     def picked_of_pairs(self, layout: VectorLayout, along: str, data: Any, which: int) -> Any:
@@ -387,9 +382,9 @@ class Scans(SlotAccesses):
 def _exclusive(data: np.ndarray) -> np.ndarray:
     """Along the last axis, the sum of what comes before each."""
     wide = data.astype(np.int64 if data.dtype.kind == "i" else np.float64)
-    found = np.zeros_like(wide)
-    found[:, 1:] = wide[:, :-1].cumsum(1)
-    return found.astype(data.dtype)
+    before = np.zeros_like(wide)
+    before[:, 1:] = wide[:, :-1].cumsum(1)
+    return before.astype(data.dtype)
 
 
 # ---- reductions ------------------------------------------------------------------------------------------------------

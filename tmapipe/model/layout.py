@@ -72,14 +72,7 @@ class Kind(enum.Enum):
         return self in _NOTES
 
 
-_NOTES = (
-    Kind.REDUNDANT_FENCE,
-    Kind.COPY_BEFORE_ARM,
-    Kind.SAME_OUTPUT,
-    Kind.UNWRITTEN,
-    Kind.PART_REDUCED,
-    Kind.UNREAD,
-)
+_NOTES = (Kind.REDUNDANT_FENCE, Kind.COPY_BEFORE_ARM, Kind.SAME_OUTPUT, Kind.UNWRITTEN, Kind.PART_REDUCED, Kind.UNREAD)
 
 #: By the rule's short name. What breaks any other rule is a race.
 RULES = {
@@ -340,7 +333,7 @@ def check_aligned(layout: Layout, agent: Agent, op: Any, does: str, of: Buffer, 
 
 def set_location(error: Any, where: str | None) -> HazardError:
     """Adds the source line of the operation to the message, unless it is there already: of a subclass of a shipped schedule,
-    the subclass's (`machine.locate.Place`)."""
+    the subclass's (`Place`)."""
     if where is not None and error.where is None:
         error.where = where
         where = getattr(where, "user", "") or where
@@ -359,8 +352,7 @@ _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 _MACHINE = os.path.join(_LIBRARY, "model") + os.sep
 _ISA = os.path.join(_LIBRARY, "isa") + os.sep
 _PROGRAM = os.path.join(_LIBRARY, "program") + os.sep
-_TRACE = os.path.join(_PROGRAM, "trace.py")
-_STARTER = os.path.join(_MACHINE, "machine.py")
+_TRACE = os.path.join(_PROGRAM, "__init__.py")
 _KERNEL = os.path.join(_LIBRARY, "kernel.py")
 TRACED = "<traced program>"  #: the file of the code by which the model carries out a program
 
@@ -374,18 +366,18 @@ class Place(str):
 def locate(frame: FrameType | None = None) -> str | None:
     """ "file:line" of the innermost frame outside tmapipe or inside tmapipe/schedules (then a `Place`); if there is none, of
     the innermost frame outside tmapipe/model and tmapipe/isa. Starts at the caller, or at *frame*."""
-    found: list[str | None] = [None, None, None]  # by rank less 1
+    places: list[str | None] = [None, None, None]  # by rank less 1
     frame = frame or sys._getframe(1)
-    while frame is not None and found[2] is None:
+    while frame is not None and places[2] is None:
         if frame.f_code.co_filename == TRACED and (line := _line_here(frame)):
-            return line if found[1] is None else _of_ranks(*found)
+            return line if places[1] is None else _of_ranks(*places)
         rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
         if rank == 4:
             break
-        if rank and found[rank - 1] is None:
-            found[rank - 1] = f"{name}:{frame.f_lineno}"
+        if rank and places[rank - 1] is None:
+            places[rank - 1] = f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return _of_ranks(*found)
+    return _of_ranks(*places)
 
 
 def _of_ranks(own: str | None, shipped: str | None, user: str | None) -> str | None:
@@ -433,8 +425,8 @@ def line_of(error: Exception) -> str | None:
     for wanted in (3, 2):
         for frame, line in reversed(frames):
             if frame.f_code.co_filename == TRACED:
-                found = _line_of_user(frame, line)
-                return getattr(found, "user", "") or found
+                place = _line_of_user(frame, line)
+                return getattr(place, "user", "") or place
             rank, name = _classify(frame.f_code.co_filename, frame.f_code.co_name)
             if rank == wanted:
                 return f"{name}:{line}"
@@ -452,8 +444,8 @@ def _line_here(frame: FrameType) -> str | None:
 
 def _line_of_user(frame: FrameType, line: int) -> str | None:
     """That which a line of the code of a traced program comes from."""
-    found: str | None = frame.f_globals["lines"][line]
-    return found
+    place: str | None = frame.f_globals["lines"][line]
+    return place
 
 
 @functools.cache  # by file and function: equal code of two files is equal
@@ -461,7 +453,7 @@ def _classify(file: str, function: str) -> tuple[int, str]:
     """0: the machine, an instruction, or CuTe DSL; 1: elsewhere in the library; 2: a shipped schedule; 3: the user's code; 4:
     where a warp's program was started. And the file's name to show."""
     path = os.path.abspath(file)
-    if (path, function) in ((_STARTER, "record"), (_TRACE, "trace"), (_KERNEL, "kernel_main")):
+    if (path, function) in ((_TRACE, "trace"), (_KERNEL, "kernel_main")):
         return 4, ""
     own, shipped = path.startswith(_LIBRARY), path.startswith(_SCHEDULES)
     traced = file in ("<if>", TRACED) or "nvidia_cutlass_dsl" in path  # by which CuTe DSL calls parts of a body

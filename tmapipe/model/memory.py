@@ -10,23 +10,7 @@ import numpy as np
 
 from tmapipe.base.arithmetic import DType, accumulate, ceil_div, larger, products, smaller, tf32
 from tmapipe.errors import HazardError
-from tmapipe.isa.ops import (
-    Agent,
-    BulkCommit,
-    BulkStore,
-    BulkWait,
-    Flight,
-    PeerRead,
-    SlotRead,
-    SlotWrite,
-    TableLoad,
-    TileStore,
-    TmaScatter,
-    TmaStore,
-    Wgmma,
-    WgmmaDone,
-    WgmmaFromRegisters,
-)
+from tmapipe.isa import ops
 from tmapipe.model.layout import Layout, hazard, set_location
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Matmul
@@ -42,7 +26,7 @@ from tmapipe.plan.thread_layout import AccumulatorLayout
 # that is reduced into is left out: its elements may be reached any number of times.
 
 
-STORES = (TmaStore, BulkStore, TmaScatter, TileStore)
+STORES = (ops.TmaStore, ops.BulkStore, ops.TmaScatter, ops.TileStore)
 Where = Callable[[int], "str | None"]
 
 
@@ -60,7 +44,7 @@ class Issue:
     def before(self, later: Issue, layout: Layout) -> bool:
         """Whether it has been written before *later* was issued, however the warps go on."""
         own = self.agent // layout.warps == later.agent // layout.warps and self.cluster == later.cluster
-        ordered = self.agent == later.agent if type(self.op) is TileStore else self in later.known
+        ordered = self.agent == later.agent if type(self.op) is ops.TileStore else self in later.known
         return own and self.tile == later.tile and ordered
 
 
@@ -84,12 +68,12 @@ class Written:
         """A cluster begins. where: source line of a warp's present operation."""
         self.cluster, self.where = cluster, where
         self.tiles = [""] * self.layout.agents
-        self.flights: dict[Flight, Issue] = {}
-        self.open: dict[Agent, list[Issue]] = {}  # by warp
+        self.flights: dict[ops.Flight, Issue] = {}
+        self.open: dict[ops.Agent, list[Issue]] = {}  # by warp
 
-    def watch(self, agent: Agent, op: Any, facts: Any) -> None:
+    def watch(self, agent: ops.Agent, op: Any, facts: Any) -> None:
         """Notes one transition, before its effect on data."""
-        if isinstance(agent, Flight):
+        if isinstance(agent, ops.Flight):
             return
         kind = type(op)
         if kind in STORES and op.store in self.stores:
@@ -101,19 +85,19 @@ class Written:
             self.flights |= dict.fromkeys(facts or (), issue)
             if facts is None:
                 self.present = issue
-        elif kind is BulkCommit:
+        elif kind is ops.BulkCommit:
             for flight in facts[1]:
                 if flight in self.flights:
                     self.flights[flight].group = facts[0]
-        elif kind is BulkWait and not op.read:
+        elif kind is ops.BulkWait and not op.read:
             for issue in self.open.get(agent, ()):
                 issue.waited |= issue.group is not None and issue.group < facts
 
-    def note(self, of: Flight | int, store: Store, inside: Any, old: np.ndarray, new: np.ndarray) -> None:
+    def note(self, of: ops.Flight | int, store: Store, inside: Any, old: np.ndarray, new: np.ndarray) -> None:
         """Elements *inside* the output are written, from the values *old* to *new*. of: the flight, or the warp."""
         if store.name not in self.stores:
             return
-        issue = self.flights[of] if type(of) is Flight else self.present
+        issue = self.flights[of] if type(of) is ops.Flight else self.present
         owners = self.owners[store.argument]
         before = owners[inside]
         if before.any():
@@ -200,12 +184,12 @@ class Memory:
         self.shared = [np.full(max(end, layout.plan.smem_bytes), 0xFF, dtype=np.uint8) for _ in range(layout.ctas)]
         self.operands: list[Any] = [None] * layout.agents
         self.results: list[Any] = [None] * layout.agents
-        self.transfers: dict[Flight, Any] = {}
-        self.sources: dict[Flight, np.ndarray] = {}
+        self.transfers: dict[ops.Flight, Any] = {}
+        self.sources: dict[ops.Flight, np.ndarray] = {}
         #: each wgmma, and of each of its warps the accumulator and, if it comes from registers, the part of a
-        self.matmuls: dict[Flight, tuple[Wgmma | WgmmaFromRegisters, list[tuple[Accumulator, Any]]]] = {}
+        self.matmuls: dict[ops.Flight, tuple[ops.Wgmma | ops.WgmmaFromRegisters, list[tuple[Accumulator, Any]]]] = {}
 
-    def perform(self, agent: Agent, op: Any, facts: Any) -> None:
+    def perform(self, agent: ops.Agent, op: Any, facts: Any) -> None:
         """Carries out what *op* does to data."""
         kind = type(op)
         if kind in MOVES:  # later
@@ -216,7 +200,7 @@ class Memory:
         elif kind in PERFORM:
             PERFORM[kind](self, agent, op, facts)
 
-    def note(self, of: Flight | int, store: Store, inside: Any, values: np.ndarray) -> None:
+    def note(self, of: ops.Flight | int, store: Store, inside: Any, values: np.ndarray) -> None:
         """Tells `written` which elements of an output are about to become *values*. of: the store's flight, or the warp."""
         if self.written is not None:
             self.written.note(of, store, inside, self.tensors[store.argument][inside], values)
@@ -236,7 +220,7 @@ class Memory:
 #: type of operation or step -> function (memory, agent, op, facts) that moves its data
 PERFORM: dict[type, Callable[[Memory, Any, Any, Any], None]] = {}
 #: type of load or store -> function (memory, flight, op, tile) that moves its data to the *tile* of a slot, or from it
-MOVES: dict[type, Callable[[Memory, Flight, Any, np.ndarray], None]] = {}
+MOVES: dict[type, Callable[[Memory, ops.Flight, Any, np.ndarray], None]] = {}
 
 
 def _registers(table: dict[type, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
@@ -258,13 +242,13 @@ performs, moves = _registers(PERFORM), _registers(MOVES)
 # ---- wgmma ------------------------------------------------------------------------------------------------------------
 
 
-@performs(Wgmma, WgmmaFromRegisters)
-def _note_wgmma(memory: Memory, agent: int, op: Wgmma | WgmmaFromRegisters, facts: tuple[Flight]) -> None:
+@performs(ops.Wgmma, ops.WgmmaFromRegisters)
+def _note_wgmma(memory: Memory, agent: int, op: ops.Wgmma | ops.WgmmaFromRegisters, facts: tuple[ops.Flight]) -> None:
     memory.matmuls.setdefault(facts[0], (op, []))[1].append(memory.given(agent))
 
 
-@performs(WgmmaDone)
-def _multiply(memory: Memory, flight: Flight, op: WgmmaDone, facts: None) -> None:
+@performs(ops.WgmmaDone)
+def _multiply(memory: Memory, flight: ops.Flight, op: ops.WgmmaDone, facts: None) -> None:
     issued, warps = memory.matmuls.pop(flight)
     matmul, tiles = memory.layout.matmuls[issued.matmul], {}
     for name, transposed in zip("ab", matmul.transposed, strict=True):
@@ -285,7 +269,7 @@ def _multiply(memory: Memory, flight: Flight, op: WgmmaDone, facts: None) -> Non
 # ---- generic accesses -------------------------------------------------------------------------------------------------
 
 
-def _part(slot: np.ndarray, op: SlotRead | SlotWrite) -> np.ndarray:
+def _part(slot: np.ndarray, op: ops.SlotRead | ops.SlotWrite) -> np.ndarray:
     """One of the parts into which the rows of a slot are cut, or its first extent."""
     if slot.ndim > 2 and not op.split.partition("/")[2]:
         slot = slot.reshape(-1, slot.shape[-1])
@@ -293,25 +277,25 @@ def _part(slot: np.ndarray, op: SlotRead | SlotWrite) -> np.ndarray:
     return slot[op.part * size : (op.part + 1) * size]
 
 
-@performs(SlotRead)
-def _read(memory: Memory, agent: int, op: SlotRead, facts: None) -> None:
+@performs(ops.SlotRead)
+def _read(memory: Memory, agent: int, op: ops.SlotRead, facts: None) -> None:
     slot, at = memory.slot(agent // memory.layout.warps, op.slot), memory.given(agent)
     memory.results[agent] = _part(slot, op).copy() if at is None else slot.reshape(-1)[at]
 
 
-@performs(PeerRead)
-def _read_peer(memory: Memory, agent: int, op: PeerRead, facts: None) -> None:
+@performs(ops.PeerRead)
+def _read_peer(memory: Memory, agent: int, op: ops.PeerRead, facts: None) -> None:
     slot = memory.slot(op.mask.bit_length() - 1, op.slot)
     memory.results[agent] = slot.reshape(-1)[memory.given(agent)]
 
 
-@performs(TableLoad)
-def _look_up(memory: Memory, agent: int, op: TableLoad, facts: None) -> None:
+@performs(ops.TableLoad)
+def _look_up(memory: Memory, agent: int, op: ops.TableLoad, facts: None) -> None:
     memory.results[agent] = memory.tensors[op.table].reshape(-1)[list(op.entries)]
 
 
-@performs(SlotWrite)
-def _write(memory: Memory, agent: int, op: SlotWrite, facts: None) -> None:
+@performs(ops.SlotWrite)
+def _write(memory: Memory, agent: int, op: ops.SlotWrite, facts: None) -> None:
     buffer, _ = memory.layout.slots[op.slot]
     slot, (at, values) = memory.slot(agent // memory.layout.warps, op.slot), memory.given(agent)
     if at is None:
@@ -329,14 +313,14 @@ def weights(data: np.ndarray, kind: str, zeros: Any = (), scales: Any = ()) -> n
         blocks = (data.astype(np.int32) & 255).reshape(*data.shape[:-1], -1, 16)
         both = np.stack([blocks & 15, blocks >> 4], -2).reshape(*data.shape[:-1], -1)
         values = (both - 16 * (both > 7) if kind == "int4" else both).astype(np.float32)
-    found, count = [], max(len(zeros), len(scales), 1)
+    parts_of, count = [], max(len(zeros), len(scales), 1)
     for i, part in enumerate(np.split(values, count, -1)):
         columns = (..., slice(i * part.shape[-1], (i + 1) * part.shape[-1]))
         by = np.broadcast_to(scales[i], values.shape)[columns] if scales else np.float32(1)
         zero = np.broadcast_to(zeros[i], values.shape)[columns] if zeros else np.float32(0)
         with np.errstate(all="ignore"):
-            found.append(((part + more).astype(np.float64) * by - (more + zero) * by).astype(np.float32))
-    return np.concatenate(found, -1)
+            parts_of.append(((part + more).astype(np.float64) * by - (more + zero) * by).astype(np.float32))
+    return np.concatenate(parts_of, -1)
 
 
 def convert(values: np.ndarray, dtype: DType) -> np.ndarray:
@@ -399,7 +383,7 @@ def round_to_tf32(values: np.ndarray) -> np.ndarray:
 
 
 def scatter(
-    memory: Memory, of: Flight, store: Store, values: np.ndarray, at: tuple[int, ...], rows: int | None = None
+    memory: Memory, of: ops.Flight, store: Store, values: np.ndarray, at: tuple[int, ...], rows: int | None = None
 ) -> None:
     """Writes the slot's *values*, or the first *rows* rows, to the tile of the output that starts at element *at*; or reduces
     the tile by them. of: the store."""

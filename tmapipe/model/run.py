@@ -98,43 +98,20 @@ class Timeline:
     def add(self, event: Event, process: int = 0, title: str = "") -> None:
         """One step. process: number of the first CTA's; title: what stands before the CTA in its name."""
         began = event.order if event.began is None else event.began
-        pid = process + event.cta
-        tid, name = event.warp, f"{event.role} (warp {event.warp})"
-        if event.engine is not None:
-            tid = self._lane(pid, event.engine, began, event.order + 1)
-            name = f"{event.engine} {(tid - ENGINES) % LANES}"
-        self._name(pid, -1, f"{title}CTA {event.cta}")
-        self._name(pid, tid, name)
-        args = {name: getattr(event, name) for name in NAMED}
-        args |= {"bytes": event.nbytes, "source": event.where, "step": event.order}
-        self.events.append(
-            {
-                "name": event.what,
-                "cat": "warp" if event.engine is None else "engine",
-                "ph": "X",
-                "ts": began,
-                "dur": event.order + 1 - began,
-                "pid": pid,
-                "tid": tid,
-                "args": {name: value for name, value in args.items() if value not in (None, "")},
-            }
-        )
+        args = {"bytes": event.nbytes, "source": event.where, "step": event.order}
+        category = "warp" if event.engine is None else "engine"
+        place = self._placed(event, process, title, began, event.order + 1)
+        self._slice(event.what, category, began, event.order + 1 - began, *place, self._named(event) | args)
 
     def span(
         self, event: Event, category: str, began: int, end: int, process: int, title: str, more: dict[str, Any]
     ) -> dict[str, Any]:
         """A slice from *began* to *end*, in nanoseconds. category: "op", "wait", "stuck", "compute", "tile" or "engine"; more:
         further arguments; the others as of `add`. Returns it."""
-        pid, tid = process + event.cta, event.warp
-        name = f"{event.role} (warp {event.warp})"
         end = max(end, began + 1)
-        if event.engine is not None:
-            tid = self._lane(pid, event.engine, began, end)
-            name = f"{event.engine} {(tid - ENGINES) % LANES}"
-        self._name(pid, -1, f"{title}CTA {event.cta}")
-        self._name(pid, tid, name)
-        args = {name: getattr(event, name) for name in NAMED} | {"bytes": event.nbytes, "source": event.where, **more}
-        return self._slice(event.what, category, began, end, pid, tid, args)
+        args = self._named(event) | {"bytes": event.nbytes, "source": event.where, **more}
+        place = self._placed(event, process, title, began, end)
+        return self._slice(event.what, category, began / 1000, (end - began) / 1000, *place, args)
 
     def slot(
         self, place: tuple[int, str], slot: tuple[int, str, int], what: str, began: int, end: int, more: dict[str, Any]
@@ -144,17 +121,30 @@ class Timeline:
         (pid, title), (number, ring, index) = place, slot
         self._name(pid, -1, title)
         self._name(pid, tid := SLOTS + LANES * number + index, f"{ring}[{index}]")
-        self._slice(what, "slot", began, max(end, began + 1), pid, tid, more)
+        self._slice(what, "slot", began / 1000, (max(end, began + 1) - began) / 1000, pid, tid, more)
+
+    def _named(self, event: Event) -> dict[str, Any]:
+        return {name: getattr(event, name) for name in NAMED}
+
+    def _placed(self, event: Event, process: int, title: str, began: int, end: int) -> tuple[int, int]:
+        """The process and the thread that an event from *began* to *end* is drawn in, which get their names."""
+        pid, tid, name = process + event.cta, event.warp, f"{event.role} (warp {event.warp})"
+        if event.engine is not None:
+            tid = self._lane(pid, event.engine, began, end)
+            name = f"{event.engine} {(tid - ENGINES) % LANES}"
+        self._name(pid, -1, f"{title}CTA {event.cta}")
+        self._name(pid, tid, name)
+        return pid, tid
 
     def _slice(
-        self, name: str, category: str, began: int, end: int, pid: int, tid: int, args: dict[str, Any]
+        self, name: str, category: str, ts: float, lasts: float, pid: int, tid: int, args: dict[str, Any]
     ) -> dict[str, Any]:
         made = {
             "name": name,
             "cat": category,
             "ph": "X",
-            "ts": began / 1000,
-            "dur": (end - began) / 1000,
+            "ts": ts,
+            "dur": lasts,
             "pid": pid,
             "tid": tid,
             "args": {name: value for name, value in args.items() if value not in (None, "")},

@@ -5,37 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-from tmapipe.isa.ops import (
-    Agent,
-    Ballot,
-    CounterAdd,
-    CounterStore,
-    DescriptorAcquire,
-    DescriptorRelease,
-    DescriptorWrite,
-    FenceMbarInit,
-    FenceProxyAsync,
-    FenceProxyAsyncGlobal,
-    Flight,
-    GridLaunch,
-    GridWait,
-    LoadComplete,
-    LoadWrite,
-    Op,
-    PeerRead,
-    PrefetchDescriptor,
-    ReadSmid,
-    SetMaxNreg,
-    Shuffle,
-    SlotRead,
-    SlotWrite,
-    Step,
-    StoreRead,
-    StoreWrite,
-    TableLoad,
-    WarpSync,
-    WgmmaDone,
-)
+from tmapipe.isa import ops
 from tmapipe.model.layout import Layout, check_live, hazard
 from tmapipe.plan.model import WARP
 
@@ -67,9 +37,9 @@ class Wait(NamedTuple):
 #: by type of operation; all others are always enabled
 WAITS: dict[type, Wait] = {}
 
-LOAD_WRITE, LOAD_COMPLETE = LoadWrite(), LoadComplete()
-STORE_READ, STORE_WRITE = StoreRead(), StoreWrite()
-WGMMA_DONE = WgmmaDone()
+LOAD_WRITE, LOAD_COMPLETE = ops.LoadWrite(), ops.LoadComplete()
+STORE_READ, STORE_WRITE = ops.StoreRead(), ops.StoreWrite()
+WGMMA_DONE = ops.WgmmaDone()
 
 
 class State:
@@ -93,7 +63,7 @@ class State:
     def __init__(self, layout: Layout, split_loads: bool = False):
         self.layout, self.split_loads = layout, split_loads
         self.woken: list[Hashable] = []  #: keys of waits that may have become enabled since the caller last cleared it
-        self.started: list[Flight] = []  #: flights that got their first or next step since the caller last cleared it
+        self.started: list[ops.Flight] = []  #: that got their first or next step since the caller last cleared it
         ctas, agents = layout.ctas, layout.agents
         bars, places, groups = ctas * layout.nbars, ctas * layout.nslots, ctas * layout.warpgroups
         self.count, self.pending, self.tx, self.phase = ([0] * bars for _ in range(4))
@@ -112,25 +82,25 @@ class State:
         self.latest: list[tuple[tuple[str, int], ...]] = [()] * agents
         self.free_registers = [0] * ctas
         self.registers, self.sets_ahead = [layout.plan.launch_registers] * agents, [0] * agents
-        self.loads: dict[Flight, tuple] = {}
-        self.stores: dict[Flight, tuple] = {}
-        self.open_group: dict[int, tuple[Flight, ...]] = {}
+        self.loads: dict[ops.Flight, tuple] = {}
+        self.stores: dict[ops.Flight, tuple] = {}
+        self.open_group: dict[int, tuple[ops.Flight, ...]] = {}
         self.groups: dict[int, tuple] = {}
         self.committed: dict[int, int] = {}
 
     # ---- transitions ----------------------------------------------------------------------------------------------
 
-    def enabled(self, agent: Agent, op: Op | Step) -> bool:
+    def enabled(self, agent: ops.Agent, op: ops.Op | ops.Step) -> bool:
         """Whether *op* can be executed now. An operation that would be an error is enabled: `apply` raises it."""
         wait = WAITS.get(type(op))
         return wait is None or wait.enabled(self, agent, op)
 
-    def apply(self, agent: Agent, op: Op | Step) -> Any:
+    def apply(self, agent: ops.Agent, op: ops.Op | ops.Step) -> Any:
         """Executes an enabled operation of a warp (agent: its number) or step of an engine (agent: the flight). Returns the
         operation's facts (see `ops`). Raises `HazardError`, after which the state is of no use."""
         return APPLY[type(op)](self, agent, op)
 
-    def step_of(self, flight: Flight) -> Step | None:
+    def step_of(self, flight: ops.Flight) -> ops.Step | None:
         """The step that *flight* can take now, or None (it has ended, or waits for an older wgmma or another warp)."""
         if flight.kind == "store":
             record = self.stores.get(flight)
@@ -180,13 +150,13 @@ def waits(kind: type, key: Callable[..., Hashable], says: Callable[..., str]) ->
 # that have not finished reading it. Slots that share bytes (aliased buffers) are checked together.
 
 
-@applies(SlotRead, DescriptorAcquire)
-def _read(state: State, agent: int, op: SlotRead | DescriptorAcquire) -> None:
+@applies(ops.SlotRead, ops.DescriptorAcquire)
+def _read(state: State, agent: int, op: ops.SlotRead | ops.DescriptorAcquire) -> None:
     check_slot(state, agent, op, op.slot, "reads")
 
 
-@applies(PeerRead)
-def _read_peer(state: State, agent: int, op: PeerRead) -> None:
+@applies(ops.PeerRead)
+def _read_peer(state: State, agent: int, op: ops.PeerRead) -> None:
     layout = state.layout
     if op.mask >> layout.ctas or op.mask.bit_count() != 1:
         text = f"reads {layout.slot_name(op.slot)} with mask {op.mask:#b}, which is not one of the {layout.ctas} CTAs"
@@ -196,8 +166,8 @@ def _read_peer(state: State, agent: int, op: PeerRead) -> None:
     check_slot(state, agent, op, op.slot, "reads", cta)
 
 
-@applies(SlotWrite, DescriptorWrite)
-def _write(state: State, agent: int, op: SlotWrite | DescriptorWrite) -> None:
+@applies(ops.SlotWrite, ops.DescriptorWrite)
+def _write(state: State, agent: int, op: ops.SlotWrite | ops.DescriptorWrite) -> None:
     check_slot(state, agent, op, op.slot, "writes", writes=True)
 
 
@@ -216,7 +186,7 @@ def check_slot(
             raise conflict(state, agent, op, cta, slot, verb, writes)
 
 
-def conflict(state: State, agent: Agent, op: object, cta: int, slot: int, verb: str, writes: bool) -> Exception:
+def conflict(state: State, agent: ops.Agent, op: object, cta: int, slot: int, verb: str, writes: bool) -> Exception:
     """The error for an access to *slot* of *cta* while something in flight touches the same bytes."""
     layout = state.layout
     other, what = _in_flight(state, cta, slot, writes)
@@ -225,7 +195,7 @@ def conflict(state: State, agent: Agent, op: object, cta: int, slot: int, verb: 
     return hazard(layout, rule, agent, op, text)
 
 
-def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[Flight, str]:
+def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[ops.Flight, str]:
     """A flight that touches *slot*, and in words whether it reads or writes."""
     layout = state.layout
     touched = {cta * layout.nslots + alias for alias in layout.aliases[slot]}
@@ -242,7 +212,7 @@ def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[Flight,
             for i, (_, a, b, _) in enumerate(queue):
                 if a in touched or b in touched:
                     name = layout.slot_name(a if a in touched else b)
-                    return Flight("wgmma", group, state.done[group] + i, cta), f"may still read {name}"
+                    return ops.Flight("wgmma", group, state.done[group] + i, cta), f"may still read {name}"
     raise AssertionError("a slot counted as in flight, and no flight that touches it")
 
 
@@ -254,13 +224,13 @@ def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[Flight,
 # What counters hold belongs to the whole grid, of which a state has one cluster (see `tmapipe.isa.ops`).
 
 
-@applies(CounterAdd, CounterStore, TableLoad)
+@applies(ops.CounterAdd, ops.CounterStore, ops.TableLoad)
 def _touch(state: State, agent: int, op: object) -> None:
     check_ended(state, agent, op)
 
 
-@applies(GridWait)
-def _await_grid(state: State, agent: int, op: GridWait) -> None:
+@applies(ops.GridWait)
+def _await_grid(state: State, agent: int, op: ops.GridWait) -> None:
     state.ended[agent] = True
 
 
@@ -272,8 +242,15 @@ def check_ended(state: State, agent: int, op: object, argument: str = "") -> Non
         raise hazard(state.layout, "before-dependencies", agent, op, text)
 
 
-@applies(Ballot, Shuffle, ReadSmid, GridLaunch)
-@applies(WarpSync, FenceMbarInit, FenceProxyAsync, FenceProxyAsyncGlobal, PrefetchDescriptor, DescriptorRelease)
+@applies(ops.Ballot, ops.Shuffle, ops.ReadSmid, ops.GridLaunch)
+@applies(
+    ops.WarpSync,
+    ops.FenceMbarInit,
+    ops.FenceProxyAsync,
+    ops.FenceProxyAsyncGlobal,
+    ops.PrefetchDescriptor,
+    ops.DescriptorRelease,
+)
 def _nothing(state: State, agent: int, op: object) -> None:
     pass
 
@@ -286,7 +263,7 @@ def _nothing(state: State, agent: int, op: object) -> None:
 # back once all four of its warps have executed it; an increase takes a warp's share and blocks until it is free.
 
 
-def _says(state: State, agent: int, op: SetMaxNreg) -> str:
+def _says(state: State, agent: int, op: ops.SetMaxNreg) -> str:
     wanted = (op.registers - state.registers[agent]) * WARP
     return (
         f"{wanted} more registers a warp (setmaxnreg {op.registers}); the CTA's pool has "
@@ -295,15 +272,15 @@ def _says(state: State, agent: int, op: SetMaxNreg) -> str:
     )
 
 
-@waits(SetMaxNreg, key=lambda state, agent, op: ("registers", agent // state.layout.warps), says=_says)
-def _can_set(state: State, agent: int, op: SetMaxNreg) -> bool:
+@waits(ops.SetMaxNreg, key=lambda state, agent, op: ("registers", agent // state.layout.warps), says=_says)
+def _can_set(state: State, agent: int, op: ops.SetMaxNreg) -> bool:
     if not op.increase:
         return True
     return state.free_registers[agent // state.layout.warps] >= (op.registers - state.registers[agent]) * WARP
 
 
-@applies(SetMaxNreg)
-def _set(state: State, agent: int, op: SetMaxNreg) -> int:
+@applies(ops.SetMaxNreg)
+def _set(state: State, agent: int, op: ops.SetMaxNreg) -> int:
     layout = state.layout
     cta, warp = divmod(agent, layout.warps)
     before = state.registers[agent]

@@ -132,8 +132,8 @@ class Layout:
         self.of: dict[str, Buffer] = {}
         for name, part in sorted(declared.stages.items(), key=lambda item: item[1].over is not None):
             self._stage(name, part)
-        found = [_exchange_of(self.of[name], part, self) for name, part in declared.shared.items()]
-        self.exchanges = [each for each in found if each is not None]
+        exchanges = [_exchange_of(self.of[name], part, self) for name, part in declared.shared.items()]
+        self.exchanges = [each for each in exchanges if each is not None]
         for name, scratch, role in scratches:
             axes = group_of(scratch, declared.cluster)
             tile = (scratch.tile[0] * math.prod(each.ctas for each in axes), *scratch.tile[1:])

@@ -223,7 +223,7 @@ def _bodies(kind: type, names: Mapping[Part, str], had: Collection[Part]) -> tup
         names: Of the parts of the schedule.
         had: Parts of the schedule, now, earlier and in base classes. The body of a role that is no longer there is left out.
     """
-    found: tuple[dict[str, Body], dict[str, Body]] = ({}, {})
+    bodies: tuple[dict[str, Body], dict[str, Body]] = ({}, {})
     for cls in kind.__mro__:
         own: dict[str, str] = {}
         for name, method in vars(cls).items():
@@ -240,10 +240,10 @@ def _bodies(kind: type, names: Mapping[Part, str], had: Collection[Part]) -> tup
                 rule = f"is the second body of role {called}, beside {own[called]}"
                 raise InputError(f"{cls.__name__}.{name}", method, rule, "keep one, or declare a role for each")
             own[called] = name
-            if names[role] not in found[before]:
+            if names[role] not in bodies[before]:
                 _check_visible(kind, name, method, called)
-                found[before][names[role]] = method
-    return found
+                bodies[before][names[role]] = method
+    return bodies
 
 
 def _check_visible(kind: type, name: str, method: Body, role: str) -> None:

@@ -269,12 +269,12 @@ class Plan:
     @property
     def by_engines(self) -> set[str]:
         """Names of the buffers whose memory TMA or wgmma accesses, perhaps as that of another buffer."""
-        found = {*(load.name for load in self.loads if not load.vector), *(store.buffer.name for store in self.stores)}
-        found |= {buffer.name for matmul in self.matmuls for buffer in (matmul.a, matmul.b) if buffer is not None}
+        names = {*(load.name for load in self.loads if not load.vector), *(store.buffer.name for store in self.stores)}
+        names |= {buffer.name for matmul in self.matmuls for buffer in (matmul.a, matmul.b) if buffer is not None}
         for each in self.exchanges:
-            found |= {buffer.name for buffer in (each.buffer, each.source) if buffer is not None and each.sender}
+            names |= {buffer.name for buffer in (each.buffer, each.source) if buffer is not None and each.sender}
         memory = {buffer.name: buffer.over or buffer.name for buffer in self.buffers}
-        touched = {memory.get(name) for name in found}
+        touched = {memory.get(name) for name in names}
         return {name for name, own in memory.items() if own in touched}
 
     @property
@@ -321,23 +321,23 @@ class Plan:
     @property
     def most(self) -> dict[str, int]:
         """The largest extents of the dimensions that are fixed or bounded."""
-        found = {dim.name: dim.size if dim.at_most is None else dim.at_most for dim in self.relations}
-        return {name: most for name, most in found.items() if most is not None}
+        extents = {dim.name: dim.size if dim.at_most is None else dim.at_most for dim in self.relations}
+        return {name: most for name, most in extents.items() if most is not None}
 
     def related(self, extents: dict[str, int]) -> dict[str, int]:
         """*extents* of dimensions, completed by relations: fixed extents, and extents that follow from others; none above its
         largest."""
         most = self.most
-        found = {name: min(extent, most.get(name, extent)) for name, extent in extents.items()}
+        related = {name: min(extent, most.get(name, extent)) for name, extent in extents.items()}
         for dim in self.relations:
-            if dim.of is not None and dim.of not in found and dim.name in found:
-                found[dim.of] = dim.longest_of(found[dim.name] + dim.times - 1)
-            extent = dim.extent(found)
+            if dim.of is not None and dim.of not in related and dim.name in related:
+                related[dim.of] = dim.longest_of(related[dim.name] + dim.times - 1)
+            extent = dim.extent(related)
             if extent is not None:
-                found[dim.name] = min(extent, most.get(dim.name, extent))
-                if dim.of is not None and extent > found[dim.name]:
-                    found[dim.of] = dim.longest_of(found[dim.name])
-        return found
+                related[dim.name] = min(extent, most.get(dim.name, extent))
+                if dim.of is not None and extent > related[dim.name]:
+                    related[dim.of] = dim.longest_of(related[dim.name])
+        return related
 
     def shapes(self, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors: from extents, made whole units, and what follows from them; 1 for those left."""

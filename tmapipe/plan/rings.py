@@ -183,25 +183,25 @@ def units_of(plan: Plan) -> dict[str, int]:
     What is loaded without a descriptor comes in whole pieces of a cluster. The rows of an output are whole units of 16 bytes,
     or of what a thread stores at once.
     """
-    found: dict[str, int] = {}
+    units: dict[str, int] = {}
     for load in plan.loads:
         if not load.tensor_map and not load.vector:
             for dim, extent in zip(load.dims, load.tile, strict=True):
-                found[dim] = math.lcm(found.get(dim, 1), extent * plan.cluster.get(dim, 1))
+                units[dim] = math.lcm(units.get(dim, 1), extent * plan.cluster.get(dim, 1))
     for store in plan.stores:
         unit, size = store.vector or ALIGNMENT, store.buffer.dtype.in_memory.bytes
-        found[store.dims[-1]] = math.lcm(found.get(store.dims[-1], 1), unit // math.gcd(unit, size))
-    return {dim: unit for dim, unit in found.items() if unit > 1}
+        units[store.dims[-1]] = math.lcm(units.get(store.dims[-1], 1), unit // math.gcd(unit, size))
+    return {dim: unit for dim, unit in units.items() if unit > 1}
 
 
 def in_units(extents: Mapping[str, int], units: Mapping[str, int], most: Mapping[str, int]) -> dict[str, int]:
     """*extents*, made longer to whole *units*, or shorter where they would be beyond the *most*."""
-    found = dict(extents)
+    rounded = dict(extents)
     for dim, unit in units.items():
-        if found.get(dim, 0) % unit:
-            longer = ceil_div(found[dim], unit) * unit
-            found[dim] = longer if longer <= most.get(dim, longer) else found[dim] // unit * unit or found[dim]
-    return found
+        if rounded.get(dim, 0) % unit:
+            longer = ceil_div(rounded[dim], unit) * unit
+            rounded[dim] = longer if longer <= most.get(dim, longer) else rounded[dim] // unit * unit or rounded[dim]
+    return rounded
 
 
 # ---- distributed -----------------------------------------------------------------------------------------------------
@@ -275,8 +275,8 @@ class Buffer:
         if not self.swizzle:
             return row * (self.tile[-1] * self.dtype.bytes) + column
         span = self.swizzle
-        found = column // span * (self.tile[0] * span) + row * span + column % span
-        return found ^ (((found >> 7) & (span // 16 - 1)) << 4)
+        place = column // span * (self.tile[0] * span) + row * span + column % span
+        return place ^ (((place >> 7) & (span // 16 - 1)) << 4)
 
 
 class Distributed:

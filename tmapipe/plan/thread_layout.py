@@ -349,7 +349,7 @@ def check_matmuls(
         launch: Registers a thread at launch.
         shared: Whether these are all that it has, since several CTAs share a multiprocessor.
     """
-    found: dict[str, str] = {}
+    roles: dict[str, str] = {}
     for name, mma in declared.matmuls.items():
         if not target.wgmma:
             raise InputError(f"Wgmma({name})", target.name, "wgmma exists on sm_90a only", "plan for sm_90a")
@@ -392,31 +392,31 @@ def check_matmuls(
             rule = f"has {registers.sums} sums a thread, and of so few that are promoted ptxas serializes the wgmmas (C7511)"
             raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a larger tile, or no promotion")
         _check_accumulators(name, mma, sum(registers), role, launch if shared else None)
-        found[name] = declared.name_of(role)
-    _check_together(declared, found)
-    return found
+        roles[name] = declared.name_of(role)
+    _check_together(declared, roles)
+    return roles
 
 
 def _role_of(declared: Declarations, name: str, mma: Wgmma) -> Role:
     """The role that executes a matmul. Raises `InputError` unless it is clear which."""
-    found = _after(mma.b)
+    candidates = _after(mma.b)
     if isinstance(mma.a, Wgmma):
         other = _role_of(declared, declared.name_of(mma.a), mma.a)
-        found = [role for role in found if role is other]
+        candidates = [role for role in candidates if role is other]
     elif isinstance(mma.a, RegisterTile):
-        found = [role for role in found if role is mma.a.role]
+        candidates = [role for role in candidates if role is mma.a.role]
     else:
-        found = [role for role in found if role in _after(mma.a)]
-    if len(found) > 1:
-        found = [role for role in found if all(role in stage.ring.phases[-1] for stage in mma.stages)]
-    if len(found) != 1:
+        candidates = [role for role in candidates if role in _after(mma.a)]
+    if len(candidates) > 1:
+        candidates = [role for role in candidates if all(role in stage.ring.phases[-1] for stage in mma.stages)]
+    if len(candidates) != 1:
         rings = dict.fromkeys(declared.name_of(stage.ring) for stage in mma.stages)
         roles = [
             declared.name_of(role) for ring in rings for phase in declared.rings[ring].phases[1:] for role in phase
         ]
         rule = f"needs one role of warpgroups that reads the slots of {' and '.join(rings)}, after whoever fills them"
         raise InputError(f"Wgmma({name})", list(dict.fromkeys(roles)), rule, "Role(warpgroups=2)")
-    return found[0]
+    return candidates[0]
 
 
 def _after(stage: SlotStage) -> list[Role]:

@@ -114,12 +114,12 @@ def readers_of(
         matmul_roles: Matmul -> the role that executes it.
         storing_roles: Store -> the role that executes it.
     """
-    found: list[tuple[str, SlotStage, str, int]] = [
+    reads: list[tuple[str, SlotStage, str, int]] = [
         (matmul_roles[name], stage, "wgmma", mma.in_flight)
         for name, mma in declared.matmuls.items()
         for stage in mma.stages
     ]
-    found += [
+    reads += [
         (storing_roles[name], store.slot, "tma", store.stages)
         for name, store in declared.stores.items()
         if store.slot is not None
@@ -127,7 +127,7 @@ def readers_of(
     lag: dict[str, int] = {}
     readers: dict[str, tuple[str, ...]] = {}
     fenced: dict[str, None] = {}
-    for role, stage, how, in_flight in found:
+    for role, stage, how, in_flight in reads:
         if declared.name_of(stage.ring) == ring:
             lag[role] = max(lag.get(role, 0), in_flight)
             readers[role] = tuple(dict.fromkeys((*readers.get(role, ()), how)))
@@ -239,7 +239,7 @@ def _check_in_place(declared: Declarations, name: str, load: LoadStage, outputs:
 
 def storing_roles(declared: Declarations, roles: dict[str, RoleWarps], matmul_roles: dict[str, str]) -> dict[str, str]:
     """Store -> the role that executes it. Raises `InputError` unless one warp stores from a slot, which its ring releases."""
-    found: dict[str, str] = {}
+    storing: dict[str, str] = {}
     for name, store in declared.stores.items():
         if store.slot is not None:
             if store.slot.ring.held:
@@ -251,11 +251,11 @@ def storing_roles(declared: Declarations, roles: dict[str, RoleWarps], matmul_ro
                 rule = "one role of one warp stores from a slot"
                 raise InputError(f"TmaStoreStage({name}).role", last, rule, "Role(warps=1)")
         if store.storing is not None:
-            found[name] = declared.name_of(store.storing)
+            storing[name] = declared.name_of(store.storing)
         else:
             assert store.source is not None
-            found[name] = matmul_roles[declared.name_of(store.source)]
-    return found
+            storing[name] = matmul_roles[declared.name_of(store.source)]
+    return storing
 
 
 def store_of(layout: Layout, name: str, store: StoreStage) -> Store:

@@ -24,15 +24,7 @@ from tmapipe.plan.thread_layout import AccumulatorLayout
 from tmapipe.protocol.matmuls import Accumulator, BoundRegisterTile
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.slots import PartInSlot, SlotPart
-from tmapipe.protocol.tile import (
-    Tile,
-    checked_values,
-    layout_of,
-    peer_mask,
-    peer_rank,
-    share_index,
-    stands_for,
-)
+from tmapipe.protocol.tile import Tile, checked_values, layout_of, peer_mask, peer_rank, share_index, stands_for
 from tmapipe.store_pipeline import StoredStage
 
 # ---- exchange --------------------------------------------------------------------------------------------------------
@@ -52,11 +44,11 @@ class SharedInSlot(PartInSlot):
             InputError: The stage has no group, or the cluster no CTAs along its axes.
         """
         name, plan = self.part.buffer.name, self.part.isa.plan
-        found = plan.exchange(name)
-        if found is None:
+        exchange = plan.exchange(name)
+        if exchange is None:
             rule = f"has a group of CTAs, of a cluster with several; the cluster is {dict(plan.cluster)}"
             raise InputError(f"slot.{name}", name, rule, "declare its group=, and the cluster")
-        return found
+        return exchange
 
     @property
     def rank(self) -> Any:
@@ -256,11 +248,11 @@ def _of_scratch(k: Any, name: str, scratch: ReductionScratch) -> None:
     buffer = isa.plan.buffer(name)
     of = isa.plan.exchange(name)
     if of is None:
-        found = WarpExchange(isa, buffer, isa.syncs.of([role]))
+        exchange = WarpExchange(isa, buffer, isa.syncs.of([role]))
     else:
         assert of.full is not None
-        found = ClusterExchange(isa, buffer, of.full, peer_mask(isa, of.axes), share_index(isa, of.axes), of.peers)
-    isa.fragments.exchanges[role.first_warp] = found
+        exchange = ClusterExchange(isa, buffer, of.full, peer_mask(isa, of.axes), share_index(isa, of.axes), of.peers)
+    isa.fragments.exchanges[role.first_warp] = exchange
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------

@@ -390,11 +390,11 @@ class Slot(Carried):
 
     def _touched(self, stages: Any = None) -> Any:
         """Whether threads have accessed the tile of one of *stages*, or of any."""
-        found: Any = False
+        touched: Any = False
         for stage, condition in self.touched_by_threads.items():
             if stages is None or stage in stages:
-                found = True if condition is True or found is True else found | condition
-        return found
+                touched = True if condition is True or touched is True else touched | condition
+        return touched
 
     def _check_open(self, stage: str = "") -> None:
         """Raises `ScopeError` if the slot is not open, or the tile of *stage* is gone."""

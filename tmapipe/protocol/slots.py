@@ -208,12 +208,7 @@ class PartInSlot(Carried):
         move_rows(isa, load, table, first, one, four if isa.plan.target.gather4 else None)
 
     def _aligned(
-        self,
-        where: str,
-        dims: Sequence[str],
-        extents: Sequence[int],
-        tile: Tile | None,
-        coordinates: dict[str, Any],
+        self, where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
     ) -> tuple[Any, ...]:
         """As `aligned_start`; of a result of the kernel, at the coordinates of the output tile, which this CTA has stored."""
         check_own(where, self.part.isa.plan, self._loaded(), tile, coordinates)

@@ -356,9 +356,9 @@ class BoundStore(Carried):
         if len(stores) == 1 and not isinstance(values, dict):
             values = {self.plan.name: values}
         if not isinstance(values, dict) or set(values) != set(stores):
-            found = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
+            returned = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
             fix = f"Return a dictionary of {', '.join(stores)}."
-            raise ScopeError(f"{where_is(epilogue)} returned {found}, not one value for each output. {fix}")
+            raise ScopeError(f"{where_is(epilogue)} returned {returned}, not one value for each output. {fix}")
         for name, value in values.items():
             if value is None:
                 raise ScopeError(f"{where_is(epilogue)} returned None for {name}. Is a `return` missing?")
@@ -453,36 +453,27 @@ class BoundThreadStore(Carried):
             InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers; or *when* is no
                 such comparison.
         """
-        name, plan = f"{self.plan.name}.store", self.plan
-        check_own(name, self.isa.plan, plan, tile, ())
-        made = values if epilogue is None else applied(epilogue, (values,), {})
-        found = checked_values(name, plan.buffer, made)
-        self._store(start_of(name, plan.dims, plan.tile, tile, {}), found, surely, when)
+        self._store("store", tile, values, epilogue, surely, when)
 
     def store_from(
-        self,
-        *start: Any,
-        values: Any,
-        epilogue: Any = None,
-        surely: tuple[int, int] = (0, 0),
-        when: Any = None,
+        self, *start: Any, values: Any, epilogue: Any = None, surely: tuple[int, int] = (0, 0), when: Any = None
     ) -> None:
         """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
         negative or beyond its end. The last one is a multiple of the stage's `vector` bytes. *values* may have fewer columns
         than the stage's tile."""
-        name, plan = f"{self.plan.name}.store_from", self.plan
-        tile = tile_at(name, plan.dims, start)
+        tile = tile_at(f"{self.plan.name}.store_from", self.plan.dims, start)
+        self._store("store_from", tile, values, epilogue, surely, when)
+
+    def _store(self, verb: str, tile: Tile, values: Any, epilogue: Any, surely: tuple[int, int], when: Any) -> None:
+        name, plan = f"{self.plan.name}.{verb}", self.plan
         check_own(name, self.isa.plan, plan, tile, ())
         made = values if epilogue is None else applied(epilogue, (values,), {})
-        found = checked_values(name, plan.buffer, made, narrower=True)
-        self._store(start_of(name, plan.dims, plan.tile, tile, {}), found, surely, when)
-
-    def _store(self, start: Any, values: Fragment, surely: tuple[int, int], when: Any) -> None:
-        name = f"{self.plan.name}.store"
+        made = checked_values(name, plan.buffer, made, narrower=verb == "store_from")
+        start, name = start_of(name, plan.dims, plan.tile, tile, {}), f"{plan.name}.store"
         pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
         if not pair:
             raise InputError(f"{name}(surely)", surely, "is (first, end) of columns inside the tensor", "leave it out")
-        self.isa.store_values(self.plan, start, values, surely, None if when is None else _mask(name, when, values))
+        self.isa.store_values(plan, start, made, surely, None if when is None else _mask(name, when, made))
 
     def finish(self) -> None:
         """After the last tile: nothing is left to wait for."""

@@ -149,21 +149,21 @@ def start_of(
     unknown = [name for name in coordinates if name not in dims]
     if unknown:
         raise InputError(where, unknown, f"has dimensions {', '.join(dims)}", "name one of them")
-    found: list[Any] = []
+    start: list[Any] = []
     for dim, extent in zip(dims, extents, strict=True):
         place = coordinates.get(dim)
         if place is not None and not is_index(place):
             rule = "is a whole number of tiles"
             raise InputError(f"{where}({dim})", place, rule, "use integers, and // instead of /")
         if place is not None:
-            found.append(place * extent)
+            start.append(place * extent)
         else:
-            found.append(None if tile is None else tile.start(dim, extent))
-    missing = [d for d, value in zip(dims, found, strict=True) if value is None]
+            start.append(None if tile is None else tile.start(dim, extent))
+    missing = [d for d, value in zip(dims, start, strict=True) if value is None]
     if missing:
         example = ", ".join(f"{d}=..." for d in missing)
         raise InputError(where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
-    return tuple(found)
+    return tuple(start)
 
 
 def aligned_start(
@@ -322,10 +322,10 @@ def layout_of(where: str, values: Any) -> ThreadLayout:
 def check_extents(where: str, tile: tuple[int, ...], layout: ThreadLayout, along: str) -> None:
     """Raises `InputError` unless a tile has the extents of a fragment, or one extent for one number a row or column."""
     wanted: tuple[int, ...] = (1,) if along == "one" else (layout.rows,) if along == "rows" else (layout.columns,)
-    found = tile
+    extents = tile
     if along == "tile":
-        found, wanted = (math.prod(tile[:-1]), tile[-1]), (layout.rows, layout.columns)
-    if found != wanted:
+        extents, wanted = (math.prod(tile[:-1]), tile[-1]), (layout.rows, layout.columns)
+    if extents != wanted:
         what = {"tile": "the tile", "one": "one number"}.get(along, f"one number for each of the {along}")
         raise InputError(where, tile, f"is the shape of {what} of the fragment, {wanted}", "give the stage such a tile")
 
@@ -367,8 +367,8 @@ class BoundTable(Carried):
         counts = [self.isa.extent(self.name, dim) for dim in range(len(dims))]
         inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i, count in zip(at, counts, strict=True)])
         place = at[0] if len(at) == 1 else at[0] * counts[1] + at[1]
-        found = self.isa.load_entry(self.name, self.isa.select(inside, place, 0), 0)
-        return self.isa.select(inside, found, -1)
+        entry = self.isa.load_entry(self.name, self.isa.select(inside, place, 0), 0)
+        return self.isa.select(inside, entry, -1)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

@@ -404,11 +404,11 @@ class TilesOfGroups(FetchedTiles):
 
         def look() -> None:
             number = self._take()
-            found = self._place(number)
+            place = self._place(number)
             there_is[0] = isa.select(number < self.numbers.total, 1, 0)
-            searching[0] = isa.select(found["left"] > 0, 0, there_is[0])
+            searching[0] = isa.select(place["left"] > 0, 0, there_is[0])
             for j, dim in enumerate(self.dims):
-                at[j] = found[dim]
+                at[j] = place[dim]
             self.number[0] = self.number[0] + isa.clusters
 
         isa.loop_while(searching, look, lambda: 1)
@@ -423,11 +423,7 @@ class TilesOfGroups(FetchedTiles):
         coordinates = self.numbers.coordinates(number)
         along_m, groups = coordinates["m"], isa.extent(table, 0)
         begun = count_entries(
-            isa,
-            table,
-            groups - 1,
-            lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (along_m + 1) * unit,
-            LARGEST,
+            isa, table, groups - 1, lambda g, end: self._row(end) + (g + 1) * (unit - 1) < (along_m + 1) * unit, LARGEST
         )
         end = self._row(isa.load_entry(table, begun, LARGEST))
         before = isa.load_entry(table, isa.select(begun > 0, begun - 1, 0), LARGEST)
@@ -461,8 +457,8 @@ class TilesOfGroups(FetchedTiles):
         def look() -> None:
             over = number[0] >= total
             rows = isa.select(over, 0, isa.select(self._has_rows(number[0]), 1, 0))
-            found = isa.select(left[0] == 0, rows, 0)
-            going[0] = isa.select(over, 0, 1 - found)
+            group = isa.select(left[0] == 0, rows, 0)
+            going[0] = isa.select(over, 0, 1 - group)
             left[0] = left[0] - rows
             number[0] = isa.select(going[0] == 1, number[0] + isa.clusters, number[0])
 

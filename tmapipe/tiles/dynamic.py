@@ -123,8 +123,8 @@ class FetchedTiles(TilesOfRole):
             self.queue.release()
 
     def _next(self) -> None:
-        found = self.queue.take(len(self.dims) + 1, self._fetch, self._without_data, keep=self.keeps)
-        for i, word in enumerate(found):
+        words = self.queue.take(len(self.dims) + 1, self._fetch, self._without_data, keep=self.keeps)
+        for i, word in enumerate(words):
             self.words[i] = word
         self.read[0] = self.read[0] + 1
 
@@ -146,10 +146,10 @@ class FetchedTiles(TilesOfRole):
             taken[0] = isa.atomic_add(0, lambda: self._number_in_turn() - isa.clusters)
 
         isa.lane_0(take, when=later == 1)
-        found = isa.shuffle(taken[0])
-        isa.lane_0(lambda: isa.store_counter(0, 0), when=(later == 1) & (found == last))
+        turn = isa.shuffle(taken[0])
+        isa.lane_0(lambda: isa.store_counter(0, 0), when=(later == 1) & (turn == last))
         self.taken[0] = 1
-        return isa.select(later == 1, found + isa.clusters, isa.cluster_id)
+        return isa.select(later == 1, turn + isa.clusters, isa.cluster_id)
 
     def _words_of(self, number: Any, there_is: Any) -> Sequence[Any]:
         return (there_is, *self.numbers.coordinates(number).values())
@@ -318,21 +318,21 @@ def _claim_position(isa: Isa) -> Value:
     """A position from 0 to clusters - 1 that no other cluster gets. Once per cluster."""
     kept = isa.launch_words(_of_one_gpc)
     going, gpc, position = range(3)
-    found = isa.cells(0, 0, 0)
+    claims = isa.cells(0, 0, 0)
 
     def try_one() -> None:
-        first, end = (_field(isa, kept[GPC_WORDS:], found[gpc] + i, 8) for i in range(2))
-        found[position] = first + isa.atomic_add(found[gpc], lambda: isa.cluster_id)
-        found[going] = isa.select(found[position] < end, 0, 1)
-        found[gpc] = isa.select(end >= isa.clusters, 0, found[gpc] + 1)
+        first, end = (_field(isa, kept[GPC_WORDS:], claims[gpc] + i, 8) for i in range(2))
+        claims[position] = first + isa.atomic_add(claims[gpc], lambda: isa.cluster_id)
+        claims[going] = isa.select(claims[position] < end, 0, 1)
+        claims[gpc] = isa.select(end >= isa.clusters, 0, claims[gpc] + 1)
 
     def claim() -> None:
-        found[going] = 1
-        found[gpc] = _field(isa, kept[:GPC_WORDS], isa.smid() // 2, 4)
-        isa.loop_while(found, try_one)
+        claims[going] = 1
+        claims[gpc] = _field(isa, kept[:GPC_WORDS], isa.smid() // 2, 4)
+        isa.loop_while(claims, try_one)
 
     isa.lane_0(claim)
-    return isa.shuffle(found[position])
+    return isa.shuffle(claims[position])
 
 
 def _count_claim(isa: Isa) -> None:

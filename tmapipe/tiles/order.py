@@ -104,12 +104,12 @@ def check_rows(declared: Declarations, axes: Mapping[str, Axis], shapes: Mapping
 
 def rows_of(declared: Declarations, axes: Mapping[str, Axis]) -> dict[str, str]:
     """The dimensions that are reduced over all CTAs of a cluster along them, each with the part that does."""
-    found = {}
+    names = {}
     for name, group in _groups(declared).items():
         for dim in group.axes if name in declared.scratches else ():
             if dim in axes and not group.ctas:  # the plan refuses others; blocks of CTAs each have rows of their own
-                found[dim] = name
-    return found
+                names[dim] = name
+    return names
 
 
 def check_relations(declared: Declarations) -> None:
@@ -304,11 +304,11 @@ class QueueEnd(Carried):
             isa.mbarrier_arrive_expect_tx(queue.full, index, queue.buffer.slot_bytes)
             self.once_a_cluster(put)
         isa.mbarrier_wait(queue.full, index, parity)
-        found = isa.read_words(slot, count, without_data)
+        words = isa.read_words(slot, count, without_data)
         if not keep:
             self._release(index)
         isa.advance(self.state, queue.buffer.stages)
-        return found
+        return words
 
     def release(self) -> None:
         """Releases a slot that was kept, of a queue of one slot."""

@@ -370,7 +370,7 @@ class TileNumbers(Carried):
 
     def coordinates(self, number: Any) -> dict[str, Any]:
         """The coordinates of tile *number* by dimension, in units of clusters."""
-        rest, found = number, dict[str, Any].fromkeys(self.steps, 0)
+        rest, place = number, dict[str, Any].fromkeys(self.steps, 0)
         outer = list(self.steps)
         if len(outer) > 1:
             *outer, m, n = outer
@@ -379,13 +379,13 @@ class TileNumbers(Carried):
             batch = 0
             if outer:
                 batch, rest = self._divide(rest, "matrix", self.raster.count(self.steps[m], self.steps[n]))
-            found[m], found[n] = self.raster.coordinates(self.isa, self.by, self.steps[m], self.steps[n], rest)
+            place[m], place[n] = self.raster.coordinates(self.isa, self.by, self.steps[m], self.steps[n], rest)
             rest = batch
         for dim in reversed(outer[1:]):
-            rest, found[dim] = self._divide(rest, dim, self.steps[dim])
+            rest, place[dim] = self._divide(rest, dim, self.steps[dim])
         if outer:
-            found[outer[0]] = rest
-        return found
+            place[outer[0]] = rest
+        return place
 
     def _divide(self, value: Any, name: str, by: Any) -> tuple[Any, Any]:
         """Quotient and remainder."""
@@ -405,20 +405,20 @@ def number_divisors(raster: Grouped, steps: dict[str, Any]) -> dict[str, Any]:
     Args:
         steps: The grid by dimension, in units of clusters.
     """
-    found = dict(steps)
+    divisors = dict(steps)
     if len(steps) > 1:
         m, n = list(steps)[-2:]
-        found |= {"matrix": raster.count(steps[m], steps[n]), **raster.divisors(steps[m], steps[n])}
-    return found
+        divisors |= {"matrix": raster.count(steps[m], steps[n]), **raster.divisors(steps[m], steps[n])}
+    return divisors
 
 
 def total_of(raster: Grouped, steps: dict[str, Any]) -> Any:
     """How many tiles of a grid of so many a raster numbers."""
     *outer, m, n = (1, *steps.values()) if len(steps) > 1 else (1, 1, *steps.values())
-    found: Any = raster.count(m, n) if len(steps) > 1 else m * n
+    total: Any = raster.count(m, n) if len(steps) > 1 else m * n
     for count in outer:
-        found = found * count
-    return found
+        total = total * count
+    return total
 
 
 def steps_of(grid: dict[str, Any], cluster: Mapping[str, int]) -> dict[str, Any]:
@@ -439,11 +439,11 @@ def count_entries(
         holds: As of `Isa.ballot`.
         without_data: What every entry is in the check, which has no data.
     """
-    found = isa.cells(0)
+    counted = isa.cells(0)
 
     def some(i: Value) -> None:
         votes = isa.ballot(table, i * 32, count, holds, without_data)
-        found[0] = found[0] + votes
+        counted[0] = counted[0] + votes
 
     isa.loop((count + 31) // 32, some)
-    return isa.here(found[0])
+    return isa.here(counted[0])

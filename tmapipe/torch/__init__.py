@@ -39,25 +39,10 @@ from tmapipe.torch.operators import (
 from tmapipe.torch.products import Linear, SwiGLU, conv2d, grouped_gemm, scaled_mm
 
 __all__ = [
-    "Linear",
-    "SwiGLU",
-    "conv2d",
-    "cross_entropy",
-    "fallbacks",
-    "gemm",
-    "grouped_gemm",
-    "kernels_only",
-    "layer_norm",
-    "linear",
-    "log_softmax",
-    "matmul",
-    "register",
-    "rms_norm",
-    "scaled_dot_product_attention",
-    "scaled_mm",
-    "softmax",
+    "Linear", "SwiGLU", "conv2d", "cross_entropy", "fallbacks", "gemm", "grouped_gemm", "kernels_only", "layer_norm",
+    "linear", "log_softmax", "matmul", "register", "rms_norm", "scaled_dot_product_attention", "scaled_mm", "softmax",
     "transpose",
-]
+]  # fmt: skip
 
 # ---- functions of rows: over the last dimension ------------------------------------------------------------------------
 

@@ -30,23 +30,9 @@ from tmapipe.tuning.problem import Candidate, Device, Problem
 from tmapipe.tuning.tuner import Tuned, choose, choose_conv, ranked, tune
 
 __all__ = [
-    "AutoTuned",
-    "Candidate",
-    "Choice",
-    "Device",
-    "Problem",
-    "Tuned",
-    "autotune",
-    "candidates",
-    "choose",
-    "choose_conv",
-    "choose_dequant",
-    "estimate",
-    "export_tuned",
-    "import_tuned",
-    "ranked",
-    "tune",
-]
+    "AutoTuned", "Candidate", "Choice", "Device", "Problem", "Tuned", "autotune", "candidates", "choose", "choose_conv",
+    "choose_dequant", "estimate", "export_tuned", "import_tuned", "ranked", "tune",
+]  # fmt: skip
 
 
 # ---- autotune --------------------------------------------------------------------------------------------------------
