@@ -130,7 +130,9 @@ def aligned(problem: Problem, further: int) -> Problem:
         problem.k if major == "k" else n for n, major in zip((problem.m, problem.n), problem.majors, strict=True)
     )
     rows = [math.gcd(LINE, (width + further) * size) for width in (of_a, of_b)]
-    return attrs.evolve(problem, aligned=(*rows, math.gcd(LINE, (problem.n + further) * problem.out.bytes, 8 * size)))
+    pitch = math.gcd(LINE, (problem.n + further) * problem.out.bytes)
+    of_d = dict.fromkeys([math.gcd(pitch, 8 * size), pitch])
+    return attrs.evolve(problem, aligned=(*rows, *of_d))
 
 
 def data_of(view: View, seed: int, device: str = "cuda") -> tuple[Any, Any, Any, Any]:
