@@ -3,6 +3,7 @@
 python -m benchmarks.random_views --seed 0x1234abcd                  164 problems; the seed: the measured commit
 python -m benchmarks.random_views --seed 0x1234abcd --append         those that are left
 python -m benchmarks.random_views --candidates 8                     also eight candidates that differ, to fit the estimate
+python -m benchmarks.random_views --peers quack cutlass              the first 24 along k, beside others than cuBLAS too
 python -m benchmarks.random_views --report                           prints the stored results; needs no GPU
 
 100 problems in bf16 with both operands along k, 40 of other majors, 24 in fp8, mixed evenly, so that a run that ends early has
@@ -13,6 +14,7 @@ GPU: it looks at up to four candidates.
 All variants of a problem run in one process on the same data, in random order, with rests that are ten times as long as the
 batches, `--rest` seconds at most. The look takes the fastest of a first round; the times are those of later rounds. A result
 is right if it is near float64's, if a second launch makes the same bits, and if nothing beside the output has changed.
+Of other peers than cuBLAS, those two variants are measured that are the fastest in a round before; suite `random_peers`.
 Processes choose and compile for later problems meanwhile.
 """
 
@@ -36,6 +38,7 @@ from typing import Any
 
 import attrs
 
+from benchmarks import peers
 from benchmarks.cli import add_options, gpu_of, guarded, method_of, settings
 from benchmarks.random_problems import (
     DTYPES,
@@ -60,6 +63,7 @@ from tmapipe.tuning.problem import LINE
 from tmapipe.tuning.tuner import LOOKS, unsure
 
 SUITE = "random_views"
+WITH_PEERS, COUNT_WITH_PEERS = "random_peers", 24
 COUNTS = {"along k": 100, "other majors": 40, "fp8": 24}
 LEAST_FLOPS = 2e9
 FEW = 10  # of so many problems one has less than 16 rows
@@ -67,6 +71,7 @@ FURTHER = (0, 0, 8, 64)  # elements by which rows lie further apart than they ar
 WHICH = ("chosen", "looked", "best")  # of ours: by estimate; after a look; of all that were measured
 GUARD = 1  # rows behind the output that nobody may write
 AHEAD = 2  # problems in work, of each compiling process
+KEPT = 2  # variants of each peer
 LOOKING = 1  # rounds before those that are reported, by which one of ours is taken
 RESTS, LEAST_REST = 10, 5e-3  # of a batch's time; and seconds
 
@@ -125,7 +130,9 @@ def aligned(problem: Problem, further: int) -> Problem:
         problem.k if major == "k" else n for n, major in zip((problem.m, problem.n), problem.majors, strict=True)
     )
     rows = [math.gcd(LINE, (width + further) * size) for width in (of_a, of_b)]
-    return attrs.evolve(problem, aligned=(*rows, math.gcd(LINE, (problem.n + further) * problem.out.bytes, 8 * size)))
+    pitch = math.gcd(LINE, (problem.n + further) * problem.out.bytes)
+    of_d = dict.fromkeys([math.gcd(pitch, 8 * size), pitch])
+    return attrs.evolve(problem, aligned=(*rows, *of_d))
 
 
 def data_of(view: View, seed: int, device: str = "cuda") -> tuple[Any, Any, Any, Any]:
@@ -264,6 +271,8 @@ def measure(view: View, ahead: Any, clock: Any, results: Results, args: Any, pla
     a, b, out, whole = data_of(view, seed, place)
     check = checker(a, b, out)
     runs: dict[tuple[str, str], Callable[[], object]] = {("cublas", "torch"): blas(a, b, out)}
+    for peer in args.peers:
+        runs |= {(peer, name): run for name, run in peers.prepare(peer, a, b, out).items()}
     said: list[str] = []
     for candidate in (*looks, *more):
         try:
@@ -283,6 +292,10 @@ def measure(view: View, ahead: Any, clock: Any, results: Results, args: Any, pla
     estimated = {str(each): estimate(problem, each, ahead.device) for each in (*looks, *more)}
     rest = max(LEAST_REST, RESTS * args.batch * min(estimated.values()) * 1e-6)
     method = attrs.evolve(method_of(args), rounds=LOOKING + args.rounds, rest=min(args.rest, rest))
+    for peer in args.peers:
+        once = rested({key: run for key, run in runs.items() if key[0] == peer}, clock, attrs.evolve(method, rounds=1))
+        for key in sorted(once, key=lambda each: once[each].us)[KEPT:]:
+            del runs[key]
     timings = rested(runs, clock, method)
     right = {str(each): timings[OURS, str(each)] for each in looks if (OURS, str(each)) in runs}
     looked = min(right, key=lambda each: statistics.median(right[each].rounds[:LOOKING]), default="")
@@ -302,7 +315,7 @@ def measure(view: View, ahead: Any, clock: Any, results: Results, args: Any, pla
 
 @attrs.frozen
 class Line:
-    """One problem: times (microseconds) of cuBLAS and of `WHICH`, nan where there is none; what was taken after a look."""
+    """One problem: times (microseconds) of the best peer and of `WHICH`, nan where there is none; what a look took."""
 
     name: str
     kind: str
@@ -312,12 +325,12 @@ class Line:
     fastest: str
 
     def ratio(self, which: str) -> float:
-        """Speed of cuBLAS's of what is "chosen", "looked" or "best"."""
+        """Speed, of the best peer's, of what is "chosen", "looked" or "best"."""
         return self.us[0] / self.us[1 + WHICH.index(which)]
 
     @property
     def text(self) -> str:
-        return f"cuBLAS {self.us[0]:.1f}" + "".join(f", {which} {self.ratio(which):.3f}" for which in WHICH)
+        return f"best peer {self.us[0]:.1f}" + "".join(f", {which} {self.ratio(which):.3f}" for which in WHICH)
 
 
 def lines(rows: Iterable[dict[str, Any]]) -> list[Line]:
@@ -327,10 +340,11 @@ def lines(rows: Iterable[dict[str, Any]]) -> list[Line]:
     found = []
     for (name, kind), mine in by_problem.items():
         ours = sorted((row for row in mine if row["peer"] == OURS), key=lambda row: row["us"])
-        cublas = next((row for row in mine if row["peer"] != OURS), {})
+        theirs = (row for row in mine if row["peer"] != OURS)
+        peer = min(theirs, key=lambda row: row["us"], default=dict[str, Any]())
         chosen, looked = (next((row for row in ours if row.get(which)), {}) for which in ("chosen", "looked"))
         best = ours[0] if ours else {}
-        times = (row.get("us", math.nan) for row in (cublas, chosen, looked, best))
+        times = (row.get("us", math.nan) for row in (peer, chosen, looked, best))
         words = looked.get("variant", ""), best.get("variant", "")
         found.append(Line(name, kind, tuple(times), looked.get("looked", 0), *words))
     return found
@@ -351,7 +365,7 @@ def report(rows: Iterable[dict[str, Any]]) -> None:
             mean = math.exp(statistics.fmean(map(math.log, found)))
             under = [sum(value < limit for value in found) for limit in (0.9, 0.95, 1)]
             body.append([kind, which, len(mine), f"{mean:.3f}", f"{min(found):.3f}", *under, len(mine) - len(found)])
-    heads = ["", "speed, of cuBLAS's", "problems", "mean", "least", "< 0.90", "< 0.95", "< 1", "not right"]
+    heads = ["", "speed, of the best peer's", "problems", "mean", "least", "< 0.90", "< 0.95", "< 1", "not right"]
     print_table(body, heads, "speed, by problem")
     if every:
         print(f"looks: {statistics.fmean(e.looks for e in every):.2f} candidates in the mean")
@@ -359,7 +373,9 @@ def report(rows: Iterable[dict[str, Any]]) -> None:
         [e.name, f"{e.ratio('looked'):.3f}", f"{e.us[0]:.1f}", f"{e.us[2]:.1f}", e.taken, f"{e.us[3]:.1f}", e.fastest]
         for e in sorted(every, key=lambda e: e.ratio("looked"))[:16]
     ]
-    print_table(table, ["problem", "of cuBLAS", "cuBLAS, us", "looked, us", "", "best, us", ""], "the slowest")
+    print_table(
+        table, ["problem", "of the best peer", "best peer, us", "looked, us", "", "best, us", ""], "the slowest"
+    )
 
 
 # ---- the command line ---------------------------------------------------------------------------------------------------
@@ -369,6 +385,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--look", type=int, default=LOOKS, help="candidates that are looked at (default %(default)s)")
     parser.add_argument("--candidates", type=int, default=1, metavar="N", help="also so many that differ")
+    parser.add_argument("--peers", nargs="+", default=[], choices=peers.PEERS, help="besides cuBLAS")
     parser.add_argument("--seconds", type=float, default=3600.0, help="when to end (default %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compiling processes (default %(default)s)")
     parser.add_argument("--report", action="store_true", help="only print the stored results")
@@ -379,8 +396,9 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
+    suite = WITH_PEERS if args.peers else SUITE
     if args.report:
-        report(read(folder_of(args.out) / f"{SUITE}.json")["rows"])
+        report(read(folder_of(args.out) / f"{suite}.json")["rows"])
         return 0
     if not gpu_of(SUITE):
         return 2
@@ -389,11 +407,14 @@ def main(argv: list[str] | None = None) -> int:
     from tmapipe.tuning.tuner import device_of
 
     device = device_of()
-    results = Results(suite_of(device.name, SUITE), device.name, {**settings(args), "seed": f"{args.seed:#010x}"})
+    results = Results(suite_of(device.name, suite), device.name, {**settings(args), "seed": f"{args.seed:#010x}"})
     if args.append:
         results.resume(args.out)
     known = {(row["problem"], row["kind"]) for row in results.rows}
-    left = [view for view in drawn(args.seed) if (view.name, view.kind) not in known]
+    views = drawn(args.seed)
+    if args.peers:
+        views = [view for view in views if view.kind == "along k"][:COUNT_WITH_PEERS]
+    left = [view for view in views if (view.name, view.kind) not in known]
     ahead, clock = Ahead(left, device, args.look, args.candidates, args.jobs), CudaClock(args.flush)
     while left and (view := ahead.first(left, ends - time.monotonic())) and time.monotonic() < ends:
         left.remove(view)

@@ -292,7 +292,7 @@ def test_a_result_is_right_with_the_same_bits_and_nothing_beside():
         random_views.error_of(lambda: out.fill_(next(bits)), check, out, whole)
 
 
-def test_measuring_a_view(capsys):
+def test_measuring_a_view(capsys, monkeypatch):
     class Alone(Compiled):
         few: ClassVar = {}
         device = tuning.problem.H200
@@ -314,6 +314,17 @@ def test_measuring_a_view(capsys):
     said = capsys.readouterr().out
     assert "Gemm 128x64 1x1: does not compile" in said and "Gemm 64x128 1x1: WRONG" in said
     assert "along k, views" in said and "looks: 2.00" in said
+    made = {"second": 2.0, "third": 3.0, "first": 1.0}
+
+    def rested(runs, clock, method):
+        return {key: random_views.Timing(made.get(key[1], 5.0), 0.0, (5.0,) * 4) for key in runs}
+
+    monkeypatch.setattr(random_views, "rested", rested)
+    monkeypatch.setattr(random_views.peers, "prepare", lambda peer, a, b, out: dict.fromkeys(made, blas(a, b, out)))
+    args.peers, blas = ["quack"], random_problems.blas
+    results.rows.clear()
+    random_views.measure(view, Alone(), Instant(), results, args, "cpu")
+    assert [row["variant"] for row in results.rows if row["peer"] == "quack"] == ["second", "first"]
 
 
 def test_weights_of_few_bits(capsys):

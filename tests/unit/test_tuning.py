@@ -1,6 +1,7 @@
 """Choosing a schedule: candidates, estimates, the cache, and the tuner's picking, all without a GPU."""
 
 import itertools
+import math
 import sys
 import types
 
@@ -408,12 +409,25 @@ def test_a_problem_knows_how_far_apart_rows_lie():
     assert estimate(flat, gemm, H200) == estimate(attrs.evolve(flat, aligned=flat.rows_at), gemm, H200)
 
 
-@pytest.mark.parametrize("aligned", [None, (16, 32, 64), (128, 16, 16)])
+def test_rows_of_d_that_begin_within_sectors():
+    """By the part of the rows that do, and the ends of boxes: 1826 x 31944 x 136 is written at 1.3 TB/s, others at 1.7."""
+    problem = Problem(1826, 31944, 136)
+    none, half, every = (attrs.evolve(problem, aligned=(16, 16, *of_d)) for of_d in ((32,), (16,), (16, 32)))
+    assert (every.rows_at, every.pitch, half.pitch, problem.pitch) == ((16, 16, 16), 32, 16, 16)
+    gemm = Candidate("PingPong", (128, 192), (2, 1))
+    first, second, third = (estimate(each, gemm, H200) for each in (none, half, every))
+    assert second > 1.2 * first and third > 1.2 * second
+    assert estimate(every, Candidate("PingPong", (128, 184), (2, 1), (("columns", 184),)), H200) < second
+
+
+@pytest.mark.parametrize("aligned", [None, (16, 32, 64), (128, 16, 16), (128, 16, 16, 64)])
 def test_candidates_are_measured_on_rows_that_lie_as_far_apart(aligned):
     pytest.importorskip("torch")
     problem = Problem(24, 40, 72, majors=("k", "n"), aligned=aligned)
     a, b, d = tuner.data_of(problem, "cpu")
-    assert Problem.of(a, b, d).rows_at == problem.rows_at and (a.shape, b.shape, d.shape) == (
+    seen = Problem.of(a, b, d)  # which knows no address on a CPU
+    assert (*seen.rows_at[:2], seen.pitch) == (*problem.rows_at[:2], problem.pitch)
+    assert math.gcd(problem.pitch, d.storage_offset() * 2) == problem.rows_at[2] and (a.shape, b.shape, d.shape) == (
         (24, 72),
         (40, 72),
         (24, 40),

@@ -293,7 +293,7 @@ def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
 
 
 _check_columns = must(
-    optional(lambda n: isinstance(n, int) and n in range(8, 65, 8)), "is a multiple of 8 up to 64", "e.g. 32"
+    optional(lambda n: isinstance(n, int) and n in range(8, 257, 8)), "is a multiple of 8 up to 256", "e.g. 32"
 )
 
 
@@ -310,8 +310,9 @@ class Epilogue:
         stages: Output buffers of each warpgroup.
         ahead: Slots of the ring that operands are loaded into: one per tile, or with a matrix one per piece of 64 rows a
             warpgroup and up to `columns`.
-        columns: Of a piece, a multiple of 8 up to 64, in which operands are loaded and outputs stored; None: 64. Fewer leave
-            more shared memory to the ring of a and b.
+        columns: Of a piece, a multiple of 8 up to 256, in which operands are loaded and outputs stored; None: 64, which is
+            the most with operands or further outputs. Fewer leave more shared memory to the ring of a and b. An odd multiple
+            of 8 is stored as one box, without a swizzle: for rows of d that begin within sectors of 32 bytes.
         l2_hint: Of whole outputs, "evict_first" (of outputs larger than L2), "evict_last" or "evict_normal".
 
     Raises:

@@ -49,9 +49,7 @@ def check_stages(schedule: Schedule, *names: str) -> None:
             raise InputError(f"{kind}.{name}", getattr(schedule, name, None), rule, f"make another {kind}")
 
 
-# ---- addparts --------------------------------------------------------------------------------------------------------
-#
-# AddParts: ``d = parts[0] + parts[1] + ...``, in this order: the end of a split-K GEMM.
+# ---- addparts: ``d = parts[0] + parts[1] + ...``, in this order: the end of a split-K GEMM -----------------------------
 
 
 class AddParts(Schedule):
@@ -320,9 +318,9 @@ class Fused(Schedule):
             self._check_free("operands", stored.operands)
             self.fetch = FETCH
             self.operand_ring = BarrierRing(stored.ahead, producer=FETCH, consumer=self.math)
-            options: dict[str, Any] = {"matmul": sources[0], "accumulators": len(sources), "batch": batch}
-            options["columns"] = stored.columns
-            self.operands = Operands(stored.operands, stored.function, ring=self.operand_ring, **options)
+            of: dict[str, Any] = {"ring": self.operand_ring, "matmul": sources[0], "accumulators": len(sources)}
+            of |= {"batch": batch, "columns": stored.columns}
+            self.operands = Operands(stored.operands, stored.function, **of)
             for name, stage in self.operands.stages.items():
                 setattr(self, name, stage)
         self._check_free("outputs", stored.outputs)
@@ -332,7 +330,8 @@ class Fused(Schedule):
             name, kind = next(iter(self.reductions.kinds.items()))
             rule = f"is a sum of whole rows or columns, which do not end where tiles of {type(self.tiles).__name__} do"
             raise InputError(f"outputs[{name!r}]", kind, rule, "store an Output, and add that up")
-        width = self.operands.width if self.operands else min(stored.columns or 64, columns_of(n))
+        most = n if stored.columns and not stored.outputs else columns_of(n)
+        width = self.operands.width if self.operands else min(stored.columns or most, most)
         same = stored.operands or stored.outputs or stored.columns
         form = StoreForm(batch, stored.stages, width if same else None, stored.l2_hint)
         kinds: dict[str, Any] = {"d": first or Output(stored.dtype), **stored.outputs}

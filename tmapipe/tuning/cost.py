@@ -33,6 +33,7 @@ from tmapipe.tuning.problem import LINE, SWIZZLE_SPAN, Candidate, Device, Proble
 BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
 PIECE = 64  # columns that are stored together
 ROWS = 128
+SECTOR = 32  # bytes
 WIDE = SWIZZLE_SPAN // 2  # 16-bit elements of a span of k; twice as many 8-bit elements take as many clocks
 
 
@@ -54,15 +55,14 @@ class Constants:
         reads, writes: Speeds from and to memory, of what the device's memory is said to have.
         scattered: Part by which memory is read more slowly for each 128 rows that a CTA reads from at a time: more of its
             pages are open.
-        run: The same of an operand along m or n of which a row of a cluster's tile is one line (3 x 48080 x 37872 with b
-            along n: one line 1274 us, two 1113, four 944, sixteen 855).
+        run: The same of an operand along m or n of which a row of a cluster's tile is one line.
         launch: Microseconds from launch to the first load, and from the last store to the end.
         fill: Clocks until the first slot is filled, a row of it.
         stored: Bytes of output per clock and warpgroup in an epilogue.
         waited: Factor on an epilogue with one output buffer.
         piece: What a piece of fewer than 64 columns costs of a whole one.
         partial: What the rest of a 128-byte line costs of writing it to memory.
-        ragged: Part by which memory is written more slowly if rows of tiles end within sectors of 32 bytes.
+        ragged: Part by which memory is written more slowly if boxes of 128 bytes begin and end within sectors of 32 bytes.
         apart: Spans of k from which on CTAs that read the same lines do so at about the same time.
         transposed: Factor on the tensor cores' clocks for operands that are not contiguous along k.
         add, each: Microseconds of the kernel that adds parts, and of each part, besides its memory traffic.
@@ -95,7 +95,7 @@ class Constants:
     ingest: float = 79.6
     issue: float = 77.0
     reads: float = 0.921
-    writes: float = 0.719
+    writes: float = 0.7
     scattered: float = 0.024
     run: float = 0.45
     launch: float = 4.59
@@ -104,7 +104,7 @@ class Constants:
     waited: float = 1.49
     piece: float = 1.03
     partial: float = 0.362
-    ragged: float = 0.272
+    ragged: float = 1.2
     apart: float = 1.54
     joined: float = 0.106
     alone: float = 0.149
@@ -228,8 +228,14 @@ def _lines(problem: Problem, candidate: Candidate) -> float:
 
 
 def _ragged(problem: Problem, candidate: Candidate) -> float:
-    """Whether the rows of a tile begin or end within sectors of 32 bytes."""
-    return float(math.gcd(*_rows_of(problem, candidate), 32) < 32)
+    """Ends of boxes that are stored and lie within sectors of 32 bytes, over those of boxes of 128 bytes that all do."""
+    width, rows_at = _rows_of(problem, candidate)
+    pitch = rows_at if candidate.in_parts else problem.pitch
+    rows = 1 - pitch / SECTOR if pitch < SECTOR else float(rows_at < SECTOR)  # the part that begins within sectors
+    if width % SECTOR:  # then so do half of the tiles
+        rows = 0.5
+    box = candidate.chosen.get("columns", 0) * problem.out.bytes or LINE
+    return rows * ceil_div(width, box) * LINE / width
 
 
 def _rows_of(problem: Problem, candidate: Candidate) -> tuple[int, int]:
@@ -384,17 +390,12 @@ def _longer(a: Any, b: Any, sharp: float) -> Any:
     return high * (1 + (low / high) ** sharp) ** (1 / sharp)
 
 
-# ---- timing ----------------------------------------------------------------------------------------------------------
-#
-# How to measure on a GPU that runs at its power limit.
+# ---- timing, on a GPU that runs at its power limit ---------------------------------------------------------------------
 #
 # Launched back to back, the same kernel takes 1386 to 1585 us, depending on its position in the queue. So `rested`
 # lets the device rest before every batch, shuffles the variants in every round, and takes medians of short batches;
 # this repeats within 0.2 %. `benchmarks.sustained` is the other way: a hot card, long batches, and ratios between
-# variants of a round (good to 2 %).
-#
-# All times are microseconds of GPU time per launch. The clock is an object, so this file needs neither a GPU nor torch
-# (`tmapipe.gpu.launch` has the real one).
+# variants of a round (good to 2 %). All times are microseconds of GPU time per launch.
 
 
 Run = Callable[[], object]

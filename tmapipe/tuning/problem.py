@@ -37,10 +37,7 @@ from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.dynamic import GpcTiles, GridTiles
 from tmapipe.tiles.persistent import Grouped, Hilbert, PersistentTiles, Snake
 
-# ---- problem ---------------------------------------------------------------------------------------------------------
-#
-# The problem that a schedule is chosen for: a GEMM's sizes and types, and the device.
-
+# ---- problem: a GEMM's sizes and types, and the device ----------------------------------------------------------------
 
 LINE = 128  # bytes of a line of L2
 
@@ -67,8 +64,8 @@ def _of_a_and_b(problem: Any, attribute: Any, value: Any) -> None:
 
 
 def _of_rows(problem: Any, attribute: Any, value: Any) -> None:
-    powers = (1, 2, 4, 8, 16, 32, 64, 128)
-    if value is not None and not (isinstance(value, tuple) and len(value) == 3 and all(n in powers for n in value)):
+    powers = {1, 2, 4, 8, 16, 32, 64, 128}
+    if value is not None and not (isinstance(value, tuple) and len(value) in (3, 4) and powers.issuperset(value)):
         rule = "is what the bytes at which rows of a, b and d begin are multiples of: powers of 2 up to 128"
         raise InputError("Problem(aligned)", value, rule, "leave it out, or use Problem.of(a, b, out)")
 
@@ -83,7 +80,8 @@ class Problem:
         out: Element type of d.
         majors: The dimensions along which a and b are contiguous, as in `tmapipe.schedules.Gemm`.
         aligned: What the bytes at which rows of a, b and d begin are multiples of: powers of 2, at most 128. None: their
-            rows lie next to each other. Rows that begin within lines of 128 bytes are read more slowly.
+            rows lie next to each other. Rows that begin within lines of 128 bytes are read more slowly. A fourth number is
+            what the pitch of d's rows is a multiple of, if that is more than d's.
 
     Raises:
         InputError: An extent is no positive integer, or `out`, `majors` or `aligned` do not go with the rest.
@@ -96,7 +94,7 @@ class Problem:
     out: DType = attrs.field(default=bf16, converter=as_dtype, validator=_of_sums)
     batch: int = attrs.field(default=1, validator=_positive)
     majors: tuple[str, str] = attrs.field(default=("k", "k"), validator=_of_a_and_b)
-    aligned: tuple[int, int, int] | None = attrs.field(default=None, validator=_of_rows)
+    aligned: tuple[int, ...] | None = attrs.field(default=None, validator=_of_rows)
 
     @classmethod
     def of(cls, a: Any, b: Any, out: Any = None, *, tf32: bool = False) -> Problem:
@@ -123,8 +121,8 @@ class Problem:
         d = out if hasattr(out, "strides") or hasattr(out, "data_ptr") else None
         if d is not None:
             check_kind("out", d)
-            if tuple(d.shape) != (*a.shape[:-1], b.shape[-2]):
-                rule = f"has the shape of the result, {(*a.shape[:-1], b.shape[-2])}"
+            if tuple(d.shape) != (shape := (*a.shape[:-1], b.shape[-2])):
+                rule = f"has the shape of the result, {shape}"
                 raise InputError("out", tuple(d.shape), rule, "pass the result's tensor, or its element type")
             out = dtype_of(d, "out")
         elif out is None:
@@ -136,18 +134,24 @@ class Problem:
         majors = ("m" if last_but_one(a) else "k", "n" if last_but_one(b) else "k")
         found = cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out, batch, majors)
         rows = found.rows_at
-        aligned = _rows_of(a, majors[0] == "m"), _rows_of(b, majors[1] == "n"), rows[2] if d is None else _rows_of(d)
+        of_d = rows[2:] if d is None else tuple(dict.fromkeys([_rows_of(d), _rows_of(d, start=False)]))
+        aligned = _rows_of(a, majors[0] == "m"), _rows_of(b, majors[1] == "n"), *of_d
         return found if aligned == rows else attrs.evolve(found, aligned=aligned)
 
     @functools.cached_property
     def rows_at(self) -> tuple[int, int, int]:
         """What the bytes at which rows of a, b and d begin are multiples of, up to 128."""
         if self.aligned is not None:
-            return self.aligned
+            return self.aligned[0], self.aligned[1], self.aligned[2]
         sides = zip((self.m, self.n), self.majors, strict=True)
         of_a, of_b = (self.k if major == "k" else rows for rows, major in sides)
         size = self.dtype.bytes
         return math.gcd(LINE, of_a * size), math.gcd(LINE, of_b * size), math.gcd(LINE, self.n * self.out.bytes)
+
+    @property
+    def pitch(self) -> int:
+        """What the bytes between rows of d are a multiple of, up to 128."""
+        return (self.aligned or self.rows_at)[-1]
 
     @property
     def flops(self) -> float:
@@ -162,20 +166,19 @@ class Problem:
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
         majors = "" if self.majors == ("k", "k") else f", {self.majors[0]}- and {self.majors[1]}-major"
-        rows = "" if self.aligned is None else ", rows at multiples of {}, {} and {} bytes".format(*self.aligned)
+        rows = "" if self.aligned is None else ", rows at multiples of {}, {} and {} bytes".format(*self.rows_at)
         return f"{batch}{self.m}x{self.n}x{self.k} {self.dtype} to {self.out}{majors}{rows}"
 
 
-def _rows_of(tensor: Any, transposed: bool = False) -> int:
-    """How far apart the rows of a tensor begin, as `Problem.rows_at` has it. transposed: whether its last dimension but one is
-    contiguous."""
+def _rows_of(tensor: Any, transposed: bool = False, start: bool = True) -> int:
+    """As of `Problem.rows_at`. transposed: whether the last dimension but one is contiguous; start: whether it counts."""
     torch = hasattr(tensor, "data_ptr")
     size = tensor.element_size() if torch else tensor.itemsize
-    start = tensor.data_ptr() if torch and tensor.is_cuda else 0  # no kernel reads it elsewhere
+    first = tensor.data_ptr() if start and torch and tensor.is_cuda else 0  # no kernel reads others
     strides = [s * size for s in tensor.stride()] if torch else list(tensor.strides)
     along = len(strides) - (2 if transposed else 1)
     pitches = (s for i, s in enumerate(strides) if (i != along or s != size) and tensor.shape[i] > 1)
-    return math.gcd(LINE, start, *pitches)
+    return math.gcd(LINE, first, *pitches)
 
 
 def _of_clusters(value: Any) -> bool:
@@ -224,9 +227,7 @@ class Device:
 H200 = Device("NVIDIA H200", 132, ((1, 132), (2, 66), (3, 39), (4, 30), (8, 15)))
 
 
-# ---- epilogues -------------------------------------------------------------------------------------------------------
-#
-# An epilogue as the tuner needs it: the tensors that it takes, what should come out, and how to tell it from others.
+# ---- epilogues: the tensors that one takes, what should come out, and how to tell it from others ----------------------
 
 
 PLAIN = Epilogue()  #: none: the sums are stored
@@ -297,9 +298,7 @@ def _operations(code: CodeType) -> Iterator[Any]:
             yield constant
 
 
-# ---- candidate -------------------------------------------------------------------------------------------------------
-#
-# A schedule as plain data that can be counted, compared, stored and built.
+# ---- candidate: a schedule as plain data that can be counted, compared, stored and built ------------------------------
 
 
 SWIZZLE_SPAN = 128  # bytes along k of one slot
@@ -329,9 +328,9 @@ class Candidate:
         cluster: CTAs along (m, n), without those that share k.
         options: (name, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
             "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
-            "store_hint", the L2 hint of whole outputs;
-            "promote"; "in_turn" and "along", of the mainloop; "parts", of a split k, or CTAs of a cluster that share k, and
-            then "clusters" of a tile; "spans", of 128 bytes of k in a slot; "share", CTAs on a multiprocessor, one tile each.
+            "store_hint", the L2 hint of whole outputs; "columns", of the pieces in which they are stored; "promote"; "in_turn"
+            and "along", of the mainloop; "parts", of a split k, or CTAs of a cluster that share k, and then "clusters" of a
+            tile; "spans", of 128 bytes of k in a slot; "share", CTAs on a multiprocessor, one tile each.
             These names are kept on disk.
     """
 
@@ -416,7 +415,8 @@ class Candidate:
             raise InputError("epilogue", epilogue.function, rule, "compute the rest apart")
         chosen = dict(self.options)
         stages, hint = chosen.pop("store_stages", epilogue.stages), chosen.pop("store_hint", epilogue.l2_hint)
-        stored = attrs.evolve(epilogue, stages=stages, l2_hint=hint, dtype=problem.out)
+        columns = chosen.pop("columns", epilogue.columns)
+        stored = attrs.evolve(epilogue, stages=stages, l2_hint=hint, columns=columns, dtype=problem.out)
         options: dict[str, Any] = self._operands(problem, chosen)
         if "order" in chosen:
             options["tiles"] = order_of(*chosen.pop("order"))

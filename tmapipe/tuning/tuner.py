@@ -466,8 +466,10 @@ def data_of(problem: Problem, device: str) -> tuple[Any, Any, Any]:
         return made if major == "k" else made.mT
 
     a, b = normal(problem.m, problem.majors[0], of_a), normal(problem.n, problem.majors[1], of_b)
-    d = torch.empty(*lead, problem.m, _pitch(problem.n, problem.out.bytes, of_d), device=device, dtype=out)
-    return a, b, d[..., : problem.n]
+    start = 0 if problem.pitch == of_d else of_d // problem.out.bytes
+    pitch = _pitch(start + problem.n, problem.out.bytes, problem.pitch)
+    d = torch.empty(*lead, problem.m, pitch, device=device, dtype=out)
+    return a, b, d[..., start : start + problem.n]
 
 
 def _pitch(width: int, size: int, rows_at: int) -> int:
