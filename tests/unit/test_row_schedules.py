@@ -118,8 +118,19 @@ def test_rms_norm(shape, dtype, residual):
 
 PIECES = [
     RowForm(500, 1, 384, 1, 2, size=4, piece=128),
-    RowForm(1101, 1, 768, 1, 2, vector=2, piece=256),
+    RowForm(1101, 1, 768, 1, 2, vector=2, piece=256, ahead=3),
 ]
+
+
+@pytest.mark.parametrize("vector, ahead", [(16, 5), (8, 4)])
+def test_as_many_pieces_of_weights_are_ahead_as_have_room(vector, ahead):
+    form = row_forms(153992 if vector == 16 else 155222, 4, vector, vectors=4, hold=64)[0]
+    assert (form.piece, form.ahead, form.share) == (1408, ahead, 3)
+    schedule = RmsNormRows(form, stored=vector)
+    schedule.plan(dict.fromkeys(("x", "weight", "y"), "fp32"))
+    more = attrs.evolve(form, ahead=ahead + 2)
+    with pytest.raises(tp.errors.InputError, match="bytes of shared memory"):
+        RmsNormRows(more, stored=vector).plan(dict.fromkeys(("x", "weight", "y"), "fp32"))
 
 
 @pytest.mark.parametrize("form", PIECES, ids=lambda form: f"{form.length} by {form.ctas}")

@@ -160,10 +160,7 @@ FLIGHT_OF_CLUSTERS = 108 << 10  # of rows that several CTAs share, which wait fo
 MOST_FLIGHT = 128 << 10  # beyond which they lie too far apart in DRAM
 RESIDENT_WARPS = 24  # of a multiprocessor, with which its schedulers are busy
 VALUES = 16, 96  # of a thread, at least and at most
-FEW_CTAS, LEAST_PIECE = (
-    8,
-    8 << 10,
-)  # CTAs of a cluster; more do not share rows in pieces of fewer bytes, which would wait
+FEW_CTAS, LEAST_PIECE = 8, 8 << 10  # CTAs of a cluster; more do not share rows in pieces of fewer bytes
 PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
 THREADS, CTAS = 2048, 32  # of a multiprocessor
 MOST_WARPS, MOST_CLUSTER = 16, 16
@@ -175,7 +172,6 @@ READING = 9  # elements of a thread in whose time its part of a reduction is don
 LINE = 128  # bytes, at multiples of which boxes begin
 BOX = 256  # elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
-BESIDE = 2  # pieces of numbers of columns that are on their way
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
 MOST_TILE = 104 << 10  # bytes
 UNUSUAL = 0.2  # what half or twice as many CTAs a row must gain
@@ -206,6 +202,7 @@ class RowForm:
         start: Elements after the last such multiple where the first row begins.
         alike: Whether rows of results begin as many bytes after such a multiple, or a whole number of times as many.
         piece: Columns of a row that threads take at once, where numbers of columns come piece by piece; 0: all at once.
+        ahead: Such pieces of numbers that are on their way.
     """
 
     length: int
@@ -224,6 +221,7 @@ class RowForm:
     start: int = 0
     alike: bool = True
     piece: int = 0
+    ahead: int = 2
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -364,18 +362,9 @@ def _ctas(length: int, size: int, loads: int, vectors: int) -> int:
 
 
 def _forms(
-    length: int,
-    size: int,
-    vector: int,
-    ctas: int,
-    loads: int,
-    vectors: int,
-    hold: int,
-    kept: int,
-    dense: bool,
-    most_wide: int,
-    reads: bool,
-) -> Iterator[RowForm]:
+    length: int, size: int, vector: int, ctas: int, loads: int, vectors: int, hold: int, kept: int, dense: bool,
+    most_wide: int, reads: bool,
+) -> Iterator[RowForm]:  # fmt: skip
     whole = length + (ALIGNMENT - vector) // size
     widest = min(most_wide, WIDEST, ALIGNMENT // size)
     widths = {widest, min(4, widest), *((2,) if widest > 2 and whole < SHORTEST else ())} if whole < SHORT else {widest}
@@ -409,7 +398,17 @@ def _forms(
                     most = _resident(made, loads, vectors, kept)
                     if most:
                         wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
-                        yield attrs.evolve(made, share=min(most, wanted))
+                        yield _ahead(attrs.evolve(made, share=min(most, wanted)), loads, vectors, kept)
+
+
+def _ahead(form: RowForm, loads: int, vectors: int, kept: int) -> RowForm:
+    """The form with as many pieces of numbers on their way as there is room for: each takes the latency of L2."""
+    while form.ahead < len(form.pieces) and form.piece:
+        more = attrs.evolve(form, ahead=form.ahead + 1)
+        if _resident(more, loads, vectors, kept) < (form.share or 1):
+            break
+        form = more
+    return form
 
 
 def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | None:
@@ -453,9 +452,9 @@ def _resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
         return 0
     smem = (2 if form.each > 1 else 1) * loads * form.slot * form.size
     margin = MARGIN if form.apart > 1 else 0
-    smem += vectors * (BESIDE * (form.piece + margin) if form.piece else form.columns + margin)
+    smem += vectors * (form.ahead * (form.piece + margin) if form.piece else form.columns + margin)
     smem += 32 * ceil_div(form.rows, 4) * form.warps * form.ctas if form.ctas > 1 else 0  # what is reduced over CTAs
-    smem += 512  # barriers, and room between
+    smem += 640 if form.piece else 512  # barriers, and room between
     by_smem = (target.smem + SM_RESERVED) // (smem + SM_RESERVED)
     return min(CTAS, THREADS // threads, target.registers // (ceil_div(registers, 8) * 8 * threads), by_smem)
 

@@ -23,7 +23,6 @@ from tmapipe.parts.stages import ReductionScratch, Table
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import (
-    BESIDE,
     MARGIN,
     RowForm,
     address_of,
@@ -100,7 +99,7 @@ class Rows(Schedule):
         if self.columns and form.each > 1:  # loaded once for a cluster's tiles
             self.once = BarrierRing(producer=self.load, consumer=self.work, per="cta")
         if form.piece:
-            self.beside = BarrierRing(BESIDE, producer=self.load, consumer=self.work)
+            self.beside = BarrierRing(form.ahead, producer=self.load, consumer=self.work)
         group = MulticastGroup("n") if form.ctas > 1 and self.stored else None
         self.across = ReductionScratch(self.work, rows=form.rows, group=group)
         for name in self.loaded:

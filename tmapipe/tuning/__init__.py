@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,10 @@ import attrs
 
 from tmapipe.base.disk import cache_folder
 from tmapipe.errors import InputError, PipelineError
+from tmapipe.plan.model import WARP, Plan
+from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.schedule import Schedule
+from tmapipe.schedules.rowform import FLIGHT, MOST_FLIGHT, RESIDENT_WARPS, THREADS, VALUES
 from tmapipe.tuning.candidates import candidates, choose_dequant
 from tmapipe.tuning.compiling import compile_each, export_tuned, import_tuned, keep, ready, recall_entry
 from tmapipe.tuning.cost import Clock, Method, Run, Timing, estimate, rested, screen
@@ -42,6 +46,7 @@ __all__ = [
 
 METHOD = Method(rounds=4, batch=5, rest=0.1)
 FINALISTS = 4
+OTHERS = 30  # registers of a thread beside its elements
 APART = 2e-2  # relative difference of results that mean the same: bf16 rounds to 0.2 %
 
 Parameters = dict[str, Any]
@@ -108,9 +113,8 @@ class AutoTuned:
     On a GPU, each candidate is proved safe and compiled; those that are refused, unsafe, or keep registers in local memory
     fall out. They are timed on the call's own tensors, with rests, in random order, on a cold L2 cache, and the outputs of
     each must be those of the first one up to rounding. What was found is remembered on disk, by the function's source, the
-    key, the element types, the GPU and versions (`tmapipe.tuning.compiling`). Elsewhere the first candidate that can be
-    planned
-    is taken.
+    key, the element types, the GPU and versions (`tmapipe.tuning.compiling`). Elsewhere the one is
+    taken that a model expects to be the fastest (`lost`).
 
     Args:
         make, space, key, most, jobs, progress: As of `autotune`, of the function `make`.
@@ -172,7 +176,8 @@ class AutoTuned:
         return self.choices[found]
 
     def candidates(self, *tensors: Any, out: Any = None, **named: Any) -> tuple[list[Parameters], dict[int, str]]:
-        """The parameters that are tried for these tensors, and, by number, why others are not. Needs no GPU.
+        """The parameters that are tried for these tensors, the ones first that a model expects to be the fastest (`lost`),
+        and, by number, why others are not. Needs no GPU.
 
         Args:
             tensors, out, named: As of a call of the schedule.
@@ -181,23 +186,23 @@ class AutoTuned:
             InputError: None can be taken for these tensors.
         """
         fixed = self._fixed(tensors, named)
-        good: list[Parameters] = []
+        good: list[tuple[float, Parameters]] = []
         bad: dict[int, str] = {}
         for number, values in enumerate(itertools.product(*self.space.values())):
             parameters = dict(zip(self.space, values, strict=True))
             try:
                 schedule = self.make(**fixed, **parameters)
-                schedule.plan(schedule.bind(*tensors, out=out, **named).dtypes)
+                plan = schedule.plan(schedule.bind(*tensors, out=out, **named).dtypes)
             except InputError as error:
                 bad[number] = str(error)
                 continue
-            good.append(parameters)
+            good.append((lost(plan, getattr(schedule.tiles, "ctas", 1)), parameters))
             if len(good) == self.most:
                 break
         if not good:
             why = next(iter(bad.values())).removesuffix(".")
             raise InputError("autotune(space)", self.space, f"has no candidate for these tensors: {why}", "widen it")
-        return good, bad
+        return [parameters for _, parameters in sorted(good, key=lambda each: each[0])], bad
 
     # ---- choosing -------------------------------------------------------------------------------------------------
 
@@ -267,6 +272,33 @@ class AutoTuned:
         except (OSError, TypeError):
             source = repr(self.make)
         return f"{self.make.__name__}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+
+
+def lost(plan: Plan, ctas: int | None = None) -> float:
+    """What a kernel that is bound by memory loses by the numbers of its plan, as a share of the time, by the model of rows
+    (`tmapipe.schedules.rowform`): too few bytes on their way to a multiprocessor, or so many that they lie far apart; too few
+    warps that compute there; too few elements of a thread, or so many that registers run out.
+
+    Args:
+        plan: Of the schedule.
+        ctas: That share a multiprocessor; None: as many as have room.
+    """
+    target, threads = arch_named(plan.arch), WARP * plan.warps
+    work = max(role.team_warps for role in plan.roles)
+    tiles = [load.buffer for load in plan.loads]
+    values = max((math.prod(tile.tile) for tile in tiles), default=VALUES[0]) / (WARP * work)
+    most = target.registers // threads // (OTHERS + math.ceil(values))
+    room = min((target.smem + SM_RESERVED) // (plan.smem_bytes + SM_RESERVED), THREADS // threads, max(1, most))
+    share = min(ctas or room, room)
+    flight = share * sum(tile.stages * math.prod(tile.tile) * tile.dtype.bytes for tile in tiles)
+    return (
+        0.6 * max(0.0, FLIGHT / max(1, flight) - 1)
+        + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
+        + 0.35 * max(0.0, RESIDENT_WARPS / (share * work) - 1)
+        + 0.04 * max(0.0, VALUES[0] / values - 1)
+        + 0.04 * max(0.0, values / 48 - 1)
+        + 0.004 * work
+    )
 
 
 def job_of(
