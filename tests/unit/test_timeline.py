@@ -141,7 +141,7 @@ def test_four_wgmmas_are_queued(k, waits):
     first = next(step for step in machine.steps if isinstance(step.op, ops.Wgmma))
     (matmul,) = machine.layout.matmuls.values()
     assert failure is None and wgmmas_of(matmul) == k // 16
-    assert first.end - first.began == H200.wgmma + waits * 64 * 128 * 16 / 2048
+    assert first.end - first.began == H200.wgmma and first.began - first.came == waits * 64 * 128 * 16 / 2048
 
 
 def test_a_copy_takes_what_memory_gives():

@@ -261,13 +261,14 @@ class _Scheduler(Scheduler):
             return
         tile, facts = isa.tile, APPLY[kind](self.state, agent, op)
         waited = wait is not None and self.came[agent] < time
-        begun = end = time + (self.costs.issue if waited else cycles_of(self.costs, self.layout, agent, op))
-        if kind in (ops.Wgmma, ops.WgmmaFromRegisters):
-            end = self.engines.until_queued(agent, op, begun)
+        begun = time + (self.costs.issue if waited else cycles_of(self.costs, self.layout, agent, op))
+        multiplies = kind in (ops.Wgmma, ops.WgmmaFromRegisters)
+        held = self.engines.until_queued(agent, op, begun) - begun if multiplies else 0.0
+        end = begun + held
         if kind is ops.Exit:
             isa.tile = ""
         number = self._note(
-            Step(self.cluster, agent, op, facts, self.came[agent], time, end, self.cause.pop(agent, -1), tile)
+            Step(self.cluster, agent, op, facts, self.came[agent], time + held, end, self.cause.pop(agent, -1), tile)
         )
         self._tell(agent, op, facts)
         self.current[agent] = None
