@@ -11,9 +11,10 @@ import pytest
 import tmapipe as tp
 from tests import browser
 from tests.check.test_timeline import Forgets
+from tmapipe.isa import ops
 from tmapipe.model.run import page
-from tmapipe.timeline import H200, cycles_of_wgmma
-from tmapipe.timeline.trace import REASONS
+from tmapipe.timeline import H200, cycles_of_wgmma, wgmmas_of
+from tmapipe.timeline.trace import REASONS, share_of, timed
 
 S = tp.schedules
 CATEGORIES = {"op", "wait", "stuck", "compute", "tile", "engine", "slot"}
@@ -129,6 +130,18 @@ def test_times_follow_the_costs(gemm, parts):
     assert cycles == pytest.approx(3 * 4 * cycles_of_wgmma(matmul), rel=0.01) and cycles < gemm.cycles
     parts = gemm.roles()
     assert set(parts) == {"load", "math"} and all(0 < sum(each.values()) <= 1 for each in parts.values())
+
+
+@pytest.mark.parametrize(("k", "waits"), [(64, 0), (128, 4)])
+def test_four_wgmmas_are_queued(k, waits):
+    """Who issues the eight of a slot waits until four are over; the four of another slot are taken at once."""
+    gemm = S.Gemm((64, 128, k), (1, 1))
+    bound = gemm.bind(*(np.zeros((m, k), np.float16) for m in (64, 128)))
+    machine, failure = timed(gemm, bound, 1, share_of(gemm, bound))
+    first = next(step for step in machine.steps if isinstance(step.op, ops.Wgmma))
+    (matmul,) = machine.layout.matmuls.values()
+    assert failure is None and wgmmas_of(matmul) == k // 16
+    assert first.end - first.began == H200.wgmma and first.began - first.came == waits * 64 * 128 * 16 / 2048
 
 
 def test_a_copy_takes_what_memory_gives():

@@ -56,6 +56,7 @@ class Costs:
         atomic: An atomic addition to global memory, or a word loaded from there [taken].
         passed: Of a wait that need not wait [fit].
         wgmma: Of issuing the wgmmas of a slot, if they need not wait for others [fit].
+        queue: Of a warpgroup's wgmmas that the tensor cores take before the first one is over; who issues more waits [fit].
         retired: Of a wait for wgmmas that are over [fit].
         arrival: Of an arrival at an mbarrier [fit].
         turn: Of a role's turn from one output tile to the next [fit].
@@ -71,7 +72,7 @@ class Costs:
     l2: float = 10300.0
     macs: float = 2048.0
     shared: float = 128.0
-    operands: float = 96.0
+    operands: float = 104.0
     ingest: float = 79.6
     memory: float = 4150.0
     multiprocessors: int = 132
@@ -93,6 +94,7 @@ class Costs:
     atomic: float = 700.0
     passed: float = 35.0
     wgmma: float = 100.0
+    queue: float = 4.0
     retired: float = 40.0
     arrival: float = 40.0
     turn: float = 225.0
@@ -149,6 +151,12 @@ def cycles_of_wgmma(matmul: Matmul, costs: Costs = H200) -> float:
     products = rows * n * k * size / 2 / costs.macs
     read = (rows * k * (matmul.a is not None) + math.ceil(rows / 64) * n * k) * size
     return max(products, read / costs.operands)
+
+
+def wgmmas_of(matmul: Matmul) -> int:
+    """Instructions of one slot's products of one warpgroup: each takes 64 rows, and 32 bytes along k."""
+    m, n, k = matmul.shape
+    return m // matmul.warpgroups // 64 * math.ceil(n / matmul.widest) * (k * matmul.b.dtype.bytes // 32)
 
 
 def cycles_of(costs: Costs, layout: Layout, agent: int, op: Any) -> float:

@@ -22,7 +22,18 @@ from tmapipe.model.warp import MachineFragments, MachineIsa
 from tmapipe.plan.rings import Matmul
 from tmapipe.plan.thread_layout import ThreadLayout
 from tmapipe.protocol.tile import Tile
-from tmapipe.timeline import H200, SHUFFLE, WARP, Costs, clock_of, cycles_of, cycles_of_wgmma, elementwise, special
+from tmapipe.timeline import (
+    H200,
+    SHUFFLE,
+    WARP,
+    Costs,
+    clock_of,
+    cycles_of,
+    cycles_of_wgmma,
+    elementwise,
+    special,
+    wgmmas_of,
+)
 
 # ---- timed -----------------------------------------------------------------------------------------------------------
 #
@@ -250,17 +261,20 @@ class _Scheduler(Scheduler):
             return
         tile, facts = isa.tile, APPLY[kind](self.state, agent, op)
         waited = wait is not None and self.came[agent] < time
-        end = time + (self.costs.issue if waited else cycles_of(self.costs, self.layout, agent, op))
+        begun = time + (self.costs.issue if waited else cycles_of(self.costs, self.layout, agent, op))
+        multiplies = kind in (ops.Wgmma, ops.WgmmaFromRegisters)
+        held = self.engines.until_queued(agent, op, begun) - begun if multiplies else 0.0
+        end = begun + held
         if kind is ops.Exit:
             isa.tile = ""
         number = self._note(
-            Step(self.cluster, agent, op, facts, self.came[agent], time, end, self.cause.pop(agent, -1), tile)
+            Step(self.cluster, agent, op, facts, self.came[agent], time + held, end, self.cause.pop(agent, -1), tile)
         )
         self._tell(agent, op, facts)
         self.current[agent] = None
         for flight in facts if _starts(op) else ():
             self.issued.setdefault(flight, (op, time))
-        self._wake(end, number)
+        self._wake(begun, number)
         self._at(end, agent)
 
     def _tell(self, agent: Agent, op: Any, facts: Any) -> None:
@@ -336,6 +350,14 @@ class _Engines:
         began = max(time, self.quarters[place])
         self.quarters[place] = began + cycles * self.share.resident
         return min(began, time + alone), max(time + alone, self.quarters[place])
+
+    def until_queued(self, agent: int, op: Any, time: float) -> float:
+        """When the wgmmas of a slot are all in the tensor cores' queue, which has room for some of a warpgroup's; the other
+        warpgroups of its team have as many there."""
+        matmul, cta = self.layout.matmuls[op.matmul], agent // self.layout.warps
+        cycles, count = self.wgmma[op.matmul] * self.share.resident, wgmmas_of(matmul)
+        done = max(time, self.tensor[cta]) + cycles
+        return max(time, done - self.costs.queue / count * cycles * matmul.warpgroups)
 
     def until_seen(self, op: Any) -> float:
         """From what ends a wait until the warp goes on."""

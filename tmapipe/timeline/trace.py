@@ -409,7 +409,7 @@ def reason(layout: Layout, op: Any) -> str:
 
 _REASONS = {
     ops.WgmmaWait: "the tensor core", ops.BulkWait: "stores", ops.BarWait: "warps", ops.ClusterWait: "the cluster",
-    ops.SetMaxNreg: "registers",
+    ops.SetMaxNreg: "registers", ops.Wgmma: "the tensor core", ops.WgmmaFromRegisters: "the tensor core",
 }  # fmt: skip
 
 

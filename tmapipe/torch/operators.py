@@ -149,8 +149,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         given = (x, weight) if bias is None else (x, weight, bias)
         if differentiated(*given):
             return _Linear.apply(x, weight, bias)
-        found = _recalled("linear", given)
-        return _remembered("linear", given, torch.ops.tmapipe.linear(x, weight, bias)) if found is None else found
+        return _recall("linear", given, torch.ops.tmapipe.linear, x, weight, bias)
     return torch.ops.tmapipe.linear(x, weight, bias)
 
 
@@ -168,8 +167,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if type(a) in PLAIN and not torch.compiler.is_compiling():
         if differentiated(a, b):
             return _Gemm.apply(a, b)
-        found = _recalled("gemm", (a, b))
-        return _remembered("gemm", (a, b), torch.ops.tmapipe.gemm(a, b)) if found is None else found
+        return _recall("gemm", (a, b), torch.ops.tmapipe.gemm, a, b)
     return torch.ops.tmapipe.gemm(a, b)
 
 
@@ -238,7 +236,6 @@ def _product(
     run: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
     """What a kernel computes of *tensors*, which are those *given* with rows, in the output's *shape*, or what *run* does."""
-    _last.launches = ()
     tf32 = tensors[0].dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     reason = unsuited(given, (*TYPES, torch.float32) if tf32 else TYPES)
     if reason == "float32":
@@ -296,37 +293,37 @@ class _Last(threading.local):
 _last = _Last()
 
 
-def _recalled(operator: str, given: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
-    """What an operator computes of plain tensors, if such a call is remembered, and nothing traces it."""
-    if torch._C._len_torch_dispatch_stack():
-        return None
-    for call in _callers.get(_known_as(operator, given), ()):
-        found: torch.Tensor | None = call(given, None, {})
-        if found is not None:
-            return found
-    return None
+def _recall(
+    operator: str, given: tuple[torch.Tensor, ...], run: Callable[..., torch.Tensor], *arguments: Any
+) -> torch.Tensor:
+    """What an operator computes of plain tensors: by a call that is remembered, or by *run* with these arguments, of which is
+    kept what makes its launches again. Nothing that traces is passed by. Below autograd torch's state is another one, and
+    tensors compare otherwise: so this is called above, or where there is none."""
+    traced = torch._C._len_torch_dispatch_stack()
+    if not traced:
+        for call in _callers.get(_known_as(operator, given), ()):
+            found: torch.Tensor | None = call(given, None, {})
+            if found is not None:
+                return found
+    _last.launches = ()
+    made = run(*arguments)
+    launches, _last.launches = _last.launches, ()
+    if launches and not traced:
+        from tmapipe.gpu.launch import repeated
+
+        again = repeated(launches, given, None, (made,))
+        if again is not None:
+            if len(_callers) >= MOST:
+                _callers.clear()
+            key = _known_as(operator, given)
+            _callers[key] = (again, *_callers.get(key, ()))[:4]
+    return made
 
 
 def _known_as(operator: str, given: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
     """What calls are remembered by: extents, and for fp32 what torch allows now."""
     precision = given[0].dtype is torch.float32 and torch.get_float32_matmul_precision()
     return operator, len(given), given[0].shape, given[1].shape, precision
-
-
-def _remembered(operator: str, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> torch.Tensor:
-    """What an operator has computed. Keeps what makes its launches again. Below autograd torch's state is another one, and
-    tensors compare otherwise: so this is called above, or where there is none. Nothing that traces is passed by."""
-    launches, _last.launches = _last.launches, ()
-    if launches and not torch._C._len_torch_dispatch_stack():
-        from tmapipe.gpu.launch import repeated
-
-        call = repeated(launches, given, None, (found,))
-        if call is not None:
-            if len(_callers) >= MOST:
-                _callers.clear()
-            key = _known_as(operator, given)
-            _callers[key] = (call, *_callers.get(key, ()))[:4]
-    return found
 
 
 @functools.lru_cache(maxsize=1024)
@@ -400,16 +397,15 @@ def _gradient(
     traced = type(given[0]) not in PLAIN or torch.is_grad_enabled() or torch.compiler.is_compiling()
     if traced or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return gemm(*views()).reshape(shape)
-    found = _recalled(of, given)
-    return _remembered(of, given, _gemm(*views()).reshape(shape)) if found is None else found
+    return _recall(of, given, lambda: _gemm(*views()).reshape(shape))
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         _keep_linear(ctx, (x, weight, bias), None)
-        found = _recalled("linear", (x, weight) if bias is None else (x, weight, bias))
-        return linear(x, weight, bias) if found is None else found
+        given = (x, weight) if bias is None else (x, weight, bias)
+        return _recall("linear", given, torch.ops.tmapipe.linear, x, weight, bias)
 
     backward = staticmethod(_linear_gradients)
 
@@ -418,7 +414,7 @@ class _Gemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         _keep_gemm(ctx, (a, b), None)
-        return gemm(a, b)
+        return _recall("gemm", (a, b), torch.ops.tmapipe.gemm, a, b)
 
     backward = staticmethod(_gemm_gradients)
 
@@ -450,9 +446,7 @@ def _recall_first(operator: str, run: Callable[..., torch.Tensor], op: Any) -> N
 
     def first(whole: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
         tensors = given if given[-1] is not None else given[:-1]
-        if type(given[0]) not in PLAIN or (found := _recalled(operator, tensors)) is None:
-            return _remembered(operator, tensors, whole(*given))
-        return found
+        return _recall(operator, tensors, whole, *given) if type(given[0]) in PLAIN else whole(*given)
 
     def inferred(*given: Any) -> torch.Tensor:
         return first(run, *given) if torch.is_inference_mode_enabled() else run(*given)
