@@ -64,6 +64,16 @@ def test_any_lengths(d, causal, shape):
     check(Attention(d, causal=causal, lse=True), shape, causal=causal)
 
 
+@pytest.mark.parametrize("d, causal, shape", [(64, "end", (2, 1, 70, 40)), (128, None, (1, 1, 20, 300))])
+def test_bounded_scores(d, causal, shape):
+    """Without highest scores, but of fp16, whose powers would be no numbers."""
+    made = Attention(d, causal=causal, lse=True, score=Score(capped(tp.math.tanh), bound=25))
+    check(made, shape, causal=causal, score=capped(torch.tanh))
+    q, k, v = (x.half() * 9 for x in problem(*shape, d))
+    plain = Attention(d, causal=causal, lse=True, score=capped(tp.math.tanh))
+    assert all(torch.equal(x, y) for x, y in zip(made(q, k, v), plain(q, k, v), strict=True))
+
+
 @pytest.mark.parametrize("window, shape", [(50, (1, 1, 300, 500)), (50, (1, 1, 500, 300)), (300, (1, 1, 700, 700))])
 @pytest.mark.parametrize("causal", ["start", "end"])
 def test_windows(causal, window, shape):
@@ -167,14 +177,15 @@ def test_parts_of_some_keys(form, shape):
     given = [x for x in (mask, sinks) if x is not None]
     options = {name: form[name] for name in ("causal", "window", "lse") if name in form}
     scores = Score(score, mask="b s" if "mask" in form else None, sinks="sinks" in form)
-    found = SplitAttention(3, d, heads=h // g, score=scores, **options)(q, k, v, *given)
     wanted, of_powers = expected(
         q, k, v, form.get("causal"), form.get("window"), score and capped(torch.tanh), whole, sinks
     )
-    o, lse = found if "lse" in form else (found, None)
-    torch.testing.assert_close(o.double(), wanted, atol=1e-2, rtol=1e-2)
-    if lse is not None:
-        torch.testing.assert_close(lse.double(), of_powers, atol=1e-5, rtol=1e-5)
+    for parts in (3, 1):  # a single part takes one kernel
+        found = SplitAttention(parts, d, heads=h // g, score=scores, **options)(q, k, v, *given)
+        o, lse = found if "lse" in form else (found, None)
+        torch.testing.assert_close(o.double(), wanted, atol=1e-2, rtol=1e-2)
+        if lse is not None:
+            torch.testing.assert_close(lse.double(), of_powers, atol=1e-5, rtol=1e-5)
 
 
 def test_how_many_parts():
@@ -222,7 +233,10 @@ def test_refused(options, said):
 
 
 def test_refused_scores():
-    for options, said in (({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")):
+    capping = capped(tp.math.tanh)
+    bounds = [{"bound": 30}, {"function": capping, "bound": 61}, {"function": capping, "bound": 9, "mask": "s"}]
+    others = ({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")
+    for options, said in (*others, *((each, "bound") for each in bounds)):
         with pytest.raises(tp.InputError, match=rf"Score\({said}\)"):
             Score(**options)
 
@@ -260,7 +274,7 @@ def test_of_tensors():
 
     assert schedule(8, 1, 1, 1500).packed == 8 and schedule(8, 1, 1, 1500).rows == 64
     for alone in (schedule(8, 1, 1, 1500, lse=True), schedule(6, 2, 1, 1500)):  # whose tiles cannot have several heads
-        assert isinstance(alone, SplitAttention) and alone.parts == 1
+        assert isinstance(alone, SplitAttention) and alone.parts == 1 and alone.tiles.stages == 0
     assert not isinstance(schedule(8, 8, 1, 1500, lse=True), SplitAttention)
     assert [schedule(8, 8, m, m, 96).rows for m in (100, 300)] == [128, 192]
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))

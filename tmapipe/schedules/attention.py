@@ -2,8 +2,7 @@
 
 load (1 warp)        q of a tile of queries; k, then v of its blocks of keys, from the last one that they see to the first
 work (warpgroups)    64 queries each. While the tensor core multiplies a block of values, the softmax of the next block of
-                     keys is found on registers; the warpgroups take turns, so that one's softmax runs under the other's
-                     matmuls
+                     keys is found; the warpgroups take turns, so that one's softmax runs under the other's matmuls
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ import numpy as np
 
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, fp32
+from tmapipe.base.arithmetic import Dim, bf16, fp32
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import match, new_in_order, new_like
-from tmapipe.errors import InputError, ScopeError, check_bool, is_count, must, optional
+from tmapipe.errors import InputError, ScopeError, check_bool, is_count, is_number
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import Wgmma
 from tmapipe.parts.stages import Turnstile
@@ -53,36 +52,32 @@ class Score:
             int8, keys are not seen where it is 0; of q's type, it is added to what the function gives.
         sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
             of a key whose values are 0.
+        bound: What *function* gives at most, or with the other sign at least, up to 60: 30 of the one above. Softmax of bf16
+            then needs no highest scores, and fewer instructions. Not with a mask.
 
     Raises:
         InputError: For any other value.
     """
 
-    function: Callable[..., Any] | None = attrs.field(
-        default=None,
-        validator=must(
-            optional(lambda function: callable(function) and not isinstance(function, type)),
-            "is a function of scores, and of where they are",
-            "pass a function",
-        ),
-    )
-    mask: str | None = attrs.field(
-        default=None,
-        kw_only=True,
-        validator=must(
-            optional(lambda mask: mask in MASKS),
-            'names dimensions of "b h m s" in this order, s the last one',
-            'e.g. "h m s", or "b s"',
-        ),
-    )
-    sinks: bool = attrs.field(
-        default=False, kw_only=True, validator=must(lambda sinks: type(sinks) is bool, "is True or False", "use True")
-    )
+    function: Callable[..., Any] | None = None
+    mask: str | None = attrs.field(default=None, kw_only=True)
+    sinks: bool = attrs.field(default=False, kw_only=True)
+    bound: float | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        function, mask, bound = self.function, self.mask, self.bound
+        fits, rule = function is None or _is_function(function), "is a function of scores, and of where they are"
+        _require(fits, "function", function, rule, "pass a function", of="Score")
+        rule = 'names dimensions of "b h m s" in this order, s the last one'
+        _require(mask is None or mask in MASKS, "mask", mask, rule, 'e.g. "h m s", or "b s"', of="Score")
+        check_bool("Score(sinks)", self.sinks)
+        fits = bound is None or (is_number(bound) and 0 < bound <= 60 and function is not None and mask is None)
+        _require(fits, "bound", bound, "is up to 60, of a function without a mask", "leave it out", of="Score")
 
     @classmethod
     def of(cls, value: Score | Callable[..., Any] | None) -> Score:
         """*value*, or the score of a plain function. Raises `InputError` for anything else."""
-        fits = value is None or isinstance(value, Score) or (callable(value) and not isinstance(value, type))
+        fits = value is None or isinstance(value, Score) or _is_function(value)
         _require(fits, "score", value, "is a Score, or a function of scores and of where they are", "pass a function")
         return value if isinstance(value, Score) else cls(value)
 
@@ -156,8 +151,9 @@ class Attention(Schedule):
         rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
         _require(fits, "tile", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
         queries, self.packed, n = tile
-        fits = self.packed == 1 or not lse
-        _require(fits, "lse", lse, "is of tiles of one head", "leave it out, or pass such a tile")
+        _require(
+            self.packed == 1 or not lse, "lse", lse, "is of tiles of one head", "leave it out, or pass such a tile"
+        )
         rule = "varies with no heads or queries, where tiles have several heads"
         fits = not {"h", "m"} & {*dims} or not (self.packed > 1 or self.merges_heads)
         _require(fits, "mask", score.mask, rule, 'e.g. mask="b s", or a tile of one head')
@@ -181,6 +177,7 @@ class Attention(Schedule):
         if dims:
             self.masks = BarrierRing(2, producer=load, consumer=work)
             self.mask = TmaLoadStage(score.mask, tile=(self.rows, n) if "m" in dims else (n,), ring=self.masks)
+        self.bounded = score.bound is not None
         self.with_sinks, self.with_lse, self.returns_lse, self.together = score.sinks, lse, lse, self.packed
         if score.sinks:
             self.sinks = TmaLoadStage("w", tile=(SINKS,), ring=self.queries)
@@ -196,13 +193,11 @@ class Attention(Schedule):
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> Attention:
-        """The schedule for tensors like *q*, *k* and *v* (if that is not like k), which are looked at for their shapes alone.
-        options: as of the constructor.
+        """The schedule for tensors with the shapes of *q*, *k* and *v* (None: as k). options: as of the constructor.
 
         Where one head has less than 64 queries, the heads of a group share tiles, and where those see many keys, it is
-        `SplitAttention`. As measured on an H200, blocks of 176
-        keys are faster where each query sees many (from 8,192 on), and of heads of 64 elements, tiles of 128 queries where
-        causal ones see few. Causal tiles go through several heads at once.
+        `SplitAttention`. As measured on an H200, blocks of 176 keys are faster where each query sees 8,192 or more, and of
+        heads of 64 elements, tiles of 128 queries where causal ones see few. Causal tiles go through several heads at once.
         """
         from tmapipe.schedules.splitattention import SplitAttention, options_for, parts_for, width_of
 
@@ -214,8 +209,8 @@ class Attention(Schedule):
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
         given = self.given(tensors, out, named)
-        packed = {name: heads_last(given[name], given["k"].shape[1]) for name in "qo"} if self.packed > 1 else {}
-        super().__call__(**{**given, **packed})
+        packed = {name: heads_last(given[name], given["k"].shape[1]) for name in "qo" if self.packed > 1}
+        super().__call__(**(given | packed))
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
 
     def given(self, tensors: tuple[Any, ...], out: Any, named: dict[str, Any]) -> dict[str, Any]:
@@ -229,8 +224,8 @@ class Attention(Schedule):
         Raises:
             InputError: Heads and batches do not go together.
         """
-        more = {"mask": bool(self.mask_dims), "sinks": self.with_sinks, "o": True, "lse": self.returns_lse}
-        given = match(["q", "k", "v", *(name for name, there in more.items() if there)], tensors, named, out, "o")
+        more = {"mask": self.mask_dims, "sinks": self.with_sinks, "o": True, "lse": self.returns_lse}
+        given = match([*"qkv", *(name for name, there in more.items() if there)], tensors, named, out, "o")
         for name, x in {**dict.fromkeys("qkv"), **given}.items():
             check_kind(name, x)
             dims = "batch, heads, queries" if name == "lse" else "batch, heads, tokens, d"
@@ -251,8 +246,6 @@ class Attention(Schedule):
         if self.returns_lse and "lse" not in given:
             given["lse"] = new_like(q, tuple(q.shape[:3]), fp32)
         return given
-
-    # ---- which keys a tile of queries sees --------------------------------------------------------------------------
 
     def _offset(self, k: KernelContext) -> Any:
         """How much the number of the last key that a query sees is above its own, where attention is causal."""
@@ -308,8 +301,6 @@ class Attention(Schedule):
             scores = values_.where(scores.columns <= end, scores, NEVER)
         return scores
 
-    # ---- softmax ----------------------------------------------------------------------------------------------------
-
     @property
     def _plain(self) -> bool:
         """Whether the softmax is of products alone, whose scale is then that of the powers."""
@@ -340,6 +331,10 @@ class Attention(Schedule):
         """The weights, before they are divided by their sum."""
         return values_.exp2(scores * self._factor - less)
 
+    def _rises(self, k: KernelContext) -> bool:
+        """Whether the highest score so far is subtracted. Powers of bounded ones are numbers of bf16, not of fp16."""
+        return not (self.bounded and k.plan.buffer("q").dtype == bf16)
+
     def _group(self, k: KernelContext, tile: Tile) -> Any:
         """Whose keys and values the tile's queries see."""
         return tile.g if self.packed > 1 else tile.h * k.extent("g") // k.extent("h")
@@ -359,8 +354,6 @@ class Attention(Schedule):
         for p in range(1, self.together):
             found = values_.where((row + tile.m * self.rows) % self.together == p, slot.sinks.read(at=first + p), found)
         return found * LOG2_E
-
-    # ---- bodies -----------------------------------------------------------------------------------------------------
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
@@ -403,23 +396,26 @@ class Attention(Schedule):
         weights, total, less, fewer = state
         with k.keys.consume() as slot, self._turn(k):
             block = k.qk.start(own.q, slot.k)
-            if not self.scales_late:
+            if not self.scales_late and self._rises(k):
                 out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
         scores = self._scores(k, tile, block.wait(), at, unseen)
-        higher = values_.maximum(less, values_.row_max(scores) * self._factor)
-        fewer, least = values_.exp2(less - higher), higher
+        higher = less
+        if self._rises(k):
+            higher = values_.maximum(less, values_.row_max(scores) * self._factor)
+            fewer = values_.exp2(less - higher)
+        least = higher
         if not self.scales_late:
             # Some powers are found while the product runs, and the others while the next warpgroup's do.
             least = values_.where(scores.columns < 64, higher, product.wait().after(higher))
         weights = self._powers(scores, least)
-        total = total * fewer + values_.row_sum_parts(weights)
+        total = (total * fewer if self._rises(k) else total) + values_.row_sum_parts(weights)
         if self.scales_late:
             # What the loop carries is tied to the product, or ptxas finds all powers twice, to save registers.
             higher = product.wait().after(higher)
         weights = k.pv.operand(weights)
-        if self.scales_late:
+        if self.scales_late and self._rises(k):
             out.scale(fewer)
         return weights, total, higher, fewer
 
@@ -431,7 +427,8 @@ class Attention(Schedule):
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
                 scores = self._scores(k, tile, block, last, "<>", last=True)
-                less: Any = values_.row_max(scores) * self._factor
+                rises, zero = self._rises(k), k.full("qk", 0.0, "rows")
+                less: Any = values_.row_max(scores) * self._factor if rises else zero
                 if self.causal is not None or not self._plain:  # a row may see no key of this block
                     less = values_.maximum(less, LEAST)
                 weights = self._powers(scores, less)
@@ -441,7 +438,7 @@ class Attention(Schedule):
                         state = self._block(k, tile, out, own, state, last - 1 - done - i, unseen)
                 weights, total, less, fewer = state
                 sink = self._sink(k, tile, own, less.rows) if self.with_sinks else None
-            if not self.scales_late:
+            if not self.scales_late and self._rises(k):
                 out.scale(fewer)
             with k.values.consume() as slot:
                 product = out.start(weights, slot.v)
@@ -464,9 +461,13 @@ def clamp(isa: Any, x: Any, low: Any, high: Any) -> Any:
     return isa.select(x > low, x, low)
 
 
-def _require(holds: Any, name: str, value: Any, rule: str, fix: str) -> None:
+def _require(holds: Any, name: str, value: Any, rule: str, fix: str, of: str = "Attention") -> None:
     if not holds:
-        raise InputError(f"Attention({name})", value, rule, fix)
+        raise InputError(f"{of}({name})", value, rule, fix)
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
 
 
 def rows_of(d: int, width: int) -> int:

@@ -80,7 +80,8 @@ class CombineParts(Schedule):
 
 
 class SplitAttention(Attention):
-    """`Attention` of few queries: each CTA takes a part of the keys, and `CombineParts` adds the CTAs' sums.
+    """`Attention` of few queries: each CTA takes a part of the keys, and `CombineParts` adds the CTAs' sums, if there are
+    several parts.
 
     The queries of all heads of a group are the rows of one matrix, so that keys and values are read once.
 
@@ -105,8 +106,11 @@ class SplitAttention(Attention):
                 raise InputError(f"SplitAttention({name})", count, f"is a number of {name}", "use 8")
         pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
         keys = keys_of(*pair, 64) if all(map(is_count, pair)) else 128
-        super().__init__(d, lse=True, tile=(64, 1, keys), tiles=DynamicTiles(), **options)
+        # A part is taken when the one before has been loaded: of a few parts each, none then has one more than it must.
+        super().__init__(d, lse=lse or parts > 1, tile=(64, 1, keys), tiles=DynamicTiles(stages=0), **options)
         self.parts, self.together, self.returns_lse = parts, heads, lse
+        if parts == 1:
+            return
         self.combine, self.over = CombineParts(self.width, lse), "b h c m"  # h: of a group
         self.o = TmaStoreStage("b h c m e", source=self.pv, tile=(64, self.width), dtype="fp32", stages=1)
         self.lse = ThreadStoreStage(dims="b h c m", tile=(64,), role=self.work, vector=4, dtype="fp32")
@@ -131,6 +135,8 @@ class SplitAttention(Attention):
         self, k: KernelContext, tile: Tile, first: Any, begin: Any, free: Any, last: Any
     ) -> tuple[Any, tuple[Any, ...], Any]:
         """As of `Attention`, of the tile's part: where there is none, a block behind all keys."""
+        if self.parts == 1:
+            return super()._part(k, tile, first, begin, free, last)
         isa, behind, each = k.isa, k.steps("k", "s"), ceil_div(last - first + 1, k.extent("c"))
         high = last - tile.c * each
         low = isa.select(high < first, behind, clamp(isa, high - (each - 1), first, last))
@@ -140,8 +146,8 @@ class SplitAttention(Attention):
 
     def _sink(self, k: KernelContext, tile: Tile, slot: Any, row: Any) -> Any:
         """As of `Attention`, in the first part alone."""
-        counts = row < k.isa.select(tile.c == 0, self.rows, 0)
-        return values_.where(counts, super()._sink(k, tile, slot, row), NEVER)
+        sink = super()._sink(k, tile, slot, row)
+        return sink if self.parts == 1 else values_.where(row < k.isa.select(tile.c == 0, self.rows, 0), sink, NEVER)
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
@@ -161,14 +167,16 @@ class SplitAttention(Attention):
             return apart(x).reshape(q.shape[0], groups, together * q.shape[2], *x.shape[3:])
 
         rows = merged(q)
-        shape = (*rows.shape[:2], ceil_div(blocks, each), rows.shape[2])
-        parts = new_like(q, (*shape, self.width), fp32)
-        lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
-        more: dict[str, Any] = {name: given[name] for name in ("mask", "sinks") if name in given}
+        found: dict[str, Any] = {name: merged(given[name]) for name in ("o", "lse") if name in given}  # perhaps a copy
+        results = found
+        if self.parts > 1:
+            shape = (*rows.shape[:2], ceil_div(blocks, each), rows.shape[2])
+            lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
+            results = {"o": new_like(q, (*shape, self.width), fp32), "lse": lse}
         # All by name: then a call's signature is known, and its launcher is kept.
-        Schedule.__call__(self, q=rows, k=k, v=given["v"], **more, o=parts, lse=lse)
-        found = {name: merged(given[name]) for name in ("o", "lse") if name in given}  # perhaps a copy
-        self.combine(x=parts, l=lse, **found)
+        Schedule.__call__(self, **(given | {"q": rows} | results))
+        if self.parts > 1:
+            self.combine(x=results["o"], l=results["lse"], **found)
         for name, x in found.items():
             if not _same_memory(x, given[name]):
                 target = apart(given[name])
