@@ -196,38 +196,41 @@ class Judge:
     launches: int = 0
     left_out: Counter[str] = attrs.field(factory=Counter)
 
-    def run(self, schedule: Any, bound: Bound, clusters: int, before: dict[int, np.ndarray]) -> None:
+    def run(
+        self, schedule: Any, bound: Bound, tensors: dict[str, Any], clusters: int, before: dict[int, np.ndarray]
+    ) -> None:
         """Executes the PTX on the memory *before*, and compares what it leaves with the tensors."""
-        plan, expected = schedule.plan(bound.dtypes), storages(bound.tensors)
+        plan, expected = schedule.plan(bound.dtypes), storages(tensors)
         text = self.text if not self.launches else ""
         if not text:
-            text, plan = text_for(schedule, plan, bound.tensors, self.unroll)
-        given = bound.tensors, bound.shapes, before, clusters, self.seed
+            text, plan = text_for(schedule, plan, tensors, self.unroll)
+        given = tensors, bound.shapes, before, clusters, self.seed
         found = run(schedule, plan, self.change(text), *given)
         for place, content in expected.items():
             if not np.array_equal(content, found[place]):
-                self._compare(schedule, bound, place, content, found[place])
+                outputs = {name: tensors[name] for name in bound.stores}
+                _compare(type(schedule).__name__, outputs, place, content, found[place])
         self.launches += 1
 
-    def _compare(self, schedule: Any, bound: Bound, place: int, expected: np.ndarray, found: np.ndarray) -> None:
-        """Memory that differs: only in the outputs' elements, and not by more than approximations make."""
-        name, written = type(schedule).__name__, expected.copy()
-        if name in SAME_BITS:
-            different = np.flatnonzero(expected != found)
-            raise Differs(f"{name}: {len(different)} of {len(expected)} bytes, the first one at {different[0]}")
-        for output in bound.stores:
-            tensor = bound.tensors[output]
-            if tensor.untyped_storage().data_ptr() == place:
-                one, other, kept = (_viewed(x, tensor) for x in (expected, found, written))
-                kept.copy_(other)
-                relative = 2 * torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
-                one, other = one.double(), other.double()
-                largest = torch.where(one.isfinite(), one, 0).abs().max().item()
-                if not torch.allclose(other, one, relative, NEAR * largest * bool(relative), equal_nan=True):
-                    worst = (one - other).abs().nan_to_num(1e30).max()
-                    raise Differs(f"{name}: {output} is off by {worst:.3g}, where the largest is {largest:.3g}")
-        if not np.array_equal(written, found):
-            raise Differs(f"{name}: writes outside of its outputs")
+
+def _compare(name: str, outputs: dict[str, Any], place: int, expected: np.ndarray, found: np.ndarray) -> None:
+    """Memory that differs: only in the outputs' elements, and not by more than approximations make."""
+    written = expected.copy()
+    if name in SAME_BITS:
+        different = np.flatnonzero(expected != found)
+        raise Differs(f"{name}: {len(different)} of {len(expected)} bytes, the first one at {different[0]}")
+    for output, tensor in outputs.items():
+        if tensor.untyped_storage().data_ptr() == place:
+            one, other, kept = (_viewed(x, tensor) for x in (expected, found, written))
+            kept.copy_(other)
+            relative = 2 * torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
+            one, other = one.double(), other.double()
+            largest = torch.where(one.isfinite(), one, 0).abs().max().item()
+            if not torch.allclose(other, one, relative, NEAR * largest * bool(relative), equal_nan=True):
+                worst = (one - other).abs().nan_to_num(1e30).max()
+                raise Differs(f"{name}: {output} is off by {worst:.3g}, where the largest is {largest:.3g}")
+    if not np.array_equal(written, found):
+        raise Differs(f"{name}: writes outside of its outputs")
 
 
 def _viewed(content: np.ndarray, like: Any) -> Any:
@@ -248,12 +251,13 @@ def judged(**options: Any) -> Iterator[Judge]:
 
     def both(schedule: Any, bound: Bound, clusters: int | None, machine: Any) -> Any:
         number = clusters or schedule.spans(bound.shapes) or min(2, schedule.cluster_count(bound.shapes))
-        reason = _left_out(schedule, bound, number)
-        before = storages(bound.tensors) if reason is None else {}
+        reason = _left_out(bound, number)
+        tensors = {name: _as_torch(x, bound.dtypes.get(name)) for name, x in bound.tensors.items()}
+        before = storages(tensors) if reason is None else {}
         found = on_model(schedule, bound, clusters, machine)
         if reason is None:
             try:
-                judge.run(schedule, bound, number, before)
+                judge.run(schedule, bound, tensors, number, before)
             except NotImplementedError as error:
                 reason = re.sub(r"line \d+: ", "", str(error))
         judge.left_out.update([] if reason is None else [reason])
@@ -264,9 +268,15 @@ def judged(**options: Any) -> Iterator[Judge]:
         yield judge
 
 
-def _left_out(schedule: Any, bound: Bound, clusters: int) -> str | None:
-    if not all(isinstance(tensor, torch.Tensor) for tensor in bound.tensors.values()):
-        return "NumPy arrays"
+def _as_torch(x: Any, dtype: Any) -> Any:
+    """A tensor; of an array, one of the same memory."""
+    if isinstance(x, torch.Tensor):
+        return x
+    kind = torch.int32 if dtype is None else getattr(torch, dtype.in_memory.torch)
+    return torch.from_numpy(x.view(f"i{x.itemsize}")).view(kind)
+
+
+def _left_out(bound: Bound, clusters: int) -> str | None:
     if sum(tensor.nbytes for tensor in bound.tensors.values()) > LARGE or clusters > MANY:
         return "large"
     return None
