@@ -152,7 +152,7 @@ def is_whole(value: Any) -> bool:
 
 def is_count(value: Any) -> bool:
     """Whether *value* is a positive integer."""
-    return is_whole(value) and value >= 1
+    return value >= 1 if type(value) is int and value < 2**63 else is_whole(value) and value >= 1
 
 
 def is_number(value: Any) -> bool:

@@ -5,6 +5,7 @@ Everything between two such operations is local: it is executed at once, in ever
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -155,6 +156,19 @@ class WarpProgram:
                 if wait < index:
                     self.mma_waited[position] = max(self.mma_waited[position], serial)
         self._find_touches(indices)
+
+    @functools.cached_property
+    def past(self) -> list[tuple[int, int]]:
+        """By position in `visible`: that of the next operation that waits or is counted, and the classes that those before it
+        touch. Asked for when all touches are known."""
+        found, after, touch = [(self.end, 0)] * self.end, self.end, 0
+        for position, v in reversed(list(enumerate(self.visible))):
+            if v.kind == FREE and not isinstance(v.op, (ops.BarWait, ops.ClusterWait)):
+                touch |= v.touch
+            else:
+                after, touch = position, 0
+            found[position] = after, touch
+        return found
 
     def _find_touches(self, indices: list[int]) -> None:
         accesses = self.accesses

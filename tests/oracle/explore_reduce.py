@@ -97,9 +97,16 @@ class Reach:
     def _advance(self, agent: int) -> bool:
         program = self.programs[agent]
         position = before = self.position[agent]
-        visible, end = program.visible, program.end
-        while position < end and not self.touch & self.against and self._passes(agent, visible[position]):
-            position += 1
+        visible, past, end = program.visible, program.past, program.end
+        while position < end and not self.touch & self.against:
+            after, touch = past[position]
+            if after > position:
+                position = after
+                self.touch |= touch
+            elif self._passes(agent, visible[position]):
+                position += 1
+            else:
+                break
         self.position[agent] = position
         return position != before
 
