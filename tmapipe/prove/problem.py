@@ -280,13 +280,14 @@ class NoNumber(Exception):
 
 
 class _Search:
-    """values: of leaves."""
+    """values: of leaves; distances: by condition, with these."""
 
     def __init__(self, facts: list[Sym], sizes: Sizes, rng: random.Random):
         self.facts, self.sizes, self.rng = facts, sizes, rng
         self.values: dict[Sym, int] = {}
         for each in facts:
             self._add(each)
+        self.distances = {fact: _distance(fact, self.values) for fact in facts}
 
     def _add(self, x: Any) -> None:
         if isinstance(x, tuple):
@@ -323,8 +324,13 @@ class _Search:
             least, x, value = min(changes, key=lambda each: each[0])
             if least >= best:
                 least, x, value = self.rng.choice(changes)
-            self.values[x], best = value, least
+            self._set(x, value)
+            best = least
         return None
+
+    def _set(self, x: Sym, value: int) -> None:
+        self.values[x] = value
+        self.distances |= {fact: _distance(fact, self.values) for fact in self.facts if x in fact.leaves}
 
     def _make_small(self) -> None:
         """Smaller numbers that do as well."""
@@ -332,7 +338,7 @@ class _Search:
             least = self._least(x)
             for less in (0 if least is None else least, 1, 2, value // 4, value // 2):
                 if abs(less) < abs(value) and (least is None or less >= least) and not self._with(x, less):
-                    self.values[x] = less
+                    self._set(x, less)
                     break
 
     def _tries(self, x: Sym) -> list[int]:
@@ -340,9 +346,10 @@ class _Search:
         found = {value + step * of for step in (-1, 1) for of in (1, 2, unit, 2 * unit)}
         for fact in self.facts:  # as far as a condition says, if it changes evenly
             if x in fact.leaves and fact.op in ("ge", "eq"):
-                for step in {1, unit}:
-                    here, there = self._sum(fact), self._sum(fact, {x: value + step})
-                    if here is not None and there is not None and here != there:
+                here = self._sum(fact)
+                for step in {1, unit} if here is not None else ():
+                    there = self._sum(fact, {x: value + step})
+                    if there is not None and here != there:
                         times = -here / (there - here)
                         found |= {value + step * int(times + more) for more in (-1, 0, 1)}
         least = self._least(x)
@@ -356,14 +363,17 @@ class _Search:
 
     def _with(self, x: Sym, value: int) -> int:
         before, self.values[x] = self.values[x], value
-        found = self._distance()
+        found = self._distance(x)
         self.values[x] = before
         return found
 
-    def _distance(self) -> int:
+    def _distance(self, changed: Sym | None = None) -> int:
+        """Of all conditions. changed: a leaf whose value `distances` do not know of."""
         of = {x.args[1]: value for x, value in self.values.items() if x.args[0] == "of the launch"}
-        outside = max(0, of.get("cluster", 0) + 1 - of.get("clusters", 2**31))
-        return outside + sum(min(_distance(fact, self.values), LARGE) for fact in self.facts)
+        found = max(0, of.get("cluster", 0) + 1 - of.get("clusters", 2**31))
+        for fact, known in self.distances.items():
+            found += min(_distance(fact, self.values) if changed in fact.leaves else known, LARGE)
+        return found
 
     def _problems(self) -> list[Problem]:
         sizes, found = self.sizes, []
