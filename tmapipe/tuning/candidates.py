@@ -16,7 +16,7 @@ from tmapipe.plan.thread_layout import multiplies
 from tmapipe.schedules.gemm import PACKED, DequantGemm
 from tmapipe.schedules.mainloop import in_shares
 from tmapipe.tiles import SplitKTiles
-from tmapipe.tuning.problem import LINE, SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
+from tmapipe.tuning.problem import LINE, SECTOR, SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
 COOPERATIVE: dict[int, tuple[int, ...]] = {
     64: (64, 128, 192, 256),
@@ -26,6 +26,8 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
 }
 WIDEST = {192: 256, 256: 200}  # columns of tiles that fit, where there are wider ones than above
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
+#: Tiles of which rows are stored in one box, at most: odd multiples of 8 columns, which need no swizzle.
+ONE_BOX = {"Gemm": ((128, 248), (192, 232)), "PingPong": ((64, 248), (128, 184), (128, 136))}
 WIDTHS, FITTED = (16, 8), 4096  # least columns of a tile that fits an output of so many, and in multiples of what
 OTHER_WIDTHS = (64, 16)  # the same of a larger output
 SHORT_K = 2048  # bytes of k up to which stores outweigh loads, so that narrow bands are better (1 %)
@@ -92,6 +94,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
             ):
                 yield from _whole(problem, device, kind, tile, cluster, along, fitted)
     yield from _small(problem, device)
+    yield from _in_one_box(problem, device)
     if not problem.dtype.integer:
         yield from _sharing_k(problem, device)
         for along in "mn":
@@ -143,6 +146,25 @@ def _small(problem: Problem, device: Device) -> Iterator[Candidate]:
             if launch_registers(warps, target, share) >= n // 2 + BESIDE_SUMS:
                 yield Candidate("Gemm", (m, n), (1, 1), (("stages", stages), ("store_stages", 1), ("share", share)))
                 break
+
+
+def _in_one_box(problem: Problem, device: Device) -> Iterator[Candidate]:
+    """For outputs of short k whose rows begin within sectors: where boxes of 64 columns end, two stores share one. Rows of
+    tiles are stored one after another, but by a ping-pong of 128 rows in bands of several (44740 x 27528 x 72: 1335 us, not
+    1626)."""
+    k_bytes = problem.k * problem.dtype.bytes
+    if problem.out.bytes != 2 or problem.rows_at[2] >= SECTOR or k_bytes > SHORT_K:
+        return
+    for kind, most in ((kind, most) for kind, tiles in ONE_BOX.items() for most in tiles):
+        even = ceil_div(ceil_div(problem.n, ceil_div(problem.n, most[1])), 8) * 8  # as few tiles as of the most columns
+        tile = most[0], even + 8 * (even % 16 == 0)
+        for cluster in (*CLUSTERS, (4, 2)):
+            if _fits(problem, tile, cluster) and (cluster in CLUSTERS or tile[1] <= 136):
+                found = _options(kind, tile, problem, device) | {"columns": tile[1], "store_stages": 1}
+                found.pop("order", None)
+                if kind == "Gemm" or tile[0] == 64:
+                    found["order"] = ("Grouped", 1)
+                yield Candidate(kind, tile, cluster, tuple(found.items()))
 
 
 def _in_parts(
@@ -257,7 +279,8 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
     * order: narrow bands for short k and many tiles, if L2 keeps b while a band is stored (7312 x 60032 x 104: 342 us in bands
       of 8 rows of tiles, 366 of 2).
     * store_hint: with short k, a large output makes way in L2 for the operands (7312 x 60032 x 104: 289 us, not 304), unless
-      its rows share lines, which the next tile completes (44740 x 27528 x 72: 1531 us, with the hint 1571).
+      its rows share lines, which the next tile completes (44740 x 27528 x 72: 1531 us, with the hint 1571). If they begin at
+      half lines, tiles of one row follow each other, and have it too (18518 x 58144 x 112: 775 us, 858 without the hint).
     * l2_hints: if few rows of a, or few rows of tiles, read all of b, then b makes way in L2 for a.
     """
     found: dict[str, Any] = {"along": "n"} if along == "n" else {}
@@ -278,6 +301,8 @@ def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device,
     large = problem.batch * problem.m * problem.n * problem.out.bytes >= LARGE
     if k_bytes <= SHORT_K and large and problem.rows_at[2] == LINE:
         found["store_hint"] = "evict_first"
+    elif k_bytes < SHORTEST_K and large and problem.rows_at[2] == ALIGNED and problem.n * k_bytes <= L2_SHARE:
+        found |= {"order": ("Grouped", 1), "store_hint": "evict_first"}
     if problem.m <= max(2 * tile[0], FEW_ROWS) and problem.n > 4 * problem.m:
         found |= dict(_hints(problem, ("evict_last", "evict_first")))
     return found

@@ -25,15 +25,13 @@ import numpy as np
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import check_bool, check_type
 from tmapipe.tuning.candidates import MACS, asked, edge_boxes
-from tmapipe.tuning.problem import LINE, SWIZZLE_SPAN, Candidate, Device, Problem
+from tmapipe.tuning.problem import LINE, PIECE, SECTOR, SWIZZLE_SPAN, Candidate, Device, Problem
 
 # ---- cost ------------------------------------------------------------------------------------------------------------
 
 
 BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
-PIECE = 64  # columns that are stored together
 ROWS = 128
-SECTOR = 32  # bytes
 WIDE = SWIZZLE_SPAN // 2  # 16-bit elements of a span of k; twice as many 8-bit elements take as many clocks
 
 
@@ -63,6 +61,7 @@ class Constants:
         piece: What a piece of fewer than 64 columns costs of a whole one.
         partial: What the rest of a 128-byte line costs of writing it to memory.
         ragged: Part by which memory is written more slowly if boxes of 128 bytes begin and end within sectors of 32 bytes.
+        beside: The part of both that each doubling of a cluster saves, whose CTAs store neighbours at once.
         apart: Spans of k from which on CTAs that read the same lines do so at about the same time.
         transposed: Factor on the tensor cores' clocks for operands that are not contiguous along k.
         add, each: Microseconds of the kernel that adds parts, and of each part, besides its memory traffic.
@@ -103,8 +102,9 @@ class Constants:
     stored: float = 20.5
     waited: float = 1.49
     piece: float = 1.03
-    partial: float = 0.362
-    ragged: float = 1.2
+    partial: float = 0.5
+    ragged: float = 1.4
+    beside: float = 0.1
     apart: float = 1.54
     joined: float = 0.106
     alone: float = 0.149
@@ -300,11 +300,11 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
     fill = c.fill * w.spans * (w.m + w.n)
     busy = (busy + fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
     written = w.elements * w.stored * w.parts
-    rows = w.asked_a + w.asked_b
+    shared = c.partial * (w.lines - 1) + c.ragged * w.ragged
     memory = (
         (
-            w.read / c.reads * (1 + c.scattered * rows / ROWS + c.run * w.short)
-            + written * (1 + c.partial * (w.lines - 1) + c.ragged * w.ragged) / c.writes
+            w.read / c.reads * (1 + c.scattered * (w.asked_a + w.asked_b) / ROWS + c.run * w.short)
+            + written * (1 + shared * (1 - c.beside * np.log2(size))) / c.writes
         )
         / w.memory
         / 1e3

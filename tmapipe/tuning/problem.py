@@ -38,8 +38,7 @@ from tmapipe.tiles.dynamic import GpcTiles, GridTiles
 from tmapipe.tiles.persistent import Grouped, Hilbert, PersistentTiles, Snake
 
 # ---- problem: a GEMM's sizes and types, and the device ----------------------------------------------------------------
-
-LINE = 128  # bytes of a line of L2
+LINE, SECTOR = 128, 32  # bytes of a line of L2, and of what it writes at once
 
 
 def _positive(instance: Any, attribute: Any, value: Any) -> None:
@@ -302,7 +301,7 @@ def _operations(code: CodeType) -> Iterator[Any]:
 
 
 SWIZZLE_SPAN = 128  # bytes along k of one slot
-BUFFER = 64 * 128  # bytes of an output buffer
+BUFFER, PIECE = 64 * 128, 64  # bytes of an output buffer, and columns
 NARROW = 32  # columns of a piece where a matrix takes a slot of a and b, and one output buffer saves none
 
 
@@ -383,6 +382,7 @@ class Candidate:
             return self.share * int(self.chosen["stages"])
         in_turn, stored = self.chosen.get("in_turn", True), self.chosen.get("store_stages", 2)
         buffers = own_buffers(self.schedule, self.accumulators[0], in_turn) * stored
+        buffers *= ceil_div(self.chosen.get("columns", PIECE), PIECE)
         if self.sharing > 1:
             buffers += ceil_div(4 * self.tile[0] * self.tile[1], BUFFER)  # sums of the other CTAs
         return min(self.chosen.get("stages", 99), max(1, slots_of(self.tile, buffers) // self.spans))
