@@ -1,5 +1,6 @@
 """Operators of torch on the device: right for random tensors, without falling back; compiled, captured, with gradients."""
 
+import copy
 import random
 
 import pytest
@@ -8,6 +9,7 @@ from torch.nn import functional
 
 import tmapipe as tp
 import tmapipe.torch as tt
+from tmapipe.torch import operators
 
 
 def half(*shape):
@@ -86,6 +88,30 @@ def test_remembered_calls(tokens):
                 close(found.detach(), expected)
                 (of_weight,) = torch.autograd.grad(found, (weight,), torch.ones_like(found))
                 close(of_weight, torch.ones_like(found).double().mT @ x.double())
+
+
+def test_graphs_of_compiled_layers(monkeypatch):
+    """torch runs what it is to capture in memory of the graph's pool, where the kernel's counters are not to stay."""
+    made, choose = [], operators.choose
+
+    def queued(problem, **how):
+        made.append(copy.copy(choose(problem, **how)))
+        if made[-1].one_kernel:
+            made[-1].tiles = tp.tiles.DynamicTiles()
+        return made[-1]
+
+    monkeypatch.setattr(operators, "choose", queued)
+    monkeypatch.setattr(operators, "_callers", {})
+    x, weight = half(2048, 1024).requires_grad_(), half(2048, 1024).requires_grad_()
+    layer = torch.compile(lambda x: tt.linear(x, weight), fullgraph=True, mode="reduce-overhead")
+    given, grad = (x, weight), half(2048, 2048)
+    wide = [each.detach().double().requires_grad_() for each in given]
+    expected = torch.autograd.grad(functional.linear(*wide), wide, grad.double())
+    with tt.kernels_only():
+        for _ in range(4):
+            for found, exact in zip(torch.autograd.grad(layer(x), given, grad), expected, strict=True):
+                close(found, exact)
+    assert sum(each.one_kernel for each in made) > 2
 
 
 def test_captured_and_registered():

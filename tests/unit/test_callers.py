@@ -2,6 +2,7 @@
 arguments as a launch packs them, and copies the input's memory to the output's."""
 
 import ctypes
+import threading
 
 import pytest
 import torch
@@ -176,12 +177,15 @@ def test_scratch_memory_of_streams_and_captures(launched, monkeypatch):
     class Queued(Move):
         tiles = tp.tiles.DynamicTiles()
 
+    zeros, here = torch.zeros, threading.get_ident()
+    asked = []  # of which no thread's pool may serve the memory
+    monkeypatch.setattr(torch, "zeros", lambda *n, **named: asked.append(threading.get_ident()) or zeros(*n, **named))
     x = half(32, 128)
     _, launcher, code = launched(x, schedule=Queued())
     call = launcher.caller((x,), (), None)
     assert call((x,), None, {}) is None  # before the stream has its own
     launcher((x,), None)
-    assert call((x,), None, {}) is not None and len(launcher.kept) == 1
+    assert call((x,), None, {}) is not None and len(launcher.kept) == 1 and asked and here not in asked
     eager, captured = launcher.scratch_for(5), []
     monkeypatch.setattr(launch, "capturing", lambda: True)
     monkeypatch.setattr(launch, "relaxed", lambda: __import__("contextlib").nullcontext())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import threading
@@ -188,9 +189,7 @@ class Launcher:
             self.scratch.append((COUNTERS, torch.int32))  # which each launch leaves at 0
         if made:
             self.scratch.append((WORDS * made, torch.int64))  # for the descriptors that the kernel makes
-        self.scratch_of: dict[
-            int, list[int]
-        ] = {}  # addresses by stream, since launches on several streams may run at once
+        self.scratch_of: dict[int, list[int]] = {}  # addresses by stream: several may run at once
         self.kept: list[Any] = []  # the memory there
         layouts = [
             (*type_of(bound.dtypes[name]), tuple(tensor.shape), tensor.stride())
@@ -301,21 +300,27 @@ class Launcher:
         return []
 
     def _made(self) -> list[int]:
+        """Where nothing is captured, another thread asks for it: a graph's pool may serve this one, as when `torch.compile`
+        runs what it is to capture, and torch refuses what stays in there."""
         if not self.scratch:
             return []
-        with uncaptured(self.device) as inside:
-            made = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
+        with uncaptured(self.device) as inside, concurrent.futures.ThreadPoolExecutor(1) as aside:
+            made = self._zeros() if inside else aside.submit(self._zeros).result()
         (in_graphs if inside else self.kept).append(made)
         return [x.data_ptr() for x in made]
+
+    def _zeros(self) -> list[Any]:
+        made = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return made
 
     def warm_up(self) -> None:
         """Makes what launches on the current stream, and in a graph, work in."""
         with torch.cuda.device(self.device):
             self.scratch_for(stream_of(self.index))
             if self.scratch and not self.spare:
-                made = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
-                torch.cuda.current_stream().synchronize()
-                in_graphs.append(made)
+                in_graphs.append(made := self._zeros())
                 self.spare.append([x.data_ptr() for x in made])
 
 
@@ -329,11 +334,8 @@ class Prepared:
         self.packed = packed = launcher.packed
         self.call, self.handle, self.count, self.place = packed.call, packed.handle, packed.count, packed.stream
         self.plain = launcher.one_device and not launcher.scratch and launcher.watchdog is None
-        self.index, self.stream_of, self.free = (
-            launcher.index,
-            stream_of,
-            [packed.make([x.data_ptr() for x in self.arguments])],
-        )
+        self.index, self.stream_of = launcher.index, stream_of
+        self.free = [packed.make([x.data_ptr() for x in self.arguments])]
 
     def __call__(self) -> Any:
         if self.begin is not None:

@@ -331,7 +331,7 @@ def _numbers(word: str, numbers: list[int]) -> str:
 #
 # Each role's first warp, and each of its warpgroups' first, has a row of memory. The kernel's first and last words in it are
 # the time in nanoseconds and the clock, by which rows are compared. Between them are the stamps: what it was, and the clock.
-# Clocks of places with no branch between stay in registers, and the last of these places writes all of their stamps.
+# Clocks of places with no branch or arithmetic between stay in registers: the last of these writes all of their stamps.
 
 
 ROW = 1 << 17  #: bytes of a row, a power of two, at a multiple of it: when it is full, nothing more is written
@@ -384,7 +384,7 @@ class Place:
         passed: Instructions since the place before that have no place of their own: commits of wgmmas, which came right after
             that place, and waits that ended right before this one.
         issues: The wgmma or store before it, if there is one.
-        kept: Whether its stamp is written with that of the next place, to which no branch leads.
+        kept: Whether its stamp is written with that of the next place: no branch or arithmetic is between them.
     """
 
     node: Node
@@ -404,8 +404,7 @@ def places(program: Traced) -> list[Place]:
 
 @attrs.define
 class _Before:
-    """What has come since the place before, or ever. straight: how many places have come since the last branch, and are to be
-    written together."""
+    """What has come since the place before, or ever. straight: how many places are to be written together so far."""
 
     straight: int = 0
     computes: bool = False
@@ -415,10 +414,11 @@ class _Before:
 
 def _places(nodes: Sequence[Any], stamped: list[Place], before: _Before) -> None:
     def add(node: Node, after: bool) -> None:
-        if before.straight % TOGETHER:
+        together = 0 if before.computes else before.straight % TOGETHER  # arithmetic needs the registers
+        if together:
             stamped[-1] = attrs.evolve(stamped[-1], kept=True)
         stamped.append(Place(node, after, before.computes, before.passed, before.issues))
-        before.computes, before.passed, before.straight = False, (), before.straight + 1
+        before.computes, before.passed, before.straight = False, (), together + 1
 
     known = [node for node in nodes if not isinstance(node, Let)]
     for node, following in zip(known, [*known[1:], None], strict=False):
