@@ -59,8 +59,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "window 512": {"window": 512},
     "window 4096": {"window": 4096},
     "mask": {"score": Score(mask="h m s")},
-    "softcap": {"score": Score(capped, bound=CAP)},
-    "softcap without a bound": {"score": capped},
+    "softcap": {"score": capped},
     "sinks": {"score": Score(sinks=True)},
 }
 
@@ -183,7 +182,7 @@ def errors_of(o: Any, lse: Any, case: Case, q: Any, k: Any, v: Any, mask: Any = 
         begin = max(0, end - case.options["window"]) if "window" in case.options else 0
         keys, values = (x[b, h // together, begin : max(0, min(end, case.s))].double() for x in (k, v))
         scores = (keys @ q[b, h, i].double()) / math.sqrt(case.d)
-        if case.form.startswith("softcap"):
+        if case.form == "softcap":
             scores = CAP * torch.tanh(scores / CAP)
         if mask is not None:
             scores = scores + mask[h, i, begin : begin + len(keys)].double()
