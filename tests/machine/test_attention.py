@@ -154,6 +154,7 @@ SPLIT = [
     ({"causal": "start", "lse": True}, (3, 1, 30, 20, 64)),
     ({"causal": "end", "lse": True}, (2, 1, 70, 40, 64)),  # queries that see no key, parts without keys
     ({"score": True}, (4, 2, 2, 140, 64)),
+    ({"causal": "end", "lse": True, "rows": 128}, (4, 2, 40, 90, 128)),  # heads of a group in one tile
 ]
 
 
@@ -165,7 +166,7 @@ def test_parts_of_some_keys(form, shape):
     sinks = torch.arange(h) / 2 if "sinks" in form else None
     mask, whole = mask_of("b s", 1, h, m, s, True) if "mask" in form else (None, None)
     given = [x for x in (mask, sinks) if x is not None]
-    options = {name: form[name] for name in ("causal", "window", "lse") if name in form}
+    options = {name: form[name] for name in ("causal", "window", "lse", "rows") if name in form}
     scores = Score(score, mask="b s" if "mask" in form else None, sinks="sinks" in form)
     wanted, of_powers = expected(
         q, k, v, form.get("causal"), form.get("window"), score and capped(torch.tanh), whole, sinks
@@ -263,6 +264,12 @@ def test_of_tensors():
     for alone in (schedule(8, 1, 1, 1500, lse=True), schedule(6, 2, 1, 1500)):  # whose tiles cannot have several heads
         assert isinstance(alone, SplitAttention) and alone.parts == 1 and alone.tiles.stages == 0
     assert not isinstance(schedule(8, 8, 1, 1500, lse=True), SplitAttention)
+    together = schedule(16, 2, 38, 3655, causal="end", lse=True)  # 304 rows in 3 tiles, not 8 heads in one each
+    assert (together.rows, together.together) == (128, 8)
+    assert schedule(8, 2, 300, 2000, 64).rows == 192 and not isinstance(schedule(8, 2, 300, 900, 64), SplitAttention)
+    for score in (lambda x, i, j: x - j, Score(mask="h m s")):
+        made = schedule(8, 8, 1000, 1000, score=score)
+        assert (made.rows, made.keys_a_block) == (192, 80)
     assert [schedule(8, 8, m, m, 96).rows for m in (100, 300)] == [128, 192]
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)

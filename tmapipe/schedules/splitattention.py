@@ -231,10 +231,10 @@ def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[st
     if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse") and not {"h", "m"} & {*score.dims}:
         rows = 64 if m * together <= 64 else 128  # two warpgroups read keys once, and take turns
         found.setdefault("tile", (rows // together, together, keys_of(d, width, rows)))
-    elif score.function and not score.mask and 96 < widest <= 128 and m > 128:
-        found.setdefault("tile", (192, 1, 80))  # three warpgroups: softmax takes longer than two of them can hide
     elif m <= 64:
         found.setdefault("tile", (64, 1, keys_of(d, width, 64, "m" in score.dims)))
+    elif (score.function or "m" in score.dims) and 96 < widest <= 128 < m:
+        found.setdefault("tile", (192, 1, 80))  # three warpgroups: two would not hide so long a softmax
     elif rows_of(d, width) == 192 and (m <= 128 or (widest <= 64 and causal and s <= 1024)):
         found.setdefault("tile", (128, 1, keys_of(d, width, 128, "m" in score.dims)))
     elif 64 < widest <= 128 == rows_of(d, width) and causal is None and s >= 8192 and not (score.mask or score.sinks):
