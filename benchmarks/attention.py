@@ -146,9 +146,9 @@ def cases(seed: str) -> Iterator[Case]:
         for d in (96, 256):
             for causal in (None, "start"):
                 yield Case("wide", TOKENS // length, WIDTH // d, WIDTH // d, length, length, d, causal)
-    yield from drawn(seed)
     for form in FORMS:
         yield Case("forms", 2, 16, 16, 8192, 8192, 128, "start", form)
+    yield from drawn(seed)
     for batch, groups, length, d in ((8, 8, 32768, 128), (64, 8, 4096, 128), (16, 8, 32768, 64)):
         yield Case("decode", batch, 8 * groups, groups, 1, length, d)
 
