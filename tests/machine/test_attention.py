@@ -64,16 +64,6 @@ def test_any_lengths(d, causal, shape):
     check(Attention(d, causal=causal, lse=True), shape, causal=causal)
 
 
-@pytest.mark.parametrize("d, causal, shape", [(64, "end", (2, 1, 70, 40)), (128, None, (1, 1, 20, 300))])
-def test_bounded_scores(d, causal, shape):
-    """Without highest scores, but of fp16, whose powers would be no numbers."""
-    made = Attention(d, causal=causal, lse=True, score=Score(capped(tp.math.tanh), bound=25))
-    check(made, shape, causal=causal, score=capped(torch.tanh))
-    q, k, v = (x.half() * 9 for x in problem(*shape, d))
-    plain = Attention(d, causal=causal, lse=True, score=capped(tp.math.tanh))
-    assert all(torch.equal(x, y) for x, y in zip(made(q, k, v), plain(q, k, v), strict=True))
-
-
 @pytest.mark.parametrize("window, shape", [(50, (1, 1, 300, 500)), (50, (1, 1, 500, 300)), (300, (1, 1, 700, 700))])
 @pytest.mark.parametrize("causal", ["start", "end"])
 def test_windows(causal, window, shape):
@@ -164,6 +154,7 @@ SPLIT = [
     ({"causal": "start", "lse": True}, (3, 1, 30, 20, 64)),
     ({"causal": "end", "lse": True}, (2, 1, 70, 40, 64)),  # queries that see no key, parts without keys
     ({"score": True}, (4, 2, 2, 140, 64)),
+    ({"causal": "end", "lse": True, "rows": 128}, (4, 2, 40, 90, 128)),  # heads of a group in one tile
 ]
 
 
@@ -175,7 +166,7 @@ def test_parts_of_some_keys(form, shape):
     sinks = torch.arange(h) / 2 if "sinks" in form else None
     mask, whole = mask_of("b s", 1, h, m, s, True) if "mask" in form else (None, None)
     given = [x for x in (mask, sinks) if x is not None]
-    options = {name: form[name] for name in ("causal", "window", "lse") if name in form}
+    options = {name: form[name] for name in ("causal", "window", "lse", "rows") if name in form}
     scores = Score(score, mask="b s" if "mask" in form else None, sinks="sinks" in form)
     wanted, of_powers = expected(
         q, k, v, form.get("causal"), form.get("window"), score and capped(torch.tanh), whole, sinks
@@ -233,10 +224,7 @@ def test_refused(options, said):
 
 
 def test_refused_scores():
-    capping = capped(tp.math.tanh)
-    bounds = [{"bound": 30}, {"function": capping, "bound": 61}, {"function": capping, "bound": 9, "mask": "s"}]
-    others = ({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")
-    for options, said in (*others, *((each, "bound") for each in bounds)):
+    for options, said in (({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")):
         with pytest.raises(tp.InputError, match=rf"Score\({said}\)"):
             Score(**options)
 
@@ -276,6 +264,12 @@ def test_of_tensors():
     for alone in (schedule(8, 1, 1, 1500, lse=True), schedule(6, 2, 1, 1500)):  # whose tiles cannot have several heads
         assert isinstance(alone, SplitAttention) and alone.parts == 1 and alone.tiles.stages == 0
     assert not isinstance(schedule(8, 8, 1, 1500, lse=True), SplitAttention)
+    together = schedule(16, 2, 38, 3655, causal="end", lse=True)  # 304 rows in 3 tiles, not 8 heads in one each
+    assert (together.rows, together.together) == (128, 8)
+    assert schedule(8, 2, 300, 2000, 64).rows == 192 and not isinstance(schedule(8, 2, 300, 900, 64), SplitAttention)
+    for score in (lambda x, i, j: x - j, Score(mask="h m s")):
+        made = schedule(8, 8, 1000, 1000, score=score)
+        assert (made.rows, made.keys_a_block) == (192, 80)
     assert [schedule(8, 8, m, m, 96).rows for m in (100, 300)] == [128, 192]
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -140,6 +141,8 @@ class GpuFragments(PeerFragments, Sums):
     ) -> Fragment:
         kind = slot.buffer.dtype.kind
         dtype = cute_type(slot.buffer.dtype)
+        if along == "tile" and at is None and isinstance(layout, AccumulatorLayout) and _in_blocks(slot.buffer, layout):
+            return Fragment(self, layout, along, kind, _read_blocks(self.isa, slot, layout))
         data = []
         for vector, width in self.vectors(slot, layout, along, at):
             values = cute.make_rmem_tensor((width,), dtype)
@@ -440,3 +443,31 @@ def load_edge(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: An
         moves.copy(moves.tile(start), moves.slot(stage, first), **how)
 
     control.loop(own // rows, some)
+
+
+def _in_blocks(buffer: Buffer, layout: AccumulatorLayout) -> bool:
+    """Whether a tile is read by `_read_blocks`: not the pieces of epilogues, for which it was not timed."""
+    return bool(buffer.swizzle) and buffer.dtype.bytes == 2 and layout.columns > 64 and layout.columns % 16 == 0
+
+
+def _read_blocks(isa: GpuWarp, slot: SlotRef, layout: AccumulatorLayout) -> list[Any]:
+    """A thread's values of a slot's tile, in the order of *layout*.
+
+    ``ldmatrix`` distributes four blocks of 8 x 8 numbers as accumulators are: two below each other of the warp's 16 rows, in
+    two times 8 columns. Each lane names 16 bytes of a row. From block to block, its address differs in those bits that the
+    swizzle changes, and by a known number.
+    """
+    buffer, data = slot.buffer, list[Any]()
+    span, lane, units = buffer.swizzle, isa.lane, buffer.swizzle // 16
+    row = layout.group(isa.warp) * 64 + isa.warp % 4 * 16 + lane % 16
+    unit = (lane // 16) ^ (lane % 8 * span // 128 % units)
+    start = isa.slot_address(buffer, slot.stage) + row * span + unit * 16
+    for block, sixteen in itertools.product(range(layout.blocks), range(layout.columns // 16)):
+        box, inside = divmod(2 * sixteen, units)
+        further = (box * buffer.tile[0] + block * layout.warpgroups * 64) * span
+        text = f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$0, $1, $2, $3}}, [$4+{further}];"
+        words = cute.make_rmem_tensor((4,), Int32)
+        for i, word in enumerate(emit_ptx(text, "r", start ^ (16 * inside), words=4)):
+            words[i] = word
+        data += widened(cute.recast_tensor(words, cute_type(buffer.dtype)), buffer.dtype.kind)
+    return data

@@ -19,10 +19,10 @@ import numpy as np
 
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, bf16, fp32
+from tmapipe.base.arithmetic import Dim, fp32
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import match, new_in_order, new_like
-from tmapipe.errors import InputError, ScopeError, check_bool, is_count, is_number
+from tmapipe.errors import InputError, ScopeError, check_bool, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import Wgmma
 from tmapipe.parts.stages import Turnstile
@@ -52,8 +52,6 @@ class Score:
             int8, keys are not seen where it is 0; of q's type, it is added to what the function gives.
         sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
             of a key whose values are 0.
-        bound: What *function* gives at most, or with the other sign at least, up to 60: 30 of the one above. Softmax of bf16
-            then needs no highest scores, and fewer instructions. Not with a mask.
 
     Raises:
         InputError: For any other value.
@@ -62,17 +60,14 @@ class Score:
     function: Callable[..., Any] | None = None
     mask: str | None = attrs.field(default=None, kw_only=True)
     sinks: bool = attrs.field(default=False, kw_only=True)
-    bound: float | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        function, mask, bound = self.function, self.mask, self.bound
+        function, mask = self.function, self.mask
         fits, rule = function is None or _is_function(function), "is a function of scores, and of where they are"
         _require(fits, "function", function, rule, "pass a function", of="Score")
         rule = 'names dimensions of "b h m s" in this order, s the last one'
         _require(mask is None or mask in MASKS, "mask", mask, rule, 'e.g. "h m s", or "b s"', of="Score")
         check_bool("Score(sinks)", self.sinks)
-        fits = bound is None or (is_number(bound) and 0 < bound <= 60 and function is not None and mask is None)
-        _require(fits, "bound", bound, "is up to 60, of a function without a mask", "leave it out", of="Score")
 
     @classmethod
     def of(cls, value: Score | Callable[..., Any] | None) -> Score:
@@ -85,6 +80,14 @@ class Score:
     def dims(self) -> tuple[str, ...]:
         """Of the mask; none without one."""
         return tuple(self.mask.split()) if self.mask else ()
+
+
+class MaskStage(TmaLoadStage):
+    """A load stage of masks, which threads read as accumulators are distributed: eight rows at once."""
+
+    @property
+    def spread(self) -> bool:
+        return len(self.tile) == 2
 
 
 class Attention(Schedule):
@@ -176,8 +179,7 @@ class Attention(Schedule):
         self.v = TmaLoadStage("b g s e", tile=(n, width), ring=self.values)
         if dims:
             self.masks = BarrierRing(2, producer=load, consumer=work)
-            self.mask = TmaLoadStage(score.mask, tile=(self.rows, n) if "m" in dims else (n,), ring=self.masks)
-        self.bounded = score.bound is not None
+            self.mask = MaskStage(score.mask, tile=(self.rows, n) if "m" in dims else (n,), ring=self.masks)
         self.with_sinks, self.with_lse, self.returns_lse, self.together = score.sinks, lse, lse, self.packed
         if score.sinks:
             self.sinks = TmaLoadStage("w", tile=(SINKS,), ring=self.queries)
@@ -331,10 +333,6 @@ class Attention(Schedule):
         """The weights, before they are divided by their sum."""
         return values_.exp2(scores * self._factor - less)
 
-    def _rises(self, k: KernelContext) -> bool:
-        """Whether the highest score so far is subtracted. Powers of bounded ones are numbers of bf16, not of fp16."""
-        return not (self.bounded and k.plan.buffer("q").dtype == bf16)
-
     def _group(self, k: KernelContext, tile: Tile) -> Any:
         """Whose keys and values the tile's queries see."""
         return tile.g if self.packed > 1 else tile.h * k.extent("g") // k.extent("h")
@@ -396,26 +394,23 @@ class Attention(Schedule):
         weights, total, less, fewer = state
         with k.keys.consume() as slot, self._turn(k):
             block = k.qk.start(own.q, slot.k)
-            if not self.scales_late and self._rises(k):
+            if not self.scales_late:
                 out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
         scores = self._scores(k, tile, block.wait(), at, unseen)
-        higher = less
-        if self._rises(k):
-            higher = values_.maximum(less, values_.row_max(scores) * self._factor)
-            fewer = values_.exp2(less - higher)
-        least = higher
+        higher = values_.maximum(less, values_.row_max(scores) * self._factor)
+        fewer, least = values_.exp2(less - higher), higher
         if not self.scales_late:
             # Some powers are found while the product runs, and the others while the next warpgroup's do.
             least = values_.where(scores.columns < 64, higher, product.wait().after(higher))
         weights = self._powers(scores, least)
-        total = (total * fewer if self._rises(k) else total) + values_.row_sum_parts(weights)
+        total = total * fewer + values_.row_sum_parts(weights)
         if self.scales_late:
             # What the loop carries is tied to the product, or ptxas finds all powers twice, to save registers.
             higher = product.wait().after(higher)
         weights = k.pv.operand(weights)
-        if self.scales_late and self._rises(k):
+        if self.scales_late:
             out.scale(fewer)
         return weights, total, higher, fewer
 
@@ -427,8 +422,7 @@ class Attention(Schedule):
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
                 scores = self._scores(k, tile, block, last, "<>", last=True)
-                rises, zero = self._rises(k), k.full("qk", 0.0, "rows")
-                less: Any = values_.row_max(scores) * self._factor if rises else zero
+                less: Any = values_.row_max(scores) * self._factor
                 if self.causal is not None or not self._plain:  # a row may see no key of this block
                     less = values_.maximum(less, LEAST)
                 weights = self._powers(scores, less)
@@ -438,7 +432,7 @@ class Attention(Schedule):
                         state = self._block(k, tile, out, own, state, last - 1 - done - i, unseen)
                 weights, total, less, fewer = state
                 sink = self._sink(k, tile, own, less.rows) if self.with_sinks else None
-            if not self.scales_late and self._rises(k):
+            if not self.scales_late:
                 out.scale(fewer)
             with k.values.consume() as slot:
                 product = out.start(weights, slot.v)
@@ -486,7 +480,7 @@ def keys_of(d: int, width: int, rows: int, masked: bool = False) -> int:
 
 def slots_of(d: int, width: int, keys: int, rows: int, masked: bool = False) -> tuple[int, int, int]:
     """Slots of queries, of keys and of values, for tiles of so many keys and rows of queries."""
-    if masked or max(d, width) > (128 if keys <= 128 else 64):
+    if masked or max(d, width) > (128 if keys <= 128 else 64) or (rows == 192 and max(d, width) > 96):
         return 1, 2, 2
     if max(d, width) <= 64:
         return (2, 4, 4) if keys <= 128 else (2, 3, 3)

@@ -90,6 +90,7 @@ class SplitAttention(Attention):
         d: Elements of a head, as of `Attention`.
         heads: How many share a group, where attention is causal, or has a score or sinks; else of any number.
         lse: Whether the call returns (o, lse).
+        rows: Of a tile, which are queries of all these heads: a multiple of 64.
         options: causal, window, scale, and a score with a mask of keys alone or none, as of `Attention`.
 
     Raises:
@@ -99,21 +100,28 @@ class SplitAttention(Attention):
     one_kernel, merges_heads = False, True
 
     def __init__(
-        self, parts: int, d: int | tuple[int, int] = 128, *, heads: int = 1, lse: bool = False, **options: Any
+        self,
+        parts: int,
+        d: int | tuple[int, int] = 128,
+        *,
+        heads: int = 1,
+        lse: bool = False,
+        rows: int = 64,
+        **options: Any,
     ):
-        for name, count in (("parts", parts), ("heads", heads)):
+        for name, count in (("parts", parts), ("heads", heads), ("rows", rows)):
             if not is_count(count):
                 raise InputError(f"SplitAttention({name})", count, f"is a number of {name}", "use 8")
         pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
-        keys = keys_of(*pair, 64) if all(map(is_count, pair)) else 128
+        keys = keys_of(*pair, rows) if all(map(is_count, pair)) else 128
         # A part is taken when the one before has been loaded: of a few parts each, none then has one more than it must.
-        super().__init__(d, lse=lse or parts > 1, tile=(64, 1, keys), tiles=DynamicTiles(stages=0), **options)
+        super().__init__(d, lse=lse or parts > 1, tile=(rows, 1, keys), tiles=DynamicTiles(stages=0), **options)
         self.parts, self.together, self.returns_lse = parts, heads, lse
         if parts == 1:
             return
         self.combine, self.over = CombineParts(self.width, lse), "b h c m"  # h: of a group
-        self.o = TmaStoreStage("b h c m e", source=self.pv, tile=(64, self.width), dtype="fp32", stages=1)
-        self.lse = ThreadStoreStage(dims="b h c m", tile=(64,), role=self.work, vector=4, dtype="fp32")
+        self.o = TmaStoreStage("b h c m e", source=self.pv, tile=(rows, self.width), dtype="fp32", stages=1)
+        self.lse = ThreadStoreStage(dims="b h c m", tile=(rows,), role=self.work, vector=4, dtype="fp32")
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> SplitAttention:
@@ -126,7 +134,8 @@ class SplitAttention(Attention):
         score = Score.of(options.get("score"))
         rows_differ = options.get("causal") or score.function or score.sinks
         together = q.shape[1] // max(1, k.shape[1]) if rows_differ else 1
-        return cls(parts, (q.shape[3], width), heads=together, **options)
+        rows = tile_rows(q.shape, k.shape, width)
+        return cls(parts, (q.shape[3], width), heads=together, rows=rows, **options)
 
     def _queries(self, k: KernelContext) -> Any:
         return k.extent("m") // self.together
@@ -224,6 +233,8 @@ def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[st
         found.setdefault("tile", (rows // together, together, keys_of(d, width, rows)))
     elif m <= 64:
         found.setdefault("tile", (64, 1, keys_of(d, width, 64, "m" in score.dims)))
+    elif (score.function or "m" in score.dims) and 96 < widest <= 128 < m:
+        found.setdefault("tile", (192, 1, 80))  # three warpgroups: two would not hide so long a softmax
     elif rows_of(d, width) == 192 and (m <= 128 or (widest <= 64 and causal and s <= 1024)):
         found.setdefault("tile", (128, 1, keys_of(d, width, 128, "m" in score.dims)))
     elif 64 < widest <= 128 == rows_of(d, width) and causal is None and s >= 8192 and not (score.mask or score.sinks):
@@ -244,17 +255,27 @@ def parts_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str,
     others = given - {"causal", "window", "scale", "score", "lse"} or {"h", "m"} & {
         *Score.of(options.get("score")).dims
     }
-    if others or options.get("causal") == "start" or together * q[2] > 64 or not (q[0] and groups):
+    if others or options.get("causal") == "start" or not (q[0] and groups):
         return 0
-    blocks = ceil_div(k[2] if window is None else min(k[2], window + q[2]), keys_of(q[3], width, 64))
+    rows, whole = tile_rows(q, k, width), rows_of(q[3], width)
+    tiles = ceil_div(together * q[2], rows)
+    alone = together * ceil_div(q[2], 64 if q[2] <= 64 else whole)  # tiles of one head each
+    if rows > 64 and (k[2] < 1024 or 5 * tiles > 4 * alone):
+        return 0
+    blocks = ceil_div(k[2] if window is None else min(k[2], window + q[2]), keys_of(q[3], width, rows))
 
     def time(parts: int) -> float:
         # In blocks. A tile begins in the time of one block, as measured; a second kernel takes two.
-        rounds = ceil_div(q[0] * groups * parts, 132)
+        rounds = ceil_div(q[0] * groups * tiles * parts, 132)
         return rounds * (ceil_div(blocks, parts) + 1) + (2 + parts / 8 if parts > 1 else 0)
 
     parts = min(range(1, max(2, blocks // 8 + 1)), key=time)
-    return parts if parts > 1 or (together > 1 and (64 % together or "lse" in given)) else 0
+    return parts if parts > 1 or (together > 1 and (64 % together or "lse" in given or q[2] >= 64)) else 0
+
+
+def tile_rows(q: Sequence[int], k: Sequence[int], width: int) -> int:
+    """Rows of a tile of `SplitAttention` for tensors of these shapes, which are queries of all heads of a group."""
+    return 64 if q[1] // max(1, k[1]) * q[2] <= 64 else rows_of(q[3], width)
 
 
 def _same_memory(x: Any, y: Any) -> bool:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tmapipe.bind.tensors import new_in_order
 from tmapipe.errors import InputError, check_bool, check_type, is_number
 from tmapipe.schedules.attention import Attention, Score
-from tmapipe.schedules.splitattention import SplitAttention, options_for, parts_for
+from tmapipe.schedules.splitattention import SplitAttention, options_for, parts_for, tile_rows
 from tmapipe.torch.operators import TYPES, by_kernel, eager, otherwise, unsuited
 
 __all__ = ["scaled_dot_product_attention"]
@@ -134,7 +134,11 @@ def _attention(
             given["score"] = Score(mask=dims)
         d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
         options = options_for(q.shape, k.shape, v.shape[3], given)
-        split = {"parts": parts, **given}  # of queries that all see all keys, or those of a mask
+        split = {
+            "parts": parts,
+            "rows": tile_rows(q.shape, k.shape, v.shape[3]),
+            **given,
+        }  # of queries that all see all keys, or those of a mask
         schedule = _schedule(d, scale, tuple((split if parts else options).items()))
         return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
 
