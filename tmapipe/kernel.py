@@ -223,11 +223,7 @@ class KernelContext(Carried):
     def extent(self, dim: str) -> Any:
         """Elements along dimension *dim* of the tensors that have it; a Python number if it is fixed. Raises
         `InputError` if no tensor has it."""
-        for part in self.plan.transfers:
-            if dim in part.dims:
-                return self.isa.extent(part.argument, part.dims.index(dim))
-        known = ", ".join(dict.fromkeys(d for part in self.plan.transfers for d in part.dims))
-        raise InputError("k.extent", dim, f"names a dimension of a tensor ({known})", "name one of them")
+        return self.isa.extent_along("k.extent", dim)
 
     def windows(self, stage: str, number: Any) -> tuple[Any, ...]:
         """Where window *number* begins, for ``slot.x.load_windows()``: (image, and where in it). With multicast, where the

@@ -154,10 +154,7 @@ class StoreStage:
             return self.slot.ring.phases[-1][0]
         return self.source.role if isinstance(self.source, RegisterTile) else None
 
-    @property
-    def span(self) -> tuple[int, ...]:
-        """Elements of the tensor from one tile to the next, along each of `dims`."""
-        return (1,) * (len(self.dims) - len(self.tile)) + self.tile
+    span = extents  # elements of the tensor from one tile to the next
 
     @property
     def transposed(self) -> bool:

@@ -113,18 +113,23 @@ def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
     return tuple(sorted({tuple(sorted(multiprocessors)) for multiprocessors in of.values()}))
 
 
+def in_clusters(size: int, ctas: int, threads: int, shared: int) -> driver.CUlaunchConfig:
+    """A launch of so many *ctas* in clusters of *size*, each of so many threads and bytes of dynamic shared memory."""
+    config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes, config.attrs, config.numAttrs = shared, [cluster], 1
+    return config
+
+
 def clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]]:
     """The multiprocessors of each cluster, for as many clusters of *size* CTAs as fit on the device at once.
 
     None if the device has no clusters of that size.
     """
-    config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-    cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
-    config.gridDimX, config.gridDimY, config.gridDimZ = len(numbers) // size * size, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
-    config.sharedMemBytes = SHARED_BYTES
-    config.attrs, config.numAttrs = [cluster], 1
+    config = in_clusters(size, len(numbers) // size * size, 32, SHARED_BYTES)
     status, *most = driver.cuOccupancyMaxActiveClusters(kernel, config)
     if status != driver.CUresult.CUDA_SUCCESS or not most[0]:
         return []

@@ -27,6 +27,7 @@ from tmapipe.gpu.kernels import (
     caller_of,
     capturing,
     gpcs,
+    in_clusters,
     increment_version,
     kernel_for,
     loaded,
@@ -69,12 +70,7 @@ def _asked(number: driver.CUdevice, cluster_size: int) -> int:
     most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     shared = called(driver.cuDeviceGetAttribute(most, number))
     module, kernel = loaded(EMPTY_KERNEL, b"nothing", shared)
-    config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-    cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = cluster_size, 1, 1
-    config.gridDimX, config.gridDimY, config.gridDimZ = cluster_size, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
-    config.sharedMemBytes, config.attrs, config.numAttrs = shared, [cluster], 1
+    config = in_clusters(cluster_size, cluster_size, THREADS, shared)
     count = called(driver.cuOccupancyMaxActiveClusters(kernel, config))
     called(driver.cuModuleUnload(module))
     return int(count)

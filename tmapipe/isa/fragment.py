@@ -448,11 +448,7 @@ class RawRole:
     def extent(self, dim: str) -> Any:
         """Elements along the tensors' dimension of the name *dim*; a Python number if it is fixed. Raises `InputError` for
         a name that no tensor's dimension has."""
-        for part in self.isa.plan.transfers:
-            if dim in part.dims:
-                return self.isa.extent(part.argument, part.dims.index(dim))
-        known = ", ".join(dict.fromkeys(d for part in self.isa.plan.transfers for d in part.dims))
-        raise InputError("role.extent", dim, f"names a dimension of a tensor ({known})", "name one of them")
+        return self.isa.extent_along("role.extent", dim)
 
 
 def call_raw(function: Callable[..., None], tensors: list[Any], isa: Isa, role: RoleWarps) -> None:

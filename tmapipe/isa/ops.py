@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from tmapipe.errors import InputError
 from tmapipe.isa import *
 from tmapipe.isa.barriers import *
 from tmapipe.isa.barriers import BarrierInstructions, ComputeInstructions, Lowering
@@ -446,6 +447,14 @@ class Isa(
     def extent(self, argument: str, dim: int) -> Value:
         """Extent (elements) of dimension *dim* of the tensor bound to *argument*; a Python number if it is fixed."""
         raise NotImplementedError
+
+    def extent_along(self, where: str, dim: str) -> Value:
+        """Extent of the tensors' dimension of the name *dim*. Raises `InputError`, of *where*, if no tensor has it."""
+        for part in self.plan.transfers:
+            if dim in part.dims:
+                return self.extent(part.argument, part.dims.index(dim))
+        known = ", ".join(dict.fromkeys(d for part in self.plan.transfers for d in part.dims))
+        raise InputError(where, dim, f"names a dimension of a tensor ({known})", "name one of them")
 
     def window_start(self, load: Load, number: Value) -> tuple[Value, ...]:
         """(image, where in it) window *number* of the load's tensor begins (elements)."""

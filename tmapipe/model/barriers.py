@@ -133,19 +133,13 @@ def _count(
         text = f"arms {nbytes} bytes on {layout.bar_name(bar)}: {tx} pending, above {MAX_COUNT}"
         raise hazard(layout, "tx-overflow", agent, op, text)
     if pending < 0:
-        held = f"has had all its {count} arrivals and still waits for {tx} bytes"
-        raise hazard(
-            layout,
-            "surplus-arrival",
-            agent,
-            op,
-            f"arrives at {layout.bar_name(bar)} of CTA {cta}, whose phase {phase} {held}",
-        )
+        held = f"whose phase {phase} has had all its {count} arrivals and still waits for {tx} bytes"
+        text = f"arrives at {layout.bar_name(bar)} of CTA {cta}, {held}"
+        raise hazard(layout, "surplus-arrival", agent, op, text)
     if not pending and tx < 0:
-        state_of = f"without pending arrivals and {-tx} bytes more landed than were armed"
-        raise hazard(
-            layout, "tx-below-zero", agent, op, f"finds {layout.bar_name(bar)} of CTA {cta} in phase {phase} {state_of}"
-        )
+        held = f"in phase {phase} without pending arrivals and {-tx} bytes more landed than were armed"
+        text = f"finds {layout.bar_name(bar)} of CTA {cta} {held}"
+        raise hazard(layout, "tx-below-zero", agent, op, text)
     state.pending[bar] = pending
     completed = not pending and not tx
     if completed:

@@ -266,9 +266,8 @@ def _store(state: State, agent: int, op: ops.TmaStore | ops.BulkStore) -> tuple[
 @applies(ops.TmaScatter)
 def _scatter(state: State, agent: int, op: ops.TmaScatter) -> tuple[ops.Flight]:
     column = op.at[-1:]
-    return _start_store(
-        state, agent, op, f"scatters {op.store}", f"to rows {op.numbers} from {column} on", (*op.numbers, *column)
-    )
+    where = f"to rows {op.numbers} from {column} on"
+    return _start_store(state, agent, op, f"scatters {op.store}", where, (*op.numbers, *column))
 
 
 def _start_store(

@@ -270,9 +270,8 @@ class SlotAccesses(Fragments):
 def _of_block(cut: Cut, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]) -> Cut:
     """The same cut of one of the blocks into which fragments of a shape divide the tile."""
     part, parts, how = cut
-    rows, across = (
-        extent // size for extent, size in zip(slot.buffer.tile, (layout.rows, layout.columns), strict=True)
-    )
+    shape = layout.rows, layout.columns
+    rows, across = (extent // size for extent, size in zip(slot.buffer.tile, shape, strict=True))
     block = at[0] // layout.rows * across + at[1] // layout.columns
     return block * parts + part, rows * across * parts, f"blocks of {layout.rows} x {layout.columns}, {how}"
 
