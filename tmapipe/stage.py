@@ -276,9 +276,7 @@ class TmaLoadStage(LoadStage):
         """
         inner = self.dims[-len(self.tile) : -1] if self.windows is None else ()
         if not strides or not set(strides) <= set(inner):
-            rule = (
-                f"names dimensions of a TmaLoadStage's tile ({', '.join(inner) or 'none'}); the last one is contiguous"
-            )
+            rule = f"names dimensions of a TmaLoadStage's tile ({', '.join(inner) or 'none'}) but the contiguous one"
             raise InputError("strided", ", ".join(strides), rule, "name one of them")
         steps = (*(strides.get(dim, 1) for dim in inner), 1)
         check_steps("strided", steps)

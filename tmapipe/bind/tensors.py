@@ -330,9 +330,8 @@ def _make_output(
     first_load: str,
 ) -> Any:
     """A new output on the device of *like*, as `made_as` says. It is zero if results are added to it."""
-    shape, dtype = made_as(
-        name, store, {dim: extent for dim, (_, extent) in extents.items()}, like, like_dims, first_load
-    )
+    known = {dim: extent for dim, (_, extent) in extents.items()}
+    shape, dtype = made_as(name, store, known, like, like_dims, first_load)
     made = new_like(like, shape, dtype)
     if store.reduce:
         if store.reduce not in FROM_ZERO:

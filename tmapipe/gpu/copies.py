@@ -116,7 +116,6 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: tuple[int, in
 @emits(ops.TmaPrefetch)
 def _tma_prefetch(isa: GpuWarp, op: Any) -> None:
     load = isa.plan.load(op.load)
-
     moves = isa.moves_of(load, op.share, load.peers)
 
     def one(piece: Any) -> None:
@@ -243,9 +242,8 @@ def copy_tile(isa: GpuWarp, op: Any) -> None:
         nbytes = cutlass.select_(rest < width, rest, Int32(width)) * size
         for holds in (*inside, _inside(first, tile.shape[-1])):
             nbytes = cutlass.select_(holds, nbytes, Int32(0))
-        text = (
-            f"cp.async.{'cg' if vector == 16 else 'ca'}.shared.global [$0], [$1], {vector}, $2;"  # fills up with zeros
-        )
+        how = "cg" if vector == 16 else "ca"
+        text = f"cp.async.{how}.shared.global [$0], [$1], {vector}, $2;"  # fills up with zeros
         emit_ptx(text, "rlr", target + byte, start, nbytes)
 
     def turn(j: Any) -> None:

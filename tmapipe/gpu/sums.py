@@ -104,9 +104,8 @@ class Runs(Fragments):
             return Fragment(self, layout, along, kind, self._shifted(slot, layout, first))
         place, width = (self.column, layout.width) if by_column else (self.row, 1)
         whole = each == 1 and isinstance(first, int) and first % width == tile[-1] % width == 0
-        alike = (
-            1 if width % each and each % width else min(each, width)
-        )  # numbers of a thread, side by side, that are one
+        # numbers of a thread, side by side, that are one
+        alike = 1 if width % each and each % width else min(each, width)
         data: list[Any] = []
         for i in range(0, layout.slots(along), width if whole else alike):
             begin = row * tile[-1] + first + place(layout, i) // each

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
 INSTRUMENTS = ("watch", "stamps")  #: that a kernel may have, one of them
-NUMBERS = (
-    2  #: of a launch with one: the address of the rows, and how long a wait may take (ns), or how many CTAs have rows
-)
+#: Of a launch with one: the address of the rows, and how long a wait may take (ns), or how many CTAs have rows.
+NUMBERS = 2
 CTAS = 64  #: that have rows of their own; a power of two
 TURNS = 4  #: innermost loops of which a row has the iteration
 WORDS = 4 + TURNS  #: of 32 bits in a row: number of the wait and 1, CTA, slot, parity, iterations

@@ -309,9 +309,8 @@ def _issue(state: State, agent: int, op: ops.Wgmma | ops.WgmmaFromRegisters) -> 
         *issued, issuers = queue[position]
         if tuple(issued) != wanted:
             mine, theirs = _names(state, (a, b)), _names(state, tuple(issued[1:]))
-            text = (
-                f"issues wgmma {op.matmul} of {mine} where other warps of its warpgroup issued {issued[0]} of {theirs}"
-            )
+            elsewhere = f"other warps of its warpgroup issued {issued[0]} of {theirs}"
+            text = f"issues wgmma {op.matmul} of {mine} where {elsewhere}"
             raise hazard(layout, "wgmma-diverged", agent, op, text)
         issuers |= bit
         state.queues[group] = (*queue[:position], (*wanted, issuers), *queue[position + 1 :])
@@ -425,9 +424,8 @@ def _exit(state: State, agent: int, op: ops.Exit) -> bool:
 def _check_warp(state: State, agent: int, op: ops.Exit) -> None:
     layout = state.layout
     if not state.ended[agent]:
-        text = (
-            "returns before it has waited for the kernels before this one, and the next waits only for this one's end"
-        )
+        rest = "and the next waits only for this one's end"
+        text = f"returns before it has waited for the kernels before this one, {rest}"
         raise hazard(layout, "exit-before-dependencies", agent, op, text)
     for lane in range(32) if state.groups or state.open_group else ():
         thread = agent * 32 + lane

@@ -117,10 +117,8 @@ class Written:
             if left.any():
                 first = tuple(int(i) for i in np.argwhere(left)[0])
                 where = next((issue.where for issue in self.issues if issue.op.store == name), None)
-                text = (
-                    f"{np.count_nonzero(left)} of {left.size} elements of {name} are written by nobody, the first one"
-                )
-                text = f"{text} at {first}"
+                many = f"{np.count_nonzero(left)} of {left.size} elements of {name}"
+                text = f"{many} are written by nobody, the first one at {first}"
                 raise set_location(hazard(self.layout, "output-unwritten", None, None, text), where)
 
     def _conflict(self, store: Store, one: Issue, other: Issue) -> HazardError:
@@ -130,9 +128,8 @@ class Written:
             which = f"stores {store.name} at {other.op.at} a second time, with another value"
             rule = "output-twice"
         else:
-            which = (
-                f"stores {store.name} at {other.op.at}{_of(other)}, where another tile{_of(one)} stores another value"
-            )
+            where = f"at {other.op.at}{_of(other)}, where another tile{_of(one)} stores another value"
+            which = f"stores {store.name} {where}"
             rule = "output-shared"
         if one.where and one.where != other.where:
             which += f" (at {one.where})"

@@ -371,9 +371,7 @@ class MachineIsa(Isa):
     def start(self, of: Load | Store, at: Sequence[Any]) -> tuple[int, ...]:
         whole = (isinstance(x, (int, np.integer)) and not isinstance(x, bool) and -(2**31) <= x < 2**31 for x in at)
         if len(at) != len(of.dims) or not all(whole):
-            rule = (
-                f"is where a tile starts: one whole number of 32 bits, of elements, along each of {', '.join(of.dims)}"
-            )
+            rule = f"is where a tile starts: a whole number of elements, of 32 bits, along each of {', '.join(of.dims)}"
             raise InputError(f"start of {of.name}'s tile", tuple(at), rule, "use integers, and // instead of /")
         return tuple(at)
 

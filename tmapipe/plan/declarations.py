@@ -328,11 +328,8 @@ def _attributes(value: Any) -> dict[str, Any]:
 # Where roles run: which warps, which branches of the kernel, and how many registers a thread each warpgroup gets.
 
 
-LOAD_REGISTERS = {
-    2: 40,
-    3: 40,
-    4: 32,
-}  # warpgroups in the CTA -> registers a thread of the warpgroups that only move data
+#: Warpgroups in the CTA -> registers a thread of the warpgroups that only move data.
+LOAD_REGISTERS = {2: 40, 3: 40, 4: 32}
 
 
 def place_roles(declared: Declarations, shared: bool = False) -> tuple[dict[str, RoleWarps], int]:

@@ -232,7 +232,7 @@ def _check_in_place(declared: Declarations, name: str, load: LoadStage, outputs:
     once = not (store.reduce or store.folded or store.parts > 1 or store.parts_tile is not None or store.transposed)
     if not (alike and plain and once) or outputs > 1 or _clipped(declared, name, store):
         rule = (
-            "is stored whole, not reduced, over one load of the same dims and tile, without multicast, parts or strides"
+            "is stored whole, not reduced, over a load of the same dims and tile, without multicast, parts or strides"
         )
         raise InputError(f"{name}.in_place", load, rule, "give both the same dims and tile")
 

@@ -224,9 +224,8 @@ class Accumulator(Carried):
             self._turn("add")
             a = _beside(matmul, a if isinstance(a, tuple) else (a,))
             if isinstance(a, Fragment) and a.kind == "operand":
-                raise ScopeError(
-                    f"acc.add() of {matmul.name} takes what acc.widened() gave last, at once, or a fragment."
-                )
+                fix = "takes what acc.widened() gave last, at once, or a fragment"
+                raise ScopeError(f"acc.add() of {matmul.name} {fix}.")
         if self.used_inside:
             fix = "use acc.start() and .wait()"
             raise ScopeError(f"acc.add() of {matmul.name}, whose sums are used inside the block: {fix}.")

@@ -347,11 +347,8 @@ class Slot(Carried):
 
     _carries, _apart = ("index", "touched_by_threads"), ("gone", "entered")
     _facts: ClassVar[dict[str, str]] = {
-        "open": "same",
-        "retired": "both",
-        "touched_by_threads": "flags",
-        "gone": "union",
-    }
+        "open": "same", "retired": "both", "touched_by_threads": "flags", "gone": "union",
+    }  # fmt: skip
 
     def __init__(self, end: RingEnd):
         end.isa.follow(self)
@@ -445,9 +442,7 @@ class HeldEnd(RingEnd):
             self._wait(0, 0)
             self.slot = Slot(self)
             self.slot.index, self.slot.open = 0, True
-            self.slot.touched_by_threads.update(
-                dict.fromkeys(self.parts, True)
-            )  # so that no tile differs from the first
+            self.slot.touched_by_threads |= dict.fromkeys(self.parts, True)  # so that no tile differs from the first
 
     def begun(self) -> None:
         """What is done before the first tile is over. Raises `ScopeError` if the role has not entered the slot."""

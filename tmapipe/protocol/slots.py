@@ -320,14 +320,8 @@ class PartInSlot(Carried):
         Raises:
             InputError: The threads cannot share the elements evenly, or the extents differ.
         """
-        forms = {
-            "like": like,
-            "rows_of": rows_of,
-            "columns_of": columns_of,
-            "tile": tile,
-            "transposed": transposed or None,
-        }
-        given = [form for form, value in forms.items() if value is not None]
+        forms = {"like": like, "rows_of": rows_of, "columns_of": columns_of, "tile": tile}
+        given = [form for form, value in forms.items() if value is not None] + ["transposed"] * bool(transposed)
         if given == ["tile", "transposed"] and pitch is not None:
             given.remove("transposed")
         if len(given) > 1 or (at is not None and not set(given) <= {"like", "tile", "rows_of", "columns_of"}):
@@ -432,9 +426,7 @@ class PartInSlot(Carried):
         last = max(at) + (part[1] - 1) // len(at) * pitch + part[0] if counts and whole else math.inf
         if last > math.prod(buffer.tile) or buffer.swizzle:
             rule = f"are extents, and where rows begin, inside a tile without a swizzle; it is {buffer.tile}"
-            raise InputError(
-                f"{name}(tile, pitch, at)", (part, pitch, at), rule, "begin earlier, or load more elements"
-            )
+            raise InputError(f"{name}(tile, pitch, at)", (part, pitch, at), rule, "begin earlier, or load more")
         return vectors_of(name, part, self.part.isa.plan.role(self.part.role), 1)
 
     def write(self, values: Fragment, *, at: tuple[int, int] | None = None) -> None:

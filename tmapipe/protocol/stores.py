@@ -306,9 +306,8 @@ class BoundStore(Carried):
             at = strip_start(self.plan, start, strip, first)
             piece = Piece(layout, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
             # All are reduced before the first is stored: few registers wait meanwhile.
-            for store, part in [
-                (store, store.reduced(piece, part)) for store, part in self._parts(stores, values, epilogue)
-            ]:
+            parts = [(store, store.reduced(piece, part)) for store, part in self._parts(stores, values, epilogue)]
+            for store, part in parts:
                 store.put(piece, part)
                 self.isa.when(mirror, functools.partial(store.put_mirrored, piece, part))
         if operands:
@@ -486,6 +485,5 @@ def _mask(name: str, when: Any, values: Fragment) -> Fragment:
         rule = "is a comparison of fragments of the tile that is stored"
         raise InputError(f"{name}(when)", when, rule, "e.g. when=values > 0")
     backend = values.backend
-    return Fragment(
-        backend, values.layout, "tile", "bool", backend.expand(values.layout, when.along, when.data, "tile")
-    )
+    data = backend.expand(values.layout, when.along, when.data, "tile")
+    return Fragment(backend, values.layout, "tile", "bool", data)

@@ -172,9 +172,7 @@ def aligned_start(
     """The start as `start_of` gives it, for a tile that starts at a multiple of its extent along the contiguous dimension."""
     start = start_of(where, dims, extents, tile, coordinates)
     if tile is not None and dims[-1] not in coordinates and tile.anywhere(dims[-1]):
-        rule = (
-            f"has tiles that begin at any element along {dims[-1]}; TMA starts at multiples of 16 bytes along the last"
-        )
+        rule = f"has tiles that begin at any element along {dims[-1]}; TMA starts at multiples of 16 bytes there"
         fix = "let another dimension be the contiguous one, or load from a multiple before it with load_from()"
         raise InputError(where, dims, rule, fix)
     return start
