@@ -88,10 +88,10 @@ def operations(
         tables: Entries of tables, 1 behind the last one; without those of a table, it has what `Isa.load_entry` says.
         emit: Takes each operation, while its source line can still be asked for; then the list has `Exit` alone.
     """
-    found: list[Any] = []
-    replay(program, MachineIsa(layout, agent, cluster, clusters, shapes, emit or found.append, tables=tables))
-    found.append(Exit())
-    return found
+    listed: list[Any] = []
+    replay(program, MachineIsa(layout, agent, cluster, clusters, shapes, emit or listed.append, tables=tables))
+    listed.append(Exit())
+    return listed
 
 
 def replay(program: Traced, isa: Any) -> None:

@@ -211,10 +211,10 @@ def _joined(name: str, values: tuple[Any, ...], number: Any, fragment: Any, othe
         joined(f"{name}.{each[0][0]}", tuple(part for _, part in each), number, fragment, other, memo)
         for each in zip(*parts, strict=True)
     ]
-    found = _with_parts(first, made)
+    made_one = _with_parts(first, made)
     if isinstance(first, Carried):
-        found._joined(values)
-    return found
+        made_one._joined(values)
+    return made_one
 
 
 def fragment_form(values: Fragment) -> Any:
@@ -265,8 +265,8 @@ class Block:
 
     def conditions(self, facts: dict[str, Any], part: Any) -> dict[tuple[str, str], Any]:
         """Those facts that are conditions."""
-        found = {(n, ""): v for n, v in facts.items() if part._facts[n] == "flag"}
-        return found | {(n, e): c for n, v in facts.items() if part._facts[n] == "flags" for e, c in v.items()}
+        flags = {(n, ""): v for n, v in facts.items() if part._facts[n] == "flag"}
+        return flags | {(n, e): c for n, v in facts.items() if part._facts[n] == "flags" for e, c in v.items()}
 
     def restore(self) -> None:
         """State as it was before."""
@@ -391,16 +391,16 @@ class Branch(Block):
             left = [resolve(arm[self.names.index(RETURNED)]) for arm in (then, other)]
         goes_on = [arm for arm in (0, 1) if left[arm] is not True]
         returns = [arm for arm in (0, 1) if left[arm] is not False]
-        found = []
+        names = []
         for name, live, *both in zip(self.names, self.live, then, other, strict=True):
             read_of = returns if name == VALUE else goes_on
             if not live:
-                found.append(Undefined(name, NOT_READ))
+                names.append(Undefined(name, NOT_READ))
             elif name != RETURNED and live != AFTER_RETURN and len(read_of) == 1:
-                found.append(self.alone(name, both[read_of[0]], read_of[0], memo))
+                names.append(self.alone(name, both[read_of[0]], read_of[0], memo))
             else:
-                found.append(self.merged(name, both[0], both[1], memo))
-        return tuple(found)
+                names.append(self.merged(name, both[0], both[1], memo))
+        return tuple(names)
 
     def merged(self, name: str, then: Any, other: Any, memo: Any) -> Any:
         """One value for those of the two arms."""

@@ -138,13 +138,13 @@ class Calls(Refusals):
             inspect.getattr_static(type(right), reflected, None),
         )
         if is_users(own):
-            found = self.call(own, left, right)
-            if found is not NotImplemented:
-                return found
+            result = self.call(own, left, right)
+            if result is not NotImplemented:
+                return result
         if is_users(other) and (is_users(own) or type(left) in _NUMBERS or symbolic(left)):
             return self.call(other, right, left)
-        found = python(left, right)
-        return self.fresh(found) if name == "Add" else found
+        result = python(left, right)
+        return self.fresh(result) if name == "Add" else result
 
     def unary(self, name: str, value: Any) -> Any:
         """As `operate`, of one operand."""
@@ -167,8 +167,8 @@ class Calls(Refusals):
         """What a call in rewritten code gives."""
         special = SPECIAL.get(id(function))
         if special is not None:
-            found = special(self, *map(resolve, arguments), **named)
-            return self._noted(function, found)
+            result = special(self, *map(resolve, arguments), **named)
+            return self._noted(function, result)
         if isinstance(function, np.ufunc):
             out = named.get("out", arguments[function.nin :])
             for each in out if isinstance(out, tuple) else (out,):
@@ -213,28 +213,28 @@ class Calls(Refusals):
                 return self.made(contextlib.contextmanager(inner)(*arguments, **named))
         if not is_users(function):
             return as_python(function, *arguments, **named)
-        found = self._converted(function)(*arguments, **named)
-        if inspect.isgenerator(found):
-            self.made(found)
-        return found
+        result = self._converted(function)(*arguments, **named)
+        if inspect.isgenerator(result):
+            self.made(result)
+        return result
 
     def _converted(self, function: Any) -> Any:
         return converted(function, home=self.home(function))
 
     def _cached(self, function: Any, arguments: Any, named: Any) -> Any:
-        found = deep((arguments, named))
+        symbol = deep((arguments, named))
         name = getattr(function, "__name__", "a cached function")
-        if found is not None:
+        if symbol is not None:
             raise ScopeError(
-                f"{name}() of `{show(found)}`, which only the kernel knows, is cached by its arguments. Leave the cache out."
+                f"{name}() of `{show(symbol)}`, which only the kernel knows, is cached by its arguments. Leave the cache out."
             )
         before = sum(type(n) is not Let for n in self.nodes)
-        found = function(*arguments, **named)
+        symbol = function(*arguments, **named)
         if sum(type(n) is not Let for n in self.nodes) != before:
             raise ScopeError(
                 f"{name}() does something in the kernel, and only the first time: it is cached. Leave the cache out."
             )
-        return found
+        return symbol
 
     def _construct(self, kind: Any, arguments: Any, named: Any) -> Any:
         if kind in (map, filter):
@@ -255,18 +255,18 @@ class Calls(Refusals):
             return made
         return self._noted(kind, kind(*arguments, **named))
 
-    def _noted(self, function: Any, found: Any) -> Any:
+    def _noted(self, function: Any, result: Any) -> Any:
         """What a type, or a function that makes new objects, gave."""
         if (
             isinstance(function, type)
-            and type(found) is function
-            and not isinstance(found, (int, str, tuple, frozenset, bytes, float))
+            and type(result) is function
+            and not isinstance(result, (int, str, tuple, frozenset, bytes, float))
         ):
-            self.made(found)
+            self.made(result)
         elif function is builtins.sorted or function is builtins.iter:
-            if self.home(found) is None:
-                self.made(found)
-        return found
+            if self.home(result) is None:
+                self.made(result)
+        return result
 
     def _plain(self, function: Any, arguments: Any, named: Any) -> Any:
         """A function of Python's, or of another language."""
@@ -295,11 +295,11 @@ class Calls(Refusals):
             self.changes(named["out"], "`out=`")
         arguments = [self._argument(each) for each in arguments]
         named = {n: self._argument(each) for n, each in named.items()}
-        found = as_python(function, *arguments, **named)
-        if (type(found).__name__ == "ndarray" and getattr(found, "base", 1) is None) or name in _MAKING:
-            if self.home(found) is None:
-                self.made(found)
-        return found
+        result = as_python(function, *arguments, **named)
+        if (type(result).__name__ == "ndarray" and getattr(result, "base", 1) is None) or name in _MAKING:
+            if self.home(result) is None:
+                self.made(result)
+        return result
 
     def _argument(self, value: Any) -> Any:
         """What Python's own functions call is rewritten, too."""
@@ -323,11 +323,11 @@ class Calls(Refusals):
             and name not in getattr(target, "__dict__", {})
         ):
             begun = sum(type(n) is not Let for n in self.nodes)
-            found = self._of_function(own.func, (target,), {})
-            if deep(found) is not None or sum(type(n) is not Let for n in self.nodes) != begun:
+            value = self._of_function(own.func, (target,), {})
+            if deep(value) is not None or sum(type(n) is not Let for n in self.nodes) != begun:
                 self.stores_attribute(target, name)
-            target.__dict__[name] = found
-            return found
+            target.__dict__[name] = value
+            return value
         return as_python(getattr, target, name)
 
     def entering(self, manager: Any) -> Any:

@@ -207,13 +207,13 @@ class Operands(Calls):
 
     def exited(self, *flags: Any) -> Any:
         """Whether one of the exits was taken."""
-        found: Any = False
+        exited: Any = False
         for flag in map(resolve, flags):
             if flag is True:
                 return True
             if symbolic(flag):
-                found = flag if found is False else Expr.of("or", found, flag)
-        return found
+                exited = flag if exited is False else Expr.of("or", exited, flag)
+        return exited
 
     def first(self, word: str, value: Any, test: bool) -> bool:
         """The first operand of `and` or `or` is *value*: whether the second is evaluated. test: only the truth counts."""
@@ -345,9 +345,9 @@ class Tracing(Operands):
 
     def live(self) -> list[Cells]:
         """All cells in use."""
-        found = [(ref, ref()) for ref in self.cells]
-        self.cells = [ref for ref, each in found if each is not None]
-        return [each for _, each in found if each is not None]
+        kept = [(ref, ref()) for ref in self.cells]
+        self.cells = [ref for ref, each in kept if each is not None]
+        return [each for _, each in kept if each is not None]
 
     def follow(self, part: Any) -> None:
         """As of `Isa.follow`."""
@@ -355,9 +355,9 @@ class Tracing(Operands):
 
     def followed(self) -> list[Any]:
         """Objects of the protocol in use that have facts."""
-        found = [(ref, ref()) for ref in self.parts]
-        self.parts = [ref for ref, each in found if each is not None]
-        return [each for _, each in found if each is not None]
+        kept = [(ref, ref()) for ref in self.parts]
+        self.parts = [ref for ref, each in kept if each is not None]
+        return [each for _, each in kept if each is not None]
 
     def open(self, block: Block | None) -> None:
         """Nodes go to a new block of code from now on."""

@@ -181,7 +181,7 @@ def fragments_held(program: Traced) -> dict[str, Most]:
 
 def fragments_need(program: Traced) -> dict[str, Needs]:
     """Role -> what its fragments need at most."""
-    found = {}
+    needs = {}
     for role in program.plan.roles:
         of_warp = _OfWarp(program, role.first_warp)
         accesses: Accesses = {}
@@ -192,8 +192,8 @@ def fragments_need(program: Traced) -> dict[str, Needs]:
                 if each:
                     accesses.setdefault((slot.buffer.name, f"{how} ({node.where})"), _sum(how, each))
         of_warp.before(program.nodes, set())
-        found[role.name] = Needs(of_warp.most, accesses)
-    return found
+        needs[role.name] = Needs(of_warp.most, accesses)
+    return needs
 
 
 class _OfWarp:
@@ -268,10 +268,10 @@ class _OfWarp:
         while True:
             kept = [each for each in node.carried if each[0] in begins or each[3] in live]
             ends = after | self.used([each[2] for each in kept]) | (begins - phis)
-            found = self.before(node.body, ends)
-            if found == begins:
+            before = self.before(node.body, ends)
+            if before == begins:
                 return (begins - phis) | self.used([each[1] for each in kept])
-            begins = found
+            begins = before
 
     def _note_carriers(self, node: Call) -> None:
         for result in node.results:
@@ -293,17 +293,17 @@ class _OfWarp:
 
 def touched_by(plan: Plan, needs: Mapping[str, Needs]) -> dict[str, list[tuple[str, str, int, int]]]:
     """Role -> what its first warp does to slots: (stage, what, accesses of shared memory, those without conflicts)."""
-    found: dict[str, list[tuple[str, str, int, int]]] = {}
+    accesses: dict[str, list[tuple[str, str, int, int]]] = {}
     copied = {load.name: load for load in plan.loads if load.vector}
     for ring in plan.rings:
         for role, loads in ring.loads.items():
             for load in (copied[name] for name in loads if name in copied):
                 warps = plan.role(role).warps if ring.held else plan.role(role).team_warps
-                found.setdefault(role, []).append((load.name, *copies(load, warps)))
+                accesses.setdefault(role, []).append((load.name, *copies(load, warps)))
     for role, need in needs.items():
         for (stage, what), access in need.accesses.items():
-            found.setdefault(role, []).append((stage, what, access.taken, access.least))
-    return found
+            accesses.setdefault(role, []).append((stage, what, access.taken, access.least))
+    return accesses
 
 
 # ---- banks ------------------------------------------------------------------------------------------------------------
@@ -417,8 +417,8 @@ _OF: dict[str, Callable[..., _Found]] = {
 
 
 def _sum(what: str, each: Sequence[tuple[Places, int]]) -> BankAccess:
-    found = [times(places, width) for places, width in each]
-    return BankAccess(what, sum(taken for taken, _ in found), sum(least for _, least in found))
+    counts = [times(places, width) for places, width in each]
+    return BankAccess(what, sum(taken for taken, _ in counts), sum(least for _, least in counts))
 
 
 def _elements(

@@ -112,9 +112,9 @@ def _new(key: Any, op: str, args: tuple[Any, ...]) -> Expr:
     global _most
     with _making:
         kept = values.get(key)
-        found = None if kept is None else kept()
-        if found is not None:
-            return found
+        known = None if kept is None else kept()
+        if known is not None:
+            return known
         if len(values) >= _most:
             for each in [each for each, of in values.items() if of() is None]:
                 del values[each]
@@ -144,9 +144,9 @@ class Expr:
             return FOLD[op](*args)
         if op in ("add", "mul", "and", "or", "xor") and not isinstance(args[0], Expr):
             args = args[::-1]
-        found = _simpler(op, args)
-        if found is not None:
-            return found[0]
+        simpler = _simpler(op, args)
+        if simpler is not None:
+            return simpler[0]
         made = Expr._interned(op, args)
         if at_work.note is not None:
             at_work.note(made)
@@ -156,8 +156,8 @@ class Expr:
     def _interned(op: str, args: Any) -> Any:
         key = (op, *(("e", id(a)) if isinstance(a, Expr) else (type(a), a) for a in args))
         kept = values.get(key)
-        found = None if kept is None else kept()
-        return _new(key, op, args) if found is None else found
+        known = None if kept is None else kept()
+        return _new(key, op, args) if known is None else known
 
     @property
     def boolean(self) -> bool:

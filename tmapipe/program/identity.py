@@ -164,13 +164,13 @@ class Canonical:
             self.write(each)
 
     def _set(self, values: Any) -> None:
-        found = []
+        members = []
         for each in values:
             alone = type(self)()
             alone.write(each)
-            found.append(bytes(alone.bytes))
-        self.begin(b"S", len(found))
-        for each in sorted(found):
+            members.append(bytes(alone.bytes))
+        self.begin(b"S", len(members))
+        for each in sorted(members):
             self.text(b"b", each)
 
     def _named(self, tag: bytes, kind: type, name: str) -> None:
@@ -201,8 +201,8 @@ class Canonical:
 
     def _outside(self, module: str) -> None:
         """A module that is not the user's: its name, and the version of its package."""
-        found = sys.modules.get(module)
-        file = getattr(found, "__file__", None)
+        loaded = sys.modules.get(module)
+        file = getattr(loaded, "__file__", None)
         if file is not None and is_users_file(file):
             raise NotCanonical(f"module {module}, as a whole")
         top = module.partition(".")[0]
@@ -242,17 +242,17 @@ class Canonical:
 
     def _globals(self, code: types.CodeType, names: Mapping[str, Any]) -> None:
         """What a function finds by name: globals, and of a module of the user's what the function names."""
-        for found, attributes in _named_by(code, names.get("__package__") or ""):
-            if isinstance(found, str):
-                self.write(found)
-                if found in names:
-                    self._value_of(names[found], attributes)
-                elif hasattr(builtins, found):
-                    self.write(getattr(builtins, found))
+        for value, attributes in _named_by(code, names.get("__package__") or ""):
+            if isinstance(value, str):
+                self.write(value)
+                if value in names:
+                    self._value_of(names[value], attributes)
+                elif hasattr(builtins, value):
+                    self.write(getattr(builtins, value))
                 else:
-                    raise NotCanonical(f"the name {found}, which has no value")
+                    raise NotCanonical(f"the name {value}, which has no value")
             else:
-                self._outside(found[0])
+                self._outside(value[0])
 
     def _value_of(self, value: Any, attributes: frozenset[str]) -> None:
         file = getattr(value, "__file__", None) if isinstance(value, types.ModuleType) else None
@@ -315,15 +315,15 @@ def _content(cell: Any) -> Any:
 
 def _found(module: str, function: types.FunctionType) -> bool:
     """Whether the function is what its module has under its name."""
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is function
+        value = getattr(value, name, None)
+    return value is function
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    found = vars(kind).get("__slots__", ())
-    return (found,) if isinstance(found, str) else tuple(found)
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _named_by(code: types.CodeType, package: str) -> Iterator[tuple[Any, frozenset[str]]]:
@@ -333,17 +333,17 @@ def _named_by(code: types.CodeType, package: str) -> Iterator[tuple[Any, frozens
         before: list[Any] = [None, None]
         for step in dis.get_instructions(each):
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                found: Any = step.argval
+                named: Any = step.argval
             elif step.opname == "IMPORT_NAME":
                 if any(type(value) is int and value for value in before):
                     raise NotCanonical(f"an import of {step.argval} in {package}")
-                found = (step.argval,)
+                named = (step.argval,)
             else:
-                found = None
+                named = None
             before = [before[1], step.argval]
-            if found is not None and found not in seen:
-                seen.add(found)
-                yield found, attributes
+            if named is not None and named not in seen:
+                seen.add(named)
+                yield named, attributes
 
 
 def _attributes(code: types.CodeType) -> Iterator[str]:
@@ -462,12 +462,12 @@ class _Program(Canonical):
             super()._other(x, kind)
 
     def _planned(self, x: Any) -> None:
-        found = self.plain.get(id(x))
-        if found is None:
+        entry = self.plain.get(id(x))
+        if entry is None:
             alone = Canonical()
             alone.write(x)
-            found = self.plain[id(x)] = x, hashlib.sha256(alone.bytes).digest()
-        self.text(b"\x0f", found[1])
+            entry = self.plain[id(x)] = x, hashlib.sha256(alone.bytes).digest()
+        self.text(b"\x0f", entry[1])
 
 
 #: How each kind of node is written.

@@ -54,8 +54,8 @@ class TracingFragments(Fragments):
         self.registers: dict[Var, int] = {}  # of a thread, by the data of fragments
 
     def _record(self, method: str, *arguments: Any, result: str | None = "v", **named: Any) -> Any:
-        found = self.isa.record(f"fragments.{method}", arguments, named, [] if result is None else [result])
-        return found[0] if found else None
+        results = self.isa.record(f"fragments.{method}", arguments, named, [] if result is None else [result])
+        return results[0] if results else None
 
     def made(self, values: Fragment) -> None:
         layout = values.layout
@@ -87,8 +87,8 @@ class TracingFragments(Fragments):
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
         counted, layout = inside[1] if isinstance(inside, tuple) else inside, values.layout
         if layout is not None and (counted is None or isinstance(counted, Expr)):
-            found = Reduction(layout.rows, layout.columns, along, counted)
-            self.isa.reductions.setdefault(found, locate())
+            reduction = Reduction(layout.rows, layout.columns, along, counted)
+            self.isa.reductions.setdefault(reduction, locate())
         return super().reduce(values, op, along, inside, surely)
 
     # pieces
@@ -125,11 +125,11 @@ class TracingFragments(Fragments):
         traced = Function(getattr(function, "__name__", "epilogue"), given, by_name, body, made)
         names = [name or "v" for name in made]
         results = self.isa.record("fragments.apply", (traced, list(fragments), dict(named)), {}, names)
-        found = {
+        outputs = {
             name: None if value is None else Fragment(self, fragments[0].layout, "tile", "fp32", result)
             for (name, value), result in zip(made.items(), results, strict=True)
         }
-        return traced.of(found)
+        return traced.of(outputs)
 
     # raw code
     def raw(self, gpu: Any, cpu: Any, accesses: Any, role: Any, proxy: str = "generic") -> None:
@@ -139,9 +139,9 @@ class TracingFragments(Fragments):
     def only_inside(
         self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any
     ) -> Fragment:
-        found = self._record("only_inside", tile, along, first, end, surely, other)
-        made = Fragment(self, tile.layout, "tile", tile.kind, found)
-        del self.registers[found]  # a step of a reduction, element by element
+        register = self._record("only_inside", tile, along, first, end, surely, other)
+        made = Fragment(self, tile.layout, "tile", tile.kind, register)
+        del self.registers[register]  # a step of a reduction, element by element
         return made
 
     # data
@@ -255,9 +255,9 @@ class TracingIsa(Isa):
         if not symbolic(value):
             return value
         name = _here_name(sys._getframe(1))
-        found = self.tracer.var(name)
-        self.tracer.nodes.append(Call("here", (value,), {}, [found], [], locate()))
-        return found
+        variable = self.tracer.var(name)
+        self.tracer.nodes.append(Call("here", (value,), {}, [variable], [], locate()))
+        return variable
 
     def when(self, condition: Any, body: Any) -> None:
         body = self.tracer.user(body)
@@ -277,9 +277,9 @@ class TracingIsa(Isa):
         self.tracer.loop_while(state, self.tracer.user(body), often)
 
     def _of_model(self, values: Callable[[], Any]) -> OfModel:
-        found: list[Any] = []
-        nodes = self.tracer.block(lambda: found.append(values()))
-        return OfModel(nodes, found[0])
+        given: list[Any] = []
+        nodes = self.tracer.block(lambda: given.append(values()))
+        return OfModel(nodes, given[0])
 
     def block(self) -> Any:
         return tuple(self.tracer.path)
@@ -304,9 +304,9 @@ class TracingIsa(Isa):
         relation = next((each for each in self.plan.relations if each.name == name), None)
         if relation is not None and relation.size is not None:
             return relation.size
-        found = Expr.of("symbol", f"{argument}.{name}")
-        self.symbols["extents"][found] = (argument, dim)
-        return found
+        symbol = Expr.of("symbol", f"{argument}.{name}")
+        self.symbols["extents"][symbol] = (argument, dim)
+        return symbol
 
     def divisors(self, values: Any) -> Any:
         return {n: Expr.of("divisor", n, v) if symbolic(v) else v for n, v in values.items()}

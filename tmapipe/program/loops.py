@@ -160,10 +160,10 @@ class Loop(Block):
     def _variable(self, name: str, value: Any) -> Any:
         if TOUCHED in name and type(value) is bool and name not in self.loose:
             return value
-        found = self.tracer.var(name, is_boolean(value) and name not in self.integers)
+        variable = self.tracer.var(name, is_boolean(value) and name not in self.integers)
         if name in self.loose:
-            self.loose[name] = found
-        return found
+            self.loose[name] = variable
+        return variable
 
     # ---- at its end -----------------------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class Loop(Block):
             for name, value in before.items():
                 kind, end = part._facts[name], last[name]
                 if kind == "union":
-                    found: Any = value | end
+                    joined: Any = value | end
                 elif (
                     kind in ("both", "noted", "flag", "flags")
                     or same(value, end)
@@ -337,9 +337,9 @@ class Loop(Block):
                 ):
                     continue
                 else:
-                    found = differing(part, name, kind, self.where)
-                again = again or not (found is value or (kind == "union" and found == value))
-                before[name] = found
+                    joined = differing(part, name, kind, self.where)
+                again = again or not (joined is value or (kind == "union" and joined == value))
+                before[name] = joined
         return again
 
     def _facts_after(self) -> None:
@@ -374,11 +374,11 @@ class Loop(Block):
 
     def _kinds_differ(self) -> bool:
         """Whether a value that is a bool before the loop is another number later."""
-        found: set[str] = set()
+        differ: set[str] = set()
 
         def number(name: str, phi: Any, last: Any) -> Any:
             if isinstance(phi, Var) and phi.is_bool and not is_boolean(last):
-                found.add(name)
+                differ.add(name)
             return phi
 
         for c, phis in zip(self.cells, self.cells_inside, strict=True):
@@ -387,8 +387,8 @@ class Loop(Block):
         for name, head, phi, last in zip(self.names, self.heads, self.inside, self.state, strict=True):
             if head and name not in self.stops and not isinstance(phi, Undefined):
                 joined(name, (phi, last), number, lambda _, phi, __: phi, lambda _, phi, __: phi, {})
-        again = not found <= self.integers
-        self.integers |= found
+        again = not differ <= self.integers
+        self.integers |= differ
         return again
 
     # ---- the node -------------------------------------------------------------------------------------------------

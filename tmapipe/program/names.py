@@ -29,14 +29,14 @@ Names = frozenset[str]
 
 def children(node: ast.AST) -> list[ast.AST]:
     """The nodes directly inside *node*, in order, but for those that say whether a name is read or assigned."""
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     for field in node._fields:
         value = None if field == "ctx" else getattr(node, field, None)
         if isinstance(value, ast.AST):
-            found.append(value)
+            nodes.append(value)
         elif isinstance(value, list):
-            found += [each for each in value if isinstance(each, ast.AST)]
-    return found
+            nodes += [each for each in value if isinstance(each, ast.AST)]
+    return nodes
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -59,57 +59,57 @@ def _executed(node: Any) -> list[ast.AST]:
 
 def stored(statements: Iterable[ast.AST]) -> list[str]:
     """Names that the statements assign or delete, in order; also those that functions defined there assign as nonlocal."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for statement in statements:
-        _note_stored(statement, found)
-    return list(found)
+        _note_stored(statement, names)
+    return list(names)
 
 
-def _note_stored(node: ast.AST, found: dict[str, None]) -> None:
+def _note_stored(node: ast.AST, names: dict[str, None]) -> None:
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        found[node.id] = None
+        names[node.id] = None
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
         if node.name:
-            found[node.name] = None
+            names[node.name] = None
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        found.update(dict.fromkeys((alias.asname or alias.name).split(".")[0] for alias in node.names))
+        names.update(dict.fromkeys((alias.asname or alias.name).split(".")[0] for alias in node.names))
     elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
-        found[node.name] = None
+        names[node.name] = None
     elif isinstance(node, ast.MatchMapping) and node.rest:
-        found[node.rest] = None
+        names[node.rest] = None
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        found.update(dict.fromkeys(n for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for n in each.names))
+        names.update(dict.fromkeys(n for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for n in each.names))
         return
     if isinstance(node, ast.ClassDef):
         return
     if isinstance(node, COMPREHENSIONS):  # its targets are its own; a walrus in it is the function's
         for each in ast.walk(node):
             if isinstance(each, ast.NamedExpr) and isinstance(each.target, ast.Name):
-                found[each.target.id] = None
+                names[each.target.id] = None
         return
     for child in children(node):
-        _note_stored(child, found)
+        _note_stored(child, names)
 
 
 def reads(node: ast.AST) -> Names:
     """Names that *node* may read, in functions that it defines, too."""
-    found = set()
+    names = set()
     for each in ast.walk(node):
         if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store):
-            found.add(each.id)
+            names.add(each.id)
         elif isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name):
-            found.add(each.target.id)
-    return frozenset(found)
+            names.add(each.target.id)
+    return frozenset(names)
 
 
 def captured(function: ast.AST) -> Names:
     """Names that are read in functions, classes and generators inside *function*: at any time."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(function):
         if node is not function and isinstance(node, (*SCOPES, ast.GeneratorExp)):
-            found |= reads(node)
-            found.update(n for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for n in each.names)
-    return frozenset(found)
+            names |= reads(node)
+            names.update(n for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for n in each.names)
+    return frozenset(names)
 
 
 def declared(function: ast.AST, kind: type[ast.Global | ast.Nonlocal]) -> Names:
@@ -185,12 +185,12 @@ class Liveness:
         head = after | test
         while True:
             inside = self._block(s.body, head)
-            found = (
+            live = (
                 head | (inside - set(targets)) | reads(s.target if isinstance(s, (ast.For, ast.AsyncFor)) else s.test)
             )
-            if found == head:
+            if live == head:
                 break
-            head = found
+            head = live
         # live where the body begins; what is live only after the loop is in `after`
         self.heads[s] = (inside - set(targets)) | test | self.always
         return head | after
@@ -219,8 +219,8 @@ def syntax_of(function: types.FunctionType) -> tuple[ast.FunctionDef, str | None
     there is no source, or if it is not known which function of its line it is. A lambda is as a function that returns."""
     code = function.__code__
     lines = linecache.getlines(code.co_filename, function.__globals__)
-    found = _functions("".join(lines)).get((code.co_firstlineno, code.co_name), ())
-    alike = [each for each in found if len(found) == 1 or _is_code_of(each[0], code)]
+    functions = _functions("".join(lines)).get((code.co_firstlineno, code.co_name), ())
+    alike = [each for each in functions if len(functions) == 1 or _is_code_of(each[0], code)]
     if not alike:
         return None
     node, around = alike[0]
@@ -252,7 +252,7 @@ def _definition(name: str, arguments: ast.arguments, body: list[Any]) -> ast.Fun
 @functools.lru_cache(maxsize=64)
 def _functions(text: str) -> dict[tuple[int, str], list[tuple[Any, str | None]]]:
     """The functions of a file and the classes around them, by first line and name."""
-    found: dict[tuple[int, str], list[tuple[Any, str | None]]] = {}
+    functions: dict[tuple[int, str], list[tuple[Any, str | None]]] = {}
 
     def visit(node: ast.AST, around: str | None) -> None:
         for child in children(node):
@@ -260,14 +260,14 @@ def _functions(text: str) -> dict[tuple[int, str], list[tuple[Any, str | None]]]
                 name = child.name if isinstance(child, ast.FunctionDef) else "<lambda>"
                 lines = {child.lineno, *(each.lineno for each in getattr(child, "decorator_list", ()))}
                 for line in lines:
-                    found.setdefault((line, name), []).append((child, around))
+                    functions.setdefault((line, name), []).append((child, around))
             visit(child, child.name if isinstance(child, ast.ClassDef) else around)
 
     try:
         visit(ast.parse(text), None)
     except (SyntaxError, ValueError):
         return {}
-    return found
+    return functions
 
 
 def _is_code_of(node: Any, code: types.CodeType) -> bool:

@@ -180,8 +180,8 @@ def _counted(where: str | None) -> Iterator[bool]:
     raise error
 
 
-def _data(found: Any) -> Any:
-    return found.data if isinstance(found, Fragment) else found
+def _data(value: Any) -> Any:
+    return value.data if isinstance(value, Fragment) else value
 
 
 def _is_positive(x: Any) -> bool:
@@ -258,8 +258,8 @@ class _Writer:
     def name(self, x: Any) -> str:
         """A new name for a variable, or for another value."""
         self.named += 1
-        self.names[resolve(x)] = found = f"v{self.named}"
-        return found
+        self.names[resolve(x)] = text = f"v{self.named}"
+        return text
 
     def constant(self, x: Any) -> str:
         if x is None or type(x) in (bool, int, str):

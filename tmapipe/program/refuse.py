@@ -32,7 +32,7 @@ def deep(value: Any, levels: int = 4) -> Any:
     if symbolic(value):
         return value
     if (levels and type(value) in (tuple, list, set, frozenset, collections.deque)) or isinstance(value, tuple):
-        return next((found for each in value if (found := deep(each, levels - 1)) is not None), None)
+        return next((symbol for each in value if (symbol := deep(each, levels - 1)) is not None), None)
     if levels and type(value) is dict:
         return deep([*value.keys(), *value.values()], levels)
     return None
@@ -97,10 +97,10 @@ def _extreme(name: str) -> Callable[..., Any]:
             raise ScopeError(
                 f"{name}() of a number that only the kernel knows and {type(odd).__name__}. It takes integers."
             )
-        found = items[0]
+        best = items[0]
         for each in items[1:]:
-            found = Expr.of(name, found, each)
-        return found
+            best = Expr.of(name, best, each)
+        return best
 
     return extreme
 
@@ -133,9 +133,9 @@ def _divmod(tracer: Tracing, a: Any, b: Any) -> Any:
 def _refused(plain: Any, fix: str) -> Callable[..., Any]:
     def refused(tracer: Tracing, *values: Any, **named: Any) -> Any:
         for each in values:
-            found = deep(each)
-            if found is not None:
-                raise ScopeError(f"{plain.__name__}() of `{show(found)}`, which only the kernel knows. {fix}")
+            symbol = deep(each)
+            if symbol is not None:
+                raise ScopeError(f"{plain.__name__}() of `{show(symbol)}`, which only the kernel knows. {fix}")
         return plain(*values, **named)
 
     return refused
@@ -293,8 +293,8 @@ class Refusals:
 
     def home(self, value: Any) -> tuple[Any, ...] | None:
         """The block in which *value* was made by rewritten code, or None."""
-        found = self.objects.get(id(value))
-        return found[1] if found is not None and found[0] is value else None
+        entry = self.objects.get(id(value))
+        return entry[1] if entry is not None and entry[0] is value else None
 
     def changes(self, target: Any, how: str) -> None:
         """Before *target* is changed. Raises `ScopeError` unless it was made in this block, or in one inside it; or in one
@@ -341,8 +341,8 @@ class Refusals:
         target, key = resolve(target), resolve(key)
         if isinstance(target, (dict, set)):
             self.key(key)
-        found = target[key]
-        return self.made(found) if type(key) is slice and type(target) in (list, bytearray) else found
+        value = target[key]
+        return self.made(value) if type(key) is slice and type(target) in (list, bytearray) else value
 
     def slice(self, *bounds: Any) -> slice:
         return slice(*bounds)
@@ -358,21 +358,21 @@ class Refusals:
 
     def subject(self, value: Any) -> Any:
         """What `match` looks at."""
-        found = deep(value)
-        if found is not None:
-            raise ScopeError(f"`match` on `{show(found)}`, which only the kernel knows. Use `if`.")
+        symbol = deep(value)
+        if symbol is not None:
+            raise ScopeError(f"`match` on `{show(symbol)}`, which only the kernel knows. Use `if`.")
         return value
 
     def text(self, value: Any) -> Any:
-        found = deep(value)
-        if found is not None:
-            raise ScopeError(f"text of `{show(found)}`, which only the kernel knows, while the body is traced, once")
+        symbol = deep(value)
+        if symbol is not None:
+            raise ScopeError(f"text of `{show(symbol)}`, which only the kernel knows, while the body is traced, once")
         return value
 
     def key(self, value: Any) -> Any:
-        found = deep(value)
-        if found is not None:
-            raise ScopeError(f"`{show(found)}`, which only the kernel knows, as a key. Compare by `if`.")
+        symbol = deep(value)
+        if symbol is not None:
+            raise ScopeError(f"`{show(symbol)}`, which only the kernel knows, as a key. Compare by `if`.")
         return value
 
     def divisor(self, value: Any) -> Any:
@@ -399,21 +399,25 @@ class Refusals:
         if isinstance(among, (set, frozenset, dict)):
             self.key(value)
         if isinstance(among, range) and symbolic(value) and among.step == 1:
-            found: Any = (value >= among.start) & (value < among.stop)
+            inside: Any = (value >= among.start) & (value < among.stop)
         elif isinstance(among, (tuple, list, collections.deque)):
-            found = False
+            inside = False
             for each in among:
                 equal = value == each
-                found = (
-                    found or equal if not symbolic(found) else found if equal is False else Expr.of("or", found, equal)
+                inside = (
+                    inside or equal
+                    if not symbolic(inside)
+                    else inside
+                    if equal is False
+                    else Expr.of("or", inside, equal)
                 )
-                if found is True:
+                if inside is True:
                     break
         else:
             raise ScopeError(
                 f"`in` with a number that only the kernel knows, and {type(among).__name__}. Compare by `if`."
             )
-        return self.not_(found) if not_ else found  # type: ignore[attr-defined]
+        return self.not_(inside) if not_ else inside  # type: ignore[attr-defined]
 
     def is_(self, value: Any, other: Any, not_: bool) -> bool:
         value, other = resolve(value), resolve(other)

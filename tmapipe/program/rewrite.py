@@ -112,8 +112,8 @@ class Rewriter(Expressions):
         made: list[ast.stmt] = []
         for statement in statements:
             checks = self._of_outer_names(statement)
-            found = self.visit(statement)
-            made += [*checks, *(found if isinstance(found, list) else [found])]
+            visited = self.visit(statement)
+            made += [*checks, *(visited if isinstance(visited, list) else [visited])]
         return made
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
@@ -422,10 +422,10 @@ def _rewritten(code: types.CodeType, file: str, top: bool, given: _Function) -> 
     """The code of *file* with traced control flow: equal code of two files is equal."""
     if code.co_flags & _COROUTINES:
         return None
-    found = syntax_of(given.function)
-    if found is None:
+    syntax = syntax_of(given.function)
+    if syntax is None:
         return None
-    node, around = found
+    node, around = syntax
 
     def refuse(at: ast.AST, what: str) -> NoReturn:
         raise ScopeError(f"{what} can't be traced, at {code.co_filename}:{getattr(at, 'lineno', code.co_firstlineno)}.")

@@ -79,15 +79,15 @@ class Exits:
                     s.orelse, rest = [*s.orelse, *rest], []
                 elif always_exits(s.orelse) and self.depth < DEEPEST:
                     s.body, rest = [*s.body, *rest], []
-                found = self._found(s)
+                exits = self._found(s)
                 self.depth += 1
                 self._inside(s)
                 self.depth -= 1
-                return [*made, s, *self._guarded(found, rest)]
-            found = self._found(s)
+                return [*made, s, *self._guarded(exits, rest)]
+            exits = self._found(s)
             made += self._inside(s)
-            if found and rest:
-                return [*made, *self._guarded(found, rest)]
+            if exits and rest:
+                return [*made, *self._guarded(exits, rest)]
         return made
 
     def _inside(self, s: ast.stmt) -> list[ast.stmt]:
@@ -97,9 +97,9 @@ class Exits:
         if isinstance(s, ast.Try) and any(isinstance(n, _EXITS) for each in s.finalbody for n in _with_own(each)):
             self.refuse(s.finalbody[0], "`return`, `break` or `continue` in `finally`")
         if isinstance(s, ast.Try) and s.orelse:
-            found = set().union(*(self._found(each) for each in s.body))
+            exits = set().union(*(self._found(each) for each in s.body))
             s.body = self.block(s.body)
-            s.orelse = self._guarded(found, s.orelse) if found else self.block(s.orelse)
+            s.orelse = self._guarded(exits, s.orelse) if exits else self.block(s.orelse)
         elif hasattr(s, "body") and not isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             s.body = self.block(s.body)
             if isinstance(s, ast.If):
@@ -141,14 +141,14 @@ class Exits:
 
     def _found(self, s: ast.stmt) -> set[str]:
         """The names that say by which exits *s* may be left for what is around it, or for the end of the function."""
-        found: set[str] = set()
+        exits: set[str] = set()
         for node in _with_own(s):
             if isinstance(node, ast.Return):
-                found.add(RETURNED)
+                exits.add(RETURNED)
         for node in _of_loop([s]):
             if isinstance(node, (ast.Break, ast.Continue)):
-                found.add(self.loops[-1][isinstance(node, ast.Continue)])
-        return found
+                exits.add(self.loops[-1][isinstance(node, ast.Continue)])
+        return exits
 
     def _guarded(self, names: set[str], rest: list[ast.stmt]) -> list[ast.stmt]:
         """What is done unless one of the exits was taken."""
@@ -176,19 +176,19 @@ def _with_own(node: ast.AST) -> list[ast.AST]:
 
 def _of_loop(statements: list[ast.stmt]) -> list[ast.AST]:
     """The nodes in the body of a loop whose `break` and `continue` are its own."""
-    found: list[ast.AST] = []
+    exits: list[ast.AST] = []
     for s in statements:
         if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
-        found.append(s)
+        exits.append(s)
         if isinstance(s, (ast.For, ast.AsyncFor, ast.While)):
-            found += _of_loop(s.orelse)
+            exits += _of_loop(s.orelse)
             continue
         for field in ("body", "orelse", "finalbody"):
-            found += _of_loop([each for each in getattr(s, field, ()) or () if isinstance(each, ast.stmt)])
+            exits += _of_loop([each for each in getattr(s, field, ()) or () if isinstance(each, ast.stmt)])
         for each in (*getattr(s, "handlers", ()), *getattr(s, "cases", ())):
-            found += _of_loop(each.body)
-    return found
+            exits += _of_loop(each.body)
+    return exits
 
 
 def _set(name: str, value: bool | None, at: ast.AST) -> ast.stmt:

@@ -166,19 +166,19 @@ def recorded(plan: Plan, program: Traced, places: list[Place], rows: list[Row]) 
 
 def _offsets(layout: Layout, places: list[Place], rows: list[Row], began: int, gigahertz: float) -> dict[int, float]:
     """By CTA, the time at which the clocks of its rows were 0."""
-    found: dict[int, float] = {}
+    earliest: dict[int, float] = {}
     passed: dict[int, float] = {}
     barrier = {i for i, place in enumerate(places) if place.after and _method(place) == "cluster_wait"}
     for row in rows:
         nanoseconds = (row.began[0] - began) * gigahertz
-        found[row.cta] = min(found.get(row.cta, nanoseconds), nanoseconds)
+        earliest[row.cta] = min(earliest.get(row.cta, nanoseconds), nanoseconds)
         at = [int(clock) for number, clock in zip(row.numbers[:64], row.clocks[:64], strict=True) if number in barrier]
         passed[row.cta] = max(passed.get(row.cta, 0.0), at[0] if at else 0.0)
     if layout.ctas > 1 and all(passed.values()):
-        together = statistics.median(found[cta] + passed[cta] for cta in found)
-        found = {cta: together - passed[cta] for cta in found}
-    least = min(0.0, *found.values())
-    return {cta: offset - least for cta, offset in found.items()}
+        together = statistics.median(earliest[cta] + passed[cta] for cta in earliest)
+        earliest = {cta: together - passed[cta] for cta in earliest}
+    least = min(0.0, *earliest.values())
+    return {cta: offset - least for cta, offset in earliest.items()}
 
 
 def _method(place: Place) -> str:
@@ -384,7 +384,7 @@ class _Cluster:
 
     def _land(self) -> dict[tuple[int, int, int], int]:
         """Draws the loads until the first wait for them has ended: the last step that fills a slot in each phase."""
-        layout, found, phases = self.layout, {}, dict[tuple[int, int, str], int]()
+        layout, landed, phases = self.layout, {}, dict[tuple[int, int, str], int]()
         for cta, agent, load, bar, now, where in self.loads:
             phase = phases[cta, bar, load] = phases.get((cta, bar, load), -1) + 1
             ends = (each for each in self.waits.get((cta, bar), []) if self.steps[each[2]].facts == phase)
@@ -397,7 +397,7 @@ class _Cluster:
             op = made_of.TmaLoad(load, slot, bar, part.buffer.slot_bytes, where=where)
             facts = (Counted(cta, bar, phase, 0, -part.buffer.slot_bytes, True),)
             flight = Flight("load", agent, len(self.steps), cta)
-            found[cta, bar, phase] = self._add(
+            landed[cta, bar, phase] = self._add(
                 Step(self.number, flight, op, facts, now, now, end, last=ops.LoadComplete)
             )
-        return found
+        return landed

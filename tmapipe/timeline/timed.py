@@ -96,24 +96,24 @@ class _Fragments(MachineFragments):
     isa: _Isa
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:
-        found = super().elementwise(name, operands)
-        if found is not None:
-            self._takes(elementwise(name, np.size(found)), others=special(name, np.size(found)))
-        return found
+        data = super().elementwise(name, operands)
+        if data is not None:
+            self._takes(elementwise(name, np.size(data)), others=special(name, np.size(data)))
+        return data
 
     def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile") -> Fragment:
-        found = super().read(slot, layout, along)
-        self._takes(math.ceil(np.size(found.data) / WARP), self.isa.costs.words)
-        return found
+        values = super().read(slot, layout, along)
+        self._takes(math.ceil(np.size(values.data) / WARP), self.isa.costs.words)
+        return values
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         super().write(slot, values, at)
         self._takes(math.ceil(np.size(values.data) / WARP), self.isa.costs.words)
 
     def only_inside(self, *arguments: Any, **named: Any) -> Any:
-        found = super().only_inside(*arguments, **named)
-        self._takes(2.0 * math.ceil(np.size(getattr(found, "data", found)) / WARP))
-        return found
+        values = super().only_inside(*arguments, **named)
+        self._takes(2.0 * math.ceil(np.size(getattr(values, "data", values)) / WARP))
+        return values
 
     def read_partials(self, *arguments: Any, **named: Any) -> Any:
         self._takes(0.0, self.isa.costs.words)

@@ -86,9 +86,9 @@ class Occupancy:
         rings: dict[tuple[int, int, str], list[tuple[float, int, str]]] = {}
         for key, changes in self.changes.items():
             rings.setdefault(key[:3], []).extend((time, key[3], what) for time, what, _ in changes)
-        for ring, found in rings.items():
+        for ring, of_ring in rings.items():
             now: dict[int, str] = {}
-            for time, slot, what in sorted(found, key=lambda each: each[0]):
+            for time, slot, what in sorted(of_ring, key=lambda each: each[0]):
                 now[slot] = what
                 yield ring, time, {name: list(now.values()).count(name) for name in (FULL, FILLING)}
 
@@ -171,7 +171,7 @@ class Trace(Drawn):
 
     def roles(self) -> dict[str, dict[str, float]]:
         """By role, what parts of its warps' time it spends on what: "arithmetic", "operations", and of waits, what for."""
-        layout, found = self._layout, {}  # type: tuple[Layout, dict[str, dict[str, float]]]
+        layout, shares = self._layout, {}  # type: tuple[Layout, dict[str, dict[str, float]]]
         warps: dict[str, set[tuple[int, Agent]]] = {role.name: set() for role in self.plan.roles}
         for step in self.steps:
             if isinstance(step.agent, int) and layout.role(step.agent) in warps:
@@ -180,13 +180,13 @@ class Trace(Drawn):
             role = "" if isinstance(step.agent, Flight) else layout.role(step.agent)
             if role not in warps:
                 continue
-            parts, every = found.setdefault(role, {}), max(1, self.cycles) * len(warps[role])
+            parts, every = shares.setdefault(role, {}), max(1, self.cycles) * len(warps[role])
             waited, kind = step.began - step.came, "arithmetic" if step.op is None else "operations"
             parts[kind] = parts.get(kind, 0.0) + (step.end - step.began) / every
             if step.op is None or waited:
                 kind = "arithmetic" if step.op is None else reason(layout, step.op)
                 parts[kind] = parts.get(kind, 0.0) + waited / every
-        return found
+        return shares
 
     def pace(self, ring: str | None = None) -> float:
         """Cycles from one slot of a ring to the next in the steady state, as its consumers see them: between the ends of their
@@ -264,8 +264,8 @@ class _Drawing:
         for number, step in enumerate(steps):
             self._arrow(number, step)
         Occupancy(self.layout, steps, self.end).draw(self.made, self._ns, self._title)
-        for found in self.findings:
-            self._mark(found)
+        for mark in self.findings:
+            self._mark(mark)
         document = self.made.document()
         document["otherData"] |= {
             "time": "nanoseconds",
@@ -354,15 +354,15 @@ class _Drawing:
         self.arrows += 1
         self.made.arrow(self.arrows, cause, here, reason(self.layout, step.op))
 
-    def _mark(self, found: Mark) -> None:
+    def _mark(self, mark: Mark) -> None:
         """At the step that the finding names, or where its warp could not go on, or at the last one."""
-        warp = found.cta, found.warp
+        warp = mark.cta, mark.warp
         drawn = [each for each in self.made.events if each["ph"] == "X" and each["cat"] != "tile"]
         own = [each for each in drawn if (each["pid"], each["tid"]) == warp]
-        named = [each for each in own if each["name"] == found.what]
+        named = [each for each in own if each["name"] == mark.what]
         stuck = [each for each in (*own, *drawn) if each["cat"] == "stuck"]
         for place in (*named[:1], *stuck[:1], *(own or drawn)[-1:]):
-            return self.made.flag(place, found.title, found.args | ({"level": "note"} if found.note else {}))
+            return self.made.flag(place, mark.title, mark.args | ({"level": "note"} if mark.note else {}))
 
 
 # ---- what a step is about -------------------------------------------------------------------------------------------------
@@ -482,17 +482,17 @@ def share_of(schedule: Schedule, bound: Bound, costs: Costs = H200) -> Share:
 
 def findings(machine: TimedMachine, report: Report, failure: Exception | None) -> list[Mark]:
     """What the check says, each at its last step, or else what stopped the run."""
-    found = []
+    marks = []
     for each in report.findings:
         step = each.steps[-1] if each.steps else None
         source = next(iter(each.where), "")
         said = {"kind": each.kind.name, "message": each.message, "fix": each.fix, "source": source}
         place = (0, 0, "") if step is None else (step.cta, step.warp, step.what)
-        found.append(Mark(each.kind.value, said, *place, each.kind.note))
+        marks.append(Mark(each.kind.value, said, *place, each.kind.note))
     if failure is not None and report.ok:
         agent, op = getattr(failure, "agent", None), getattr(failure, "op", None)
         at = event_of(machine.layout, 0, agent, op) if isinstance(agent, int) and op is not None else None
         place = (0, 0, "") if at is None else (at.cta, at.warp, at.what)
         kind = type(failure).__name__
-        found.append(Mark(kind, {"kind": kind, "message": str(failure), "fix": "", "source": ""}, *place))
-    return found
+        marks.append(Mark(kind, {"kind": kind, "message": str(failure), "fix": "", "source": ""}, *place))
+    return marks

@@ -153,12 +153,12 @@ class AutoTuned:
 
     def _fixed(self, tensors: Any, named: Any) -> Parameters:
         """What the key says of a call."""
-        found = {} if self.key is None else self.key(*tensors, **named)
-        if not isinstance(found, Mapping):
+        arguments = {} if self.key is None else self.key(*tensors, **named)
+        if not isinstance(arguments, Mapping):
             raise InputError(
-                "autotune(key)", found, "returns arguments by name, in a dictionary", 'e.g. {"columns": 128}'
+                "autotune(key)", arguments, "returns arguments by name, in a dictionary", 'e.g. {"columns": 128}'
             )
-        return dict(found)
+        return dict(arguments)
 
     def choice(self, *tensors: Any, out: Any = None, **named: Any) -> Choice:
         """The choice for these tensors, which is measured now if it has not been.
@@ -170,10 +170,10 @@ class AutoTuned:
         fixed = self._fixed(tensors, named)
         kinds = tuple((str(x.dtype), x.ndim) for x in given)
         shapes = () if self.key is not None else tuple(tuple(x.shape) for x in given)
-        found = json.dumps([sorted(fixed.items()), kinds, tuple(named), out is None, shapes], default=str)
-        if found not in self.choices:
-            self.choices[found] = self._choose(found, fixed, tensors, named, out)
-        return self.choices[found]
+        problem = json.dumps([sorted(fixed.items()), kinds, tuple(named), out is None, shapes], default=str)
+        if problem not in self.choices:
+            self.choices[problem] = self._choose(problem, fixed, tensors, named, out)
+        return self.choices[problem]
 
     def candidates(self, *tensors: Any, out: Any = None, **named: Any) -> tuple[list[Parameters], dict[int, str]]:
         """The parameters that are tried for these tensors, the ones first that a model expects to be the fastest (`lost`),
@@ -315,11 +315,11 @@ def differing(runs: Mapping[int, Run]) -> dict[int, str]:
     wrong = {}
     for number, run in runs.items():
         try:
-            found = run()
+            results = run()
         except PipelineError as error:
             wrong[number] = str(error).splitlines()[0]
             continue
-        outputs = [each.double() for each in (found if isinstance(found, tuple) else (found,))]
+        outputs = [each.double() for each in (results if isinstance(results, tuple) else (results,))]
         if right is None:
             right = outputs
             continue

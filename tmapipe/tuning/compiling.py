@@ -281,21 +281,21 @@ def _key(problem: Problem, epilogue: Epilogue) -> str:
 
 def load_entry(problem: Problem, gpu: str, epilogue: Epilogue = PLAIN) -> Entry | None:
     """The entry of *problem* on a GPU of this name. One that cannot be read is None."""
-    found = recall_entry(_key(problem, epilogue), gpu)
-    if found is None:
+    kept = recall_entry(_key(problem, epilogue), gpu)
+    if kept is None:
         return None
     try:
-        options = tuple((name, _tuples(value)) for name, value in found["options"])
-        candidate = Candidate(found["schedule"], tuple(found["tile"]), tuple(found["cluster"]), options)
-        return Entry(candidate, float(found["us"]), int(found["tried"]))
+        options = tuple((name, _tuples(value)) for name, value in kept["options"])
+        candidate = Candidate(kept["schedule"], tuple(kept["tile"]), tuple(kept["cluster"]), options)
+        return Entry(candidate, float(kept["us"]), int(kept["tried"]))
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def store(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue = PLAIN) -> Path:
     """Adds or replaces the entry; returns its file. Raises `OSError` if it cannot be written."""
-    found = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
-    return keep(_key(problem, epilogue), gpu, found)
+    facts = {**attrs.asdict(entry.candidate), "us": entry.us, "tried": entry.tried}
+    return keep(_key(problem, epilogue), gpu, facts)
 
 
 def keep(name: str, gpu: str, found: dict[str, Any]) -> Path:

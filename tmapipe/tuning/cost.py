@@ -347,9 +347,9 @@ def together(every: Any) -> Work:
 def _multiply(w: Work, c: Constants) -> Any:
     """The tensor cores' clocks for one span of k. wgmma reads 64 rows and n columns for 64 x n x 16 products: below n = 128,
     shared memory is the limit."""
-    found = w.rows * w.columns * WIDE / MACS * np.maximum(1.0, (64 + w.columns) / w.columns / 1.5)
-    found = found * np.where(w.transposed, c.transposed, 1.0)
-    return found * np.where(w.by_gpc, c.merged * np.where(w.pingpong, c.smaller, 1.0), 1.0)
+    clocks = w.rows * w.columns * WIDE / MACS * np.maximum(1.0, (64 + w.columns) / w.columns / 1.5)
+    clocks = clocks * np.where(w.transposed, c.transposed, 1.0)
+    return clocks * np.where(w.by_gpc, c.merged * np.where(w.pingpong, c.smaller, 1.0), 1.0)
 
 
 def _load(w: Work, c: Constants, at_work: Any, one: Any) -> Any:

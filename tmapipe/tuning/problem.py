@@ -131,11 +131,11 @@ class Problem:
                 raise InputError("tf32", True, f"is for operands of fp32, these are {dtype}", "leave it out")
             dtype = as_dtype("tf32")
         majors = ("m" if last_but_one(a) else "k", "n" if last_but_one(b) else "k")
-        found = cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out, batch, majors)
-        rows = found.rows_at
+        problem = cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out, batch, majors)
+        rows = problem.rows_at
         of_d = rows[2:] if d is None else tuple(dict.fromkeys([_rows_of(d), _rows_of(d, start=False)]))
         aligned = _rows_of(a, majors[0] == "m"), _rows_of(b, majors[1] == "n"), *of_d
-        return found if aligned == rows else attrs.evolve(found, aligned=aligned)
+        return problem if aligned == rows else attrs.evolve(problem, aligned=aligned)
 
     @functools.cached_property
     def rows_at(self) -> tuple[int, int, int]:
@@ -235,15 +235,15 @@ PLAIN = Epilogue()  #: none: the sums are stored
 def epilogue_dtypes(problem: Problem, epilogue: Epilogue) -> dict[str, DType]:
     """Element types by stage name: of operands that do not say theirs, the result's; of such outputs, what a call makes."""
     made = of_sums(problem.dtype.in_memory)
-    found = {name: kind.type_of(problem.out) for name, kind in epilogue.operands.items()}
-    return found | {name: kind.type_of(made) for name, kind in epilogue.outputs.items() if not kind.reduced}
+    dtypes = {name: kind.type_of(problem.out) for name, kind in epilogue.operands.items()}
+    return dtypes | {name: kind.type_of(made) for name, kind in epilogue.outputs.items() if not kind.reduced}
 
 
 def epilogue_ranks(problem: Problem, epilogue: Epilogue) -> dict[str, int]:
     """Dimensions of each tensor by stage name; of what is reduced, those of its parts."""
     batch = (problem.batch,) if problem.batch > 1 else ()
-    found = {name: len(kind.shape(problem.m, problem.n, batch)) for name, kind in epilogue.operands.items()}
-    return found | {name: 2 + len(batch) for name in epilogue.outputs}
+    ranks = {name: len(kind.shape(problem.m, problem.n, batch)) for name, kind in epilogue.operands.items()}
+    return ranks | {name: 2 + len(batch) for name in epilogue.outputs}
 
 
 def operands(problem: Problem, epilogue: Epilogue, device: str) -> dict[str, Any]:
@@ -252,11 +252,11 @@ def operands(problem: Problem, epilogue: Epilogue, device: str) -> dict[str, Any
 
     generator = torch.Generator(device).manual_seed(1)
     batch = (problem.batch,) if problem.batch > 1 else ()
-    found = {}
+    tensors = {}
     for name, kind in epilogue.operands.items():
         values = torch.randn(kind.shape(problem.m, problem.n, batch), generator=generator, device=device)
-        found[name] = values.to(getattr(torch, kind.type_of(problem.out).torch))
-    return found
+        tensors[name] = values.to(getattr(torch, kind.type_of(problem.out).torch))
+    return tensors
 
 
 def expected(epilogue: Epilogue, product: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,8 +269,8 @@ def expected(epilogue: Epilogue, product: Any, given: Mapping[str, Any]) -> dict
     arrays = {name: kind.whole(given[name].float().cpu().numpy()) for name, kind in epilogue.operands.items()}
     made = epilogue.values((product.float().cpu().numpy(),), arrays)
     values = made if isinstance(made, dict) else {"d": made}
-    found = {name: kind.whole(values[name], product.shape) for name, kind in epilogue.whole_outputs.items()}
-    return {name: torch.from_numpy(value).to(product.device) for name, value in found.items()}
+    outputs = {name: kind.whole(values[name], product.shape) for name, kind in epilogue.whole_outputs.items()}
+    return {name: torch.from_numpy(value).to(product.device) for name, value in outputs.items()}
 
 
 def fingerprint(epilogue: Epilogue) -> str:
@@ -459,8 +459,8 @@ class Candidate:
     def dtypes(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, Any]:
         """Element types by stage name, as the schedule's `plan` takes them, of *problem* with *epilogue*; of the first of two
         kernels."""
-        found = {"a": problem.dtype, "b": problem.dtype}
-        return found if self.in_parts else {**found, "d": problem.out, **epilogue_dtypes(problem, epilogue)}
+        dtypes = {"a": problem.dtype, "b": problem.dtype}
+        return dtypes if self.in_parts else {**dtypes, "d": problem.out, **epilogue_dtypes(problem, epilogue)}
 
     def ranks(self, problem: Problem, epilogue: Epilogue = PLAIN) -> dict[str, int]:
         """Number of dimensions of each tensor of *problem* with *epilogue*, by stage name: two, or three with a batch; of the

@@ -72,13 +72,13 @@ def ranked(
         check_operands(epilogue.operands, epilogue.function, 1)
     every = [each for each in candidates(problem, device) if device.resident(each.ctas)]
     us = estimates(problem, every, device, fused=not epilogue.plain)
-    found: list[tuple[Candidate, float]] = []
+    best: list[tuple[Candidate, float]] = []
     for i in np.argsort(us, kind="stable"):
-        if most is not None and len(found) == most:
+        if most is not None and len(best) == most:
             break
         if every[i].can_be_built(problem, epilogue):
-            found.append((every[i], float(us[i])))
-    return found
+            best.append((every[i], float(us[i])))
+    return best
 
 
 def choose(
@@ -133,12 +133,12 @@ def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     close = ranked(problem, device, AMONG, epilogue)
     if not close:
         likely(problem, device, 1, epilogue)  # raises what is wrong
-    found: dict[Any, Candidate] = {}
+    distinct: dict[Any, Candidate] = {}
     for candidate, us in close:
         if us <= UNSURE * close[0][1]:
-            found.setdefault((candidate.schedule, candidate.accumulators, _form(candidate)), candidate)
-    first = {_form(each): each for each in reversed(found.values())}.values()
-    few = sorted(found.values(), key=lambda each: each not in first)
+            distinct.setdefault((candidate.schedule, candidate.accumulators, _form(candidate)), candidate)
+    first = {_form(each): each for each in reversed(distinct.values())}.values()
+    few = sorted(distinct.values(), key=lambda each: each not in first)
     shared = [candidate for candidate in few if candidate.share > 1]  # of which the estimate says least
     alone = most < 2 or not shared or shared[0] in few[:most]
     return few[:most] if alone else [*few[: most - 1], shared[0]]
@@ -165,9 +165,9 @@ def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     Raises:
         InputError: As `choose`.
     """
-    found = ranked(problem, device, most, epilogue)
-    if found:
-        return [candidate for candidate, _ in found]
+    best = ranked(problem, device, most, epilogue)
+    if best:
+        return [candidate for candidate, _ in best]
     if not epilogue.plain and ranked(problem, device, 1):
         Candidate("Gemm", (128, 128), (1, 1)).build(problem, epilogue)  # raises what is wrong with it
     fix = "use bf16 or fp16, or Problem.of(a, b, tf32=True) for fp32"
@@ -407,8 +407,8 @@ def device_of(device: str = "cuda") -> Device:
 
     from tmapipe.gpu.launch import resident_clusters
 
-    found = torch.device(device)
-    index = torch.cuda.current_device() if found.index is None else found.index
+    named = torch.device(device)
+    index = torch.cuda.current_device() if named.index is None else named.index
     torch.cuda.synchronize(index)  # what asks for occupancy needs a context
     properties = torch.cuda.get_device_properties(index)
     count = properties.multi_processor_count
@@ -489,10 +489,10 @@ def compare(run: Callable[[], object], out: Any, right: Mapping[str, Any]) -> st
     """What is wrong with the results of *run*; "" if they are right up to rounding."""
     out.fill_(float("nan") if out.is_floating_point() else -1)
     try:
-        found = run()
+        results = run()
     except PipelineError as error:
         return str(error).splitlines()[0]
-    outputs = found if isinstance(found, tuple) else (found,)
+    outputs = results if isinstance(results, tuple) else (results,)
     for (name, value), output in zip(right.items(), outputs, strict=True):
         off = float((output.float() - value.float()).norm() / value.float().norm())
         if not off < (WITHIN_8_BITS if output.element_size() == 1 else WITHIN):
