@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.check.deciding import ByTurn, Tiles, one_if, put, steps, take
+from tests.check.deciding import ByTurn, Tiles, entry, one_if, put, steps, take
 from tests.oracle.result_forms import InPlace
 from tmapipe.check.phases import Phase
 from tmapipe.program import trace
@@ -12,7 +12,7 @@ from tmapipe.prove.ahead import are_apart, everything
 from tmapipe.prove.joint import Search, prove
 from tmapipe.prove.places import Places
 from tmapipe.prove.shared import Shared
-from tmapipe.prove.spread import Spread, Telling, Uses
+from tmapipe.prove.spread import Spread, Telling, Uses, Visits
 
 S = tp.schedules
 
@@ -245,3 +245,50 @@ def test_what_is_not_as_said_counts_for_nothing():
     assert visits.changed and visits.broken == {(0, "ring.free"), (0, "ring.full", 0)}
     visits.complete(0, 1, phase, {})  # a phase before the last one has been seen
     assert (1, "ring.full") in visits.broken
+
+
+class OneForTwo(Tiles):
+    """Two warps hold each slot for two turns more. A turn may read its slot; in another one, the second warp gives the slot that
+    is held longest back for both. Wrong only if that turn comes two after one that reads: the first warp may read still.
+    """
+
+    load, add = Tiles.load, tp.Role(warps=2)
+    ring = tp.BarrierRing(stages=4, producer=load, consumer=add)
+    x = tp.TmaLoadStage("l m k", tile=(4, 64), ring=ring)
+    z = tp.TmaLoadStage("h j", tile=(4, 64), ring=ring)
+    y = tp.TmaStoreStage("l m n", tile=(4, 64), role=add, stages=1)
+
+    def __init__(self, slip: bool):
+        super().__init__(lambda s, k, tile: steps(k) + 2)
+        self.slip = slip
+
+    @add.jit
+    def total(self, k, tile):
+        values = take(k)
+        older, held = k.ring.wait(), k.ring.wait()
+        for i in range(steps(k)):
+            slot = k.ring.wait()
+            what = entry(k, i)
+            if what == 0:
+                values = values + 1
+            else:
+                values = values + slot.x.read()
+                k.isa.fence_proxy_async()
+                k.isa.warp_sync()
+            if self.slip and what == 5:
+                for _ in range(2):
+                    k.isa.mbarrier_arrive(k.plan.barrier("ring.free"), older.index, when=k.isa.warp == 2)
+            else:
+                k.ring.release(older)
+            older, held = held, slot
+        k.ring.release(older)
+        k.ring.release(held)
+        k.y.store(tile, values)
+
+
+def test_a_slip_that_only_the_watched_contributions_show(monkeypatch):
+    """The mutant of the proof that takes each phase to have the contributions of all warps calls it safe."""
+    assert prove(trace(OneForTwo(slip=False))).closed
+    assert not prove(trace(OneForTwo(slip=True))).closed
+    monkeypatch.setattr(Visits, "complete", lambda *_: None)
+    assert prove(trace(OneForTwo(slip=True))).closed
