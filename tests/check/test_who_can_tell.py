@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
-from tests.check.deciding import ByTurn, Tiles, one_if, put, steps, take
+from tests.check.deciding import ByTurn, Tiles, entry, one_if, put, steps, take
 from tests.oracle.result_forms import InPlace
 from tmapipe.check.phases import Phase
 from tmapipe.program import trace
@@ -12,7 +12,7 @@ from tmapipe.prove.ahead import are_apart, everything
 from tmapipe.prove.joint import Search, prove
 from tmapipe.prove.places import Places
 from tmapipe.prove.shared import Shared
-from tmapipe.prove.spread import Spread, Telling, Uses
+from tmapipe.prove.spread import Spread, Telling, Uses, Visits
 
 S = tp.schedules
 
@@ -245,3 +245,56 @@ def test_what_is_not_as_said_counts_for_nothing():
     assert visits.changed and visits.broken == {(0, "ring.free"), (0, "ring.full", 0)}
     visits.complete(0, 1, phase, {})  # a phase before the last one has been seen
     assert (1, "ring.full") in visits.broken
+
+
+class Relaxed(Tiles):
+    """Holds each slot for two turns more. A turn may read its slot; another one gives the slot that is held longest back by a
+    relaxed arrival, which says nothing of reads. Wrong only if that turn comes two after one that reads.
+    """
+
+    load, add = Tiles.load, tp.Role(warps=1)
+    ring = tp.BarrierRing(stages=4, producer=load, consumer=add)
+    x = tp.TmaLoadStage("l m k", tile=(4, 64), ring=ring)
+    z = tp.TmaLoadStage("h j", tile=(4, 64), ring=ring)
+    y = tp.TmaStoreStage("l m n", tile=(4, 64), role=add, stages=1)
+
+    def __init__(self, slip: bool):
+        super().__init__(lambda s, k, tile: steps(k) + 2)
+        self.slip = slip
+
+    @add.jit
+    def total(self, k, tile):
+        values = self.read(k, first := k.ring.wait())
+        self.give(k, first, "cluster")
+        older, held = k.ring.wait(), k.ring.wait()
+        for i in range(steps(k)):
+            slot = k.ring.wait()
+            if entry(k, i) == 0:
+                values = values + 1
+            else:
+                values = values + self.read(k, slot)
+            if entry(k, steps(k) + i) == 5:
+                self.give(k, older, "relaxed" if self.slip else "cluster")
+            else:
+                self.give(k, older, "cluster")
+            older, held = held, slot
+        self.give(k, older, "cluster")
+        self.give(k, held, "cluster")
+        k.y.store(tile, values)
+
+    def read(self, k, slot):
+        values = slot.x.read()
+        k.isa.fence_proxy_async()
+        k.isa.warp_sync()
+        return values
+
+    def give(self, k, slot, scope):
+        k.isa.mbarrier_arrive_cluster(k.plan.barrier("ring.free"), slot.index, 1, scope=scope)
+
+
+def test_a_slip_that_only_the_watched_contributions_show(monkeypatch):
+    """The mutant of the proof that takes each phase to have the contributions of all warps calls it safe."""
+    assert prove(trace(Relaxed(slip=False))).closed
+    assert not prove(trace(Relaxed(slip=True))).closed
+    monkeypatch.setattr(Visits, "complete", lambda *_: None)
+    assert prove(trace(Relaxed(slip=True))).closed

@@ -347,9 +347,9 @@ class _Search:
         for fact in self.facts:  # as far as a condition says, if it changes evenly
             if x in fact.leaves and fact.op in ("ge", "eq"):
                 here = self._sum(fact)
-                for step in {1, unit} if here is not None else ():
+                for step in {1, unit}:
                     there = self._sum(fact, {x: value + step})
-                    if there is not None and here != there:
+                    if here is not None and there is not None and here != there:
                         times = -here / (there - here)
                         found |= {value + step * int(times + more) for more in (-1, 0, 1)}
         least = self._least(x)
