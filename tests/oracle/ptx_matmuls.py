@@ -62,9 +62,9 @@ def multiplying(i: Instruction) -> Callable[[Any, Any], None] | None:
     registers = [part.strip() for part in i.operands[0].strip("{} ").split(",")]
     of_a, of_b, more, flags = i.operands[1], i.operands[2], i.operands[3], i.operands[4:]
     in_registers = of_a.startswith("{")
-    turned = flags[2:] if SIZES[left] == 2 else ()
-    turned_b = bool(turned) and turned[-1] == "1"
-    turned_a = bool(turned) and not in_registers and turned[0] == "1"
+    flipped = flags[2:] if SIZES[left] == 2 else ()
+    transposed_b = bool(flipped) and flipped[-1] == "1"
+    transposed_a = bool(flipped) and not in_registers and flipped[0] == "1"
     if any(flag != "1" for flag in flags[:2]) or held_as not in ("f32", "s32"):
         raise NotImplementedError(i.opcode)
 
@@ -91,13 +91,13 @@ def multiplying(i: Instruction) -> Callable[[Any, Any], None] | None:
             cta, quarter = int(machine.cta[first]), first % machine.threads // 32 % 4
             key = cta, int(machine.registers[of_b][first])
             if key not in seen:
-                seen[key] = operand(machine, *key, columns, right, turned_b)
+                seen[key] = operand(machine, *key, columns, right, transposed_b)
             if in_registers:
                 rows = own_rows(machine, warp)
             else:
                 key_a = cta, int(machine.registers[of_a][first]), "a"
                 if key_a not in seen:
-                    seen[key_a] = operand(machine, *key_a[:2], 64, left, turned_a)
+                    seen[key_a] = operand(machine, *key_a[:2], 64, left, transposed_a)
                 rows = seen[key_a][16 * quarter : 16 * quarter + 16]
             held = np.zeros((16, columns), kind)
             row = [LANE // 4 + 8 * (n // 2 % 2) for n in range(len(registers))]

@@ -38,6 +38,7 @@ __all__ = ["Differs", "judged", "run"]
 
 LARGE, MANY = 1 << 20, 300  # bytes of tensors, and clusters, of launches that are left out
 NEAR = 1e-5  # error before the result is rounded, relative to the largest: approximated functions have 2^-20
+SLACK = {"DequantGemm": 2e-3}  # a weight between two numbers of 16 bits may become either: 264 + zero has few bits left
 SAME_BITS = ("Copy", "CopyPlaces", "CopyRuns", "TransposeTiles", "TransposeRows")
 WORDS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int32": "s32", "int64": "s64", "fp64": "f64"}
 _texts: dict[Any, tuple[str, Plan]] = {}  # of the kernels of this process
@@ -55,9 +56,12 @@ def box_of(part: Load | Store, tensor: Any, address: int, rows: int | None = Non
     a box, if they are not the part's."""
     if isinstance(part, Load) and (part.windows is not None or part.through is not None):
         raise NotImplementedError(f"the descriptor of {part.name}")
-    if isinstance(part, Store) and part.clipped:
-        raise NotImplementedError(f"the descriptor of {part.name}")
     rank, core, size = tensor.ndim, min(part.core, tensor.ndim), part.buffer.dtype.bytes
+    word = WORDS.get(part.buffer.dtype.name, f"u{8 * size}")
+    if isinstance(part, Store) and part.clipped:  # of rows that overlap, see `tmapipe.gpu.clipped`
+        (m, n), height, row = tensor.shape, part.buffer.tile[0], tensor.stride(0) * size
+        extents, strides, clipped = (n, height, m + 1), (size, row, row), (part.box[1], part.box[0], 1)
+        return Box(address - height * row, size, extents, strides, clipped, (1, 1, 1), part.buffer.swizzle, word=word)
     inner, box, steps = part.part[-1], list(part.box), part.steps
     if rows is not None:
         box[-2] = rows
@@ -85,7 +89,7 @@ def box_of(part: Load | Store, tensor: Any, address: int, rows: int | None = Non
         steps=tuple(steps[len(steps) - rank + dim] for dim in dims),
         swizzle=part.buffer.swizzle,
         outside=outside,
-        word=WORDS.get(part.buffer.dtype.name, f"u{8 * size}"),
+        word=word,
         rounded=part.buffer.dtype.name == "tf32",
     )
 
@@ -226,7 +230,9 @@ def _compare(name: str, outputs: dict[str, Any], place: int, expected: np.ndarra
             relative = 2 * torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
             one, other = one.double(), other.double()
             largest = torch.where(one.isfinite(), one, 0).abs().max().item()
-            if not torch.allclose(other, one, relative, NEAR * largest * bool(relative), equal_nan=True):
+            if not torch.allclose(
+                other, one, relative, SLACK.get(name, NEAR) * largest * bool(relative), equal_nan=True
+            ):
                 worst = (one - other).abs().nan_to_num(1e30).max()
                 raise Differs(f"{name}: {output} is off by {worst:.3g}, where the largest is {largest:.3g}")
     if not np.array_equal(written, found):

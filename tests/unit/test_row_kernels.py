@@ -110,6 +110,14 @@ def test_rows_of_views():
         assert {each.form.pitch for each in softmax.fitted.values()} == {501}
 
 
+@pytest.mark.parametrize("n", [20, 70])
+def test_short_rows_with_something_between(n):
+    """A box has all weights of such a row."""
+    x, weight = rows_of((7, n + 1), BF16)[:, :n], rows_of((n,), BF16)
+    near(tp.schedules.LayerNorm()(x, weight), torch.nn.functional.layer_norm(x.float(), (n,), weight.float()))
+    near(tp.schedules.RmsNorm()(x, weight), torch.nn.functional.rms_norm(x.float(), (n,), weight.float(), eps=1e-6))
+
+
 def test_a_target_that_is_no_column():
     x = rows_of((3, 72), FP32)
     loss, _ = S.CrossEntropy(ignored=7)(x, torch.tensor([7, 72, -1]))

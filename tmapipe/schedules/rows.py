@@ -23,6 +23,7 @@ from tmapipe.parts.stages import ReductionScratch, Table
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import (
+    BOX,
     MARGIN,
     RowForm,
     address_of,
@@ -134,7 +135,9 @@ class Rows(Schedule):
         columns = form.piece or form.columns
         if form.apart == 1 and form.even:
             return BulkLoadStage("n", tile=(columns,), ring=ring)
-        return TmaLoadStage("n", tile=(columns + (0 if form.apart == 1 else MARGIN),), ring=ring)
+        if form.apart > 1:
+            columns = BOX if columns + BEFORE <= BOX else columns + MARGIN  # boxes are whole lines of shared memory
+        return TmaLoadStage("n", tile=(columns,), ring=ring)
 
     def _rows_out(self, vector: int) -> ThreadStoreStage:
         form = self.form
