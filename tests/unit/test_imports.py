@@ -164,8 +164,7 @@ NO_SECRETS = (
     "_replace",
     "_getframe",
     "_exit",
-    "_tmp_path_factory",
-)  # public, by the documentation of collections.namedtuple, sys and os; of pytest's configuration, as pytest-xdist takes it
+)  # public, by the documentation of collections.namedtuple, sys and os
 
 
 def privates(tree):
