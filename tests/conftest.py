@@ -1,7 +1,7 @@
-"""How the tests are shared out to processes, by `tests.forked` or, where there is a GPU, by pytest-xdist: all tests of one
-compiled kernel to one process, so that each is compiled once, and all cases of any other test. In the order of folders: those
-of `tests/unit` come last, which are quick, so that the processes end together. On a GPU each case is shared out alone: it
-compiles a kernel of its own, for seconds.
+"""How pytest-xdist shares the tests out: all tests of one compiled kernel to one process, so that each is compiled once, and
+all cases of any other test, since each portion costs the process that hands them out some milliseconds. In the order of
+folders: those of `tests/unit` come last, which are quick, so that the processes end together. On a GPU each case is shared out
+alone: it compiles a kernel of its own, for seconds.
 
 Each process computes with one thread, as there are as many processes as cores: on small tiles, further threads mostly wait.
 What is kept on disk lies in a folder of the run's."""
@@ -16,7 +16,6 @@ import tempfile
 import pytest
 from hypothesis import settings
 
-from tests.forked import Forked
 from tests.sweeps import examples
 
 gc.disable()  # what is imported and collected stays
@@ -29,32 +28,18 @@ settings.register_profile("sample", max_examples=examples(100), deadline=None)  
 settings.load_profile("sample")
 
 
-def portion_of(nodeid):
-    """Which tests one process runs."""
-    if nodeid.startswith("tests/gpu/"):
-        return nodeid
-    kernel = re.fullmatch(r"tests/emit/.*\[([^\]]*)\]", nodeid)
-    return "kernel " + kernel[1].split("-")[0] if kernel else nodeid.partition("[")[0]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config):
-    """Takes ``-n N`` from pytest-xdist where there is no GPU."""
-    count = getattr(config.option, "numprocesses", None)
-    if isinstance(count, int) and count > 0 and config.option.dist == "no" and not os.path.exists("/dev/nvidiactl"):
-        config.option.numprocesses = 0
-        config.pluginmanager.register(Forked(count, portion_of))
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     if config.getoption("dist") != "load":  # another way was asked for
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByPortion(LoadScopeScheduling):
+    class ByKernel(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return portion_of(nodeid)
+            if nodeid.startswith("tests/gpu/"):
+                return nodeid
+            kernel = re.fullmatch(r"tests/emit/.*\[([^\]]*)\]", nodeid)
+            return "kernel " + kernel[1].split("-")[0] if kernel else nodeid.partition("[")[0]
 
         def _pending_of(self, workload):
             """Forgets what is done: it would be counted again after each test."""
@@ -63,7 +48,7 @@ def pytest_xdist_make_scheduler(config, log):
             return super()._pending_of(workload)
 
     config.option.loadscopereorder = False
-    return ByPortion(config, log)
+    return ByKernel(config, log)
 
 
 def pytest_collection_finish():

@@ -380,7 +380,8 @@ def _forms(
             tiles = ceil_div(whole, columns) if ctas > 1 else 1
             if tiles < ctas and not reads:  # a CTA of the cluster would have nothing
                 continue
-            form = RowForm(length, rows, columns, warps, min(ctas, tiles), 1, vector, size, width=width, packed=packed)
+            sizes, how = (length, rows, columns, warps, min(ctas, tiles)), {"width": width, "packed": packed}
+            form = RowForm(*sizes, 1, vector, size, **how)
             if packed and not form.layout.by_rows:  # which would find each element's row by a division
                 continue
             if form.slot * size > MOST_TILE or form.values > (VALUES[1] if form.single else VALUES[1] // 2):
@@ -394,11 +395,12 @@ def _forms(
                     and columns > 2 * WARP * warps * width
                 )
                 for piece in (0, WARP * warps * width) if plain else (0,):
-                    made = attrs.evolve(form, held=held, each=each, piece=piece)
+                    made = RowForm(*sizes, 1, vector, size, held, each, piece=piece, **how)
                     most = _resident(made, loads, vectors, kept)
                     if most:
                         wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
-                        yield _ahead(attrs.evolve(made, share=min(most, wanted)), loads, vectors, kept)
+                        found = RowForm(*sizes, min(most, wanted), vector, size, held, each, piece=piece, **how)
+                        yield _ahead(found, loads, vectors, kept)
 
 
 def _ahead(form: RowForm, loads: int, vectors: int, kept: int) -> RowForm:
