@@ -170,6 +170,12 @@ ROWS = ("softmax", "rmsnorm")
 LENGTHS = ("lengths that 8 divides", "other lengths")
 
 
+def _kinds(suite: str) -> dict[str, Callable[[dict[str, Any]], bool]]:
+    """Groups of the rows of a suite: by the first word of the problem."""
+    kinds = dict.fromkeys(r["problem"].split()[0] for r in rows_of(suite)[0])
+    return {kind: lambda r, kind=kind: r["problem"].split()[0] == kind for kind in kinds}  # type: ignore[misc]
+
+
 def _lengths(kind: str, what: str) -> Callable[[dict[str, Any]], bool]:
     """Whether a row is of that kernel and of such a length."""
 
@@ -402,7 +408,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rows": lambda: drawn(
         "rows_random", {f"{kind}, {what}": _lengths(kind, what) for kind in ROWS for what in LENGTHS}
     ),
-    "row-kernels": lambda: beside_peers("rows_kernels", "gbps", "GB/s"),
+    "row-kernels": lambda: drawn("kernels_random", _kinds("kernels_random")),
     "products": lambda: beside_peers("products_random", "gbps", "GB/s"),
     "copy": lambda: beside_peers("copy", "gbps", "GB/s", _rested),
     "copies": lambda: beside_peers("copies_random", "gbps", "GB/s"),
@@ -432,7 +438,7 @@ RATIOS: dict[str, Callable[[], Iterable[float | None]]] = {
     "grouped GEMM": lambda: _beside("grouped", "tflops"),
     "attention": lambda: map(ratio_of, compared("attention", "tflops", _last_attention(*BESIDE_PEERS)).values()),
     "row kernels, random lengths": lambda: drawn_ratios("rows_random", lambda r: True).values(),
-    "other row kernels": lambda: _beside("rows_kernels", "gbps"),
+    "other row kernels": lambda: drawn_ratios("kernels_random", lambda r: True).values(),
     "small batched products": lambda: _beside("products_random", "gbps"),
     "copies": lambda: _beside("copy", "gbps"),
     "copies of views": lambda: _beside("copies_random", "gbps"),

@@ -5,8 +5,8 @@ python -m benchmarks.random_kernels copies products --draw 0x1234abcd     two su
 python -m benchmarks.random_kernels kernels --draw 0x1234abcd --seconds 240 --append      does what is left in that time
 python -m benchmarks.random_kernels kernels --draw 0x1234abcd --rehearse      small ones, on the CPU model, beside torch
 
-kernels    layernorm, log-softmax, cross-entropy, gradients of four, cumsum, rotary, transposes: 12 lengths each, log-uniform
-           from 64 to 262,144, every second one a multiple of 8, bf16 and fp32, 128 MiB
+kernels    layernorm, log-softmax, cross-entropy, gradients of four, cumsum, rotary, transposes, a gated unit: 12 lengths
+           each, log-uniform from 64 to 262,144, every second one a multiple of 8, bf16 and fp32, 128 MiB
 copies     40 tensors of ranks 1 to 5, slices of larger ones, of odd lengths, of 1 MiB to 2 GiB, in three types
 products   20 batches of products of 16 to 128 a side, in multiples of 8 (what TMA takes), 64 MiB
 rows       softmax and rmsnorm of 40 lengths, 256 MiB
@@ -189,7 +189,7 @@ def kernels_drawn(seed: int, bytes_: int = BYTES) -> list[Case]:
             make = functools.partial(rows, name, length, dtype, bytes_)
             cases.append(_case(f"{name} {length}", dtype, work, make))
         found.append(cases)
-    for name in ("rotary", "transpose"):
+    for name in ("rotary", "transpose", "elementwise"):
         rng, cases = random.Random(f"{seed} {name}"), []
         for i, (length, dtype) in enumerate(lengths(rng, 32768)):
             kind, elements = "bfloat16" if dtype == "bf16" else "float32", bytes_ // SIZES[dtype]
@@ -198,13 +198,17 @@ def kernels_drawn(seed: int, bytes_: int = BYTES) -> list[Case]:
                 shape: tuple[int, ...] = (max(1, elements // (length * heads * columns)), length, heads, columns)
                 shape = shape if bytes_ >= BYTES else (1, min(length, 8), min(heads, 4), columns)
                 make = functools.partial(row_kernels.rotary, shape, i % 2 == 1, kind)
+            elif name == "elementwise":
+                shape = (max(1, elements // length), length)
+                make = functools.partial(row_kernels.elementwise, *shape, kind)
             else:
                 shape = (max(1, elements // length), length)
                 if i % 3 == 2:
                     shape = (8, max(1, shape[0] // 8), length)
                 make = functools.partial(row_kernels.transpose, shape, (*range(len(shape) - 2), -1, -2), kind)
             title = f"{name} {' x '.join(map(str, shape))}{' in pairs' * (name == 'rotary' and i % 2)}"
-            cases.append(_case(title, dtype, 2.0 * SIZES[dtype] * math.prod(shape), make))
+            several = 3 if name == "elementwise" else 2
+            cases.append(_case(title, dtype, float(several * SIZES[dtype] * math.prod(shape)), make))
         found.append(cases)
     return [case for several in zip(*found, strict=True) for case in several]
 

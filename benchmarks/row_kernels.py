@@ -1,8 +1,4 @@
-"""Ready-made row and element-wise kernels beside QuACK, torch and torch.compile; suite `rows_kernels`, GB/s read and written.
-
-python -m benchmarks.row_kernels                          compiles in other processes first, then measures
-python -m benchmarks.row_kernels --seconds 60             ends after that time; with --append the next run does what is left
-python -m benchmarks.row_kernels --problems cumsum        those whose names begin so
+"""How kernels bound by memory are measured beside others: cases, workers that prepare them, a report.
 
 Each kernel is called as a user calls it, without a number. Workers make the problems' tensors, compile all variants and
 compare every result with torch's in fp32, side by side. Then the problems are measured one after the other, while all else
@@ -15,7 +11,6 @@ import argparse
 import contextlib
 import fcntl
 import functools
-import itertools
 import json
 import math
 import os
@@ -78,27 +73,16 @@ def some(*shape: int, dtype: str = "bfloat16") -> Any:
     return torch.randn(shape, device=device_of(), dtype=getattr(torch, dtype))
 
 
-def elementwise(rows: int, columns: int) -> Made:
+def elementwise(rows: int, columns: int, dtype: str = "bfloat16") -> Made:
     """A gated unit with a bias: two matrices and a row are read."""
     import torch
 
     import tmapipe as tp
 
-    x, gate, bias = some(rows, columns), some(rows, columns), some(columns)
+    x, gate, bias = (some(*shape, dtype=dtype) for shape in ((rows, columns), (rows, columns), (columns,)))
     kernel = tp.schedules.Elementwise(lambda x, gate, bias: x * tp.math.silu(gate) + bias)
     ours = functools.partial(kernel, x, gate, bias, out=torch.empty_like(x))
     return _variants(ours, lambda x, gate, bias: x * torch.nn.functional.silu(gate) + bias, x, gate, bias)
-
-
-def cumsum(rows: int, columns: int) -> Made:
-    """Running sums of rows."""
-    import torch
-
-    import tmapipe as tp
-
-    x = some(rows, columns)
-    ours = functools.partial(tp.schedules.Cumsum(), x, out=torch.empty_like(x))
-    return _variants(ours, functools.partial(torch.cumsum, dim=1), x, compiled=columns <= 4096)
 
 
 def rotary(shape: tuple[int, ...], pairs: bool, dtype: str = "bfloat16") -> Made:
@@ -165,67 +149,6 @@ def products(batch: int, m: int, n: int, k: int, explore: int = 0) -> Made:
     for candidate in dict.fromkeys([*every[:explore], *(each for each in every if each.share > 1)]):
         runs[OURS, str(candidate)] = functools.partial(candidate.build(problem), a, b, out=out)
     return runs, want
-
-
-def rows(name: str, length: int) -> Made:
-    """A kernel of `benchmarks.random_rows`, called as it is."""
-    import torch
-
-    from benchmarks.random_rows import KERNELS
-
-    beside, x = KERNELS[name], some(BYTES // 2 // length, length)
-    inputs = x, *beside.inputs(x)
-    out = {"out": torch.empty_like(x)} if beside.stores else {}
-    kernel: Any = beside.ours()
-
-    def ours() -> Any:
-        found = kernel(*inputs, **out)
-        return found[0] if isinstance(found, tuple) else found
-
-    runs, want = _variants(ours, beside.torch, *inputs, compiled=beside.quack is None)
-    if beside.quack is not None:
-        runs["quack", "fwd"] = functools.partial(beside.quack, *inputs)
-    return runs, want
-
-
-def _cases() -> list[Case]:
-    found: dict[str, list[tuple[str, float, Callable[[], Made]]]] = {}
-
-    def add(kernel: str, what: str, work: float, make: Callable[[], Made]) -> None:
-        found.setdefault(kernel, []).append((f"{kernel} {what}", work, make))
-
-    for columns in (8192, 1000, 8191):
-        n = BYTES // 2 // columns
-        add("elementwise", f"{n} x {columns}", 6.0 * n * columns, functools.partial(elementwise, n, columns))
-    for columns in (4096, 1000, 65536, 5001):
-        n = BYTES // 2 // columns
-        add("cumsum", f"{n} x {columns}", 4.0 * n * columns, functools.partial(cumsum, n, columns))
-    for shape, pairs in (
-        ((4, 4096, 32, 128), False), ((4, 4096, 32, 128), True), ((4, 32, 4096, 128), False), ((8, 8192, 8, 128), False)
-    ):  # fmt: skip
-        title = f"{' x '.join(map(str, shape))}{' in pairs' * pairs}"
-        add("rotary", title, 4.0 * math.prod(shape), functools.partial(rotary, shape, pairs))
-    for shape, dims in (
-        ((8192, 8192), (1, 0)), ((64, 3136, 256), (0, 2, 1)), ((8, 2048, 32, 128), (0, 2, 3, 1)), ((8191, 8193), (1, 0))
-    ):  # fmt: skip
-        title = f"{' x '.join(map(str, shape))} to {dims}"
-        add("transpose", title, 4.0 * math.prod(shape), functools.partial(transpose, shape, dims))
-    for batch, m, n, k in ((1000, 64, 64, 64), (2000, 128, 128, 128), (4000, 32, 64, 48), (1500, 96, 40, 128)):
-        work = 2.0 * batch * (m * k + n * k + m * n)
-        add("products", f"{batch} x {m} x {n} x {k}", work, functools.partial(products, batch, m, n, k))
-    for name, lengths in (
-        ("cross_entropy", (50257, 32000, 128256)), ("layernorm", (50257, 4096)), ("log_softmax", (32768, 3001))
-    ):  # fmt: skip
-        for length in lengths:
-            n = BYTES // 2 // length
-            each = 2.0 if name == "cross_entropy" else 4.0
-            add(name, f"{n} x {length}", each * n * length, functools.partial(rows, name, length))
-    turns = itertools.zip_longest(*found.values())
-    return [Case(name, "bf16", work, lambda device, make=make: make(), SUMS if name.startswith("cumsum") else LIMIT)  # type: ignore[misc]
-            for each in turns for name, work, make in filter(None, each)]  # fmt: skip
-
-
-CASES = _cases()
 
 
 # ---- workers ---------------------------------------------------------------------------------------------------------
@@ -473,13 +396,3 @@ def run_suites(suites: dict[str, list[Case]], args: argparse.Namespace, command:
     for suite, file in files.items():
         report(file.rows, suite)
     return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_time(parser)
-    return run_suites({"rows_kernels": CASES}, parser.parse_args(argv), ["benchmarks.row_kernels"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -124,6 +124,17 @@ def test_outputs_that_are_passed(launched):
     assert call((both[:16].repeat(2, 1),), both[16:], {}) is not None and len(code.launches) == 2
 
 
+@pytest.mark.parametrize("first, taken", [(64, True), (56, False), (0, False)])
+def test_halves_of_rows_are_apart(launched, first, taken):
+    """Rows of the output lie beside those of the input: their spans overlap, and no byte is shared."""
+    whole = half(32, 128)
+    x, y = whole[:, :64], whole[:, 64:]
+    _, made, code = launched(x, out=y)
+    call = made.caller((x,), (), y)
+    found = call((x,), whole[:, first : first + 64], {})
+    assert (found is not None) == taken == bool(code.launches)
+
+
 def test_nobody_loses_gradients(launched, monkeypatch):
     x = half(32, 128).requires_grad_()
     with torch.no_grad():

@@ -8,7 +8,7 @@ from tests.unit.errors import refused
 from tests.unit.test_row_schedules import BF16, FP32, close
 from tmapipe import schedules as S
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import each_of
+from tmapipe.schedules.rows import of_height
 
 functional = torch.nn.functional
 SHAPES = [((20, 125), BF16), ((3, 7, 72), FP32), ((5, 1001), BF16), ((3, 20001), FP32)]
@@ -196,9 +196,11 @@ def test_kernels_with_tables_from_other_processes():
 
 
 def test_few_rows_are_shared_by_all_multiprocessors():
-    """Rows that are only read, by pieces: a CTA takes fewer, where else some multiprocessors would have none."""
+    """Rows that are only read, by pieces: a CTA takes fewer, where else some multiprocessors would have none, and more share
+    one, where else a few would start late."""
     form = RowForm(128256, 1, 16896, 11, 8, share=2, each=4)
-    assert [each_of(form, rows) for rows in (5000, 1000, 600, 523, 3)] == [4, 2, 2, 1, 1]
+    assert [of_height(form, rows).each for rows in (5000, 1000, 600, 523, 3)] == [4, 2, 2, 1, 1]
+    assert [of_height(form, rows).share for rows in (5000, 523, 294, 264, 3)] == [2, 2, 3, 2, 2]
     kernel, x = tp.schedules.Reduce(), torch.randn(3, 40000)
     torch.testing.assert_close(kernel(x), x.sum(1), atol=1e-2, rtol=1e-4)
     (schedule,) = kernel.fitted.values()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -210,6 +211,18 @@ def same_as(tensors: Sequence[Any]) -> Callable[..., bool]:
     return check_each
 
 
+def _overlapping(i: int, j: int, one: Any, other: Any) -> str:
+    """The condition that tensors *i* and *j* may share memory. They do not where rows of both lie in different parts of one
+    length, of which all of their other strides are multiples, as halves of rows do."""
+    said = f"p{i} < p{j} + {span(other)} and p{j} < p{i} + {span(one)}"
+    steps = [step for x in (one, other) for n, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if n > 1]
+    if one.itemsize != other.itemsize or {1} != {x.stride()[-1] for x in (one, other) if x.ndim} or not any(steps):
+        return said
+    length = math.gcd(*steps) * one.itemsize
+    mine, others = (x.shape[-1] * x.itemsize if x.ndim else x.itemsize for x in (one, other))
+    return f"{said} and not {others} <= (p{i} - p{j}) % {length} <= {length - mine}"
+
+
 def caller_of(
     launcher: Launcher,
     tensors: Sequence[Any],
@@ -248,7 +261,7 @@ def caller_of(
     begins = {i: n for i, n in enumerate(before) if n}
     refused += [f"x{i}.storage_offset() < {n // given[i].element_size()}" for i, n in begins.items()]
     for i in range(inputs, len(given)):
-        refused += [f"p{i} < p{j} + {span(given[j])} and p{j} < p{i} + {span(given[i])}" for j in range(i)]
+        refused += [_overlapping(i, j, given[i], given[j]) for j in range(i)]
     refused.append(f"(stream := stream_of({launcher.index})) and capturing()")  # never the default stream
     refused += ["(scratch := scratch_of.get(stream)) is None"] * bool(launcher.scratch)
     refused += [f"current_device() != {launcher.index}"] * (not launcher.one_device)

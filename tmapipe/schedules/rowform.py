@@ -174,6 +174,8 @@ BOX = 256  # elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
 LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
 MOST_TILE = 104 << 10  # bytes
+HOT = 88  # lines of weights that all CTAs read, below which L2 gives too few bytes of each: 24 GB/s
+SHARED = 600  # bytes of a tile of rows that are loaded in the time in which warps that share each of them wait for each other
 UNUSUAL = 0.2  # what half or twice as many CTAs a row must gain
 BY_PIECES = 0.3  # and weights that come piece by piece, for each row
 EDGES = 180  # bytes of a row that are loaded in the time in which a branch stores its edges
@@ -396,7 +398,7 @@ def _forms(
                 )
                 for piece in (0, WARP * warps * width) if plain else (0,):
                     made = RowForm(*sizes, 1, vector, size, held, each, piece=piece, **how)
-                    most = _resident(made, loads, vectors, kept)
+                    most = resident(made, loads, vectors, kept)
                     if most:
                         wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
                         found = RowForm(*sizes, min(most, wanted), vector, size, held, each, piece=piece, **how)
@@ -407,7 +409,7 @@ def _ahead(form: RowForm, loads: int, vectors: int, kept: int) -> RowForm:
     """The form with as many pieces of numbers on their way as there is room for: each takes the latency of L2."""
     while form.ahead < len(form.pieces) and form.piece:
         more = attrs.evolve(form, ahead=form.ahead + 1)
-        if _resident(more, loads, vectors, kept) < (form.share or 1):
+        if resident(more, loads, vectors, kept) < (form.share or 1):
             break
         form = more
     return form
@@ -439,7 +441,7 @@ def _flight(form: RowForm, loads: int) -> int:
     return (2 if form.each > 1 else 1) * loads * form.rows * columns * form.size
 
 
-def _resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
+def resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
     """How many CTAs fit on a multiprocessor."""
     target = arch_named("sm_90a")
     threads = WARP * (form.warps + 1)
@@ -478,7 +480,8 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
         lost += 0.008 * max(0, form.warps - 8) if form.each > 1 else 0.0
         lost += 0.0 if form.piece else 0.5 * max(0.0, form.values / 64 - 1)
     lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 48 - 1)
-    lost += 0.0 if form.layout.row_warps == 1 else 0.02 + 0.004 * form.warps
+    if form.layout.row_warps > 1:
+        lost += 0.02 + 0.004 * form.warps + (SHARED / (form.slot * form.size) if form.rows > 1 else 0.0)
     lost += 0.1 * max(0.0, 3 / form.share - 1)
     lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.slot / BOX
     if form.packed and (form.width or form.unit) * form.size < WORD:
@@ -489,8 +492,8 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     lost += 0.05 if form.each > 1 else 0.0
     if form.piece:  # from L2, for each row
         return lost + BY_PIECES + 0.16 * vectors / (loads * form.size) + 0.015 * len(form.pieces)
-    alone = form.ctas == 1 and form.apart == 1
-    lost += (0.1 if alone else 0.5) * vectors / (form.rows * form.each * loads * form.size)
+    alone, often = form.ctas == 1 and form.apart == 1, vectors / (form.rows * form.each * loads * form.size)
+    lost += (0.1 if alone else 0.5) * often + max(0.0, HOT * often / (form.length * max(1, vectors) / LINE) - 1)
     lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0
     if form.each == 1:  # nothing is on its way to a CTA that computes
         lost += 0.03 * max(0, vectors - 4) + (0.015 * max(0, form.warps - 4) if form.rows > 1 else 0.0)

@@ -31,6 +31,7 @@ from tmapipe.schedules.rowform import (
     copied,
     loadable,
     place_of,
+    resident,
     row_forms,
     together,
 )
@@ -393,10 +394,10 @@ class RowKernel:
         if shape not in self.best:
             self.best[shape] = self.forms(*shape)[0]
         form = self.best[shape]
-        each = form.each if self.schedule.stored else each_of(form, loaded[0].shape[0])
-        key = *shape, out, len(others), place, self.options, each
+        if not self.schedule.stored:
+            form = of_height(form, loaded[0].shape[0])
+        key = *shape, out, len(others), place, self.options, form.each, form.share
         if key not in self.fitted:
-            form = attrs.evolve(form, each=each)
             if form.apart > 1:  # results begin as many elements apart
                 form = attrs.evolve(form, pitch=place[0], start=place[1], alike=alike)
                 out = min([out, *(per * x.dtype.itemsize for x in stored)])
@@ -465,12 +466,16 @@ class RowKernel:
         return results[0] if len(results) == 1 else results
 
 
-def each_of(form: RowForm, height: int) -> int:
-    """Rows that a CTA reads by pieces: fewer than the form has, where some multiprocessors would have none."""
+def of_height(form: RowForm, height: int) -> RowForm:
+    """The form for so many rows that CTAs read by pieces: fewer a CTA, where else some multiprocessors would have none; more
+    CTAs on a multiprocessor, where else the last few would start when all others have ended."""
     each, share = form.each, form.share or 1
     while form.ctas > 1 and each > 1 and ceil_div(height, each) < MULTIPROCESSORS * share:
         each //= 2
-    return each
+    wanted = ceil_div(ceil_div(height, each), MULTIPROCESSORS)
+    if form.ctas > 1 and share < wanted <= resident(form, 1, 0):
+        share = wanted
+    return attrs.evolve(form, each=each, share=share)
 
 
 def as_matrix(name: str, x: Any, number: bool | None = None) -> Any:

@@ -286,10 +286,9 @@ def lost(plan: Plan, ctas: int | None = None) -> float:
     target, threads = arch_named(plan.arch), WARP * plan.warps
     work = max(role.team_warps for role in plan.roles)
     tiles = [load.buffer for load in plan.loads]
-    values = max((math.prod(tile.tile) for tile in tiles), default=VALUES[0]) / (WARP * work)
-    most = target.registers // threads // (OTHERS + math.ceil(values))
-    room = min((target.smem + SM_RESERVED) // (plan.smem_bytes + SM_RESERVED), THREADS // threads, max(1, most))
-    share = min(ctas or room, room)
+    values = sum(math.prod(tile.tile) for tile in tiles) / (WARP * work) or VALUES[0]
+    room = min((target.smem + SM_RESERVED) // (plan.smem_bytes + SM_RESERVED), THREADS // threads)
+    share = min(ctas or max(1, int(target.registers / threads / (OTHERS + values))), room)
     flight = share * sum(tile.stages * math.prod(tile.tile) * tile.dtype.bytes for tile in tiles)
     return (
         0.6 * max(0.0, FLIGHT / max(1, flight) - 1)
@@ -297,6 +296,7 @@ def lost(plan: Plan, ctas: int | None = None) -> float:
         + 0.35 * max(0.0, RESIDENT_WARPS / (share * work) - 1)
         + 0.04 * max(0.0, VALUES[0] / values - 1)
         + 0.04 * max(0.0, values / 48 - 1)
+        + 0.5 * max(0.0, (OTHERS + values) * share * threads / target.registers - 1)
         + 0.004 * work
     )
 
