@@ -257,7 +257,7 @@ def test_narrow_tiles_and_clusters_of_three_and_eight(tile, cluster, along):
 @pytest.mark.parametrize("make, columns", [
     (lambda **options: tp.schedules.Gemm((128, 248, 64), (2, 1), **options), 248),
     (lambda **options: tp.schedules.Gemm((192, 232, 64), (1, 1), **options), 232),
-    (lambda **options: tp.schedules.PingPong((128, 136, 64), (4, 2), in_turn=False, **options), 136),
+    (lambda **options: tp.schedules.PingPong((128, 136, 64), (2, 1), in_turn=False, **options), 136),
     (lambda **options: tp.schedules.PingPong((128, 184, 64), (1, 2), **options), 184),
     (lambda **options: tp.schedules.PingPong((128, 128, 64), (2, 1), **options), 128),
 ])  # fmt: skip
