@@ -254,6 +254,25 @@ def test_narrow_tiles_and_clusters_of_three_and_eight(tile, cluster, along):
     assert bool((room[300:] == 7).all())
 
 
+@pytest.mark.parametrize("make, columns", [
+    (lambda **options: tp.schedules.Gemm((128, 248, 64), (2, 1), **options), 248),
+    (lambda **options: tp.schedules.Gemm((192, 232, 64), (1, 1), **options), 232),
+    (lambda **options: tp.schedules.PingPong((128, 136, 64), (2, 1), in_turn=False, **options), 136),
+    (lambda **options: tp.schedules.PingPong((128, 184, 64), (1, 2), **options), 184),
+    (lambda **options: tp.schedules.PingPong((128, 128, 64), (2, 1), **options), 128),
+])  # fmt: skip
+def test_rows_of_a_tile_in_one_box(make, columns):
+    """Nothing beside the output is written, whose rows begin within sectors."""
+    torch.manual_seed(0)
+    a, b = (torch.randint(-4, 5, (rows, 200), device="cuda").bfloat16() for rows in (1000, 1384))
+    room = torch.full((1064, 1400), 7.0, device="cuda", dtype=torch.bfloat16)
+    gemm = make(epilogue=tp.epilogue.Epilogue(stages=1, columns=columns))
+    gemm(a, b, out=room[:1000, 8:1392])
+    assert torch.equal(room[:1000, 8:1392], (a.float() @ b.float().T).bfloat16())
+    room[:1000, 8:1392] = 7
+    assert bool((room == 7).all())
+
+
 @pytest.mark.parametrize("hint", ["evict_first", "evict_last"])
 def test_l2_hints_of_stores(hint):
     torch.manual_seed(0)

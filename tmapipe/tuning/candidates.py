@@ -27,7 +27,7 @@ COOPERATIVE: dict[int, tuple[int, ...]] = {
 WIDEST = {192: 256, 256: 200}  # columns of tiles that fit, where there are wider ones than above
 PINGPONG: dict[int, tuple[int, ...]] = {64: (128, 192, 256), 128: (128, 160, 192)}
 #: Tiles of which rows are stored in one box, at most: odd multiples of 8 columns, which need no swizzle.
-ONE_BOX = {"Gemm": ((128, 248), (192, 232)), "PingPong": ((64, 248), (128, 184), (128, 136))}
+ONE_BOX = {"Gemm": ((128, 248), (192, 232)), "PingPong": ((64, 248), (128, 184))}
 WIDTHS, FITTED = (16, 8), 4096  # least columns of a tile that fits an output of so many, and in multiples of what
 OTHER_WIDTHS = (64, 16)  # the same of a larger output
 SHORT_K = 2048  # bytes of k up to which stores outweigh loads, so that narrow bands are better (1 %)
@@ -158,8 +158,8 @@ def _in_one_box(problem: Problem, device: Device) -> Iterator[Candidate]:
     for kind, most in ((kind, most) for kind, tiles in ONE_BOX.items() for most in tiles):
         even = ceil_div(ceil_div(problem.n, ceil_div(problem.n, most[1])), 8) * 8  # as few tiles as of the most columns
         tile = most[0], even + 8 * (even % 16 == 0)
-        for cluster in (*CLUSTERS, (4, 2)):
-            if _fits(problem, tile, cluster) and (cluster in CLUSTERS or tile[1] <= 136):
+        for cluster in CLUSTERS:
+            if _fits(problem, tile, cluster):
                 found = _options(kind, tile, problem, device) | {"columns": tile[1], "store_stages": 1}
                 found.pop("order", None)
                 if kind == "Gemm" or tile[0] == 64:
