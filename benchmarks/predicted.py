@@ -7,7 +7,7 @@ python -m benchmarks.predicted --only Gemm     some schedules
 python -m benchmarks.predicted --compile       compiles all kernels, in as many processes as there are cores; needs no GPU
 
 Of each schedule there are nine problems. The constants of `tmapipe.timeline.Costs` were fitted to the first three
-alone. And there are two blind ones, predicted before anything like them was measured. A cycle time is `Trace.pace`:
+alone. And there are four blind ones, predicted before anything like them was measured. A cycle time is `Trace.pace`:
 cycles from one slot of the ring to the next, in the middle half of a mainloop, or of all tiles. It is measured in
 CTAs of the first clusters, and predicted on a part of the problem that keeps one cluster as busy.
 slower: what stamps cost, the stamped kernel's time over the plain one's, less 1.
@@ -101,7 +101,7 @@ def _attention(d: int | tuple[int, int], heads: int, m: int, causal: str | None 
 
 
 def cases() -> list[Case]:
-    """All problems: nine of each schedule, the fitted ones first, and two blind ones of each."""
+    """All problems: nine of each schedule, the fitted ones first, and four blind ones of each."""
     found = [
         _copy((8, 256), 8, 8192, 4096),
         _copy((16, 256), 4, 16384, 4096),
@@ -168,6 +168,16 @@ def _blind() -> list[Case]:
         _softmax(4, 512, 4, 65536, 512),
         _attention(112, 16, 8192),
         _attention((96, 64), 24, 8192),
+        _copy((8, 192), 6, 8192, 6144),
+        _copy((16, 512), 3, 8192, 4096),
+        _product("Gemm", (128, 96, 64), (2, 1), 4096, 6144, 4096),
+        _product("Gemm", (128, 128, 128), (2, 1), 2048, 2048, 8192),
+        _product("PingPong", (64, 160, 64), (2, 1), 4096, 5120, 4096),
+        _product("PingPong", (128, 96, 64), (1, 1), 4096, 3072, 4096),
+        _softmax(2, 512, 4, 65536, 512),
+        _softmax(4, 1024, 8, 65536, 1024),
+        _attention((128, 64), 16, 8192),
+        _attention(160, 16, 4096),
     ]
 
 

@@ -102,15 +102,19 @@ def test_graphs_of_compiled_layers(monkeypatch):
 
     monkeypatch.setattr(operators, "choose", queued)
     monkeypatch.setattr(operators, "_callers", {})
-    x, weight = half(2048, 1024).requires_grad_(), half(2048, 1024).requires_grad_()
-    layer = torch.compile(lambda x: tt.linear(x, weight), fullgraph=True, mode="reduce-overhead")
-    given, grad = (x, weight), half(2048, 2048)
-    wide = [each.detach().double().requires_grad_() for each in given]
-    expected = torch.autograd.grad(functional.linear(*wide), wide, grad.double())
+    kinds = {"bias": False, "device": "cuda", "dtype": torch.bfloat16}
+    layers = torch.nn.Sequential(tt.Linear(1024, 2048, **kinds), torch.nn.GELU(), tt.Linear(2048, 1024, **kinds))
+    wide = torch.nn.Sequential(torch.nn.Linear(1024, 2048, False), torch.nn.GELU(), torch.nn.Linear(2048, 1024, False))
+    wide.to("cuda", torch.float64).load_state_dict(layers.state_dict())
+    run = torch.compile(layers, fullgraph=True, mode="reduce-overhead")
     with tt.kernels_only():
         for _ in range(4):
-            for found, exact in zip(torch.autograd.grad(layer(x), given, grad), expected, strict=True):
-                close(found, exact)
+            x, grad = half(2048, 1024).requires_grad_(), half(2048, 1024)
+            found = torch.autograd.grad(run(x), (x, *layers.parameters()), grad)
+            exact = x.detach().double().requires_grad_()
+            expected = torch.autograd.grad(wide(exact), (exact, *wide.parameters()), grad.double())
+            for mine, its in zip(found, expected, strict=True):
+                assert (mine.double() - its).norm() <= 2e-2 * its.norm()
     assert sum(each.one_kernel for each in made) > 2
 
 
