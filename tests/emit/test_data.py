@@ -27,7 +27,14 @@ def copied(x, start=0):
     S.Copy()(x, out=whole[..., start : start + x.shape[-1]])
 
 
+def masked():
+    """A mask of 16 bits, whose slots are read by ``ldmatrix``."""
+    x, mask = some(1, 1, 100, 64, dtype=torch.float16) / 100, some(20, 104, dtype=torch.float16) / 50
+    S.Attention(64, tile=(64, 1, 96), score=S.Score(mask="m s"))(x[:, :, :20], x, x, mask[:, :100])
+
+
 CALLS = {
+    "mask of halves": masked,
     "by the engine": lambda: S.Copy((8, 64))(some(21, 136)[:, 8:]),
     "runs of bytes": lambda: copied(some(37, dtype=torch.int8)[1:], 2),
     "runs of halves": lambda: copied(some(68)[3:]),
@@ -93,6 +100,7 @@ CHANGES = {
     "place": ("transpose", r"(st\.global\.b16 \t\[%rd\d+)\]", r"\g<1>+2]"),
     "lanes": ("softmax", r"(shfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )16,", r"\g<1>8,"),
     "sum": ("softmax", r"add\.f32", "sub.f32"),
+    "unit of a row": ("mask of halves", r"(xor\.b32 +\t?%r\d+, %r\d+, )32;", r"\g<1>16;"),
     "segment": ("cumsum", r"(shfl\.sync\.up\.b32 \t%r\d+, %r\d+, 4, )0", r"\g<1>31"),
 }
 
