@@ -23,16 +23,17 @@ def test_right_or_refused(few):
 
 def test_a_wrong_row_is_noticed(monkeypatch):
     """The model, changed: stores of tiles write one element more."""
-    from tmapipe.model import copies as stores
+    from tmapipe.isa.ops import TmaStore
+    from tmapipe.model.copies import MOVES
 
-    right = stores.MOVES[stores.TmaStore]
+    right = MOVES[TmaStore]
 
     def more(of, flight, op, values):
         right(of, flight, op, values)
         of.tensors[of.layout.stores[op.store].argument].flat[0] += 1
 
     seed = next(seed for seed in range(7000, 7100) if draw(seed).moves.store == "slot" and boxes.accepted(seed))
-    monkeypatch.setitem(stores.MOVES, stores.TmaStore, more)
+    monkeypatch.setitem(MOVES, TmaStore, more)
     entry = boxes.judge_one(seed, "cpu")
     assert entry[4] is Outcome.WRONG and "elements differ" in entry[5]
 

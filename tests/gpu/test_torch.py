@@ -21,19 +21,21 @@ def close(found, expected):
     assert (found.double() - expected.double()).norm() <= 6e-3 * expected.double().norm() + 1e-30
 
 
+@pytest.mark.parametrize("part", ["rows of weights", "columns of weights", "products"])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_products(seed):
+def test_random_products(seed, part):
     rng = random.Random(seed)
     n, k = 8 * rng.randint(1, 200), 8 * rng.randint(1, 200)
     shape = [rng.randint(1, 30) for _ in range(rng.randint(0, 3))]
     weight, bias = half(n, k), half(n)
     with tt.kernels_only():
-        for layout in (weight, weight.t().contiguous().t()):
-            x = half(*shape, k)
+        if part == "products":
+            a, b = half(rng.randint(1, 4), rng.randint(1, 300), k), half(1, n, k)
+            close(tt.gemm(a, b.expand(len(a), n, k).contiguous()), a.double() @ b.double().mT)
+        else:
+            x, layout = half(*shape, k), weight if part == "rows of weights" else weight.t().contiguous().t()
             close(tt.linear(x, layout, bias), functional.linear(x.double(), layout.double(), bias.double()))
             close(tt.linear(x, layout), functional.linear(x.double(), layout.double()))
-        a, b = half(rng.randint(1, 4), rng.randint(1, 300), k), half(1, n, k)
-        close(tt.gemm(a, b.expand(len(a), n, k).contiguous()), a.double() @ b.double().mT)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -110,8 +110,8 @@ class ElementwiseKernel(RowKernel):
         self.apply(rows, {"y": out}, columns, given)
 
     def takes(self, form: RowForm) -> bool:
-        """As in `RowKernel`; numbers of rows come in units of 16 bytes."""
-        return "m" not in self.kinds or form.rows == 1 or form.rows % 4 == 0
+        """As in `RowKernel`; a row is taken at once, numbers of rows come in units of 16 bytes."""
+        return not form.piece and ("m" not in self.kinds or form.rows == 1 or form.rows % 4 == 0)
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> ElementwiseRows:
         """As in `RowKernel`."""

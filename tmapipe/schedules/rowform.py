@@ -398,11 +398,10 @@ def _forms(
                 )
                 for piece in (0, WARP * warps * width) if plain else (0,):
                     made = RowForm(*sizes, 1, vector, size, held, each, piece=piece, **how)
-                    most = resident(made, loads, vectors, kept)
-                    if most:
-                        wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
-                        found = RowForm(*sizes, min(most, wanted), vector, size, held, each, piece=piece, **how)
-                        yield _ahead(found, loads, vectors, kept)
+                    wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
+                    if share := min(wanted, resident(made, loads, vectors, kept)):
+                        shared = RowForm(*sizes, share, vector, size, held, each, piece=piece, **how)
+                        yield _ahead(shared, loads, vectors, kept)
 
 
 def _ahead(form: RowForm, loads: int, vectors: int, kept: int) -> RowForm:

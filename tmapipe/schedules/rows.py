@@ -368,11 +368,10 @@ class RowKernel:
         self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
     ) -> list[RowForm]:
         """The forms for this kernel, the best one first. Arguments and errors as of `row_form`."""
-        how: dict[str, Any] = {"hold": self.hold, "kept": self.kept, "dense": dense, "width": width}
-        how["reads"] = not self.schedule.stored
-        return [
-            form for form in row_forms(length, size, vector, loads=loads, vectors=vectors, **how) if self.takes(form)
-        ]
+        reads = not self.schedule.stored
+        how: dict[str, Any] = {"hold": self.hold, "kept": self.kept, "dense": dense, "width": width, "reads": reads}
+        forms = row_forms(length, size, vector, loads=loads, vectors=vectors, **how)
+        return [form for form in forms if self.takes(form)]
 
     def fit(self, loaded: list[Any], stored: list[Any], others: list[Any]) -> Rows:
         """The schedule for these matrices, and *others* of one number a column."""
@@ -394,8 +393,7 @@ class RowKernel:
         if shape not in self.best:
             self.best[shape] = self.forms(*shape)[0]
         form = self.best[shape]
-        if not self.schedule.stored:
-            form = of_height(form, loaded[0].shape[0])
+        form = form if self.schedule.stored else of_height(form, loaded[0].shape[0])
         key = *shape, out, len(others), place, self.options, form.each, form.share
         if key not in self.fitted:
             if form.apart > 1:  # results begin as many elements apart
