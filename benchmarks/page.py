@@ -243,13 +243,13 @@ def host_times() -> str:
 
 
 def layers() -> str:
-    """Microseconds of a layer's result and gradients, by each way to run it."""
+    """Microseconds of a layer's result and gradients, by each way to run it that was timed."""
     rows, source = rows_of("mlp")
     ways = list(dict.fromkeys((r["peer"], r["variant"]) for r in rows))
     body = []
     for problem in dict.fromkeys(r["problem"] for r in rows):
         of = {(r["peer"], r["variant"]): r["us"] for r in rows if r["problem"] == problem}
-        body.append([problem, *(f"{of[way]:.0f}" for way in ways)])
+        body.append([problem, *(f"{of[way]:.0f}" if way in of else "" for way in ways)])
     return table(["tokens, us", *(" ".join(way) for way in ways)], body, source)
 
 
