@@ -45,7 +45,7 @@ CALLS = {
 }
 
 
-#: Kernels that other tests compile too, with extents that replace theirs.
+#: Kernels that other tests compile too. The extents here replace the extents of those tests.
 COMPILED = {
     "softmax": {"m": 3},
     "cumsum": {"m": 2},

@@ -159,8 +159,8 @@ class WarpProgram:
 
     @functools.cached_property
     def past(self) -> list[tuple[int, int]]:
-        """By position in `visible`: that of the next operation that waits or is counted, and the classes that those before it
-        touch. Asked for when all touches are known."""
+        """By position in `visible`: the position of the next operation that waits or is counted, and the classes that the
+        free operations before that operation touch. Asked for when all touches are known."""
         found, after, touch = [(self.end, 0)] * self.end, self.end, 0
         for position, v in reversed(list(enumerate(self.visible))):
             if v.kind == FREE and not isinstance(v.op, (ops.BarWait, ops.ClusterWait)):

@@ -286,7 +286,8 @@ ROOM = 180 << 10  # bytes of shared memory for slots
 
 class DequantGemm(Gemm):
     """``d[m, n] = epilogue(sum over k of a[m, k] * (b[n, k] - zero) * scale)``: a is bf16 or fp16, and so is what a weight
-    becomes, rounded once; sums are in fp32.
+    becomes. It is rounded once; with 4 bits and zero points, the product of zero and scale is rounded before it, too.
+    Sums are in fp32.
 
     b is [n, k] of int8 or fp8. Of 4 bits it is [n, k / 2] of int8: of each 32 elements along k, byte j of 16 has element j in
     its low half and element j + 16 in its high half (`pack_int4` makes it so). scale is [n], or [k / group, n]; so is zero.

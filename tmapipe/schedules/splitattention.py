@@ -114,7 +114,7 @@ class SplitAttention(Attention):
                 raise InputError(f"SplitAttention({name})", count, f"is a number of {name}", "use 8")
         pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
         keys = keys_of(*pair, rows) if all(map(is_count, pair)) else 128
-        # A part is taken when the one before has been loaded: of a few parts each, none then has one more than it must.
+        # A CTA takes its next part when the part before has been loaded. Parts that are fixed beforehand are as fast.
         super().__init__(d, lse=lse or parts > 1, tile=(rows, 1, keys), tiles=DynamicTiles(stages=0), **options)
         self.parts, self.together, self.returns_lse = parts, heads, lse
         if parts == 1:

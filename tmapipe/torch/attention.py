@@ -134,11 +134,8 @@ def _attention(
             given["score"] = Score(mask=dims)
         d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
         options = options_for(q.shape, k.shape, v.shape[3], given)
-        split = {
-            "parts": parts,
-            "rows": tile_rows(q.shape, k.shape, v.shape[3]),
-            **given,
-        }  # of queries that all see all keys, or those of a mask
+        # Parts of keys are for queries that all see the same keys, or the keys of a mask.
+        split = {"parts": parts, "rows": tile_rows(q.shape, k.shape, v.shape[3]), **given}
         schedule = _schedule(d, scale, tuple((split if parts else options).items()))
         return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
 

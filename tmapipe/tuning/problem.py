@@ -226,7 +226,7 @@ class Device:
 H200 = Device("NVIDIA H200", 132, ((1, 132), (2, 66), (3, 39), (4, 30), (8, 15)))
 
 
-# ---- epilogues: the tensors that one takes, what should come out, and how to tell it from others ----------------------
+# ---- epilogues: the tensors of an epilogue, its expected result, and its key in the cache --------------------------------
 
 
 PLAIN = Epilogue()  #: none: the sums are stored
