@@ -252,7 +252,7 @@ class LayerNorm(RowKernel):
 # Gradients of the kernels of rows: of softmax and its logarithm, RMSNorm, LayerNorm and cross-entropy.
 
 
-PARTS, STEPS = 2048, 32  # sums of gradients of weights, about; rows of each at most
+PARTS, STEPS = 2048, 32  # CTAs that make sums of gradients of weights, about; rows of each at most
 
 
 class SoftmaxBackwardRows(Rows):
@@ -436,7 +436,7 @@ class RmsNormBackward(RowKernel):
         height = math_.prod(x.shape[:-1])
         if not height:
             raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")
-        self.options = (min(STEPS, 2 ** max(0, (height - 1) // PARTS).bit_length()),)
+        self.options = (2.0 ** math_.ceil(math_.log2(height / PARTS)),)
         return self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight})
 
     def takes(self, form: RowForm) -> bool:
@@ -445,7 +445,8 @@ class RmsNormBackward(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
-        return NormBackwardRows(form, self.eps, self.centered, self.options[0], stored)
+        steps = max(1, min(STEPS, int(self.options[0] * form.ctas)))
+        return NormBackwardRows(form, self.eps, self.centered, steps, stored)
 
 
 class LayerNormBackward(RmsNormBackward):
