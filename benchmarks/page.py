@@ -396,6 +396,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "fp8, both along k": lambda r: r["kind"] == "fp8",
         },
     ),
+    "peers": lambda: drawn("random_peers", {"bf16, both operands along k": lambda r: True}),
     "h100": lambda: drawn("random_h100", {"bf16, H100": lambda r: True}),
     "attention": lambda: _attention(*BESIDE_PEERS),
     "attention-drawn": lambda: _attention("drawn"),
