@@ -384,20 +384,19 @@ def few_bits() -> str:
     return table(["m x n x k, weights", "cuBLAS bf16, us", "chosen", "best", "its form"], body, source)
 
 
+#: Lines of a table of random views.
+VIEWS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "bf16, both operands along k": lambda r: bool(r["kind"] == "along k"),
+    "bf16, other majors": lambda r: bool(r["kind"] == "other majors"),
+    "fp8, both along k": lambda r: bool(r["kind"] == "fp8"),
+}
 TABLES: dict[str, Callable[[], str]] = {
     "dequant": few_bits,
     "gemm": lambda: beside_peers("gemm", "tflops", "M x N x K, TFLOP/s", _rested),
     "gemm-fp8": lambda: beside_peers("gemm_fp8", "tflops", "M x N x K, TFLOP/s", _rested),
-    "views": lambda: drawn(
-        "random_views",
-        {
-            "bf16, both operands along k": lambda r: r["kind"] == "along k",
-            "bf16, other majors": lambda r: r["kind"] == "other majors",
-            "fp8, both along k": lambda r: r["kind"] == "fp8",
-        },
-    ),
+    "views": lambda: drawn("random_views", VIEWS),
     "peers": lambda: drawn("random_peers", {"bf16, both operands along k": lambda r: True}),
-    "h100": lambda: drawn("random_h100", {"bf16, H100": lambda r: True}),
+    "h100": lambda: drawn("random_views_h100", VIEWS),
     "attention": lambda: _attention(*BESIDE_PEERS),
     "attention-drawn": lambda: _attention("drawn"),
     "attention-forms": _attention_forms,
@@ -434,7 +433,7 @@ RATIOS: dict[str, Callable[[], Iterable[float | None]]] = {
     "GEMM, bf16, twelve shapes": lambda: _beside("gemm", "tflops"),
     "GEMM, fp8": lambda: _beside("gemm_fp8", "tflops"),
     "GEMM, random views": lambda: drawn_ratios("random_views", lambda r: True).values(),
-    "GEMM, random, on an H100": lambda: drawn_ratios("random_h100", lambda r: True).values(),
+    "GEMM, random, on an H100": lambda: drawn_ratios("random_views_h100", lambda r: True).values(),
     "GEMM with epilogues": lambda: _beside("epilogue", "us"),
     "grouped GEMM": lambda: _beside("grouped", "tflops"),
     "attention": lambda: map(ratio_of, compared("attention", "tflops", _last_attention(*BESIDE_PEERS)).values()),
