@@ -13,7 +13,7 @@ from tmapipe.bind.tensors import new_like
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedules.rowform import RowForm
+from tmapipe.schedules.rowform import MOST_CLUSTER, RowForm
 from tmapipe.schedules.rows import RowKernel, Rows
 from tmapipe.store_pipeline import ThreadStoreStage
 
@@ -252,7 +252,7 @@ class LayerNorm(RowKernel):
 # Gradients of the kernels of rows: of softmax and its logarithm, RMSNorm, LayerNorm and cross-entropy.
 
 
-PARTS, STEPS = 2048, 32  # CTAs that make sums of gradients of weights, about; rows of each at most
+PARTS, STEPS = 2048, 32  # CTAs that make sums of gradients of weights, about; rows that each of them takes, at most
 
 
 class SoftmaxBackwardRows(Rows):
@@ -436,7 +436,10 @@ class RmsNormBackward(RowKernel):
         height = math_.prod(x.shape[:-1])
         if not height:
             raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")
-        self.options = (2.0 ** math_.ceil(math_.log2(height / PARTS)),)
+        of_widest = (
+            2 ** ((height * MOST_CLUSTER - 1) // PARTS).bit_length()
+        )  # rows of a CTA, if so many CTAs share a row
+        self.options = (min(of_widest, STEPS * MOST_CLUSTER),)
         return self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight})
 
     def takes(self, form: RowForm) -> bool:
@@ -445,7 +448,7 @@ class RmsNormBackward(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
-        steps = max(1, min(STEPS, int(self.options[0] * form.ctas)))
+        steps = max(1, min(STEPS, self.options[0] * form.ctas // MOST_CLUSTER))
         return NormBackwardRows(form, self.eps, self.centered, steps, stored)
 
 
