@@ -436,9 +436,8 @@ class RmsNormBackward(RowKernel):
         height = math_.prod(x.shape[:-1])
         if not height:
             raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")
-        of_widest = (
-            2 ** ((height * MOST_CLUSTER - 1) // PARTS).bit_length()
-        )  # rows of a CTA, if so many CTAs share a row
+        # Rows that each CTA takes, if as many CTAs as a cluster has at most share a row.
+        of_widest = 2 ** ((height * MOST_CLUSTER - 1) // PARTS).bit_length()
         self.options = (min(of_widest, STEPS * MOST_CLUSTER),)
         return self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight})
 
