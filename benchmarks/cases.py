@@ -40,8 +40,14 @@ class Case:
     measure: str = "gbps"
 
 
-def main_of(name: str, description: str | None, cases: Sequence[Case], argv: list[str] | None) -> int:
-    """The command line of the suite called *name*."""
+def main_of(
+    name: str,
+    description: str | None,
+    cases: Sequence[Case],
+    argv: list[str] | None,
+    clock: Callable[[str], Any] | None = None,
+) -> int:
+    """The command line of the suite called *name*. clock: from --flush, what measures; None: a `CudaClock`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = list(dict.fromkeys(case.name for case in cases))
     parser.add_argument("--problems", nargs="+", default=names, metavar="PROBLEM", help=", ".join(names))
@@ -52,7 +58,7 @@ def main_of(name: str, description: str | None, cases: Sequence[Case], argv: lis
         return 2
     from tmapipe.gpu.launch import CudaClock
 
-    return run_cases(name, cases, args, CudaClock(args.flush), gpu, "cuda")
+    return run_cases(name, cases, args, (clock or CudaClock)(args.flush), gpu, "cuda")
 
 
 def run_cases(name: str, cases: Sequence[Case], args: argparse.Namespace, clock: Any, gpu: str, device: str) -> int:

@@ -5,7 +5,10 @@ python -m benchmarks.mlp --problems 512 4096 --rounds 10
 
 x [tokens, 2048], hidden 8192, bf16. A run computes the result and the gradients of x and of both weights. Ours are
 `tmapipe.torch.Linear` in place of `torch.nn.Linear`, in the same module: eager, and compiled as a whole graph by
-torch.compile, by itself and with mode="reduce-overhead", which launches CUDA graphs.
+torch.compile, by itself and with mode="reduce-overhead", which launches CUDA graphs. A way that --skip names is not
+compiled.
+A time is that of a step in a loop of steps, by the host's clock: of few tokens the host takes longer than the device. The L2
+cache is as the step before leaves it.
 The gradient of x is compared with that of the same module in fp32 at each run's check, those of the weights once.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +26,86 @@ from benchmarks.results import OURS
 
 FEATURES, HIDDEN, TOKENS = 2048, 8192, (512, 1024, 2048, 4096, 8192)
 LIMIT = 2e-2
+STEPS = 8  # in a loop, for each launch of a batch
+WAYS: dict[str, dict[str, Any] | None] = {"eager": None, "compile": {}, "reduce-overhead": {"mode": "reduce-overhead"}}
+
+
+class Loop:
+    """A clock of steps in a loop, as of `tmapipe.tuning.cost.Clock`. `CudaClock` gives the host a start of 2 ms before a
+    batch. A step that takes the host longer than the device uses up this start: the first launches of a batch show the
+    device's time, the later ones the host's.
+
+    Args:
+        wait: Returns when the device has ended.
+    """
+
+    def __init__(self, wait: Callable[[], None]):
+        self.wait = wait
+
+    def rest(self, seconds: float) -> None:
+        self.wait()
+        time.sleep(seconds)
+
+    def batch(self, run: Callable[[], object], launches: int) -> list[float]:
+        """Microseconds of a step, in a list of one."""
+        steps = STEPS * launches
+        run()
+        self.wait()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            run()
+        self.wait()
+        return [(time.perf_counter() - begin) / steps * 1e6]
+
+    def span(self, run: Callable[[], object], seconds: float) -> float:
+        """Microseconds of a step, in about so many seconds."""
+        (once,) = self.batch(run, 1)
+        return self.batch(run, max(1, round(seconds * 1e6 / once / STEPS)))[0]
+
+
+class Lazy:
+    """A function that is made at its first call.
+
+    Args:
+        make: Makes the function.
+    """
+
+    def __init__(self, make: Callable[[], Callable[[], Any]]):
+        self.make = make
+
+    def __call__(self) -> Any:
+        return self.run()
+
+    @functools.cached_property
+    def run(self) -> Callable[[], Any]:
+        return self.make()
+
+
+def _gradients(module: Any, forward: Any, x: Any, grad: Any) -> tuple[Any, ...]:
+    import torch
+
+    found: tuple[Any, ...] = torch.autograd.grad(forward(x), (x, *module.parameters()), grad)
+    return found
+
+
+def _first_steps(
+    module: Any, how: dict[str, Any] | None, given: tuple[Any, Any], want: tuple[Any, ...]
+) -> Callable[[], Any]:
+    """The steps of one way, compiled as *how* says, whose gradients have been compared with those in fp32."""
+    import torch
+
+    from tmapipe import torch as ops
+
+    forward = module if how is None else torch.compile(module, fullgraph=True, **how)
+    for _ in range(3):  # a graph is captured by the second call
+        made = _gradients(module, forward, *given)
+    for found, right in zip(made, want, strict=True):
+        error = float((found.float() - right).norm() / right.norm())
+        if not error < LIMIT:
+            raise ArithmeticError(f"relative error {error:.2e} of a gradient, the limit is {LIMIT}")
+    if count := ops.fallbacks():
+        raise RuntimeError(f"fell back to torch: {count}")
+    return lambda: _gradients(module, forward, *given)[0]
 
 
 def make(tokens: int, device: str) -> tuple[dict[tuple[str, str], Callable[[], Any]], Any]:
@@ -41,39 +125,15 @@ def make(tokens: int, device: str) -> tuple[dict[tuple[str, str], Callable[[], A
     own = layers(ops.Linear)
     own.load_state_dict(theirs.state_dict())
 
-    def gradients(module: Any, forward: Any, x: Any, grad: Any) -> tuple[Any, ...]:
-        return torch.autograd.grad(forward(x), (x, *module.parameters()), grad)
-
     wide = copy.deepcopy(theirs).float()
-    want = gradients(wide, wide, x.detach().float().requires_grad_(), grad.float())
+    want = _gradients(wide, wide, x.detach().float().requires_grad_(), grad.float())
     torch.compiler.reset()
-    ways: dict[tuple[str, str], tuple[Any, Any]] = {}
-    for peer, module in (("torch", theirs), (OURS, own)):
-        ways[peer, "eager"] = module, module
-        ways[peer, "compile"] = module, torch.compile(module, fullgraph=True)
-        ways[peer, "reduce-overhead"] = module, torch.compile(module, fullgraph=True, mode="reduce-overhead")
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
-    for key, (module, forward) in ways.items():
-        try:
-            for _ in range(3):  # a graph is captured by the second call
-                made = gradients(module, forward, x, grad)
-        except RuntimeError as error:  # the others are still of use
-            print(f"{' '.join(key)}: {str(error).splitlines()[0]}")
-            continue
-        for found, right in zip(made, want, strict=True):
-            error = float((found.float() - right).norm() / right.norm())
-            if not error < LIMIT:
-                raise ArithmeticError(
-                    f"{' '.join(key)}: relative error {error:.2e} of a gradient, the limit is {LIMIT}"
-                )
-        runs[key] = functools.partial(_first, functools.partial(gradients, module, forward, x, grad))
-    if count := ops.fallbacks():
-        raise RuntimeError(f"fell back to torch: {count}")
+    for peer, module in (("torch", theirs), (OURS, own)):
+        for variant, how in WAYS.items():
+            step = functools.partial(_first_steps, module, how, (x, grad), want)
+            runs[peer, variant] = Lazy(step)
     return runs, want[0].to(torch.bfloat16)
-
-
-def _first(run: Callable[[], tuple[Any, ...]]) -> Any:
-    return run()[0]
 
 
 CASES = [
@@ -90,7 +150,10 @@ CASES = [
 
 
 def main(argv: list[str] | None = None) -> int:
-    return main_of("mlp", __doc__, CASES, argv)
+    import torch
+
+    given = [*(sys.argv[1:] if argv is None else argv), "--flush", "none"]
+    return main_of("mlp", __doc__, CASES, given, lambda _: Loop(torch.cuda.synchronize))
 
 
 if __name__ == "__main__":

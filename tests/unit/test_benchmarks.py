@@ -3,11 +3,12 @@
 import argparse
 import itertools
 import math
+import time
 
 import attrs
 import pytest
 
-from benchmarks import cases, cli, copy, gemm, ours, peer_quack, peers
+from benchmarks import cases, cli, copy, gemm, mlp, ours, peer_quack, peers
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results, best, commit, print_table
 from benchmarks.results import read as read_results
@@ -305,6 +306,33 @@ def test_cases_are_measured_and_wrong_results_left_out(tmp_path):
     rows = read_results(tmp_path / "transpose.json")["rows"]
     assert {(row["peer"], row["variant"]) for row in rows} == {("tmapipe", "all"), ("torch", "clone")}
     assert all(row["rel_err"] == 0 and row["gbps"] > 0 and row["fraction_of_peak"] > 0 for row in rows)
+
+
+def test_a_loop_counts_what_the_host_does():
+    waits = []
+    clock = mlp.Loop(lambda: waits.append(time.sleep(0.01)))  # of which each loop has one
+    (us,) = clock.batch(lambda: time.sleep(0.002), 2)
+    assert 2000 + 10_000 / (2 * mlp.STEPS) <= us < 20_000 and len(waits) == 2
+
+
+def test_layers_are_compiled_at_their_first_step_alone(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from tmapipe import torch as ops
+
+    monkeypatch.setattr(mlp, "FEATURES", 32)
+    monkeypatch.setattr(mlp, "HIDDEN", 64)
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda module, **how: compiled.append(how.get("mode")) or module)
+    monkeypatch.setattr(ops, "fallbacks", dict)
+    runs, want = mlp.make(16, "cpu")
+    assert not compiled and len(runs) == 6
+    for key in (("torch", "eager"), ("torch", "reduce-overhead")):
+        for _ in range(2):
+            assert cases.checker(want)(runs[key]) < mlp.LIMIT
+    assert compiled == ["reduce-overhead"]
+    monkeypatch.setattr(ops, "fallbacks", lambda: {"linear: tensors on cpu": 1})
+    with pytest.raises(RuntimeError, match="fell back"):
+        runs["tmapipe", "eager"]()
 
 
 def test_the_gemm_check_sees_an_unwritten_element_and_a_wrong_one():
