@@ -218,7 +218,8 @@ def remember(
     if named or not getattr(results[0], "is_cuda", False):
         run()
         return
-    from tmapipe.gpu.launch import repeated, watched
+    from tmapipe.gpu.kernels import watched
+    from tmapipe.gpu.launch import repeated
 
     with watched() as launches:
         run()
@@ -237,7 +238,8 @@ def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any],
     """
     if not getattr(next(iter(made.values()), None), "is_cuda", False):
         return run()
-    from tmapipe.gpu.launch import repeated, watched
+    from tmapipe.gpu.kernels import watched
+    from tmapipe.gpu.launch import repeated
 
     with watched() as launches:
         result = run()
@@ -249,6 +251,15 @@ def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any],
             if call is not None:
                 kernel.__dict__["_again"] = ((names, call), *kernel.__dict__.get("_again", ()))[:MOST]
     return result
+
+
+def set_to_zero(workspace: Any, first: int) -> None:
+    """Sets a workspace to zero from index *first* on, which a kernel does not fill. A call that is remembered does so, too."""
+    workspace[first:] = 0
+    if getattr(workspace, "is_cuda", False):
+        from tmapipe.gpu.kernels import note_zeroed
+
+        note_zeroed(workspace, first)
 
 
 def prepared(schedule: Schedule, bound: Bound) -> Callable[[], Any]:

@@ -92,6 +92,27 @@ def test_remembered_calls(tokens):
                 close(of_weight, torch.ones_like(found).double().mT @ x.double())
 
 
+@pytest.mark.parametrize("kind, shares", [(tp.schedules.SplitK, 3), (tp.schedules.StreamK, 64)])
+@pytest.mark.parametrize("bias", [None, True], ids=["plain", "bias"])
+def test_calls_with_workspaces_are_remembered(kind, shares, bias, monkeypatch):
+    """Also where some tiles have fewer parts than others: the rest of the workspace is set to zero again."""
+    epilogue = operators.BIASED if bias else None
+    made = (
+        kind(3, (128, 128, 64), (1, 1), epilogue=epilogue) if kind is tp.schedules.SplitK else kind(epilogue=epilogue)
+    )
+    monkeypatch.setattr(operators, "_schedule", lambda problem, bias: made)
+    monkeypatch.setattr(operators, "_callers", callers := {})
+    x, weight, bias = half(384, 1600), half(640, 1600), bias and half(640)
+    with tt.kernels_only():
+        first = tt.linear(x, weight, bias)
+        assert callers
+        monkeypatch.setattr(type(made), "__call__", lambda *_: pytest.fail("not remembered"))
+        for _ in range(3):
+            torch.full((1 << 24,), float("nan"), device="cuda")  # memory that a workspace may get
+            assert torch.equal(tt.linear(x, weight, bias), first)
+    close(first, functional.linear(*(each if each is None else each.double() for each in (x, weight, bias))))
+
+
 def test_graphs_of_compiled_layers(monkeypatch):
     """torch runs what it is to capture in memory of the graph's pool, where the kernel's counters are not to stay."""
     made, choose = [], operators.choose

@@ -19,7 +19,7 @@ class Code:
     """Stands for a compiled kernel."""
 
     def __init__(self, plan, copied):
-        self.plan, self.launches = plan, []
+        self.plan, self.launches, self.copied = plan, [], copied
 
         def function(tensors, numbers, stream):
             x, y = tensors[:2]
@@ -28,7 +28,7 @@ class Code:
             shapes = [tuple(each.shape) for each in tensors]
             strides = [tuple(each.strides) for each in tensors]
             self.launches.append((shapes, strides, list(numbers), stream.value))
-            ctypes.memmove(y.data_ptr(), x.data_ptr(), copied)
+            ctypes.memmove(y.data_ptr(), x.data_ptr(), self.copied)
 
         self.function = tvm_ffi.convert(function)
 
@@ -224,3 +224,21 @@ def test_two_launches_are_made_again(launched):
     ]  # of which neither takes the other's result
     for others in (apart, launches * 2, launches[:1] + [(second, [*addresses[1:], 0])]):
         assert launch.repeated(others, (x,), None, (y,)) is None
+
+
+def test_what_a_kernel_does_not_fill_is_set_to_zero_again(launched):
+    """As of the workspace of a GEMM of which some tiles have fewer parts than others."""
+    x, between, y = half(32, 128), half(32, 128), half(32, 128)
+    _, first, begun = launched(x)
+    begun.copied = 16 * 128 * 2  # the kernel fills the first half
+    _, second, _ = launched(between)
+    with callers.watched() as launches:
+        callers.note_zeroed(between, 16)
+    launches += [(first, [x.data_ptr(), between.data_ptr()]), (second, [between.data_ptr(), y.data_ptr()])]
+    call = launch.repeated(launches, (x,), None, (y,))
+    del between
+    for _ in range(3):
+        torch.full((32, 128), 7.0).bfloat16()  # memory that a workspace may get
+        found = call((x,), None, {})
+        assert torch.equal(found[:16], x[:16]) and not found[16:].any()
+    assert call((x,), y, {}) is None

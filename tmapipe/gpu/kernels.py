@@ -3,6 +3,7 @@ device."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -10,7 +11,7 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -304,6 +305,35 @@ def caller_of(
     exec(compile("\n".join(lines), f"<a caller of {launcher.name}>", "exec"), names_of)
     made_here: Caller = names_of["call"]
     return made_here
+
+
+class _Noted(threading.local):
+    """Of a thread: launches that are noted, and by address the index from which on memory was set to zero before them."""
+
+    launches: list[tuple[Launcher, list[int]]] | None = None
+
+    def __init__(self) -> None:
+        self.zeroed: dict[int, int] = {}
+
+
+noted = _Noted()
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[tuple[Launcher, list[int]]]]:
+    """Notes this thread's launches: each launcher, and the addresses of its tensors."""
+    before, noted.launches = noted.launches, []
+    noted.zeroed.clear()
+    try:
+        yield noted.launches
+    finally:
+        noted.launches = before
+
+
+def note_zeroed(tensor: Any, first: int) -> None:
+    """Notes that a tensor was set to zero from index *first* on, before a launch that fills the rest of it."""
+    if noted.launches is not None:
+        noted.zeroed[tensor.data_ptr()] = first
 
 
 def _empty_on(device: Any) -> Callable[..., Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from tmapipe.gpu.kernels import (
     increment_version,
     kernel_for,
     loaded,
+    noted,
     stream_of,
 )
 from tmapipe.gpu.watchdog import Watchdog, seconds_of
@@ -255,8 +255,8 @@ class Launcher:
             return
         stream = stream_of(self.index)
         addresses = [*(x.data_ptr() for x in arguments), *self.scratch_for(stream)]
-        if _watched.launches is not None:
-            _watched.launches.append((self, addresses[: len(arguments)]))
+        if noted.launches is not None:
+            noted.launches.append((self, addresses[: len(arguments)]))
         with relaxed():  # where a first launch loads the kernel
             launched = self.packed.launch(addresses, stream)
         if not launched:
@@ -357,23 +357,6 @@ class Prepared:
             return self.packed.make([x.data_ptr() for x in self.arguments])
 
 
-class _Watched(threading.local):
-    launches: list[tuple[Launcher, list[int]]] | None = None
-
-
-_watched = _Watched()
-
-
-@contextlib.contextmanager
-def watched() -> Iterator[list[tuple[Launcher, list[int]]]]:
-    """Notes this thread's launches: each launcher, and the addresses of its tensors."""
-    before, _watched.launches = _watched.launches, []
-    try:
-        yield _watched.launches
-    finally:
-        _watched.launches = before
-
-
 def repeated(
     launches: Sequence[tuple[Launcher, list[int]]], tensors: Sequence[Any], out: Any, results: Sequence[Any]
 ) -> Caller | None:
@@ -397,15 +380,25 @@ def repeated(
     if len(first.outputs) != 1 or places[count:] != others[:1]:
         return None
     shape, strides, dtype, _ = first.outputs[0]
-    between = torch.empty_strided(shape, strides, dtype=dtype, device=first.device)
-    begin = _again(first, places[:count], tensors[:count], None, ())
+    make = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=first.device)
+    between, least = make(), noted.zeroed.get(places[count])
+    if least is None:
+        begin = _again(first, places[:count], tensors[:count], None, ())
+    else:
+        begin = _again(first, [*places[:count], between.data_ptr()], tensors[:count], between, ())
     end = _again(second, [between.data_ptr(), *others[1:]], [between, *tensors[count:]], None, results)
     if begin is None or end is None:
         return None
 
     def both(given: tuple[Any, ...], out: Any, named: dict[str, Any]) -> Any:
-        made = begin(given[:count], out, named)
-        return None if made is None else end((made, *given[count:]), out, named)
+        if out is not None:
+            return None
+        given_to = None
+        if least is not None:
+            given_to = make()
+            given_to[least:].zero_()
+        made = begin(given[:count], given_to, named)
+        return None if made is None else end((made, *given[count:]), None, named)
 
     return both
 

@@ -15,6 +15,7 @@ from tmapipe.base import MulticastGroup, check_cluster
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.bind import Bound, check_apart, check_kind, of_sums
 from tmapipe.bind.tensors import match, new_like, signature
+from tmapipe.calling import set_to_zero
 from tmapipe.epilogue import Epilogue, OperandSum, sums_by_name
 from tmapipe.epilogue.operands import Matrix, StoreForm
 from tmapipe.errors import NOTHING, InputError, is_count, must
@@ -461,7 +462,7 @@ class PartsOfK:
         least, most = self.order.pieces(tiles, ceil_div(a.shape[-1], k))
         made = new_like(a, (math.prod(shape[:-2]) * most, *shape[-2:]), fp32)
         if least < most:
-            made[least:] = 0
+            set_to_zero(made, least)
         return made
 
 

@@ -20,7 +20,6 @@ from tmapipe.calling import called
 from tmapipe.epilogue import Epilogue, PerColumn
 from tmapipe.errors import InputError, check_type
 from tmapipe.schedules.gemm import Gemm
-from tmapipe.tiles import SplitKTiles
 from tmapipe.tuning import Problem, choose
 
 # ---- fallback --------------------------------------------------------------------------------------------------------
@@ -251,8 +250,7 @@ def _product(
                 found = called(schedule, (a, b, *more), {}, keep=False)
             else:  # whose third tensor is the result
                 found = schedule(a, b, **dict(zip(BIASED.operands, more, strict=False)))
-        plain = schedule.one_kernel or isinstance(schedule.tiles, SplitKTiles)  # others fill workspaces
-        _last.launches = (launches or ()) if plain else ()
+        _last.launches = launches or ()
         result: torch.Tensor = found.view(shape)
         return result
 
@@ -281,7 +279,7 @@ def _watched(tensor: torch.Tensor) -> Any:
     """Notes the launches, where there are some."""
     if not tensor.is_cuda:
         return contextlib.nullcontext()
-    from tmapipe.gpu.launch import watched
+    from tmapipe.gpu.kernels import watched
 
     return watched()
 
