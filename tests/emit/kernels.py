@@ -277,6 +277,16 @@ THREADS = {
     "rotary, pairs": Kernel(
         READY_MADE["Rotary, pairs"], {"x1": "fp32", "x2": "fp32"}, {"c": 2, "m": 20, "n": 64, "p": 128}
     ),
+    "rotary of whole rows": Kernel(
+        lambda: S.RotaryTiles((("b m n", 2), ("b m n", 2), ("b n", 4), ("b n", 4)), "b m n", (32, 40)),
+        {"x2": "fp32", "x3": "fp32"},
+        {"b": 2, "m": 20, "n": 40},
+    ),
+    "rotary of whole rows, pairs": Kernel(
+        lambda: S.RotaryTiles((("b m n", 2), ("b n", 2), ("b n", 2)), "b m n", (32, 40), pairs=True),
+        {},
+        {"b": 2, "m": 20, "n": 40, "p": 80},
+    ),
     "elementwise, rows that begin anywhere": Kernel(
         READY_MADE["Elementwise, rows that begin anywhere"], {}, {"m": 100, "n": 101, "w": 10100, "r": 100}
     ),

@@ -48,6 +48,8 @@ CALLS = {
 #: Kernels that other tests compile too. The extents here replace the extents of those tests.
 COMPILED = {
     "softmax": {"m": 3},
+    "rotary of whole rows": {"b": 1},
+    "rotary of whole rows, pairs": {"b": 1},
     "cumsum": {"m": 2},
     "gemm along n with operands": {"l": 1, "m": 72, "n": 72, "k": 72},
     "gemm with operands in narrow pieces": {"l": 1, "m": 72, "n": 40, "k": 72},

@@ -166,6 +166,12 @@ def test_rows_side_by_side_in_a_slot():
     assert torch.equal(SideBySide()(x, torch.empty(24)), x.reshape(24, 15)[:, :13].sum(1))
     assert SideBySide().check().ok
 
+    class Repeated(SideBySide):
+        load, work = SideBySide.load, SideBySide.work
+        pitch = 0
+
+    assert torch.equal(Repeated()(x, torch.empty(24)), x[:13].sum().expand(24))
+
     class Beyond(SideBySide):
         load, work = SideBySide.load, SideBySide.work
         pitch = 40

@@ -18,6 +18,9 @@ CASES = {  # the shape of x, that of the tables, and both types
     "columns of no 16 bytes": ((7, 3, 20), (7, 1, 10), BF16, FP32),
     "an odd number of angles": ((7, 30), (15,), BF16, BF16),
     "a vector": ((256,), (128,), FP32, BF16),
+    "heads of 80 columns": ((1, 2, 24, 80), (2, 1, 40), BF16, FP32),
+    "heads of 136 columns": ((1, 2, 32, 136), (2, 1, 68), FP32, FP32),
+    "rows of 88 angles": ((2, 37, 176), (37, 88), BF16, BF16),
     "two angles of some": ((11, 5), (11, 2), FP32, FP32),
 }
 
@@ -65,6 +68,19 @@ def check_views(device="cpu"):
 
 def test_views():
     check_views()
+
+
+def test_tiles_of_whole_rows_are_safe():
+    """Of which threads do not share rows evenly: the tables are read as often as there are rows."""
+    rotary = tp.schedules.Rotary()
+    for name in ("heads of 80 columns", "heads of 136 columns", "rows of 88 angles"):
+        rotary(*tensors(name))
+    tiles = {schedule.y0.tile: schedule for schedule in rotary.fitted.values()}
+    assert sorted(tiles) == [(32, 40), (32, 68), (32, 88)]
+    assert [tiles[tile].work.warps for tile in sorted(tiles)] == [5, 17, 11]
+    for schedule in tiles.values():
+        kinds = {f"x{i}": {2: "bf16", 4: "fp32"}[size] for i, (_, size) in enumerate(schedule.inputs)}
+        assert schedule.check(kinds | {"y0": kinds["x0"], "y1": kinds["x0"]}).ok
 
 
 def test_the_inverse_turns_back():

@@ -161,6 +161,14 @@ def new_in_order(tensor: Any, width: int) -> Any:
     return made.transpose(back) if isinstance(made, np.ndarray) else made.permute(back)
 
 
+def made_like(x: Any, shape: tuple[int, ...], steps: tuple[int, ...], dtype: DType | None = None) -> Any:
+    """A new tensor, dense, whose dimensions lie in the order of such strides; its type is that of *x* if not another one."""
+    order = sorted(range(len(shape)), key=lambda dim: -steps[dim])
+    made = new_like(x, tuple(shape[dim] for dim in order), dtype)
+    back = sorted(range(len(shape)), key=order.__getitem__)
+    return made.transpose(back) if isinstance(made, np.ndarray) else made.permute(back)
+
+
 def as_words(name: str, tensor: Any) -> Any:
     """The memory of a tensor as 32-bit integers, along its last dimension.
 

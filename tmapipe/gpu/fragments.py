@@ -161,9 +161,9 @@ class GpuFragments(PeerFragments, Sums):
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int = 0) -> Fragment:
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int | None = None) -> Fragment:
         kind, width = slot.buffer.dtype.kind, layout.width
-        if pitch:
+        if pitch is not None:
             return self._read_rows(slot, layout, at, pitch)
         if isinstance(at[1], int) and at[1] % width == 0 and slot.buffer.tile[1] % width == 0:
             return self.read(slot, layout, at=at)

@@ -176,9 +176,9 @@ class Fragments(Carried):
         """``ld.shared::cluster``: as `read_part`, of the slot of the CTA with rank *cta*."""
         raise NotImplementedError
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], pitch: int = 0) -> Fragment:
-        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. *pitch* is from one row
-        to the next (elements) in a slot with one extent; 0: as many as a row of its tile has. Generic proxy."""
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], pitch: Any = None) -> Fragment:
+        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. *pitch*: elements from
+        one row to the next in a slot with one extent; None: as many as a row of its tile has. Generic proxy."""
         raise NotImplementedError
 
     def read_joined(

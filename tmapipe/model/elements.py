@@ -150,8 +150,8 @@ class SlotAccesses(Fragments):
         self.isa.emit(ops.PeerRead(self.isa.slot(slot.buffer, slot.stage), 1 << cta))
         return self._fragment(slot, layout, "tile", self._answer())
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int = 0) -> Fragment:
-        places = self._positions(pitch, layout, at) if pitch else self._inside(slot, layout, at)
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int | None = None) -> Fragment:
+        places = self._inside(slot, layout, at) if pitch is None else self._positions(pitch, layout, at)
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
     def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int], gaps: Any) -> Fragment:

@@ -41,6 +41,7 @@ from tmapipe.plan.rings import (
 
 
 WARP = 32  # threads a warp
+MOST_VALUES, MOST_WARPS = 16, 20  # elements of a thread, and warps, of a tile that four warps do not share evenly
 
 
 @attrs.frozen
@@ -176,6 +177,21 @@ class Store(Transfer):
     def columns(self) -> int:
         """Columns of accumulators that a buffer holds."""
         return self.buffer.tile[-2 if self.transposed else -1]
+
+
+def warps_for(elements: int, width: int) -> int:
+    """Warps that share a tile evenly: four, or fewer of less than 2048 elements; else the fewest of which a thread has at most
+    `MOST_VALUES` elements.
+
+    Args:
+        elements: Of the tile.
+        width: Of them, those that a thread has side by side.
+    """
+    usual = min(4, max(1, elements // 512))
+    if elements % (usual * WARP * width) == 0:
+        return usual
+    even = (n for n in range(1, MOST_WARPS + 1) if elements % (n * WARP * width) == 0)
+    return next((n for n in even if elements // (n * WARP) <= MOST_VALUES), usual)
 
 
 @attrs.frozen

@@ -189,8 +189,13 @@ class VectorLayout(ThreadLayout):
         last = min((vector + 1) * self.sharing, self.row_vectors) - 1
         return vector * self.sharing * self.width + i, last * self.width + i + 1
 
+    @property
+    def regular(self) -> bool:
+        """Whether the values of a row lie in fixed slots."""
+        return self.even and WARP % self.row_lanes == 0 and (self.row_vectors <= WARP or self.row_vectors % WARP == 0)
+
     def check_rows(self) -> None:
-        if self.even and WARP % self.row_lanes == 0 and (self.row_vectors <= WARP or self.row_vectors % WARP == 0):
+        if self.regular:
             return
         rule = f"has rows of {self.row_vectors} vectors of {self.width} elements, which {self.threads} threads share unevenly"
         fix = "choose a last extent that is a power of two, or that many elements a thread"

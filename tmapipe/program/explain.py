@@ -357,9 +357,10 @@ def copies(load: Load, warps: int) -> BankAccess:
 _Found = tuple[SlotRef, str, list[tuple[Places, int]]]
 
 
-def _read_part(warp: int, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int = 0) -> _Found:
+def _read_part(warp: int, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int | None = None) -> _Found:
     first = tuple(x if isinstance(x, int) else 0 for x in at)
-    aligned = isinstance(at[1], int) and not (at[1] % layout.width or (pitch or slot.buffer.tile[1]) % layout.width)
+    apart = slot.buffer.tile[1] if pitch is None else pitch
+    aligned = isinstance(at[1], int) and not (at[1] % layout.width or apart % layout.width)
     width = layout.width if aligned else 1
     return slot, "read in part", _elements(slot.buffer, layout, "tile", warp, first, width, pitch)
 
@@ -428,7 +429,7 @@ def _elements(
     warp: int,
     at: tuple[int, ...] = (0, 0),
     width: int | None = None,
-    pitch: int = 0,
+    pitch: int | None = None,
 ) -> list[tuple[Places, int]]:
     """Of each instruction that moves a warp's part of a tile, or one number a row or column: the lanes' places, and bytes.
 
@@ -445,7 +446,7 @@ def _elements(
         parts = range(0, step * size, wide)
 
         def place(row: int, byte: int) -> tuple[int, int]:
-            return (0, row * pitch * size + byte) if pitch else (row, byte)
+            return (row, byte) if pitch is None else (0, row * pitch * size + byte)
 
         return [
             ([buffer.byte_in_slot(*place(r + at[0], (c + at[1]) * size + part)) for r, c in lanes[i]], wide)

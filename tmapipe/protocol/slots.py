@@ -303,8 +303,8 @@ class PartInSlot(Carried):
                 elements that are read; of a tile of two extents, the row of which they are, or (row, column). With *pitch* and
                 *transposed*: the elements, counted row by row, where the first rows begin, of which each next as many begin
                 *pitch* further.
-            pitch: With *tile*, in a tile of one extent: elements from one of its rows to the next. They begin side by side, as
-                rows in memory do; what a row has beyond *pitch* is the next one's.
+            pitch: With *tile*, in a tile of one extent: elements from one of its rows to the next, 0 where all rows are the
+                same one. They begin side by side, as rows in memory do; what a row has beyond *pitch* is the next one's.
             gaps: With *tile* of one extent and *at*, in a tile of one extent: pairs (length, further) of what is left out.
                 Element k lies at element k of the stage's tile, and *further* on for each whole *length* in k, of each pair.
                 *at* is where element 0 lies in the stage's tile, and the first element that is read, from 0 on.
@@ -401,7 +401,11 @@ class PartInSlot(Carried):
         buffer = self.part.buffer
         if not isinstance(part, tuple) or len(part) != 2 or not all(map(is_count, part)):
             raise InputError(f"{name}(tile)", part, "is two positive extents (rows, columns)", "e.g. tile=(16, 64)")
-        if not is_count(pitch) or len(buffer.tile) != 1 or (part[0] - 1) * pitch + part[1] > buffer.tile[0]:
+        if (
+            not (is_count(pitch) or pitch == 0)
+            or len(buffer.tile) != 1
+            or (part[0] - 1) * pitch + part[1] > buffer.tile[0]
+        ):
             rule = f"is how far apart {part[0]} rows of {part[1]} elements begin in a tile of one extent; it is {buffer.tile}"
             raise InputError(f"{name}(pitch)", pitch, rule, "load more elements, or read fewer")
         return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)

@@ -14,13 +14,16 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
-from tmapipe.bind.tensors import new_like
+from tmapipe.bind.tensors import made_like
 from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
+from tmapipe.plan.model import MOST_VALUES, WARP, warps_for
+from tmapipe.plan.thread_layout import WIDTHS as SIDE_BY_SIDE
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import (
+    BOX,
     RowForm,
     address_of,
     converted,
@@ -136,6 +139,8 @@ FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is 
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
 WIDTHS = 2048, 1024, 512, 256, 128, 64, 32  # columns of a tile
 WIDEST_BESIDE = 512  # columns of a tile beside which there are numbers of rows or columns: more rows share them
+RESIDENT = 1280  # threads of a multiprocessor, at most
+BEGIN = 64  # bytes, in whose time the TMA engine begins a row of a box
 VAIN = 1.125  # columns computed for each column that exists, up to which a wider tile is taken
 
 
@@ -188,14 +193,12 @@ class ElementwiseTiles(Schedule):
             ):
                 raise InputError(f"ElementwiseTiles({name})", value, "is a positive number, at most 64", "leave it out")
         self.function, self.inputs, self.over = function, inputs, dims
-        self.work = Role(warps=min(4, max(1, tile[0] * tile[1] // 512)))
+        self.work = Role(warps=warps_for(tile[0] * tile[1], width_of(tile[1])))
         self.results = ("y",) if outputs == 1 else tuple(f"y{i}" for i in range(outputs))
         bytes_ = max(TILE // 8, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
         each = each or (EACH if bytes_ <= TILE else 1)
-        slots, most = (
-            1 if each == 1 else 2,
-            8 if self.work.warps > 1 else 14,
-        )  # so that threads keep 48 and 72 registers
+        slots = 1 if each == 1 else 2
+        most = min(8 if self.work.warps > 1 else 14, RESIDENT // (WARP * (self.work.warps + 1)))  # 48 and 72 registers
         self.tiles = GridTiles(Grouped(1), ctas or max(2, min(most, ceil_div(FLIGHT, slots * bytes_))), each)
         self.ring = BarrierRing(slots, producer=self.load, consumer=self.work)
         for i, (along, size) in enumerate(inputs):
@@ -246,8 +249,15 @@ class ElementwiseTiles(Schedule):
         if not dims:
             return stage.read(at=0)
         if dims[-1] == "n":
-            return stage.read(like=whole) if "m" in dims else stage.read(columns_of=whole)
+            return stage.read(like=whole) if "m" in dims else self._read_columns(stage, whole)
         return stage.read(rows_of=whole) if dims[-1] == "m" else stage.read(at=getattr(tile, dims[-1]) % unit)
+
+    def _read_columns(self, stage: Any, whole: Any) -> Any:
+        """One number a column; as a tile of equal rows where threads do not share rows evenly."""
+        layout: Any = whole.layout
+        if layout.regular:
+            return stage.read(columns_of=whole)
+        return stage.read(tile=(layout.rows, layout.columns), pitch=0, width=layout.width)
 
 
 def on_tile(result: Any, whole: Fragment) -> Any:
@@ -410,6 +420,34 @@ def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tupl
     return max(least, min(rows, many // fits[0])), fits[0]
 
 
+def width_of(columns: int) -> int:
+    """Elements of the vectors in which rows of so many are shared out."""
+    return next(width for width in SIDE_BY_SIDE if columns % width == 0)
+
+
+def whole_rows(shape: tuple[int, int], tile: tuple[int, int], size: int, unit: int, most: int = BOX) -> tuple[int, int]:
+    """A tile of whole rows of a matrix of this shape, if less is computed in vain, or in fewer boxes, than with *tile*.
+
+    Args:
+        size: Bytes of an element, the most of any tensor.
+        unit: Columns of which the tile has a multiple.
+        most: Columns of a tile, at most.
+    """
+    columns = ceil_div(shape[1], unit) * unit
+    if columns == tile[1] or columns > most:
+        return tile
+    width = width_of(columns)
+    least = WARP // numbers.gcd(WARP, columns // width)
+    rows = range(least, max(least, 2 * TILE // (columns * size)) + 1, least)
+    fit = [(n, columns) for n in rows if n * columns <= MOST_VALUES * WARP * warps_for(n * columns, width)]
+
+    def cost(tile: tuple[int, int]) -> float:
+        whole = numbers.prod(ceil_div(n, each) * each / n for n, each in zip(shape, tile, strict=True))
+        return whole * (1 + BEGIN / (tile[1] * size))
+
+    return max((each for each in fit if cost(each) < cost(tile)), key=lambda each: (-cost(each), each), default=tile)
+
+
 def collapsed(views: list[Any], out: Any) -> tuple[list[Any], Any]:
     """All with dimensions joined that follow one another in each of them, in the order of the output's."""
     steps = list(zip(*map(strides_of, (*views, out)), strict=True))
@@ -442,14 +480,6 @@ def vector_of(out: Any) -> int:
     steps = [step for step, n in zip(strides_of(out)[:-1], out.shape[:-1], strict=True) if n > 1]
     size = out.dtype.itemsize
     return numbers.gcd(ALIGNMENT, address_of(out), out.shape[-1] * size, *(step * size for step in steps))
-
-
-def made_like(x: Any, shape: tuple[int, ...], steps: tuple[int, ...], dtype: DType | None = None) -> Any:
-    """A new tensor, dense, whose dimensions lie in the order of such strides; its type is that of *x* if not another one."""
-    order = sorted(range(len(shape)), key=lambda dim: -steps[dim])
-    made = new_like(x, tuple(shape[dim] for dim in order), dtype)
-    back = sorted(range(len(shape)), key=order.__getitem__)
-    return made.transpose(back) if isinstance(made, np.ndarray) else made.permute(back)
 
 
 def varying(x: Any) -> Any:

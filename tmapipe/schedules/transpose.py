@@ -19,7 +19,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
-from tmapipe.bind.tensors import new_like
+from tmapipe.bind.tensors import made_like, new_like
 from tmapipe.errors import InputError, check_bool, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.stages import SharedStage
@@ -33,12 +33,13 @@ from tmapipe.schedules.elementwise import (
     as_rows,
     collapsed,
     fits_tma,
-    made_like,
     tile_of,
     varying,
     vector_of,
+    whole_rows,
 )
 from tmapipe.schedules.rowform import (
+    BOX,
     address_of,
     apart_of,
     begins_inside,
@@ -471,27 +472,27 @@ class Rotary:
         self._run(views, min(vector_of(first), vector_of(second)), {"y0": first, "y1": second})
 
     def _pairs(self, x: Any, out: Any, tables: list[Any]) -> None:
-        (even, *tables), first = collapsed([x[..., ::2], *tables], out[..., ::2])
-        whole, out = (_matrix(seen_as(each, *_twice(each))) for each in (even, first))
-        self._run([whole, *map(_matrix, tables)], vector_of(out), {"y": out})
+        (x, *tables), out = collapsed([x[..., ::2], *tables], out[..., ::2])
+        x, out = (_matrix(_pairs_of(each)) for each in (x, out))
+        self._run([x, *map(_matrix, tables)], vector_of(out), {"y": out})
 
     def _run(self, views: list[Any], vector: int, outputs: dict[str, Any]) -> None:
         """Of (x0, x1, cos, sin), or (x, cos, sin) of pairs, of two dimensions or more, joined where they can be."""
         views = [x if fits_tma(x) else padded(x) for x in views]
-        *_, table = views
-        inputs = tuple((along_of(x), x.dtype.itemsize) for x in views)
+        table, inputs = views[-1], tuple((along_of(x), x.dtype.itemsize) for x in views)
         dims = " ".join(DIMS[len(DIMS) - table.ndim :])
         beside, sizes = any(along != dims for along, _ in inputs), [size for _, size in inputs]
-        tile = tile_of(tuple(table.shape[-2:]), 2 * max(sizes), beside, 1)
+        shape, size, most = tuple(table.shape[-2:]), 2 * max(sizes), BOX // 2 if self.pairs else BOX
+        tile = whole_rows(shape, tile_of(shape, size, beside, 1), size, ALIGNMENT // min(sizes), most)
         key = inputs, dims, tile, vector
         if key not in self.fitted:
             self.fitted[key] = RotaryTiles(inputs, dims, tile, vector, self.pairs, self.inverse)
         self.fitted[key](**{f"x{i}": varying(x) for i, x in enumerate(views)}, **outputs)
 
 
-def _twice(x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The extents and strides of a tensor of which there is every second column."""
-    return (*x.shape[:-1], 2 * x.shape[-1]), (*strides_of(x)[:-1], 1)
+def _pairs_of(x: Any) -> Any:
+    """A tensor with all columns, of one with every second of them."""
+    return seen_as(x, (*x.shape[:-1], 2 * x.shape[-1]), (*strides_of(x)[:-1], 1))
 
 
 def _matrix(x: Any) -> Any:
