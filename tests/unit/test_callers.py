@@ -242,3 +242,14 @@ def test_what_a_kernel_does_not_fill_is_set_to_zero_again(launched):
         found = call((x,), None, {})
         assert torch.equal(found[:16], x[:16]) and not found[16:].any()
     assert call((x,), y, {}) is None
+
+
+def test_no_caller_takes_a_call_whose_launches_are_noted(launched):
+    """A product whose parts are added by a schedule that has a caller was never remembered."""
+    x = half(32, 128)
+    _, launcher, _ = launched(x)
+    call = launcher.caller((x,), (), None)
+    with callers.watched() as launches:
+        assert call((x,), None, {}) is None and launcher.caller((x,), (), None) is None
+        launcher((x,), None)
+    assert [each for each, _ in launches] == [launcher] and call((x,), None, {}) is not None

@@ -246,7 +246,7 @@ def caller_of(
     at = [f"x{i}" for i in range(len(given))]
     made = range(len(given) - inputs, len(launcher.outputs))
     results = [f"d{i}" if i in made else f"x{inputs + i}" for i in range(len(launcher.outputs))]
-    fits: list[str] = []  # conditions, any of which sends a call the long way
+    fits: list[str] = []  # conditions, any of which sends a call the long way, where its launch is noted
     fits.append("out is not None" if out is not None else "out is None")
     fits.append(f"len(named) == {len(names)}" if names else "not named")
     lines = ["def call(tensors, out, named):", f"    if not ({' and '.join(fits)}):", "        return None", "    try:"]
@@ -254,7 +254,7 @@ def caller_of(
     lines += [f"        {x} = named[{name!r}]" for x, name in zip(at[count:], names, strict=False)]
     lines += ["    except (ValueError, KeyError):", "        return None"]
     lines += [f"    {at[-1]} = out"] * (out is not None)
-    refused = [f"not same({', '.join(at)})"]
+    refused = ["noted.launches is not None", f"not same({', '.join(at)})"]
     refused += ["gradients()"] * any(x.requires_grad for x in given)  # which torch's comparison leaves out
     for i, x in enumerate(given):  # its address, and the end of its memory
         refused.append(f"(p{i} := x{i}.data_ptr()) % {ALIGNMENT} != {x.data_ptr() % ALIGNMENT}")
@@ -286,6 +286,7 @@ def caller_of(
     lines.append(f"    return {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}")
     names_of: dict[str, Any] = {
         "same": same_as(given),
+        "noted": noted,
         "gradients": torch.is_grad_enabled,
         "capturing": capturing,
         "stream_of": _stream_of,

@@ -231,8 +231,8 @@ class Launcher:
         before: Sequence[int] = (),
     ) -> Caller | None:
         """The function that `tmapipe.gpu.kernels.caller_of` makes; None in a capture, after several that did not take their
-        own tensors, or if launches are waited for."""
-        if capturing() or self.callers >= MOST_CALLERS or self.watchdog is not None:
+        own tensors, or if launches are waited for, or noted."""
+        if capturing() or self.callers >= MOST_CALLERS or self.watchdog is not None or noted.launches is not None:
             return None
         self.callers += 1
         return caller_of(self, tensors, names, out, like, before)
