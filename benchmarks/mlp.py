@@ -8,7 +8,8 @@ x [tokens, 2048], hidden 8192, bf16. A run computes the result and the gradients
 torch.compile, by itself and with mode="reduce-overhead", which launches CUDA graphs. A way that --skip names is not
 compiled.
 A time is that of a step in a loop of steps, by the host's clock: of few tokens the host takes longer than the device. The L2
-cache is as the step before leaves it.
+cache is as the step before leaves it. Meanwhile Python's garbage collector rests, as in `timeit`: it walks through all that
+torch.compile has made in this process.
 The gradient of x is compared with that of the same module in fp32 at each run's check, those of the weights once.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -50,12 +52,17 @@ class Loop:
         """Microseconds of a step, in a list of one."""
         steps = STEPS * launches
         run()
-        self.wait()
-        begin = time.perf_counter()
-        for _ in range(steps):
-            run()
-        self.wait()
-        return [(time.perf_counter() - begin) / steps * 1e6]
+        gc.collect()
+        gc.disable()
+        try:
+            self.wait()
+            begin = time.perf_counter()
+            for _ in range(steps):
+                run()
+            self.wait()
+            return [(time.perf_counter() - begin) / steps * 1e6]
+        finally:
+            gc.enable()
 
     def span(self, run: Callable[[], object], seconds: float) -> float:
         """Microseconds of a step, in about so many seconds."""
