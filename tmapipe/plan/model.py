@@ -41,6 +41,7 @@ from tmapipe.plan.rings import (
 
 
 WARP = 32  # threads a warp
+WIDTHS = 8, 4, 2, 1  # elements of a vector
 MOST_VALUES, MOST_WARPS = 16, 20  # elements of a thread, and warps, of a tile that four warps do not share evenly
 
 
@@ -179,18 +180,19 @@ class Store(Transfer):
         return self.buffer.tile[-2 if self.transposed else -1]
 
 
-def warps_for(elements: int, width: int) -> int:
-    """Warps that share a tile evenly: four, or fewer of less than 2048 elements; else the fewest of which a thread has at most
-    `MOST_VALUES` elements.
+def width_of(columns: int) -> int:
+    """Elements of the vectors in which rows of so many are shared out."""
+    return next(width for width in WIDTHS if columns % width == 0)
 
-    Args:
-        elements: Of the tile.
-        width: Of them, those that a thread has side by side.
-    """
+
+def warps_for(tile: tuple[int, int]) -> int:
+    """Warps that share a tile of (rows, columns) evenly: four, or fewer of less than 2048 elements; else the fewest of which a
+    thread has at most `MOST_VALUES` elements."""
+    elements, unit = tile[0] * tile[1], WARP * width_of(tile[1])
     usual = min(4, max(1, elements // 512))
-    if elements % (usual * WARP * width) == 0:
+    if elements % (usual * unit) == 0:
         return usual
-    even = (n for n in range(1, MOST_WARPS + 1) if elements % (n * WARP * width) == 0)
+    even = (n for n in range(1, MOST_WARPS + 1) if elements % (n * unit) == 0)
     return next((n for n in even if elements // (n * WARP) <= MOST_VALUES), usual)
 
 

@@ -12,7 +12,7 @@ from tmapipe.base.arithmetic import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32,
 from tmapipe.errors import InputError
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.plan.declarations import Declarations
-from tmapipe.plan.model import WARP, RoleWarps
+from tmapipe.plan.model import WARP, WIDTHS, RoleWarps
 from tmapipe.plan.rings import Arch, Distributed, MatmulRegisters, registers_of, widest
 from tmapipe.stage import SlotStage
 
@@ -23,9 +23,6 @@ from tmapipe.stage import SlotStage
 # Both depend on the tile and the threads only, not on the element type. So what is read from a slot of one type can
 # be written to a slot of another. A thread's values are numbered from 0 on. Those of one row share a *row slot*: the
 # register that holds one number a row. Likewise for columns.
-
-
-WIDTHS = 8, 4, 2, 1  # elements of a vector
 
 
 class ThreadLayout:

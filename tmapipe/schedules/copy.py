@@ -17,8 +17,7 @@ from tmapipe.bind.tensors import as_words, in_integers, in_words, match, new_lik
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
-from tmapipe.plan.model import WARP
-from tmapipe.plan.thread_layout import WIDTHS
+from tmapipe.plan.model import WARP, WIDTHS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.fused import check_stages

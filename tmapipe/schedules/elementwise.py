@@ -18,8 +18,7 @@ from tmapipe.bind.tensors import made_like
 from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
-from tmapipe.plan.model import MOST_VALUES, WARP, warps_for
-from tmapipe.plan.thread_layout import WIDTHS as SIDE_BY_SIDE
+from tmapipe.plan.model import MOST_VALUES, WARP, warps_for, width_of
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import (
@@ -193,13 +192,14 @@ class ElementwiseTiles(Schedule):
             ):
                 raise InputError(f"ElementwiseTiles({name})", value, "is a positive number, at most 64", "leave it out")
         self.function, self.inputs, self.over = function, inputs, dims
-        self.work = Role(warps=warps_for(tile[0] * tile[1], width_of(tile[1])))
+        self.work = Role(warps=warps_for(tile))
         self.results = ("y",) if outputs == 1 else tuple(f"y{i}" for i in range(outputs))
         bytes_ = max(TILE // 8, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
         each = each or (EACH if bytes_ <= TILE else 1)
         slots = 1 if each == 1 else 2
-        most = min(8 if self.work.warps > 1 else 14, RESIDENT // (WARP * (self.work.warps + 1)))  # 48 and 72 registers
-        self.tiles = GridTiles(Grouped(1), ctas or max(2, min(most, ceil_div(FLIGHT, slots * bytes_))), each)
+        self.tiles = GridTiles(
+            Grouped(1), ctas or max(2, min(most_ctas(self.work.warps), ceil_div(FLIGHT, slots * bytes_))), each
+        )
         self.ring = BarrierRing(slots, producer=self.load, consumer=self.work)
         for i, (along, size) in enumerate(inputs):
             last, few = along[-1:], (ALIGNMENT // size,)
@@ -420,9 +420,9 @@ def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tupl
     return max(least, min(rows, many // fits[0])), fits[0]
 
 
-def width_of(columns: int) -> int:
-    """Elements of the vectors in which rows of so many are shared out."""
-    return next(width for width in SIDE_BY_SIDE if columns % width == 0)
+def most_ctas(warps: int) -> int:
+    """CTAs of so many warps that compute, and one that loads, on a multiprocessor: threads keep 48 registers, or 72."""
+    return min(8 if warps > 1 else 14, RESIDENT // (WARP * (warps + 1)))
 
 
 def whole_rows(shape: tuple[int, int], tile: tuple[int, int], size: int, unit: int, most: int = BOX) -> tuple[int, int]:
@@ -436,14 +436,14 @@ def whole_rows(shape: tuple[int, int], tile: tuple[int, int], size: int, unit: i
     columns = ceil_div(shape[1], unit) * unit
     if columns == tile[1] or columns > most:
         return tile
-    width = width_of(columns)
-    least = WARP // numbers.gcd(WARP, columns // width)
+    least = WARP // numbers.gcd(WARP, columns // width_of(columns))
     rows = range(least, max(least, 2 * TILE // (columns * size)) + 1, least)
-    fit = [(n, columns) for n in rows if n * columns <= MOST_VALUES * WARP * warps_for(n * columns, width)]
+    fit = [(n, columns) for n in rows if n * columns <= MOST_VALUES * WARP * warps_for((n, columns))]
 
     def cost(tile: tuple[int, int]) -> float:
         whole = numbers.prod(ceil_div(n, each) * each / n for n, each in zip(shape, tile, strict=True))
-        return whole * (1 + BEGIN / (tile[1] * size))
+        flight = most_ctas(warps_for(tile)) * min(tile[0], shape[0]) * tile[1] * size
+        return whole * (1 + BEGIN / (tile[1] * size)) * max(1.0, FLIGHT / 2 / flight)
 
     return max((each for each in fit if cost(each) < cost(tile)), key=lambda each: (-cost(each), each), default=tile)
 
