@@ -426,10 +426,11 @@ def most_ctas(warps: int) -> int:
 
 
 def whole_rows(shape: tuple[int, int], tile: tuple[int, int], size: int, unit: int, most: int = BOX) -> tuple[int, int]:
-    """A tile of whole rows of a matrix of this shape, if less is computed in vain, or in fewer boxes, than with *tile*.
+    """A tile of whole rows of a matrix of this shape, if it costs less than *tile*: little is computed in vain, boxes have
+    long rows, and enough bytes are on their way, half of `FLIGHT`.
 
     Args:
-        size: Bytes of an element, the most of any tensor.
+        size: Bytes that are loaded for an element of the tile.
         unit: Columns of which the tile has a multiple.
         most: Columns of a tile, at most.
     """
