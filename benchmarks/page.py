@@ -309,10 +309,11 @@ def checks() -> str:
 def mutants(by: int) -> str:
     """Mutants and verdicts. by: 0, a line a schedule; 1, a line a change."""
     counts: dict[str, list[int]] = {}
-    for row in json.loads((RESULTS / "mutants.json").read_text())["rows"]:
-        for line in (row[by], "all"):
+    schedules = json.loads((RESULTS / "mutants.json").read_text())["rows"]
+    for schedule, (rule, *numbers) in ((name, row) for name, rows in schedules.items() for row in rows):
+        for line in ((schedule, rule)[by], "all"):
             found = counts.setdefault(line, [0] * 5)
-            counts[line] = [a + b for a, b in zip(found, row[2:], strict=True)]
+            counts[line] = [a + b for a, b in zip(found, numbers, strict=True)]
     counts["all"] = counts.pop("all")
     heads = [
         "schedule" if by == 0 else "change",

@@ -124,15 +124,29 @@ def show(outcomes: Sequence[Outcome]) -> str:
 EQUIVALENT = ("schedule", "reason", "total")  # of the mutants that cannot go wrong, why, and how many
 
 
-def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool = False) -> None:
-    """Rows, and how many mutants are equivalent for which reason. append: after what a file there has of others."""
+def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool = False, rule: str = "") -> None:
+    """Rows, and how many mutants are equivalent for which reason.
+
+    Args:
+        append: After what a file there has of other schedules.
+        rule: Of what rules alone the outcomes are: the file's rows of other rules stay, also those of these schedules.
+
+    Raises:
+        ValueError: The file has rows of such a rule already, whose mutants would be counted twice.
+    """
     before: dict[str, Any] = read(path) if append and path.exists() else {}
-    mine = {outcome.schedule for outcome in outcomes}
+    mine = set() if rule else {outcome.schedule for outcome in outcomes}
     others = {
         name: [one for one in before.get(name, []) if one["schedule"] not in mine] for name in ("rows", "equivalent")
     }
+    rows = table(outcomes)
+    if twice := {(one["schedule"], one["rule"]) for one in others["rows"]} & {(row.schedule, row.rule) for row in rows}:
+        raise ValueError(f"{path} has {sorted(twice)} already: judge the whole schedules, without a rule")
     spent = before.get("method", {"seconds": 0, "steps": 0})
     right = Counter((o.schedule, why_equivalent(o)) for o in outcomes if o.breakable is False)
+    for one in others["equivalent"] if rule else ():
+        right[one["schedule"], one["reason"]] += one["total"]
+    others["equivalent"] = [] if rule else others["equivalent"]
     equivalent = [{"schedule": name, "reason": reason, "total": total} for (name, reason), total in right.items()]
     data = {
         "suite": "mutants",
@@ -145,29 +159,39 @@ def write(path: Path, outcomes: Sequence[Outcome], seconds: float, append: bool 
             "steps": spent["steps"] + sum(o.steps for o in outcomes),
         },
         "equivalent": [*others["equivalent"], *equivalent],
-        "rows": [*others["rows"], *(attrs.asdict(row) for row in table(outcomes))],
+        "rows": [*others["rows"], *(attrs.asdict(row) for row in rows)],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(data))
 
 
 def text_of(data: dict[str, Any]) -> str:
-    """As JSON: a row a line, as a list of what "fields" names, and of "equivalent" as a list of what `EQUIVALENT` names."""
+    """As JSON: by schedule a row a line, as a list of what "fields" names, and of "equivalent" of what `EQUIVALENT` names."""
     fields = [field.name for field in attrs.fields(Row)]
     lists = {"equivalent": EQUIVALENT, "rows": fields}
-    text = json.dumps({**{name: data[name] for name in data if name not in lists}, "fields": fields}, indent=1)
-    for name, of in lists.items():
-        rows = (json.dumps([row[field] for field in of], separators=(",", ":")) for row in data[name])
-        text = text.removesuffix("\n}") + f',\n "{name}": [\n' + ",\n".join(rows) + "\n ]\n}"
+    text = json.dumps({**{name: data[name] for name in data if name not in lists}, "fields": fields[1:]}, indent=1)
+    for name, (_, *of) in lists.items():
+        groups: dict[str, list[str]] = {}
+        for row in data[name]:
+            groups.setdefault(row["schedule"], []).append(
+                json.dumps([row[field] for field in of], separators=(",", ":"))
+            )
+        lines = (f"{json.dumps(schedule)}: [\n" + ",\n".join(rows) + "]" for schedule, rows in groups.items())
+        text = text.removesuffix("\n}") + f',\n "{name}": {{\n' + ",\n".join(lines) + "\n }\n}"
     return text + "\n"
 
 
 def read(path: Path) -> dict[str, Any]:
     """What `text_of` has written, each row as a dictionary."""
     data: dict[str, Any] = json.loads(path.read_text())
-    fields = data.pop("fields")
-    lists = {"equivalent": EQUIVALENT, "rows": fields}
-    return {**data, **{name: [dict(zip(of, row, strict=True)) for row in data[name]] for name, of in lists.items()}}
+    lists = {"equivalent": EQUIVALENT[1:], "rows": data.pop("fields")}
+    for name, of in lists.items():
+        data[name] = [
+            {"schedule": schedule, **dict(zip(of, row, strict=True))}
+            for schedule, rows in data[name].items()
+            for row in rows
+        ]
+    return data
 
 
 @functools.cache

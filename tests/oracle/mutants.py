@@ -25,7 +25,7 @@ from tests.oracle.descriptor_forms import ScaledRows
 from tests.oracle.explore import explore_program
 from tests.oracle.held_forms import Held, Narrowed, Parts, Synced
 from tests.oracle.matmul_forms import InFlight, InTurn, Relu, Widened
-from tests.oracle.mutant_changes import changed, changes_at
+from tests.oracle.mutant_changes import changed, changes_at, rule_of
 from tests.oracle.mutant_sites import Change, Program, program_of
 from tests.oracle.mutant_table import Outcome, show, write
 from tests.oracle.one_run import check_program
@@ -254,6 +254,9 @@ def judged(mutants: list[Mutant], limit: int = LIMIT, jobs: int = 1) -> Iterator
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", action="append", help="only this one (may be given several times)")
+    parser.add_argument(
+        "--rule", default="", metavar="TEXT", help="only mutants of rules that end so, such as 'grid wait'"
+    )
     parser.add_argument("--limit", type=int, default=LIMIT, help="steps after which the oracle gives up")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--append", action="store_true", help="keep what the file has of other schedules")
@@ -266,7 +269,7 @@ def main() -> None:
     outcomes: list[Outcome] = []
     for registered in targets:
         at = time.perf_counter()
-        mutants = list(mutants_of(Target(registered)))
+        mutants = [one for one in mutants_of(Target(registered)) if rule_of(one.change).endswith(options.rule)]
         for done, outcome in enumerate(judged(mutants, options.limit, options.jobs), 1):
             outcomes.append(outcome)
             if outcome.wrong:
@@ -279,7 +282,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
     print(f"{seconds:.0f} s")
     if options.write:
-        write(Path(options.write), outcomes, seconds, append=options.append)
+        write(Path(options.write), outcomes, seconds, append=options.append, rule=options.rule)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,14 @@ def test_rows_and_reasons_as_written(tmp_path):
     rows = {row["rule"]: row for row in data["rows"]}
     assert rows["drop wait"]["total"] == 2 and rows["drop wait"]["breakable"] == rows["drop wait"]["killed"] == 1
     assert rows["flip parity"]["breakable"] == 1 and rows["flip parity"]["killed"] == 0
+    more = [Outcome("Copy", Change(site, "double"), False, False, False, 5)]
+    write(tmp_path / "more.json", outcomes, 1.0)
+    write(tmp_path / "more.json", more, 1.0, append=True, rule="double wait")
+    both = read(tmp_path / "more.json")
+    assert both["rows"][:2] == data["rows"] and both["rows"][2]["rule"] == "double wait"
+    assert sum(each["total"] for each in both["equivalent"]) == 2
+    with pytest.raises(ValueError, match=r"double wait.* already"):
+        write(tmp_path / "more.json", more, 1.0, append=True, rule="double wait")
     (equivalent,) = data["equivalent"]
     assert (
         equivalent["total"] == 1
@@ -200,6 +208,8 @@ def test_the_full_run_kills_all_without_a_false_alarm():
     rows = data["rows"]
     assert {row["schedule"] for row in rows} == {r.name for r in REGISTRY + VARIANTS}, "run it again: a schedule is new"
     assert all(any(how in row["rule"] for row in rows) for how in CHANGES)
+    waiting = {row["schedule"] for row in rows if row["rule"] == "drop grid wait"}
+    assert {row["schedule"] for row in rows} - waiting == {"the same on sm_80"}  # which has no griddepcontrol
     breakable, killed = (sum(row[name] for row in rows) for name in ("breakable", "killed"))
     assert breakable > 5000 and killed == breakable
     assert not [row for row in rows if row["false_alarms"]]
