@@ -70,22 +70,10 @@ class Loop:
         return self.batch(run, max(1, round(seconds * 1e6 / once / STEPS)))[0]
 
 
-class Lazy:
-    """A function that is made at its first call.
-
-    Args:
-        make: Makes the function.
-    """
-
-    def __init__(self, make: Callable[[], Callable[[], Any]]):
-        self.make = make
-
-    def __call__(self) -> Any:
-        return self.run()
-
-    @functools.cached_property
-    def run(self) -> Callable[[], Any]:
-        return self.make()
+def lazy(make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
+    """The function that *make* makes, which is made at its first call."""
+    made = functools.cache(make)
+    return lambda: made()()
 
 
 def _gradients(module: Any, forward: Any, x: Any, grad: Any) -> tuple[Any, ...]:
@@ -139,7 +127,7 @@ def make(tokens: int, device: str) -> tuple[dict[tuple[str, str], Callable[[], A
     for peer, module in (("torch", theirs), (OURS, own)):
         for variant, how in WAYS.items():
             step = functools.partial(_first_steps, module, how, (x, grad), want)
-            runs[peer, variant] = Lazy(step)
+            runs[peer, variant] = lazy(step)
     return runs, want[0].to(torch.bfloat16)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.plot import dots
 from benchmarks.results import OURS, best, folder_of, read
+from tests.oracle import mutant_table
 
 _INTERNALS = Path(__file__).resolve().parents[1] / "docs" / "internals"
 _TUTORIALS = sorted(_INTERNALS.parent.glob("tutorials/[0-9]*.md"))
@@ -309,8 +310,8 @@ def checks() -> str:
 def mutants(by: int) -> str:
     """Mutants and verdicts. by: 0, a line a schedule; 1, a line a change."""
     counts: dict[str, list[int]] = {}
-    schedules = json.loads((RESULTS / "mutants.json").read_text())["rows"]
-    for schedule, (rule, *numbers) in ((name, row) for name, rows in schedules.items() for row in rows):
+    for row in mutant_table.read(RESULTS / "mutants.json")["rows"]:
+        schedule, rule, *numbers = row.values()
         for line in ((schedule, rule)[by], "all"):
             found = counts.setdefault(line, [0] * 5)
             counts[line] = [a + b for a, b in zip(found, numbers, strict=True)]
