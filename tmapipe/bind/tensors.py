@@ -154,15 +154,12 @@ def new_in_order(tensor: Any, width: int) -> Any:
     """A new tensor like *tensor*, whose dimensions lie in the same order, with *width* elements along the last one."""
     if width == tensor.shape[-1]:
         return np.empty_like(tensor) if isinstance(tensor, np.ndarray) else sys.modules["torch"].empty_like(tensor)
-    outer, strides = range(tensor.ndim - 1), _strides(tensor)
-    order = sorted(outer, key=lambda i: -strides[i])
-    made = new_like(tensor, (*(tensor.shape[i] for i in order), width))
-    back = (*(order.index(i) for i in outer), tensor.ndim - 1)
-    return made.transpose(back) if isinstance(made, np.ndarray) else made.permute(back)
+    return made_like(tensor, (*tensor.shape[:-1], width), (*_strides(tensor)[:-1], 0))
 
 
 def made_like(x: Any, shape: tuple[int, ...], steps: tuple[int, ...], dtype: DType | None = None) -> Any:
-    """A new tensor, dense, whose dimensions lie in the order of such strides; its type is that of *x* if not another one."""
+    """A new dense tensor of *x*'s kind. Its dimensions lie in memory in the order of the strides *steps*, the largest first.
+    dtype: Of its elements; None: *x*'s."""
     order = sorted(range(len(shape)), key=lambda dim: -steps[dim])
     made = new_like(x, tuple(shape[dim] for dim in order), dtype)
     back = sorted(range(len(shape)), key=order.__getitem__)

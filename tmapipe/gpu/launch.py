@@ -393,11 +393,11 @@ def repeated(
     def both(given: tuple[Any, ...], out: Any, named: dict[str, Any]) -> Any:
         if out is not None:
             return None
-        given_to = None
+        workspace = None  # made by the first launch
         if least is not None:
-            given_to = make()
-            given_to[least:].zero_()
-        made = begin(given[:count], given_to, named)
+            workspace = make()
+            workspace[least:].zero_()
+        made = begin(given[:count], workspace, named)
         return None if made is None else end((made, *given[count:]), None, named)
 
     return both

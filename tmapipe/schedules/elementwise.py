@@ -421,7 +421,7 @@ def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tupl
 
 
 def most_ctas(warps: int) -> int:
-    """CTAs of so many warps that compute, and one that loads, on a multiprocessor: threads keep 48 registers, or 72."""
+    """The most CTAs on a multiprocessor, of a warp that loads and *warps* that compute, with 48 registers a thread or more."""
     return min(8 if warps > 1 else 14, RESIDENT // (WARP * (warps + 1)))
 
 
