@@ -253,8 +253,11 @@ THREADS = {
     "cross-entropy": Kernel(
         READY_MADE["CrossEntropy"], {}, {"a": 1, "b": 8, "w": 8 * 60001, "target": 16}, {"target": (3, 0) * 8}
     ),
+    "cross-entropy of rows side by side": Kernel(
+        READY_MADE["CrossEntropy, rows side by side"], {"target": "int64"}, {"m": 100, "r": 100, "w": 10100}
+    ),
     "cross-entropy's gradient": Kernel(
-        READY_MADE["CrossEntropy, gradient"], {}, {"m": 7, "n": 32000, "r": 7, "target": 14}, {"target": (3, 0) * 7}
+        READY_MADE["CrossEntropy, gradient"], {"target": "int64"}, {"m": 7, "n": 32000, "r": 7}
     ),
     "softmax's gradient": Kernel(READY_MADE["Softmax, gradient"], {}, {"a": 1, "b": 8, "w": 8 * 3001, "n": 3001}),
     "layernorm's gradient": Kernel(READY_MADE["LayerNorm, gradient"], {}, {"m": 16, "n": 4096, "c": 2}),

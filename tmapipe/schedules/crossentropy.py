@@ -121,37 +121,22 @@ def flat_targets(target: Any, x: Any) -> Any:
     return np.ascontiguousarray(flat) if isinstance(target, np.ndarray) else flat.contiguous()
 
 
-class TargetRows(Rows):
-    """Base of schedules of rows that have a target each."""
-
-    tables = ("target",)
-
-    def targets_of(self, k: KernelContext, tile: Tile) -> list[Any]:
-        """The targets of a CTA's rows, before it waits for these."""
-        return [k.target.entry(self.row(tile) + i) for i in range(self.form.rows)]
-
-    def a_row(self, targets: list[Any], like: Any) -> Any:
-        """The target of each row of a fragment."""
-        found: Any = like.rows * 0
-        for i, target in enumerate(targets):
-            found = math.where(like.rows == i, target, found)
-        return found
-
-
-class CrossEntropyRows(TargetRows):
+class CrossEntropyRows(Rows):
     """``lse[m] = log(sum over n of exp(x[m, n])); loss[m] = lse[m] - x[m, target[m]]``, of one form.
 
-    The target's logit lies in the slot, or is loaded beside the pieces of a row.
+    Of rows one after another, the targets of a tile are loaded with it, and each thread picks the target's logit out of
+    the elements that it has. Of a row in pieces, a piece with the logit is loaded beside them.
 
     Args:
-        form: As of `Rows`: of rows one after another, or of one row by `form.ctas` pieces.
+        form: As of `Rows`: of rows one after another, a multiple of 4, or of one row by `form.ctas` pieces.
         ignored: A target whose loss is 0.
     """
 
-    stored, numbers = (), ("loss", "lse")
+    stored, numbers, integers = (), ("loss", "lse"), ("target",)
     x: TmaLoadStage
 
     def __init__(self, form: RowForm, ignored: int = -100):
+        setattr(self, "given" if form.packed else "tables", self.integers)
         super().__init__(form)
         self.ignored = ignored
         if not form.packed:
@@ -164,36 +149,33 @@ class CrossEntropyRows(TargetRows):
         super().fill(k, tile)
         if not form.packed:
             with k.logits.produce() as slot:
-                place = self.place_of(self.targets_of(k, tile)[0], tile, 0) // form.unit * form.unit
+                place = self.place_of(k.target.entry(self.row(tile)), tile) // form.unit * form.unit
                 slot.logit.load_from(tile.m if form.apart == 1 else tile.a, place)
 
     @Rows.work.jit
     def lose(self, k: KernelContext, tile: Tile) -> None:
-        form, targets = self.form, self.targets_of(k, tile)
+        form = self.form
         if form.packed:
             with k.ring.consume() as slot:
-                lse: Any = math.row_logsumexp(self.read_rows(slot.x), **self.inside(tile))
-                logits: Any = lse
-                for i, target in enumerate(targets):
-                    place = self.place_of(target, tile, i)
-                    logits = math.where(lse.rows == i, slot.x.read(at=place), logits)
+                values = self.read_rows(slot.x)
+                own: Any = self.read_given(slot.target, tile, values)
+            logits: Any = math.row_sum(math.where(values.columns == own, values, 0.0))
+            lse: Any = math.row_logsumexp(values, **self.inside(tile))
         else:
+            target = k.target.entry(self.row(tile))
             lse = self.reduced(k, tile, math.row_logsumexp, logsumexp)
             with k.logits.consume() as slot:
-                logits = slot.logit.read(at=self.place_of(targets[0], tile, 0) % form.unit)
-        own = self.a_row(targets, lse)
+                logits = slot.logit.read(at=self.place_of(target, tile) % form.unit)
+            own = lse.rows * 0 + target
         known = (own >= 0) & (own < form.length)
         loss = math.where(own == self.ignored, 0.0, math.where(known, lse - logits, float("nan")))
         self.store_numbers(k.loss, tile, loss)
         self.store_numbers(k.lse, tile, lse)
 
-    def place_of(self, target: Any, tile: Tile, i: int) -> Any:
-        """Where the logit of *target* lies, of row *i* of a CTA's *tile*: in what the rows are loaded from, or of rows one
-        after another in the slot."""
+    def place_of(self, target: Any, tile: Tile) -> Any:
+        """Where the logit of *target* lies in what the row of *tile* is loaded from, in elements."""
         form = self.form
         column = target if (target >= 0) & (target < form.length) else 0
-        if form.packed:
-            return i * form.length + column
         return column if form.apart == 1 else tile.b * form.length + column
 
 
@@ -227,24 +209,24 @@ class CrossEntropy(RowKernel):
     schedule = CrossEntropyRows
 
     def takes(self, form: RowForm) -> bool:
-        """As in `RowKernel`; targets come one by one."""
-        return form.rows <= 8 and super().takes(form)
+        """As in `RowKernel`; targets come in units of 16 bytes."""
+        return (form.rows == 1 or form.rows % 4 == 0) and super().takes(form)
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> CrossEntropyRows:
         """As in `RowKernel`."""
         return CrossEntropyRows(form, self.ignored)
 
 
-class CrossEntropyBackwardRows(TargetRows):
+class CrossEntropyBackwardRows(Rows):
     """``dx[m, n] = (exp(x[m, n] - lse[m]) - (n == target[m])) dloss[m]``, of one form.
 
     Args:
-        form: As of `Rows`; rows one after another are a multiple of 4.
+        form: As of `Rows`; several rows are a multiple of 4.
         ignored: As of `CrossEntropyRows`.
         stored: As of `Rows`.
     """
 
-    stored, given = ("dx",), ("lse", "dloss")
+    stored, given, integers = ("dx",), ("lse", "dloss", "target"), ("target",)
 
     def __init__(self, form: RowForm, ignored: int = -100, stored: int = ALIGNMENT):
         super().__init__(form, stored)
@@ -252,11 +234,9 @@ class CrossEntropyBackwardRows(TargetRows):
 
     @Rows.work.jit
     def differentiate(self, k: KernelContext, tile: Tile) -> None:
-        targets = self.targets_of(k, tile)
         with k.ring.consume() as slot:
             x: Any = self.read_rows(slot.x)
-            lse, dloss = (self.read_given(stage, tile, x) for stage in (slot.lse, slot.dloss))
-            own = self.a_row(targets, x)
+            lse, dloss, own = (self.read_given(stage, tile, x) for stage in (slot.lse, slot.dloss, slot.target))
             dloss = math.where(own == self.ignored, 0.0, dloss)
             hit = math.where(x.columns + self.first(tile) == own, 1.0, 0.0)
             self.store_rows(k.dx, tile, (math.exp(x - lse) - hit) * dloss)
@@ -294,8 +274,8 @@ class CrossEntropyBackward(RowKernel):
         return self.run({"x": x}, {"dx": out}, {}, {}, {"target": flat_targets(target, x), **given})
 
     def takes(self, form: RowForm) -> bool:
-        """As in `RowKernel`; targets come one by one, numbers of rows in units of 16 bytes."""
-        return form.rows in (1, 4, 8) and (form.packed or form.rows == 1)
+        """As in `RowKernel`; numbers of rows come in units of 16 bytes."""
+        return form.rows == 1 or form.rows % 4 == 0
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""

@@ -53,15 +53,14 @@ from tmapipe.tiles.persistent import Grouped
 # the slot. Each CTA takes one tile or a few; several share a multiprocessor.
 
 
-BEFORE = 8  # elements before the first one of a column: a multiple of 16 bytes of any type, and as many as a row has
+BEFORE = 8  # elements before the first number of a column or a row: a multiple of 16 bytes of any type
 MOST_ELEMENTS = 1 << 31  # of a tensor that is seen as a vector: places along it have 32 bits
 
 
 class Rows(Schedule):
     """Base of schedules of rows. A subclass says what it loads and stores, and has the body of `work`.
 
-    Where rows are stored, the CTAs of a cluster share a long one. Where only numbers of each are, a CTA takes its pieces one
-    after another.
+    Where rows are stored, a cluster shares a long row. Where only numbers of rows are, a CTA takes a row's pieces in turn.
 
     Args:
         form: How rows are shared out.
@@ -69,11 +68,12 @@ class Rows(Schedule):
     """
 
     load, work = Role(warps=1), Role(warps=4)
-    #: Stages of rows that are loaded, of one number a column, and of one number a row; of rows that are stored, and of one
-    #: number a row.
+    #: Stages that are loaded, by name: of rows, of one number a column, of one number a row, and which of these are integers.
     loaded: tuple[str, ...] = ("x",)
     columns: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+    #: Stages that are stored: of rows, and of one number a row.
     stored: tuple[str, ...] = ("y",)
     numbers: tuple[str, ...] = ()
     #: Whether all rows that are loaded lie inside the tensor.
@@ -118,16 +118,16 @@ class Rows(Schedule):
         for name in self.tables:
             setattr(self, name, Table(name))
         for name in self.given:
-            setattr(self, name, TmaLoadStage("r", tile=(max(4, form.rows),), ring=self.ring, dtype=fp32))
+            tile, kind = (ceil_div(form.rows, BEFORE) * BEFORE,), None if name in self.integers else fp32
+            setattr(self, name, TmaLoadStage("r", tile=tile, ring=self.ring, dtype=kind))
 
     def _rows_in(self) -> LoadStage:
         form = self.form
-        if (
-            self.bulk and form.apart == 1 and form.even and form.rows == 1 and not form.piece
-        ):  # one instruction, where boxes take many
+        alone = form.rows == 1 and not form.piece
+        if self.bulk and form.apart == 1 and form.even and alone:  # one instruction, where boxes take many
             return BulkLoadStage("m n", tile=(form.columns,), ring=self.ring, l2_hint="evict_last")
         dims = "w" if form.packed else "m n" if form.apart == 1 else "a w"
-        tile = (form.slot,) if form.packed or (form.rows == 1 and not form.piece) else (form.rows, form.columns)
+        tile = (form.slot,) if form.packed or alone else (form.rows, form.columns)
         return TmaLoadStage(dims, tile=tile, ring=self.ring, l2_hint="evict_last")
 
     def _column_in(self) -> LoadStage:
@@ -162,8 +162,6 @@ class Rows(Schedule):
                 self._load_rows(slot, tile)
                 if self.form.each == 1 and not self.form.piece:
                     self._load_columns(slot, tile.n)
-                for name in self.given:
-                    getattr(slot, name).load_from(self.row(tile) // 4 * 4)
             if self.form.piece:
                 for first in self.form.pieces:
                     with k.beside.produce() as slot:
@@ -174,7 +172,7 @@ class Rows(Schedule):
                     self._load_rows(slot, tile, n)
 
     def _load_rows(self, slot: Any, tile: Tile, n: Any = None) -> None:
-        """Starts the loads of a CTA's tile of rows, or of its piece *n* of a row."""
+        """Starts the loads of a CTA's tile of rows, or of its piece *n* of a row, and of numbers of these rows."""
         form, piece = self.form, {} if n is None else {"n": n}
         n = tile.get("n") if n is None else n
         for name in self.loaded:
@@ -186,8 +184,9 @@ class Rows(Schedule):
             elif form.apart == 1:
                 stage.load_from(tile.m, n * form.columns)
             else:
-                first = self._begin(tile) // form.unit * form.unit
-                stage.load_from(tile.a, first + n * form.columns)
+                stage.load_from(tile.a, self._begin(tile) // form.unit * form.unit + n * form.columns)
+        for name in self.given:
+            getattr(slot, name).load_from(self.row(tile) // BEFORE * BEFORE)
 
     def _load_columns(self, slot: Any, rank: Any, first: int = 0) -> None:
         """Starts the loads of what there is a column of, for the CTA of this rank along n, from its column *first* on."""
@@ -228,7 +227,8 @@ class Rows(Schedule):
 
     def read_given(self, stage: Any, tile: Tile, like: Any) -> Any:
         """What lies in a stage of one number a row in an open slot, for the rows of the fragment *like*."""
-        return stage.read(at=self.row(tile) % 4) if self.form.rows == 1 else stage.read(rows_of=like)
+        first = self.row(tile) % BEFORE if self.form.rows % BEFORE else None
+        return stage.read(at=first) if self.form.rows == 1 else stage.read(rows_of=like, at=first)
 
     def reduced(self, k: KernelContext, tile: Tile, reduce: Any, join: Any) -> Any:
         """One number a row of x: what *reduce* makes of each piece of a row, joined by *join*."""
