@@ -7,7 +7,7 @@ DSL for the GPU, and runs the same program on a CPU model of the hardware.
 from typing import Any
 
 from tmapipe import epilogue, errors, math, schedules, tiles
-from tmapipe.barrier import BarrierRing, Role
+from tmapipe.barrier import BarrierRing, Role, Turnstile
 from tmapipe.base import Im2colBox, MulticastGroup, TensorMap
 from tmapipe.base import arithmetic as dtypes
 from tmapipe.base.arithmetic import Dim, DType
@@ -15,21 +15,11 @@ from tmapipe.base.tma_rules import Windows
 from tmapipe.calling import export
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.loaded import load
-from tmapipe.parts import ClusterSum, RegisterTile, Wgmma
-from tmapipe.parts.stages import (
-    DescriptorStage,
-    Exchange,
-    L2Stage,
-    ReductionScratch,
-    Scratch,
-    SharedStage,
-    Table,
-    Turnstile,
-)
+from tmapipe.parts import ClusterSum, Exchange, ReductionScratch, RegisterTile, Scratch, SharedStage, Table, Wgmma
 from tmapipe.schedule import Schedule
 from tmapipe.schedules import mainloop
 from tmapipe.schedules.mainloop import Operand
-from tmapipe.stage import BulkLoadStage, CpAsyncLoadStage, Im2colLoadStage, TmaLoadStage
+from tmapipe.stage import BulkLoadStage, CpAsyncLoadStage, DescriptorStage, Im2colLoadStage, L2Stage, TmaLoadStage
 from tmapipe.store_pipeline import BulkStoreStage, StoredStage, ThreadStoreStage, TmaStoreStage
 from tmapipe.tuning import autotune
 

@@ -1,4 +1,4 @@
-"""Role and BarrierRing: the warps that run one body, and the slots of shared memory that roles hand on to each other."""
+"""Role, BarrierRing and Turnstile: warps that run one body, slots that roles hand on, and turns that teams take."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import InputError, ScopeError, is_count, must, optional
+from tmapipe.errors import IS_BOOL, InputError, ScopeError, is_count, must, optional, shown
 
 # ---- role ------------------------------------------------------------------------------------------------------------
-#
-# Role: the warps that run one body, and the rules that a body obeys.
 
 
 _MARK = "__tmapipe_role__"
@@ -25,28 +23,31 @@ _MARK = "__tmapipe_role__"
 class Role:
     """A part that warps of the CTA play: producer, consumer, storer, ...
 
-    The body is a method of the schedule, decorated ``@role.jit``: CuTe DSL's preprocessor looks for that word. It is called
-    once an output tile, as ``body(self, k, tile)``. A method decorated ``@role.before.jit`` is called once a CTA before
-    its first tile, as ``method(self, k)``. A subclass that assigns another role to the same name keeps the body, and
-    one that assigns None to it has neither.
+    The role's body is a method of the schedule, decorated ``@role.jit``. The warps call it once for each output tile, as
+    ``body(self, k, tile)``. They call a method decorated ``@role.before.jit`` once in each CTA, before the first tile, as
+    ``method(self, k)``. A subclass that assigns another role to the same name keeps the body. A subclass that assigns None
+    to the name drops the role and its body.
 
     Args:
         warps: How many warps run the body.
-        warpgroups: The same in warpgroups of 4 warps, which is what wgmma and setmaxnreg work on. Pass one of the two.
-        registers: A thread, set by setmaxnreg where the body begins: 24 to 256, a multiple of 8. Left out, the library splits
-            the register file if some role uses wgmma, and leaves it alone otherwise.
-        teams: Equal parts of the warps that take output tiles in turn. A tile and its slots are one team's alone; a
-            `Turnstile` orders the teams.
-        early: Names of constant tensors, such as weights, which no kernel writes that may still run. Then the body starts
-            before the kernels before have ended, may load these, and calls ``k.dependency_wait()`` before it touches others.
-        dependents: Whether the body says when the next kernel may start, by ``k.launch_dependents()``. Where no role does,
-            each CTA says so as it begins. A CTA that never says so does as it ends.
+        warpgroups: The same number in warpgroups of 4 warps. wgmma and setmaxnreg work on whole warpgroups. Pass either
+            warps or warpgroups.
+        registers: Registers of a thread, which setmaxnreg sets where the body begins: 24 to 256, a multiple of 8. If it is
+            left out, the library divides the register file among the roles where some role uses wgmma, and leaves it alone
+            elsewhere.
+        teams: Into how many equal teams the warps are divided. The teams take output tiles in turn, and a tile and its slots
+            belong to one team. A `Turnstile` says in which order teams go.
+        early: Names of tensors that no earlier kernel can still be writing, such as weights. The body then starts before the
+            earlier kernels of the stream have ended. It may load these tensors at once, and calls ``k.dependency_wait()``
+            before it touches any other.
+        dependents: Whether the body says when the next kernel of the stream may start, by ``k.launch_dependents()``. If no
+            role of the schedule does, each CTA says so as it begins. A CTA that never says so says it as it ends.
 
     Raises:
         InputError: For any other value.
     """
 
-    warps: int  #: in any case, of all teams
+    warps: int  #: of all teams together, also where the role was declared by warpgroups
     by_warpgroup: bool
     registers: int | None = attrs.field(
         validator=must(
@@ -63,7 +64,7 @@ class Role:
             'pass a tuple, such as ("b",)',
         )
     )
-    dependents: bool = attrs.field(validator=must(lambda x: isinstance(x, bool), "is True or False", "pass one"))
+    dependents: bool = attrs.field(validator=IS_BOOL)
 
     def __init__(
         self,
@@ -76,7 +77,8 @@ class Role:
         dependents: bool = False,
     ):
         if (warps is None) == (warpgroups is None):
-            raise InputError("Role(warps, warpgroups)", (warps, warpgroups), "takes exactly one of the two", "pass one")
+            rule, fix = "takes exactly one of the two", "pass warps= or warpgroups="
+            raise InputError("Role(warps, warpgroups)", (warps, warpgroups), rule, fix)
         count = warps if warps is not None else warpgroups
         if not is_count(count):
             raise InputError("Role(warps or warpgroups)", count, "must be a positive integer", "use 1 or more")
@@ -89,7 +91,8 @@ class Role:
     def _teams_divide(self, field: Any, teams: Any) -> None:
         count = self.warps // 4 if self.by_warpgroup else self.warps
         if not is_count(teams) or count % teams:
-            raise InputError("Role(teams)", teams, f"must divide the {count} warps or warpgroups", "use 1 or 2")
+            what = "warpgroups" if self.by_warpgroup else "warps"
+            raise InputError("Role(teams)", teams, f"must divide the {count} {what} of the role", "use 1 or 2")
 
     def __repr__(self) -> str:
         size = f"warpgroups={self.warps // 4}" if self.by_warpgroup else f"warps={self.warps}"
@@ -100,18 +103,18 @@ class Role:
         return f"Role({size}{registers}{teams}{early}{dependents})"
 
     def jit(self, body: Callable[..., None]) -> Callable[..., None]:
-        """Registers *body*, a method of a schedule, as what this role runs.
+        """Registers *body*, a method of a schedule, as the body of this role.
 
         Raises:
-            ScopeError: For `break`, `continue`, `return` or `yield` in it, or for an `async` one.
-            InputError: For what is no function of ``(self, k, tile)``, is the body of another role, or if its class has
-                another body of this name.
+            ScopeError: The body contains `break`, `continue`, `return` or `yield`, or is `async`.
+            InputError: It is no function of ``(self, k, tile)``, it is the body of another role already, or its class has
+                another body of the same name.
         """
         return _marked(self, False, body, sys._getframe(1).f_locals)
 
     @property
     def before(self) -> _Before:
-        """``@role.before.jit`` registers a method that the role runs once a CTA, before its first tile."""
+        """``@role.before.jit`` registers a method that the role runs once in each CTA, before its first tile."""
         return _Before(self)
 
 
@@ -120,23 +123,23 @@ class _Before:
     role: Role
 
     def jit(self, body: Callable[..., None]) -> Callable[..., None]:
-        """Registers *body*, a method ``(self, k)`` of a schedule. Raises what `Role.jit` does."""
+        """Registers *body*, a method ``(self, k)`` of a schedule. Raises the same errors as `Role.jit`."""
         return _marked(self.role, True, body, sys._getframe(1).f_locals)
 
 
 def mark_of(method: Any) -> tuple[Role, bool] | None:
-    """(the role that runs *method*, whether before its first tile), or None."""
+    """(the role that runs *method*, whether the role runs it before its first tile); None if *method* is no body."""
     return getattr(method, _MARK, None)
 
 
 def _marked(role: Role, before: bool, body: Callable[..., None], namespace: Any) -> Callable[..., None]:
-    """*body*, marked as the role's. namespace: where it is defined."""
+    """*body*, marked as a body of *role*. namespace: the local names where it is defined, those of a class for a method."""
     if not inspect.isfunction(body):
         raise InputError("Role.jit(body)", body, "is a method of a schedule", "decorate a function with it")
     _refuse_early_exit(body)
     earlier = namespace.get(body.__name__) if "__qualname__" in namespace else None  # of a class
     if mark_of(earlier) is not None or mark_of(body) not in (None, (role, before)):
-        rule = "is the body of a role already, which would be lost"
+        rule = "is the body of a role already, and a role's body has a name of its own"
         raise InputError(body.__qualname__, earlier or body, rule, "give each body a name of its own")
     takes = ("self", "k") if before else ("self", "k", "tile")
     try:
@@ -150,9 +153,9 @@ def _marked(role: Role, before: bool, body: Callable[..., None], namespace: Any)
 
 
 def _refuse_early_exit(body: Callable[..., None]) -> None:
-    """Refuses an early exit: CuTe DSL cannot trace it from run-time control flow, and the events of a ring would not pair up.
+    """Raises `ScopeError` for a body that can end early: a `with` block that it leaves so would not signal its ring.
 
-    A generator or a coroutine would not even begin when it is called.
+    A generator or a coroutine is refused too: a call of one does not run its code.
     """
     code = body.__code__
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
@@ -162,7 +165,7 @@ def _refuse_early_exit(body: Callable[..., None]) -> None:
     try:
         source, first = inspect.getsourcelines(body)
         parsed = ast.parse(textwrap.dedent("".join(source))).body[0]
-    except (OSError, TypeError, SyntaxError):  # no source, or a lambda's: the lines of what it stands in
+    except (OSError, TypeError, SyntaxError):  # no source, or the source of the statement that contains a lambda
         return
     for node in _own_nodes(parsed):
         if isinstance(node, (ast.Break, ast.Continue, ast.Return)):
@@ -173,46 +176,46 @@ def _refuse_early_exit(body: Callable[..., None]) -> None:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes inside *node*, without those of functions defined there, whose `return` is no exit of the body."""
+    """The nodes inside *node*, without the nodes of functions and classes that are defined there: a `return` in such a
+    function does not leave the body."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield child
             yield from _own_nodes(child)
 
 
-# ---- barrier ---------------------------------------------------------------------------------------------------------
+# ---- ring ------------------------------------------------------------------------------------------------------------
 #
-# BarrierRing: slots of shared memory that roles hand on to each other, and the mbarriers that signal it.
-#
-# A ring is a chain of phases. In ``load -> use`` the loader fills a slot and the user empties it; ``load -> transform
-# -> store`` has one more role. Each phase has one mbarrier per slot, which completes when the phase is done with the
-# slot::
+# A ring is a chain of phases. In ``load -> use`` the loader fills a slot and the user empties it. The chain ``load ->
+# transform -> store`` has one role more. Each phase has one mbarrier for each slot, which completes when the phase is done
+# with the slot:
 #
 # load    --full-->    transform    --ready-->    store
 #   ^                                               |
 #   +--------------------- free --------------------+
 #
-# A role waits on the mbarrier of the phase before its own (the first role on that of the last) and signals its own.
-# Its pipeline state is the index of its next slot and a parity, which flips when the index wraps. The first role
-# starts with parity 1, since every slot is free at first; all others start with parity 0.
+# A role waits for the mbarrier of the phase before its own, and signals the mbarrier of its own phase. The first role waits
+# for the mbarrier of the last phase. The pipeline state of a role is the index of its next slot, and a parity that flips
+# when the index wraps around. The first role starts with parity 1, since every slot is free at first. All other roles start
+# with parity 0.
 
 
 @attrs.frozen(eq=False, init=False, repr=False)
 class BarrierRing:
     """Declares a ring of slots and the chain of roles that use them.
 
-    What lies in a slot is declared by the stages that name this ring. Everything else is derived: arrival counts from the
+    The stages that name this ring say what lies in a slot. The library derives everything else: arrival counts from the
     roles' warps and the multicast peers, expect-tx bytes from the stages, parities, initialization and tail.
 
-    A ring ``per="cta"`` is filled once a CTA, before its first tile, and then held: its one slot is read at every tile. The
-    roles fill it in methods `@role.before.jit`, and the last phase reads it as ``k.<ring>.<stage>``.
+    A ring ``per="cta"`` is filled once in each CTA, before the CTA's first tile, and then held: its one slot is read at every
+    tile. The roles fill the slot in methods `@role.before.jit`, and the last phase reads it as ``k.<ring>.<stage>``.
 
     Args:
-        stages: How many slots there are; None: as many as shared memory holds.
-        producer: The first of two phases: a role, or a tuple of roles that play it at once.
-        consumer: The second of two phases, likewise.
-        chain: Any number of phases from two on, instead of producer and consumer: ``chain=(load, transform, store)``.
-        per: "tile": output tiles use the slots in turn. "cta": the ring has one slot, which is filled once a CTA.
+        stages: How many slots the ring has; None: as many as shared memory holds.
+        producer: The first of two phases: a role, or a tuple of roles that play this phase at once.
+        consumer: The second of two phases: likewise a role or a tuple of roles.
+        chain: Two or more phases, instead of producer and consumer: ``chain=(load, transform, store)``.
+        per: "tile": output tiles use the slots in turn. "cta": the ring has one slot, which is filled once in each CTA.
 
     Raises:
         InputError: For any other value.
@@ -241,7 +244,7 @@ class BarrierRing:
     ):
         if (chain is None) == (producer is None or consumer is None):
             rule = "takes either producer and consumer, or chain"
-            fix = "name each phase once"
+            fix = "pass producer= and consumer=, or chain= alone"
             raise InputError("BarrierRing(producer, consumer, chain)", (producer, consumer, chain), rule, fix)
         if chain is None:
             phases = [("producer", producer), ("consumer", consumer)]
@@ -249,7 +252,9 @@ class BarrierRing:
             phases = [("chain", phase) for phase in _several("chain", chain)]
         if isinstance(per, str) and per == "cta":
             if stages not in (None, 1):
-                raise InputError("BarrierRing(stages)", stages, "is 1 for what is filled once a CTA", "leave it out")
+                raise InputError(
+                    "BarrierRing(stages)", stages, 'is 1 where per="cta": there is one slot', "leave it out"
+                )
             stages = 1
         of_phases = tuple((p,) if isinstance(p, Role) else tuple(_several(name, p)) for name, p in phases)
         self.__attrs_init__(stages, of_phases, per)
@@ -263,10 +268,11 @@ class BarrierRing:
             if not isinstance(role, Role):
                 raise InputError("BarrierRing(chain)", role, _ROLES, "e.g. producer=load")
         if len(set(roles)) != len(roles):
-            raise InputError("BarrierRing(chain)", roles, "a role plays one phase of a ring", "use a role a phase")
+            rule = "has a role twice, but a role plays one phase of a ring"
+            raise InputError("BarrierRing(chain)", roles, rule, "use another role")
 
     def phase_of(self, role: Role) -> int | None:
-        """The phase that *role* plays, or None."""
+        """The number of the phase that *role* plays, or None."""
         return next((p for p, roles in enumerate(self.phases) if any(each is role for each in roles)), None)
 
     def __repr__(self) -> str:
@@ -277,14 +283,67 @@ class BarrierRing:
 
     @property
     def held(self) -> bool:
-        """Whether it is filled once a CTA."""
+        """Whether the ring is filled once in each CTA, and its slot then held."""
         return self.per == "cta"
 
 
-_ROLES = "is a Role for each phase, or a tuple of the roles that play it at once"
+_ROLES = "is a Role for each phase, or a tuple of the roles that play one phase at once"
 
 
 def _several(argument: str, value: Any) -> Iterable[Any]:
     if not isinstance(value, Iterable):
         raise InputError(f"BarrierRing({argument})", value, _ROLES, "e.g. producer=load")
     return value
+
+
+# ---- turnstile -------------------------------------------------------------------------------------------------------
+#
+# In a ping-pong GEMM, two teams of one warpgroup each work on different output tiles. The teams take turns at the mainloop.
+# While one team is in its mainloop, the other one is in its epilogue, so the tensor cores are always busy:
+#
+# team 0   | mainloop 0 |  epilogue 0  | mainloop 2 |  ...
+# team 1                | mainloop 1   |  epilogue 1 | mainloop 3 | ...
+#
+# A role of one team has a turnstile for its warpgroups, which share tiles and slots. They take turns at starting their
+# matmuls, so that the softmax of one warpgroup runs under the matmuls of the other.
+#
+# Teams have one mbarrier each. Its phase n completes when the team before has left its turn for the n-th time. The first
+# turn of team 0 waits for nobody, so team 0 starts with parity 1 and the other teams with parity 0. Warpgroups have one
+# named barrier each: the warpgroup that waits meets the warpgroup before it there.
+
+
+@attrs.frozen(eq=False, repr=False)
+class Turnstile:
+    """Declares an order in which the teams of a role pass, or the warpgroups of a role of one team: one after another, again
+    and again.
+
+    In the role's body: ``with k.<turnstile>.turn():``. All teams, or warpgroups, enter it equally often.
+
+    Args:
+        role: A role of two or more teams, or of two or more warpgroups.
+        stores: Stores of the teams' accumulators, if each store happens inside such a turn: then all teams use the same
+            buffers.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    role: Role = attrs.field(
+        validator=must(
+            lambda role: isinstance(role, Role) and (role.teams > 1 or (role.by_warpgroup and role.warps > 4)),
+            "is a role of two or more teams, or warpgroups",
+            "Role(warpgroups=2)",
+        )
+    )
+    stores: tuple[Any, ...] = attrs.field(default=())
+
+    @stores.validator
+    def _of_teams(self, field: Any, stores: Any) -> None:
+        if not isinstance(stores, (tuple, list)):
+            raise InputError("Turnstile(stores)", stores, "is a tuple of TmaStoreStage", "e.g. stores=(d,)")
+        if stores and self.role.teams == 1:
+            rule = "is for a role of several teams, which then have the same buffers"
+            raise InputError("Turnstile(stores)", stores, rule, "leave it out: each warpgroup has buffers of its own")
+
+    def __repr__(self) -> str:
+        return shown(self)

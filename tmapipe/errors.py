@@ -1,5 +1,4 @@
-"""The errors that the library raises, the validators of what users declare, which raise them, and mappings that do not
-change."""
+"""The errors that the library raises, the validators of declarations, which raise them, and mappings that never change."""
 
 from __future__ import annotations
 
@@ -12,21 +11,19 @@ from typing import Any, TypeVar
 import attrs
 
 __all__ = [
-    "DeadlockError", "FrozenMap", "HazardError", "IS_NAME", "InputError", "MissingGpuError", "MissingPackageError",
+    "DeadlockError", "FrozenMap", "HazardError", "IS_BOOL", "IS_NAME", "InputError", "MissingGpuError", "MissingPackageError",
     "MissingPartError", "NOTHING", "PipelineError", "ScopeError", "UnsafeError", "as_tuple", "changed", "check_bool",
     "check_type", "fill", "frozen", "is_count", "is_whole", "must", "needed", "optional", "shown",
 ]  # fmt: skip
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
-#
-# The errors that the library raises. Each says which argument, its value, the rule it breaks and a fix.
 
 
 class PipelineError(Exception):
     """Base of every error that tmapipe raises on purpose.
 
-    where: "file:line" of a body, if one is known.
+    where: "file:line" of the body that the error is about, if the library knows the line.
     """
 
     where: str | None = None
@@ -36,8 +33,8 @@ class InputError(PipelineError, ValueError):
     """An argument, a declaration or a tensor that no correct kernel could be built for.
 
     Args:
-        argument: Its name.
-        value: What was given.
+        argument: The name of the argument, such as "Role(warps)".
+        value: What was given for it.
         rule: What must hold.
         fix: What to change.
     """
@@ -82,11 +79,12 @@ class ScopeError(PipelineError, RuntimeError):
 
 
 class MissingPartError(ScopeError, AttributeError):
-    """A part that a role or a slot, or a dimension that a tile does not have. `getattr` with a default takes it for that."""
+    """A role or a slot has no such part, or a tile no such dimension. As an `AttributeError`, `getattr` with a default
+    catches it."""
 
 
 class MissingGpuError(PipelineError, RuntimeError):
-    """There is no GPU, and one is needed."""
+    """A GPU is needed, and there is none."""
 
 
 class MissingPackageError(PipelineError, ImportError):
@@ -98,16 +96,16 @@ class DeadlockError(PipelineError, RuntimeError):
 
 
 class UnsafeError(PipelineError, RuntimeError):
-    """A schedule that the checker found to hang, race or corrupt on some interleaving. The message is its report."""
+    """The check found that a schedule can hang, race or corrupt on some interleaving. The message is the check's report."""
 
 
 class HazardError(PipelineError, RuntimeError):
-    """The machine model saw an access that the hardware would not order: a slot in flight, a surplus arrival, ..."""
+    """The machine model saw an access that the hardware would not order, such as a read of a slot that is being loaded."""
 
 
 @contextlib.contextmanager
 def needed(module: str, package: str, why: str) -> Iterator[None]:
-    """Where *module* is imported: raises `MissingPackageError` if it is not installed, which names the package."""
+    """The scope in which *module* is imported. Raises `MissingPackageError`, which names *package*, if it is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -117,9 +115,7 @@ def needed(module: str, package: str, why: str) -> Iterator[None]:
         raise MissingPackageError(text, name=error.name) from error
 
 
-# ---- fields ----------------------------------------------------------------------------------------------------------
-#
-# Fields of what users declare: validators that raise `InputError`, and a repr that shows what was given.
+# ---- fields of declarations: their validators, and a repr that shows what was given ---------------------------------
 
 
 P = TypeVar("P")
@@ -127,12 +123,12 @@ Validator = Callable[[Any, Any, Any], None]
 
 
 def must(holds: Callable[[Any], bool], rule: str, fix: str) -> Validator:
-    """A validator of an attrs field, which raises `InputError` for values of which *holds* is false."""
+    """A validator of an attrs field: it raises `InputError`, with this rule and fix, for a value of which *holds* is false."""
 
     def check(part: Any, field: Any, value: Any) -> None:
         try:
             right = bool(holds(value))
-        except Exception:  # what is compared with something of another kind, such as an array
+        except Exception:  # a comparison with a value of another kind, such as an array
             right = False
         if not right:
             raise InputError(f"{type(part).__name__}({field.name})", value, rule, fix)
@@ -141,12 +137,12 @@ def must(holds: Callable[[Any], bool], rule: str, fix: str) -> Validator:
 
 
 def optional(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """What *holds* says, or True for None."""
+    """The same condition, which None meets too."""
     return lambda value: value is None or holds(value)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether *value* is an integer, of 64 bits."""
+    """Whether *value* is an integer of at most 64 bits."""
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
@@ -156,7 +152,7 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number of Python's, a boolean being none."""
+    """Whether *value* is an int or a float; a bool is neither here."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -172,29 +168,31 @@ def check_bool(argument: str, value: object) -> None:
         raise InputError(argument, value, "is True or False", "use one of them")
 
 
+#: Validators of fields.
 IS_NAME = must(lambda value: isinstance(value, str) and value.isidentifier(), "is a name", 'e.g. "a"')
+IS_BOOL = must(lambda value: isinstance(value, bool), "is True or False", "leave it out")
 
 
 def as_tuple(extents: tuple[int, ...] | list[int]) -> tuple[int, ...]:
-    """A list as a tuple; anything else as it is."""
+    """A list as a tuple; any other value as it is."""
     return tuple(extents) if isinstance(extents, list) else extents
 
 
 def fill(part: Any, **fields: Any) -> None:
-    """Sets fields of a frozen attrs object that is being made: what follows from the others."""
+    """Sets fields of a frozen attrs object while it is made: those whose values follow from other fields."""
     for name, value in fields.items():
         object.__setattr__(part, name, value)
 
 
 def changed(part: P, **fields: Any) -> P:
-    """A copy of a frozen attrs object with other values in these fields, which its constructor does not take."""
+    """A copy of a frozen attrs object, with other values in these fields. The constructor need not take the fields."""
     other = copy.copy(part)
     fill(other, **fields)
     return other
 
 
 def shown(part: Any, *hidden: str) -> str:
-    """The repr of an attrs object: its fields by name, but for those *hidden* and those of their default."""
+    """The repr of an attrs object: its fields by name, without the *hidden* ones and those that have their default."""
     text = [
         f"{field.alias}={(field.repr if callable(field.repr) else repr)(getattr(part, field.name))}"
         for field in attrs.fields(type(part))
@@ -204,8 +202,6 @@ def shown(part: Any, *hidden: str) -> str:
 
 
 # ---- frozenmap -------------------------------------------------------------------------------------------------------
-#
-# FrozenMap: a mapping without changes, so that an object with such a mapping has a hash.
 
 
 K = TypeVar("K")
@@ -213,9 +209,10 @@ V = TypeVar("V")
 
 
 class FrozenMap(Mapping[K, V]):
-    """A mapping whose items never change. Their order counts: two are equal if they have the same items in the same order.
+    """A mapping whose items never change, so that an object with such a field has a hash. Values must be hashable.
 
-    Compared with any other mapping, only the items count, as for `collections.OrderedDict`. Values must be hashable.
+    Two of these are equal if they have the same items in the same order. Compared with a mapping of another class, the order
+    does not count, as for `collections.OrderedDict`.
     """
 
     __slots__ = ("_found",)
@@ -248,7 +245,7 @@ class FrozenMap(Mapping[K, V]):
 
 
 def frozen(items: Mapping[Any, Any]) -> FrozenMap[Any, Any]:
-    """*items*, as they are now: a converter of attrs fields."""
+    """*items* as they are now. A converter of attrs fields."""
     return FrozenMap(items)
 
 

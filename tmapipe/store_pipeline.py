@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import attrs
 
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import DType, as_dtype
+from tmapipe.base.arithmetic import DType, optional_dtype
 from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, shown
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.stage import L2_HINTS, LoadStage, SlotStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
@@ -65,7 +65,7 @@ class StoreStage:
     )
     stages: int = attrs.field(default=None)
     columns: int | None = None
-    dtype: DType | None = attrs.field(default=None, converter=attrs.converters.optional(as_dtype))
+    dtype: DType | None = attrs.field(default=None, converter=optional_dtype)
     reduce: str | None = attrs.field(
         default=None,
         validator=must(

@@ -101,13 +101,18 @@ _BY_NAME = {d.name: d for d in ALL} | {d.torch: d for d in ALL if d is not tf32}
 
 
 def as_dtype(value: DType | str) -> DType:
-    """The `DType` named by *value* (``"bf16"``, ``"bfloat16"`` or a `DType`). Raises `InputError` for any other."""
+    """The `DType` that *value* names, such as "bf16" or torch's "bfloat16"; a `DType` as it is. Raises `InputError` for any
+    other value."""
     if isinstance(value, DType):
         return value
     if isinstance(value, str) and value in _BY_NAME:
         return _BY_NAME[value]
     rule = f"must be one of {', '.join(d.name for d in ALL)}"
     raise InputError("dtype", value, rule, "pass one of these names or a tmapipe.DType")
+
+
+#: Converter of an element type, or None.
+optional_dtype = attrs.converters.optional(as_dtype)
 
 
 def dtype_of(array: Any, argument: str) -> DType:

@@ -1,22 +1,22 @@
-"""What users declare besides rings, loads and stores. Here: `Wgmma`, `RegisterTile` and `ClusterSum`, which sums up over CTAs.
-
-`stages` has stages of further kinds, scratch, tables and turnstiles.
+"""What users declare besides roles, rings, loads and stores: matmuls and tiles in registers, tiles that threads or other CTAs
+write, scratch, and tables.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import attrs
 
-from tmapipe.barrier import Role
-from tmapipe.errors import InputError, fill, is_count, is_whole, must, shown
-from tmapipe.parts.stages import SharedStage
-from tmapipe.stage import LoadStage
+from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base import MulticastGroup, optional_group
+from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, fp32, optional_dtype, tf32
+from tmapipe.errors import IS_BOOL, InputError, as_tuple, fill, is_count, is_whole, must, optional, shown
+from tmapipe.stage import LoadStage, SlotStage, check_dims, is_ring, is_swizzle, is_tile, is_written, joined, names_in
 
-# ---- matmul ----------------------------------------------------------------------------------------------------------
-#
-# Wgmma: warpgroup matmuls on slots, accumulated in registers.
+# ---- matmuls: from slots, or from registers --------------------------------------------------------------------------
+
+_STAGE = "is a TmaLoadStage or SharedStage with a tile of two or more extents"
 
 
 def _is_stage(stage: Any) -> bool:
@@ -25,31 +25,31 @@ def _is_stage(stage: Any) -> bool:
 
 @attrs.frozen(eq=False, repr=False)
 class Wgmma:
-    """Declares ``acc[m, n] += a[m, k] * b[n, k]``, by the role of warpgroups that is in the rings of both operands and comes
-    after the role that fills them (of several such roles, the last).
+    """Declares ``acc[m, n] += a[m, k] * b[n, k]``, a matmul of warpgroups. It belongs to the role of warpgroups that is in the
+    rings of both operands, after the role that fills them. If several roles are, it belongs to the last one.
 
-    m is a multiple of 64 a warpgroup, n a multiple of 8 up to 256, and k takes a multiple of 32 bytes (PTX ISA, wgmma
+    m is a multiple of 64 for each warpgroup, n a multiple of 8 up to 256, and k takes a multiple of 32 bytes (PTX ISA, wgmma
     shapes).
 
     Operands are two of bf16, fp16, tf32 or int8, or any two of fp8_e4m3 and fp8_e5m2. tf32 is fp32 that the TMA engine has
     rounded to 10 bits after the point: stages of dtype "tf32", tensors of fp32. Sums of int8 products (n: 8, 24 or a multiple
-    of 16) are in int32 and saturate. All others are in fp32; but of fp8 operands the tensor core keeps some 14 bits of a sum.
+    of 16) are in int32 and saturate. All other sums are in fp32, but of fp8 operands the tensor core keeps only some 14 bits.
 
     Args:
         a: Stage with a tile (m, k), contiguous along k; of 16-bit types also (k, m), contiguous along m. k is the dimension
             that the last two of both stages have in common. Or another `Wgmma` of the role: a then comes from registers, as a
-            fragment of the shape of that one's sums, such as their softmax, and is of b's type, bf16 or fp16. Or a
-            `RegisterTile` of the role, of shape (m, k): likewise, as what the role has made of other stages.
-        b: Stage with a tile (n, k), or likewise (k, n); of the same ring or another.
-        k: The dimension that is summed over, if the last two of both stages have both in common, as in ``x x^T``:
-            ``Wgmma(x, x, k="k")``. The rows of the result are then named by its store: ``TmaStoreStage("m p", source=mma)``.
-        in_flight: Of matmuls that are added (``acc.add``): wgmma groups (one a slot) that may still run while the next slot is
-            waited for, by default 1, or 0 if sums are promoted. A slot is released that much later. Matmuls that are started
-            and awaited apart (``start``) take 0, the default where a comes from registers. With 1, these are added as well:
-            they have two sets of registers in turn, so that a loop adds two in an iteration.
-        promote: Whether after each slot (k elements of the tile, e.g. 128) the sums are added to others in fp32, outside of
-            the tensor core. This takes twice the registers, until the tile's last slot; several promoted matmuls of a role
-            share those of a slot. The model sums in fp32 either way.
+            fragment of the shape of that matmul's sums, such as their softmax, and has b's type, bf16 or fp16. Or a
+            `RegisterTile` of the role, of shape (m, k): likewise from registers, made of what the role has read.
+        b: Stage with a tile (n, k), or for 16-bit types (k, n); of the same ring or another.
+        k: The dimension that is summed over, needed if the last two of both stages have both in common, as in ``x x^T``:
+            ``Wgmma(x, x, k="k")``. The store then names the rows of the result: ``TmaStoreStage("m p", source=mma)``.
+        in_flight: How many wgmma groups (one for each slot) may still run while the next slot is waited for, by default 1,
+            for matmuls that are added (``acc.add``). A slot is released that much later. It is 0 where sums are promoted, and
+            for matmuls that are started and awaited apart (``start``). The default is 0 where a comes from registers. With 1,
+            such matmuls are added too: a has two sets of registers in turn, so that a loop adds two in an iteration.
+        promote: Whether the sums of each slot (k elements of the tile, e.g. 128) are added to fp32 sums outside of the tensor
+            core. This takes twice the registers, until the tile's last slot. Several promoted matmuls of a role share the
+            registers for one slot. The model sums in fp32 either way.
 
     Raises:
         InputError: For any other value.
@@ -58,20 +58,12 @@ class Wgmma:
     a: LoadStage | SharedStage | Wgmma | RegisterTile = attrs.field(
         validator=must(
             lambda a: _is_stage(a) or isinstance(a, (Wgmma, RegisterTile)),
-            "is a TmaLoadStage or SharedStage with a tile of two or more extents, a Wgmma or a RegisterTile",
+            f"{_STAGE}, a Wgmma or a RegisterTile",
             "pass such a stage",
         )
     )
-    b: LoadStage | SharedStage = attrs.field(
-        validator=must(
-            _is_stage, "is a TmaLoadStage or SharedStage with a tile of two or more extents", "pass such a stage"
-        )
-    )
-    promote: bool = attrs.field(
-        default=False,
-        kw_only=True,
-        validator=must(lambda promote: isinstance(promote, bool), "is True or False", "leave it out"),
-    )
+    b: LoadStage | SharedStage = attrs.field(validator=must(_is_stage, _STAGE, "pass such a stage"))
+    promote: bool = attrs.field(default=False, kw_only=True, validator=IS_BOOL)
     in_flight: int = attrs.field(default=None, kw_only=True)
     k: str | None = attrs.field(default=None, kw_only=True)
 
@@ -88,12 +80,10 @@ class Wgmma:
 
     @in_flight.validator
     def _fits_promotion(self, field: Any, in_flight: Any) -> None:
-        if in_flight is None:
-            return
-        rule = "is a number, 0 or more"
-        if self.promote:
-            rule = "is 0 where sums are promoted, since each slot is waited for"
-        if not isinstance(in_flight, int) or in_flight < 0 or (in_flight and self.promote):
+        wrong = not isinstance(in_flight, int) or in_flight < 0 or (in_flight and self.promote)
+        if in_flight is not None and wrong:
+            why = "is 0 where sums are promoted, since each slot is waited for"
+            rule = why if self.promote else "is a number, 0 or more"
             raise InputError("Wgmma(in_flight)", in_flight, rule, "leave it out")
 
     def __repr__(self) -> str:
@@ -101,7 +91,7 @@ class Wgmma:
 
     @property
     def _in_flight(self) -> int:
-        """The default of `in_flight`: what is promoted or started is waited for by itself."""
+        """The default of `in_flight`: matmuls that are promoted or started are waited for one by one."""
         return 0 if self.promote or self.in_registers else 1
 
     @property
@@ -116,7 +106,7 @@ class Wgmma:
 
     @property
     def dims(self) -> tuple[str, str] | None:
-        """What m and n are called, if the stages say so."""
+        """The names of m and n; None if the stages do not name their dimensions."""
         a, b = _last_two(self.a), _last_two(self.b)
         (of_a, of_b) = self.transposed
         return None if a is None or b is None else (a[int(of_a)], b[int(of_b)])
@@ -154,29 +144,27 @@ def _last_two(operand: LoadStage | SharedStage | Wgmma | RegisterTile) -> tuple[
     return None if operand.dims is None else tuple(operand.dims[-2:])
 
 
-# ---- register tile ---------------------------------------------------------------------------------------------------
-#
-# RegisterTile: a tile of numbers in the registers of warpgroups, distributed as a `Wgmma`'s accumulators are.
-
-
-def _names(dims: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _split(dims: Any) -> Any:
+    """The names in a text such as "n k"; any other value as it is."""
     return tuple(dims.split()) if isinstance(dims, str) else dims
 
 
 @attrs.frozen(eq=False, repr=False)
 class RegisterTile:
-    """Declares fp32 values of an output tile that a role computes, which are stored as accumulators are, or multiplied.
+    """Declares a tile of fp32 values that a role computes, in registers that are distributed as a `Wgmma`'s accumulators are.
+    They are stored as accumulators are, or multiplied.
 
-    In the role's body, ``k.<name>.read(slot.x)`` is the tile of a slot, and ``k.<name>.of(values)`` what a store takes. As the
-    first operand of a `Wgmma`: ``slot.x.read(like=k.full("<name>", 0))`` is distributed as that takes it.
+    In the role's body, ``k.<name>.read(slot.x)`` is the tile of a slot in this distribution. A store takes what is computed
+    from it. As the first operand of a `Wgmma`: ``slot.x.read(like=k.full("<name>", 0))`` is distributed as the matmul takes
+    it.
 
     Args:
         role: Warpgroups, of one team.
-        shape: (m, n) elements: 64 rows a warpgroup, and columns that are a multiple of 8.
+        shape: (m, n) elements: 64 rows for each warpgroup, and a multiple of 8 columns.
         dims: Names of its rows and columns, such as "n k", for a `Wgmma` that takes it as first operand.
 
     Raises:
-        InputError: For any other.
+        InputError: For any other value.
     """
 
     role: Role = attrs.field()
@@ -184,8 +172,8 @@ class RegisterTile:
     dims: tuple[str, ...] | None = attrs.field(
         default=None,
         kw_only=True,
-        converter=_names,
-        validator=must(lambda dims: dims is None or len(dims) == 2, "is two names", 'e.g. "n k"'),
+        converter=_split,
+        validator=must(optional(lambda dims: len(dims) == 2), "is two names", 'e.g. "n k"'),
     )
 
     @role.validator
@@ -206,24 +194,19 @@ class RegisterTile:
         return shown(self)
 
 
-# ---- cluster sum -----------------------------------------------------------------------------------------------------
-#
-# ClusterSum: sums of a matmul's accumulators over CTAs of a cluster.
-
-
 @attrs.frozen(eq=False, init=False, repr=False)
 class ClusterSum(RegisterTile):
     """Declares the sum of the accumulators of the CTAs that differ only along one axis of the cluster, such as partial sums
-    of a split k. Each of these CTAs gets some of the columns: CTA i of c gets columns [i n / c, (i + 1) n / c).
+    of a split k. Each of these c CTAs gets some of the n columns: CTA i gets columns [i n / c, (i + 1) n / c).
 
-    In the role's body, ``k.<name>.add(acc)`` sends each peer its columns by st.async, and adds those that it gets, in the
-    order of the CTAs. A store takes the result as it takes accumulators.
+    In the role's body, ``k.<name>.add(acc)`` sends each peer its columns by st.async. Then it adds up the columns that the
+    peers have sent to this CTA, in the order of the CTAs. A store takes the result as it takes accumulators.
 
     Args:
-        role: That of the matmul: as many warpgroups as its tile has blocks of 64 rows.
+        role: The role of the matmul: as many warpgroups as its tile has blocks of 64 rows.
         source: The matmul, in fp32.
-        axis: Of the cluster, along which the CTAs differ.
-        ctas: How many there are along this axis. The columns are a multiple of 8 for each.
+        axis: The axis of the cluster along which the CTAs differ.
+        ctas: How many CTAs there are along this axis. The columns are a multiple of 8 for each.
 
     Raises:
         InputError: For any other value.
@@ -246,3 +229,272 @@ class ClusterSum(RegisterTile):
 
     def __repr__(self) -> str:
         return shown(self, "shape")
+
+
+# ---- tiles that threads write, or other CTAs of the cluster ----------------------------------------------------------
+
+#: Reduction into shared memory -> the element types that it is done in.
+REDUCED = {
+    **dict.fromkeys(("add", "min", "max", "inc", "dec", "and", "or", "xor"), ("int32",)),
+    "add": ("int32", "int64"),
+}
+
+
+class Exchange(NamedTuple):
+    """CTAs of a cluster that write the tiles of a `SharedStage` in each other's slots, all at the same time.
+
+    ``slot.<stage>.send(to)`` copies the tile of `source` to another CTA by ``cp.async.bulk``, or equal parts of the tile to
+    several CTAs. ``send(to, values)`` writes values that threads have in registers, by ``st.async``. Each CTA gets one tile a
+    slot. With `reduce`, ``slot.<stage>.reduce(to)`` combines a part of the source with the tile that the writer has written
+    there, by ``cp.reduce.async.bulk``; ``reduce(to, values)`` combines registers with it, by ``red.async``. The sender calls
+    it once for each CTA of the group, its own CTA included. The stage raises `InputError` for values that do not fit.
+
+    Args:
+        group: The CTAs: all that differ from each other only along these axes of the cluster.
+        sender: The role that writes into other CTAs' slots, of any phase of the ring but the last one. With a source, the
+            sender is one warp, and its phase comes after the phase that fills the source.
+        source: The stage of the same ring that is sent: a `TmaLoadStage`, or a `SharedStage` that threads write. To be
+            reduced, it has as many times the rows as the group has CTAs. None: threads of the sender send registers.
+        reduce: "add", "min", "max", "and", "or", "xor", "inc" or "dec", as of a `TmaStoreStage`, of int32, or "add" of int64;
+            compared with their signs.
+    """
+
+    group: MulticastGroup
+    sender: Role
+    source: SlotStage | None = None
+    reduce: str | None = None
+
+
+def _of(field: str, name: str) -> Any:
+    """The default of a field of a `SharedStage`: attribute *name* of the value of *field*, or None."""
+    return attrs.Factory(lambda stage: getattr(getattr(stage, field), name, None), takes_self=True)
+
+
+def _named(stage: Any) -> Any:
+    """The default dims of a `SharedStage`: those of its source's tile, or None."""
+    dims = getattr(stage.source, "dims", None)
+    return dims and " ".join(dims[-len(stage.source.tile) :])
+
+
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class SharedStage(SlotStage):
+    """A tile in each slot of `ring` that threads write, such as scratch handed along with the slot, or the result of a
+    transform. Or a tile that CTAs of a cluster write into each other's slots, or read there.
+
+    Args:
+        dims: Names of the tile's extents, needed where a matmul reads it otherwise than contiguous along k.
+        tile: Elements, as in `TmaLoadStage`. By default, as with ring, dtype and swizzle, that of the source of an `Exchange`.
+        ring: The ring whose slots hold the tiles.
+        writer: The role of the ring that writes the tiles. With an `Exchange`, None. But if the exchange reduces, the role
+            that writes the values that each CTA's tile begins with.
+        dtype: Element type.
+        swizzle: Swizzle span (bytes), as in `TmaLoadStage`.
+        over: A stage that an earlier phase of the ring fills. This stage lies in its memory, and has no more bytes a slot.
+            Once this stage is written, the tile of *over* is gone. Where several warps read that tile, the writer calls
+            ``k.sync()`` between reading and writing.
+        group: CTAs of the cluster that read each other's tiles, ``slot.<name>.read_from(i)``, once all of them have written
+            their own: all CTAs that differ only along these axes. Or an `Exchange`, by which CTAs write each other's tiles.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    group: MulticastGroup | Exchange | None = attrs.field(default=None)
+    source: SlotStage | None = attrs.field(init=False, default=_of("group", "source"))  # type: ignore[misc]
+    sender: Role | None = attrs.field(init=False, default=_of("group", "sender"))
+    reduce: str | None = attrs.field(init=False, default=_of("group", "reduce"))  # type: ignore[misc]
+    tile: tuple[int, ...] = attrs.field(default=_of("source", "tile"), converter=as_tuple, validator=is_tile)
+    ring: BarrierRing = attrs.field(default=_of("source", "ring"), validator=is_ring)
+    swizzle: int | None = attrs.field(default=_of("source", "swizzle"), validator=is_swizzle)
+    dims: tuple[str, ...] | None = attrs.field(
+        default=attrs.Factory(_named, takes_self=True), converter=names_in, kw_only=False, repr=joined
+    )
+    dtype: DType | None = attrs.field(default=_of("source", "dtype"), converter=optional_dtype)
+    writer: Role | None = attrs.field(default=None)
+    over: SlotStage | None = attrs.field(default=None)  # type: ignore[misc]
+
+    @property
+    def filled_by(self) -> str:  # type: ignore[override]
+        return "warps" if self.sender is None else "peers"
+
+    @property
+    def filler(self) -> Role:
+        return cast(Role, self.sender or self.writer)
+
+    @property
+    def sharing(self) -> MulticastGroup | None:
+        return self.group.group if isinstance(self.group, Exchange) else self.group
+
+    @group.validator
+    def _group_exchanges(self, field: Any, group: Any) -> None:
+        optional_group(self, field, self.sharing)
+        source = self.source
+        if source is not None and not (isinstance(source, SlotStage) and source.source is None):
+            rule = "is a stage that TMA or threads fill"
+            raise InputError("Exchange(source)", source, rule, "name such a stage of the same ring, or leave it out")
+
+    @dtype.validator
+    def _threads_or_engines_have_it(self, field: Any, dtype: Any) -> None:
+        if self.source is None and dtype in (None, tf32):
+            rule = "is one that threads can write: tf32 is a type of TMA loads, which round fp32 to it"
+            raise InputError("SharedStage(dtype)", dtype, rule, "e.g. fp32")
+        if self.reduce is not None and (dtype is None or dtype.name not in dict.get(REDUCED, self.reduce, ())):
+            rule = f"is one of {', '.join(REDUCED)}, in int32, or add in int64; the tile is of {dtype}"
+            raise InputError("Exchange(reduce)", self.reduce, rule, '"add", of int32')
+
+    @dims.validator
+    def _name_the_extents(self, field: Any, dims: Any) -> None:
+        if dims is not None and len(check_dims(self, dims, self.tile)) != len(self.tile):
+            rule = f"names the {len(self.tile)} extents of its tile"
+            raise InputError("SharedStage(dims)", " ".join(dims), rule, 'e.g. "m k"')
+
+    @writer.validator
+    def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
+        sent = isinstance(self.group, Exchange) and self.reduce is None
+        if sent != (writer is None) or (writer is not None and self.ring.phase_of(writer) is None):
+            rule = "is None where a sender writes, unless it reduces" if sent else "is one of the ring's roles"
+            raise InputError("SharedStage(writer)", writer, rule, "leave it out" if sent else "name one of them")
+
+    @over.validator
+    def _over_is_filled_before(self, field: Any, over: Any) -> None:
+        if over is None:
+            return
+        if not isinstance(over, SlotStage) or over.ring is not self.ring or over.over is not None:
+            rule = "is a stage of the same ring, with memory of its own"
+            raise InputError("SharedStage(over)", over, rule, "leave it out, or name such a stage")
+        filled, written = (self.ring.phase_of(role) for role in (over.filler, cast(Role, self.writer)))
+        if filled is None or written is None or filled >= written:
+            rule = "is filled by a phase before the one that writes this stage"
+            raise InputError("SharedStage(over)", over, rule, "let a later role write it, or leave over= out")
+
+    @writer.validator
+    def _sender_is_in_between(self, field: Any, writer: Any) -> None:
+        if self.group is not None and self.ring.held:
+            rule = "is of a ring whose slots are released, so that no CTA leaves while others use them"
+            raise InputError("SharedStage(group)", self.group, rule, 'leave out per="cta"')
+        filled = [role for role in (writer, self.source and self.source.filler, self.sender) if role is not None]
+        phases: list[Any] = list(map(self.ring.phase_of, cast(list[Role], filled)))
+        inside = self.source is None or self.source.ring is self.ring
+        last = len(self.ring.phases) - 1
+        if isinstance(self.group, Exchange) and not (
+            inside and self.sender and None not in phases and max([-1, *phases[:-1]]) < phases[-1] < last
+        ):
+            rule = "is of a phase of the ring after those that fill its source and this stage, and not of the last one"
+            raise InputError("Exchange(sender)", self.sender, rule, "e.g. chain=(write, send, use)")
+
+    def __attrs_post_init__(self) -> None:
+        if self.source is not None and self.dtype != self.source.dtype:
+            raise InputError("SharedStage(dtype)", self.dtype, "is that of the source", "leave it out")
+
+    def __repr__(self) -> str:
+        same = ("tile", "ring", "swizzle", "dims", "dtype")
+        unsaid = [name for name in same if getattr(self, name) == getattr(self.source, name, None)]
+        return shown(self, "source", "sender", "reduce", *unsaid)
+
+
+# ---- scratch, and tables ---------------------------------------------------------------------------------------------
+
+_of_one_team = must(lambda x: isinstance(x, Role) and x.teams == 1, "is the Role that uses it, of one team", "pass it")
+
+
+@attrs.frozen(eq=False, repr=False)
+class Scratch:
+    """Declares shared memory of one role, in which the role's threads pass values to each other.
+
+    In the role's body, ``k.<name>`` is read and written as a stage's tile in an open slot is: ``k.<name>.write(v)``,
+    ``k.<name>.read()``. Between a write and other threads' reads stands a ``k.sync()``, and another one between these reads
+    and the next write. With two copies used in turn, ``k.<name>.copy(i)``, one `sync` for each write is enough.
+
+    Args:
+        role: The role whose threads use it.
+        tile: Elements.
+        dtype: Element type.
+        copies: How many tiles there are, one after another.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    role: Role = attrs.field(validator=_of_one_team)
+    tile: tuple[int, ...] = attrs.field(kw_only=True, converter=as_tuple, validator=is_tile)
+    dtype: DType = attrs.field(kw_only=True, converter=as_dtype, validator=is_written)
+    copies: int = attrs.field(default=1, kw_only=True, validator=must(is_count, "is a positive number", "use 1 or 2"))
+
+    @property
+    def sharing(self) -> MulticastGroup | None:
+        """The CTAs that write into each other's scratch."""
+        return getattr(self, "group", None)
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+@attrs.frozen(eq=False, init=False, repr=False)
+class ReductionScratch(Scratch):
+    """Declares the shared memory that `row_sum`, `column_sum` and other reductions need where a row or a column lies in
+    several warps.
+
+    For each row or column, each warp leaves one number there, and reads the other warps' numbers after a barrier. There are
+    two copies, so that one barrier for each reduction is enough.
+
+    Args:
+        role: The role whose fragments are reduced.
+        rows: How many rows of a tile one warp has, at most: as many as the tile has, or fewer if the warps share them out.
+        columns: How many columns the tile has, where columns are reduced.
+        group: CTAs of the cluster over which rows lie too: all that differ only along these axes, or with `ctas=` so many
+            side by side. `row_sum`, `row_max` and the other reductions of rows are then over the whole row, in all of these
+            CTAs, which all reduce at the same point. The scratch has room for the numbers of each of these CTAs.
+
+    Raises:
+        InputError: For any other value.
+    """
+
+    rows: int = 1
+    columns: int = 1
+    group: MulticastGroup | None = None
+
+    def __init__(self, role: Role, *, rows: int = 1, columns: int = 1, group: MulticastGroup | None = None):
+        for name, value in (("rows", rows), ("columns", columns)):
+            if not is_count(value):
+                rule = f"is a positive number of {name}"
+                raise InputError(f"ReductionScratch({name})", value, rule, "leave it out for one")
+        if group is not None and (not isinstance(group, MulticastGroup) or columns != 1):
+            rule = "is a MulticastGroup: the CTAs of the cluster over which rows lie, and no columns"
+            raise InputError("ReductionScratch(group)", group, rule, 'e.g. MulticastGroup("n"), without columns=')
+        warps, width = getattr(role, "warps", 1), 4 * ceil_div(max(rows, columns), 4)  # units of 16 bytes
+        self.__attrs_init__(role, tile=(warps, width), dtype=fp32, copies=2, rows=rows, columns=columns, group=group)
+
+    def __repr__(self) -> str:
+        unsaid = [name for name, default in (("columns", 1), ("group", None)) if getattr(self, name) == default]
+        return shown(self, "tile", "dtype", "copies", *unsaid)
+
+
+@attrs.frozen(eq=False, repr=False)
+class Table:
+    """A vector, or a matrix, of int32 or int64 in global memory, which every warp may read: where the groups of a grouped GEMM
+    end, for example. In bodies, ``k.<name>.entry(i)``, or of a matrix ``entry(i, j)``, is one of its entries in int32 (of
+    int64 the lower 32 bits), the same for all threads.
+
+    A call of the schedule takes the table after the tensors of the loads. The table stays as it is while the kernel runs.
+
+    Args:
+        dims: Name of its dimension, or of both. Along a dimension, the table has as many entries as the other tensors have
+            elements.
+
+    Raises:
+        InputError: If these are no names.
+    """
+
+    dims: tuple[str, ...] = attrs.field(
+        converter=_split,
+        validator=must(
+            lambda dims: (
+                type(dims) is tuple and len(set(dims)) == len(dims) in (1, 2) and all(map(str.isidentifier, dims))
+            ),
+            "is the name of one dimension, or of two",
+            'e.g. Table("l") or Table("b i")',
+        ),
+    )
+
+    def __repr__(self) -> str:
+        return f"Table({' '.join(self.dims)!r})"

@@ -10,8 +10,7 @@ from tmapipe.base import along, check_cluster
 from tmapipe.base.arithmetic import DType, bf16, ceil_div, fp8_e4m3, fp8_e5m2, fp16, fp32, int32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
-from tmapipe.parts import ClusterSum, RegisterTile, Wgmma
-from tmapipe.parts.stages import SharedStage
+from tmapipe.parts import ClusterSum, RegisterTile, SharedStage, Wgmma
 from tmapipe.plan.declarations import Declarations, launch_registers, place_roles, share_registers
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.plan.rings import (

@@ -8,12 +8,11 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from tmapipe.barrier import BarrierRing, Role, mark_of
+from tmapipe.barrier import BarrierRing, Role, Turnstile, mark_of
 from tmapipe.base import check_cluster
 from tmapipe.base.arithmetic import Dim, ceil_div
 from tmapipe.errors import InputError, changed
-from tmapipe.parts import RegisterTile, Wgmma
-from tmapipe.parts.stages import Scratch, SharedStage, Table, Turnstile
+from tmapipe.parts import RegisterTile, Scratch, SharedStage, Table, Wgmma
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.plan.rings import Arch
 from tmapipe.stage import LoadStage, SlotStage, TokenStage

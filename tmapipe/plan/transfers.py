@@ -11,13 +11,12 @@ from tmapipe.base import Along, peer_pattern, tma_rules
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
-from tmapipe.parts import RegisterTile, Wgmma
-from tmapipe.parts.stages import DescriptorStage, Scratch
+from tmapipe.parts import RegisterTile, Scratch, Wgmma
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, Load, RoleWarps, Store
 from tmapipe.plan.rings import Buffer, Ring
 from tmapipe.plan.thread_layout import vectors_of
-from tmapipe.stage import SWIZZLES, LoadStage, SlotStage, as_matrix
+from tmapipe.stage import SWIZZLES, DescriptorStage, LoadStage, SlotStage, as_matrix
 from tmapipe.store_pipeline import StoreStage
 
 if TYPE_CHECKING:

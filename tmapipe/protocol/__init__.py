@@ -16,8 +16,7 @@ from tmapipe.barrier import Role
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef, WarpExchange, is_index
 from tmapipe.isa.ops import Isa
-from tmapipe.parts import RegisterTile
-from tmapipe.parts.stages import DescriptorStage, L2Stage, ReductionScratch, SharedStage
+from tmapipe.parts import ReductionScratch, RegisterTile, SharedStage
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Exchanged, HeldTile
 from tmapipe.plan.thread_layout import AccumulatorLayout
@@ -25,6 +24,7 @@ from tmapipe.protocol.matmuls import Accumulator, BoundRegisterTile
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.slots import PartInSlot, SlotPart
 from tmapipe.protocol.tile import Tile, checked_values, layout_of, peer_mask, peer_rank, share_index, stands_for
+from tmapipe.stage import DescriptorStage, L2Stage
 from tmapipe.store_pipeline import StoredStage
 
 # ---- exchange --------------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from tmapipe.barrier import Turnstile
 from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Wgmma
-from tmapipe.parts.stages import Turnstile
 from tmapipe.plan.model import Store
 from tmapipe.plan.rings import Barrier, HeldTile, Matmul, NamedBarrier
 from tmapipe.plan.thread_layout import AccumulatorLayout

@@ -9,7 +9,7 @@ from typing import Any
 from tmapipe.errors import InputError, ScopeError, is_count
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, is_index
 from tmapipe.isa.ops import Isa
-from tmapipe.parts.stages import Scratch
+from tmapipe.parts import Scratch
 from tmapipe.plan.model import Load
 from tmapipe.plan.rings import Buffer
 from tmapipe.plan.thread_layout import WIDTHS, AccumulatorLayout, ThreadLayout, VectorLayout, transposed_of, vectors_of

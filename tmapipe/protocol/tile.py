@@ -13,7 +13,7 @@ from tmapipe.base.arithmetic import DType
 from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, combine, is_index
 from tmapipe.isa.ops import Isa
-from tmapipe.parts.stages import Table
+from tmapipe.parts import Table
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.plan.rings import Buffer
 from tmapipe.plan.thread_layout import ThreadLayout

@@ -18,14 +18,13 @@ import attrs
 import numpy as np
 
 from tmapipe import math as values_
-from tmapipe.barrier import BarrierRing, Role
+from tmapipe.barrier import BarrierRing, Role, Turnstile
 from tmapipe.base.arithmetic import Dim, fp32
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import match, new_in_order, new_like
 from tmapipe.errors import InputError, ScopeError, check_bool, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import Wgmma
-from tmapipe.parts.stages import Turnstile
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage

@@ -13,7 +13,7 @@ from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.stages import ReductionScratch
+from tmapipe.parts import ReductionScratch
 from tmapipe.plan.model import WARP
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.rowform import FLIGHT, WIDEST, RowForm

@@ -24,8 +24,7 @@ from tmapipe.errors import NOTHING, InputError, ScopeError, is_count
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
-from tmapipe.parts import RegisterTile, Wgmma
-from tmapipe.parts.stages import ReductionScratch
+from tmapipe.parts import ReductionScratch, RegisterTile, Wgmma
 from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.ring import Slot

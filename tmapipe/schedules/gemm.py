@@ -19,8 +19,7 @@ from tmapipe.epilogue.operands import PerColumn
 from tmapipe.errors import InputError, is_count
 from tmapipe.isa.fragment import Carried
 from tmapipe.kernel import KernelContext
-from tmapipe.parts import RegisterTile, Wgmma
-from tmapipe.parts.stages import Table
+from tmapipe.parts import RegisterTile, Table, Wgmma
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import Fused

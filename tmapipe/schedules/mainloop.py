@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.barrier import BarrierRing, Role
+from tmapipe.barrier import BarrierRing, Role, Turnstile
 from tmapipe.base import MulticastGroup, check_cluster
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.bind import Bound, check_apart, check_kind, of_sums
@@ -21,7 +21,6 @@ from tmapipe.epilogue.operands import Matrix, StoreForm
 from tmapipe.errors import NOTHING, InputError, is_count, must
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import RegisterTile, Wgmma
-from tmapipe.parts.stages import Turnstile
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import AddParts, Fused
 from tmapipe.stage import TmaLoadStage

@@ -19,7 +19,7 @@ from tmapipe.bind.tensors import is_contiguous, new_like
 from tmapipe.calling import remember_by_name
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.stages import ReductionScratch, Table
+from tmapipe.parts import ReductionScratch, Table
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import (

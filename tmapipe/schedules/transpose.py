@@ -22,7 +22,7 @@ from tmapipe.bind import check_kind, check_memory
 from tmapipe.bind.tensors import made_like, new_like
 from tmapipe.errors import InputError, check_bool, is_count
 from tmapipe.kernel import KernelContext
-from tmapipe.parts.stages import SharedStage
+from tmapipe.parts import SharedStage
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
