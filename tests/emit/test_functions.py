@@ -6,6 +6,9 @@ import pytest
 
 import tmapipe as tp
 from tests.sweeps import ALL
+from tests.unit.traced import without_statements
+from tmapipe.gpu.fragments import GpuFragments
+from tmapipe.gpu.isa import GpuIsa
 
 F = tp.math
 FUNCTIONS = {
@@ -50,3 +53,10 @@ def test_functions(names):
     compiled = tp.schedules.Gemm((64, 16, 64), (1, 1), epilogue=lambda acc: sum(f(acc) for f in functions)).compile()
     assert compiled.resources.spill_bytes == 0
     assert {text: compiled.ptx.count(text) for text in instructions} == dict(instructions)
+
+
+def test_the_gpu_has_each_instruction():
+    """But for loops and calls, which the traced program has, and hooks."""
+    hooks = {"_joined", "follow", "made"}
+    assert without_statements(GpuFragments) <= hooks
+    assert without_statements(GpuIsa) <= hooks | {"block", "call", "cells", "loop", "loop_while"}

@@ -1,6 +1,9 @@
 """A function traced with symbols, and its trace read with numbers: what the tests of the front end compare with CPython."""
 
+import ast
+import inspect
 import itertools
+import textwrap
 import weakref
 from typing import Any
 from unittest.mock import Mock
@@ -10,6 +13,17 @@ from tmapipe.model.layout import line_of_errors, locate
 from tmapipe.program.control import Cells, Tracing
 from tmapipe.program.expressions import FOLD, Call, Expr, For, If, Let, Var, While, resolve, symbolic
 from tmapipe.program.rewrite import tracing
+
+
+def without_statements(cls: type) -> set[str]:
+    """Methods of a class, its own or inherited, of which there is a docstring alone: another class has to have them."""
+    found = set()
+    for name, method in inspect.getmembers(cls, inspect.isfunction):
+        if method.__module__.startswith("tmapipe.isa") and not method.__code__.co_names and method.__doc__:
+            (function,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
+            if isinstance(function, ast.FunctionDef) and len(function.body) == 1:
+                found.add(name)
+    return found
 
 
 class Device(Carried):

@@ -111,8 +111,9 @@ def as_dtype(value: DType | str) -> DType:
     raise InputError("dtype", value, rule, "pass one of these names or a tmapipe.DType")
 
 
-#: Converter of an element type, or None.
-optional_dtype = attrs.converters.optional(as_dtype)
+def optional_dtype(value: DType | str | None) -> DType | None:
+    """The `DType` that *value* names; None for None. A converter of attrs fields."""
+    return None if value is None else as_dtype(value)
 
 
 def dtype_of(array: Any, argument: str) -> DType:

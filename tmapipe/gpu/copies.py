@@ -23,7 +23,7 @@ from tmapipe.gpu.fragments import GpuWarp
 from tmapipe.gpu.matmuls import at_peer
 from tmapipe.gpu.sums import width_of
 from tmapipe.isa import ops
-from tmapipe.isa.fragment import Fragment
+from tmapipe.isa.fragment import Fragment, Span
 from tmapipe.plan.model import WARP, Load, Store
 from tmapipe.plan.rings import Buffer
 
@@ -51,7 +51,7 @@ def _cp_async(isa: GpuWarp, op: Any) -> None:
 
 
 @emits(ops.TileStore)
-def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: tuple[int, int], mask: Fragment | None) -> None:
+def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: Fragment | None) -> None:
     """The calling thread's stores, each of some numbers that lie side by side; of those that *mask* names, one by one."""
     fragments, store, at = isa.fragments, isa.plan.store(op.store), op.at
     layout, size = values.layout, store.buffer.dtype.bytes

@@ -19,7 +19,7 @@ from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
 from tmapipe.gpu.sums import Sums, loaded
-from tmapipe.isa.fragment import Fragment, SlotRef, call_raw
+from tmapipe.isa.fragment import Accesses, Fragment, Gaps, Place, RawFunction, SlotRef, Span, call_raw
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store, Syncs
 from tmapipe.plan.rings import Barrier, Buffer, Matmul
@@ -136,9 +136,7 @@ class GpuFragments(PeerFragments, Sums):
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 
-    def read(
-        self, slot: SlotRef, layout: ThreadLayout, along: str = "tile", at: tuple[Any, Any] | None = None
-    ) -> Fragment:
+    def read(self, slot: SlotRef, layout: ThreadLayout, along: str = "tile", at: Place | None = None) -> Fragment:
         kind = slot.buffer.dtype.kind
         dtype = cute_type(slot.buffer.dtype)
         if along == "tile" and at is None and isinstance(layout, AccumulatorLayout) and _in_blocks(slot.buffer, layout):
@@ -161,7 +159,7 @@ class GpuFragments(PeerFragments, Sums):
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int | None = None) -> Fragment:
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None) -> Fragment:
         kind, width = slot.buffer.dtype.kind, layout.width
         if pitch is not None:
             return self._read_rows(slot, layout, at, pitch)
@@ -184,9 +182,7 @@ class GpuFragments(PeerFragments, Sums):
             data += loaded(inside, slot.buffer.dtype, each, row * (pitch // each) + first // each)
         return Fragment(self, layout, "tile", kind, data)
 
-    def read_joined(
-        self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], gaps: tuple[tuple[int, int], ...]
-    ) -> Fragment:
+    def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: Place, gaps: Gaps) -> Fragment:
         kind, width, flat = slot.buffer.dtype.kind, layout.width, self.flat(slot)
         whole = not gaps and isinstance(at[0], int) and isinstance(at[1], int) and (at[0] + at[1]) % width == 0
         data: list[Any] = []
@@ -228,14 +224,7 @@ class GpuFragments(PeerFragments, Sums):
         else:
             self.isa.when(self.first_to_have(layout, values.along), store)
 
-    def raw(
-        self,
-        gpu: Callable[..., None],
-        cpu: Callable[..., None] | None,
-        accesses: Sequence[tuple[SlotRef, str]],
-        role: RoleWarps,
-        proxy: str = "generic",
-    ) -> None:
+    def raw(self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str) -> None:
         tensors = []
         for slot, kind in accesses:
             tile = slot.buffer.tile
@@ -247,9 +236,7 @@ class GpuFragments(PeerFragments, Sums):
             tensors.append(tensor)
         call_raw(gpu, tensors, self.isa, role)
 
-    def only_inside(
-        self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any
-    ) -> Fragment:
+    def only_inside(self, tile: Fragment, along: str, first: Any, end: Any, surely: Span, other: Any) -> Fragment:
         layout, by_column = tile.layout, along == "rows"
         assert layout is not None
         slot_of, place = (layout.column_slot, tile.columns) if by_column else (layout.row_slot, tile.rows)

@@ -1,6 +1,7 @@
-"""The instruction set. Here: how an operation is declared, with the kinds of its operands, and a closed vocabulary of effects.
+"""The table of operations: how an operation is declared, of which kinds its operands are, and which effects it can have.
 
-`ops` has the interface `Isa` through which bodies use the operations, and all of these.
+The operations themselves are in `barriers`, `copies` and `ops`. `ops` also has the interface `Isa`, through which bodies use
+them.
 """
 
 from __future__ import annotations
@@ -17,17 +18,14 @@ import attrs
 
 from tmapipe.errors import ScopeError
 
-# ---- operands --------------------------------------------------------------------------------------------------------
-#
-# Operands of operations: of which kind each one is, as annotations.
-
+# ---- operands: annotations that say of which kind an operand is ------------------------------------------------------
 
 ALL_LANES = 0xFFFFFFFF
 ELECTED = 1  # lane 0: the same lane each time
 
 
 class Kind(enum.Enum):
-    """What an operand is."""
+    """What an operand stands for."""
 
     BAR = "an mbarrier of the CTA, by its flat number; the same one `stages` slots later in its ring"
     SLOT = "a slot of shared memory, by its flat number; the same one `stages` slots later in its ring"
@@ -68,21 +66,19 @@ Flag = Annotated[bool, Kind.FLAG]
 Where = Annotated["str | None", Kind.WHERE]
 
 
-# ---- effects ---------------------------------------------------------------------------------------------------------
+# ---- effects: what an operation does ---------------------------------------------------------------------------------
 #
-# What operations do, in a closed vocabulary of effects, and the declaration that holds them.
+# An operation is a `NamedTuple` of operands. Its declaration (`Declared`) says of which kind each operand is, what the
+# operation does (its effects, in order), which PTX it stands for, and with which sentence reports describe it. An effect
+# refers to operands by their names.
 #
-# An operation is a `NamedTuple` of operands. Its declaration (`Declared`) says of which kind each operand is, what
-# the operation does (its effects, in order), which PTX it stands for, and the sentence that reports use. Effects name
-# operands by their names.
-#
-# The recorder, the vector clocks, the comparison of programs, reports, mutants and the manual page read declarations.
-# Two things are written by hand and never read them: the transitions of the machine, and the exhaustive oracle. The
-# table is tested against both.
+# The recorder, the vector clocks, the comparison of programs, reports, mutants and the manual page read declarations. The
+# transitions of the machine and the exhaustive oracle do not: they are written by hand, and the table is tested against them.
 
 
 class Scope(enum.Enum):
-    """How far an arrival releases what its thread did before. An effect that has the name of an operand instead takes that."""
+    """How far an arrival releases its thread's earlier accesses. An effect may have the name of an operand in the place of a
+    scope: then the operand says the scope."""
 
     CTA = "cta"
     CLUSTER = "cluster"
@@ -90,28 +86,29 @@ class Scope(enum.Enum):
 
 
 class Proxy(enum.Enum):
-    """How memory is reached: by ordinary loads and stores of threads, or by TMA and wgmma."""
+    """The path to memory: generic for ordinary loads and stores of threads, async for TMA and wgmma."""
 
     GENERIC = "generic"
     ASYNC = "async"
 
 
 class Group(enum.Enum):
-    """What asynchronous work is waited for by: groups of a thread's bulk copies, or of a warpgroup's wgmmas."""
+    """Groups by which asynchronous work is waited for: of a thread's bulk copies, or of a warpgroup's wgmmas."""
 
     BULK = "bulk"
     WGMMA = "wgmma"
 
 
 def _names(kind: Kind, default: Any) -> Any:
-    """A field that holds the name of an operand of this kind, or (empty) of none."""
+    """A field that holds the name of an operand of this kind; an empty name stands for no operand."""
     return attrs.field(default=default, metadata={"kind": kind})
 
 
 @attrs.frozen
 class Until:
-    """When started work is over. group: when its group, which is that of `thread` (one lane) or of the warpgroup, is waited
-    for; else when its `nbytes` bytes, or the arrivals of its `lanes`, are counted on `bar`."""
+    """When work that an operation has started is over. With `group`: when the group is waited for, by `thread` (one lane) or
+    by the warpgroup. Without: when the `nbytes` bytes of the work, or the arrivals of `lanes`, have been counted on
+    `bar`."""
 
     group: Group | None = None
     thread: str = _names(Kind.LANES, "")
@@ -130,7 +127,7 @@ class Init:
 
 @attrs.frozen
 class FenceInit:
-    """Releases the thread's initializations to the cluster and to the async proxy."""
+    """Releases the thread's initializations of mbarriers to the cluster and to the async proxy."""
 
 
 @attrs.frozen
@@ -153,7 +150,7 @@ class Arrive:
 
 @attrs.frozen
 class Arm:
-    """Raises the bytes that the present phase of `bar` waits for by `nbytes`."""
+    """Adds `nbytes` to the bytes that the present phase of `bar` waits for."""
 
     bar: str = _names(Kind.BAR, "bar")
     nbytes: str = _names(Kind.BYTES, "nbytes")
@@ -161,8 +158,8 @@ class Arm:
 
 @attrs.frozen
 class ArriveAt:
-    """Arrives at a barrier of warps: the hardware barrier `barrier` of so many `threads`, or the cluster's where it is empty.
-    Releases at `scope`. sync: whether the warp waits for it next."""
+    """Arrives at a barrier of warps: the hardware barrier `barrier`, for which `threads` threads arrive, or the cluster's
+    barrier if `barrier` is empty. Releases at `scope`. sync: whether the warp waits for the barrier next."""
 
     barrier: str = _names(Kind.BARRIER_ID, "")
     threads: str = _names(Kind.THREADS, "")
@@ -172,7 +169,7 @@ class ArriveAt:
 
 @attrs.frozen
 class WaitAt:
-    """Blocks until the barrier of warps that the warp has arrived at is complete; acquires what was released there."""
+    """Blocks until the barrier of warps at which the warp has arrived is complete. Acquires what the others released there."""
 
     barrier: str = _names(Kind.BARRIER_ID, "")
 
@@ -192,8 +189,8 @@ class FenceProxy:
 
 @attrs.frozen
 class Access:
-    """Reads, or if `write` overwrites, `slot`, or part `part` of `parts` of it, which `cut` has made, and has done so when the
-    operation is over. mask: in which CTA."""
+    """Reads `slot`, or overwrites it if `write`, before the operation is over. With `part`, only this part of `parts` parts,
+    into which `cut` says how the slot is cut. mask: the CTA in which the slot lies."""
 
     slot: str = _names(Kind.SLOT, "slot")
     write: bool = False
@@ -206,9 +203,12 @@ class Access:
 
 @attrs.frozen
 class Start:
-    """Starts to read, or if `write` to overwrite, `slot`. mask: in which CTAs; share, shares: only this one of so many
-    disjoint parts of the slot; reduces: the written values are combined with the slot's, in any order with other such writes.
-    A slot that is read lies in the own CTA; then the mask says on whose `bar` the end is counted."""
+    """Starts to read `slot`, or to overwrite it if `write`. The work goes on when the operation is over.
+
+    mask: the CTAs in which the slot is written. A slot that is read lies in the own CTA; its mask names the CTA on whose `bar`
+    the end is counted. share, shares: only part `share` of `shares` disjoint parts. reduces: the written values are combined
+    with the slot's values, and such writes may happen in any order.
+    """
 
     slot: str = attrs.field(metadata={"kind": Kind.SLOT})
     until: Until
@@ -220,14 +220,16 @@ class Start:
 
     @property
     def proxy(self) -> Proxy:
-        """Copies by threads, after which these arrive, go through the generic one."""
+        """The async proxy; but copies by threads, after which the threads arrive, go through the generic proxy."""
         return Proxy.GENERIC if self.until.lanes else Proxy.ASYNC
 
 
 @attrs.frozen
 class Tile:
-    """Moves a tile of the tensor that the load or store `part` is bound to, from element `at` on, or of the rows `numbers`.
-    inside: whether a load starts inside the tensor, unless `anywhere`; nbytes: how many bytes, where no mbarrier counts them.
+    """Moves a tile of a tensor: that of the load or store `part`. The tile starts at element `at`, or has the rows `numbers`.
+
+    inside: whether a load has to start inside the tensor, unless operand `anywhere` is true. nbytes: how many bytes are
+    moved, where no mbarrier counts them.
     """
 
     part: str = attrs.field(metadata={"kind": Kind.NAME})
@@ -240,8 +242,8 @@ class Tile:
 
 @attrs.frozen
 class Global:
-    """Threads read or write global memory, or do both at once, through the generic proxy. how: "read", "write", "atomic";
-    part: the store that a tile at `at` is written by."""
+    """Threads access global memory through the generic proxy. how: "read", "write" or "atomic". part: the store whose tile
+    they write, which starts at element `at`."""
 
     how: str
     part: str = _names(Kind.NAME, "")
@@ -250,7 +252,7 @@ class Global:
 
 @attrs.frozen
 class EndGroup:
-    """Closes the group of what `thread`, or the warpgroup, has started since the last one."""
+    """Closes a group: all that `thread`, or the warpgroup, has started since it closed the group before."""
 
     group: Group
     thread: str = _names(Kind.LANES, "")
@@ -258,8 +260,8 @@ class EndGroup:
 
 @attrs.frozen
 class AwaitGroup:
-    """Blocks until at most `pending` groups of `thread`, or of the warpgroup, are incomplete. read: the operand that says
-    whether it is enough that their sources have been read."""
+    """Blocks until at most `pending` groups of `thread`, or of the warpgroup, are incomplete. read: an operand; if it is true,
+    groups count as complete once their sources have been read."""
 
     group: Group
     thread: str = _names(Kind.LANES, "")
@@ -278,7 +280,7 @@ class Use(enum.Enum):
 
 @attrs.frozen
 class Accumulators:
-    """Uses the registers of accumulators, those of `matmul`."""
+    """Uses the registers of the accumulators of `matmul`."""
 
     use: Use
     matmul: str = _names(Kind.NAME, "")
@@ -286,7 +288,7 @@ class Accumulators:
 
 @attrs.frozen
 class SetRegisters:
-    """Sets the warp's registers a thread to `registers`; blocks, to `increase` them, until so many are free."""
+    """Sets the registers of each thread of the warp to `registers`. To `increase` them, blocks until so many are free."""
 
     registers: str = _names(Kind.NUMBER, "registers")
     increase: str = _names(Kind.FLAG, "increase")
@@ -294,13 +296,14 @@ class SetRegisters:
 
 @attrs.frozen
 class AwaitGrid:
-    """Blocks until the kernels before this one in the stream have ended; acquires what they have written. No global memory
-    that they write or read may be touched before."""
+    """Blocks until the earlier kernels of the stream have ended, and acquires what they have written. Before, the warp may
+    touch no global memory that they write or read."""
 
 
 @attrs.frozen
 class Return:
-    """The warp returns: it takes part in no barrier any more, and nothing of its own may be in flight."""
+    """The warp returns. It takes part in no barrier any more, and no asynchronous work that it has started may be in
+    flight."""
 
 
 Effect = (
@@ -315,7 +318,7 @@ E = TypeVar("E")
 
 
 class Names(typing.Protocol):
-    """Names of flat numbers, for sentences."""
+    """What gives the numbers of mbarriers and slots their names, for sentences."""
 
     def bar_name(self, bar: int) -> str: ...
     def slot_name(self, slot: int) -> str: ...
@@ -329,10 +332,10 @@ Says = Callable[[Names, Any], str]
 class Declared:
     """The declaration of one operation.
 
-    op: its class; ptx: the instruction that it stands for, as in the PTX ISA ("" for what has none); says: its sentence
-    in reports, a verb in the third person, with operands in braces, or a function of (names, operation); effects: what it
-    does, in order; operands: their kinds by name. What stands in brackets in a sentence is left out if an operand in it is
-    None or False, or a count of 1.
+    op: the operation's class. ptx: the instruction that it stands for, as in the PTX ISA; "" if there is none. effects: what
+    it does, in order. operands: the kind of each operand, by name. says: the sentence that describes the operation in
+    reports: a verb in the third person, with operands in braces, or a function of (names, operation). A part of the sentence
+    in brackets is left out if an operand in it is None or False, or a count of 1.
     """
 
     op: type
@@ -353,7 +356,7 @@ class Declared:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def moved(self, op: Any) -> tuple[str, tuple[int, ...]]:
-        """The load or store whose tile *op* moves, and where that starts; "" and () where it moves none."""
+        """(the load or store whose tile *op* moves, the element at which the tile starts); ("", ()) if it moves no tile."""
         effect = self.effect(Tile) or self.effect(Global)
         if effect is None or not effect.part:
             return "", ()
@@ -378,26 +381,26 @@ class Declared:
 
     @property
     def blocks(self) -> bool:
-        """Whether a warp may have to wait in it."""
+        """Whether a warp may have to wait in the operation."""
         return any(isinstance(effect, (Wait, WaitAt, AwaitGroup, SetRegisters)) for effect in self.effects)
 
     @property
     def local(self) -> bool:
-        """Whether it has no effect on barriers, shared memory or registers that others have a part in."""
+        """Whether the operation has no effect on barriers, on shared memory or on accumulators."""
         return all(
             isinstance(effect, Global) or (isinstance(effect, Tile) and not effect.inside) for effect in self.effects
         )
 
 
-_COUNTS = ("lanes", "shares", "parts")  # operands of which 1 goes without saying
+_COUNTS = ("lanes", "shares", "parts")  # operands that sentences leave out if they are 1
 
 #: Every operation's declaration, by its class.
 TABLE: dict[type, Declared] = {}
 
 
 def operation(ptx: str, says: str | Says, *effects: Effect) -> Callable[[type[E]], type[E]]:
-    """Declares a `NamedTuple` as an operation, which gets a last operand: `where`, the source line, if it was asked for. The
-    arguments are those of `Declared`."""
+    """Declares a `NamedTuple` as an operation. Arguments as of `Declared`. The operation gets one more operand, the last one:
+    `where`, the source line, if the run was asked to keep it."""
 
     def register(op: Any) -> Any:
         kinds = {name: _kind(hint) for name, hint in typing.get_type_hints(op, include_extras=True).items()}
@@ -421,7 +424,7 @@ def scope_of(scope: Scope | str, op: Any) -> Scope:
 
 
 def proxy_of(proxy: Proxy | str, op: Any) -> Proxy:
-    """The same of a proxy."""
+    """The proxy of an effect of *op*, likewise."""
     return proxy if isinstance(proxy, Proxy) else Proxy(getattr(op, proxy))
 
 
@@ -431,7 +434,7 @@ def ranks(mask: int) -> str:
 
 
 def _shown(names: Names, kind: Kind, name: str, value: Any) -> Any:
-    """An operand in a sentence. None: it says nothing."""
+    """An operand as a sentence shows it; None: the operand says nothing."""
     if kind is Kind.BAR:
         return names.bar_name(value)
     if kind is Kind.SLOT:
@@ -454,13 +457,11 @@ def _kind(hint: Any) -> Kind:
     raise TypeError(f"{hint} names no kind of operand")
 
 
-# ---- functions -------------------------------------------------------------------------------------------------------
-#
-# Calls of users' functions of fragments, which epilogues are.
+# ---- epilogues: functions of fragments that users pass ----------------------------------------------------------------
 
 
 def where_is(epilogue: Callable[..., Any] | None) -> str:
-    """Its name, and the line if it says which, in reports."""
+    """The name of an epilogue in messages, with its line if that is known."""
     if epilogue is None:
         return "an epilogue without a function"
     code = getattr(epilogue, "__code__", None)
@@ -469,13 +470,13 @@ def where_is(epilogue: Callable[..., Any] | None) -> str:
 
 
 def applied(epilogue: Callable[..., Any], fragments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """What *epilogue* returns. Raises `ScopeError` if it is a function of something else."""
+    """What *epilogue* returns for these arguments. Raises `ScopeError` if it does not take them."""
     try:
         return epilogue(*fragments, **named)
     except TypeError as raised:
         try:
             inspect.signature(epilogue).bind(*fragments, **named)
-        except (TypeError, ValueError) as error:  # ValueError: a built-in one that does not say
+        except (TypeError, ValueError) as error:  # ValueError: a built-in function without a signature
             given = [f"{len(fragments)} accumulator{'s' * (len(fragments) != 1)}", *named]
             why = error if isinstance(error, TypeError) else raised
             raise ScopeError(f"an epilogue is called with {', '.join(given)}: {why}.") from None

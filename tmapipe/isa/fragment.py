@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -38,6 +38,14 @@ class SlotRef(NamedTuple):
 
     buffer: Buffer
     stage: Value
+
+
+Place = tuple[Value, Value]  #: a row and a column of a slot's tile
+Span = tuple[int, int]  #: the first of some rows or columns, and the one after the last
+Gaps = tuple[tuple[int, int], ...]  #: as of `Fragments.read_joined`
+Numbers = tuple["Fragment", ...]  #: fragments of one number a row
+RawFunction = Callable[..., None]
+Accesses = Sequence[tuple[SlotRef, str]]  #: slots that a raw function gets, each to "read", "write" or "update" it
 
 
 class Carried:
@@ -419,7 +427,7 @@ class ClusterExchange(WarpExchange):
         self.isa.warp_sync()
 
 
-def joined_places(slot: SlotRef, at: tuple[int, int], gaps: tuple[tuple[int, int], ...], columns: Any) -> Any:
+def joined_places(slot: SlotRef, at: Place, gaps: Gaps, columns: Any) -> Any:
     """Where the elements of these columns of a tile lie in a slot, as of `Fragments.read_joined`. Raises `InputError` for what
     lies outside of it."""
     first, tile = at[1] + columns, slot.buffer.tile

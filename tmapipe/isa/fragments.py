@@ -1,9 +1,12 @@
 """Fragments: what one warp does with values that are distributed over the registers of the threads of a role.
 
-Bodies see `tmapipe.isa.fragment.Fragment`. Its data is the backend's: a NumPy array in the machine, a list of scalars when
-traced. Each method is made of instructions (`tmapipe.isa.barriers`), or of registers alone. *A piece of an accumulator* is 64
-rows of a warpgroup and some columns, distributed as wgmma does it.
+Bodies see `tmapipe.isa.fragment.Fragment`. The backend defines a fragment's data: a NumPy array in the machine, a list of
+scalars on the GPU. A method here that has no statements is one that each backend has of its own. It consists of
+instructions (`tmapipe.isa.barriers`), or works on registers alone. *A piece of an accumulator* is 64 rows of a warpgroup and
+some columns, distributed as wgmma distributes them.
 """
+
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
@@ -14,7 +17,22 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef, Value, WarpExchange, combine, in_range
+from tmapipe.isa.fragment import (
+    Accesses,
+    Carried,
+    ClusterExchange,
+    Fragment,
+    Gaps,
+    Numbers,
+    Place,
+    RawFunction,
+    SlotRef,
+    Span,
+    Value,
+    WarpExchange,
+    combine,
+    in_range,
+)  # fmt: skip
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Barrier, Matmul
 from tmapipe.plan.thread_layout import WIDTHS, AccumulatorLayout, ThreadLayout, VectorLayout
@@ -43,42 +61,27 @@ class Fragments(Carried):
         They count as zero until the first wgmma. Each call gives the same registers, so only those of the last call can be
         used. empty: whether they may be read without a wgmma.
         """
-        raise NotImplementedError
 
     def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
         """Adds what wgmma has summed since the last time to other sums in fp32. The next wgmma starts from zero. All wgmma
         groups must be complete."""
-        raise NotImplementedError
 
     def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
         """Multiplies *acc* by one number a row, or one for all. All wgmma groups that write it must be complete."""
-        raise NotImplementedError
 
     def accumulator_after(self, matmul: Matmul, acc: Any, values: Fragment) -> Fragment:
         """*values*, for what is not to be computed before *acc* can be read, which it can here."""
-        raise NotImplementedError
 
     def beside(self, layout: AccumulatorLayout, parts: list[Any]) -> Any:
         """The data of a tile of *layout* from those of tiles with fewer columns each, next to each other."""
-        raise NotImplementedError
 
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         """The data of *values* of (m, k) in b's type, as `operand` takes it too."""
-        raise NotImplementedError
 
-    def widened(
-        self,
-        matmul: Matmul,
-        slot: SlotRef,
-        kind: str,
-        zero: tuple[Fragment, ...],
-        scale: tuple[Fragment, ...],
-        registers: str,
-    ) -> Any:
+    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Numbers, scale: Numbers, registers: str) -> Any:
         """``ld.shared``: weights of few bits in a slot, as `packed` gives numbers: ``(w - zero) * scale``, computed in fp32 as
         ``fma(w + c, scale, -(zero + c) * scale)`` with a c of at most 136. Generic proxy. Arguments as of
         `Accumulator.widened`; registers: which the words have, as of `operand`."""
-        raise NotImplementedError
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group
@@ -86,7 +89,6 @@ class Fragments(Carried):
 
         Of 16-bit types a thread has the same elements of 16 columns as an operand and as an accumulator, in the same order.
         """
-        raise NotImplementedError
 
     def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
         """A piece: columns [first, first + columns) of row block *block* of *acc*, in the type of the sums, with the layout
@@ -94,59 +96,48 @@ class Fragments(Carried):
 
         Warpgroup g has the tile's rows from ``(block * warpgroups + g) * 64`` on. All wgmma groups must be complete.
         """
-        raise NotImplementedError
 
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         """All values of *acc*. All wgmma groups must be complete."""
-        raise NotImplementedError
 
     # ---- pieces ---------------------------------------------------------------------------------------------------
 
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
         """A piece of a fragment that is distributed as accumulators are."""
-        raise NotImplementedError
 
     def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         """Converts a piece to the slot's type and writes it to the slot, by ``stmatrix`` or ``st.shared``, 16 rows a warp. The
         slot's extents are (64, columns), or if *transposed* (columns, 64), of a type of 16 or 32 bits. Generic proxy."""
-        raise NotImplementedError
 
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Value, before: Any | None) -> Any:
         """For each row, *before* plus the sum of a piece's values in columns [first, inside). For `write_row_sums` alone: each
         thread has the sums of its own columns. *first* is a multiple of 8; *inside* a run-time value, perhaps negative or
         more than there are columns; *before* what `row_sums` gave for earlier columns, or None for zero."""
-        raise NotImplementedError
 
     def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
         """Writes the sums of `row_sums` to a slot of 64 elements, 16 per warp. They are added over the 4 lanes that share a
         row by ``shfl.bfly``, always in the same order. Generic proxy."""
-        raise NotImplementedError
 
     def column_sums(self, values: Fragment, columns: int, inside: Value) -> Any:
         """For each warp and column, the sum of a piece's values over those of the warp's rows that are among the first
         *inside* of the 64, a run-time value, perhaps negative or more. For `write_column_sums` alone. They are added over
         lanes by ``shfl.bfly``, always in the same order."""
-        raise NotImplementedError
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns). Generic proxy."""
-        raise NotImplementedError
 
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> None:
         """``st.async`` (each lane): the warp's part of a piece in fp32, to part *share* of *shares* of the slot in CTA *cta*
         of the cluster. Completes its bytes on ``barrier[slot.stage]`` there, later, by itself. For `received` alone: the order
         of the elements is left open. Async proxy, as `Isa.store_words`."""
-        raise NotImplementedError
 
     def send_tile(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value) -> None:
         """``st.async`` (each lane): converts the warp's part of a tile to the slot's type and writes it to its place in the
         slot of CTA *cta* of the cluster. Completes its bytes on ``barrier[slot.stage]`` there, later, by itself. Async proxy,
         as `Isa.store_words`."""
-        raise NotImplementedError
 
     def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Value, shares: int) -> Fragment:
         """``ld.shared``: what `send` has put into part *share* of *shares* of a slot, a piece of *layout*. Generic proxy."""
-        raise NotImplementedError
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         """``function(*fragments, **named)`` in fp32: a piece, or a dictionary of pieces.
@@ -155,7 +146,6 @@ class Fragments(Carried):
         function works element by element, on fragments without a layout. It may be called on some columns after others, so
         that few intermediate values need registers at a time.
         """
-        raise NotImplementedError
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 
@@ -166,59 +156,39 @@ class Fragments(Carried):
             layout: How the tile is distributed.
             along: "tile"; "rows" or "columns" for a slot with one extent, which has one number a row or column of that tile.
         """
-        raise NotImplementedError
 
     def read_transposed(self, slot: SlotRef, layout: AccumulatorLayout) -> Fragment:
         """``ld.shared``: the transpose of a slot's tile, in fp32 or int32. Generic proxy."""
-        raise NotImplementedError
 
-    def read_peer(self, slot: SlotRef, cta: Value, layout: ThreadLayout, at: tuple[Value, Value]) -> Fragment:
+    def read_peer(self, slot: SlotRef, cta: Value, layout: ThreadLayout, at: Place) -> Fragment:
         """``ld.shared::cluster``: as `read_part`, of the slot of the CTA with rank *cta*."""
-        raise NotImplementedError
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], pitch: Any = None) -> Fragment:
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None) -> Fragment:
         """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. *pitch*: elements from
         one row to the next in a slot with one extent; None: as many as a row of its tile has. Generic proxy."""
-        raise NotImplementedError
 
-    def read_joined(
-        self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], gaps: tuple[tuple[int, int], ...]
-    ) -> Fragment:
+    def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: Place, gaps: Gaps) -> Fragment:
         """``ld.shared``: elements at[1], at[1] + 1, ... of those that lie in a slot with one extent from at[0] on, without its
         gaps: k at k plus (k // length) further, for each (length, further). Generic proxy."""
-        raise NotImplementedError
 
     def read_rows_as_columns(
         self, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
     ) -> Fragment:
         """``ld.shared``: rows of a slot as columns of a tile. Column j begins at element starts[j % len(starts)] + j //
         len(starts) * pitch of the slot, counted row by row. Generic proxy."""
-        raise NotImplementedError
 
-    def read_line(
-        self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Value, Value], each: int = 1
-    ) -> Fragment:
+    def read_line(self, slot: SlotRef, layout: ThreadLayout, along: str, at: Place, each: int = 1) -> Fragment:
         """``ld.shared``: one number for each of the "rows" or "columns" of a tile, side by side in a row of a slot. *at* is
         this row, and where in it the first number lies. A number counts for *each* rows or columns. Generic proxy."""
-        raise NotImplementedError
 
     def read_number(self, slot: SlotRef, index: Value) -> Fragment:
         """``ld.shared``: one element of a slot with one extent, in all threads. Generic proxy."""
-        raise NotImplementedError
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         """``st.shared``: writes *values* to a slot, converted to its type: a whole tile, or a part that begins at *at*, a
         multiple of its rows and of its columns; or one number a row or a column, in a slot with one extent. Generic proxy."""
-        raise NotImplementedError
 
-    def raw(
-        self,
-        gpu: Callable[..., None],
-        cpu: Callable[..., None] | None,
-        accesses: Sequence[tuple[SlotRef, str]],
-        role: RoleWarps,
-        proxy: str = "generic",
-    ) -> None:
+    def raw(self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str) -> None:
         """Calls *gpu* with tensors, or *cpu* with arrays, in the order of *accesses*.
 
         Args:
@@ -226,7 +196,6 @@ class Fragments(Carried):
                 takes the same elements whenever *gpu* is called).
             proxy: "generic", or "async" if *gpu* uses TMA or wgmma; all lanes then wait in it until that has ended.
         """
-        raise NotImplementedError
 
     # ---- registers ------------------------------------------------------------------------------------------------
 
@@ -236,9 +205,7 @@ class Fragments(Carried):
         data = self.expand(layout, "one", self.number(in_range("full()", value, kind), kind), along)
         return Fragment(self, layout, along, kind, data)
 
-    def reduce(
-        self, values: Fragment, op: str, along: str, inside: Any = None, surely: tuple[int, int] | None = None
-    ) -> Fragment:
+    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Span | None = None) -> Fragment:
         """One number a row or a column: of its elements the "sum", "maximum" or "minimum", in fp32 or int32, or "logsumexp",
         the logarithm of the sum of their powers of e, in fp32.
 
@@ -289,9 +256,7 @@ class Fragments(Carried):
             exchange.read()
         return Fragment(self, layout, along, kind, partial)
 
-    def only_inside(
-        self, tile: Fragment, along: str, first: Value | None, end: Value, surely: tuple[int, int], other: Any
-    ) -> Fragment:
+    def only_inside(self, tile: Fragment, along: str, first: Value, end: Value, surely: Span, other: Any) -> Fragment:
         """A whole tile, in whose rows (*along* "rows") or columns those before *first* and from *end* on are *other*."""
         place = tile.columns if along == "rows" else tile.rows
         holds = place < end if first is None else (place >= first) & (place < end)
@@ -326,31 +291,25 @@ class Fragments(Carried):
 
     def reduce_in_warp(self, layout: ThreadLayout, op: str, kind: str, along: str, data: Any) -> Any:
         """One number a row or column of a whole tile's data, over the lanes of a warp."""
-        raise NotImplementedError
 
     def sum_parts(self, layout: ThreadLayout, data: Any) -> Any:
         """The sums of a whole tile's data, a row and lane that shares it."""
-        raise NotImplementedError
 
     def join_parts(self, layout: ThreadLayout, data: Any) -> Any:
         """What `sum_parts` gave, and what was computed of it, added up over the lanes: one number a row."""
-        raise NotImplementedError
 
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
         """Writes what `reduce_in_warp` gave to the warp's row of a slot: one number a row slot, or one a column, at its index.
         Generic proxy."""
-        raise NotImplementedError
 
     def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
         """``st.async``, by lane i to CTA i for each bit i of `exchange.mask`: writes what `reduce_in_warp` gave for rows to
         the warp's row of the slot there, among those of all warps of all CTAs, and completes its bytes on
         ``exchange.full[stage]`` there. Async proxy, as of `store_words`."""
-        raise NotImplementedError
 
     def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
         """One number a row or column: those of the warps that share it, in so many CTAs, combined in the same order in all of
         them; *op* "before": of `chunk_totals`, what `chunks_before` gives, over these warps. Generic proxy."""
-        raise NotImplementedError
 
     # ---- the order of a row's elements ----------------------------------------------------------------------------
     #
@@ -441,31 +400,24 @@ class Fragments(Carried):
 
     def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
         """The running sums of each row and chunk of a whole tile's data, over the lanes of a warp."""
-        raise NotImplementedError
 
     def chunk_totals(self, layout: ThreadLayout, data: Any) -> Any:
         """What `scan_in_warp` gave for the last element of each row and chunk: `layout.chunks` numbers a row slot."""
-        raise NotImplementedError
 
     def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
         """For each row and chunk, the sum of the totals of earlier chunks, as `chunk_totals` gave them."""
-        raise NotImplementedError
 
     def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
         """A whole tile's data with a number added for each row and chunk."""
-        raise NotImplementedError
 
     def swapped_pairs(self, layout: ThreadLayout, along: str, data: Any) -> Any:
         """Data along a "tile" or its "columns" in which neighbours have changed places."""
-        raise NotImplementedError
 
     def picked_of_pairs(self, layout: VectorLayout, along: str, data: Any, which: int) -> Any:
         """Of each pair of neighbours the first (0) or the second (1), from data along a "tile" or its "columns"."""
-        raise NotImplementedError
 
     def joined_pairs(self, layout: VectorLayout, along: str, even: Any, odd: Any) -> Any:
         """Data of a *layout* twice as wide, in which those of *even* and of *odd* alternate."""
-        raise NotImplementedError
 
     # ---- data -----------------------------------------------------------------------------------------------------
 
@@ -481,20 +433,15 @@ class Fragments(Carried):
 
     def number(self, value: Any, kind: str) -> Any:
         """A number as the data of a fragment that varies along nothing."""
-        raise NotImplementedError
 
     def convert(self, data: Any, kind: str, to: str) -> Any:
         """Data of another kind. bool as a number is 0 or 1."""
-        raise NotImplementedError
 
     def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:
         """Data that varies along *to*, with each number repeated."""
-        raise NotImplementedError
 
     def indices(self, layout: ThreadLayout, along: str) -> Any:
         """The row of each row slot, or the column of each column slot."""
-        raise NotImplementedError
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         """The operation on data of the right kinds, which vary along the same or, of a number, along nothing."""
-        raise NotImplementedError

@@ -1,6 +1,10 @@
-"""Isa, the instruction set that everything is written in: all operations, with those on descriptors and on global
-memory."""
+"""Isa, the interface of the instruction set, with all operations. The operations on descriptors and on global memory are
+declared here, the others in `barriers` and `copies`.
 
+Rings, stages, stores and tile schedulers are written in it.
+"""
+
+# mypy: disable-error-code="empty-body"
 # ruff: noqa: F403, F405 - declarations are written in the vocabulary of `tmapipe.isa`, all of it
 
 from __future__ import annotations
@@ -14,18 +18,15 @@ from tmapipe.isa.barriers import *
 from tmapipe.isa.barriers import BarrierInstructions, ComputeInstructions, Lowering
 from tmapipe.isa.copies import *
 from tmapipe.isa.copies import CopyInstructions, PeerInstructions, RowInstructions
-from tmapipe.isa.fragment import Block, Carried, Cells, Condition, Fragment, Value
+from tmapipe.isa.fragment import Block, Carried, Cells, Condition, Fragment, Span, Value
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Barrier, Buffer, Ring
 
-# ---- descriptors -----------------------------------------------------------------------------------------------------
-#
-# Operations and instructions on descriptors that a kernel changes.
-
+# ---- descriptors that a kernel changes -------------------------------------------------------------------------------
 
 ON_BAR = Until(bar="bar", nbytes="nbytes")
-#: What arrives at mbarriers, and what ends a group of asynchronous operations, with the unit that then works: methods.
+#: Methods that arrive at mbarriers; methods that end a group of asynchronous operations, with the unit that then works on it.
 ARRIVALS = ("mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx")
 COMMITS = {"wgmma_commit": "wgmma", "bulk_commit_group": "bulk"}
 
@@ -37,7 +38,7 @@ COMMITS = {"wgmma_commit": "wgmma", "bulk_commit_group": "bulk"}
     Tile("load", inside=False),
 )
 class DescriptorWrite(NamedTuple):
-    """Of a part of the load's tensor: `at` is (first row, how many). Facts: None."""
+    """Makes it a descriptor of some rows of the load's tensor: `at` is (first row, how many rows). Facts: None."""
 
     load: Name
     slot: Slot
@@ -50,7 +51,7 @@ class DescriptorWrite(NamedTuple):
     FenceProxy(),
 )
 class DescriptorRelease(NamedTuple):
-    """Copies it to global memory, where the engine reads it, and fences. Facts: None."""
+    """Copies the descriptor to global memory, where the engine reads it, and fences. Facts: None."""
 
     slot: Slot
     lanes: Lanes = ALL_LANES
@@ -58,7 +59,7 @@ class DescriptorRelease(NamedTuple):
 
 @operation("fence.proxy.tensormap::generic.acquire.gpu", "acquires the descriptor in {slot}", Access())
 class DescriptorAcquire(NamedTuple):
-    """Before loads through it. Facts: None."""
+    """Comes before loads through the descriptor. Facts: None."""
 
     slot: Slot
 
@@ -71,8 +72,8 @@ class DescriptorAcquire(NamedTuple):
     Tile("load", inside=False),
 )
 class TmaLoadThrough(NamedTuple):
-    """As `TmaLoad`, of the rows that the descriptor in slot `source` of the own CTA says, which it reads until it is over.
-    Facts: tuple of `Flight`, one a destination CTA."""
+    """A `TmaLoad` through the descriptor in slot `source` of the own CTA. The load reads the descriptor until it is over.
+    Facts: tuple of `Flight`, one for each destination CTA."""
 
     load: Name
     slot: Slot
@@ -86,39 +87,36 @@ class TmaLoadThrough(NamedTuple):
 
 
 class DescriptorInstructions(Lowering):
-    """Instructions on descriptors in slots, of loads whose `Load.through` is such a slot's buffer."""
+    """Instructions on descriptors in slots. A load through descriptors has the buffer of these slots as `Load.through`."""
 
     def descriptor_write(self, load: Load, buffer: Buffer, stage: Value, first: Value, rows: Value) -> None:
-        """``tensormap.replace`` in shared memory, then ``tensormap.cp_fenceproxy``: makes the descriptor in slot *stage* one
-        of *rows* rows of the load's tensor, from row *first* on; one or more, all of them in the tensor. Each slot has a
-        place in global memory, where the engine reads it. Generic proxy, released to that of descriptors."""
+        """``tensormap.replace`` in shared memory, then ``tensormap.cp_fenceproxy``: makes the descriptor in slot *stage* show
+        *rows* rows of the load's tensor, from row *first* on: one or more rows, all of them in the tensor. Each slot has a
+        place in global memory, where the engine reads its descriptor. Generic proxy, released to the proxy of descriptors."""
         slot = self.slot(buffer, stage)
         self.emit(DescriptorWrite(load.name, slot, (self.plain(first), self.plain(rows))))
         self.emit(DescriptorRelease(slot))
 
     def descriptor_acquire(self, buffer: Buffer, stage: Value) -> None:
-        """``fence.proxy.tensormap::generic.acquire``: before this warp's loads through the descriptor in slot *stage*, for
-        which it has waited."""
+        """``fence.proxy.tensormap::generic.acquire``: comes before this warp's loads through the descriptor in slot *stage*.
+        The warp has waited for the slot."""
         self.emit(DescriptorAcquire(self.slot(buffer, stage)))
 
     def tma_load_through(
         self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier, through: Value, mask: Value, share: Value
     ) -> None:
-        """As `tma_load`, through the descriptor in slot *through*: *at* counts from its first row, and beyond its last one
-        there are zeros. The descriptor is read until the bytes have been counted."""
+        """A `tma_load` through the descriptor in slot *through*: *at* counts from the descriptor's first row, and beyond its
+        last row there are zeros. The descriptor is read until the bytes have been counted."""
         assert load.through is not None
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
         nbytes, source = load.buffer.slot_bytes // load.peers, self.slot(load.through, through)
         self.emit(TmaLoadThrough(load.name, slot, bar, nbytes, mask, source, share, load.peers, self.start(load, at)))
 
 
-# ---- globals ---------------------------------------------------------------------------------------------------------
+# ---- global memory by threads, and the lanes of a warp ---------------------------------------------------------------
 #
-# Operations and instructions on global memory by threads, such as counters and tables, and among the lanes of a warp.
-#
-# A launch has some counters: int32 in global memory that are 0 when it starts, and must be 0 when it ends. In the
-# machine, clusters run one after another, so the caller passes what an atomic operation finds there, as if clusters
-# took turns.
+# A launch has some counters: int32 in global memory that are 0 when it starts, and must be 0 when it ends. The machine runs
+# clusters one after another. So the caller passes the number that an atomic operation would find if clusters took turns.
 
 
 @operation("griddepcontrol.wait", "waits for the end of the kernel before", AwaitGrid())
@@ -149,7 +147,7 @@ class CounterStore(NamedTuple):
 
 @operation("ld.global.b32", "reads entries {entries} of table {table}", Global("read"))
 class TableLoad(NamedTuple):
-    """Of one entry by all lanes, or of one each by the first ones. Facts: None."""
+    """All lanes read one entry, or each of the first lanes reads an entry of its own. Facts: None."""
 
     table: Name
     entries: At
@@ -184,20 +182,21 @@ class GlobalInstructions(Lowering):
     """Instructions on counters, tables and tensors. They may be touched only after `griddepcontrol_wait`."""
 
     def griddepcontrol_wait(self) -> None:
-        """``griddepcontrol.wait``: until the kernels before this one in the stream have ended and their writes are
-        visible. A warp may touch nothing in global memory earlier that they write or read, since the launch does not wait for
-        them, and waits before it returns, since the next kernel waits only for the end of this one."""
+        """``griddepcontrol.wait``: waits until the earlier kernels of the stream have ended and their writes are visible. The
+        launch does not wait for them. So a warp touches no global memory that they write or read before this instruction. It
+        executes the instruction before it returns, since the next kernel waits only for the end of this one."""
         self.emit(GridWait())
 
     def griddepcontrol_launch_dependents(self) -> None:
-        """``griddepcontrol.launch_dependents``: once each CTA has executed it, the next kernel's CTAs may start wherever
-        there is room (and wait there, as above). Orders nothing."""
+        """``griddepcontrol.launch_dependents``: once each CTA has executed it, CTAs of the next kernel may start wherever
+        there is room. They execute `griddepcontrol_wait` themselves. Orders no accesses."""
         self.emit(GridLaunch())
 
     def lane_0(self, body: Callable[[], None], when: Condition = True) -> None:
         """Runs *body* in lane 0 alone, if *when*, by predication.
 
-        In it only registers, `atomic_add`, `store_counter`, `smid`, and control flow. Conditions may be those of one lane.
+        The body uses only registers, `atomic_add`, `store_counter`, `smid` and control flow, whose conditions may be those of
+        this lane.
         """
         if when:
             body()
@@ -214,16 +213,16 @@ class GlobalInstructions(Lowering):
         """The 32-bit words that the host passed to the launch for the order of tiles.
 
         Args:
-            in_machine: What they are in the machine, of the number of clusters.
+            in_machine: Gives the words in the machine, from the number of clusters.
         """
         return in_machine(self.clusters)
 
     def atomic_add(self, counter: Value, in_turn: Callable[[], int]) -> Value:
-        """``atom.global.add``, relaxed, at GPU scope, by the calling lane: adds 1 to a counter. Returns what it was before.
+        """``atom.global.add``, relaxed, at GPU scope, by the calling lane: adds 1 to a counter, and returns its value before.
 
         Args:
-            counter: Its number.
-            in_turn: In the machine, what it was if clusters take turns.
+            counter: The number of the counter.
+            in_turn: Gives this value in the machine, where clusters take turns.
         """
         before = in_turn()
         return self.answer(CounterAdd(counter, before), before)
@@ -233,21 +232,16 @@ class GlobalInstructions(Lowering):
         self.emit(CounterStore(counter, value))
 
     def store_values(
-        self,
-        store: Store,
-        at: Sequence[Value],
-        values: Fragment,
-        surely: tuple[int, int] = (0, 0),
-        mask: Fragment | None = None,
+        self, store: Store, at: Sequence[Value], values: Fragment, surely: Span, mask: Fragment | None
     ) -> None:
         """``st.global`` (each lane): stores the warp's part of *values*, converted, to the tile that starts at element *at*.
         Elements outside the tensor are not written. At most `store.vector` bytes at once, or 16 where the store is `wide`.
         Generic proxy.
 
         Args:
-            surely: The first, and the one after the last, of the tile's columns that lie inside the tensor in any case, and
-                those at multiples of 16 bytes of a tile at such addresses.
-            mask: For which elements, one at a time; None: for all.
+            surely: (first, end) of the tile's columns that lie inside the tensor for every tile. Where the store is `wide`,
+                tiles then start at multiples of 16 bytes.
+            mask: A comparison: the elements of which it holds are stored, one at a time; None: all.
         """
         self.emit(TileStore(store.name, self.start(store, at)), values, surely, mask)
 
@@ -255,9 +249,9 @@ class GlobalInstructions(Lowering):
         """``ld.global``: entry *i* of a table, in all lanes.
 
         Args:
-            table: Its name.
-            i: Less than it has entries.
-            without_data: What the entry is in the check, which has no data.
+            table: The name of the table.
+            i: From 0 to the number of entries less 1.
+            without_data: The entry in the check, which has no data.
         """
         (entry,) = self.ask(TableLoad(table, (i,)), lambda: (without_data,))
         return entry
@@ -265,15 +259,15 @@ class GlobalInstructions(Lowering):
     def ballot(
         self, table: str, first: Value, count: Value, holds: Callable[[Value, Value], Condition], without_data: int
     ) -> Value:
-        """``ld.global`` by lane i of entry *first* + i, if that is less than *count*, and ``vote.ballot``. Returns, in all
-        lanes, for how many of these 32 ``holds(index, entry)`` is true.
+        """``ld.global`` and ``vote.ballot``: lane i looks at entry *first* + i, if that is less than *count*. Returns, in all
+        lanes, for how many of these 32 entries ``holds(index, entry)`` is true.
 
         Args:
-            table: Its name.
-            first: The first entry.
-            count: Of entries in the table that may be read.
+            table: The name of the table.
+            first: The index of the first entry.
+            count: How many entries of the table may be read.
             holds: Takes an index and an entry; uses arithmetic and comparison only.
-            without_data: What every entry is in the check, which has no data.
+            without_data: Every entry in the check, which has no data.
         """
         mine = tuple(range(first, min(first + 32, count)))
         entries = self.ask(TableLoad(table, mine), lambda: [without_data] * len(mine))
@@ -282,23 +276,20 @@ class GlobalInstructions(Lowering):
         return votes
 
 
-# ---- ops -------------------------------------------------------------------------------------------------------------
+# ---- facts, and steps of engines -------------------------------------------------------------------------------------
 #
-# All operations, the facts that the machine answers with, and the steps that engines take by themselves.
-#
-# An operation is what a warp asks of the machine: one immutable record. Its operands are small integers that
-# `tmapipe.model.layout.Layout` numbers and names: ``bar`` is a flat number of one mbarrier of the CTA, ``slot`` of
-# one slot of shared memory, both without the CTA, which the agent supplies. The last line of each docstring states
-# the *facts* with which `State.apply` answers.
+# An operation is what a warp asks of the machine: one immutable record. Its operands are small integers, which
+# `tmapipe.model.layout.Layout` numbers and names. ``bar`` is the number of an mbarrier of the CTA, and ``slot`` the number
+# of a slot; which CTA it is follows from the warp. `State.apply` answers with *facts*, which the last line of each
+# operation's docstring states.
 
 
 Op = Any  #: one of the operations, each a `NamedTuple` declared in the table
 
 
 class Counted(NamedTuple):
-    """Arrivals or bytes counted by ``bar`` of CTA `cta` in its phase number `phase` (from 0), and whether they completed it.
-
-    arrivals: 0 for expect-tx and complete-tx; nbytes: armed, or if negative landed.
+    """Arrivals or bytes that ``bar`` of CTA `cta` has counted in its phase number `phase` (from 0). completed: whether they
+    completed the phase; arrivals: 0 for expect-tx and complete-tx; nbytes: bytes that were armed; negative: that landed.
     """
 
     cta: int
@@ -312,8 +303,8 @@ class Counted(NamedTuple):
 class Flight(NamedTuple):
     """An asynchronous agent: a load on its way to CTA `cta`, a store, or a wgmma.
 
-    kind: "load", "store" or "wgmma"; issuer: the agent that issued it (a wgmma's: the global warpgroup); serial: counts
-    the issuer's loads and stores (a wgmma's: those of the warpgroup), so it is the same in every interleaving.
+    kind: "load", "store" or "wgmma". issuer: the warp that issued it; of a wgmma the number of the warpgroup in the cluster.
+    serial: which of the issuer's loads and stores it is, or of the warpgroup's wgmmas: the same in every interleaving.
     """
 
     kind: str
@@ -351,23 +342,21 @@ Agent = int | Flight
 
 # ---- interface -------------------------------------------------------------------------------------------------------
 #
-# Isa: the instruction set that every ring, stage, store and tile scheduler is written in.
+# The trace records calls of these instructions, and two backends carry them out. `tmapipe.gpu` emits a CuTe DSL operation for
+# each. `tmapipe.model` makes the operations of the table and executes them on a model of the hardware. The protocol
+# (`tmapipe.protocol`) knows only this package. A method without statements is one that the trace, or each backend, has.
 #
-# Two backends implement it. `tmapipe.gpu` emits the CuTe DSL operation for each instruction while CuTe DSL traces the
-# body. `tmapipe.model` makes the operations of the table and carries them out on a model of the hardware. The
-# protocol (`tmapipe.protocol`) knows only this package.
+# **Who executes.** A body runs once per *warp*. All 32 lanes are converged at every instruction. Where the hardware wants one
+# thread (an arrive, an expect-tx, a TMA instruction, a bulk group) the backend elects a lane, the same lane each time. Where a
+# docstring says "each lane", all lanes execute the instruction.
 #
-# **Who executes.** A body runs once per *warp*. All 32 lanes are converged at every instruction. Where the hardware
-# wants one thread (an arrive, an expect-tx, a TMA instruction, a bulk group) the backend elects one lane, the same
-# one each time. An instruction that says "each lane" is executed by all.
+# **Values.** An index, a parity, a coordinate or a rank is an ``int`` in the machine, and elsewhere a value that only the
+# kernel knows; both take the usual arithmetic. A condition is a ``bool``, or likewise a value. Python's ``if`` on such a value
+# works only in traced bodies, so library code branches with `Isa.when` and selects with `Isa.select`.
 #
-# **Values.** An index, a parity, a coordinate or a rank is an ``int`` in the machine and an ``Int32`` when traced;
-# both take the usual arithmetic. A condition is a ``bool`` or a ``Boolean``. Python's ``if`` on such a value works
-# only in traced bodies, so library code branches with `Isa.when` and selects with `Isa.select`.
-#
-# **Proxies.** *Generic*: ordinary loads and stores by threads. *Async*: what TMA and wgmma do to shared memory.
-# Accesses to the same bytes through different proxies are ordered only by a proxy fence, by an mbarrier completion
-# (async writes, for whoever waits), or by a group wait (async reads and writes of one's own).
+# **Proxies.** *Generic*: ordinary loads and stores by threads. *Async*: accesses of shared memory by TMA and wgmma. Accesses
+# to the same bytes through different proxies are ordered only by a proxy fence, by the completion of an mbarrier (async
+# writes, for the threads that wait for it), or by a group wait (async reads and writes, for the thread that started them).
 
 
 class Isa(
@@ -379,26 +368,25 @@ class Isa(
     ComputeInstructions,
     GlobalInstructions,
 ):
-    """One warp's view of the hardware: control flow, what a kernel was launched with, and the instructions of the table.
+    """One warp's view of the hardware: control flow, the arguments of the launch, and the instructions of the table.
 
-    `fragments` works on values that are distributed over threads.
+    `fragments` has the instructions on values that are distributed over threads.
     """
 
     fragments: Fragments
 
     def cells(self, *initial: Value) -> Cells:
         """Mutable integers, one for each initial value."""
-        raise NotImplementedError
 
     def follow(self, part: Carried) -> None:
-        """Told of each object of the protocol that has `_facts`: a trace joins them where paths meet. Else of no matter."""
+        """Takes note of an object of the protocol that has `_facts`. A trace joins the facts where paths meet."""
 
     def select(self, condition: Condition, then: Value, otherwise: Value) -> Value:
         """``selp``: *then* if *condition* else *otherwise*, without a branch."""
-        raise NotImplementedError
 
     def advance(self, state: Cells, stages: int, parity: bool = True) -> None:
-        """Moves a pipeline state (index, parity) on to the next of *stages* slots. *parity*: whether it has one."""
+        """Moves a pipeline state (index, parity) on to the next of *stages* slots. *parity*: whether the state has a
+        parity."""
         following = state[0] + 1
         wrapped = following == stages
         if parity:
@@ -413,43 +401,36 @@ class Isa(
         state[1] = state[1] ^ (laps & 1)
 
     def here(self, value: Value) -> Value:
-        """The same value in all lanes, computed at this point of the program and not where it is used."""
-        raise NotImplementedError
+        """*value*, which is the same in all lanes, computed at this point of the program and not later where it is used."""
 
     def when(self, condition: Condition, body: Callable[[], None]) -> None:
         """Runs *body* if *condition*. The condition must be the same in all lanes of the warp."""
-        raise NotImplementedError
 
     def loop(self, trips: Value, body: Callable[[Value], None]) -> None:
         """Runs ``body(0)`` .. ``body(trips - 1)``."""
-        raise NotImplementedError
 
     def loop_while(self, state: Cells, body: Callable[[], None], iterations: Callable[[], int] | None = None) -> None:
-        """Runs ``body()`` as long as ``state[0]``, which is the same in all lanes that run it, is not 0.
+        """Runs ``body()`` as long as ``state[0]`` is not 0. It is the same number in all lanes that run the loop.
 
         Args:
-            iterations: Where data decides that: how often it runs in the check, which has no data.
+            iterations: Gives how often the body runs in the check, which has no data, where data decides it.
         """
-        raise NotImplementedError
 
     def block(self) -> Block:
-        """The block of code that the calling body is at. Two points in one block are executed equally often, in turn."""
-        raise NotImplementedError
+        """The block of code that the trace is in. Two points in one block are executed equally often, one after the other."""
 
     def call(self, body: Callable[..., None], *arguments: Any) -> None:
-        """Runs a role's body: traced by CuTe DSL, or called as it is."""
-        raise NotImplementedError
+        """Runs a role's body."""
 
     def evaluate(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """What a method of the schedule says outside bodies, e.g. how many slots a tile takes."""
+        """What a method of the schedule returns that is no body, such as how many slots a tile takes."""
         return function(*arguments)
 
     def extent(self, argument: str, dim: int) -> Value:
         """Extent (elements) of dimension *dim* of the tensor bound to *argument*; a Python number if it is fixed."""
-        raise NotImplementedError
 
     def extent_along(self, where: str, dim: str) -> Value:
-        """Extent of the tensors' dimension of the name *dim*. Raises `InputError`, of *where*, if no tensor has it."""
+        """Extent (elements) of the dimension *dim*. Raises `InputError`, for the argument *where*, if no tensor has it."""
         for part in self.plan.transfers:
             if dim in part.dims:
                 return self.extent(part.argument, part.dims.index(dim))
@@ -457,14 +438,14 @@ class Isa(
         raise InputError(where, dim, f"names a dimension of a tensor ({known})", "name one of them")
 
     def window_start(self, load: Load, number: Value) -> tuple[Value, ...]:
-        """(image, where in it) window *number* of the load's tensor begins (elements)."""
+        """Where window *number* of the load's tensor begins: (image, first element in the image along each dimension)."""
         assert load.windows is not None
         return load.windows.start(number, [self.extent(load.argument, i) for i in range(1, len(load.dims) - 1)])
 
     def divisors(self, values: dict[str, Value]) -> dict[str, Any]:
-        """Each value as something to divide by (``x // d`` for x >= 0).
+        """Each value as a divisor d, for ``x // d`` with x >= 0. The values are those of the order's `divisors`, the same in
+        all CTAs.
 
-        A number in the machine. When traced, a multiplier and a shift that the host has computed: an integer division takes
-        some 150 cycles. The values are those of the order's `divisors`, the same in all CTAs.
+        In the machine a divisor is the number. On the GPU it is a multiplier and a shift, which the host has computed, since
+        an integer division takes some 150 cycles.
         """
-        raise NotImplementedError

@@ -14,7 +14,7 @@ from tmapipe.base import arithmetic
 from tmapipe.base.arithmetic import DType, bf16, exp, folded, fp8_e4m3, fp8_e5m2, fp16, larger, log, smaller, total
 from tmapipe.errors import InputError
 from tmapipe.isa import ops
-from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef, joined_places
+from tmapipe.isa.fragment import ClusterExchange, Fragment, Place, SlotRef, joined_places
 from tmapipe.isa.fragments import Fragments
 from tmapipe.model.memory import Memory, convert
 from tmapipe.plan.model import WARP
@@ -145,12 +145,12 @@ class SlotAccesses(Fragments):
         at = self._positions(slot.buffer.tile[-1], layout, transposed=True)
         return self._fragment(slot, layout, "tile", self._read(slot, at=at))
 
-    def read_peer(self, slot: SlotRef, cta: Any, layout: ThreadLayout, at: tuple[Any, Any]) -> Fragment:
+    def read_peer(self, slot: SlotRef, cta: Any, layout: ThreadLayout, at: Place) -> Fragment:
         self.isa.give(self._inside(slot, layout, at))
         self.isa.emit(ops.PeerRead(self.isa.slot(slot.buffer, slot.stage), 1 << cta))
         return self._fragment(slot, layout, "tile", self._answer())
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int | None = None) -> Fragment:
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None) -> Fragment:
         places = self._inside(slot, layout, at) if pitch is None else self._positions(pitch, layout, at)
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
@@ -172,9 +172,7 @@ class SlotAccesses(Fragments):
             raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin it earlier")
         return self._positions(columns, layout, at)
 
-    def read_line(
-        self, slot: SlotRef, layout: ThreadLayout, along: str, at: tuple[Any, Any], each: int = 1
-    ) -> Fragment:
+    def read_line(self, slot: SlotRef, layout: ThreadLayout, along: str, at: Place, each: int = 1) -> Fragment:
         data, count = self._read(slot), layout.rows if along == "rows" else layout.columns
         if data is None:
             return self._fragment(slot, layout, along, None)

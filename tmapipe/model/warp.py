@@ -13,7 +13,7 @@ from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import applied, ops, where_is
 from tmapipe.isa.copies import sent
-from tmapipe.isa.fragment import Fragment, SlotRef, call_raw
+from tmapipe.isa.fragment import Accesses, Fragment, RawFunction, SlotRef, Span, call_raw
 from tmapipe.isa.ops import Isa, TableLoad
 from tmapipe.model import elements
 from tmapipe.model.elements import Cut, Reductions, of_data, raw_name
@@ -176,14 +176,7 @@ class MachineFragments(Reductions):
 
     # ---- raw code -------------------------------------------------------------------------------------------------
 
-    def raw(
-        self,
-        gpu: Callable[..., None],
-        cpu: Callable[..., None] | None,
-        accesses: Sequence[tuple[SlotRef, str]],
-        role: RoleWarps,
-        proxy: str = "generic",
-    ) -> None:
+    def raw(self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str) -> None:
         if self.memory is not None and cpu is None:
             rule = "is what the model runs in place of CuTe DSL"
             raise InputError("k.raw(cpu)", cpu, rule, "pass a function of arrays")
@@ -203,9 +196,7 @@ class MachineFragments(Reductions):
             if kind != "read":
                 self._write(slot, array, (mine, shares, f"rows/{name}"), proxy=proxy)
 
-    def only_inside(
-        self, tile: Fragment, along: str, first: Any, end: Any, surely: tuple[int, int], other: Any
-    ) -> Fragment:
+    def only_inside(self, tile: Fragment, along: str, first: Any, end: Any, surely: Span, other: Any) -> Fragment:
         low, high = surely
         if self.memory is not None and low < high and not ((first or 0) <= low and high <= end):
             rule = f"are {along} that count, but those that do are {first or 0} to {end}"
@@ -312,12 +303,7 @@ class MachineIsa(Isa):
         return [int(entries[i]) if 0 <= i < len(entries) else 1 for i in op.entries]
 
     def store_values(
-        self,
-        store: Store,
-        at: Sequence[int],
-        values: Fragment,
-        surely: tuple[int, int] = (0, 0),
-        mask: Fragment | None = None,
+        self, store: Store, at: Sequence[int], values: Fragment, surely: Span, mask: Fragment | None
     ) -> None:
         if self.memory is not None and surely[0] < surely[1]:
             extent = self.memory.tensors[store.argument].shape[-1]
@@ -332,7 +318,7 @@ class MachineIsa(Isa):
                 raise InputError(f"{store.name}.store(surely)", surely, rule, "leave it out for such a tensor")
         if self.memory is not None:
             self.give(self._stored(values, mask, store.tile[-1]))
-        super().store_values(store, at, values)
+        super().store_values(store, at, values, surely, mask)
 
     def _stored(self, values: Fragment, mask: Fragment | None, width: int) -> tuple[Any, Any]:
         """Where in a tile whose rows have *width* elements the warp's values are, and these; of those that *mask* names."""
