@@ -33,8 +33,8 @@ def print_problem(results: Results, problem: Problem) -> None:
 
 
 def print_summary(results: Results, measure: str, mode: str = "rested") -> None:
-    """A line a problem: the best of each peer, and ours as a fraction; geometric means below."""
-    rows = [r for r in results.rows if r["mode"] == mode]
+    """A line a problem of this *measure*: the best of each peer, and ours as a fraction; geometric means below."""
+    rows = [r for r in results.rows if r["mode"] == mode and measure in r]
     groups = list(dict.fromkeys((r["problem"], r["dtype"], r.get("accumulate")) for r in rows))
     peers = [p for p in dict.fromkeys(r["peer"] for r in rows) if p != OURS]
     body, of_best, of_first = [], [], []

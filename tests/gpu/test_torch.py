@@ -73,6 +73,44 @@ def test_gradients_and_compilation():
                 assert (found.double() - exact).norm() <= 2e-2 * exact.norm()
 
 
+@pytest.mark.parametrize("m, n, k", [(1000, 3001, 2007), (77, 333, 555), (1, 515, 4097)])
+def test_products_whose_rows_are_no_multiples_of_16_bytes(m, n, k):
+    given = [half(*shape).requires_grad_() for shape in ((m, k), (n, k), (n,))]
+    wide = [each.detach().double().requires_grad_() for each in given]
+    exact, factor = functional.linear(*wide), torch.randn(m, n, device="cuda")
+    expected = torch.autograd.grad((exact * factor).sum(), wide)
+    with tt.kernels_only():
+        for _ in range(2):
+            found = tt.linear(*given)
+            assert found.is_contiguous()
+            close(found.detach(), exact.detach())
+            for mine, its in zip(torch.autograd.grad((found * factor).sum(), given), expected, strict=True):
+                assert (mine.double() - its).norm() <= 1e-2 * its.norm()
+
+
+@pytest.mark.parametrize("m, n", [(512, 4096), (300, 1001), (64, 30522)])
+def test_gradients_of_rows(m, n):
+    functions = {
+        tt.softmax: (lambda x: torch.softmax(x, -1), 0),
+        tt.log_softmax: (lambda x: torch.log_softmax(x, -1), 0),
+        tt.rms_norm: (lambda x, w: functional.rms_norm(x, (n,), w, 1e-6), 1),
+        tt.layer_norm: (lambda x, w, b: functional.layer_norm(x, (n,), w, b), 2),
+        tt.cross_entropy: (functional.cross_entropy, None),
+    }
+    factor = torch.randn(m, n, device="cuda")
+    for mine, (its, columns) in functions.items():
+        given = [half(m, n).requires_grad_(), *(half(n).requires_grad_() for _ in range(columns or 0))]
+        others = [torch.randint(0, n, (m,), device="cuda")] if columns is None else []
+        wide = [each.detach().double().requires_grad_() for each in given]
+        expected = torch.autograd.grad((its(*wide, *others) * factor.double()).sum(), wide)
+        with tt.kernels_only():
+            for run in (mine, torch.compile(mine, fullgraph=True)):
+                found = torch.autograd.grad((run(*given, *others) * factor).sum(), given)
+                for gradient, exact in zip(found, expected, strict=True):
+                    assert gradient.dtype == torch.bfloat16
+                    assert (gradient.double() - exact).norm() <= 1e-2 * exact.norm(), mine.__name__
+
+
 @pytest.mark.parametrize("tokens", [16, 512])  # of few, k is taken in parts
 def test_remembered_calls(tokens):
     """From graphs, with gradients and below them; the second call of a kind is remembered."""

@@ -33,6 +33,7 @@ ON_A_GPU = [
     "kernels",
     "l2_requests",
     "mlp",
+    "steps",
     "predicted",
     "programs",
     "random_epilogues",

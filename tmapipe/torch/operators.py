@@ -14,8 +14,9 @@ import attrs
 import torch
 from torch.nn import functional
 
+from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import outputs_of
-from tmapipe.bind.tensors import signature
+from tmapipe.bind.tensors import last_but_one, signature
 from tmapipe.calling import called
 from tmapipe.epilogue import Epilogue, PerColumn
 from tmapipe.errors import InputError, check_type
@@ -244,18 +245,52 @@ def _product(
         a, b, *more = tensors
         if tf32:  # of which wgmma loads both along k
             a, b = a.contiguous(), b.contiguous()
-        schedule = chosen(Problem.of(a, b, tf32=tf32), a.device, _schedule, bool(more))
+        at_a, at_b, _ = Problem.of(a, b, tf32=tf32).rows_at
+        columns = b.shape[-2]
+        units = -columns % (ALIGNMENT // b.itemsize)  # columns of d that its rows lack to be whole 16 bytes
+        loaded = _as_loaded(a, at_a), _as_loaded(b, at_b, units)
+        if units:
+            more = [functional.pad(each, (0, units)) for each in more]
+        schedule = chosen(Problem.of(*loaded, tf32=tf32), a.device, _schedule, bool(more))
         with _watched(a) as launches:
             if schedule.one_kernel:
-                found = called(schedule, (a, b, *more), {}, keep=False)
+                found = called(schedule, (*loaded, *more), {}, keep=False)
             else:  # whose third tensor is the result
-                found = schedule(a, b, **dict(zip(BIASED.operands, more, strict=False)))
-        _last.launches = launches or ()
-        result: torch.Tensor = found.view(shape)
+                found = schedule(*loaded, **dict(zip(BIASED.operands, more, strict=False)))
+        copied = loaded[0] is not a or loaded[1] is not b
+        _last.launches = () if copied else launches or ()
+        result: torch.Tensor = (found[..., :columns].contiguous() if units else found).view(shape)
         return result
 
     found: torch.Tensor = by_kernel(operator, reason, kernel, run)
     return found
+
+
+def _as_loaded(x: torch.Tensor, at: int, rows: int = 0) -> torch.Tensor:
+    """The matrices *x* as TMA loads them: copied, unless their rows begin at multiples of 16 bytes.
+
+    Args:
+        x: [..., rows, k]. What is contiguous along neither is copied, too.
+        at: What the bytes at which its rows begin are multiples of.
+        rows: Rows of zeros to add.
+    """
+    along_rows = last_but_one(x)
+    dense = along_rows or x.stride(-1) == 1 or x.shape[-1] == 1
+    if dense and not rows and at % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0:
+        return x
+    if along_rows:
+        return _spaced(x.mT, 0, rows).mT
+    return _spaced(x, rows, 0)
+
+
+def _spaced(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A copy of matrices with zeros below and to the right, whose rows begin at multiples of 16 bytes."""
+    height, width = x.shape[-2] + rows, x.shape[-1] + columns
+    pitch = width + -width % (ALIGNMENT // x.itemsize)
+    make = x.new_zeros if rows or columns else x.new_empty
+    made = make(*x.shape[:-2], height, pitch)[..., :width]
+    made[..., : x.shape[-2], : x.shape[-1]].copy_(x)
+    return made
 
 
 def chosen(problem: Problem, device: torch.device, choice: Callable[..., Gemm], *how: Any) -> Gemm:
