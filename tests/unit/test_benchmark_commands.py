@@ -26,6 +26,7 @@ ON_A_GPU = [
     "copy",
     "dequant",
     "epilogue",
+    "first_calls",
     "gather",
     "gemm",
     "grouped",
