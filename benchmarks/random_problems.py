@@ -38,8 +38,8 @@ from benchmarks.cli import add_options, gpu_of, guarded, method_of, settings
 from benchmarks.results import OURS, Results, folder_of, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
 from tmapipe.tuning.compiling import compile_all, load
-from tmapipe.tuning.cost import estimates, rested, screen
-from tmapipe.tuning.tuner import METHOD, pick, unsure
+from tmapipe.tuning.cost import METHOD, estimates, fastest, rested, screen
+from tmapipe.tuning.tuner import unsure
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8_e4m3"}
 OUT = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
@@ -308,7 +308,7 @@ def _looked(problem: Problem, runs: dict[Any, Any], args: Any, clock: Any, devic
     if len(few) == 1:
         return few[0]
     method = attrs.evolve(METHOD, rest=min(args.rest, METHOD.rest))
-    return str(pick({text: runs[OURS, text] for text in few}, clock, method)[0][0])
+    return str(fastest({text: runs[OURS, text] for text in few}, clock, method)[0][0])
 
 
 # ---- reports ------------------------------------------------------------------------------------------------------------

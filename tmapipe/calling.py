@@ -1,5 +1,6 @@
-"""What a call of a schedule does: it binds the tensors, and launches a kernel or runs the model; what it prepares once, and
-what it exports."""
+"""Calls of schedules: a call binds the tensors, and launches a kernel or runs the model. Here is also what is prepared once
+for many calls, and the export of kernels.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +28,26 @@ if TYPE_CHECKING:
 
 
 Tensors = tuple[Any, ...]
-MOST = 4  # callers that a schedule tries
+MOST = 4  # how many callers a schedule keeps, and tries in turn
 
 
 class Calls:
-    """How a `Schedule` is called."""
+    """The methods of a `Schedule` that call it, prepare calls of it, or export it."""
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule.
 
-        CUDA tensors: compiled once a signature, launched on the current stream, nothing is waited for. CPU tensors and
-        NumPy arrays: the machine model.
+        For CUDA tensors, a kernel is compiled once for each signature, and launched on the current stream; the call does not
+        wait for it. CPU tensors and NumPy arrays run on the machine model.
 
         Args:
-            tensors: One a load stage, then one a table, then one a store stage, in the order of declaration.
-            out: The first store's tensor. Those of stores that are left out are made.
+            tensors: One for each load stage, then one for each table, then one for each store stage, in the order of
+                declaration. Outputs that are left out are made.
+            out: The first store's tensor.
             named: Tensors by the names of stages and tables.
 
         Returns:
-            The store's tensor, or a tuple of them.
+            The store's tensor, or a tuple of the stores' tensors.
 
         Raises:
             InputError: Before anything is launched.
@@ -57,10 +59,10 @@ class Calls:
         return called(_schedule(self), tensors, named, out)
 
     def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
-        """A call with these tensors, to be made many times: everything is looked at here, once.
+        """A call with these tensors, to be made many times: everything is checked here, once.
 
-        The tensors stay where they are, and their memory is what it is now; outputs that are left out are made here, and
-        overwritten each time.
+        Each run uses the memory that the tensors have now. Outputs that are left out are made here, and each run overwrites
+        them.
 
         Args:
             tensors, out, named: As of a call.
@@ -69,20 +71,22 @@ class Calls:
             InputError: As a call.
 
         Returns:
-            A function that runs the schedule, on CUDA tensors on the current stream, and returns what a call does.
+            A function without arguments that runs the schedule (CUDA tensors: on the current stream), and returns the outputs
+            as a call does.
         """
         schedule = _schedule(self)
         check_one_kernel(schedule, "prepare")
         return prepared(schedule, schedule.bind(*tensors, out=out, **named))
 
     def warm_up(self, *tensors: Any, out: Any = None, **named: Any) -> None:
-        """Does what a first call with tensors like these does besides launching: compiles, and makes what launches work in.
+        """Does what a first call with tensors like these does besides launching: compiles the kernel, and allocates the memory
+        that launches work in.
 
-        A later call on the same stream, or in a CUDA graph that is captured, then compiles and makes nothing but outputs. A
-        schedule whose call is several kernels is called, with outputs of its own unless they are passed.
+        A later call on the same stream, or in a CUDA graph that is captured, then compiles nothing, and allocates outputs
+        alone. A schedule whose call is several kernels is called, with outputs of its own unless they are passed.
 
         Args:
-            tensors, out, named: As of a call. Nothing is read or written.
+            tensors, out, named: As of a call. If the call is one kernel, nothing is read or written.
 
         Raises:
             InputError: As a call.
@@ -110,14 +114,14 @@ class Calls:
         arch: str | None = None,
     ) -> Path:
         """Writes the kernel, ahead of time and without a GPU, to a library that needs the CUDA driver alone, and beside it a C
-        header. `tmapipe.load` opens it in Python. `tmapipe.export` writes several kernels to one library.
+        header. `tmapipe.load` opens the library in Python. `tmapipe.export` writes several kernels to one library.
 
         Args:
-            path: Of the library, with the ending .so.
-            tensors: One an input and a table, then those of outputs that lie otherwise than a call would make them. Either
-                extents, such as (512, 256), or arrays on the CPU that have the types and strides.
-            name: Of the function; by default the path's.
-            dtypes: Element types by name, where extents are given; by default what the stage says, or bf16.
+            path: The path of the library, with the ending .so.
+            tensors: One for each input and table, then outputs whose strides differ from those that a call would make. Each is
+                either extents, such as (512, 256), or an array on the CPU that has the type and the strides.
+            name: The name of the function; by default the path's stem.
+            dtypes: Element types by name, where extents are given; by default the stage's type, or bf16.
             arch: The target; by default the schedule's.
 
         Raises:
@@ -128,12 +132,11 @@ class Calls:
         Returns:
             The header's path.
         """
-        if not isinstance(path, (str, os.PathLike)):
-            raise InputError("path", path, "is the path of a library to be written", 'e.g. "gemm.so"')
+        place = _library_path(path)
         check_one_kernel(_schedule(self), "export")
-        name = Path(path).stem if name is None else name
+        name = place.stem if name is None else name
         check_type("name", name, str, 'name the function, e.g. "gemm"')
-        return _export_all(path, {name: _exported(self, tensors, {} if dtypes is None else dtypes)}, arch)
+        return _export_all(place, {name: _exported(self, tensors, {} if dtypes is None else dtypes)}, arch)
 
 
 def _schedule(calls: Calls) -> Schedule:
@@ -141,7 +144,7 @@ def _schedule(calls: Calls) -> Schedule:
 
 
 def _by_position(schedule: Any, tensors: Tensors, named: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors by position, if those that are given by name are the next ones."""
+    """(tensors, {}) with all tensors by position, if the *named* tensors are the next arguments; else the same as given."""
     if named:
         following = schedule.declared.arguments[len(tensors) : len(tensors) + len(named)]
         if set(named) == set(following):
@@ -150,7 +153,8 @@ def _by_position(schedule: Any, tensors: Tensors, named: dict[str, Any]) -> tupl
 
 
 def as_declared(schedule: Schedule, tensors: Tensors, named: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors with their dimensions as the stages declare them; tensors that are `Schedule.transposed` are viewed."""
+    """The tensors with their dimensions in the order that the stages declare: those in `Schedule.transposed` are
+    transposed."""
     if isinstance(schedule.transposed, tuple) and not schedule.transposed:
         return tensors, named
 
@@ -167,8 +171,8 @@ def as_declared(schedule: Schedule, tensors: Tensors, named: dict[str, Any]) -> 
 
 
 def called(schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any = None, *, keep: bool = True) -> Any:
-    """A call that no caller has taken: by a launcher of its signature, or by a new one. keep: whether the schedule gets a
-    caller of such calls."""
+    """A call that none of the schedule's callers has taken: it uses the launcher of its signature, and makes a new launcher if
+    there is none. keep: whether the schedule then keeps a caller, which takes calls of this kind from now on."""
     count = len(tensors)
     tensors, others = _by_position(schedule, tensors, named) if named else (tensors, named)
     known_as = None if others else signature(tensors, out)
@@ -179,15 +183,21 @@ def called(schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any
     result = launcher(tensors, out)
     if keep and schedule.one_kernel:
         call = launcher.caller(tensors, schedule.declared.arguments[count : len(tensors)], out)
-        if call is not None:
-            schedule.__dict__["_callers"] = (call, *schedule.__dict__.get("_callers", ()))[:MOST]
+        _put_first(schedule, "_callers", call)
     return result
+
+
+def _put_first(owner: Any, name: str, entry: Any) -> None:
+    """Keeps *entry*, unless it is None, as the first of the `MOST` entries that *owner* has under this name."""
+    if entry is not None:
+        owner.__dict__[name] = (entry, *owner.__dict__.get(name, ()))[:MOST]
 
 
 def _first_call(
     schedule: Schedule, tensors: Tensors, named: dict[str, Any], out: Any, known_as: Any, launchers: dict[Any, Any]
 ) -> Any:
-    """A call of a signature that has no launcher yet: it is kept in *launchers* as *known_as*, unless that is None."""
+    """A call of a signature that has no launcher yet. The new launcher is kept in *launchers* under the signature *known_as*,
+    unless that is None."""
     bound = schedule.bind(*tensors, out=out, **named)
     schedule.plan(bound.dtypes)
     if bound.on_gpu and not bound.empty:
@@ -203,7 +213,7 @@ def _first_call(
 def _keep(
     schedule: Schedule, launcher: Launcher, bound: Bound, tensors: Tensors, known_as: Any, launchers: dict[Any, Any]
 ) -> None:
-    """Keeps a launcher for calls with tensors like these, unless *known_as* is None."""
+    """Keeps a launcher for calls with tensors like these under their signature *known_as*, unless that is None."""
     given = schedule.declared.arguments[: len(tensors)]
     if known_as and all(x.ndim == bound.tensors[name].ndim for x, name in zip(tensors, given, strict=True)):
         launcher.views = [i for i, name in enumerate(given) if name in schedule.transposed and tensors[i].ndim > 1]
@@ -213,8 +223,8 @@ def _keep(
 def remember(
     schedule: Any, run: Callable[[], Any], tensors: Tensors, out: Any, named: dict[str, Any], *results: Any
 ) -> None:
-    """Runs a call of a schedule, or of a kernel of rows, that passes other views of its tensors on. If the call is one
-    launch, notes in `_again` a function that makes this launch again."""
+    """Runs *run*, a call of a schedule or of a kernel of rows that launches kernels with other views of its tensors. If it
+    makes one launch, the schedule's `_again` gets a function that makes this launch again. *results*: the outputs."""
     if named or not getattr(results[0], "is_cuda", False):
         run()
         return
@@ -223,17 +233,15 @@ def remember(
 
     with watched() as launches:
         run()
-    call = repeated(launches, tensors, out, results)
-    if call is not None:
-        schedule.__dict__["_again"] = (call, *schedule.__dict__.get("_again", ()))[:MOST]
+    _put_first(schedule, "_again", repeated(launches, tensors, out, results))
 
 
 def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any], made: dict[str, Any]) -> Any:
-    """Calls *run*, a call of a kernel of rows, and returns what it returns. Notes, as `remember` does, what makes the call
-    again: (names of tensors, what takes them in this order).
+    """Calls *run*, a call of a kernel of rows, and returns what it returns. As in `remember`, the kernel's `_again` gets what
+    makes the call again: (names of tensors, a function that takes these tensors in this order).
 
     Args:
-        given: Tensors by stage; None for outputs that are made.
+        given: Tensors by stage; None for outputs that the call makes.
         made: All outputs by stage.
     """
     if not getattr(next(iter(made.values()), None), "is_cuda", False):
@@ -248,13 +256,13 @@ def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any],
         names = [name for name in launcher.names if given.get(name) is not None]
         if tuple(made) == launcher.names[launcher.inputs :] and all(name in given for name in launcher.names):
             call = repeated(launches, [given[name] for name in names], None, tuple(made.values()))
-            if call is not None:
-                kernel.__dict__["_again"] = ((names, call), *kernel.__dict__.get("_again", ()))[:MOST]
+            _put_first(kernel, "_again", call and (names, call))
     return result
 
 
 def set_to_zero(workspace: Any, first: int) -> None:
-    """Sets a workspace to zero from index *first* on, which a kernel does not fill. A call that is remembered does so, too."""
+    """Sets a workspace to zero from index *first* on, since no kernel fills this part. A call that is remembered does so
+    too."""
     workspace[first:] = 0
     if getattr(workspace, "is_cuda", False):
         from tmapipe.gpu.kernels import note_zeroed
@@ -274,20 +282,22 @@ def prepared(schedule: Schedule, bound: Bound) -> Callable[[], Any]:
 
 
 def check_one_kernel(schedule: Schedule, what: str) -> None:
-    """Raises `InputError` if a call is more than one kernel with the call's tensors."""
+    """Raises `InputError`, for the method *what*, if a call launches more than one kernel, or kernels with other views of the
+    tensors."""
     if not schedule.one_kernel:
-        rule = "is of a schedule whose call is one kernel; this one views its tensors otherwise, or adds up parts"
+        rule = "is for a schedule whose call is one kernel; this one views its tensors otherwise, or adds up parts"
         raise InputError(f"{type(schedule).__name__}.{what}", schedule, rule, "call it, perhaps in a CUDA graph")
 
 
 def check_clusters(clusters: Any) -> None:
-    """Raises `InputError` for what is neither a number of clusters nor None."""
+    """Raises `InputError` unless *clusters* is a number of clusters or None."""
     if clusters is not None and not (is_count(clusters) and clusters <= 1024):
         raise InputError("clusters", clusters, "is a number of clusters from 1 to 1024, or None", "leave it out")
 
 
 def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Callable[..., Machine]) -> Run:
-    """Runs these tensors on what *machine* makes of a plan and options: a `Machine`. clusters: as of `Schedule.simulate`."""
+    """Runs the tensors on the model. machine: makes the `Machine` from a plan and options. clusters: as of
+    `Schedule.simulate`."""
     from tmapipe.model import steps_for
     from tmapipe.program import replay, trace
 
@@ -298,8 +308,8 @@ def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Ca
         raise InputError("clusters", clusters, rule, "leave it out")
     clusters = clusters or spans or min(2, schedule.cluster_count(bound.shapes))
     tiles = math.prod(schedule.grid(lambda name, i: bound.shapes[name][i]).values())  # one cluster may take them all
-    by_tables = plan.tables or schedule.tiles.in_parts  # which say what is written
-    whole = () if by_tables else bound.made
+    in_part = plan.tables or schedule.tiles.in_parts  # a table, or a part of k, says which elements are written
+    whole = () if in_part else bound.made
     made = machine(plan, max_steps=steps_for(plan, max(tiles, clusters)), whole=whole)
     program = trace(schedule, plan)
     return made.run(lambda isa: replay(program, isa), bound.arrays(), clusters)
@@ -313,7 +323,7 @@ def _run_again(schedule: Schedule, bound: Bound) -> Any:
 
 
 def launcher_for(schedule: Schedule, bound: Bound, stamps: Sequence[int] = ()) -> Launcher:
-    """What launches the kernel for these tensors, which has been checked. stamps: as of `Launcher`."""
+    """The launcher of the kernel for these tensors. The check has passed the schedule. stamps: as of `Launcher`."""
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.launch import Launcher
     from tmapipe.prove import require_safe_once
@@ -327,16 +337,14 @@ def launcher_for(schedule: Schedule, bound: Bound, stamps: Sequence[int] = ()) -
 
 
 # ---- exporting -------------------------------------------------------------------------------------------------------
-#
-# Ahead of time: from a schedule and tensors, of which some are extents, to a library of compiled kernels.
 
 
 def export(path: str | os.PathLike[str], kernels: Mapping[str, tuple[Any, ...]], *, arch: str | None = None) -> Path:
     """Writes kernels to one library, as `Schedule.export` does one.
 
     Args:
-        path: Of the library, with the ending .so.
-        kernels: By the names of their functions, a schedule and its tensors each: ``{"gemm": (schedule, a, b)}``.
+        path: The path of the library, with the ending .so.
+        kernels: A schedule and its tensors for the name of each function: ``{"gemm": (schedule, a, b)}``.
         arch: The target; by default that of the schedules.
 
     Raises:
@@ -346,20 +354,26 @@ def export(path: str | os.PathLike[str], kernels: Mapping[str, tuple[Any, ...]],
         The header's path.
     """
     if not isinstance(kernels, Mapping) or not kernels:
-        raise InputError(
-            "kernels", kernels, "is a dictionary of a schedule and its tensors each", 'e.g. {"gemm": (gemm, a, b)}'
-        )
+        rule = "is a dictionary with a schedule and its tensors for each name"
+        raise InputError("kernels", kernels, rule, 'e.g. {"gemm": (gemm, a, b)}')
     for name, given in kernels.items():
         if not isinstance(given, tuple) or not given or not isinstance(given[0], Calls):
-            raise InputError(
-                f"kernels[{name!r}]", given, "is a tuple of a schedule and its tensors", "e.g. (gemm, a, b)"
-            )
+            rule = "is a tuple of a schedule and its tensors"
+            raise InputError(f"kernels[{name!r}]", given, rule, "e.g. (gemm, a, b)")
         check_one_kernel(_schedule(given[0]), "export")
-    return _export_all(path, {name: _exported(given[0], given[1:], {}) for name, given in kernels.items()}, arch)
+    made = {name: _exported(given[0], given[1:], {}) for name, given in kernels.items()}
+    return _export_all(_library_path(path), made, arch)
+
+
+def _library_path(path: str | os.PathLike[str]) -> Path:
+    """*path*. Raises `InputError` unless it can be the path of a library."""
+    if not isinstance(path, (str, os.PathLike)) or Path(path).suffix != ".so":
+        raise InputError("path", path, "is the path of a library, which ends with .so", 'e.g. "gemm.so"')
+    return Path(path)
 
 
 def _exported(schedule: Any, tensors: tuple[Any, ...], dtypes: Mapping[str, DType | str]) -> Exported:
-    """The kernel for tensors of which some are extents."""
+    """The kernel for tensors, some of which may be given by their extents alone."""
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.exporting import Exported
 
@@ -368,9 +382,8 @@ def _exported(schedule: Any, tensors: tuple[Any, ...], dtypes: Mapping[str, DTyp
     schedule.plan(types := {name: as_dtype(dtype) for name, dtype in dtypes.items()})
     names = declared.arguments
     if len(tensors) > len(names):
-        raise InputError(
-            "tensors", f"{len(tensors)} tensors", f"at most {len(names)}: {', '.join(names)}", "pass fewer"
-        )
+        rule = f"are at most {len(names)}: {', '.join(names)}"
+        raise InputError("tensors", f"{len(tensors)} tensors", rule, "pass fewer")
     given = {name: _example(schedule, name, x, types) for name, x in zip(names, tensors, strict=False)}
     bound = schedule.bind(*given.values())
     if bound.on_gpu or bound.empty:
@@ -381,7 +394,7 @@ def _exported(schedule: Any, tensors: tuple[Any, ...], dtypes: Mapping[str, DTyp
 
 
 def _example(schedule: Any, name: str, tensor: Any, dtypes: Mapping[str, DType]) -> Any:
-    """An array of these extents, of which nothing is read; an array as it is."""
+    """An array of these extents, whose elements nobody reads; an array as it is."""
     if not isinstance(tensor, (tuple, list)):
         return tensor
     if not all(is_count(extent) for extent in tensor):
@@ -394,9 +407,7 @@ def _example(schedule: Any, name: str, tensor: Any, dtypes: Mapping[str, DType])
     return np.empty(tuple(tensor), as_dtype(dtype).in_memory.numpy)
 
 
-def _export_all(path: str | os.PathLike[str], kernels: Mapping[str, Exported], arch: str | None) -> Path:
-    if not isinstance(path, (str, os.PathLike)) or Path(path).suffix != ".so":
-        raise InputError("path", path, "is the path of a library, which ends with .so", 'e.g. "gemm.so"')
+def _export_all(path: Path, kernels: Mapping[str, Exported], arch: str | None) -> Path:
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.exporting import export as write
         from tmapipe.gpu.exporting import in_c
@@ -406,4 +417,4 @@ def _export_all(path: str | os.PathLike[str], kernels: Mapping[str, Exported], a
             raise InputError("name", name, rule, 'e.g. "gemm"')
     from tmapipe.prove import require_safe_once
 
-    return write(Path(path), kernels, require_safe_once, arch)
+    return write(path, kernels, require_safe_once, arch)

@@ -1,10 +1,11 @@
-"""The kernel: what every warp of every CTA does, in both backends.
+"""The kernel: what every warp of every CTA does, and `KernelContext`, which bodies get as k.
 
     initialize the barriers -> fence -> by role: setmaxnreg, CTA or cluster sync, the body once per tile, the tails
 
 The set-up may run before the previous kernel of the stream has ended (programmatic dependent launch). It delays the first
-load, so it is kept short: one warp, without a role if there is such, initializes the barriers while the others compute the
-CTA's first tile, and all warps synchronize in the code of their role, whose instructions have been fetched by then.
+load, so it is kept short. One warp initializes the barriers, if possible a warp without a role. Meanwhile the other warps
+compute where the CTA's first tile is. All warps synchronize in the code of their roles: by then its instructions have been
+fetched.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
-    importlib.import_module(module.name)  # they register what stands for declared parts
+    importlib.import_module(module.name)  # its classes register themselves for the parts that they stand for
 
 
 def kernel_main(isa: Isa, schedule: Schedule) -> None:
@@ -75,7 +76,7 @@ def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None, early: bool = 
 
     Args:
         meanwhile: Called as soon as the previous kernel has ended.
-        early: Whether the body waits for that by itself.
+        early: Whether the body waits for the previous kernel by itself.
     """
     if isa.plan.overlaps and not early:
         isa.griddepcontrol_wait()
@@ -89,7 +90,7 @@ def _meet(isa: Isa, meanwhile: Callable[[], None] = lambda: None, early: bool = 
 def _run_branch(
     isa: Isa, schedule: Schedule, first: int, count: int, registers: int | None, roles: list[RoleWarps]
 ) -> None:
-    """What *count* warps from number *first* on do, of whom some may have no role."""
+    """The program of *count* warps from number *first* on, some of which may have no role."""
     if registers is not None:
         isa.setmaxnreg(registers, increase=registers > isa.plan.launch_registers)
     for role in roles:
@@ -125,7 +126,7 @@ def _run_role(isa: Isa, schedule: Schedule, role: RoleWarps) -> None:
     else:
         k.tiles.each_in_turn(role.team(isa.warp), role.teams, run, skip)
     k.finish()
-    if role.early:  # it may have had no tile, and the next kernel waits only for the end of this one
+    if role.early:  # the role may have had no tile, and the next kernel waits only for the end of this one
         isa.griddepcontrol_wait()
 
 
@@ -144,13 +145,13 @@ def _in_warps(isa: Isa, first: int, count: int, run: Callable[[], None]) -> None
 
 
 class KernelContext(Carried):
-    """What a body sees as `k`: the role's ends of the rings, its stores and its matmuls, as attributes by their declared
-    names.
+    """What a body gets as `k`. Its attributes are the role's ends of the rings, its stores, its matmuls and other parts, by
+    their declared names.
 
     Besides, `k.isa` is the instruction set, `k.plan` has the numbers, and `k.tiles` the CTA's tiles.
     """
 
-    raw, sync = raw, sync  # methods of a context, each with its documentation in its own file
+    raw, sync = raw, sync  # methods, which `tmapipe.protocol` has
 
     def __init__(self, isa: Isa, schedule: Schedule, role: RoleWarps):
         self.isa, self.plan, self.role = isa, isa.plan, role
@@ -183,30 +184,30 @@ class KernelContext(Carried):
                     self._finishers.append(bound)
 
     def name_of(self, part: Part) -> str:
-        """What the schedule calls *part*: ``getattr(k, k.name_of(ring))`` is this role's end of it."""
+        """The name of *part* in the schedule: ``getattr(k, k.name_of(ring))`` is this role's end of the ring."""
         return self._declared.name_of(part)
 
     def steps(self, stage: str, dim: str) -> Any:
-        """Number of tiles along dimension *dim* of the tensor of the load or store stage called *stage*. Of a fixed extent, a
-        Python number. Raises `InputError` if there is no such stage, or it has no such dimension."""
+        """How many tiles there are along dimension *dim* of the tensor of the load or store stage called *stage*. A Python
+        number if the extent is fixed. Raises `InputError` if there is no such stage, or it has no such dimension."""
         stages = {part.name: part for part in self.plan.transfers}
         part = stages.get(stage) if isinstance(stage, str) else None
         if part is None or dim not in part.dims:
             known = "; ".join(f"{name}: {', '.join(each.dims)}" for name, each in stages.items())
             rule = f"names a stage and one of its dimensions ({known})"
-            raise InputError("k.steps", (stage, dim), rule, "name those")
+            raise InputError("k.steps", (stage, dim), rule, "name one of them")
         where = part.dims.index(dim)
         return ceil_div(self.isa.extent(part.argument, where), part.span[where])
 
     def dependency_wait(self) -> None:
-        """In a role that starts early: waits until the kernels before this one in the stream have ended, and their writes are
-        visible. Again, it costs some cycles."""
+        """In a role that starts early: waits until the earlier kernels of the stream have ended, and their writes are visible.
+        A second call costs some cycles and does nothing."""
         self.isa.griddepcontrol_wait()
 
     def launch_dependents(self) -> None:
-        """In a role with ``dependents=True``: lets the CTAs of the next kernel in the stream start where there is room for
-        them, once all CTAs of this one have said so, or ended. They wait for the end of this kernel by themselves, so all that
-        it writes is seen, before this call or after it. Again, it does nothing.
+        """In a role with ``dependents=True``: lets CTAs of the next kernel of the stream start where there is room for them,
+        once all CTAs of this kernel have called it or ended. They wait for the end of this kernel by themselves. So they see
+        all that this kernel writes, also after the call. A second call does nothing.
 
         Raises:
             ScopeError: In another role.
@@ -217,21 +218,21 @@ class KernelContext(Carried):
             self.isa.griddepcontrol_launch_dependents()
 
     def rank(self, *axes: str) -> Any:
-        """The CTA's index among those of its cluster that differ only along these axes; 0 where there are no others."""
+        """The CTA's index among the CTAs of its cluster that differ only along these axes; 0 if there is no other CTA."""
         return share_index(self.isa, along(self.plan.cluster, axes))
 
     def extent(self, dim: str) -> Any:
-        """Elements along dimension *dim* of the tensors that have it; a Python number if it is fixed. Raises
-        `InputError` if no tensor has it."""
+        """Elements along dimension *dim* of the tensors; a Python number if the extent is fixed. Raises `InputError` if no
+        tensor has this dimension."""
         return self.isa.extent_along("k.extent", dim)
 
     def windows(self, stage: str, number: Any) -> tuple[Any, ...]:
-        """Where window *number* begins, for ``slot.x.load_windows()``: (image, and where in it). With multicast, where the
-        calling CTA's share of the tile begins. It takes divisions, so ask once a tile.
+        """Where window *number* begins, for ``slot.x.load_windows()``: (image, then the first element along each dimension of
+        the image). With multicast, where the calling CTA's share of the tile begins. It takes divisions: call it once a tile.
 
         Args:
-            stage: An `Im2colLoadStage`.
-            number: Of the tile's first window: the first row of the output tile.
+            stage: The name of an `Im2colLoadStage`.
+            number: The number of the tile's first window: the first row of the output tile.
 
         Raises:
             InputError: *stage* is no `Im2colLoadStage`, or *number* no whole number.
@@ -243,18 +244,18 @@ class KernelContext(Carried):
         return self.isa.window_start(load, number + own)
 
     def full(self, part: str, value: float, along: str = "tile") -> Fragment:
-        """A fragment of equal numbers, such as what a sum begins with.
+        """A fragment of equal numbers, such as the zeros with which a sum begins.
 
         Args:
-            part: A stage, whose tile the role's threads share, or a matmul or a `RegisterTile` of this role, of which they
-                hold accumulators or values.
-            value: A float gives fp32, an int gives int32.
+            part: The name of a stage, whose tile the role's threads share, or of a matmul or a `RegisterTile` of this role:
+                the fragment is distributed as the tile, or the accumulators, are.
+            value: The number. A float gives fp32, an int gives int32.
             along: "tile", or "rows" or "columns" for one number a row or column.
 
         Raises:
             InputError: For another part or *along*.
         """
-        buffers = {store.name: store.buffer for store in self.plan.stores if store.vector}  # which have no memory
+        buffers = {store.name: store.buffer for store in self.plan.stores if store.vector}  # without memory
         buffers |= {buffer.name: buffer for buffer in self.plan.buffers}
         matmuls: dict[str, Distributed] = {each.name: each for each in (*self.plan.matmuls, *self.plan.held)}
         if along not in ("tile", "rows", "columns"):
@@ -269,7 +270,8 @@ class KernelContext(Carried):
         return self.isa.fragments.full(layout, along, value)
 
     def begin(self, schedule: Schedule) -> None:
-        """Before the first tile: waits for slots that are held, and runs what *schedule* has for this."""
+        """Before the first tile: waits for slots that are held, and runs the role's method `@role.before.jit` of
+        *schedule*."""
         held = [end for end in self.ends.values() if isinstance(end, HeldEnd)]
         for end in held:
             end.begin()
@@ -280,11 +282,11 @@ class KernelContext(Carried):
             end.begun()
 
     def end_tile(self) -> None:
-        """After the body of a tile. Raises `ScopeError` if a matmul that was started in it has not been awaited."""
+        """Called after the body, for each tile. Raises `ScopeError` if the body has started a matmul without awaiting it."""
         self._groups.check_awaited()
 
     def finish(self) -> None:
-        """After the last tile: the tails of rings, stores and the tile scheduler."""
+        """Called after the last tile: the tails of rings, stores and the tile scheduler."""
         for part in self._finishers:
             part.finish()
         self.tiles.finish()
@@ -298,9 +300,8 @@ class KernelContext(Carried):
             text = f"k.{name} in role {self.role.name!r}, which has {', '.join(self._parts) or 'nothing'}."
             raise MissingPartError(f"{text} Declare {name} for it.") from None
 
-    # ---- what the role is given -----------------------------------------------------------------------------------
-
     def _add_ring(self, declared: Declarations, ring: Ring) -> None:
+        """Adds the role's end of *ring*, with what an open slot has by the names of stages and stores."""
         parts: dict[str, Any] = {}
         for name, store in declared.stores.items():
             if store.slot is not None and self.name_of(store.slot.ring) == ring.name:
@@ -319,7 +320,7 @@ class KernelContext(Carried):
         self._finishers.insert(0, end)
 
     def _fills(self, store: StoreStage) -> bool:
-        """Whether this role stores what its threads have in registers."""
+        """Whether this role runs a store of values that its threads have in registers."""
         if store.sums is not None:
             return self.plan.distributed(self.name_of(store.sums)).first_warp == self.role.first_warp
         return store.role is not None and self.name_of(store.role) == self.role.name

@@ -1,7 +1,7 @@
-"""Schedule: declares stages and roles, owns the tile loop, binds tensors, launches.
+"""Schedule, the base class of all kernels: it collects the declared parts, and plans, checks, compiles, draws and runs.
 
-A schedule is a value. Declare its parts as class attributes (or set them in ``__init__``), write one body a role, and
-call it with tensors: CUDA tensors run the compiled kernel, CPU tensors and NumPy arrays run the same program on the machine
+A schedule is a value. Declare its parts as class attributes (or set them in ``__init__``), write one body for each role, and
+call it with tensors. CUDA tensors run the compiled kernel. CPU tensors and NumPy arrays run the same program on the machine
 model. Subclass it to replace a body or a part.
 """
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tmapipe.timeline.trace import Trace
 
 
-_ON_THE_HOST = ("checked",)  # attributes that no plan and no kernel depends on
-# Attributes that follow from the others.
+_ON_THE_HOST = ("checked",)  # attributes on which no plan and no kernel depends
+# Attributes in which a schedule keeps what it has derived from the others.
 _MADE = ("_declared", "_plans", "_compiled", "_launchers", "_callers", "_again", "_partly")
 
 
@@ -43,21 +43,21 @@ class Schedule(Calls):
     """Base of all schedules.
 
     Parts are attributes, of a class or of an instance, and have the attributes' names. A subclass or an instance replaces a
-    part by assigning another to its name, and removes it by assigning None. All that depends on an attribute is made anew
-    when it is assigned to. Schedules are equal if their types, declarations and attributes are.
+    part by assigning another one to its name, and removes it by assigning None. When an attribute is assigned to, plans and
+    kernels are made anew. Two schedules are equal if their types, declarations and attributes are equal.
 
     Attributes:
-        cluster: CTAs of a cluster by dimension of the output's tile grid, the first varying fastest: ``{"m": 2, "n": 1}``.
-            Empty: no clusters.
+        cluster: How many CTAs a cluster has along dimensions of the output's tile grid, the first varying fastest:
+            ``{"m": 2, "n": 1}``. Empty: no clusters.
         tiles: The tile scheduler, such as ``DynamicTiles(Snake(8))``.
         arch: The target to plan for, such as "sm_90a" or "sm_80".
         checked: Whether `check` must pass before the schedule is first compiled for a launch.
         watchdog: Seconds after which a wait on the GPU ends with a `DeadlockError` (docs/howto.md); None or 0: never.
-        over: Dimensions of the grid of output tiles, such as "m n"; None: those of the first store.
-        relations: A `Dim` for each dimension whose extent is fixed or follows from another one.
-        transposed: Stages whose tensors are passed with their last two dimensions in the other order than the stage declares
-            them: an a [m, k] of which a stage "k m" loads tiles that are contiguous along m.
-        optional_roles: Roles by name that only some instances have. The bodies of roles that an instance lacks are left out.
+        over: Dimensions of the grid of output tiles, such as "m n"; None: the dimensions of the first store.
+        relations: A `Dim` for each dimension whose extent is fixed or follows from another dimension.
+        transposed: Names of stages whose tensors are passed with the last two dimensions in the other order than the stage
+            declares them. For example, a is passed as [m, k], and stage "k m" loads tiles that are contiguous along m.
+        optional_roles: Roles by name that only some instances have. The body of a role that an instance lacks is left out.
     """
 
     cluster: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
@@ -69,7 +69,7 @@ class Schedule(Calls):
     relations: tuple[Dim, ...] = ()
     transposed: tuple[str, ...] = ()
     optional_roles: Mapping[str, Role] = MappingProxyType({})
-    one_kernel = True  # whether a call is one kernel with the call's tensors
+    one_kernel = True  # whether a call launches one kernel, with the call's own tensors
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -86,7 +86,8 @@ class Schedule(Calls):
         object.__delattr__(self, name)
 
     def _forget(self, name: str) -> None:
-        """What was made from the attribute called *name*, which changes. Bodies can read any but those on the host's side."""
+        """Drops what was derived from the attribute called *name*, which changes: plans and kernels, since bodies read
+        attributes. Keeps the name of a part that is replaced, since other parts may refer to it."""
         before = self.__dict__.get(name)
         if isinstance(before, PARTS):
             self.__dict__["_earlier"] = (*self.__dict__.get("_earlier", ()), (name, before))
@@ -95,10 +96,8 @@ class Schedule(Calls):
                 self.__dict__.pop(made, None)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are of one type, with the same declarations and attributes: then their kernels are the same.
-
-        `checked` does not count. See `tmapipe.plan.declarations` for what is the same.
-        """
+        """Whether both have one type, the same declarations and the same attributes but for `checked`: then their kernels are
+        the same. `tmapipe.plan.declarations` says when parts are the same."""
         if not isinstance(other, Schedule) or type(self) is not type(other):
             return NotImplemented
         names = sorted({*vars(self), *vars(other)} - {*_MADE, *_ON_THE_HOST, "_earlier"})
@@ -106,11 +105,11 @@ class Schedule(Calls):
         return same(self.declared, other.declared, of_self, of_other)
 
     def __hash__(self) -> int:
-        """Of what is declared. A schedule that is a key must not change."""
+        """The hash of the declarations. A schedule that is the key of a dictionary must not be changed."""
         return hash(key_of(self.declared))
 
     def __repr__(self) -> str:
-        """The type, and each part with its type; of a schedule whose parts do not go together, the type alone."""
+        """The schedule's type, with each part and its type; if the parts do not go together, "..." in their place."""
         try:
             parts = ", ".join(f"{name}: {type(part).__name__}" for name, part in self.declared.parts.items())
         except InputError:
@@ -118,7 +117,8 @@ class Schedule(Calls):
         return f"{type(self).__name__}({parts})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles have: no plans and no kernels, but the names of all parts, which they may have copies of."""
+        """The attributes that copies and pickles get: no plans and no kernels. The names of all parts go with them, since the
+        copy of a part has another identity than the part."""
         state = {name: value for name, value in vars(self).items() if name not in _MADE}
         return {**state, "_earlier": tuple((name, part) for part, name in self.declared.names.items())}
 
@@ -126,7 +126,7 @@ class Schedule(Calls):
 
     @property
     def declared(self) -> Declarations:
-        """The declared parts, by kind: those of base classes first, in the order of declaration."""
+        """The declared parts by kind, in the order of declaration; parts of base classes come first."""
         declarations = self.__dict__.get("_declared")
         if declarations is None:
             check_roles("Schedule.optional_roles", self.optional_roles)
@@ -160,10 +160,11 @@ class Schedule(Calls):
         return plans[key]
 
     def check_plan(self, plan: Plan) -> None:
-        """Raises `InputError` for a new plan that nothing should be built from, for a reason which the parts do not tell."""
+        """Raises `InputError` for a new plan that no kernel should be built from. For subclasses that have rules of their
+        own."""
 
     def _named(self, dtypes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """*dtypes*. Raises `InputError` for a name that no tensor has."""
+        """*dtypes*. Raises `InputError` for a name that no tensor of a call has."""
         known = {**self.declared.stages, **self.declared.stores, **self.declared.tables}
         if not isinstance(dtypes, Mapping):
             raise InputError("dtypes", dtypes, "is a dictionary of element types by stage name", 'e.g. {"a": "bf16"}')
@@ -195,14 +196,14 @@ class Schedule(Calls):
     ) -> Report:
         """Proves on the CPU that this schedule cannot hang, race or corrupt, or reports what can go wrong.
 
-        The proof is for every trip count, interleaving and CTA; a report says where, and what to change. See
-        docs/internals/checker.md. After 5 seconds it says on a terminal what it is doing.
+        The proof covers every trip count, interleaving and CTA. A finding in the report says at which line it is, and what to
+        change. See docs/internals/checker.md. After 5 seconds the check says on a terminal what it is doing.
 
         Args:
             dtypes: As of `plan`.
             arch: As of `plan`.
-            seconds: How long it may look, once the bodies are traced; None: as TMAPIPE_CHECK_SECONDS says, or else as long as
-                it needs. What is not decided by then is "not shown", with the trip counts up to which it is.
+            seconds: How long the proof may take, once the bodies are traced; None: as TMAPIPE_CHECK_SECONDS says, or else as
+                long as it needs. What it has not decided by then is "not shown", or shown "up to n" trips.
 
         Raises:
             InputError: `seconds` is no positive number.
@@ -217,29 +218,30 @@ class Schedule(Calls):
         return axes_of(self.declared, self.over)
 
     def grid(self, extent: Callable[[str, int], Any]) -> dict[str, Any]:
-        """Output tiles by dimension.
+        """How many output tiles there are, by dimension.
 
         Args:
-            extent: Of the tensor of a stage, along its i-th dimension (elements), on the host or in the kernel.
+            extent: Function of (stage, i): the extent (elements) of the stage's tensor along its i-th dimension, on the host
+                or in the kernel.
         """
         return self.tiles.grid(self.axes, extent, self.cluster)
 
     def tile_slots(self, k: KernelContext, tile: Tile) -> Any:
-        """Ring slots that the output tile *tile* takes. *k* is as in bodies.
+        """How many slots of a ring the output tile *tile* takes. *k* is as in bodies.
 
-        A schedule whose consumers work in teams overrides this, since each team passes over the slots of the others' tiles.
+        A schedule whose consumers work in teams overrides it, since each team skips the slots of the other teams' tiles.
         """
         return 1
 
     def ring_slots(self, k: KernelContext, ring: str, tile: Tile) -> Any:
-        """Slots of the ring called *ring* that a tile takes, where rings differ; by default as `tile_slots` says of every
-        ring."""
+        """How many slots of the ring called *ring* a tile takes, for schedules whose rings differ. By default as many as
+        `tile_slots` says. Arguments as of `tile_slots`: *k*, *tile*."""
         return self.tile_slots(k, tile)
 
     def empty_value(self, bound: Bound) -> Any:
-        """What the output is when there is nothing to compute it from (no k), for the tensors in *bound*: an empty sum.
+        """The value of the output if there is nothing to compute it from, such as a sum over no k. *bound* has the tensors.
 
-        A number, an array that broadcasts to the output, or a dictionary of these by output.
+        A number, an array that broadcasts to the output, or a dictionary of numbers and arrays by output.
         """
         return 0.0
 
@@ -254,15 +256,15 @@ class Schedule(Calls):
         trace: bool = False,
         **named: Any,
     ) -> Run:
-        """Runs CPU tensors or NumPy arrays on the machine model; returns its `Run`, which has the counts.
+        """Runs CPU tensors or NumPy arrays on the machine model. Returns a `Run`, which has counts of what happened.
 
         Args:
             tensors: As of a call.
             out: As of a call.
-            clusters: In the grid, 1 to 1024; by default up to 2, so that persistent CTAs get more than one tile. With
-                `GridTiles`, which says how many there are, leave it out.
-            seed: Of the order in which the model's agents take their steps.
-            trace: Keep every step and its source line, for `Run.timeline`. (`trace` also has times.)
+            clusters: How many clusters the grid has, 1 to 1024; by default up to 2, so that persistent CTAs get more than one
+                tile. Leave it out with `GridTiles`, which says how many there are.
+            seed: Chooses the order in which the model's agents take their steps.
+            trace: Whether to keep every step with its source line, for `Run.timeline`. (`Schedule.trace` has times too.)
             named: As of a call.
 
         Raises:
@@ -280,23 +282,24 @@ class Schedule(Calls):
         return run
 
     def bind(self, *tensors: Any, out: Any = None, **named: Any) -> Bound:
-        """The tensors of a call by stage, with arguments as of `__call__`. Nothing runs; raises `InputError` for what a call
-        would refuse."""
+        """The tensors of a call by stage. Arguments as of `__call__`. Nothing runs. Raises `InputError` for tensors that a
+        call would refuse."""
         tensors, named = as_declared(self, tensors, named)
         bound = tensors_.bind(self, tensors, named, out)
         check_rows(self.declared, self.axes, bound.shapes)
         return bound
 
     def trace(self, *tensors: Any, out: Any = None, clusters: int | None = None, **named: Any) -> Trace:
-        """A timeline: when each operation runs, and which operation each wait waits for.
+        """A timeline: when each operation runs, and for which operation each wait waits.
         ``trace(...).write_timeline("page.html")`` draws it.
 
-        CUDA tensors: a kernel of its own runs, whose roles stamp the clock (docs/timeline.md). CPU tensors and NumPy arrays:
-        the machine model, with a cost model of an H200, and with what the check finds; a hang up to where it hangs.
+        For CUDA tensors, another kernel runs, whose roles stamp the clock (docs/timeline.md). CPU tensors and NumPy arrays run
+        on the machine model, with a cost model of an H200. The findings of the check are drawn in too. If the schedule hangs,
+        the timeline ends where it hangs.
 
         Args:
             tensors, out, named: As of `simulate`.
-            clusters: On the model as of `simulate`; of a grid of more clusters, the first two are drawn. On the GPU, how many
+            clusters: On the model as of `simulate`; at most the first two clusters are drawn. On the GPU, how many clusters
                 are drawn, by default two.
 
         Raises:
@@ -322,22 +325,23 @@ class Schedule(Calls):
         return on_model(self, bound, clusters, functools.partial(Machine, seed=seed, trace=trace))
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
-        """Cluster-sized pieces of the output's tile grid, for tensors of these shapes."""
+        """How many clusters can work at once on the output's tile grid, for tensors of these *shapes*."""
         return self.tiles.clusters(self.grid(lambda name, i: shapes[name][i]), self.declared.cluster)
 
     def spans(self, shapes: dict[str, tuple[int, ...]]) -> int | None:
-        """How many clusters a launch has to have, for tensors of these shapes; None if any number of them share the tiles."""
+        """How many clusters a launch must have, for tensors of these *shapes*; None: any number of clusters share the
+        tiles."""
         return self.tiles.spans(self.cluster_count(shapes))
 
     def compile(
         self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None, unroll: bool = True
     ) -> Compiled:
-        """Compiles without running, and without needing a GPU.
+        """Compiles the schedule. Nothing runs, and no GPU is needed.
 
         Args:
             dtypes: As of `plan`.
             arch: As of `plan`.
-            unroll: False: a kernel to be read, in which no run-time loop is unrolled.
+            unroll: False: no run-time loop is unrolled, so that the kernel is easy to read.
 
         Raises:
             InputError: As of `plan`, or *unroll* is neither True nor False.
@@ -354,6 +358,6 @@ class Schedule(Calls):
 
 
 def _check_free(name: str, value: Any) -> None:
-    """Raises `InputError` for a part that is called as something which every schedule has."""
+    """Raises `InputError` for a part that has the name of an attribute or a method of every schedule."""
     if isinstance(value, PARTS) and hasattr(Schedule, name):
         raise InputError(name, value, "is the name of something that every Schedule has", "rename the part")

@@ -172,7 +172,7 @@ class LoadStage(SlotStage):
         producers = self.ring.phases[0]
         if self.loader is None:
             if len(producers) > 1:
-                rule = "names the role that loads this stage, since several roles produce the ring's slots"
+                rule = "must say which of the producing roles loads this stage, since the ring has several"
                 raise InputError(f"{type(self).__name__}(loader)", None, rule, "pass loader=")
             fill(self, loader=producers[0])
         fill(self, dims=check_dims(self, self.dims, self.tile))

@@ -1,5 +1,8 @@
-"""TmaStoreStage and the other stores: results on their way to global memory, and StoredStage, for roles that load them
-again."""
+"""Stages of stores: results on their way to global memory, and results that the same kernel loads again.
+
+`TmaStoreStage`: the TMA engine stores a tile. `BulkStoreStage`: one piece of a vector, without a descriptor.
+`ThreadStoreStage`: threads store from their registers. `StoredStage`: tells other roles that a tile has been written.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,21 @@ import attrs
 
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, optional_dtype
-from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, shown
+from tmapipe.errors import IS_BOOL, InputError, as_tuple, changed, fill, is_count, must, optional, shown
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.stage import L2_HINTS, LoadStage, SlotStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
 
-# ---- store pipeline --------------------------------------------------------------------------------------------------
+# A buffer between threads and the engine goes through these states: free -> written by threads -> fenced and synchronized ->
+# read by the engine -> free. One thread issues the stores of a warpgroup, or of a role, and tracks them as bulk groups.
+# ``wait_group.read`` says that the engine has read a buffer: threads may overwrite it, and at the end the CTA may exit. (The
+# writes are visible when the kernel has ended.)
 #
-# TmaStoreStage: results on their way to global memory through the TMA engine.
-#
-# The life of a buffer: free -> written by threads -> fenced and synchronized -> read by the engine -> free. One
-# thread issues all stores of a unit and tracks them as bulk groups. ``wait_group.read`` says that the bytes of a
-# buffer have been read: threads may overwrite it, and at the end the CTA may exit. (The writes are visible when the
-# kernel has ended.)
-#
-# From a slot (``source=`` a load stage or a shared stage) there is no buffer and no copy: the engine reads the slot,
-# and the ring releases it when the read has retired.
+# A store from a slot (``source=`` a load stage or a shared stage) has no buffer and no copy: the engine reads the slot, and
+# the ring releases the slot when the read has retired.
 
-
-#: Reduction -> element types that it is done in. The hardware compares int32 too (PTX ISA, cp.reduce.async.bulk), but with the
-#: descriptors of CuTe DSL 4.8.1 it does so without a sign, as seen on an H200: so "min" and "max" are not for it. (They are
-#: in a `BulkStoreStage`, which has no descriptor.)
+#: Reduction -> the element types that it is done in. The hardware compares int32 too (PTX ISA, cp.reduce.async.bulk). But with
+#: a descriptor of CuTe DSL 4.8.1 it compares without the sign, as seen on an H200. So "min" and "max" of int32 are for a
+#: `BulkStoreStage` alone, which has no descriptor.
 REDUCTIONS = {
     "add": ("bf16", "fp16", "fp32", "fp64", "int32", "int64"),
     "min": ("bf16", "fp16"),
@@ -37,7 +35,7 @@ REDUCTIONS = {
     **dict.fromkeys(("inc", "dec"), ("int32",)),
     **dict.fromkeys(("and", "or", "xor"), ("int32", "int64")),
 }
-FROM_ZERO = ("add", "or", "xor")  # those that an output which a call leaves out can begin with
+FROM_ZERO = ("add", "or", "xor")  # reductions for which an output that a call leaves out begins with 0
 
 
 S = TypeVar("S", bound="StoreStage")
@@ -45,7 +43,7 @@ S = TypeVar("S", bound="StoreStage")
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class StoreStage:
-    """What the stages have in common that store tiles to tensors. Arguments as of `TmaStoreStage`."""
+    """Base of the stages that store tiles to tensors. Arguments as of `TmaStoreStage`."""
 
     dims: tuple[str, ...] = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
     source: SlotStage | Wgmma | RegisterTile | None = attrs.field(
@@ -69,15 +67,15 @@ class StoreStage:
     reduce: str | None = attrs.field(
         default=None,
         validator=must(
-            optional(lambda reduce: reduce in REDUCTIONS), f"is None or one of {', '.join(REDUCTIONS)}", '"add"'
+            optional(lambda reduce: reduce in REDUCTIONS), f"is None or one of {', '.join(REDUCTIONS)}", 'e.g. "add"'
         ),
     )
 
     parts: int = attrs.field(default=1, init=False)
     l2_hint: str | None = attrs.field(default=None, init=False)
-    #: Loads of tensors that the output may be.
+    #: Loads whose tensors the output may overwrite.
     overwrites: tuple[LoadStage, ...] = attrs.field(default=(), init=False)
-    #: Bytes that a thread stores at once; 0 where the engine stores.
+    #: How many bytes a thread stores at once; 0 where the engine stores.
     vector: int = attrs.field(default=0, init=False)
     wide: bool = attrs.field(default=False, init=False)
     #: Whether the engine finds tiles through a descriptor.
@@ -120,34 +118,34 @@ class StoreStage:
         return (1,) * (len(self.dims) - len(self.tile)) + self.tile
 
     def in_place(self: S, *loads: LoadStage) -> S:
-        """The same stage, whose output may be the tensor of one of these loads: of its address, extents, strides and type.
+        """The same stage, whose output may be the tensor of one of these loads: same address, extents, strides and type.
 
-        Both have the same dimensions and tiles. A CTA loads what it stores, at the coordinates of its output tile alone. The
-        check sees that the load has ended before the store begins.
+        The load and the store have the same dimensions and tiles. A CTA loads only the tiles that it stores: those at the
+        coordinates of its output tile. The check sees that each load has ended before its store begins.
 
         Args:
-            loads: Stages without multicast, parts, windows or strides.
+            loads: Load stages without multicast, parts, windows or strides.
 
         Raises:
             InputError: One of *loads* is no load stage.
         """
         if not loads or not all(isinstance(load, LoadStage) for load in loads):
-            raise InputError("in_place", loads, "names stages that load tiles", "e.g. in_place(x)")
+            raise InputError("in_place", loads, "names one or more stages that load tiles", "e.g. in_place(x)")
         return changed(self, overwrites=loads)
 
     @property
     def slot(self) -> SlotStage | None:
-        """The stage whose slots are stored; None where threads fill buffers."""
+        """The stage whose slots are stored; None where threads fill buffers, or store themselves."""
         return self.source if isinstance(self.source, SlotStage) else None
 
     @property
     def sums(self) -> Wgmma | RegisterTile | None:
-        """What lies in the registers of warpgroups as accumulators do, if that is stored."""
+        """The source, if it lies in the registers of warpgroups as accumulators do; else None."""
         return None if isinstance(self.source, SlotStage) else self.source
 
     @property
     def storing(self) -> Role | None:
-        """Who stores; None if that is the role of a matmul."""
+        """The role that stores; None: the role of the matmul that is the source."""
         if self.role is not None:
             return self.role
         if self.slot is not None:
@@ -163,23 +161,23 @@ class StoreStage:
 
     @property
     def reducible(self) -> tuple[str, ...]:
-        """The element types in which it can `reduce`."""
+        """The element types in which the stage can `reduce`."""
         return REDUCTIONS[self.reduce] if self.reduce else ()
 
     @property
     def parts_tile(self) -> tuple[int, ...] | None:
-        """Elements of a buffer, for subclasses that store what a warpgroup makes of its accumulators; None: 64 rows of
-        these.
-        """
+        """Elements of a buffer, for subclasses that store what a warpgroup computes from its accumulators. None: a buffer
+        holds 64 rows of the accumulators."""
         return None
 
     @property
     def folded(self) -> Mapping[str, int]:
-        """Leading dimensions that the tensor lacks, with their extents: all tiles along them go to the same elements."""
+        """Leading dimensions of `dims` that the tensor does not have, with their extents: all tiles along them go to the same
+        elements."""
         return {}
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
-        """Extents of dimensions that follow from *extents*, for subclasses that store to a workspace."""
+        """Extents that follow from *extents*, by dimension, for subclasses that store to a workspace."""
         return {}
 
 
@@ -187,25 +185,26 @@ class StoreStage:
 class TmaStoreStage(StoreStage):
     """Stores tiles to a tensor through the TMA engine.
 
-    Where the order of tiles gives them bounds of their own (as `GroupedTiles`), it writes no more than these.
+    Where the order of tiles gives a tile bounds of its own (as `GroupedTiles` does), no element beyond the bounds is written.
 
     Args:
         dims: Names of the tensor's dimensions, the last one contiguous; by default those of `source`. The last two may name a
             `Wgmma`'s columns and rows, in this order: its accumulators are then stored transposed, as types of 16 or 32 bits.
-        source: A `TmaLoadStage` or a `SharedStage`: the slot that was filled is stored. A `Wgmma`: its accumulators, through
-            buffers of 64 rows that each warpgroup fills and stores by itself. A `RegisterTile`: likewise. None: what the
-            threads of `role` computed, through buffers of one tile.
+        source: A `TmaLoadStage` or a `SharedStage`: the slot that was filled is stored. A `Wgmma` or a `RegisterTile`: the
+            values in registers are stored, through buffers of 64 rows that each warpgroup fills and stores by itself. None:
+            values that the threads of `role` have computed, through buffers of one tile.
         tile: Elements along the last dimensions; by default the source's.
-        role: Who stores, where that does not follow from the source.
-        stages: Buffers (of each warpgroup, for accumulators); or, from a slot, stores that may still read while the next slot
-            is waited for.
-        columns: Of a buffer for accumulators; by default as many as fill a swizzle span of 128 bytes.
-        dtype: Of the elements, by default that of the tensor.
-        reduce: What the tensor's elements become, instead of being overwritten, from what they are and what is stored, in no
-            fixed order: "add" (bf16, fp16, fp32, fp64: rounded each time, so bits may differ from run to run; int32, int64),
-            "min" or "max" (bf16, fp16), "and", "or", "xor" (int32, int64), and of int32 as unsigned numbers "inc" (one more,
-            or 0 if it is at least what is stored) and "dec" (one less, or what is stored if it is 0 or above that). "add",
-            "or" and "xor" begin with 0 where a call leaves the output out; for the others it is passed.
+        role: The role that stores, where it does not follow from the source.
+        stages: How many buffers there are (for accumulators: for each warpgroup). For a store from a slot: how many stores may
+            still read their slots while the role waits for the next slot.
+        columns: Columns of a buffer for accumulators; by default as many as fill a swizzle span of 128 bytes.
+        dtype: Element type, by default the tensor's.
+        reduce: How a stored number is combined with the tensor's element, instead of overwriting it. The order of several
+            stores to one element is open. "add": of bf16, fp16, fp32 and fp64 each addition rounds, so bits may differ from
+            run to run; of int32 and int64 it is exact. "min" or "max": bf16, fp16. "and", "or", "xor": int32, int64. "inc" and
+            "dec": int32 as unsigned numbers, where x is stored. "inc" makes an element one more, or 0 if it is at least x.
+            "dec" makes it one less, or x if it is 0 or above x. For "add", "or" and "xor" a call may leave the output out,
+            which then begins with 0; for the others it is passed.
 
     Raises:
         InputError: For any other value.
@@ -214,8 +213,8 @@ class TmaStoreStage(StoreStage):
     tensor_map = True
 
     def in_parts(self, parts: int) -> TmaStoreStage:
-        """The same stage, whose slot is cut along its first extent into so many equal parts, each of which is stored by itself
-        to wherever it belongs: ``slot.y.store_part(i, ...)``. With as many parts as it has rows, these can be scattered.
+        """The same stage, whose slot is cut along its first extent into *parts* equal parts. Each part is stored by itself, to
+        a place of its own: ``slot.y.store_part(i, ...)``. With as many parts as rows, the rows can be scattered.
 
         Raises:
             InputError: *parts* does not divide the extent, or the stage does not store from a slot.
@@ -226,7 +225,7 @@ class TmaStoreStage(StoreStage):
         return changed(self, parts=parts)
 
     def with_l2_hint(self, hint: str | None) -> TmaStoreStage:
-        """The same stage, whose stores have the priority "evict_first", "evict_last" or "evict_normal" in L2. None: the usual.
+        """The same stage, whose stores have the priority "evict_first", "evict_last" or "evict_normal" in L2; None: no hint.
 
         Raises:
             InputError: For any other *hint*.
@@ -238,11 +237,12 @@ class TmaStoreStage(StoreStage):
 
 
 def _check_strided(source: LoadStage, dims: tuple[str, ...]) -> None:
-    """Raises `InputError` if the output has a dimension of which a tile takes some elements only."""
+    """Raises `InputError` if the output has a dimension along which the source's tile takes only every n-th element."""
     for dim, step in zip(source.dims[-len(source.tile) :], source.strides, strict=False):
         if step > 1 and dim in dims:
-            rule = f"names other dimensions than {dim}, of which the source takes every {step}. element"
-            raise InputError("TmaStoreStage(dims)", " ".join(dims), rule, "give it a name of its own, related by a Dim")
+            rule = f"names other dimensions than {dim}, along which the source takes only one of {step} elements"
+            fix = "give the output's dimension a name of its own, related by a Dim"
+            raise InputError("TmaStoreStage(dims)", " ".join(dims), rule, fix)
 
 
 def _transposes(dims: Any, source: Any) -> bool:
@@ -252,33 +252,28 @@ def _transposes(dims: Any, source: Any) -> bool:
 
 
 def _check_follows(source: SlotStage, tile: Any, columns: Any, dtype: Any) -> None:
-    """Raises `InputError` for what differs from the slot."""
+    """Raises `InputError` for a tile, a type or columns other than those of the slot that is stored."""
     other = dtype is not None and source.dtype not in (None, dtype)
     if (tile or source.tile) != source.tile or columns is not None or other:
-        given, rule = (tile, columns, dtype), "follow from the slot"
+        given, rule = (tile, columns, dtype), "follow from the slot that is stored"
         raise InputError("TmaStoreStage(tile, columns, dtype)", given, rule, "leave them out")
-
-
-# ---- bulk store ------------------------------------------------------------------------------------------------------
-#
-# BulkStoreStage: pieces of a vector, stored without a descriptor.
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class BulkStoreStage(StoreStage):
     """Stores pieces of a vector by ``cp.async.bulk``, or adds to it by ``cp.reduce.async.bulk``.
 
-    It needs no descriptor. The vector has a multiple of 16 bytes, of which the last piece may be shorter; for others there is
-    `ThreadStoreStage`.
+    It needs no descriptor. The vector has a multiple of 16 bytes, and its last piece may be shorter than the others. For other
+    vectors there is `ThreadStoreStage`.
 
     Args:
         dims: The name of the vector's dimension, by default the source's.
-        source: The stage whose slots are stored; None: what the threads of `role` computed.
-        tile: Elements of a piece, as a tuple of one, by default the source's. A multiple of 16 bytes.
-        role: Who stores, where that does not follow from the source.
+        source: The stage whose slots are stored; None: values that the threads of `role` have computed.
+        tile: Elements of a piece, as a tuple of one number, by default the source's. A multiple of 16 bytes.
+        role: The role that stores, where it does not follow from the source.
         reduce: As of `TmaStoreStage`; "min" and "max" of int32 and int64 too.
         stages: As of `TmaStoreStage`.
-        columns: None: it is of stores of accumulators.
+        columns: None: only stores of accumulators have columns.
         dtype: As of `TmaStoreStage`.
 
     Raises:
@@ -295,7 +290,8 @@ class BulkStoreStage(StoreStage):
     )
     tile: tuple[int, ...] = attrs.field(default=None, converter=as_tuple, validator=attrs.validators.optional(is_piece))
     columns: int | None = attrs.field(
-        default=None, validator=must(lambda columns: columns is None, "is of other stores", "use a TmaStoreStage")
+        default=None,
+        validator=must(lambda columns: columns is None, "is for stores of matrices", "use a TmaStoreStage"),
     )
 
     @property
@@ -303,28 +299,23 @@ class BulkStoreStage(StoreStage):
         return (*super().reducible, *(("int32", "int64") if self.reduce in ("min", "max") else ()))
 
 
-# ---- thread store ----------------------------------------------------------------------------------------------------
-#
-# ThreadStoreStage: results that threads store from registers, to tensors that the TMA engine does not take.
-
-
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class ThreadStoreStage(StoreStage):
-    """Stores what the threads of `role` have computed straight from their registers, with ``st.global``.
+    """Stores values that the threads of `role` have computed straight from their registers, with ``st.global``.
 
-    It needs no descriptor, no shared memory and no waits: rows of the tensor may begin at any multiple of `vector` bytes,
-    where TMA wants multiples of 16, and it runs on sm_80. Elements outside the tensor are not written.
+    It needs no descriptor, no shared memory and no waits, and it runs on sm_80. Rows of the tensor may begin at any multiple
+    of `vector` bytes, where TMA wants multiples of 16. Elements outside the tensor are not written.
 
     Args:
         dims: Names of the tensor's dimensions, as in `TmaStoreStage`.
         tile: Elements, as in `TmaStoreStage`: the extents of the fragments that are stored.
-        role: Who stores.
-        vector: Bytes that a thread stores at once, if it has so many side by side: 1, 2, 4, 8 or 16, and no less than an
+        role: The role that stores.
+        vector: How many bytes a thread stores at once, if it has as many side by side: 1, 2, 4, 8 or 16, and no less than an
             element. The tensor's address, strides and rows are multiples of it, and so is where a tile starts along the
             contiguous dimension.
-        wide: Whether a thread stores 16 bytes at once where so many lie side by side at a multiple of 16, which it finds out
-            when it stores, and the others by `vector`: for rows that begin anywhere, with tiles that start before them.
-        dtype: Of the elements, by default that of the tensor.
+        wide: Whether a thread stores 16 bytes at once where it has as many side by side at an address that is a multiple of
+            16, which it finds out when it stores, and others by `vector`. For tensors whose rows begin anywhere.
+        dtype: Element type, by default the tensor's.
 
     Raises:
         InputError: For any other value.
@@ -338,34 +329,27 @@ class ThreadStoreStage(StoreStage):
             "the most that divides the row pitch",
         ),
     )
-    wide: bool = attrs.field(
-        default=False, validator=must(lambda value: isinstance(value, bool), "is True or False", "leave it out")
-    )
+    wide: bool = attrs.field(default=False, validator=IS_BOOL)
     source: None = attrs.field(default=None, init=False)
     stages: int = attrs.field(default=1, init=False)
     columns: int | None = attrs.field(default=None, init=False)
     reduce: str | None = attrs.field(default=None, init=False)
 
 
-# ---- stored stage ----------------------------------------------------------------------------------------------------
-#
-# StoredStage: that tiles of an output have been written, for roles of the same kernel that load them.
-
-
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class StoredStage(TokenStage):
-    """That a CTA's tiles of an output have been written, and may be loaded by the same CTA.
+    """Tells the next roles of a ring that a CTA's tiles of an output have been written, and may be loaded by the same CTA.
 
-    Its slots have no memory. The role that stores calls ``slot.<stage>.publish()`` in one, after its stores: that waits until
-    the engine has written them, and fences. The next roles of the ring load them, by a stage ``of_result(store)``, once they
-    have entered the slot. Tiles of the next output tile may be stored meanwhile. The same tile is stored again only once its
-    bytes have come.
+    Its slots have no memory. The role that stores calls ``slot.<stage>.publish()`` in an open slot, after its stores. The call
+    waits until the engine has written the tiles, and fences. The next roles of the ring load the tiles, by a stage
+    ``of_result(store)``, once they have entered the slot. Meanwhile, tiles of the next output tile may be stored. A tile is
+    stored again only once a load of it has ended.
 
-    (For the next kernel of the stream nothing is needed: it waits until this one has ended, and written everything.)
+    (The next kernel of the stream needs no such stage: it waits until this kernel has ended, and has written everything.)
 
     Args:
         store: The stage that stores the tiles.
-        ring: Produced by the role that stores.
+        ring: The ring whose slots say so, produced by the role that stores.
 
     Raises:
         InputError: For any other value.

@@ -12,8 +12,7 @@ import tmapipe as tp
 from tests.oracle.judged_bodies import program_of
 from tests.sweeps import examples, sample
 from tests.unit.errors import refused
-from tmapipe.model import POLICIES, Machine
-from tmapipe.model.warp import MachineIsa
+from tmapipe.model import POLICIES, Machine, MachineIsa
 from tmapipe.tiles.dynamic import COUNTERS, keep_positions
 
 S = tp.schedules

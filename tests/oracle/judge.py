@@ -16,9 +16,8 @@ import numpy as np
 from tests.oracle.plain import PlainIsa
 from tmapipe.isa.ops import Ballot, Exit, StAsync, TableLoad
 from tmapipe.kernel import kernel_main
-from tmapipe.model import Machine
+from tmapipe.model import Machine, MachineIsa
 from tmapipe.model.layout import Layout
-from tmapipe.model.warp import MachineIsa
 from tmapipe.plan.model import Plan
 from tmapipe.schedule import Schedule
 

@@ -17,8 +17,8 @@ import attrs
 import tmapipe
 from tmapipe.isa import Kind, declared
 from tmapipe.kernel import kernel_main
+from tmapipe.model import MachineIsa
 from tmapipe.model.layout import Layout
-from tmapipe.model.warp import MachineIsa
 
 __all__ = ["Change", "Program", "Site", "array_of", "is_second", "program_of"]
 

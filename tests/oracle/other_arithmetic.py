@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tmapipe import model as fragments
 from tmapipe.base import arithmetic
 from tmapipe.model import elements, memory
 from tmapipe.model import elements as reductions
-from tmapipe.model import warp as fragments
 
 
 def _towards_zero(exact: Any) -> Any:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from tmapipe import model
 from tmapipe.check import Finding
 from tmapipe.check.deadlocks import check_operations, refused
 from tmapipe.check.linear import LinearCheck
 from tmapipe.errors import PipelineError
 from tmapipe.isa.ops import Exit
-from tmapipe.model import Entry, Layout, shapes_of, warp
+from tmapipe.model import Entry, Layout, MachineFragments, MachineIsa, shapes_of
 from tmapipe.model.layout import Shapes
 from tmapipe.model.layout import locate as find_location
-from tmapipe.model.warp import MachineFragments, MachineIsa
 from tmapipe.plan.model import Plan
 
 __all__ = ["PlainIsa", "block", "plainly", "record", "run_checked"]
@@ -95,7 +95,7 @@ class PlainIsa(MachineIsa):
 
 for _method in vars(PlainIsa).values():
     if isinstance(_method, FunctionType):  # no line of a user: it is the library's for `locate`
-        _method.__code__ = _method.__code__.replace(co_filename=warp.__file__)
+        _method.__code__ = _method.__code__.replace(co_filename=model.__file__)
 
 
 def plainly(entry: Entry) -> Entry:

@@ -11,9 +11,10 @@ from tests.unit.errors import refused
 from tests.unit.scaled import crowded_of, scaled_of
 from tmapipe import autotune
 from tmapipe.errors import PipelineError
-from tmapipe.tuning import METHOD, differing, job_of, measured
+from tmapipe.tuning import differing, job_of
 from tmapipe.tuning.compiling import compile_each, keep
 from tmapipe.tuning.compiling import recall_entry as recall
+from tmapipe.tuning.cost import fastest
 
 
 def test_what_the_model_expects_to_be_the_fastest_is_taken_without_a_gpu():
@@ -71,7 +72,7 @@ class Clock:
 
 def test_the_fastest_comes_first():
     runs = {number: functools.partial(float, us) for number, us in enumerate((9, 5, 7, 30, 6, 40))}
-    found = measured(runs, Clock(), METHOD)
+    found = fastest(runs, Clock())
     assert [number for number, _ in found] == [1, 4, 2, 0] and found[0][1].us == 5
 
 

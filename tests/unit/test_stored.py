@@ -168,7 +168,7 @@ def test_two_output_tiles_do_not_share_a_result():
 
 
 def test_a_fence_is_needed(monkeypatch):
-    monkeypatch.setattr("tmapipe.model.warp.MachineIsa.fence_proxy_async_global", lambda isa: None)
+    monkeypatch.setattr("tmapipe.model.MachineIsa.fence_proxy_async_global", lambda isa: None)
     assert Kind.PROXY in Chained().check().kinds()
 
 

@@ -5,7 +5,7 @@ import importlib
 from tests.unit.traced import without_statements
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
-from tmapipe.model.warp import MachineFragments, MachineIsa
+from tmapipe.model import MachineFragments, MachineIsa
 from tmapipe.program.expressions import Expr, values
 from tmapipe.program.isa import TracingFragments, TracingIsa
 

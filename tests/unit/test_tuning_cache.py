@@ -17,8 +17,7 @@ from tmapipe.tuning import Candidate, Problem, ranked, tuner
 from tmapipe.tuning import compiling as cache
 from tmapipe.tuning import problem as epilogues
 from tmapipe.tuning.compiling import compile_each
-from tmapipe.tuning.cost import Method
-from tmapipe.tuning.tuner import pick
+from tmapipe.tuning.cost import Method, fastest
 
 FUSED = Epilogue(lambda acc, bias: gelu(acc + bias), operands={"bias": PerColumn()})
 
@@ -230,6 +229,6 @@ class Clock:
 def test_the_fastest_is_picked():
     few = [Candidate("Gemm", (64, 64 * i), (1, 1)) for i in range(1, 8)]
     runs = {candidate: functools.partial(abs, i - 4.2) for i, candidate in enumerate(few)}
-    timed = pick(runs, Clock(), Method(rounds=2, batch=1, rest=0.0))
+    timed = fastest(runs, Clock(), Method(rounds=2, batch=1, rest=0.0))
     assert timed[0][0] == few[4] and [t.us for _, t in timed] == sorted(t.us for _, t in timed)
     assert 1 < len(timed) < len(few)

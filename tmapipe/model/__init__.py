@@ -1,256 +1,387 @@
-"""The CPU backend, a model of the hardware: `Machine` runs a kernel's program, every warp of every CTA, as scheduled.
+"""The CPU backend, a model of the hardware: `Machine` runs a kernel's program, with every warp of every CTA.
 
-`State` is the model itself, a transition system. Other drivers (the check, the exhaustive search of the tests) use it with
-operations that were listed before. `tmapipe.isa` documents the operations.
+`MachineIsa` is the instruction set of one warp. Its instructions make operations of the table (`tmapipe.isa`), which
+`State`, a transition system, executes in the order in which `Scheduler` lets the warps go on. The check and the exhaustive
+search of the tests use `State` too, with operations that were listed before.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import greenlet
 import numpy as np
 
-from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError
-from tmapipe.isa.ops import Agent, Counted, Exit, Flight
-from tmapipe.model.layout import Layout, Shapes, set_location
-from tmapipe.model.layout import locate as find_location
-from tmapipe.model.memory import Memory, Written
-from tmapipe.model.run import Run, TraceEntry
-from tmapipe.model.state import APPLY, WAITS, State
-from tmapipe.model.warp import MachineIsa
-from tmapipe.plan.model import Plan
+from tmapipe.base.arithmetic import total
+from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa import applied, ops, where_is
+from tmapipe.isa.copies import sent
+from tmapipe.isa.fragment import Accesses, Fragment, RawFunction, SlotRef, Span, call_raw
+from tmapipe.isa.ops import Counted, Exit, Flight, Isa, TableLoad
+from tmapipe.model import elements
+from tmapipe.model.elements import Reductions, of_data, raw_name
+from tmapipe.model.layout import Layout, Shapes, hazard, locate, set_location, shapes_of
+from tmapipe.model.memory import Accumulator, Memory, Written, convert, weights
+from tmapipe.model.run import Run, TraceEntry, tracer
+from tmapipe.model.state import POLICIES, Scheduler, State, Watcher
+from tmapipe.plan.model import Load, Plan, RoleWarps, Store
+from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
+from tmapipe.protocol.tile import Tile
 
 __all__ = [
-    "Counted", "Flight", "Layout", "Machine", "MachineIsa", "Run", "Scheduler", "State", "TraceEntry", "steps_for",
+    "POLICIES", "Counted", "Flight", "Layout", "Machine", "MachineIsa", "Run", "Scheduler", "State", "TraceEntry", "steps_for",
 ]  # fmt: skip
 
-# ---- deadlock --------------------------------------------------------------------------------------------------------
-#
-# The text of a deadlock: one line per group of warps that wait for the same thing, and who could signal it.
+# ---- fragments -------------------------------------------------------------------------------------------------------
 
 
-def deadlock(state: State, blocked: dict[int, Any], where: Callable[[int], str | None] | None = None) -> DeadlockError:
-    """The error for a state in which nothing can move. blocked: agent -> the operation it cannot execute; where: agent ->
-    its source line. The error has the attributes `blocked` and `state`."""
-    layout = state.layout
-    waits: dict[tuple, list[int]] = {}  # (CTA, role, what for, where) -> warps
-    for agent in sorted(blocked):
-        cta, warp = divmod(agent, layout.warps)
-        line = getattr(blocked[agent], "where", None) or (where(agent) if where else None)
-        key = (cta, layout.role(agent), WAITS[type(blocked[agent])].says(state, agent, blocked[agent]), line)
-        waits.setdefault(key, []).append(warp)
-    alike: dict[tuple, list[int]] = {}  # (warps, role, what for, where) -> CTAs
-    for (cta, *rest), warps in waits.items():
-        alike.setdefault((tuple(warps), *rest), []).append(cta)
-    lines = [
-        f"  {role} ({_numbers('warp', warps)}) of {_numbers('CTA', ctas)} waits for {text}"
-        + (f", at {line}" if line else "")
-        for (warps, role, text, line), ctas in alike.items()
-    ]
-    error: Any = DeadlockError("deadlock: nothing can move.\n" + "\n".join(lines))
-    error.blocked, error.state = blocked, state
-    return error
+class MachineFragments(Reductions):
+    """Fragments in the machine: the calling warp's part of each as a NumPy array; None where there is no data. Methods as
+    documented in `tmapipe.isa.fragments.Fragments`."""
+
+    def __init__(self, isa: MachineIsa):
+        self.isa, self.memory, self.exchanges = isa, isa.memory, {}
+
+    # ---- accumulators ---------------------------------------------------------------------------------------------
+
+    def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+        return None if self.memory is None else Accumulator(matmul, self.isa.warp, empty)
+
+    def accumulator_promote(self, matmul: Matmul, acc: Any) -> None:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))  # the sums are in fp32 here anyway
+
+    def accumulator_scale(self, matmul: Matmul, acc: Any, by: Fragment) -> None:
+        self.isa.emit(ops.AccumulatorWrite(matmul.name))
+        factors = self.expand(AccumulatorLayout.of(matmul), by.along, by.data, "tile")
+        if self.memory is not None:
+            with np.errstate(all="ignore"):
+                acc.values *= factors
+
+    def accumulator_after(self, matmul: Matmul, acc: Any, values: Fragment) -> Fragment:
+        self.isa.emit(ops.AccumulatorRead(matmul.name))
+        return values
+
+    def packed(self, matmul: Matmul, values: Fragment) -> Any:
+        data = values.data
+        return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)
+
+    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
+        self.isa.emit(ops.AccumulatorWrite(registers))
+        (rows, _, k), groups = matmul.shape, matmul.warpgroups
+        halves = 2 if kind.endswith("int4") else 1
+        data = self.read(slot, AccumulatorLayout(rows, k // halves, groups, matmul.first_warp, matmul.teams)).data
+        if self.memory is None:
+            return None
+        layout = AccumulatorLayout(rows, k, groups, matmul.first_warp, matmul.teams)
+        by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in (zero, scale)]
+        return convert(weights(data, kind, *by), matmul.b.dtype).astype(np.float32)
+
+    def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
+        self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))
+        return values.data if values.kind == "operand" else self.packed(matmul, values)
+
+    def accumulator_columns(self, matmul: Matmul, acc: Any, block: int, first: int, columns: int) -> Fragment:
+        values = self._accumulated(matmul, acc)
+        data = None if values is None else values[[block], :, first : first + columns]
+        return Fragment(self, AccumulatorLayout.of(matmul).piece(columns), "tile", matmul.b.dtype.kind, data)
+
+    def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
+        values = self._accumulated(matmul, acc)
+        data = None if values is None else values.copy()
+        return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
+
+    def _accumulated(self, matmul: Matmul, acc: Any) -> Any:
+        self.isa.emit(ops.AccumulatorRead(matmul.name))
+        if self.memory is None:
+            return None
+        if not acc.defined:
+            raise ScopeError(f"accumulate(empty=False) of {matmul.name} ended without acc.add(). Leave out empty=.")
+        return acc.values
+
+    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
+        self.isa.reduces(values, along, inside[1] if isinstance(inside, tuple) else inside)
+        return super().reduce(values, op, along, inside, surely)
+
+    # ---- pieces ---------------------------------------------------------------------------------------------------
+
+    def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
+        assert isinstance(values.layout, AccumulatorLayout)
+        data = None if self.memory is None else values.data[[block], :, first : first + columns]
+        return Fragment(self, values.layout.piece(columns), "tile", values.kind, data)
+
+    def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
+        mine, columns = self.isa.warp % 4, slot.buffer.tile[-2]
+        if not transposed:
+            return self._write(slot, self._piece(values, slot.buffer.tile[-1]), (mine, 4, "rows"))
+        at = None if self.memory is None else 64 * np.arange(columns) + 16 * mine + np.arange(16)[:, None]
+        self._write(slot, self._piece(values, columns), (mine, 4, "columns"), at)
+
+    @of_data
+    def _piece(self, values: Fragment, columns: int) -> np.ndarray:
+        """A warp's 16 x *columns* values: an epilogue may have given fewer, or one, for all."""
+        return np.broadcast_to(np.asarray(values.data, np.float32), (1, 16, columns))[0]
+
+    @of_data
+    def row_sums(self, values: Fragment, columns: int, first: int, inside: int, before: Any) -> Any:
+        sums = total(self._piece(values, columns)[:, first : max(first, inside)])
+        return sums if before is None else before + sums
+
+    @of_data
+    def column_sums(self, values: Fragment, columns: int, inside: int) -> Any:
+        rows = max(0, inside - 16 * (self.isa.warp % 4))
+        return total(self._piece(values, columns)[:rows].T)
+
+    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
+        self._write(slot, sums, (self.isa.warp % 4, 4, "rows"))
+
+    write_column_sums = write_row_sums
+
+    def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
+        self.isa.give(values.data)
+        self.isa.emit(sent(self.isa, slot, barrier, cta, share, shares))
+
+    def send_tile(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any) -> None:
+        layout = values.layout
+        assert layout is not None
+        self.isa.give(self.places(values))
+        self.isa.emit(sent(self.isa, slot, barrier, cta, layout.warp(self.isa.warp), layout.warps))
+
+    # ---- epilogues ------------------------------------------------------------------------------------------------
+
+    def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
+        layout = fragments[0].layout
+        assert layout is not None
+        given = [self._numbers(layout, each) for each in fragments]
+        made = applied(function, given, {name: self._numbers(layout, each) for name, each in named.items()})
+        if isinstance(made, dict):
+            return {name: self._result(layout, value, function) for name, value in made.items()}
+        return self._result(layout, made, function)
+
+    def _numbers(self, layout: ThreadLayout, values: Fragment) -> Fragment:
+        """What an epilogue takes: a number in fp32 for each element of a piece."""
+        data = self.convert(self.expand(layout, values.along, values.data, "tile"), values.kind, "fp32")
+        return Fragment(self, None, "tile", "fp32", data)
+
+    def _result(self, layout: ThreadLayout, value: Any, function: Callable[..., Any]) -> Fragment | None:
+        if value is None:
+            return None
+        if isinstance(value, Fragment):
+            return Fragment(self, layout, "tile", "fp32", self.convert(value.data, value.kind, "fp32"))
+        if not isinstance(value, (Number, np.generic)):
+            text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
+            raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
+        return Fragment(self, layout, "tile", "fp32", self.number(value, "fp32"))
+
+    def raw(self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str) -> None:
+        if self.memory is not None and cpu is None:
+            rule = "is what the model runs in place of CuTe DSL"
+            raise InputError("k.raw(cpu)", cpu, rule, "pass a function of arrays")
+        mine, shares = (self.isa.warp - role.first_warp) % role.team_warps, role.team_warps
+        name = raw_name(gpu)
+        arrays: list[Any] = []
+        for slot, kind in accesses:
+            cut = (0, 1, f"whole/{name}") if kind == "read" else (mine, shares, f"rows/{name}")
+            if kind != "write":
+                arrays.append(self._read(slot, cut, proxy=proxy))
+            else:
+                tile, dtype = slot.buffer.tile, slot.buffer.dtype.numpy
+                arrays.append(None if self.memory is None else np.zeros((tile[0] // shares, *tile[1:]), dtype))
+        if self.memory is not None and cpu is not None:
+            call_raw(cpu, arrays, self.isa, role)
+        for (slot, kind), array in zip(accesses, arrays, strict=True):
+            if kind != "read":
+                self._write(slot, array, (mine, shares, f"rows/{name}"), proxy=proxy)
+
+    def only_inside(self, tile: Fragment, along: str, first: Any, end: Any, surely: Span, other: Any) -> Fragment:
+        low, high = surely
+        if self.memory is not None and low < high and not ((first or 0) <= low and high <= end):
+            rule = f"are {along} that count, but those that do are {first or 0} to {end}"
+            raise InputError("reduction of a tile (surely)", surely, rule, "say so only of tiles that always do")
+        return super().only_inside(tile, along, first, end, surely, other)
+
+    # ---- data -----------------------------------------------------------------------------------------------------
+
+    numbers = (("bool", (bool, np.bool_)), ("int32", (int, np.integer)), ("fp32", (float, np.floating)))
+
+    @of_data
+    def number(self, value: Any, kind: str) -> Any:
+        return elements.KINDS[kind](value)
+
+    def convert(self, data: Any, kind: str, to: str) -> Any:
+        return data if kind == to or data is None else np.asarray(data).astype(elements.KINDS[to])
+
+    @of_data
+    def expand(self, layout: ThreadLayout | None, along: str, data: Any, to: str) -> Any:
+        if along == to or layout is None:
+            return data
+        if along == "rows" and to == "parts":
+            return np.broadcast_to(data[:, None], (layout.rows, layout.row_lanes))
+        rows, columns = self._indices(layout)
+        if along == "one":
+            parts = layout.rows, layout.row_lanes
+            shape = {"tile": rows.shape, "rows": (layout.rows,), "columns": (layout.columns,), "parts": parts}[to]
+            return np.broadcast_to(data, shape)
+        return data[rows if along == "rows" else columns]
+
+    @of_data
+    def beside(self, layout: AccumulatorLayout, parts: list[Any]) -> Any:
+        return np.concatenate(parts, axis=-1)
+
+    @of_data
+    def indices(self, layout: ThreadLayout, along: str) -> Any:
+        return np.arange(layout.rows if along == "rows" else layout.columns, dtype=np.int32)
+
+    @of_data
+    def elementwise(self, name: str, operands: list[Any]) -> Any:
+        return elements.apply(name, operands)
 
 
-def _numbers(word: str, numbers: Sequence[int]) -> str:
-    """E.g. ``warp 3``, ``warps 4-11`` or ``CTAs 0, 2``."""
-    if len(numbers) == 1:
-        return f"{word} {numbers[0]}"
-    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{word}s {numbers[0]}-{numbers[-1]}"
-    return f"{word}s {', '.join(map(str, numbers))}"
+# ---- instruction set of a warp ---------------------------------------------------------------------------------------
 
 
-# ---- scheduler -------------------------------------------------------------------------------------------------------
-#
-# The scheduler: in which order agents take their steps.
-#
-# Warps run until they block. Policies:
-#
-# - "fair": warps in turn, each until it blocks; engines take their steps in order whenever a warp has blocked. -
-# "random": after a few operations another warp or engine, drawn by the seed, goes on. - "late": engines move only
-# when no warp can, one step at a time, drawn by the seed: asynchronous work ends as late as it can.
-#
-# Deterministic for a policy and a seed. A correct kernel gives the same result under all of them.
+class MachineIsa(Isa):
+    """One warp's instructions, as documented in `tmapipe.isa`. `emit` hands each operation to the machine. It returns when the
+    machine has executed the operation, or at once if operations are only listed.
 
-
-POLICIES = ("fair", "random", "late")
-
-Watcher = Callable[[Agent, Any, Any], None]
-
-
-class Scheduler:
-    """Runs the warps' programs on *state* until all have returned and all engines are idle.
-
-    programs: for each agent, an iterator of its operations, the last one `Exit`; watchers: called in order with (agent,
-    operation, facts) after each transition; where: source line of a warp's present operation, asked for in errors only.
-    `reached[agent]`: number of the transition before which a warp that blocked
-    came to its present operation.
+    memory: the data; None for a run without data. tables: the entries of tables in a run without data; beyond the last entry
+    of a table, 1.
     """
+
+    fragments: MachineFragments
 
     def __init__(
         self,
-        state: State,
-        programs: list[Iterator[Any]],
-        policy: str = "fair",
-        seed: int = 0,
-        watchers: tuple[Watcher, ...] = (),
-        max_steps: int = 50_000_000,
-        where: Callable[[int], str | None] | None = None,
+        layout: Layout,
+        agent: int,
+        cluster_id: int,
+        clusters: int,
+        shapes: Shapes,
+        emit: Callable[[Any], None],
+        memory: Memory | None = None,
+        tables: Mapping[str, Sequence[int]] | None = None,
     ):
-        self.state, self.programs, self.policy, self.watchers = state, programs, policy, watchers
-        self.max_steps, self.where = max_steps, where
-        self.random = random.Random(seed)
-        self.current: list[Any] = [None] * len(programs)  # the operation that a warp will execute next, once fetched
-        self.ready = list(range(len(programs)))
-        self.blocked: dict[Hashable, list[int]] = {}  # key -> agents
-        self.flights: list[Flight] = []  # with a step to take, oldest first
-        self.step_count = 0
-        self.reached = [-1] * len(programs)
-        if seed:
-            self.random.shuffle(self.ready)
+        self._tables = tables or {}
+        self.layout, self.plan, self.agent, self.memory = layout, layout.plan, agent, memory
+        self.syncs = layout.syncs
+        self.execute = emit
+        self.cta_rank, self.warp = divmod(agent, layout.warps)
+        self.cluster_id, self.clusters, self._shapes = cluster_id, clusters, shapes
+        self.fragments = MachineFragments(self)
 
-    def run(self) -> None:
-        """Raises `HazardError`, `DeadlockError`, or `PipelineError` when `max_steps` is not enough."""
-        try:
-            if self.policy == "fair":
-                self._run_fair()
-            else:
-                self._run_drawn(late=self.policy == "late")
-        except HazardError as error:
-            agent = getattr(error, "agent", None)
-            if self.where is not None and isinstance(agent, int):
-                set_location(error, self.where(agent))
-            raise
-        if self.blocked:
-            waiting = {agent: self.current[agent] for agents in self.blocked.values() for agent in agents}
-            raise deadlock(self.state, waiting, self.where)
+    def extent(self, argument: str, dim: int) -> int:
+        return self._shapes[argument][dim]
 
-    # ---- policies -------------------------------------------------------------------------------------------------
+    def divisors(self, values: dict[str, int]) -> dict[str, int]:
+        return values
 
-    def _run_fair(self) -> None:
-        while self.ready or self.flights:
-            now, self.ready = self.ready, []
-            for agent in now:
-                self._advance(agent, self.max_steps)
-                self._move_all()
-            if not self.ready:
-                self._move_all()
+    def enter(self, tile: Tile) -> None:
+        """Notes that a role's body begins, for this tile of the output."""
+        if self.memory is not None and self.memory.written is not None:
+            self.memory.written.tiles[self.agent] = str(tile)
 
-    def _move_all(self) -> None:
-        """Lets each copy or matmul in flight that can go on take one step."""
-        flights, self.flights = self.flights, []
-        for flight in flights:
-            self._move(flight)
+    def emit(self, op: Any, *data: Any, when: Any = True) -> None:
+        self.execute(op)
 
-    def _run_drawn(self, late: bool) -> None:
-        draw = self.random.random
-        while True:
-            warps, flights = len(self.ready), len(self.flights)
-            if warps and (late or int(draw() * (warps + flights)) < warps):
-                agent = self._take(self.ready, int(draw() * warps))
-                if self._advance(agent, 1 + int(draw() * 8)):
-                    self.ready.append(agent)
-            elif flights:
-                self._move(self._take(self.flights, int(draw() * flights)))
-            else:
-                return
+    def ask(self, op: Any, without_data: Callable[[], Sequence[int]], *data: Any) -> Sequence[int]:
+        self.emit(op)
+        if self.memory is not None:
+            return [int(number) for number in self.memory.results[self.agent]]
+        entries = self._tables.get(op.table) if type(op) is TableLoad else None
+        if entries is None:
+            return without_data()
+        return [int(entries[i]) if 0 <= i < len(entries) else 1 for i in op.entries]
 
-    @staticmethod
-    def _take(items: list[Any], i: int) -> Any:
-        items[i], items[-1] = items[-1], items[i]
-        return items.pop()
+    def store_values(
+        self, store: Store, at: Sequence[int], values: Fragment, surely: Span, mask: Fragment | None
+    ) -> None:
+        if self.memory is not None:
+            if surely[0] < surely[1]:
+                self._check_surely(store, at, surely, self.memory.tensors[store.argument])
+            self.give(self._stored(values, mask, store.tile[-1]))
+        super().store_values(store, at, values, surely, mask)
 
-    # ---- steps ----------------------------------------------------------------------------------------------------
+    def _check_surely(self, store: Store, at: Sequence[int], surely: Span, tensor: np.ndarray) -> None:
+        """Raises `InputError` unless the columns *surely* of a tile at element *at* may be stored as the GPU stores them."""
+        name, extent = f"{store.name}.store(surely)", tensor.shape[-1]
+        if at[-1] + surely[0] < 0 or at[-1] + surely[1] > extent:
+            rule = f"are columns inside the tensor, of a tile at {at[-1]}, where there are {extent}"
+            raise InputError(name, surely, rule, "pass it only for tiles whose columns are always inside")
+        place = tensor.ctypes.data + sum(i * step for i, step in zip(at[::-1], tensor.strides[::-1], strict=False))
+        inside = all(i < n for i, n in zip(at[-2::-1], tensor.shape[-2::-1], strict=False))
+        if store.wide and inside and place % ALIGNMENT:
+            rule = f"are stored {ALIGNMENT} bytes at once, of a tile that begins at a multiple of {ALIGNMENT} bytes"
+            raise InputError(name, surely, rule, "leave it out for such a tensor")
 
-    def _advance(self, agent: int, budget: int) -> bool:
-        """Executes up to *budget* operations of a warp. Returns whether it can go on (neither blocked nor returned)."""
-        state, watchers, program = self.state, self.watchers, self.programs[agent]
-        woken, started = state.woken, state.started
-        op = self.current[agent]
-        steps = 0
-        try:
-            while steps < budget:
-                if op is None:
-                    op = next(program, None)
-                    if op is None:
-                        return False
-                kind = type(op)
-                wait = WAITS.get(kind)
-                if wait is not None and not wait.enabled(state, agent, op):
-                    self.blocked.setdefault(wait.key(state, agent, op), []).append(agent)
-                    self.reached[agent] = self.step_count + steps
-                    return False
-                facts = APPLY[kind](state, agent, op)
-                for watcher in watchers:
-                    watcher(agent, op, facts)
-                steps += 1
-                op = None
-                if woken or started:
-                    self._go_on()
-            return True
-        finally:
-            self.current[agent] = op
-            self._count(steps)
+    def _stored(self, values: Fragment, mask: Fragment | None, width: int) -> tuple[Any, Any]:
+        """(places, values): the warp's values, or those of which *mask* holds, and where they are in a tile whose rows have
+        *width* elements."""
+        places, numbers = self.fragments.places(values)
+        if values.along == "tile" and values.layout is not None:
+            places = places + places // values.layout.columns * (width - values.layout.columns)
+        if mask is None:
+            return places, numbers
+        holds = np.broadcast_to(mask.data, places.shape)
+        return places[holds], numbers[holds]
 
-    def _move(self, flight: Flight) -> None:
-        """One step of an engine."""
-        state = self.state
-        step = state.step_of(flight)
-        assert step is not None, flight
-        facts = APPLY[type(step)](state, flight, step)
-        for watcher in self.watchers:
-            watcher(flight, step, facts)
-        self._count(1)
-        self._go_on()
+    def reduces(self, values: Fragment, along: str, inside: Any) -> None:
+        """Called for each reduction of a fragment, with arguments of `Fragments.reduce`. For subclasses."""
 
-    def _go_on(self) -> None:
-        """Takes up the warps whose operations may have become enabled, and flights with a step to take."""
-        for key in self.state.woken:
-            agents = self.blocked.pop(key, None)
-            if agents:
-                self.ready += agents
-        self.state.woken.clear()
-        self.flights += self.state.started
-        self.state.started.clear()
+    def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef, registers: str = "") -> None:
+        self.give((acc, None if isinstance(a, SlotRef) else a))
+        super().wgmma(matmul, acc, a, b, registers)
 
-    def _count(self, steps: int) -> None:
-        self.step_count += steps
-        if self.step_count > self.max_steps:
-            raise PipelineError(
-                f"stopped after {self.max_steps} operations of one cluster, the limit given as max_steps, before all warps "
-                f"had returned{self._places()}. Fix: see that every loop of a body ends."
-            )
+    def give(self, values: Any) -> None:
+        """Hands *values* to the next operation of this warp."""
+        if self.memory is not None:
+            self.memory.operands[self.agent] = values
 
-    def _places(self) -> str:
-        """Where the roles are."""
-        if self.where is None:
-            return ""
-        places: dict[tuple[str, str], None] = {}
-        for agent in range(len(self.programs)):
-            line = self.where(agent)
-            if line is not None:
-                places.setdefault((self.state.layout.role(agent), line))
-        return ": " + ", ".join(f"{role} is at {line}" for role, line in places) if places else ""
+    def bar(self, barrier: Barrier, stage: int) -> int:
+        if 0 <= stage < barrier.stages:
+            return self.layout.bar_base[barrier.name] + stage
+        raise self._outside(f"uses {barrier.name}[{stage}], but it has {barrier.stages} stages")
+
+    def slot(self, buffer: Buffer, stage: int) -> int:
+        if 0 <= stage < buffer.stages:
+            return self.layout.slot_base[buffer.name] + stage
+        raise self._outside(f"uses slot {buffer.name}[{stage}], but there are {buffer.stages}")
+
+    def start(self, of: Load | Store, at: Sequence[Any]) -> tuple[int, ...]:
+        whole = (isinstance(x, (int, np.integer)) and not isinstance(x, bool) and -(2**31) <= x < 2**31 for x in at)
+        if len(at) != len(of.dims) or not all(whole):
+            rule = f"is where a tile starts: a whole number of elements, of 32 bits, along each of {', '.join(of.dims)}"
+            raise InputError(f"start of {of.name}'s tile", tuple(at), rule, "use integers, and // instead of /")
+        return tuple(at)
+
+    def part(self, of: Load | Store, index: Any) -> Any:
+        if index is None or 0 <= index < of.parts:
+            return index
+        does = "loads" if isinstance(of, Load) else "stores"
+        raise self._outside(f"{does} part {index} of a slot of {of.name}, which has {of.parts}")
+
+    def barrier_id(self, barrier: NamedBarrier, instance: int) -> int:
+        if 0 <= instance < barrier.instances:
+            return barrier.id + instance
+        raise self._outside(f"uses {barrier.name}[{instance}], but it has {barrier.instances} instances")
+
+    def _outside(self, text: str) -> Exception:
+        return set_location(hazard(self.layout, "no-such-stage", int(self.agent), None, text), locate())
 
 
 # ---- machine ---------------------------------------------------------------------------------------------------------
-#
-# Machine: runs a kernel program on the CPU, every warp of every CTA.
-
 
 Entry = Callable[[MachineIsa], None]
 
-
-#: Transitions of an output tile, and of each warp that works on it, beyond which a loop does not seem to end.
+#: Transitions for each output tile, and for each warp that works on it, after which a loop seems to be endless.
 STEPS_OF_TILE, STEPS_OF_WARP = 500_000, 50_000
 
 
 def steps_for(plan: Plan, tiles: int) -> int:
-    """Transitions of a cluster that computes *tiles* output tiles, after which a run stops."""
+    """How many transitions a cluster that computes *tiles* output tiles may take. Then the run stops."""
     return max(1, tiles) * (STEPS_OF_TILE + STEPS_OF_WARP * plan.cluster_size * plan.threads // 32)
 
 
@@ -258,13 +389,13 @@ class Machine:
     """The CPU backend for kernels of one plan.
 
     Args:
-        plan: Of the kernels.
-        seed: Of the interleaving.
-        policy: In which order agents take their steps (see `scheduler`).
-        trace: Whether `Run.trace` is kept, and operations have their source line.
+        plan: The plan of the kernels.
+        seed: Chooses the interleaving.
+        policy: In which order agents take their steps (see `Scheduler`).
+        trace: Whether the run keeps `Run.trace`, whose operations have their source lines.
         observer: Called with (agent, operation, facts) after each transition, in the order of execution.
-        max_steps: Transitions of one cluster after which a run stops with a `PipelineError`.
-        whole: Outputs all of whose elements have to be written.
+        max_steps: How many transitions of one cluster there may be, before the run stops with a `PipelineError`.
+        whole: Names of the outputs of which every element has to be written.
     """
 
     def __init__(
@@ -290,12 +421,12 @@ class Machine:
         Args:
             entry: The program of a warp.
             tensors: Argument -> NumPy array with the dimensions of the load or store.
-            clusters: In the grid.
+            clusters: How many clusters the grid has.
 
         Raises:
             DeadlockError: No agent can take another step.
-            HazardError: An access that the hardware would not order; an element of an output that is written twice, with
-                different values, or not at all though it has to be.
+            HazardError: An access that the hardware would not order. An element of an output that is written twice, with
+                different values, or that has to be written and is not.
         """
         self._check(tensors)
         run, written = Run(self.layout, self.trace), Written(self.layout, tensors)
@@ -305,11 +436,11 @@ class Machine:
         return run
 
     def isa(self, *arguments: Any) -> MachineIsa:
-        """The instruction set of one warp, of arguments as of `MachineIsa`."""
+        """The instruction set of one warp. Arguments as of `MachineIsa`. Subclasses add to it."""
         return MachineIsa(*arguments)
 
     def scheduler(self, state: State, programs: list[Iterator[Any]], where: Callable[[int], str | None]) -> Scheduler:
-        """What runs one cluster. Arguments as of `Scheduler`."""
+        """The scheduler of one cluster. Arguments as of `Scheduler`."""
         return Scheduler(state, programs, self.policy, self.seed, (), self.max_steps, where)
 
     def _check(self, tensors: dict[str, Any]) -> None:
@@ -337,7 +468,7 @@ class Machine:
 
         def where(agent: int) -> str | None:
             frame = warps[agent].gr_frame
-            return None if frame is None else find_location(frame)
+            return None if frame is None else locate(frame)
 
         state = State(self.layout, split_loads=True)
         scheduler = self.scheduler(state, programs, where)
@@ -346,7 +477,7 @@ class Machine:
         if self.observer is not None:
             watchers.append(self.observer)
         if run.trace is not None:
-            watchers.append(_tracer(run.trace, cluster, scheduler))
+            watchers.append(tracer(run.trace, cluster, scheduler.reached))
         scheduler.watchers = tuple(watchers)
         scheduler.run()
 
@@ -360,25 +491,6 @@ def _operations(warp: greenlet.greenlet, isa: MachineIsa) -> Iterator[Any]:
     yield Exit()
 
 
-def shapes_of(tensors: dict[str, Any]) -> Shapes:
-    """Shapes of arrays, or of what already is a shape."""
-    return {name: tuple(t.shape) if isinstance(t, np.ndarray) else tuple(t) for name, t in tensors.items()}
-
-
 def _locating(emit: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda op: emit(op._replace(where=find_location()))
-
-
-def _tracer(trace: list[TraceEntry], cluster: int, scheduler: Scheduler) -> Watcher:
-    number = 0
-    reached = scheduler.reached
-
-    def watch(agent: Any, op: Any, facts: Any) -> None:
-        nonlocal number
-        began = number
-        if type(agent) is int and reached[agent] >= 0:
-            began, reached[agent] = reached[agent], -1
-        trace.append(TraceEntry(cluster, number, agent, op, facts, began))
-        number += 1
-
-    return watch
+    """As *emit*, of an operation with the line that it comes from."""
+    return lambda op: emit(op._replace(where=locate()))

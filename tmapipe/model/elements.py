@@ -21,7 +21,7 @@ from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
 if TYPE_CHECKING:
-    from tmapipe.model.warp import MachineIsa
+    from tmapipe.model import MachineIsa
 
 
 # ---- elements --------------------------------------------------------------------------------------------------------

@@ -146,6 +146,11 @@ RULES = {
 Shapes = dict[str, tuple[int, ...]]  # of tensors, by name
 
 
+def shapes_of(tensors: dict[str, Any]) -> Shapes:
+    """The shapes of arrays by name. A shape in the place of an array is taken as it is."""
+    return {name: tuple(getattr(tensor, "shape", tensor)) for name, tensor in tensors.items()}
+
+
 class Layout:
     """Flat numbers of a cluster's agents, mbarriers and slots.
 

@@ -7,16 +7,19 @@ import html
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
-from tmapipe.errors import InputError
+from tmapipe.errors import DeadlockError, InputError
 from tmapipe.isa import Group, Kind, Start, Wait, declared
 from tmapipe.isa.ops import Agent, Counted, Flight, LoadComplete, StoreWrite, WgmmaDone
 from tmapipe.model.layout import Layout
+
+if TYPE_CHECKING:
+    from tmapipe.model.state import State
 
 # ---- page ------------------------------------------------------------------------------------------------------------
 #
@@ -254,6 +257,42 @@ def lines(places: Iterable[str | None]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(place for place in places if place))
 
 
+def deadlock(
+    state: State, blocked: dict[int, tuple[Any, str]], where: Callable[[int], str | None] | None
+) -> DeadlockError:
+    """The error for a state in which nothing can move: one line for each group of warps that wait for the same thing.
+
+    blocked: agent -> (the operation that it cannot execute, what it waits for in words). where: agent -> its source line. The
+    error has the operations as attribute `blocked`, and the attribute `state`.
+    """
+    layout = state.layout
+    waits: dict[tuple, list[int]] = {}  # (CTA, role, what for, where) -> warps
+    for agent, (op, text) in sorted(blocked.items()):
+        cta, warp = divmod(agent, layout.warps)
+        line = getattr(op, "where", None) or (where(agent) if where else None)
+        waits.setdefault((cta, layout.role(agent), text, line), []).append(warp)
+    alike: dict[tuple, list[int]] = {}  # (warps, role, what for, where) -> CTAs
+    for (cta, *rest), warps in waits.items():
+        alike.setdefault((tuple(warps), *rest), []).append(cta)
+    lines = [
+        f"  {role} ({_numbers('warp', warps)}) of {_numbers('CTA', ctas)} waits for {text}"
+        + (f", at {line}" if line else "")
+        for (warps, role, text, line), ctas in alike.items()
+    ]
+    error: Any = DeadlockError("deadlock: nothing can move.\n" + "\n".join(lines))
+    error.blocked, error.state = {agent: op for agent, (op, _) in blocked.items()}, state
+    return error
+
+
+def _numbers(word: str, numbers: Sequence[int]) -> str:
+    """E.g. ``warp 3``, ``warps 4-11`` or ``CTAs 0, 2``."""
+    if len(numbers) == 1:
+        return f"{word} {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{word}s {numbers[0]}-{numbers[-1]}"
+    return f"{word}s {', '.join(map(str, numbers))}"
+
+
 def event_of(
     layout: Layout,
     order: int,
@@ -343,6 +382,21 @@ class TraceEntry(NamedTuple):
     op: Any
     facts: Any
     reached: int
+
+
+def tracer(trace: list[TraceEntry], cluster: int, reached: list[int]) -> Callable[[Agent, Any, Any], None]:
+    """What is called with each transition of a cluster, and adds it to *trace*. reached: as of `Scheduler`."""
+    number = 0
+
+    def watch(agent: Agent, op: Any, facts: Any) -> None:
+        nonlocal number
+        began = number
+        if type(agent) is int and reached[agent] >= 0:
+            began, reached[agent] = reached[agent], -1
+        trace.append(TraceEntry(cluster, number, agent, op, facts, began))
+        number += 1
+
+    return watch
 
 
 class Run(Drawn):

@@ -1,21 +1,24 @@
-"""State of one cluster, and its transitions; those of slots, of registers and of threads' accesses are here."""
+"""The state of one cluster, a transition system, and the scheduler that drives it. The transitions of slots, of registers and
+of accesses to global memory are here, the others in `barriers` and `copies`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import random
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
+from tmapipe.errors import HazardError, PipelineError
 from tmapipe.isa import ops
-from tmapipe.model.layout import Layout, check_live, hazard
+from tmapipe.model.layout import Layout, check_live, hazard, set_location
+from tmapipe.model.run import deadlock
 from tmapipe.plan.model import WARP
 
 # ---- state -----------------------------------------------------------------------------------------------------------
 #
-# State of one cluster, and its transitions: `enabled(agent, op)`, `apply(agent, op)`, and the steps engines can take.
-#
-# No data and no greenlets: a scheduler drives it, a checker watches it and copies it. Everything that changes lies in
-# flat lists (mbarriers of all CTAs one after another, and so on), so a copy is cheap. Each kind of operation has its
-# own file, which registers its functions here: `applies` and `waits`.
+# A state has no data and no greenlets: the scheduler drives it, and the checker watches it and copies it. All that changes
+# lies in flat lists (the mbarriers of all CTAs one after another, and so on), so a copy is cheap. Functions for operations
+# register themselves by `applies` and `waits`.
 
 
 #: type of operation -> function (state, agent, op) -> facts
@@ -23,10 +26,10 @@ APPLY: dict[type, Callable[..., Any]] = {}
 
 
 class Wait(NamedTuple):
-    """Of an operation that can block: functions (state, agent, op).
+    """Three functions (state, agent, op) of an operation that can block.
 
-    enabled: whether it can be executed now; key: what `State.woken` will hold when that may have changed; says: what a blocked
-    warp waits for, with the numbers that show why it does not come.
+    enabled: whether the operation can be executed now. key: what `State.woken` will hold when that may have changed. says: in
+    words, what a blocked warp waits for, with the numbers that show why it goes on waiting.
     """
 
     enabled: Callable[..., bool]
@@ -34,7 +37,7 @@ class Wait(NamedTuple):
     says: Callable[..., str]
 
 
-#: by type of operation; all others are always enabled
+#: type of operation -> its functions; operations of other types are always enabled
 WAITS: dict[type, Wait] = {}
 
 LOAD_WRITE, LOAD_COMPLETE = ops.LoadWrite(), ops.LoadComplete()
@@ -43,27 +46,32 @@ WGMMA_DONE = ops.WgmmaDone()
 
 
 class State:
-    """One cluster's protocol state.
+    """The protocol state of one cluster.
 
-    mbarriers, at ``cta * nbars + bar``: `count` (0: not initialized), `pending` arrivals, `tx` pending bytes, `phase`
-    number; named barriers, at ``cta * 16 + id``: `bar_threads`, `bar_arrived` (threads), `bar_generation`; by agent:
-    `bar_seen` (that index and the generation of a ``bar.sync`` that has arrived, or None), `cluster_seen` (generation
-    arrived in, or -1), `returned`, `serials`, `registers`, `sets_ahead` (setmaxnregs that not all warps of its warpgroup
-    have executed), `ended` (whether the kernels before have, as it knows); `cluster`: [warps arrived, generation]; `live`:
-    warps of each CTA that have not returned; slots, at ``cta * nslots + slot``: `writers`, `readers` in flight; `loads`:
-    flight (of a TMA load, st.async, cp.async or copy to a peer) -> (slot, share, shares, mbarrier, bytes, arrivals, source
-    slot or -1, landed); `stores`: flight -> (slot, whether read); by thread (``agent * 32 + lane``): `open_group`, `groups`
-    (flights, whether known read) oldest first, `committed`; by warpgroup: `queues` of (matmul, a, b, issuers), `done`; by
-    agent: `issued`, `bounds` of groups, `awaited`, `latest` (matmul, `issued` after its last wgmma) of those not awaited,
+    Mbarriers, at ``cta * nbars + bar``: `count` (0: not initialized), `pending` arrivals, `tx` pending bytes, `phase` number.
+    Named barriers, at ``cta * 16 + id``: `bar_threads`, `bar_arrived` (threads), `bar_generation`.
+    The cluster's barrier: `cluster` is [warps that have arrived, generation].
+    Slots, at ``cta * nslots + slot``: `writers` and `readers` in flight.
+    CTAs: `live`, warps that have not returned; `free_registers`.
+    Agents: `bar_seen` (index and generation of a ``bar.sync`` at which it has arrived, or None), `cluster_seen` (the
+    generation in which it has arrived, or -1), `returned`, `serials`, `registers`, `sets_ahead` (setmaxnregs that not all
+    warps of its warpgroup have executed), `ended` (whether it knows that the earlier kernels have ended); of wgmmas
+    `issued`, `bounds` of groups, `awaited`, `latest` (matmul, `issued` after its last wgmma) for matmuls not awaited,
     `unfenced`.
+    Warpgroups: `queues` of (matmul, a, b, issuers), `done`.
+    Threads (``agent * 32 + lane``): `open_group`, `groups` (flights, whether known to be read) oldest first, `committed`.
+    `loads`: flight (TMA load, st.async, cp.async or copy to a peer) -> (slot, share, shares, mbarrier, bytes, arrivals, source
+    slot or -1, landed). `stores`: flight -> (slot, whether it has been read).
 
-    split_loads: loads take two steps (bytes land, bytes are counted) instead of one.
+    split_loads: whether loads take two steps (bytes land, bytes are counted) instead of one.
     """
 
     def __init__(self, layout: Layout, split_loads: bool = False):
         self.layout, self.split_loads = layout, split_loads
-        self.woken: list[Hashable] = []  #: keys of waits that may have become enabled since the caller last cleared it
-        self.started: list[ops.Flight] = []  #: that got their first or next step since the caller last cleared it
+        self.woken: list[Hashable] = []  #: keys of waits that may have become enabled since the caller cleared the list
+        self.started: list[
+            ops.Flight
+        ] = []  #: flights that got their first or next step since the caller cleared the list
         ctas, agents = layout.ctas, layout.agents
         bars, places, groups = ctas * layout.nbars, ctas * layout.nslots, ctas * layout.warpgroups
         self.count, self.pending, self.tx, self.phase = ([0] * bars for _ in range(4))
@@ -142,12 +150,10 @@ def waits(kind: type, key: Callable[..., Hashable], says: Callable[..., str]) ->
     return register
 
 
-# ---- slots -----------------------------------------------------------------------------------------------------------
+# ---- slots: which bytes of shared memory may be touched now ----------------------------------------------------------
 #
-# Slots in flight: who may touch which bytes of shared memory now.
-#
-# `State.writers` and `State.readers` count, for each slot, the loads on their way into it, and the stores and wgmmas
-# that have not finished reading it. Slots that share bytes (aliased buffers) are checked together.
+# `State.writers` and `State.readers` count, for each slot, the loads on their way into it, and the stores and wgmmas that have
+# not finished reading it. Slots that share bytes (aliased buffers) are checked together.
 
 
 @applies(ops.SlotRead, ops.DescriptorAcquire)
@@ -216,12 +222,11 @@ def _in_flight(state: State, cta: int, slot: int, writes: bool) -> tuple[ops.Fli
     raise AssertionError("a slot counted as in flight, and no flight that touches it")
 
 
-# ---- globals ---------------------------------------------------------------------------------------------------------
+# ---- operations that leave the state of the cluster as it is ---------------------------------------------------------
 #
-# Operations that leave the cluster's state as it is: threads' accesses to global memory, the lanes of a warp, and
-# fences, which order accesses as only clocks can follow.
-#
-# What counters hold belongs to the whole grid, of which a state has one cluster (see `tmapipe.isa.ops`).
+# Accesses to global memory, operations among the lanes of a warp, and fences, whose effect on the order of accesses only
+# vector clocks can follow. The values of counters belong to the whole grid, of which a state has one cluster (see
+# `tmapipe.isa.ops`).
 
 
 @applies(ops.CounterAdd, ops.CounterStore, ops.TableLoad)
@@ -255,12 +260,11 @@ def _nothing(state: State, agent: int, op: object) -> None:
     pass
 
 
-# ---- registers -------------------------------------------------------------------------------------------------------
+# ---- setmaxnreg: registers move between warpgroups through the CTA's pool --------------------------------------------
 #
-# setmaxnreg: registers move between warpgroups through the CTA's pool.
-#
-# The pool is what the CTA was launched with, all of it handed out at first. A decrease gives a warpgroup's registers
-# back once all four of its warps have executed it; an increase takes a warp's share and blocks until it is free.
+# The pool has the registers that the CTA was launched with. At first the warps have all of them. A decrease gives a
+# warpgroup's registers back once all four warps have executed it. An increase takes a warp's share, and blocks until the
+# share is free.
 
 
 def _says(state: State, agent: int, op: ops.SetMaxNreg) -> str:
@@ -306,6 +310,176 @@ def _set(state: State, agent: int, op: ops.SetMaxNreg) -> int:
         state.free_registers[cta] += 4 * (before - op.registers) * WARP
         state.woken.append(("registers", cta))
     return before
+
+
+# ---- scheduler -------------------------------------------------------------------------------------------------------
+#
+# The policies, each of which is deterministic for a seed. A correct kernel gives the same result under all of them.
+#
+# "fair": warps in turn, each until it blocks; engines take their steps in order whenever a warp has blocked.
+# "random": after a few operations another warp or engine, drawn by the seed, goes on.
+# "late": engines move only when no warp can, one step at a time, drawn by the seed. Asynchronous work ends as late as
+# possible.
+
+
+POLICIES = ("fair", "random", "late")
+
+Watcher = Callable[[ops.Agent, Any, Any], None]
+
+
+class Scheduler:
+    """Runs the warps' programs on *state* until all have returned and all engines are idle.
+
+    programs: for each agent, an iterator of its operations, the last one `Exit`. watchers: called in order with (agent,
+    operation, facts) after each transition. where: gives the source line of a warp's present operation, for errors.
+    `reached[agent]`: of a warp that blocked, the number of the transition before which it came to its present operation.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        programs: list[Iterator[Any]],
+        policy: str = "fair",
+        seed: int = 0,
+        watchers: tuple[Watcher, ...] = (),
+        max_steps: int = 50_000_000,
+        where: Callable[[int], str | None] | None = None,
+    ):
+        self.state, self.programs, self.policy, self.watchers = state, programs, policy, watchers
+        self.max_steps, self.where = max_steps, where
+        self.random = random.Random(seed)
+        self.current: list[Any] = [None] * len(programs)  # the operation that a warp will execute next, once fetched
+        self.ready = list(range(len(programs)))
+        self.blocked: dict[Hashable, list[int]] = {}  # key -> agents
+        self.flights: list[ops.Flight] = []  # with a step to take, oldest first
+        self.step_count = 0
+        self.reached = [-1] * len(programs)
+        if seed:
+            self.random.shuffle(self.ready)
+
+    def run(self) -> None:
+        """Raises `HazardError`, `DeadlockError`, or `PipelineError` when `max_steps` is not enough."""
+        try:
+            if self.policy == "fair":
+                self._run_fair()
+            else:
+                self._run_drawn(late=self.policy == "late")
+        except HazardError as error:
+            agent = getattr(error, "agent", None)
+            if self.where is not None and isinstance(agent, int):
+                set_location(error, self.where(agent))
+            raise
+        if self.blocked:
+            waiting = {agent: self.current[agent] for agents in self.blocked.values() for agent in agents}
+            said = {agent: (op, WAITS[type(op)].says(self.state, agent, op)) for agent, op in waiting.items()}
+            raise deadlock(self.state, said, self.where)
+
+    # ---- policies -------------------------------------------------------------------------------------------------
+
+    def _run_fair(self) -> None:
+        while self.ready or self.flights:
+            now, self.ready = self.ready, []
+            for agent in now:
+                self._advance(agent, self.max_steps)
+                self._move_all()
+            if not self.ready:
+                self._move_all()
+
+    def _move_all(self) -> None:
+        """Lets each copy or matmul in flight that can go on take one step."""
+        flights, self.flights = self.flights, []
+        for flight in flights:
+            self._move(flight)
+
+    def _run_drawn(self, late: bool) -> None:
+        draw = self.random.random
+        while True:
+            warps, flights = len(self.ready), len(self.flights)
+            if warps and (late or int(draw() * (warps + flights)) < warps):
+                agent = self._take(self.ready, int(draw() * warps))
+                if self._advance(agent, 1 + int(draw() * 8)):
+                    self.ready.append(agent)
+            elif flights:
+                self._move(self._take(self.flights, int(draw() * flights)))
+            else:
+                return
+
+    @staticmethod
+    def _take(items: list[Any], i: int) -> Any:
+        items[i], items[-1] = items[-1], items[i]
+        return items.pop()
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def _advance(self, agent: int, budget: int) -> bool:
+        """Executes up to *budget* operations of a warp. Returns whether it can go on (neither blocked nor returned)."""
+        state, watchers, program = self.state, self.watchers, self.programs[agent]
+        woken, started = state.woken, state.started
+        op = self.current[agent]
+        steps = 0
+        try:
+            while steps < budget:
+                if op is None:
+                    op = next(program, None)
+                    if op is None:
+                        return False
+                kind = type(op)
+                wait = WAITS.get(kind)
+                if wait is not None and not wait.enabled(state, agent, op):
+                    self.blocked.setdefault(wait.key(state, agent, op), []).append(agent)
+                    self.reached[agent] = self.step_count + steps
+                    return False
+                facts = APPLY[kind](state, agent, op)
+                for watcher in watchers:
+                    watcher(agent, op, facts)
+                steps += 1
+                op = None
+                if woken or started:
+                    self._go_on()
+            return True
+        finally:
+            self.current[agent] = op
+            self._count(steps)
+
+    def _move(self, flight: ops.Flight) -> None:
+        """One step of an engine."""
+        state = self.state
+        step = state.step_of(flight)
+        assert step is not None, flight
+        facts = APPLY[type(step)](state, flight, step)
+        for watcher in self.watchers:
+            watcher(flight, step, facts)
+        self._count(1)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Takes up the warps whose operations may have become enabled, and flights with a step to take."""
+        for key in self.state.woken:
+            agents = self.blocked.pop(key, None)
+            if agents:
+                self.ready += agents
+        self.state.woken.clear()
+        self.flights += self.state.started
+        self.state.started.clear()
+
+    def _count(self, steps: int) -> None:
+        self.step_count += steps
+        if self.step_count > self.max_steps:
+            raise PipelineError(
+                f"stopped after {self.max_steps} operations of one cluster, the limit given as max_steps, before all warps "
+                f"had returned{self._places()}. Fix: see that every loop of a body ends."
+            )
+
+    def _places(self) -> str:
+        """Where the roles are."""
+        if self.where is None:
+            return ""
+        places: dict[tuple[str, str], None] = {}
+        for agent in range(len(self.programs)):
+            line = self.where(agent)
+            if line is not None:
+                places.setdefault((self.state.layout.role(agent), line))
+        return ": " + ", ".join(f"{role} is at {line}" for role, line in places) if places else ""
 
 
 from tmapipe.model import barriers, copies  # noqa: E402, F401 - they register

@@ -13,8 +13,8 @@ from tmapipe.isa import Kind, declared
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.ops import Exit
 from tmapipe.kernel import kernel_main
+from tmapipe.model import MachineIsa
 from tmapipe.model.layout import Layout, Shapes, line_of, line_of_errors
-from tmapipe.model.warp import MachineIsa
 from tmapipe.plan.model import Plan
 from tmapipe.program.control import Tracing
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, Var, While, resolve, show

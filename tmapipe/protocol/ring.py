@@ -1,5 +1,6 @@
-"""The ends of a ring: a role's pipeline state, the events that it waits for and signals, its open slots, its wgmma
-groups."""
+"""RingEnd, one role's end of a ring: its pipeline state, the events that it waits for and signals, its open slots. Here is
+also `Groups`, the wgmma groups of a role, since they say when a slot may be released.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +19,18 @@ if TYPE_CHECKING:
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
 #
-# The wgmma groups of a role: what has been committed, what may still run, and matmuls that are started and awaited
-# apart.
-#
-# A warpgroup's groups retire in the order of their commits, whatever rings and accumulators they use, so a role has
-# one `Groups` for all of them. Which groups lie between two points of a body is known only where both are in one
-# block of code: a loop may run any number of times. What is committed in another block than where it is counted does
-# not count, so that waits are at worst stricter than they need be.
+# The wgmma groups of a warpgroup retire in the order of their commits, whatever rings and accumulators they use. So a role has
+# one `Groups` for all of its rings. How many groups lie between two points of a body is known only where both points are in
+# one block of code, since a loop may run any number of times. A group that was committed in another block is not counted. So
+# a wait is at worst stricter than it needs to be.
 
 
 class Groups(Carried):
-    """The groups of one role, as its body is executed or traced.
+    """The wgmma groups of one role, as its body is traced.
 
-    steps: commits and waits for all groups so far; latest: the block of the last one; open: blocks of wgmmas that no commit
-    after them is sure to cover; running: blocks of commits that no wait after them is sure to cover; started: matmuls not yet
-    awaited.
+    steps: how many commits, and waits for all groups, there were so far. latest: the block of the last of these. open: blocks
+    of wgmmas that may not have been committed. running: blocks of commits whose groups may still run. started: matmuls that
+    were started and not yet awaited.
     """
 
     def __init__(self, isa: Isa):
@@ -58,7 +56,7 @@ class Groups(Carried):
             started.later.append(block)
 
     def commit_since(self, steps: int) -> None:
-        """Ends a group, unless after the first *steps* one was ended, or all were waited for, with no wgmma issued since."""
+        """Ends a group, if there was a wgmma since the last commit, or if `steps` is still *steps*, or in another block."""
         if self.open or self.steps == steps or self.latest != self.isa.block():
             self.commit()
 
@@ -76,7 +74,7 @@ class Groups(Carried):
             self.commit()
 
     def settle(self) -> None:
-        """Waits for all groups, if some may still run."""
+        """Waits for all groups, if one of them may still run."""
         if self.running:
             self.wait(0)
 
@@ -95,7 +93,7 @@ class Groups(Carried):
 class Started(Carried):
     """A matmul that has been started, and runs until `wait`.
 
-    slots: which it reads; later: the blocks of commits after its own.
+    slots: the slots that it reads. later: the blocks of the commits that came after its own.
     """
 
     def __init__(self, groups: Groups, accumulator: Accumulator, slots: list[Slot]):
@@ -113,9 +111,9 @@ class Started(Carried):
         return all(each is not self for each in self.groups.started)
 
     def wait(self) -> Accumulator:
-        """Waits until the matmul is done, and those that were started before it. What was started after it may go on.
+        """Waits until this matmul is done, and all that were started before it. Matmuls that were started later may go on.
 
-        Its sums can be used then, and slots that were left while it read them are released.
+        After the wait its sums can be used. Slots that were left while it read them are released.
 
         Returns:
             The accumulator.
@@ -147,9 +145,6 @@ def _within(inner: Block, outer: Block) -> bool:
 
 
 # ---- ring ------------------------------------------------------------------------------------------------------------
-#
-# The ends of a ring: a role's pipeline state, the events that it waits for and signals, and its open slots.
-
 
 Parts = Mapping[str, Callable[["Slot"], Any]]
 
@@ -157,14 +152,13 @@ Parts = Mapping[str, Callable[["Slot"], Any]]
 class RingEnd(Carried):
     """One role's end of a ring: its pipeline state, and the events that it waits for and signals.
 
-    As scopes: ``with end.produce() as slot`` (first phase) and ``with end.consume() as slot`` (any other). As single events:
-    `acquire` and `commit`, or `wait` and `release`, each pair once per slot and in ring order.
+    As scopes: ``with end.produce() as slot`` in the first phase, ``with end.consume() as slot`` in any other. As single
+    events: `acquire` and `commit`, or `wait` and `release`, both once for each slot and in the order of the ring.
 
     The pipeline state (index and parity) advances when a slot is entered, and the slot keeps its index. So leaving a slot
-    changes only the barriers. The state lives in registers (`Isa.cells`), so a second name for the ring never holds an old
-    copy.
+    changes only the barriers. The state lives in registers (`Isa.cells`), so a second name for the ring never has an old copy.
 
-    parts: stage -> what makes its tile of an open slot; groups: the role's wgmma groups, which all of its rings share.
+    parts: stage -> a function that makes the stage's tile of an open slot. groups: the role's wgmma groups.
     """
 
     _facts: ClassVar[dict[str, str]] = {"by_threads": "flag"}
@@ -174,15 +168,17 @@ class RingEnd(Carried):
         assert phase is not None
         self.isa, self.ring, self.role, self.phase, self.parts = isa, ring, role, phase, parts
         self.awaited = ring.barriers[phase - 1]
-        # of a held slot, the last phase signals none
+        # the last phase of a held slot signals no barrier
         self.signalled = ring.barriers[min(phase, len(ring.barriers) - 1)]
         self.lag = ring.lag.get(role, 0)
         self.readers = ring.readers.get(role, ())
         self.state = isa.cells(0, 1 if phase == 0 else 0)  # the pipeline state: index, parity
-        self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()  # oldest first; -1: none
+        self.held: Any = (
+            isa.cells(*[-1] * self.lag) if self.lag else ()
+        )  # slots not yet released, oldest first; -1: none
         self.groups = groups or Groups(isa)
         self.left = 0  # `groups.steps` when the last slot was left
-        self.by_engines = isa.plan.by_engines  # stages that the async proxy accesses, in another phase or lap
+        self.by_engines = isa.plan.by_engines  # stages that the async proxy accesses, in any phase
         self.by_threads = False  # whether threads have touched a slot of this end
         self.to_peers = ring.peers > 1 and (phase == len(ring.phases) - 1 or phase in ring.far)
         self.mask: Any = None
@@ -197,8 +193,8 @@ class RingEnd(Carried):
     def produce(self) -> Slot:
         """The scope of the next free slot.
 
-        Entering waits until every reader, in every CTA that gets the data, has released the slot, and arms the bytes of the
-        loads. Leaving commits it.
+        Entering waits until every reader, in every CTA that gets the data, has released the slot. Then it arms the bytes of
+        the loads. Leaving commits the slot.
 
         Raises:
             ScopeError: The role belongs to a later phase.
@@ -209,7 +205,7 @@ class RingEnd(Carried):
     def consume(self) -> Slot:
         """The scope of the next slot that the phase before has finished.
 
-        Leaving releases it, once this role's reads of it have retired.
+        Entering waits for this phase. Leaving releases the slot, once this role's reads of it have retired.
 
         Raises:
             ScopeError: The role belongs to the first phase.
@@ -220,19 +216,21 @@ class RingEnd(Carried):
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def acquire(self) -> Slot:
-        """First phase: waits until the next slot is free, and arms the bytes of the loads. Pair it with `commit`."""
+        """In the first phase: waits until the next slot is free, and arms the bytes of the loads. Pair it with `commit`."""
         return self.produce().__enter__()
 
     def commit(self, slot: Slot | None = None) -> None:
-        """First phase: hands *slot* on. Loads complete by themselves; writes by threads are fenced and signalled here."""
+        """In the first phase: hands *slot* on. Loads complete by themselves. Writes by threads are fenced and signalled
+        here."""
         self._left(slot)
 
     def wait(self) -> Slot:
-        """Later phases: waits for the next slot of the phase before. Pair it with `release`."""
+        """In a later phase: waits until the phase before has finished the next slot. Pair it with `release`."""
         return self.consume().__enter__()
 
     def release(self, slot: Slot | None = None) -> None:
-        """Later phases: hands *slot* to the next phase, as many slots later as its asynchronous reads take."""
+        """In a later phase: hands *slot* on to the next phase. While asynchronous reads of the slot may still run, it is
+        handed on some slots later."""
         self._left(slot)
 
     def _left(self, slot: Slot | None) -> None:
@@ -244,7 +242,7 @@ class RingEnd(Carried):
         slot.__exit__(None, None, None)
 
     def drain(self) -> None:
-        """Waits for all asynchronous reads of this role, and releases every slot that is held back."""
+        """Waits for all asynchronous reads of this role, and releases every slot that was held back for them."""
         if self.lag:
             self._retire(0)
             for i in range(self.lag):
@@ -252,14 +250,14 @@ class RingEnd(Carried):
                 self.held[i] = -1
 
     def skip(self, slots: Any) -> None:
-        """Skips *slots* slots, which another team of this role handles."""
+        """Skips *slots* slots, which another team of this role takes."""
         self.isa.skip(self.state, slots, self.ring)
 
     def finish(self) -> None:
-        """The end of the role, after the last tile: drains.
+        """Called after the last tile of the role: drains.
 
-        If peers may still signal this CTA's barriers, it also waits for the last release of every slot, so that the CTA does
-        not exit before them.
+        If peers may still signal this CTA's barriers, the producer also waits for the last release of every slot, so that the
+        CTA does not exit before its peers have signalled.
         """
         self.drain()
         if self.phase == 0 and self.ring.peers > 1:
@@ -279,14 +277,15 @@ class RingEnd(Carried):
         index = self.state[0]
         self._wait(index, self.state[1])
         nbytes = self.ring.armed.get(self.role, 0)
-        if nbytes:  # each warp arms its part
+        if nbytes:  # each warp arms an equal part
             nbytes //= self.isa.plan.role(self.role).team_warps
             self.isa.mbarrier_arrive_expect_tx(self.signalled, index, nbytes)
         self.isa.advance(self.state, self.ring.stages)
         return index
 
     def _wait(self, index: Any, parity: Any) -> None:
-        """For the phase before to be over; and through the async proxy, for what threads have copied in it."""
+        """Waits until the phase before is done with the slot. Fences, if this role reads through the async proxy a tile that
+        threads have copied."""
         self.isa.mbarrier_wait(self.awaited, index, parity)
         if self.role in self.ring.fenced:
             self.isa.fence_proxy_async()
@@ -316,7 +315,7 @@ class RingEnd(Carried):
             self.reads_over(slot)
 
     def reads_over(self, slot: Slot) -> None:
-        """Releases a slot that has been left, if no matmul that was started on it still reads it."""
+        """Releases a slot that has been left, unless a matmul that was started on the slot still reads it."""
         if not slot.open and all(started.over for started in slot.reads):
             self._signal(slot.index)
 
@@ -328,8 +327,8 @@ class RingEnd(Carried):
 
     def _signal(self, index: Any, when: Any = True) -> None:
         if self.to_peers:
-            # Peers overwrite the slot. Reads by TMA and wgmma have retired here; accesses by threads have to be released,
-            # those of earlier phases too, which this role has waited for.
+            # Peers will overwrite the slot. Reads by TMA and wgmma have retired. Accesses by threads have to be released:
+            # those of this role, and those of earlier phases, for which this role has waited.
             released = self.by_threads if self.phase == 1 else True
             if isinstance(released, bool):
                 scope = "cluster" if released else "relaxed"
@@ -341,9 +340,8 @@ class RingEnd(Carried):
 
 
 class Slot(Carried):
-    """A slot between entry and exit. The tiles in it are attributes, by the names of the stages: ``slot.a.load(tile,
-    k=i)``.
-    """
+    """A slot between entry and exit. The tiles in the slot are its attributes, by the names of the stages: ``slot.a.load(tile,
+    k=i)``."""
 
     _carries, _apart = ("index", "touched_by_threads"), ("gone", "entered")
     _facts: ClassVar[dict[str, str]] = {
@@ -355,12 +353,14 @@ class Slot(Carried):
         self.end = end
         self.index: Any = None
         self.open = False
-        self.retired = False  # whether its asynchronous reads have been waited for already
-        self.touched_by_threads: dict[str, Any] = dict.fromkeys(end.parts, False)  # stage: whether
-        self.entered = 0  # `groups.steps` then
-        self.added = False  # whether `acc.add` has read it
-        self.reads: list[Started] = []  # matmuls that were started on it
-        self.gone: set[str] = set()  # stages over which this role has written others
+        self.retired = False  # whether the role has waited for its asynchronous reads already
+        self.touched_by_threads: dict[str, Any] = dict.fromkeys(
+            end.parts, False
+        )  # stage -> whether threads accessed its tile
+        self.entered = 0  # `groups.steps` when the slot was entered
+        self.added = False  # whether `acc.add` has read the slot
+        self.reads: list[Started] = []  # matmuls that were started on the slot
+        self.gone: set[str] = set()  # stages whose tiles this role has overwritten with tiles of other stages
 
     def __enter__(self) -> Slot:
         self.index = self.end._enter()
@@ -386,7 +386,7 @@ class Slot(Carried):
         self.reads = list(self.reads)
 
     def _touched(self, stages: Any = None) -> Any:
-        """Whether threads have accessed the tile of one of *stages*, or of any."""
+        """Whether threads have accessed the tile of one of *stages*; None: of any stage."""
         touched: Any = False
         for stage, condition in self.touched_by_threads.items():
             if stages is None or stage in stages:
@@ -415,16 +415,12 @@ class Slot(Carried):
         return part(self)
 
 
-# ---- held ------------------------------------------------------------------------------------------------------------
-#
-# The ends of a ring that is filled once a CTA: its slot is handed on before the first tile, and read at every tile.
-
-
 class HeldEnd(RingEnd):
-    """One role's end of a ring that is filled once a CTA (``BarrierRing(per="cta")``).
+    """One role's end of a ring that is filled once in each CTA (``BarrierRing(per="cta")``).
 
-    The roles of the last phase wait for the slot before their first tile and keep it: in their bodies, its tiles are
-    attributes, such as ``k.weights.w.read()``. The other roles enter the slot once, in their methods before the first tile.
+    The roles of the last phase wait for the slot before their first tile, and keep it. In their bodies, the tiles of the slot
+    are attributes of the ring, such as ``k.weights.w.read()``. The other roles enter the slot once, in their methods
+    `@role.before.jit`.
     """
 
     _facts: ClassVar[dict[str, str]] = {**RingEnd._facts, "slot": "always"}
@@ -432,20 +428,23 @@ class HeldEnd(RingEnd):
     def __init__(self, isa: Isa, ring: Ring, role: str, parts: Parts, groups: Groups | None = None):
         super().__init__(isa, ring, role, parts, groups)
         self.last = self.phase == len(ring.phases) - 1
-        self.before = False  # whether the role is at what it does before its first tile
+        self.before = False  # whether the role runs its method before the first tile
         self.slot: Slot | None = None
 
     def begin(self) -> None:
-        """Before the first tile: the last phase waits for the slot. Others may enter it from now on."""
+        """Called before the role's method `@role.before.jit`. The last phase waits for the slot; other roles may enter it from
+        now on."""
         self.before = True
         if self.last:
             self._wait(0, 0)
             self.slot = Slot(self)
             self.slot.index, self.slot.open = 0, True
-            self.slot.touched_by_threads |= dict.fromkeys(self.parts, True)  # so that no tile differs from the first
+            self.slot.touched_by_threads |= dict.fromkeys(
+                self.parts, True
+            )  # as if read already: no tile differs from the first
 
     def begun(self) -> None:
-        """What is done before the first tile is over. Raises `ScopeError` if the role has not entered the slot."""
+        """Called after this method. Raises `ScopeError` if the role has not entered the slot."""
         self.before = False
         if self.slot is None:
             verb = "consume" if self.phase else "produce"
@@ -453,10 +452,10 @@ class HeldEnd(RingEnd):
             raise ScopeError(f"ring {self.ring.name!r} is filled once a CTA, and role {self.role!r} does not. {fix}")
 
     def skip(self, slots: Any) -> None:
-        """Teams have the same slot."""
+        """Does nothing: all teams have the same slot."""
 
     def finish(self) -> None:
-        """Nobody overwrites the slot, so nobody waits until it has been read."""
+        """Does nothing: the slot is never overwritten, so no role waits until it has been read."""
 
     def _enter(self) -> Any:
         if self.last or not self.before or self.slot is not None:

@@ -10,8 +10,8 @@ from typing import Any
 from tmapipe.errors import PipelineError
 from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.isa.ops import Exit
+from tmapipe.model import MachineIsa
 from tmapipe.model.layout import Layout
-from tmapipe.model.warp import MachineIsa
 from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, resolve
 from tmapipe.prove.solver import arithmetic, skipped
 from tmapipe.prove.symbols import Sym, at_least_0, leaf, parts, truth

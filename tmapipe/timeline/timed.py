@@ -15,10 +15,9 @@ from tmapipe.errors import PipelineError
 from tmapipe.isa import Start, declared, ops
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.ops import Agent, Flight
-from tmapipe.model import Machine, Scheduler
+from tmapipe.model import Machine, MachineFragments, MachineIsa, Scheduler
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import APPLY, WAITS, State
-from tmapipe.model.warp import MachineFragments, MachineIsa
 from tmapipe.plan.rings import Matmul
 from tmapipe.plan.thread_layout import ThreadLayout
 from tmapipe.protocol.tile import Tile

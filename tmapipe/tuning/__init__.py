@@ -13,10 +13,8 @@ import inspect
 import itertools
 import json
 import math
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -28,8 +26,8 @@ from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import FLIGHT, MOST_FLIGHT, RESIDENT_WARPS, THREADS, VALUES
 from tmapipe.tuning.candidates import candidates, choose_dequant
-from tmapipe.tuning.compiling import compile_each, export_tuned, import_tuned, keep, ready, recall_entry
-from tmapipe.tuning.cost import Clock, Method, Run, Timing, estimate, rested, screen
+from tmapipe.tuning.compiling import compiled, export_tuned, import_tuned, keep, recall_entry
+from tmapipe.tuning.cost import Run, Timing, estimate, fastest
 from tmapipe.tuning.problem import Candidate, Device, Problem
 from tmapipe.tuning.tuner import Tuned, choose, choose_conv, ranked, tune
 
@@ -39,13 +37,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-# ---- autotune --------------------------------------------------------------------------------------------------------
-#
-# autotune: which parameters make the fastest schedule of a function of one's own, by measurement.
-
-
-METHOD = Method(rounds=4, batch=5, rest=0.1)
-FINALISTS = 4
 OTHERS = 30  # registers of a thread beside its elements
 APART = 2e-2  # relative difference of results that mean the same: bf16 rounds to 0.2 %
 
@@ -226,7 +217,7 @@ class AutoTuned:
             number: functools.partial(schedule, *tensors, out=out, **named) for number, schedule in schedules.items()
         }
         wrong |= differing(runs)
-        choice = measured({n: run for n, run in runs.items() if n not in wrong}, CudaClock(device=str(first.device)))
+        choice = fastest({n: run for n, run in runs.items() if n not in wrong}, CudaClock(device=str(first.device)))
         if not choice:
             said = "; ".join(f"{few[number]}: {error}" for number, error in wrong.items())
             raise PipelineError(f"no candidate of {self.make.__name__} works: {said}")
@@ -251,11 +242,8 @@ class AutoTuned:
 
         jobs = [functools.partial(job_of, self.make, {**fixed, **each}, self._kinds(fixed, each, tensors, named, out))
                 for each in few]  # fmt: skip
-        with tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
-            with tqdm(total=len(few), desc=f"compiling {self.make.__name__}", disable=not self.progress) as bar:
-                errors = compile_each(jobs, Path(folder), self.jobs, lambda *_: bar.update() and None, spills=False)
-            schedules = {n: ready(jobs[n], Path(folder), n) for n, error in errors.items() if not error}
-        return schedules, {number: error for number, error in errors.items() if error}
+        with tqdm(total=len(few), desc=f"compiling {self.make.__name__}", disable=not self.progress) as bar:
+            return compiled(jobs, self.jobs, lambda *_: bar.update() and None, spills=False)
 
     def _kinds(
         self, fixed: Parameters, parameters: Parameters, tensors: tuple[Any, ...], named: dict[str, Any], out: Any
@@ -331,9 +319,3 @@ def differing(runs: Mapping[int, Run]) -> dict[int, str]:
             if not off < APART:
                 wrong[number] = f"its result is off that of the first one by {off:.1e}"
     return wrong
-
-
-def measured(runs: Mapping[int, Run], clock: Clock, method: Method = METHOD) -> list[tuple[int, Timing]]:
-    """The best few, timed at length, the fastest first."""
-    kept = screen(runs, clock, FINALISTS, seed=method.seed)
-    return sorted(rested({number: runs[number] for number in kept}, clock, method).items(), key=lambda item: item[1].us)

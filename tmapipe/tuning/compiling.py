@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 _BEGIN = "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline())"
 _BEGIN += "; from tmapipe.tuning.compiling import main; main()"
 
-#: Makes a schedule, and says the types and the numbers of dimensions of its tensors.
-Job = Callable[[], tuple[Schedule, Mapping[str, Any], dict[str, int]]]
-
 AnySchedule = TypeVar("AnySchedule", bound=Schedule)
+#: A schedule, with the types and the numbers of dimensions of its tensors.
+Made = tuple[AnySchedule, Mapping[str, Any], dict[str, int]]
+Job = Callable[[], Made[AnySchedule]]
 
 
 def build_all(
@@ -60,14 +60,8 @@ def build_all(
     """Schedules of the *candidates* that are safe and compile, and what went wrong with the others. Arguments as of
     `compile_all`.
     """
-    schedules: dict[Candidate, Gemm] = {}
-    with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
-        errors = compile_all(problem, candidates, Path(name), jobs, done, epilogue)
-        for index, candidate in enumerate(candidates):
-            if errors[candidate]:
-                continue
-            schedules[candidate] = ready(functools.partial(_built, candidate, problem, epilogue), Path(name), index)
-    return schedules, {candidate: error for candidate, error in errors.items() if error}
+    made, errors = compiled(jobs_of(problem, candidates, epilogue), jobs, lambda i, error: done(candidates[i], error))
+    return {candidates[i]: each for i, each in made.items()}, {candidates[i]: error for i, error in errors.items()}
 
 
 def _pickled(value: Any) -> bytes:
@@ -96,6 +90,13 @@ def compile_all(
     Raises:
         InputError: The epilogue cannot be sent to another process.
     """
+    made = jobs_of(problem, candidates, epilogue)
+    errors = compile_each(made, folder, jobs, lambda index, error: done(candidates[index], error))
+    return {candidate: errors[index] for index, candidate in enumerate(candidates)}
+
+
+def jobs_of(problem: Problem, candidates: Sequence[Candidate], epilogue: Epilogue) -> list[Job[Gemm]]:
+    """A job for each candidate. Raises `InputError` if the epilogue cannot be sent to another process."""
     try:
         _pickled(epilogue)
     except MissingPackageError:
@@ -104,24 +105,16 @@ def compile_all(
         rule = f"is sent to the processes that compile, and cannot be pickled ({error})"
         fix = "enclose numbers and arrays, not locks, files or generators"
         raise InputError("epilogue", epilogue.function, rule, fix) from None
-    made = [functools.partial(_built, candidate, problem, epilogue) for candidate in candidates]
-    errors = compile_each(made, folder, jobs, lambda index, error: done(candidates[index], error))
-    return {candidate: errors[index] for index, candidate in enumerate(candidates)}
+    return [functools.partial(_built, candidate, problem, epilogue) for candidate in candidates]
 
 
-def _built(
-    candidate: Candidate, problem: Problem, epilogue: Epilogue
-) -> tuple[Gemm, Mapping[str, Any], dict[str, int]]:
-    """As a `Job`."""
-    return (
-        candidate.build(problem, epilogue),
-        candidate.dtypes(problem, epilogue),
-        candidate.ranks(problem, epilogue),
-    )
+def _built(candidate: Candidate, problem: Problem, epilogue: Epilogue) -> Made[Gemm]:
+    given = problem, epilogue
+    return candidate.build(*given), candidate.dtypes(*given), candidate.ranks(*given)
 
 
 def compile_each(
-    jobs: Sequence[Job],
+    jobs: Sequence[Job[Any]],
     folder: Path,
     processes: int | None = None,
     done: Callable[[int, str], None] = lambda index, error: None,
@@ -161,9 +154,22 @@ def compile_each(
     return errors
 
 
-def ready(
-    job: Callable[[], tuple[AnySchedule, Mapping[str, Any], dict[str, int]]], folder: Path, index: int
-) -> AnySchedule:
+def compiled(
+    jobs: Sequence[Job[AnySchedule]],
+    processes: int | None = None,
+    done: Callable[[int, str], None] = lambda index, error: None,
+    *,
+    spills: bool = True,
+) -> tuple[dict[int, AnySchedule], dict[int, str]]:
+    """By index: the schedules of the jobs that succeed, ready to be launched, and what went wrong with the others. Arguments
+    as of `compile_each`."""
+    with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
+        errors = compile_each(jobs, folder := Path(name), processes, done, spills=spills)
+        made = {i: ready(jobs[i], folder, i) for i in range(len(jobs)) if not errors[i]}
+    return made, {i: errors[i] for i in range(len(jobs)) if errors[i]}
+
+
+def ready(job: Job[AnySchedule], folder: Path, index: int) -> AnySchedule:
     """The schedule that a job makes, with the kernel that `compile_each` has compiled for the *index*-th one."""
     from tmapipe.gpu.build import Compiled
     from tmapipe.gpu.launch import adopt

@@ -13,11 +13,12 @@ at different speeds. What a candidate does is counted first (`work`), as plain n
 
 from __future__ import annotations
 
+import collections
 import math
 import random
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import attrs
 import numpy as np
@@ -28,7 +29,6 @@ from tmapipe.tuning.candidates import MACS, asked, edge_boxes
 from tmapipe.tuning.problem import LINE, PIECE, SECTOR, SWIZZLE_SPAN, Candidate, Device, Problem
 
 # ---- cost ------------------------------------------------------------------------------------------------------------
-
 
 BAND = 8  # rows of clusters that are numbered together, and clusters of a GPC that read together
 ROWS = 128
@@ -131,56 +131,27 @@ class Constants:
 FITTED = Constants()
 
 
-class Work(NamedTuple):
-    """What a candidate does, or of several, as arrays.
+class Work(
+    collections.namedtuple(
+        "Work",
+        "m n along_m along_n asked_a asked_b rows columns warpgroups down right batch parts resident multiprocessors steps "
+        "spans of_a of_b pingpong by_gpc in_parts transposed elements stored read memory slots one_buffer lines ragged boxes "
+        "zeros sharing short",
+    )
+):
+    """What a candidate does, in numbers; or what several candidates do, in arrays.
 
-    m, n: elements of its tile; along_m, along_n: CTAs of a cluster. asked_a, asked_b: rows that its busiest CTA loads.
-    rows, columns: of its accumulators, which *warpgroups* share. down, right: clusters along m and n of one of *batch*
-    matrices, with *parts* of k; those of several CTAs on a multiprocessor count as one CTA's. resident: clusters at once;
-    multiprocessors: of the device. steps: spans of k of a tile, *spans* of them in a slot. of_a, of_b: whether the pitch
-    of a row is a multiple of 128 bytes. pingpong, by_gpc, in_parts, transposed: whether it is. elements: of the output,
+    m, n: elements of its tile. along_m, along_n: CTAs of a cluster. asked_a, asked_b: rows that its busiest CTA loads.
+    rows, columns: of its accumulators, which *warpgroups* share; the warpgroups of several CTAs on a multiprocessor count
+    together. down, right: clusters along m and n of one of *batch* matrices, with *parts* of k. resident: clusters at once.
+    multiprocessors: of the device. steps: spans of k of a tile, *spans* of them in a slot. of_a, of_b: what the bytes at which
+    rows begin are multiples of. pingpong, by_gpc, in_parts, transposed: whether the candidate is one. elements: of the output,
     *stored* bytes each. read: bytes of the operands. memory: GB/s of the device's memory. slots: of the ring. one_buffer:
-    whether a warpgroup has one output buffer. lines: bytes of the 128-byte lines that a tile's stores touch, over those
-    stored. boxes: of rows that the slowest CTA loads again, instead of zeros. zeros: rows that it fills, for itself and
-    its peers. sharing: CTAs of a cluster that share k. short: of operands along m or n, their part of the bytes read over
-    the lines of a row of a cluster's tile.
+    whether a warpgroup has one output buffer. lines: bytes of the 128-byte lines that a tile's stores touch, over the bytes
+    stored. ragged: as of `_ragged`. boxes: boxes of rows that the slowest CTA loads again, instead of zeros. zeros: rows that
+    it fills with zeros, for itself and its peers. sharing: CTAs of a cluster that share k. short: of operands along m or n,
+    their part of the bytes read over the lines of a row of a cluster's tile.
     """
-
-    m: Any
-    n: Any
-    along_m: Any
-    along_n: Any
-    asked_a: Any
-    asked_b: Any
-    rows: Any
-    columns: Any
-    warpgroups: Any
-    down: Any
-    right: Any
-    batch: Any
-    parts: Any
-    resident: Any
-    multiprocessors: Any
-    steps: Any
-    spans: Any
-    of_a: Any
-    of_b: Any
-    pingpong: Any
-    by_gpc: Any
-    in_parts: Any
-    transposed: Any
-    elements: Any
-    stored: Any
-    read: Any
-    memory: Any
-    slots: Any
-    one_buffer: Any
-    lines: Any
-    ragged: Any
-    boxes: Any
-    zeros: Any
-    sharing: Any
-    short: Any
 
 
 def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
@@ -491,6 +462,15 @@ def screen(
     fastest = sorted(seen, key=seen.__getitem__)[: 2 * keep]
     kept = {*(name for name in fastest if seen[name] <= 1.01 * seen[fastest[keep - 1]]), *pinned}
     return [name for name in variants if name in kept]
+
+
+METHOD, FINALISTS = Method(rounds=4, batch=5, rest=0.1), 4
+
+
+def fastest(variants: Mapping[Name, Run], clock: Clock, method: Method = METHOD) -> list[tuple[Name, Timing]]:
+    """Looks at all variants, then times the best few at length. Returns these few, the fastest first."""
+    kept = screen(variants, clock, FINALISTS, seed=method.seed)
+    return sorted(rested({name: variants[name] for name in kept}, clock, method).items(), key=lambda item: item[1].us)
 
 
 def _interquartile(values: tuple[float, ...]) -> float:

@@ -41,9 +41,7 @@ from tmapipe.tiles.persistent import Grouped, Hilbert, PersistentTiles, Snake
 LINE, SECTOR = 128, 32  # bytes of a line of L2, and of what it writes at once
 
 
-def _positive(instance: Any, attribute: Any, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"Problem({attribute.name})", value, "is a positive number of elements", "pass the extent")
+_positive = must(is_count, "is a positive number of elements", "pass the extent")
 
 
 def _of_operands(problem: Any, attribute: Any, value: DType) -> None:

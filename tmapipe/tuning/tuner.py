@@ -25,7 +25,7 @@ from tmapipe.schedules.mainloop import Cooperative, PingPong
 from tmapipe.tiles.persistent import PersistentTiles
 from tmapipe.tuning.candidates import candidates
 from tmapipe.tuning.compiling import Entry, build_all, load_entry, store
-from tmapipe.tuning.cost import Clock, Method, Run, Timing, estimates, rested, screen, times, together, work
+from tmapipe.tuning.cost import Run, Timing, estimates, fastest, times, together, work
 from tmapipe.tuning.problem import (
     H200,
     LINE,
@@ -39,8 +39,7 @@ from tmapipe.tuning.problem import (
     order_of,
 )
 
-# ---- choose ----------------------------------------------------------------------------------------------------------
-# By estimate: the candidate of the least estimated time that can be built.
+# ---- choosing by estimate: the candidate of the least estimated time that can be built ------------------------------
 
 LOOKS = 4  # candidates that `choose` looks at where it can
 UNSURE = 1.1  # estimates that are closer do not tell which is faster
@@ -174,8 +173,7 @@ def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLA
     raise InputError("Problem(dtype)", problem.dtype, "is a type that wgmma multiplies", fix)
 
 
-# ---- convolutions ----------------------------------------------------------------------------------------------------
-# By the estimate of the GEMM that it is.
+# ---- convolutions: by the estimate of the GEMM that each is ----------------------------------------------------------
 
 
 def choose_conv(
@@ -259,13 +257,8 @@ def _built(candidate: Candidate, windows: Windows, problem: Problem, epilogue: E
     return made
 
 
-# ---- tuner -----------------------------------------------------------------------------------------------------------
-#
-# The tuner: compiles the candidates of the least estimated times, checks and times them here, and keeps the winner.
+# ---- tuner: compiles the candidates of the least estimated times, times them here, and keeps the winner --------------
 
-
-METHOD = Method(rounds=4, batch=5, rest=0.1)
-FINALISTS = 4
 WITHIN = 2e-2  # relative error of what is right: bf16 rounds to 0.2 %
 WITHIN_8_BITS = 0.1  # of fp8 outputs: e5m2 rounds to 6 %
 
@@ -355,7 +348,7 @@ def compared(
     runs, schedules, refused = _prepare(problem, few, jobs, progress, device, epilogue)
     if not runs:
         raise PipelineError(f"no candidate for {problem} works: {'; '.join(f'{c}: {e}' for c, e in refused.items())}")
-    timings = pick(runs, CudaClock(device=device), METHOD)
+    timings = fastest(runs, CudaClock(device=device))
     best, timing = timings[0]
     remember(problem, gpu, Entry(best, timing.us, max(look, len(few))), epilogue)
     return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused.items()))
@@ -391,13 +384,6 @@ def remember(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue) -> No
         store(problem, gpu, entry, epilogue)
     except OSError as error:
         warnings.warn(f"tune() cannot keep its result in {cache_folder()}: {error}", stacklevel=3)
-
-
-def pick(runs: Mapping[Candidate, Run], clock: Clock, method: Method) -> list[tuple[Candidate, Timing]]:
-    """Screens all candidates, then times the best few at length; returns these, the fastest first."""
-    kept = screen(runs, clock, FINALISTS, seed=method.seed)
-    timed = rested({candidate: runs[candidate] for candidate in kept}, clock, method)
-    return sorted(timed.items(), key=lambda item: item[1].us)
 
 
 def device_of(device: str = "cuda") -> Device:
