@@ -146,8 +146,10 @@ class _Everything:
         agent, found = self.walker.agent, self.found
         if _is_init(type(op)):
             return  # never again
-        found.relative(agent, op)
-        for key, position, around in found.moves(agent, op):
+        if not found.places(op):
+            found.meet(agent, op)
+        for sort, array, position, around in found.places(op):
+            key = agent, sort, array
             found.touched[key] = set(range(around))
             if self.sure and key[2] not in self.pinned:
                 self.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others
