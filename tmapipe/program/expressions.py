@@ -6,9 +6,10 @@ import functools
 import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import attrs
 import numpy as np
 
 from tmapipe.errors import ScopeError
@@ -356,19 +357,17 @@ def show(value: Any, outer: int = 0) -> str:
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------
 #
-# The nodes of a traced program.
-#
-# Call(method, arguments, results, ops)      one instruction of the table; `ops` are its operations, with symbolic
-# operands For(index, count, carried, results, body)  runs body for index = 0 .. count - 1 While(carried, results,
-# condition, body, iterations) If(condition, then, other, phis, lane_0) Let(value)
-# here the trace computed a value, where the GPU and the model do, too; or a body begins, with the tile that is the
-# value
+# The nodes of a traced program. Blocks are lists of nodes.
+
+
+Assigned = list[tuple["Var", Any]]  # variables, and the values that they take at once
 
 
 class Node:
     """where: "file:line" of the body that it comes from."""
 
-    __slots__ = ("where",)
+    __slots__ = ()
+    where: str | None = None
 
     @property
     def test(self) -> Any:
@@ -380,84 +379,111 @@ class Node:
         """The nodes of its body, or of both arms."""
         return getattr(self, "body", [])
 
+    @property
+    def assigned(self) -> list[Assigned]:
+        """What a loop or branch assigns: by arm; or before the loop, after each iteration, and after the loop."""
+        carried = getattr(self, "carried", [])
+        return [[(each[to], each[value]) for each in carried] for to, value in ((0, 1), (0, 2), (3, 0))]
 
+    @property
+    def given(self) -> list[Var]:
+        """The variables to which a node gives values, other than the index of a loop."""
+        return [to for assigned in self.assigned for to, _ in assigned]
+
+
+@attrs.define(eq=False)
 class Call(Node):
-    __slots__ = ("args", "method", "named", "ops", "results")
+    """An instruction. method: its name in `Isa`, or "fragments." and its name in `Fragments`; results: the variables that have
+    what it gives; ops: its operations, whose operands are expressions."""
 
-    def __init__(self, method: str, args: Any, named: Any, results: list[Var], ops: list[Any], where: str | None):
-        self.method, self.args, self.named, self.results, self.ops, self.where = (
-            method,
-            args,
-            named,
-            results,
-            ops,
-            where,
-        )
+    method: str
+    args: Any
+    named: Any
+    results: list[Var]
+    ops: list[Any]
+    where: str | None
+
+    @property
+    def given(self) -> list[Var]:
+        return self.results
 
 
+@attrs.define(eq=False)
 class Let(Node):
-    """Here the trace computed a value, or a body begins with a `Tile`: of no matter to most readers."""
+    """Here the trace computed a value, as the GPU and the model do; or a body begins with a `Tile`, which is the value. Of no
+    matter to most readers."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
+    value: Any
 
 
+@attrs.define(eq=False)
 class OfModel:
     """What something is in the model, of no matter to others: values, and the nodes without operations that compute them.
 
     Clusters take turns there, and it may run without data.
     """
 
-    __slots__ = ("nodes", "values")
-
-    def __init__(self, nodes: list[Any], values: Any):
-        self.nodes, self.values = nodes, values
+    nodes: list[Any]
+    values: Any
 
 
+@attrs.define(eq=False)
 class For(Node):
-    """carried: (variable in the body, before, its next value, after)."""
+    """Executes its body for index = 0 .. count - 1.
 
-    __slots__ = ("body", "carried", "count", "index")
+    carried: (variable in the body, its value before the loop, its next value, variable after the loop).
+    """
 
-    def __init__(self, index: Var, count: Any, carried: list[Any], body: list[Node], where: str | None):
-        self.index, self.count, self.carried, self.body, self.where = index, count, carried, body, where
+    index: Var
+    count: Any
+    carried: list[Any]
+    body: list[Node]
+    where: str | None
 
     @property
     def test(self) -> Any:
         return self.count
 
 
+@attrs.define(eq=False)
 class While(Node):
-    """iterations: how often it runs where there is no data (`OfModel`), or None."""
+    """carried: as of `For`. iterations: how often it runs where there is no data (`OfModel`), or None."""
 
-    __slots__ = ("body", "carried", "condition", "iterations")
-
-    def __init__(self, condition: Any, carried: list[Any], body: list[Node], iterations: Any, where: str | None):
-        self.condition, self.carried, self.body, self.iterations, self.where = (
-            condition,
-            carried,
-            body,
-            iterations,
-            where,
-        )
+    condition: Any
+    carried: list[Any]
+    body: list[Node]
+    iterations: Any
+    where: str | None
 
 
+@attrs.define(eq=False)
 class If(Node):
-    """phis: (variable, of `then`, of `other`). lanes: whether lane 0 alone runs it."""
+    """phis: (variable, its value after `then`, its value after `other`). lane_0: whether lane 0 alone runs it."""
 
-    __slots__ = ("condition", "lane_0", "other", "phis", "then")
-
-    def __init__(self, condition: Any, then: list[Node], other: list[Node], phis: Any, lane_0: bool, where: str | None):
-        self.condition, self.then, self.other, self.phis, self.lane_0 = condition, then, other, phis, lane_0
-        self.where = where
+    condition: Any
+    then: list[Node]
+    other: list[Node]
+    phis: Any
+    lane_0: bool
+    where: str | None
 
     @property
     def inside(self) -> list[Any]:
         return [*self.then, *self.other]
 
+    @property
+    def assigned(self) -> list[Assigned]:
+        return [[(phi, arms[i]) for phi, *arms in self.phis] for i in (0, 1)]
 
+
+def every(nodes: Iterable[Node]) -> Iterator[Any]:
+    """The nodes, each before the nodes inside of it."""
+    for node in nodes:
+        yield node
+        yield from every(node.inside)
+
+
+@attrs.define(eq=False)
 class Function:
     """What is computed of fragments element by element, such as an epilogue.
 
@@ -465,10 +491,11 @@ class Function:
     if that is one value. A value is a fragment, a number, or None.
     """
 
-    __slots__ = ("body", "inputs", "name", "named", "outputs")
-
-    def __init__(self, name: str, inputs: list[Var], named: dict[str, Var], body: list[Any], outputs: dict[str, Any]):
-        self.name, self.inputs, self.named, self.body, self.outputs = name, inputs, named, body, outputs
+    name: str
+    inputs: list[Var]
+    named: dict[str, Var]
+    body: list[Any]
+    outputs: dict[str, Any]
 
     def of(self, values: dict[str, Any]) -> Any:
         """What it returns, of the values of its outputs."""

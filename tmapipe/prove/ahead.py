@@ -16,7 +16,7 @@ from tmapipe.isa import Kind as OperandKind
 from tmapipe.isa.fragment import ClusterExchange
 from tmapipe.model.layout import Kind
 from tmapipe.model.run import lines
-from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.program.expressions import Call, For, If, While, every
 from tmapipe.prove.bodies import Bodies, Walk
 from tmapipe.prove.places import is_role
 from tmapipe.prove.positions import PositionKey, Positions
@@ -46,21 +46,17 @@ def are_apart(program: Any) -> bool:
     plan = program.plan
     if plan.cluster_size == 1 or {load.memory for load in plan.loads} & {store.memory for store in plan.stores}:
         return False
-    meetings, blocks = 0, [(program.nodes, True)]
-    while blocks:
-        nodes, outermost = blocks.pop()
-        for node in nodes:
-            blocks.append((node.inside, False))
-            if type(node) is Call:
-                if any(isinstance(x, ClusterExchange) for x in (*node.args, *node.named.values())):
-                    return False
-                for op in node.ops:
-                    of = declared(type(op))
-                    if any(getattr(op, name) is not None for name in of.named(OperandKind.MASK)):
-                        return False
-                    meets = of.effect(ArriveAt)
-                    if meets is not None and not meets.barrier:
-                        meetings += 1 if outermost else 2
+    meetings = 0
+    for node in (node for node in every(program.nodes) if type(node) is Call):
+        if any(isinstance(x, ClusterExchange) for x in (*node.args, *node.named.values())):
+            return False
+        for op in node.ops:
+            of = declared(type(op))
+            if any(getattr(op, name) is not None for name in of.named(OperandKind.MASK)):
+                return False
+            meets = of.effect(ArriveAt)
+            if meets is not None and not meets.barrier:
+                meetings += 1 if node in program.nodes else 2
     return meetings <= 1
 
 
@@ -131,8 +127,7 @@ class _Everything:
 
     def _always(self, node: Call) -> Call:
         """An instruction without its condition."""
-        found = Call(node.method, node.args, {**node.named, "when": True}, node.results, node.ops, node.where or "")
-        return self.walker.shared.alive(found)
+        return attrs.evolve(node, named={**node.named, "when": True})
 
     def _maybe(self, nodes: list[Any]) -> None:
         """What the first iteration leaves out may come in a later one, from other places."""
@@ -173,7 +168,8 @@ class Endings:
 
 def look_at_loops(bodies: Bodies) -> Endings:
     """The rule, for all loops of the bodies."""
-    if not _own(bodies.program.nodes):
+    whiles = (node for node in every(bodies.program.nodes) if type(node) is While)
+    if all(node.iterations is not None for node in whiles):  # of orders of tiles
         return Endings()
     found: dict[str | None, str] = {}
     never: dict[str | None, Finding] = {}
@@ -184,11 +180,6 @@ def look_at_loops(bodies: Bodies) -> Endings:
         never |= walk.never
     open_ = next((f"{said} at {where}" for where, said in found.items() if where not in never), "")
     return Endings(tuple(never.values()), open_)
-
-
-def _own(nodes: list[Any]) -> bool:
-    """Whether there is a loop that a body asks for, and not an order of tiles."""
-    return any(_own(node.inside) or (type(node) is While and node.iterations is None) for node in nodes)
 
 
 class _Ends(Walk):

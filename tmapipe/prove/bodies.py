@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -294,8 +295,7 @@ class Bodies:
         self.stored: set[str] = set()
         self.by_rows: set[str] = set()
         self.lines: dict[str, str | None] = {}
-        self._moves: dict[int, Any] = {}
-        self._storing: dict[int, bool] = {}
+        self.move_of, self.stores = functools.cache(self._move_of), functools.cache(self._stores)
         self.forks = False
         self.every = self._walked(None, frozenset())
         self.visits = self._by_outcomes() if self.forks else self.every
@@ -356,23 +356,15 @@ class Bodies:
         if isinstance(value, Sym):
             self.asked.setdefault(value, where)
 
-    def move_of(self, node: Call) -> Any:
+    def _move_of(self, node: Call) -> Any:
         """(load or store, where it starts) of an instruction; None if it moves nothing."""
-        if id(node) not in self._moves:
-            part = next((x for x in node.args if isinstance(x, (Load, Store))), None)
-            at = None
-            if part is not None:
-                at = next((x for name, x in named(node) if name == "at"), None)
-            self._moves[id(node)] = None if at is None else (part, at)
-        return self._moves[id(node)]
+        part = next((x for x in node.args if isinstance(x, (Load, Store))), None)
+        at = None if part is None else next((x for name, x in named(node) if name == "at"), None)
+        return None if at is None else (part, at)
 
-    def stores(self, node: Any) -> bool:
+    def _stores(self, node: Any) -> bool:
         """Whether something in a node stores an output."""
-        if id(node) not in self._storing:
-            if type(node) is Call:
-                move = self.move_of(node)
-                found = move is not None and isinstance(move[0], Store) and move[0].reduce is None
-            else:
-                found = any(map(self.stores, node.inside))
-            self._storing[id(node)] = found
-        return self._storing[id(node)]
+        if type(node) is not Call:
+            return any(map(self.stores, node.inside))
+        move = self.move_of(node)
+        return move is not None and isinstance(move[0], Store) and move[0].reduce is None

@@ -5,6 +5,7 @@ What holds is said as formulas of the number of the iteration, so that one itera
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -50,9 +51,7 @@ class Relevant:
 
     def __init__(self, shared: Shared):
         self.shared = shared
-        self._found: dict[tuple[int, int], set[Sym]] = {}
-        self._inside: dict[Expr, set[Sym]] = {}
-        self._of_nodes: dict[Any, set[Sym]] = {}
+        self._of_node, self._in = functools.cache(self._of_a_node), functools.cache(self._in_an_expression)
 
     def of(self, now: Point) -> set[Sym]:
         """Symbols of which conditions that may still come are computed."""
@@ -71,35 +70,24 @@ class Relevant:
         for value in values:
             found |= value.leaves
         for (_, at), nodes in rest.items():
-            found |= self._symbols(nodes, at)
+            found = found.union(*map(self._of_node, nodes[at:]))
         return found
 
-    def _symbols(self, nodes: Any, at: int) -> set[Sym]:
-        """Symbols of the launch in conditions and counts."""
-        key = id(nodes), at
-        if key not in self._found:
-            self._found[key] = set().union(*map(self._of_node, nodes[at:]))
-        return self._found[key]
+    def _of_a_node(self, node: Any) -> set[Sym]:
+        """Symbols of the launch in the conditions and counts of a node."""
+        if type(node) is not Call:
+            return self._of_value(node.test).union(*map(self._of_node, node.inside))
+        here = self._of_value(node.args[0]) if node.method == "here" else set()
+        return self._of_value(node.named.get("when", True)) | here
 
-    def _of_node(self, node: Any) -> set[Sym]:
-        if type(node) is Call:
-            here = self._in(node.args[0]) if node.method == "here" else set()
-            return self._in(node.named.get("when", True)) | here
-        if node not in self._of_nodes:
-            self._of_nodes[node] = self._in(node.test).union(*map(self._of_node, node.inside))
-        return self._of_nodes[node]
-
-    def _in(self, x: Any) -> set[Sym]:
+    def _of_value(self, x: Any) -> set[Sym]:
         x = resolve(x)
-        if not isinstance(x, Expr):
-            return set()
-        if x not in self._inside:
-            if x.op == "symbol":
-                found = set() if x.args[0] in ("warp", "rank") else set(leaves(self.shared.symbol(x)))
-            else:
-                found = set().union(*map(self._in, x.args)) if x.args else set()
-            self._inside[x] = found
-        return self._inside[x]
+        return self._in(x) if isinstance(x, Expr) else set()
+
+    def _in_an_expression(self, x: Expr) -> set[Sym]:
+        if x.op == "symbol":
+            return set() if x.args[0] in ("warp", "rank") else set(leaves(self.shared.symbol(x)))
+        return set().union(*map(self._of_value, x.args))
 
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
@@ -120,9 +108,9 @@ class Loops:
         self.relevant = Relevant(shared)
         self.liveness = Liveness()
         self.sites: dict[Any, int] = {}
+        self.has_no_number = functools.cache(self._has_no_number)
         self.free: set[str] = set()
         self.iterations = 0  # that have been entered
-        self._plain: dict[int, bool] = {}
         self.no_formula: set[Any] = set()
 
     def take_one(self, now: Point, group: list[tuple[Walker, Any]], choose: Any) -> None:
@@ -333,14 +321,12 @@ class Loops:
 
     def _is_plain(self, loop: Loop) -> bool:
         """Whether the first iteration is as all others: no decision looks at its number, or at what follows it."""
-        return loop.apart == 1 and all(map(self._has_no_number, (node for _, node, *_ in loop.members)))
+        return loop.apart == 1 and all(map(self.has_no_number, (node for _, node, *_ in loop.members)))
 
     def _has_no_number(self, node: Any) -> bool:
-        if id(node) not in self._plain:
-            followed = {phi for phi, *_ in self.shared.carried(node)}
-            numbered = type(node) is not For or node.index in self.shared.decides or self._words(node) > 0
-            self._plain[id(node)] = not numbered and followed <= self.places.finite
-        return self._plain[id(node)]
+        followed = {phi for phi, *_ in self.shared.carried(node)}
+        numbered = type(node) is not For or node.index in self.shared.decides or self._words(node) > 0
+        return not numbered and followed <= self.places.finite
 
     def _left_over(self, now: Point, loop: Loop, rest: Any) -> Any:
         """How many iterations of a loop are left, after the loops that went along with it have ended."""
