@@ -17,7 +17,7 @@ from tmapipe.isa.fragment import Carried
 
 # ---- int32 -----------------------------------------------------------------------------------------------------------
 #
-# Arithmetic of a traced program: numbers have 32 bits, in every reader.
+# Numbers of a traced program have 32 bits, in every reader:
 #
 # + - * abs, negation     wrap around, as the hardware's do
 # // %                    round down and have the sign of the divisor, as Python's do; -2^31 // -1 wraps to -2^31
@@ -78,19 +78,16 @@ FOLD: dict[str, Callable[..., Any]] = {
 
 # ---- expressions -----------------------------------------------------------------------------------------------------
 #
-# Expressions: the values of a traced program, made of symbols, variables and arithmetic.
-#
-# Two expressions that are the same object are equal, whatever role they come from: each is made once. Numbers have 32
-# bits and wrap around, whether they are folded here or computed by a reader: `tmapipe.program.expressions` has the rule of
-# each operation.
+# The values of a traced program. Each is made once: values that are equal are one object, whatever role they come from.
 
 
+#: Operations that give a condition.
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
 KEPT = 10_000
-#: Of programs in use, and some that are gone: at most as many, or `KEPT` in all.
+#: Values of programs in use, and as many of programs that are gone, or `KEPT` in all.
 values: dict[Any, weakref.ref[Expr]] = {}
 _making = threading.RLock()
-_most = KEPT  # before those that are gone are left out
+_most = KEPT  # values, until the ones that are gone are left out
 
 
 class _AtWork(threading.local):
@@ -125,12 +122,17 @@ def _new(key: Any, op: str, args: tuple[Any, ...]) -> Expr:
         return made
 
 
+def unknown(what: str, number: Any, rest: str = "") -> ScopeError:
+    """The error that *what* takes no number that only the kernel knows. rest: the end of its sentence."""
+    return ScopeError(f"{what} `{show(number)}`, which only the kernel knows{rest}")
+
+
 class DividedByZeroError(ScopeError, ZeroDivisionError):
     """What Python raises, with the line."""
 
 
 class Expr:
-    """A value. Interned: two that are the same object are equal, whatever role they come from."""
+    """A value: an operation on other values and constants, or a symbol, such as ``Expr.of("symbol", "rank")``."""
 
     __slots__ = ("__weakref__", "args", "op")
     __hash__ = object.__hash__
@@ -166,50 +168,38 @@ class Expr:
             return all(isinstance(a, bool) or (isinstance(a, Expr) and a.boolean) for a in self.args)
         return self.op in BOOLEAN or (self.op == "select" and all(isinstance(a, bool) for a in self.args[1:]))
 
-    def __invert__(self) -> Any:
-        return (
-            Expr.of("sub", -1, self) if self.boolean else Expr.of("invert", self)
-        )  # of a condition, as of Python's bool
+    def __invert__(self) -> Any:  # of a condition, as of Python's bool
+        return Expr.of("sub", -1, self) if self.boolean else Expr.of("invert", self)
 
     def _no_fraction(self, other: Any) -> Any:
-        raise ScopeError(
-            f"a division with / of `{show(self)}`, which only the kernel knows. Numbers are whole: use //."
-        )
+        raise unknown("a division with / of", self, ". Numbers are whole: use //.")
 
     __truediv__ = __rtruediv__ = _no_fraction
 
     def __pow__(self, by: Any) -> Any:
         if type(by) is not int or not 1 <= by <= 31:
-            raise ScopeError(
-                f"`{show(self)}` to the power of {type(by).__name__ if symbolic(by) else by}. It takes 1 to 31."
-            )
+            by = type(by).__name__ if symbolic(by) else by
+            raise ScopeError(f"`{show(self)}` to the power of {by}. It takes 1 to 31.")
         return functools.reduce(operator.mul, [self] * by)
 
     def __rpow__(self, base: Any) -> Any:
-        raise ScopeError(
-            f"{base} to the power of `{show(self)}`, which only the kernel knows. Of 2, write 1 << number."
-        )
-
-    def _unknown(self, what: str) -> Any:
-        raise ScopeError(f"{what} of `{show(self)}`, which only the kernel knows")
+        raise unknown(f"{base} to the power of", self, ". Of 2, write 1 << number.")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise ScopeError(
-            f"`.{name}` of `{show(self)}`, which only the kernel knows: a number that takes arithmetic alone"
-        )
+        raise unknown(f"`.{name}` of", self, ": a number that takes arithmetic alone")
 
     def __bool__(self) -> bool:
-        return self._unknown("a decision by Python (in code that is not rewritten)")
+        raise unknown("a decision by Python (in code that is not rewritten) of", self)
 
     def __index__(self) -> int:
-        return self._unknown("a Python index or count")
+        raise unknown("a Python index or count of", self)
 
     __int__ = __index__
 
     def __iter__(self) -> Any:
-        return self._unknown("an iteration")
+        raise unknown("an iteration of", self)
 
     def __repr__(self) -> str:
         return show(self)
@@ -218,15 +208,12 @@ class Expr:
 def _operator(name: str, swapped: bool = False) -> Any:
     def operate(self: Expr, other: Any) -> Any:
         if isinstance(other, float):
-            raise ScopeError(
-                f"arithmetic of `{show(self)}`, which only the kernel knows, with {other}. Numbers are whole."
-            )
+            raise unknown("arithmetic of", self, f", with {other}. Numbers are whole.")
         other = int(other) if isinstance(other, np.integer) else other
         if other is None or isinstance(other, Carried) or (not isinstance(other, (int, Expr)) and name in ("eq", "ne")):
             return NotImplemented
         if not isinstance(other, (int, Expr)):
-            kind = type(other).__name__
-            raise ScopeError(f"arithmetic of `{show(self)}`, which only the kernel knows, with a {kind}. It takes int.")
+            raise unknown("arithmetic of", self, f", with a {type(other).__name__}. It takes int.")
         if not isinstance(other, Expr):
             fitting(other)
         return Expr.of(name, other, self) if swapped else Expr.of(name, self, other)
