@@ -294,7 +294,7 @@ class Report(Drawn):
 
     def to_sarif(self) -> dict[str, Any]:
         """The report as a SARIF 2.1.0 log, in values that `json` writes. Each finding is a result: its rule is the kind of the
-        finding, its message ends with the fix, and its code flow has the steps. Lines are relative to the working directory."""
+        finding, its message ends with the fix, its code flow has the steps. Lines are relative to the working directory."""
         kinds = list(dict.fromkeys(finding.kind for finding in self.findings))
         driver = {
             "name": "tmapipe",

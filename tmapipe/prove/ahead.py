@@ -23,7 +23,7 @@ from tmapipe.prove.positions import PositionKey, Positions
 from tmapipe.prove.problem import DATA
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.solver import arithmetic, replaced
-from tmapipe.prove.symbols import Sym, add, at_least_0, leaf, leaves, negated, text, truth
+from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, negated, text, truth
 from tmapipe.prove.walker import Open, Walker
 
 # ---- everything ------------------------------------------------------------------------------------------------------
@@ -261,14 +261,14 @@ class _Ends(Walk):
         each iteration brings it closer by 1."""
         if term.op == "ge":
             number = term.args[0]
-            change = add(replaced(number, following), number, -1)
+            change = replaced(number, following) - number
             return not self._possible([*known, at_least_0(change)])
         if term.op == "not" and term.args[0].op == "eq":
             number = term.args[0].args[0]
-            change, start = add(replaced(number, following), number, -1), replaced(number, first)
+            change, start = replaced(number, following) - number, replaced(number, first)
             if change not in (-1, 1):
                 return False
-            away = add(-1, start, -1) if change == -1 else add(start, -1)  # at least 0 if it begins on the other side
+            away = -1 - start if change == -1 else start - 1  # at least 0 if it begins on the other side
             return not self._possible([*self.given, at_least_0(away)])
         return False
 

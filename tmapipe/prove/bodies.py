@@ -19,7 +19,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Problem, Visit, coordinate, every_cluster, is_turn
 from tmapipe.prove.shared import Shared, bounds
 from tmapipe.prove.solver import Solver
-from tmapipe.prove.symbols import Sym, add, leaf, leaves, named, negated, parts, truth
+from tmapipe.prove.symbols import Sym, leaf, leaves, named, negated, parts, truth
 from tmapipe.prove.walker import INLINE, Walker
 
 # ---- body walk -------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Walk(Walker):
         dims = {dim for part in plan.transfers for dim in part.dims}
         if name in OF_CLUSTER or not (name in plan.cluster or name in dims):
             return coordinate(name)
-        return add(coordinate_in_cluster(plan, self.rank, name), coordinate(name), plan.cluster.get(name, 1))
+        return coordinate_in_cluster(plan, self.rank, name) + coordinate(name) * plan.cluster.get(name, 1)
 
     def _If(self, node: If) -> None:
         condition = truth(self.number(node.condition))

@@ -20,12 +20,9 @@ from tmapipe.prove.symbols import (
     WITHOUT_OPERATIONS,
     Slice,
     Sym,
-    add,
     at_least_0,
-    divide,
     is_silent,
     leaf,
-    multiply,
     operands,
     parts,
     tested,
@@ -166,8 +163,8 @@ class Shared:
             return leaf("extent", name)
         if relation.size is not None:
             return relation.size
-        of = multiply(self._extent(str(relation.of)), relation.times)
-        found = add(divide(add(of, relation.per - 1), relation.per), relation.plus)
+        of = self._extent(str(relation.of)) * relation.times
+        found = (of + relation.per - 1) // relation.per + relation.plus
         if relation.plus >= 0:
             return found
         return arithmetic("max", found, 0)
@@ -302,7 +299,7 @@ def without(number: Any, other: Any) -> Any:
     """The number less as many times another one as one of its terms has."""
     terms, others = parts(number)[1], parts(other)[1]
     times = next((n // others[term] for term, n in terms.items() if term in others), 1)
-    return add(number, other, -times)
+    return number - times * other
 
 
 # ---- together --------------------------------------------------------------------------------------------------------
@@ -393,7 +390,7 @@ class Together:
     def _as_often(self, now: Point, a: Any, b: Any) -> bool:
         """Whether loops of these counts run equally often: not at all, if both are 0 or less."""
         return self.equal(now, a, b) or not any(
-            self.solver.possible((at_least_0(add(add(one, other, -1), -1)), at_least_0(add(one, -1)), *now.facts))
+            self.solver.possible((at_least_0(one - other - 1), at_least_0(one - 1), *now.facts))
             for one, other in ((a, b), (b, a))
         )
 
@@ -401,11 +398,11 @@ class Together:
         if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
             return True
         turns = now.turns()
-        apart = replaced(add(a, b, -1), turns)
+        apart = replaced(a - b, turns)
         if not isinstance(apart, Sym):
             return bool(apart == 0)
         facts = [replaced(each, turns) for each in now.facts]
-        more, less = at_least_0(add(apart, -1)), at_least_0(add(-1, apart, -1))
+        more, less = at_least_0(apart - 1), at_least_0(-1 - apart)
         return not (self.solver.possible((more, *facts)) or self.solver.possible((less, *facts)))
 
 

@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 
 class Sym:
-    """A number or a condition that is not decided. Interned: compare by `is`.
+    """A number or a condition that is not decided. Interned: compare by `is`. Numbers have the operators + - * //.
 
     op: "leaf" (args: its name, a tuple), "sum" (args: constant, ((term, factor), ...)), "prod" (terms), "ge" and "eq" (args: a
     sum that is at least 0, or 0), or the name of another operation. number: of its making, by which terms are ordered.
@@ -58,6 +58,26 @@ class Sym:
         raise TypeError(f"a decision on {text(self)}, which is open")
 
     __index__ = __int__ = __bool__
+
+    def __add__(self, other: Any) -> Any:
+        return add(self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return multiply(self, other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __sub__(self, other: Any) -> Any:
+        return add(self, other, -1)
+
+    def __rsub__(self, other: Any) -> Any:
+        return add(other, self, -1)
+
+    def __neg__(self) -> Any:
+        return add(0, self, -1)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return divide(self, other)
 
     def __repr__(self) -> str:
         return text(self)
