@@ -28,7 +28,7 @@ from tmapipe.check.deadlocks import check_operations
 from tmapipe.isa import TABLE, Declared, Group, Proxy, Scope, Use, declared, ops
 from tmapipe.model.layout import Kind
 from tmapipe.model.run import describe
-from tmapipe.prove.positions import Positions
+from tmapipe.prove.positions import Positions, without_data
 
 IDS = [type(op).__name__ for op in EXAMPLES]
 
@@ -116,35 +116,32 @@ KIND_OF_NAME = {
 OTHER = {"s0": "s1", "cluster": "cta", "relaxed": "cta", "generic": "async", "rows": "threads", None: "x:1"}
 
 
-def relative(op: Any) -> tuple[Any, dict[str, int]]:
-    """The operation without its positions, and where these are."""
-    positions = Positions(layout())
-    word = positions.relative(0, op)
-    rest = word[0] if isinstance(word[0], tuple) else word
-    return rest, {str(key[1:]): place for key, place in positions.at.items()}
+def placed(op: Any) -> tuple[Any, dict[str, int]]:
+    """The operation without data and line, and its stage by array and sort."""
+    places = Positions(layout()).places(op)
+    return without_data(op._replace(where=None)), {str((sort, array)): stage for sort, array, stage, _ in places}
 
 
 def changed_kind_of_operand(op: Any) -> list[str]:
     """Operands of *op* that comparisons take for something else than they are."""
     wrong = []
-    whole, at = relative(op)
+    whole, at = placed(op)
     for name, value in zip(op._fields, op, strict=True):
         if name in DATA:
             other = op._replace(**{name: (9, 9) if value == () or isinstance(value, tuple) else "x:1"})
-            same = relative(other) == (whole, at)
+            same = placed(other) == (whole, at)
         elif name in POSITIONS:
             other = op._replace(**{name: value ^ 1 if name != "bar" else value + (1 if value < 3 else -1)})
-            rest, elsewhere = relative(other)
-            moved = elsewhere != at
-            same = moved and (rest == whole if name == "bar" else _arrays(elsewhere) != _arrays(at))
+            elsewhere = placed(other)[1]
+            same = elsewhere != at and (name == "bar" or _arrays(elsewhere) != _arrays(at))
         elif name in PARITY:
-            rest, elsewhere = relative(op._replace(**{name: value ^ 1}))
-            same = rest == whole and elsewhere != at and len(elsewhere) == 1
+            elsewhere = placed(op._replace(**{name: value ^ 1}))[1]
+            same = elsewhere != at and len(elsewhere) == 1
         else:
             more = (
                 not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else OTHER.get(value, "z")
             )
-            same = relative(op._replace(**{name: more}))[0] != whole
+            same = placed(op._replace(**{name: more}))[0] != whole
         if not same:
             wrong.append(name)
     return wrong

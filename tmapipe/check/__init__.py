@@ -87,24 +87,10 @@ def _parts(text: str) -> list[tuple[int, int, int, str]]:
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """The whole report, in values that `json` writes."""
-    return {
-        "schedule": report.name,
-        "ok": report.ok,
-        "holds_for": report.trips,
-        "events": report.events,
-        "seconds": report.seconds,
-        "outputs": list(report.outputs),
-        "partly": list(report.partly),
-        "findings": [_finding(finding) for finding in report.findings],
-    }
-
-
 def _finding(of: Finding) -> dict[str, Any]:
     return {
         "rule": of.kind.name,
-        "level": _level(of),
+        "level": of.level,
         "title": of.kind.value,
         "message": of.message,
         "fix": of.fix,
@@ -127,30 +113,11 @@ def _place(where: str) -> dict[str, Any]:
     return {"file": path, "line": int(line)}
 
 
-def _level(of: Finding) -> str:
-    return "note" if of.kind.note else "error"
-
-
-def as_sarif(report: Report) -> dict[str, Any]:
-    """A log with one run, in which each finding is a result. A result has the finding's kind as its rule, a message that ends
-    with the fix, the line, and the steps as a code flow."""
-    kinds = list(dict.fromkeys(finding.kind for finding in report.findings))
-    driver = {
-        "name": "tmapipe",
-        "version": sys.modules["tmapipe"].__version__,
-        "rules": [{"id": kind.name, "shortDescription": {"text": kind.value}} for kind in kinds],
-    }
-    results = [_result(finding, kinds.index(finding.kind), report.name) for finding in report.findings]
-    base = Path.cwd().as_uri() + "/"
-    run = {"tool": {"driver": driver}, "originalUriBaseIds": {"SRCROOT": {"uri": base}}, "results": results}
-    return {"$schema": _SARIF, "version": "2.1.0", "runs": [run]}
-
-
 def _result(of: Finding, rule: int, name: str) -> dict[str, Any]:
     made: dict[str, Any] = {
         "ruleId": of.kind.name,
         "ruleIndex": rule,
-        "level": _level(of),
+        "level": of.level,
         "message": {"text": f"{name}: {of.message}. Fix: {of.fix}."},
         "locations": [{"physicalLocation": _physical(where, of.words)} for where in of.where[:1]],
         "relatedLocations": [{"id": i, "physicalLocation": _physical(where)} for i, where in enumerate(of.where[1:])],
@@ -232,6 +199,10 @@ class Finding(Drawn):
     steps: tuple[Event, ...] = ()
 
     @property
+    def level(self) -> str:
+        return "note" if self.kind.note else "error"
+
+    @property
     def words(self) -> tuple[str, ...]:
         """Names of what it is about, as a source line may have them: of its ring and of what lies in the slot."""
         ring = next((step.ring for step in self.steps if step.ring), None)
@@ -310,32 +281,44 @@ class Report(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """The report in values that `json` writes; docs/command.md has the form."""
-        return as_json(self)
+        return {
+            "schedule": self.name,
+            "ok": self.ok,
+            "holds_for": self.trips,
+            "events": self.events,
+            "seconds": self.seconds,
+            "outputs": list(self.outputs),
+            "partly": list(self.partly),
+            "findings": [_finding(finding) for finding in self.findings],
+        }
 
     def to_sarif(self) -> dict[str, Any]:
-        """The report as a SARIF 2.1.0 log, in values that `json` writes. Lines are relative to the working directory."""
-        return as_sarif(self)
+        """The report as a SARIF 2.1.0 log, in values that `json` writes. Each finding is a result: its rule is the kind of the
+        finding, its message ends with the fix, its code flow has the steps. Lines are relative to the working directory."""
+        kinds = list(dict.fromkeys(finding.kind for finding in self.findings))
+        driver = {
+            "name": "tmapipe",
+            "version": sys.modules["tmapipe"].__version__,
+            "rules": [{"id": kind.name, "shortDescription": {"text": kind.value}} for kind in kinds],
+        }
+        results = [_result(finding, kinds.index(finding.kind), self.name) for finding in self.findings]
+        base = {"SRCROOT": {"uri": Path.cwd().as_uri() + "/"}}
+        run = {"tool": {"driver": driver}, "originalUriBaseIds": base, "results": results}
+        return {"$schema": _SARIF, "version": "2.1.0", "runs": [run]}
 
     def __str__(self) -> str:
-        return _text(self)
-
-
-def _text(report: Report) -> str:
-    """The verdict, then one paragraph per finding, with its source line, the steps that show it, and what to change."""
-    if report.ok:
-        head = f"{report.name}: safe for {report.trips}"
-    else:
-        head = f"{report.name}: {len(report.errors)} error{'s' if len(report.errors) > 1 else ''} found"
-    lines = [f"{head} ({report.events} events, {report.seconds:.2f} s)"]
-    lines += [f"  {each}" for each in report.outputs]
-    for finding in report.findings:
-        lines += _paragraph(finding)
-    return "\n".join(lines)
+        """The verdict, then a paragraph a finding, with its source line, the steps that show it, and what to change."""
+        head = f"{self.name}: safe for {self.trips}"
+        if not self.ok:
+            head = f"{self.name}: {len(self.errors)} error{'s' if len(self.errors) > 1 else ''} found"
+        lines = [f"{head} ({self.events} events, {self.seconds:.2f} s)", *(f"  {each}" for each in self.outputs)]
+        for finding in self.findings:
+            lines += _paragraph(finding)
+        return "\n".join(lines)
 
 
 def _paragraph(finding: Finding) -> list[str]:
-    kind = "note" if finding.kind.note else "error"
-    head = f"{kind}: {finding.kind.value} [{finding.kind.name}]"
+    head = f"{finding.level}: {finding.kind.value} [{finding.kind.name}]"
     lines = ["", f"{_shown(finding.where[0])}: {head}" if finding.where else head]
     if finding.where:
         lines += excerpt(finding.where[0], finding.words)

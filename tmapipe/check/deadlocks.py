@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import attrs
@@ -163,9 +163,8 @@ class Deadlock:
             turns.append([op for op in program if type(op) is MbarWait and op.bar == own])
             if turns[i] and turns[i][0].parity != (i == 0):
                 self.blame.append(Step(0, wait.agent, turns[i][0]))
-                return (
-                    "team 0 goes first and waits for nobody: its waits begin with parity 1, the others' with parity 0"
-                )
+                begin = "its waits begin with parity 1, the others' with parity 0"
+                return f"team 0 goes first and waits for nobody: {begin}"
         return self._equally_often(wait, "team", barrier.name, turns)
 
     def _turn_of_warpgroups(self, wait: Blocked) -> str | None:
@@ -234,9 +233,8 @@ class Deadlock:
             return None
         self.blame.append(Step(0, wait.agent, wait.op))
         slots = f"{held} of the {ring.stages} slot{'s' * (ring.stages > 1)} of {ring.name}"
-        return (
-            f"{wait.role} holds {slots} and waits for one more: leave one before, or give {ring.name} stages={held + 1}"
-        )
+        fix = f"leave one before, or give {ring.name} stages={held + 1}"
+        return f"{wait.role} holds {slots} and waits for one more: {fix}"
 
     def _never(self, wait: Blocked) -> str | None:
         """An mbarrier that its arrivals cannot complete, or that has gone on without this warp."""
@@ -362,7 +360,8 @@ def check_operations(
     check = LinearCheck(layout, shapes or {})
     error: PipelineError | None = None
     try:
-        run_segment(State(layout), [iter(program) for program in programs], check)
+        operations = [iter(program) for program in programs]
+        Scheduler(State(layout), operations, "fair", watchers=(check.watch, look), max_steps=MAX_STEPS).run()
         check.finish(through_async)
     except PipelineError as stopped:
         error = stopped
@@ -373,11 +372,6 @@ def check_operations(
     else:  # a hazard may add to the findings of the check
         last = [] if error is None else refused(error, check, programs)
     return [*causes, *check.findings, *last], check.order
-
-
-def run_segment(state: State, programs: list[Iterator[Any]], check: LinearCheck) -> None:
-    """Executes these operations until all warps are through and nothing is in flight."""
-    Scheduler(state, programs, "fair", watchers=(check.watch, look), max_steps=MAX_STEPS).run()
 
 
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from tmapipe.check import FindingLog, Step
 from tmapipe.check.phases import Clock, Clocks, FactName, Known, Rules, knows
@@ -140,9 +139,8 @@ class Lifetimes(Rules):
         for dim, start, extent, span in zip(load.dims, at, shape, load.span, strict=False):
             reach = span * (self.layout.plan.cluster.get(dim, 1) - 1)
             if not 0 <= start < max(extent, 1) + reach:
-                text = (
-                    f"{who(self.layout, agent)} loads {part} from {dim} = {start} on, but the tensor ends at {extent}"
-                )
+                where = f"from {dim} = {start} on, but the tensor ends at {extent}"
+                text = f"{who(self.layout, agent)} loads {part} {where}"
                 fix = f"let the loop of {self.layout.role(agent)} end with the tensor, or guard the load"
                 self.log.add(Kind.OUT_OF_RANGE, text, fix, step)
 
@@ -167,9 +165,8 @@ class Lifetimes(Rules):
                     what, fix = f"reads its {layout.slot_name(slot)}", RELEASES
                 else:
                     what = f"arrives at its {layout.bar_name(at)}"
-                    fix = WAIT.format(
-                        f"arrivals at {layout.barrier(at).name} (the ring's tail), or for a cluster barrier,"
-                    )
+                    arrivals = f"arrivals at {layout.barrier(at).name} (the ring's tail), or for a cluster barrier,"
+                    fix = WAIT.format(arrivals)
                 text = f"CTA {cta} can leave before {who(layout, agent)} {what}"
                 self.log.add(Kind.EXITED_PEER, text, fix, step, bar=at)
         for (bar, what, cta), step in self.counted.items():
@@ -224,14 +221,13 @@ class Contents(Rules):
         layout, self.short = self.layout, dict[int, dict[int, frozenset[Cut]]]()
         self.parts: dict[int, dict[int, frozenset[Cut]]] = {}
         rings = {ring.name: ring for ring in layout.plan.rings}
-        #: buffer -> ring, writer and line of the writer's body
-        self.of: dict[str, tuple[Ring, str, str | None]] = {
-            name: (rings[ring], writer, where) for name, (writer, ring, where) in layout.written.items()
-        }
+        self.of: dict[str, tuple[Ring, str, str | None]] = {}  # buffer -> ring, writer and line of the writer's body
         self.entered: dict[
             tuple[str, str], list[str]
         ] = {}  # (role, barrier that it waits for) -> buffers that it writes
-        for name, (ring, writer, _) in self.of.items():
+        for name, (writer, its_ring, where) in layout.written.items():
+            ring = rings[its_ring]
+            self.of[name] = ring, writer, where
             if ring.held and not ring.phase_of(writer):  # it enters the only slot without a wait
                 first = layout.slot_base[name]
                 self.short |= {cta * layout.nslots + first: {} for cta in range(layout.ctas)}
@@ -286,9 +282,6 @@ class Contents(Rules):
         text = f"{reader} reads {name} in a slot in which {writer} has written {written} of it"
         fix = f"let {writer} write all of it, slot.{name}.write(...), each time that it enters a slot"
         self.log.add(Kind.UNFILLED, text, fix, step, slot=slot, line=where)
-
-    def facts(self, state: Any) -> Any:
-        return ()
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------

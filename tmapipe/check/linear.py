@@ -393,20 +393,14 @@ class Patience:
             raise OutOfTime(f"{self.seconds:g} seconds, the limit that was given, were not enough")
         if now - self.began > QUIET and now - self.said > PAUSE:
             self.said = now
-            self._say(now - self.began)
+            self.say(f"checking {self.name}, {now - self.began:.0f} s: {self.doing()}")
 
-    def _say(self, seconds: float) -> None:
+    def say(self, text: str) -> None:
+        """Writes *text* in the place of what the terminal shows of this check."""
         with contextlib.suppress(AttributeError, OSError, ValueError):  # no stderr, or a closed one
             if sys.stderr.isatty():
-                print(f"\r\033[Kchecking {self.name}, {seconds:.0f} s: {self.doing()}"[:160], end="", file=sys.stderr)
-                sys.stderr.flush()
-                self.shown = True
-
-    def end_line(self) -> None:
-        """Takes away what it has said."""
-        if self.shown:
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                print("\r\033[K", end="", file=sys.stderr, flush=True)
+                print(f"\r\033[K{text}"[:160], end="", file=sys.stderr, flush=True)
+                self.shown = bool(text)
 
 
 _present: ContextVar[Patience | None] = ContextVar("patience", default=None)
@@ -421,7 +415,8 @@ def patience(name: str, seconds: float | None) -> Iterator[None]:
         yield
     finally:
         _present.reset(token)
-        own.end_line()
+        if own.shown:
+            own.say("")
 
 
 @contextlib.contextmanager
@@ -469,7 +464,6 @@ def given(seconds: Any) -> float | None:
         with contextlib.suppress(ValueError):
             value = float(value)
     if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise InputError(
-            name, value, "is a positive number of seconds", "e.g. 30; left out, a check takes as long as it needs"
-        )
+        fix = "e.g. 30; left out, a check takes as long as it needs"
+        raise InputError(name, value, "is a positive number of seconds", fix)
     return float(value)

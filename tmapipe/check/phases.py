@@ -89,12 +89,9 @@ class Clocks:
             into[self.published + agent] = self.time[agent]
             into[self.fenced + agent] = self.fence[agent]
 
-    def execute(self, agent: int, into: Clock) -> None:
-        """Joins only what has been executed and waited for: for an operation that counts but releases no accesses."""
-        self.join_executed(self.of[agent], into)
-
     def join_executed(self, clock: Clock, into: Clock) -> None:
-        """Joins what *clock* has of what has been executed and waited for."""
+        """Joins only what *clock* has of what has been executed and waited for: for an operation that counts, but releases no
+        accesses."""
         np.maximum(into[: self.agents], clock[: self.agents], out=into[: self.agents])
         np.maximum(into[self.phases :], clock[self.phases :], out=into[self.phases :])
 
@@ -148,7 +145,7 @@ class Rules:
 
     def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
         """What later operations are checked against, each fact with what tells it. Nothing is in flight."""
-        raise NotImplementedError
+        return iter(())
 
 
 def copied(value: Any) -> Any:
@@ -280,7 +277,7 @@ class Phases(Rules):
             if not counted.arrivals:
                 phase.loose.append(step)
         if order_only:
-            clocks.execute(agent, phase.clock)
+            clocks.join_executed(clock, phase.clock)
             phase.relaxed = True
         else:
             clocks.release(agent, phase.clock, all_lanes, elected=counted.nbytes > 0)
@@ -453,7 +450,7 @@ class Barriers(Rules):
         now.steps.append(step)
         now.complete = complete
         if order_only:
-            clocks.execute(agent, now.clock)
+            clocks.join_executed(clocks.of[agent], now.clock)
         else:
             clocks.release(agent, now.clock, all_lanes=True)
         if complete and not id:
@@ -495,6 +492,6 @@ class Barriers(Rules):
             f"{number - 1} (by {others}) is over, so it can count there"
         )
         fix = (
-            "give each group of warps an id of its own, and let a warp that only arrives know that the last use is over"
+            "give each group of warps an id of its own; a warp that only arrives has to know that the last use is over"
         )
         self.log.add(Kind.NAMED_BARRIER, text, fix, step, *before.steps)

@@ -162,9 +162,8 @@ class RingUse:
     def _out_of_order(self) -> list[Finding]:
         """A finding if a role waits for another slot or parity than the next one, or the last one again."""
         around = 2 * self.ring.stages
-        for phase, name in [
-            (p, name) for p, names in enumerate(self.ring.phases) for name in names if not self.ring.held
-        ]:
+        phases = () if self.ring.held else self.ring.phases
+        for phase, name in ((phase, name) for phase, names in enumerate(phases) for name in names):
             role, found = self.layout.plan.role(name), [self.waits(agent, phase) for agent in self._agents(name)]
             if role.teams > 1:
                 teams = found[: role.warps : role.team_warps]
@@ -193,10 +192,8 @@ class RingUse:
         others = " and ".join(role for role, (count, _) in entered.items() if count != usual)
         as_many = f"{others} enter as many slots of {name} as {most}"
         both = f"{most} and {others} enter as many slots of {name}"
-        blamed = sorted(
-            entered.values(), key=lambda each: each[0] != usual if often > 1 else each[0]
-        )  # the last ones first
-        steps = [step for _, uses in blamed for step in _by_line(uses, f"enters a slot of {name}")]
+        last = sorted(entered.values(), key=lambda each: each[0] != usual if often > 1 else each[0])  # to blame first
+        steps = [step for _, uses in last for step in _by_line(uses, f"enters a slot of {name}")]
         at = f" in CTA {cta}" if self.layout.ctas > 1 else ""
         text = f"the roles of {name} enter different numbers of its slots{at}: {terms}"
         fix = f"let {as_many if often > 1 else both} for each tile, in loops of the same count"

@@ -64,14 +64,8 @@ class SlotAccess:
     __slots__ = ("agent", "bar", "kind", "number", "part", "slot", "step", "time")
 
     def __init__(self, kind: int, part: Part, step: Step, slot: int):
-        self.kind, self.agent, self.time, self.part, self.step, self.slot = (
-            kind,
-            step.agent,
-            step.time,
-            part,
-            step,
-            slot,
-        )
+        self.kind, self.part, self.step, self.slot = kind, part, step, slot
+        self.agent, self.time = step.agent, step.time
         self.number: int | None = None
         self.bar = -1
 
@@ -150,9 +144,8 @@ def _texts(
         text = f"{while_}: no wait_group.read for that store lies between"
         fix = f"wait for the store's group (bulk_wait_group(..., read=True)) before it hands {array} on"
     elif before.agent == access.agent and before.kind in THREADS and access.kind in THREADS:
-        text = (
-            f"{then}, with the elements distributed over lanes in another way, and nothing orders the lanes of one warp"
-        )
+        lanes = "with the elements distributed over lanes in another way"
+        text = f"{then}, {lanes}, and nothing orders the lanes of one warp"
         fix = f"{'execute warp_sync' if _alone(layout, role) else 'call k.sync()'} between the two"
     elif before.kind not in (STORE, MMA, *COUNTED) and clock[before.agent] >= before.time:
         if any(known[clocks.published + before.agent] >= before.time for known in clocks.of):  # some warp knows it
@@ -334,7 +327,7 @@ class Slots(Rules):
         key = flight.issuer, flight.serial
         if key not in self.mma_issued:
             self.mma_issued[key] = self.clocks.zero()
-        self.clocks.execute(agent, self.mma_issued[key])
+        self.clocks.join_executed(self.clocks.of[agent], self.mma_issued[key])
 
     def _covered(self, place: int, part: Part) -> None:
         """Copies to a part of a slot have been started. With those to its last part, all that was accessed before is over for

@@ -48,9 +48,8 @@ class Undefined:
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         if self._why is None:
-            raise UnboundLocalError(
-                f"cannot access local variable {self._name!r} where it is not associated with a value"
-            )
+            rule = "where it is not associated with a value"
+            raise UnboundLocalError(f"cannot access local variable {self._name!r} {rule}")
         raise ScopeError(f"`{self._name}` {self._why}.")
 
     __getattr__ = __call__ = __bool__ = __iter__ = __add__ = __radd__ = __sub__ = __mul__ = __lt__ = __gt__ = _refuse
@@ -93,21 +92,15 @@ def same(a: Any, b: Any) -> bool:
 
 def kind_of(value: Any) -> str:
     """What a value is, in an error."""
-    return (
-        repr(value)
-        if isinstance(value, Fragment)
-        else "unknown"
-        if isinstance(value, Undefined)
-        else type(value).__name__
-    )
+    if isinstance(value, Undefined):
+        return "unknown"
+    return repr(value) if isinstance(value, Fragment) else type(value).__name__
 
 
 def _form(value: Any) -> Any:
     """What is equal of values that are joined part by part; None of a value without parts."""
     kind = type(value)
-    if kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_make") and "__eq__" not in vars(kind)):
-        return kind, len(value)
-    if kind is list:
+    if kind in (tuple, list) or (hasattr(kind, "_make") and "__eq__" not in vars(kind)):
         return kind, len(value)
     if kind is collections.deque:
         return kind, len(value), value.maxlen
@@ -202,9 +195,7 @@ def _joined(name: str, values: tuple[Any, ...], number: Any, fragment: Any, othe
     forms = [_form(v) for v in values]
     if forms[0] is None or any(form != forms[0] for form in forms):
         return other(name, *values)
-    if isinstance(first, Carried) and not _alike(
-        first, values[-1]
-    ):  # between them, what the body has made of the first
+    if isinstance(first, Carried) and not _alike(first, values[-1]):  # of others, what the body has made of the first
         return other(name, *values)
     parts = [_parts(v) for v in values]
     made = [
@@ -383,10 +374,7 @@ class Branch(Block):
         return self.state[0]
 
     def _names(self, then: Any, other: Any, memo: dict[Any, Any]) -> tuple[Any, ...]:
-        left: list[Any] = [
-            False,
-            False,
-        ]  # whether the arms have left the function: what they return is read, and nothing else
+        left: list[Any] = [False, False]  # whether each arm has left the function: then only what it returns is read
         if RETURNED in self.names:
             left = [resolve(arm[self.names.index(RETURNED)]) for arm in (then, other)]
         goes_on = [arm for arm in (0, 1) if left[arm] is not True]

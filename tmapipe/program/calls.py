@@ -17,7 +17,7 @@ from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Carried
 from tmapipe.model.layout import as_python
 from tmapipe.program.blocks import Undefined
-from tmapipe.program.expressions import Let, resolve, show, symbolic
+from tmapipe.program.expressions import Let, resolve, symbolic, unknown
 from tmapipe.program.refuse import SPECIAL, Refusals, SymbolicRange, deep, mutates
 from tmapipe.program.rewrite import converted, is_users
 from tmapipe.protocol.tile import Tile
@@ -103,6 +103,7 @@ _CONSUMERS = (list, tuple, dict, map, filter, zip, enumerate)  # types that go t
 
 
 _NUMBERS = (int, float, bool)
+_IMMUTABLE = (*_NUMBERS, str, tuple, frozenset, bytes)
 #: Binary operators: sign, and the word of their methods.
 _WORDS = {
     "Add": ("+", "add"), "Sub": ("-", "sub"), "Mult": ("*", "mul"), "Div": ("/", "truediv"), "FloorDiv": ("//", "floordiv"),
@@ -133,10 +134,8 @@ class Calls(Refusals):
         python = getattr(operator, method)
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             return python(left, right)
-        own, other = (
-            inspect.getattr_static(type(left), method, None),
-            inspect.getattr_static(type(right), reflected, None),
-        )
+        own = inspect.getattr_static(type(left), method, None)
+        other = inspect.getattr_static(type(right), reflected, None)
         if is_users(own):
             result = self.call(own, left, right)
             if result is not NotImplemented:
@@ -179,11 +178,9 @@ class Calls(Refusals):
             method = _undecorated(function.__func__)
             if is_users(method):
                 return self._of_function(method, (function.__self__, *arguments), named)
-            return (
-                self.call(function.__func__, function.__self__, *arguments, **named)
-                if isinstance(function.__func__, _CACHED)
-                else as_python(function, *arguments, **named)
-            )
+            if isinstance(function.__func__, _CACHED):
+                return self.call(function.__func__, function.__self__, *arguments, **named)
+            return as_python(function, *arguments, **named)
         if isinstance(function, functools.partial):
             return self.call(function.func, *function.args, *arguments, **{**function.keywords, **named})
         if isinstance(function, _CACHED):
@@ -225,16 +222,17 @@ class Calls(Refusals):
         symbol = deep((arguments, named))
         name = getattr(function, "__name__", "a cached function")
         if symbol is not None:
-            raise ScopeError(
-                f"{name}() of `{show(symbol)}`, which only the kernel knows, is cached by its arguments. Leave the cache out."
-            )
-        before = sum(type(n) is not Let for n in self.nodes)
-        symbol = function(*arguments, **named)
-        if sum(type(n) is not Let for n in self.nodes) != before:
-            raise ScopeError(
-                f"{name}() does something in the kernel, and only the first time: it is cached. Leave the cache out."
-            )
-        return symbol
+            raise unknown(f"{name}() of", symbol, ", is cached by its arguments. Leave the cache out.")
+        before = self._done()
+        result = function(*arguments, **named)
+        if self._done() != before:
+            text = f"{name}() does something in the kernel, and only the first time: it is cached"
+            raise ScopeError(f"{text}. Leave the cache out.")
+        return result
+
+    def _done(self) -> int:
+        """How many nodes of the block do something."""
+        return sum(type(node) is not Let for node in self.nodes)
 
     def _construct(self, kind: Any, arguments: Any, named: Any) -> Any:
         if kind in (map, filter):
@@ -243,10 +241,8 @@ class Calls(Refusals):
             for each in arguments:
                 if not callable(each):
                     self.items(each)
-        if kind is dict:
-            self.key(
-                [pair[0] for pair in arguments[0]] if arguments and isinstance(arguments[0], (list, tuple)) else None
-            )
+        if kind is dict and arguments and isinstance(arguments[0], (list, tuple)):
+            self.key([pair[0] for pair in arguments[0]])
         start = inspect.getattr_static(kind, "__init__", None)
         plain = type(kind).__call__ is type.__call__ and kind.__new__ is object.__new__
         if plain and is_users(start):
@@ -257,11 +253,7 @@ class Calls(Refusals):
 
     def _noted(self, function: Any, result: Any) -> Any:
         """What a type, or a function that makes new objects, gave."""
-        if (
-            isinstance(function, type)
-            and type(result) is function
-            and not isinstance(result, (int, str, tuple, frozenset, bytes, float))
-        ):
+        if isinstance(function, type) and type(result) is function and not isinstance(result, _IMMUTABLE):
             self.made(result)
         elif function is builtins.sorted or function is builtins.iter:
             if self.home(result) is None:
@@ -282,10 +274,8 @@ class Calls(Refusals):
             if isinstance(target, str):
                 self.text((arguments, named))
             if name in ("__setattr__", "__delattr__"):
-                self.stores_attribute(
-                    target if target is not object else arguments[0],
-                    str(arguments[-2 if name == "__setattr__" else -1]),
-                )
+                stored = str(arguments[-2 if name == "__setattr__" else -1])
+                self.stores_attribute(target if target is not object else arguments[0], stored)
         elif name in _CHANGING and arguments:
             self.changes(arguments[0], f"{name}()")
         for each in arguments:
@@ -317,14 +307,11 @@ class Calls(Refusals):
         own = inspect.getattr_static(type(target), name, None)
         if isinstance(own, property) and is_users(own.fget):
             return self._of_function(own.fget, (target,), {})
-        if (
-            isinstance(own, functools.cached_property)
-            and is_users(own.func)
-            and name not in getattr(target, "__dict__", {})
-        ):
-            begun = sum(type(n) is not Let for n in self.nodes)
+        cached = isinstance(own, functools.cached_property) and name not in getattr(target, "__dict__", {})
+        if cached and is_users(own.func):
+            before = self._done()
             value = self._of_function(own.func, (target,), {})
-            if deep(value) is not None or sum(type(n) is not Let for n in self.nodes) != begun:
+            if deep(value) is not None or self._done() != before:
                 self.stores_attribute(target, name)
             target.__dict__[name] = value
             return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -147,7 +148,8 @@ class WhileLoop:
                 self.tests, self.enter = True, True
                 yield
                 if self.acts:  # its condition does something when it is evaluated again
-                    self._throw_away(loop)
+                    tracer.close()
+                    loop.restore()
                     continue
                 condition: Any = tracer.flag(self.test)
             else:
@@ -166,10 +168,6 @@ class WhileLoop:
             loop.carried.append((condition, first, last, Var(condition.name, True)))
         loop.made_while(condition)
         self.state = loop.state
-
-    def _throw_away(self, loop: Loop) -> None:
-        self.tracer.close()
-        loop.restore()
 
 
 # ---- operands --------------------------------------------------------------------------------------------------------
@@ -317,6 +315,12 @@ class Cells:
         self.values[i] = resolve(value)
 
 
+def _in_use(refs: list[weakref.ref[Any]]) -> list[Any]:
+    """The objects of *refs* that are in use. The list keeps the references to these."""
+    refs[:] = [ref for ref in refs if ref() is not None]
+    return [each for each in (ref() for ref in refs) if each is not None]
+
+
 class Tracing(Operands):
     """The state of a trace, and what rewritten code calls.
 
@@ -345,9 +349,7 @@ class Tracing(Operands):
 
     def live(self) -> list[Cells]:
         """All cells in use."""
-        kept = [(ref, ref()) for ref in self.cells]
-        self.cells = [ref for ref, each in kept if each is not None]
-        return [each for _, each in kept if each is not None]
+        return _in_use(self.cells)
 
     def follow(self, part: Any) -> None:
         """As of `Isa.follow`."""
@@ -355,9 +357,7 @@ class Tracing(Operands):
 
     def followed(self) -> list[Any]:
         """Objects of the protocol in use that have facts."""
-        kept = [(ref, ref()) for ref in self.parts]
-        self.parts = [ref for ref, each in kept if each is not None]
-        return [each for _, each in kept if each is not None]
+        return _in_use(self.parts)
 
     def open(self, block: Block | None) -> None:
         """Nodes go to a new block of code from now on."""
@@ -390,6 +390,7 @@ class Tracing(Operands):
         return Undefined(name)
 
     def read(self, value: Any) -> Any:
+        """A name is read."""
         return value._refuse() if type(value) is Undefined else resolve(value)
 
     def deleted(self, name: str, value: Any) -> Undefined:
@@ -411,15 +412,9 @@ class Tracing(Operands):
     def caught(self, level: tuple[int, int]) -> None:
         """At the beginning of an `except`. What the front end refuses is not caught."""
         error = sys.exc_info()[1]
-        last = error.__traceback__ if error is not None else None
-        while last is not None and last.tb_next is not None:
-            last = last.tb_next
-        if (
-            error is not None
-            and last is not None
-            and last.tb_frame.f_globals.get("__name__", "").startswith(__package__ or "")
-        ):
-            if isinstance(error, ScopeError):
+        if isinstance(error, ScopeError):
+            *_, (last, _) = traceback.walk_tb(error.__traceback__)
+            if last.f_globals.get("__name__", "").startswith(__package__ or ""):
                 raise error
         if len(self.path) > level[0]:
             self.refuse("an error in a branch or loop that only the kernel decides, which an `except` catches")

@@ -252,11 +252,8 @@ class _OfWarp:
             elif type(node) is If:
                 after = live.difference(phi for phi, _, _ in node.phis)
                 chosen = [phi for phi in node.phis if phi[0] in live]
-                arms = [
-                    self.before(arm, after | self.used([phi[which] for phi in chosen]))
-                    for arm, which in self.arms(node)
-                ]
-                live = set().union(*arms)
+                used = ((arm, self.used([phi[which] for phi in chosen])) for arm, which in self.arms(node))
+                live = set().union(*(self.before(arm, after | values) for arm, values in used))
             elif type(node) in (For, While):
                 live = self._before_loop(node, live)
         return live
@@ -375,9 +372,7 @@ def _read_joined(warp: int, slot: SlotRef, layout: ThreadLayout, at: Any, gaps: 
     return slot, "read without gaps", [([byte(c) for _, c in lanes], size) for lanes in _lanes(layout, warp)]
 
 
-def _read_rows_as_columns(
-    warp: int, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
-) -> _Found:
+def _read_rows_as_columns(warp: int, slot: SlotRef, layout: VectorLayout, starts: Any, pitch: int) -> _Found:
     size, (columns, many) = slot.buffer.dtype.bytes, (slot.buffer.tile[-1], len(starts))
 
     def place(row: int, column: int) -> int:

@@ -6,9 +6,10 @@ import functools
 import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import attrs
 import numpy as np
 
 from tmapipe.errors import ScopeError
@@ -16,7 +17,7 @@ from tmapipe.isa.fragment import Carried
 
 # ---- int32 -----------------------------------------------------------------------------------------------------------
 #
-# Arithmetic of a traced program: numbers have 32 bits, in every reader.
+# Numbers of a traced program have 32 bits, in every reader:
 #
 # + - * abs, negation     wrap around, as the hardware's do
 # // %                    round down and have the sign of the divisor, as Python's do; -2^31 // -1 wraps to -2^31
@@ -77,19 +78,16 @@ FOLD: dict[str, Callable[..., Any]] = {
 
 # ---- expressions -----------------------------------------------------------------------------------------------------
 #
-# Expressions: the values of a traced program, made of symbols, variables and arithmetic.
-#
-# Two expressions that are the same object are equal, whatever role they come from: each is made once. Numbers have 32
-# bits and wrap around, whether they are folded here or computed by a reader: `tmapipe.program.expressions` has the rule of
-# each operation.
+# The values of a traced program. Each is made once: values that are equal are one object, whatever role they come from.
 
 
+#: Operations that give a condition.
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "not"}
 KEPT = 10_000
-#: Of programs in use, and some that are gone: at most as many, or `KEPT` in all.
+#: Values of programs in use, and as many of programs that are gone, or `KEPT` in all.
 values: dict[Any, weakref.ref[Expr]] = {}
 _making = threading.RLock()
-_most = KEPT  # before those that are gone are left out
+_most = KEPT  # values, until the ones that are gone are left out
 
 
 class _AtWork(threading.local):
@@ -124,12 +122,17 @@ def _new(key: Any, op: str, args: tuple[Any, ...]) -> Expr:
         return made
 
 
+def unknown(what: str, number: Any, rest: str = "") -> ScopeError:
+    """The error that *what* takes no number that only the kernel knows. rest: the end of its sentence."""
+    return ScopeError(f"{what} `{show(number)}`, which only the kernel knows{rest}")
+
+
 class DividedByZeroError(ScopeError, ZeroDivisionError):
     """What Python raises, with the line."""
 
 
 class Expr:
-    """A value. Interned: two that are the same object are equal, whatever role they come from."""
+    """A value: an operation on other values and constants, or a symbol, such as ``Expr.of("symbol", "rank")``."""
 
     __slots__ = ("__weakref__", "args", "op")
     __hash__ = object.__hash__
@@ -165,50 +168,38 @@ class Expr:
             return all(isinstance(a, bool) or (isinstance(a, Expr) and a.boolean) for a in self.args)
         return self.op in BOOLEAN or (self.op == "select" and all(isinstance(a, bool) for a in self.args[1:]))
 
-    def __invert__(self) -> Any:
-        return (
-            Expr.of("sub", -1, self) if self.boolean else Expr.of("invert", self)
-        )  # of a condition, as of Python's bool
+    def __invert__(self) -> Any:  # of a condition, as of Python's bool
+        return Expr.of("sub", -1, self) if self.boolean else Expr.of("invert", self)
 
     def _no_fraction(self, other: Any) -> Any:
-        raise ScopeError(
-            f"a division with / of `{show(self)}`, which only the kernel knows. Numbers are whole: use //."
-        )
+        raise unknown("a division with / of", self, ". Numbers are whole: use //.")
 
     __truediv__ = __rtruediv__ = _no_fraction
 
     def __pow__(self, by: Any) -> Any:
         if type(by) is not int or not 1 <= by <= 31:
-            raise ScopeError(
-                f"`{show(self)}` to the power of {type(by).__name__ if symbolic(by) else by}. It takes 1 to 31."
-            )
+            by = type(by).__name__ if symbolic(by) else by
+            raise ScopeError(f"`{show(self)}` to the power of {by}. It takes 1 to 31.")
         return functools.reduce(operator.mul, [self] * by)
 
     def __rpow__(self, base: Any) -> Any:
-        raise ScopeError(
-            f"{base} to the power of `{show(self)}`, which only the kernel knows. Of 2, write 1 << number."
-        )
-
-    def _unknown(self, what: str) -> Any:
-        raise ScopeError(f"{what} of `{show(self)}`, which only the kernel knows")
+        raise unknown(f"{base} to the power of", self, ". Of 2, write 1 << number.")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise ScopeError(
-            f"`.{name}` of `{show(self)}`, which only the kernel knows: a number that takes arithmetic alone"
-        )
+        raise unknown(f"`.{name}` of", self, ": a number that takes arithmetic alone")
 
     def __bool__(self) -> bool:
-        return self._unknown("a decision by Python (in code that is not rewritten)")
+        raise unknown("a decision by Python (in code that is not rewritten) of", self)
 
     def __index__(self) -> int:
-        return self._unknown("a Python index or count")
+        raise unknown("a Python index or count of", self)
 
     __int__ = __index__
 
     def __iter__(self) -> Any:
-        return self._unknown("an iteration")
+        raise unknown("an iteration of", self)
 
     def __repr__(self) -> str:
         return show(self)
@@ -217,15 +208,12 @@ class Expr:
 def _operator(name: str, swapped: bool = False) -> Any:
     def operate(self: Expr, other: Any) -> Any:
         if isinstance(other, float):
-            raise ScopeError(
-                f"arithmetic of `{show(self)}`, which only the kernel knows, with {other}. Numbers are whole."
-            )
+            raise unknown("arithmetic of", self, f", with {other}. Numbers are whole.")
         other = int(other) if isinstance(other, np.integer) else other
         if other is None or isinstance(other, Carried) or (not isinstance(other, (int, Expr)) and name in ("eq", "ne")):
             return NotImplemented
         if not isinstance(other, (int, Expr)):
-            kind = type(other).__name__
-            raise ScopeError(f"arithmetic of `{show(self)}`, which only the kernel knows, with a {kind}. It takes int.")
+            raise unknown("arithmetic of", self, f", with a {type(other).__name__}. It takes int.")
         if not isinstance(other, Expr):
             fitting(other)
         return Expr.of(name, other, self) if swapped else Expr.of(name, self, other)
@@ -356,19 +344,17 @@ def show(value: Any, outer: int = 0) -> str:
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------
 #
-# The nodes of a traced program.
-#
-# Call(method, arguments, results, ops)      one instruction of the table; `ops` are its operations, with symbolic
-# operands For(index, count, carried, results, body)  runs body for index = 0 .. count - 1 While(carried, results,
-# condition, body, iterations) If(condition, then, other, phis, lane_0) Let(value)
-# here the trace computed a value, where the GPU and the model do, too; or a body begins, with the tile that is the
-# value
+# The nodes of a traced program. Blocks are lists of nodes.
+
+
+Assigned = list[tuple["Var", Any]]  # variables, and the values that they take at once
 
 
 class Node:
     """where: "file:line" of the body that it comes from."""
 
-    __slots__ = ("where",)
+    __slots__ = ()
+    where: str | None = None
 
     @property
     def test(self) -> Any:
@@ -380,84 +366,111 @@ class Node:
         """The nodes of its body, or of both arms."""
         return getattr(self, "body", [])
 
+    @property
+    def assigned(self) -> list[Assigned]:
+        """What a loop or branch assigns: by arm; or before the loop, after each iteration, and after the loop."""
+        carried = getattr(self, "carried", [])
+        return [[(each[to], each[value]) for each in carried] for to, value in ((0, 1), (0, 2), (3, 0))]
 
+    @property
+    def given(self) -> list[Var]:
+        """The variables to which a node gives values, other than the index of a loop."""
+        return [to for assigned in self.assigned for to, _ in assigned]
+
+
+@attrs.define(eq=False)
 class Call(Node):
-    __slots__ = ("args", "method", "named", "ops", "results")
+    """An instruction. method: its name in `Isa`, or "fragments." and its name in `Fragments`; results: the variables that have
+    what it gives; ops: its operations, whose operands are expressions."""
 
-    def __init__(self, method: str, args: Any, named: Any, results: list[Var], ops: list[Any], where: str | None):
-        self.method, self.args, self.named, self.results, self.ops, self.where = (
-            method,
-            args,
-            named,
-            results,
-            ops,
-            where,
-        )
+    method: str
+    args: Any
+    named: Any
+    results: list[Var]
+    ops: list[Any]
+    where: str | None
+
+    @property
+    def given(self) -> list[Var]:
+        return self.results
 
 
+@attrs.define(eq=False)
 class Let(Node):
-    """Here the trace computed a value, or a body begins with a `Tile`: of no matter to most readers."""
+    """Here the trace computed a value, as the GPU and the model do; or a body begins with a `Tile`, which is the value. Of no
+    matter to most readers."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
+    value: Any
 
 
+@attrs.define(eq=False)
 class OfModel:
     """What something is in the model, of no matter to others: values, and the nodes without operations that compute them.
 
     Clusters take turns there, and it may run without data.
     """
 
-    __slots__ = ("nodes", "values")
-
-    def __init__(self, nodes: list[Any], values: Any):
-        self.nodes, self.values = nodes, values
+    nodes: list[Any]
+    values: Any
 
 
+@attrs.define(eq=False)
 class For(Node):
-    """carried: (variable in the body, before, its next value, after)."""
+    """Executes its body for index = 0 .. count - 1.
 
-    __slots__ = ("body", "carried", "count", "index")
+    carried: (variable in the body, its value before the loop, its next value, variable after the loop).
+    """
 
-    def __init__(self, index: Var, count: Any, carried: list[Any], body: list[Node], where: str | None):
-        self.index, self.count, self.carried, self.body, self.where = index, count, carried, body, where
+    index: Var
+    count: Any
+    carried: list[Any]
+    body: list[Node]
+    where: str | None
 
     @property
     def test(self) -> Any:
         return self.count
 
 
+@attrs.define(eq=False)
 class While(Node):
-    """iterations: how often it runs where there is no data (`OfModel`), or None."""
+    """carried: as of `For`. iterations: how often it runs where there is no data (`OfModel`), or None."""
 
-    __slots__ = ("body", "carried", "condition", "iterations")
-
-    def __init__(self, condition: Any, carried: list[Any], body: list[Node], iterations: Any, where: str | None):
-        self.condition, self.carried, self.body, self.iterations, self.where = (
-            condition,
-            carried,
-            body,
-            iterations,
-            where,
-        )
+    condition: Any
+    carried: list[Any]
+    body: list[Node]
+    iterations: Any
+    where: str | None
 
 
+@attrs.define(eq=False)
 class If(Node):
-    """phis: (variable, of `then`, of `other`). lanes: whether lane 0 alone runs it."""
+    """phis: (variable, its value after `then`, its value after `other`). lane_0: whether lane 0 alone runs it."""
 
-    __slots__ = ("condition", "lane_0", "other", "phis", "then")
-
-    def __init__(self, condition: Any, then: list[Node], other: list[Node], phis: Any, lane_0: bool, where: str | None):
-        self.condition, self.then, self.other, self.phis, self.lane_0 = condition, then, other, phis, lane_0
-        self.where = where
+    condition: Any
+    then: list[Node]
+    other: list[Node]
+    phis: Any
+    lane_0: bool
+    where: str | None
 
     @property
     def inside(self) -> list[Any]:
         return [*self.then, *self.other]
 
+    @property
+    def assigned(self) -> list[Assigned]:
+        return [[(phi, arms[i]) for phi, *arms in self.phis] for i in (0, 1)]
 
+
+def every(nodes: Iterable[Node]) -> Iterator[Any]:
+    """The nodes, each before the nodes inside of it."""
+    for node in nodes:
+        yield node
+        yield from every(node.inside)
+
+
+@attrs.define(eq=False)
 class Function:
     """What is computed of fragments element by element, such as an epilogue.
 
@@ -465,10 +478,11 @@ class Function:
     if that is one value. A value is a fragment, a number, or None.
     """
 
-    __slots__ = ("body", "inputs", "name", "named", "outputs")
-
-    def __init__(self, name: str, inputs: list[Var], named: dict[str, Var], body: list[Any], outputs: dict[str, Any]):
-        self.name, self.inputs, self.named, self.body, self.outputs = name, inputs, named, body, outputs
+    name: str
+    inputs: list[Var]
+    named: dict[str, Var]
+    body: list[Any]
+    outputs: dict[str, Any]
 
     def of(self, values: dict[str, Any]) -> Any:
         """What it returns, of the values of its outputs."""

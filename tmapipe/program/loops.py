@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
@@ -83,7 +84,7 @@ def may_fail(value: Expr) -> bool:
 
 MOST = 16  # times that a loop is traced, until its facts hold in every iteration
 TOUCHED = (
-    ".touched_by_threads."  # of slots, in the names of what is taken to be the same in all iterations, until it isn't
+    ".touched_by_threads."  # in names of values that are taken to be the same in all iterations, until they are not
 )
 
 
@@ -153,9 +154,10 @@ class Loop(Block):
 
     def _phi(self, name: str, value: Any) -> Any:
         memo: dict[Any, Any] = {} if self.apart else self.memo
-        return joined(
-            name, (value,), self._variable, lambda name, _: self.tracer.var(name), lambda _, value: value, memo
-        )
+        return joined(name, (value,), self._variable, self._fresh, lambda _, value: value, memo)
+
+    def _fresh(self, name: str, _: Any) -> Var:
+        return self.tracer.var(name)
 
     def _variable(self, name: str, value: Any) -> Any:
         if TOUCHED in name and type(value) is bool and name not in self.loose:
@@ -178,20 +180,14 @@ class Loop(Block):
         """
         self.nodes = self.close()
         self.times += 1
-        if (
-            self._lists_differ() or self._kinds_differ() or self._facts_differ()
-        ):  # facts of objects that are carried do not count
+        if self._lists_differ() or self._kinds_differ() or self._facts_differ():  # other than facts of carried objects
             return self._again()
         self.parted = False
         for c, initial, phis in zip(self.cells, self.cells_before, self.cells_inside, strict=True):
             c.values = [self._carry(n, *each) for n, *each in zip(c.names, initial, phis, c.values, strict=True)]
         memo: dict[Any, Any] = {}
-        after = []
-        for name, head, live, first, phi, last in zip(
-            self.names, self.heads, self.live, self.before, self.inside, self.state, strict=True
-        ):
-            after.append(self._after(name, head, live, first, phi, last, sure, memo))
-        self.state = tuple(after)
+        names = zip(self.names, self.heads, self.live, self.before, self.inside, self.state, strict=True)
+        self.state = tuple([self._after(*each, sure, memo) for each in names])
         for key, (each, contents, name) in self.lists.items():
             both = zip(contents, self.lists_inside[key], list(each), strict=True)
             label = name.split("`")[1]
@@ -254,8 +250,7 @@ class Loop(Block):
         if same(first, last):
             return last
         if isinstance(first, Undefined):
-            why = f"is set in the loop at {self.where}, which may not run at all. {KEPT}"
-            return Undefined(name, why)
+            return self._maybe(name)
 
         def number(name: str, first: Any, last: Any) -> Any:
             return self._carry(name, first, self._variable(name, last if is_boolean(first) else first), last)
@@ -263,30 +258,30 @@ class Loop(Block):
         def fragment(name: str, first: Any, last: Any) -> Any:
             return self._carry(name, first, self.tracer.var(name), last)
 
-        return joined(
-            name, (first, last), number, fragment, lambda name, *both: Undefined(name, self._why(*both)), memo
-        )
+        return joined(name, (first, last), number, fragment, self._unlike, memo)
+
+    def _unlike(self, name: str, first: Any, last: Any) -> Undefined:
+        return Undefined(name, self._why(first, last))
 
     def _going_on(self, name: str, first: Any, phi: Any, last: Any, memo: dict[Any, Any]) -> Any:
         """A value that iterations hand on."""
         if same(phi, last) and not is_number(phi):  # also an object that has no number to carry
             if phi is first:
                 return first
-        return joined(
-            name, (first, phi, last), self._carry, self._carry, lambda _, a, p, b: self._other(name, a, p, b), memo
-        )
+        other = functools.partial(self._other, name)
+        return joined(name, (first, phi, last), self._carry, self._carry, other, memo)
 
-    def _other(self, name: str, first: Any, phi: Any, last: Any) -> Any:
+    def _other(self, name: str, _: str, first: Any, phi: Any, last: Any) -> Any:
         if same(first, last) or same(phi, last):
             return last
         if isinstance(first, Undefined) or isinstance(last, Undefined):
             if isinstance(last, Undefined) and last._why is not None:
                 return last
-            return Undefined(
-                name,
-                f"is set in the loop at {self.where}, which may not run at all. {KEPT}",
-            )
+            return self._maybe(name)
         raise ScopeError(f"`{name}` {self._why(first, last)}.")
+
+    def _maybe(self, name: str) -> Undefined:
+        return Undefined(name, f"is set in the loop at {self.where}, which may not run at all. {KEPT}")
 
     def _why(self, first: Any, last: Any) -> str:
         forms = f"{kind_of(first)} before the loop at {self.where} and {kind_of(last)} after an iteration"
@@ -367,9 +362,8 @@ class Loop(Block):
                 again = True
             elif len(each) != len(contents):
                 rule = f"has {len(contents)} elements where an iteration begins, and {len(each)} where it ends"
-                raise ScopeError(
-                    f"{name} {rule}, in the loop at {self.where}. It is made outside of it, and a trace has one list."
-                )
+                rule = f"{rule}, in the loop at {self.where}. It is made outside of it, and a trace has one list."
+                raise ScopeError(f"{name} {rule}")
         return again
 
     def _kinds_differ(self) -> bool:

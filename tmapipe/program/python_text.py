@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from tmapipe.errors import PipelineError
@@ -25,6 +26,7 @@ from tmapipe.program.expressions import (
     OfModel,
     Var,
     While,
+    every,
     resolve,
     wrapped,
 )
@@ -41,32 +43,22 @@ class Uses:
 
     def __init__(self, nodes: Sequence[Any]):
         self.counts: Counter[Expr] = Counter()
-        self.made: dict[Expr, tuple[Any, ...]] = {}  # variable of a loop or branch -> what it is made of
+        self.made: dict[Expr, list[Any]] = {}  # variable of a loop or branch -> what it is made of
         self.pending: list[Any] = []
         self.look(nodes)
         while self.pending:
             self.use(self.pending.pop())
 
     def look(self, nodes: Sequence[Any]) -> None:
-        for node in nodes:
-            kind = type(node)
-            if kind is Call:
+        for node in every(nodes):
+            for variable, x in chain.from_iterable(node.assigned):
+                self.made.setdefault(variable, []).append(x)
+            if type(node) is Call:
                 self.pending += [node.args, node.named]
-            elif kind is If:
-                self.made.update((phi, (then, other)) for phi, then, other in node.phis)
-                self.pending.append(node.condition)
-                self.look(node.then)
-                self.look(node.other)
-            elif kind is Let:
-                if isinstance(node.value, Tile):
-                    self.pending.append(node.value)
-            else:
-                for phi, before, last, after in node.carried:
-                    self.made[phi], self.made[after] = (before, last), (phi,)
-                self.pending.append(node.count if kind is For else node.condition)
-                if kind is While:
-                    self.pending.append(node.iterations)
-                self.look(node.body)
+            elif type(node) is not Let:
+                self.pending += [node.test, getattr(node, "iterations", None)]
+            elif isinstance(node.value, Tile):
+                self.pending.append(node.value)
 
     def use(self, x: Any) -> None:
         x = resolve(x)

@@ -16,7 +16,7 @@ from tmapipe.errors import ScopeError
 from tmapipe.isa.fragment import Fragment
 from tmapipe.model.layout import as_python, locate
 from tmapipe.program.blocks import Undefined
-from tmapipe.program.expressions import Expr, resolve, show, symbolic
+from tmapipe.program.expressions import Expr, resolve, show, symbolic, unknown
 
 if TYPE_CHECKING:
     from tmapipe.program.control import Tracing
@@ -38,6 +38,14 @@ def deep(value: Any, levels: int = 4) -> Any:
     return None
 
 
+def _known(value: Any, what: str, rest: str) -> Any:
+    """*value*, if Python knows it and all that it contains. what, rest: as of `unknown`."""
+    symbol = deep(value)
+    if symbol is not None:
+        raise unknown(what, symbol, rest)
+    return value
+
+
 class SymbolicRange:
     """A range that is a loop of the program. step: a Python number."""
 
@@ -48,10 +56,8 @@ class SymbolicRange:
         range(0, 0, step)  # its errors
 
     def __iter__(self) -> Any:
-        shown = f"range({show(self.start)}, {show(self.stop)})"
-        raise ScopeError(
-            f"an iteration of {shown}, which only the kernel knows, outside of a `for` statement of a body"
-        )
+        shown = f"an iteration of range({show(self.start)}, {show(self.stop)}), which only the kernel knows"
+        raise ScopeError(f"{shown}, outside of a `for` statement of a body")
 
     __len__ = __contains__ = __getitem__ = __iter__
 
@@ -94,9 +100,8 @@ def _extreme(name: str) -> Callable[..., Any]:
             raise ScopeError(f"{name}() by a key that only the kernel knows. Compare by `if`.")
         if not all(isinstance(each, (int, Expr)) for each in items):
             odd = next(each for each in items if not isinstance(each, (int, Expr)))
-            raise ScopeError(
-                f"{name}() of a number that only the kernel knows and {type(odd).__name__}. It takes integers."
-            )
+            text = f"{name}() of a number that only the kernel knows and {type(odd).__name__}"
+            raise ScopeError(f"{text}. It takes integers.")
         best = items[0]
         for each in items[1:]:
             best = Expr.of(name, best, each)
@@ -133,9 +138,7 @@ def _divmod(tracer: Tracing, a: Any, b: Any) -> Any:
 def _refused(plain: Any, fix: str) -> Callable[..., Any]:
     def refused(tracer: Tracing, *values: Any, **named: Any) -> Any:
         for each in values:
-            symbol = deep(each)
-            if symbol is not None:
-                raise ScopeError(f"{plain.__name__}() of `{show(symbol)}`, which only the kernel knows. {fix}")
+            _known(each, f"{plain.__name__}() of", f". {fix}")
         return plain(*values, **named)
 
     return refused
@@ -143,17 +146,13 @@ def _refused(plain: Any, fix: str) -> Callable[..., Any]:
 
 def _type_test(tracer: Tracing, value: Any, kinds: Any) -> Any:
     if symbolic(value):
-        raise ScopeError(
-            f"isinstance() of `{show(value)}`: a number that only the kernel knows has no type of Python's."
-        )
+        raise unknown("isinstance() of", value, ": it has no type of Python's.")
     return isinstance(value, kinds)
 
 
 def _type(tracer: Tracing, *arguments: Any, **named: Any) -> Any:
     if len(arguments) == 1 and symbolic(arguments[0]):
-        raise ScopeError(
-            f"type() of `{show(arguments[0])}`: a number that only the kernel knows has no type of Python's."
-        )
+        raise unknown("type() of", arguments[0], ": it has no type of Python's.")
     return type(*arguments, **named)
 
 
@@ -201,7 +200,7 @@ def _print(tracer: Tracing, *values: Any, **named: Any) -> None:
 
 def _identity(tracer: Tracing, value: Any) -> Any:
     if symbolic(value):
-        raise ScopeError(f"id() of `{show(value)}`, which only the kernel knows")
+        raise unknown("id() of", value)
     return id(value)
 
 
@@ -233,18 +232,9 @@ SPECIAL: dict[int, Callable[..., Any]] = {
 
 
 FIX = "A body is traced once, and keeps no state but local names"
-_OF_LISTS = [
-    "append",
-    "extend",
-    "insert",
-    "remove",
-    "pop",
-    "clear",
-    "reverse",
-    "__setitem__",
-    "__delitem__",
-    "__iadd__",
-]
+OUTSIDE = "outside of the body, or of the loop or branch around"
+_OF_ITEMS = ["__setitem__", "__delitem__", "__iadd__"]
+_OF_LISTS = ["append", "extend", "insert", "remove", "pop", "clear", "reverse", *_OF_ITEMS]
 #: methods that change an object, by its type
 MUTATORS: dict[type, frozenset[str]] = {
     list: frozenset([*_OF_LISTS, "sort", "__imul__", "__init__"]),
@@ -310,8 +300,7 @@ class Refusals:
             for block in blocks:
                 block.touch(target, name)
             return
-        what = f"{how} changes {_shown(target)}, which was made outside of the body, or of the loop or branch around"
-        self.refuse(what)
+        self.refuse(f"{how} changes {_shown(target)}, which was made {OUTSIDE}")
 
     def stores_attribute(self, target: Any, name: str) -> Any:
         target = resolve(target)
@@ -319,9 +308,7 @@ class Refusals:
             target._refuse()
         home, here = self.home(target), tuple(self.path)
         if here and not (home is not None and home[: len(here)] == here):
-            self.refuse(
-                f"`.{name}` of {_shown(target)} is set, which was made outside of the body, or of the loop or branch around"
-            )
+            self.refuse(f"`.{name}` of {_shown(target)} is set, which was made {OUTSIDE}")
         return target
 
     def stores_global(self, name: str) -> None:
@@ -331,8 +318,7 @@ class Refusals:
     def stores_nonlocal(self, name: str, home: Any) -> None:
         """home: the block in which the function that does it was made."""
         if self.path and home != tuple(self.path):
-            where = "by a function that was made outside of the body, or of the loop or branch around"
-            self.refuse(f"`{name}` of a function around is set, {where}")
+            self.refuse(f"`{name}` of a function around is set, by a function that was made {OUTSIDE}")
 
     def place(self, target: Any, key: Any) -> Place:
         return Place(self, resolve(target), resolve(key))
@@ -353,34 +339,25 @@ class Refusals:
         """A condition that Python decides."""
         value = resolve(value)
         if symbolic(value):
-            raise ScopeError(f"{what} on `{show(value)}`, which only the kernel knows")
+            raise unknown(f"{what} on", value)
         return value
 
     def subject(self, value: Any) -> Any:
         """What `match` looks at."""
-        symbol = deep(value)
-        if symbol is not None:
-            raise ScopeError(f"`match` on `{show(symbol)}`, which only the kernel knows. Use `if`.")
-        return value
+        return _known(value, "`match` on", ". Use `if`.")
 
     def text(self, value: Any) -> Any:
-        symbol = deep(value)
-        if symbol is not None:
-            raise ScopeError(f"text of `{show(symbol)}`, which only the kernel knows, while the body is traced, once")
-        return value
+        """What becomes text."""
+        return _known(value, "text of", ", while the body is traced, once")
 
     def key(self, value: Any) -> Any:
-        symbol = deep(value)
-        if symbol is not None:
-            raise ScopeError(f"`{show(symbol)}`, which only the kernel knows, as a key. Compare by `if`.")
-        return value
+        """A key of a dictionary, or an element of a set."""
+        return _known(value, "a key of", ". Compare by `if`.")
 
     def divisor(self, value: Any) -> Any:
         """In a `try` that may catch a division by zero."""
         if symbolic(value):
-            raise ScopeError(
-                f"a division by `{show(value)}`, of which only the kernel knows whether it is 0, in a `try` that catches that"
-            )
+            raise unknown("a division by", value, ", in a `try` that catches one by 0")
         return value
 
     def items(self, around: Any) -> Any:
@@ -404,26 +381,22 @@ class Refusals:
             inside = False
             for each in among:
                 equal = value == each
-                inside = (
-                    inside or equal
-                    if not symbolic(inside)
-                    else inside
-                    if equal is False
-                    else Expr.of("or", inside, equal)
-                )
+                if not symbolic(inside):
+                    inside = inside or equal
+                elif equal is not False:
+                    inside = Expr.of("or", inside, equal)
                 if inside is True:
                     break
         else:
-            raise ScopeError(
-                f"`in` with a number that only the kernel knows, and {type(among).__name__}. Compare by `if`."
-            )
+            text = f"`in` with a number that only the kernel knows, and {type(among).__name__}"
+            raise ScopeError(f"{text}. Compare by `if`.")
         return self.not_(inside) if not_ else inside  # type: ignore[attr-defined]
 
     def is_(self, value: Any, other: Any, not_: bool) -> bool:
         value, other = resolve(value), resolve(other)
         for a, b in ((value, other), (other, value)):
             if symbolic(a) and isinstance(b, (int, Expr)):
-                raise ScopeError(f"`is` of `{show(a)}`, which only the kernel knows. Use ==.")
+                raise unknown("`is` of", a, ". Use ==.")
         return (value is not other) if not_ else (value is other)
 
 

@@ -16,14 +16,14 @@ from tmapipe.isa import Kind as OperandKind
 from tmapipe.isa.fragment import ClusterExchange
 from tmapipe.model.layout import Kind
 from tmapipe.model.run import lines
-from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.program.expressions import Call, For, If, While, every
 from tmapipe.prove.bodies import Bodies, Walk
 from tmapipe.prove.places import is_role
 from tmapipe.prove.positions import PositionKey, Positions
 from tmapipe.prove.problem import DATA
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.solver import arithmetic, replaced
-from tmapipe.prove.symbols import Sym, add, at_least_0, leaf, leaves, negated, text, truth
+from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, negated, text, truth
 from tmapipe.prove.walker import Open, Walker
 
 # ---- everything ------------------------------------------------------------------------------------------------------
@@ -46,21 +46,17 @@ def are_apart(program: Any) -> bool:
     plan = program.plan
     if plan.cluster_size == 1 or {load.memory for load in plan.loads} & {store.memory for store in plan.stores}:
         return False
-    meetings, blocks = 0, [(program.nodes, True)]
-    while blocks:
-        nodes, outermost = blocks.pop()
-        for node in nodes:
-            blocks.append((node.inside, False))
-            if type(node) is Call:
-                if any(isinstance(x, ClusterExchange) for x in (*node.args, *node.named.values())):
-                    return False
-                for op in node.ops:
-                    of = declared(type(op))
-                    if any(getattr(op, name) is not None for name in of.named(OperandKind.MASK)):
-                        return False
-                    meets = of.effect(ArriveAt)
-                    if meets is not None and not meets.barrier:
-                        meetings += 1 if outermost else 2
+    meetings = 0
+    for node in (node for node in every(program.nodes) if type(node) is Call):
+        if any(isinstance(x, ClusterExchange) for x in (*node.args, *node.named.values())):
+            return False
+        for op in node.ops:
+            of = declared(type(op))
+            if any(getattr(op, name) is not None for name in of.named(OperandKind.MASK)):
+                return False
+            meets = of.effect(ArriveAt)
+            if meets is not None and not meets.barrier:
+                meetings += 1 if node in program.nodes else 2
     return meetings <= 1
 
 
@@ -131,8 +127,7 @@ class _Everything:
 
     def _always(self, node: Call) -> Call:
         """An instruction without its condition."""
-        found = Call(node.method, node.args, {**node.named, "when": True}, node.results, node.ops, node.where or "")
-        return self.walker.shared.alive(found)
+        return attrs.evolve(node, named={**node.named, "when": True})
 
     def _maybe(self, nodes: list[Any]) -> None:
         """What the first iteration leaves out may come in a later one, from other places."""
@@ -146,8 +141,10 @@ class _Everything:
         agent, found = self.walker.agent, self.found
         if _is_init(type(op)):
             return  # never again
-        found.relative(agent, op)
-        for key, position, around in found.moves(agent, op):
+        if not found.places(op):
+            found.meet(agent, op)
+        for sort, array, position, around in found.places(op):
+            key = agent, sort, array
             found.touched[key] = set(range(around))
             if self.sure and key[2] not in self.pinned:
                 self.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others
@@ -171,7 +168,8 @@ class Endings:
 
 def look_at_loops(bodies: Bodies) -> Endings:
     """The rule, for all loops of the bodies."""
-    if not _own(bodies.program.nodes):
+    whiles = (node for node in every(bodies.program.nodes) if type(node) is While)
+    if all(node.iterations is not None for node in whiles):  # of orders of tiles
         return Endings()
     found: dict[str | None, str] = {}
     never: dict[str | None, Finding] = {}
@@ -182,11 +180,6 @@ def look_at_loops(bodies: Bodies) -> Endings:
         never |= walk.never
     open_ = next((f"{said} at {where}" for where, said in found.items() if where not in never), "")
     return Endings(tuple(never.values()), open_)
-
-
-def _own(nodes: list[Any]) -> bool:
-    """Whether there is a loop that a body asks for, and not an order of tiles."""
-    return any(_own(node.inside) or (type(node) is While and node.iterations is None) for node in nodes)
 
 
 class _Ends(Walk):
@@ -268,14 +261,14 @@ class _Ends(Walk):
         each iteration brings it closer by 1."""
         if term.op == "ge":
             number = term.args[0]
-            change = add(replaced(number, following), number, -1)
+            change = replaced(number, following) - number
             return not self._possible([*known, at_least_0(change)])
         if term.op == "not" and term.args[0].op == "eq":
             number = term.args[0].args[0]
-            change, start = add(replaced(number, following), number, -1), replaced(number, first)
+            change, start = replaced(number, following) - number, replaced(number, first)
             if change not in (-1, 1):
                 return False
-            away = add(-1, start, -1) if change == -1 else add(start, -1)  # at least 0 if it begins on the other side
+            away = -1 - start if change == -1 else start - 1  # at least 0 if it begins on the other side
             return not self._possible([*self.given, at_least_0(away)])
         return False
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from tmapipe.base import rank_stride
 from tmapipe.errors import InputError
-from tmapipe.model.layout import Layout
+from tmapipe.model.layout import Layout, locate
+from tmapipe.model.warp import MachineIsa
 from tmapipe.plan.model import Load, Plan, Store
+from tmapipe.program import replay
 from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, resolve
 from tmapipe.protocol.tile import Tile
-from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Visit, coordinate, every_cluster, is_turn
+from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Problem, Visit, coordinate, every_cluster, is_turn
 from tmapipe.prove.shared import Shared, bounds
-from tmapipe.prove.solver import Solver, arithmetic
-from tmapipe.prove.symbols import Sym, add, leaf, leaves, named, negated, parts, truth
+from tmapipe.prove.solver import Solver
+from tmapipe.prove.symbols import Sym, leaf, leaves, named, negated, parts, truth
 from tmapipe.prove.walker import INLINE, Walker
 
 # ---- body walk -------------------------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ class Walk(Walker):
         dims = {dim for part in plan.transfers for dim in part.dims}
         if name in OF_CLUSTER or not (name in plan.cluster or name in dims):
             return coordinate(name)
-        return add(coordinate_in_cluster(plan, self.rank, name), coordinate(name), plan.cluster.get(name, 1))
+        return coordinate_in_cluster(plan, self.rank, name) + coordinate(name) * plan.cluster.get(name, 1)
 
     def _If(self, node: If) -> None:
         condition = truth(self.number(node.condition))
@@ -221,116 +223,46 @@ def coordinate_in_cluster(plan: Plan, rank: int, axis: str) -> int:
 
 # ---- concrete --------------------------------------------------------------------------------------------------------
 #
-# One warp's way through the traced program in one problem: numbers are in the place of symbols.
+# The moves of one warp in one concrete problem: the program is carried out on the model's instructions, without data.
 
 
-#: Operations that need no symbol where both numbers are plain.
-PLAIN: dict[str, Callable[[int, int], Any]] = {
-    name: getattr(operator, name) for name in ("add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne")
-}
+class MovesOf(MachineIsa):
+    """The instructions of one warp in one problem, which note the tiles that they move, and emit nothing.
 
+    visits: (place of an output tile, the moves there); first the moves before the first tile, whose place is None.
+    """
 
-class Numbers:
-    """The numbers of one problem, in the place of symbols."""
+    def __init__(self, layout: Layout, agent: int, problem: Problem):
+        given = problem.cluster, problem.clusters, problem.shapes
+        tables = {table: problem.tables.get(table, ()) for table in layout.plan.tables}
+        super().__init__(layout, agent, *given, emit=lambda op: None, tables=tables)
+        self.visits: list[tuple[Mapping[str, int] | None, list[Move]]] = [(None, [])]
 
-    def __init__(self, bodies: Any, problem: Any):
-        self.problem, self.isa = problem, bodies.program.isa
-        self.shared = bodies.shared
-
-    def symbol(self, x: Any) -> int:
-        symbols, (name,) = self.isa.symbols, x.args
-        if x in symbols["extents"]:
-            argument, dim = symbols["extents"][x]
-            return self.problem.shapes[argument][dim]
-        if name in ("cluster", "clusters"):
-            return self.problem.cluster if name == "cluster" else self.problem.clusters
-        in_machine, words = symbols["launch"]
-        return in_machine(self.problem.clusters)[[word is x for word in words].index(True)]
-
-
-class Concrete(Walk):
-    """One warp's way through the program in one problem. visits: (place of the tile, its moves)."""
-
-    def __init__(self, bodies: Any, agent: int, numbers: Numbers):
-        super().__init__(bodies, agent, frozenset(), False)
-        self.numbers = numbers
-        self.visits: list[tuple[Mapping[str, int] | None, list[Move]]] = []
-
-    def _computed(self, x: Expr, memo: dict[Any, Any]) -> Any:
-        if x.op == "symbol" and x.args[0] not in ("warp", "rank"):
-            return self.numbers.symbol(x)
-        if x.op in PLAIN:
-            a, b = [memo[each] if each in memo else self.number(each, memo) for each in x.args]
-            return PLAIN[x.op](a, b) if type(a) is type(b) is int else arithmetic(x.op, a, b)
-        return super()._computed(x, memo)
-
-    def _enter(self, tile: Tile | None) -> None:
-        place = None if tile is None else self._place(tile)
-        self.into = []
-        self.visits.append((place, self.into))
-
-    def _place(self, tile: Tile) -> dict[str, int]:
-        plan = self.bodies.layout.plan
+    def enter(self, tile: Tile) -> None:
+        plan = self.plan
         dims = {dim for part in plan.transfers for dim in part.dims}
-        return {
-            dim: (self.number(value) - coordinate_in_cluster(plan, self.rank, dim)) // plan.cluster.get(dim, 1)
+        place = {
+            dim: (value - coordinate_in_cluster(plan, self.cta_rank, dim)) // plan.cluster.get(dim, 1)
             for dim, value in tile._coordinates.items()
             if dim in dims
         }
+        self.visits.append((place, []))
 
-    def _For(self, node: For) -> None:
-        self._start(node)
-        for i in range(self.number(node.count)):
-            self.env[node.index] = i
-            self.nodes(node.body)
-            self._next(node)
-        self.leave_loop(node)
+    def start(self, of: Load | Store, at: Sequence[Any]) -> tuple[int, ...]:
+        start = super().start(of, at)
+        self._note(of, start, False)
+        return start
 
-    def _While(self, node: While) -> None:
-        self._start(node)
-        if node.iterations is not None:
-            for _ in range(self._of_model(node.iterations)):
-                self.nodes(node.body)
-                self._next(node)
-        while self.number(node.condition):
-            self.nodes(node.body)
-            self._next(node)
-        self.leave_loop(node)
+    def store_values(self, store: Store, at: Any, values: Any, surely: Any = None, mask: Any = None) -> None:
+        part, some = _by_threads(store, values, surely, mask)
+        self._note(part, super().start(store, at), some)
 
-    def _followed(self, node: Any) -> list[Any]:
-        return node.carried
+    def ask(self, op: Any, without_data: Callable[[], Sequence[int]], *data: Any) -> Sequence[int]:
+        """Before the first tile, the order of tiles asks: there, a table has what a run without data has."""
+        return without_data() if len(self.visits) == 1 else super().ask(op, without_data)
 
-    def _ask(self, value: Any, node: Any) -> None:
-        pass
-
-    def _of_model(self, of: Any) -> Any:
-        into, self.into = self.into, None
-        self.nodes(of.nodes)
-        self.into = into
-        return tuple(map(self.number, of.values)) if isinstance(of.values, (tuple, list)) else self.number(of.values)
-
-    def _of_read_words(self, node: Call) -> None:
-        self.env.update(zip(node.results, map(int, self._of_model(node.args[2])), strict=True))
-
-    def _of_atomic_add(self, node: Call) -> None:
-        self.env[node.results[0]] = self._of_model(node.args[1])
-
-    def _of_load_entry(self, node: Call) -> None:
-        table, i, without_data = node.args
-        entries, i = self.numbers.problem.tables.get(table, ()), self.number(i)
-        given = 1 if self.into is not None else without_data
-        self.env[node.results[0]] = entries[i] if self.into is not None and 0 <= i < len(entries) else given
-
-    def _of_ballot(self, node: Call) -> None:
-        _, first, count, (i, entry, holds), without_data = node.args
-        first, votes = self.number(first), 0
-        for at in range(first, min(first + 32, self.number(count))):
-            self.env[i], self.env[entry] = at, without_data
-            votes += bool(self.number(holds))
-        self.env[node.results[0]] = votes
-
-    def _of_smid(self, node: Call) -> None:
-        self.env[node.results[0]] = 0
+    def _note(self, part: Load | Store, start: tuple[int, ...], sometimes: bool) -> None:
+        self.visits[-1][1].append(Move(part, start, (), sometimes, self.agent, locate()))
 
 
 # ---- bodies ----------------------------------------------------------------------------------------------------------
@@ -363,8 +295,7 @@ class Bodies:
         self.stored: set[str] = set()
         self.by_rows: set[str] = set()
         self.lines: dict[str, str | None] = {}
-        self._moves: dict[int, Any] = {}
-        self._storing: dict[int, bool] = {}
+        self.move_of, self.stores = functools.cache(self._move_of), functools.cache(self._stores)
         self.forks = False
         self.every = self._walked(None, frozenset())
         self.visits = self._by_outcomes() if self.forks else self.every
@@ -407,15 +338,14 @@ class Bodies:
         found = [Visit(place, facts, moves) for moves in teams]
         return [*found, Visit(None, facts, before)] if any(before.values()) else found
 
-    def of_problem(self, problem: Any) -> list[Visit]:
+    def of_problem(self, problem: Problem) -> list[Visit]:
         """The visits of the clusters that take all tiles of a problem: of one, if the order of tiles does not say how many."""
         found = dict[Any, Visit]()
         for each in every_cluster(self.program, problem):
-            numbers = Numbers(self, each)
             for agent in range(self.layout.agents):
-                walk = Concrete(self, agent, numbers)
-                walk.nodes(self.program.nodes)
-                for place, moves in walk.visits:
+                isa = MovesOf(self.layout, agent, each)
+                replay(self.program, isa)
+                for place, moves in isa.visits:
                     key = None if place is None else tuple(sorted(place.items()))
                     visit = found.setdefault(key, Visit(place, frozenset(), {}))
                     visit.moves.setdefault(agent, []).extend(moves)
@@ -426,23 +356,15 @@ class Bodies:
         if isinstance(value, Sym):
             self.asked.setdefault(value, where)
 
-    def move_of(self, node: Call) -> Any:
+    def _move_of(self, node: Call) -> Any:
         """(load or store, where it starts) of an instruction; None if it moves nothing."""
-        if id(node) not in self._moves:
-            part = next((x for x in node.args if isinstance(x, (Load, Store))), None)
-            at = None
-            if part is not None:
-                at = next((x for name, x in named(node) if name == "at"), None)
-            self._moves[id(node)] = None if at is None else (part, at)
-        return self._moves[id(node)]
+        part = next((x for x in node.args if isinstance(x, (Load, Store))), None)
+        at = None if part is None else next((x for name, x in named(node) if name == "at"), None)
+        return None if at is None else (part, at)
 
-    def stores(self, node: Any) -> bool:
+    def _stores(self, node: Any) -> bool:
         """Whether something in a node stores an output."""
-        if id(node) not in self._storing:
-            if type(node) is Call:
-                move = self.move_of(node)
-                found = move is not None and isinstance(move[0], Store) and move[0].reduce is None
-            else:
-                found = any(map(self.stores, node.inside))
-            self._storing[id(node)] = found
-        return self._storing[id(node)]
+        if type(node) is not Call:
+            return any(map(self.stores, node.inside))
+        move = self.move_of(node)
+        return move is not None and isinstance(move[0], Store) and move[0].reduce is None

@@ -5,6 +5,7 @@ What holds is said as formulas of the number of the iteration, so that one itera
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -25,15 +26,12 @@ from tmapipe.prove.shared import (
 from tmapipe.prove.solver import Solver, replaced
 from tmapipe.prove.symbols import (
     Sym,
-    add,
     at_least_0,
     both,
-    divide,
     is_0,
     is_word,
     leaf,
     leaves,
-    multiply,
     negated,
     of_launch,
     truth,
@@ -50,9 +48,7 @@ class Relevant:
 
     def __init__(self, shared: Shared):
         self.shared = shared
-        self._found: dict[tuple[int, int], set[Sym]] = {}
-        self._inside: dict[Expr, set[Sym]] = {}
-        self._of_nodes: dict[Any, set[Sym]] = {}
+        self._of_node, self._in = functools.cache(self._of_a_node), functools.cache(self._in_an_expression)
 
     def of(self, now: Point) -> set[Sym]:
         """Symbols of which conditions that may still come are computed."""
@@ -71,35 +67,24 @@ class Relevant:
         for value in values:
             found |= value.leaves
         for (_, at), nodes in rest.items():
-            found |= self._symbols(nodes, at)
+            found = found.union(*map(self._of_node, nodes[at:]))
         return found
 
-    def _symbols(self, nodes: Any, at: int) -> set[Sym]:
-        """Symbols of the launch in conditions and counts."""
-        key = id(nodes), at
-        if key not in self._found:
-            self._found[key] = set().union(*map(self._of_node, nodes[at:]))
-        return self._found[key]
+    def _of_a_node(self, node: Any) -> set[Sym]:
+        """Symbols of the launch in the conditions and counts of a node."""
+        if type(node) is not Call:
+            return self._of_value(node.test).union(*map(self._of_node, node.inside))
+        here = self._of_value(node.args[0]) if node.method == "here" else set()
+        return self._of_value(node.named.get("when", True)) | here
 
-    def _of_node(self, node: Any) -> set[Sym]:
-        if type(node) is Call:
-            here = self._in(node.args[0]) if node.method == "here" else set()
-            return self._in(node.named.get("when", True)) | here
-        if node not in self._of_nodes:
-            self._of_nodes[node] = self._in(node.test).union(*map(self._of_node, node.inside))
-        return self._of_nodes[node]
-
-    def _in(self, x: Any) -> set[Sym]:
+    def _of_value(self, x: Any) -> set[Sym]:
         x = resolve(x)
-        if not isinstance(x, Expr):
-            return set()
-        if x not in self._inside:
-            if x.op == "symbol":
-                found = set() if x.args[0] in ("warp", "rank") else set(leaves(self.shared.symbol(x)))
-            else:
-                found = set().union(*map(self._in, x.args)) if x.args else set()
-            self._inside[x] = found
-        return self._inside[x]
+        return self._in(x) if isinstance(x, Expr) else set()
+
+    def _in_an_expression(self, x: Expr) -> set[Sym]:
+        if x.op == "symbol":
+            return set() if x.args[0] in ("warp", "rank") else set(leaves(self.shared.symbol(x)))
+        return set().union(*map(self._of_value, x.args))
 
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
@@ -120,9 +105,9 @@ class Loops:
         self.relevant = Relevant(shared)
         self.liveness = Liveness()
         self.sites: dict[Any, int] = {}
+        self.has_no_number = functools.cache(self._has_no_number)
         self.free: set[str] = set()
         self.iterations = 0  # that have been entered
-        self._plain: dict[int, bool] = {}
         self.no_formula: set[Any] = set()
 
     def take_one(self, now: Point, group: list[tuple[Walker, Any]], choose: Any) -> None:
@@ -130,7 +115,7 @@ class Loops:
         for walker, node in group:
             _, _, base = walker.frames[-1]
             if type(node) is For:
-                condition = at_least_0(add(self._left(walker, node), -1))
+                condition = at_least_0(self._left(walker, node) - 1)
             else:
                 condition = truth(walker.number(node.condition))
             taken = self.solver.decided(condition, now.facts)
@@ -173,13 +158,13 @@ class Loops:
         now.facts = now.facts | {is_0(loop.index)}
         for agent, node, *_, pace in members:
             walker = now.walkers[agent]
-            walker.reads = add(walker.reads, multiply(loop.index, self._words(node) * pace))
+            walker.reads += loop.index * (self._words(node) * pace)
         self._finish_boundary(now, loop)
         return loop
 
     def _left(self, walker: Walker, node: Any) -> Any:
         base = walker.frames[-1][2]
-        return add(walker.number(node.count), base, -1)
+        return walker.number(node.count) - base
 
     def _options(self, now: Point, loop: Loop) -> list[Any]:
         """What may come at the boundary: "on", or ("out", the member whose loop ends)."""
@@ -219,16 +204,16 @@ class Loops:
 
     def _on(self, loop: Loop) -> list[Any]:
         """That each member has iterations left."""
-        turn = add(loop.index, 1)
-        return [at_least_0(add(left, multiply(turn, pace), -1)) for left, pace in loop.counts()]
+        turn = loop.index + 1
+        return [at_least_0(left - turn * pace) for left, pace in loop.counts()]
 
     def _out(self, loop: Loop, which: int) -> list[Any]:
         """That this member has too few left, after as many turns as there have been."""
         _, _, _, left, pace = loop.members[which]
-        short = at_least_0(add(add(multiply(add(loop.index, 1), pace), left, -1), -1))
+        short = at_least_0((loop.index + 1) * pace - left - 1)
         if loop.turn == 0:
             return [short]  # a loop may have a count below 0
-        return [short, *(at_least_0(add(each, multiply(loop.index, p), -1)) for each, p in loop.counts())]
+        return [short, *(at_least_0(each - loop.index * p) for each, p in loop.counts())]
 
     def leave_boundary(self, now: Point, option: Any) -> None:
         loop = now.loops[-1]
@@ -237,9 +222,9 @@ class Loops:
             if loop.turn == 0:  # so 0 is what is taken
                 taken = self._taken(loop)
                 for walker in now.walkers:
-                    restate(walker, lambda slots, ring: add(slots, multiply(taken[ring], loop.index), -1))
+                    restate(walker, lambda slots, ring: slots - taken[ring] * loop.index)
             if self._is_plain(loop):
-                now.facts -= {is_0(loop.index), at_least_0(add(loop.index, -1))}
+                now.facts -= {is_0(loop.index), at_least_0(loop.index - 1)}
                 loop = loop._replace(turn=1)
                 now.loops = (*now.loops[:-1], loop)
             if type(loop.members[0][1]) is While:
@@ -253,7 +238,7 @@ class Loops:
                 for phi, *_ in self.shared.carried(node):
                     old[agent, phi] = walker.env.get(phi)
                 old[agent, "reads"] = walker.reads
-                walker._begin(node, add(base, multiply(loop.index, pace)), pace, 0)
+                walker._begin(node, base + loop.index * pace, pace, 0)
             now.loops = tuple(each._replace(old=old) if each is loop else each for each in now.loops)
             return
         if type(loop.members[0][1]) is While:
@@ -268,11 +253,11 @@ class Loops:
         elif loop.turn < loop.apart:
             last = loop.turn
         else:
-            last = divide(left, pace)
+            last = left // pace
         changes = {loop.index: last}
         facts = [replaced(each, changes) for each in (*now.facts, *lasting)]
         now.facts = with_facts(frozenset(), facts)
-        rests = [add(left, multiply(last, pace), -n) for left, pace in loop.counts() for n in (0, 1)]
+        rests = [left - n * (last * pace) for left, pace in loop.counts() for n in (0, 1)]
         members = {agent for agent, *_ in loop.members}
         for walker in now.walkers:
             restate(walker, lambda slots, _: self._known(now, replaced(slots, changes), rests))
@@ -286,10 +271,10 @@ class Loops:
             rest = 0
             if type(node) is For:
                 if (own, pace) not in left_over:
-                    left_over[own, pace] = self._left_over(now, loop, add(own, multiply(last, pace), -1))
+                    left_over[own, pace] = self._left_over(now, loop, own - last * pace)
                 rest = left_over[own, pace]
             if isinstance(rest, Sym) or rest > 0:
-                walker.frames.append(("head", node, add(base, multiply(last, pace))))
+                walker.frames.append(("head", node, base + last * pace))
             else:
                 walker.leave_loop(node)
 
@@ -311,7 +296,7 @@ class Loops:
             if done:
                 walker.frames.pop()
             if done or (walker.frames and walker.frames[-1][:2] == ("head", node)):
-                base = add(base, multiply(add(changes[loop.index], int(done)), pace))
+                base = base + (changes[loop.index] + int(done)) * pace
                 walker.frames[-1] = ("head", node, base)
 
     def is_left(self, now: Point, loop: Loop, stops: list[Any]) -> bool:
@@ -333,23 +318,21 @@ class Loops:
 
     def _is_plain(self, loop: Loop) -> bool:
         """Whether the first iteration is as all others: no decision looks at its number, or at what follows it."""
-        return loop.apart == 1 and all(map(self._has_no_number, (node for _, node, *_ in loop.members)))
+        return loop.apart == 1 and all(map(self.has_no_number, (node for _, node, *_ in loop.members)))
 
     def _has_no_number(self, node: Any) -> bool:
-        if id(node) not in self._plain:
-            followed = {phi for phi, *_ in self.shared.carried(node)}
-            numbered = type(node) is not For or node.index in self.shared.decides or self._words(node) > 0
-            self._plain[id(node)] = not numbered and followed <= self.places.finite
-        return self._plain[id(node)]
+        followed = {phi for phi, *_ in self.shared.carried(node)}
+        numbered = type(node) is not For or node.index in self.shared.decides or self._words(node) > 0
+        return not numbered and followed <= self.places.finite
 
     def _left_over(self, now: Point, loop: Loop, rest: Any) -> Any:
         """How many iterations of a loop are left, after the loops that went along with it have ended."""
-        none = loop.turn == 0 and not self.solver.possible((at_least_0(add(rest, -1)), *now.facts))
+        none = loop.turn == 0 and not self.solver.possible((at_least_0(rest - 1), *now.facts))
         return 0 if none or (isinstance(rest, Sym) and self.together.equal(now, rest, 0)) else rest
 
     def next_turn(self, now: Point, state: RunState, loop: Loop) -> None:
         """An iteration is over: everything is said from the next one."""
-        back = {loop.index: add(loop.index, -1)}
+        back = {loop.index: loop.index - 1}
         now.loops = now.loops[: now.loops.index(loop) + 1]
         instance = tuple(each.index for each in now.loops)
         widened: dict[Any, Any] = {}
@@ -373,7 +356,7 @@ class Loops:
         after = loop._replace(turn=turn, old={})
         now.loops = (*now.loops[:-1], after)
         kept = loop.before if outermost and self.mixed else None
-        index = at_least_0(add(loop.index, -turn)) if turn == loop.apart else is_0(add(loop.index, -turn))
+        index = at_least_0(loop.index - turn) if turn == loop.apart else is_0(loop.index - turn)
         given = frozenset(each for each in facts if isinstance(each, Sym)) | {index}
         now.facts = given
         options = self._options(now, after)
@@ -394,7 +377,7 @@ class Loops:
         reads, turns = dict.fromkeys(walker.reads for walker in now.walkers if walker.frames), now.turns()
 
         def is_kept(word: Sym) -> bool:
-            ahead = [replaced(add(word.args[2], each, -1), turns) for each in reads]
+            ahead = [replaced(word.args[2] - each, turns) for each in reads]
             return word in kept or any(not isinstance(n, Sym) and n >= 0 for n in ahead)
 
         return {fact for fact, found in words.items() if all(map(is_kept, found))}
@@ -425,15 +408,15 @@ class Loops:
             return value
         if value is None or (phi != "reads" and phi in self.places.finite and not isinstance(value, Sym)):
             return value
-        new = replaced(value, {loop.index: add(loop.index, -1)})
+        new = replaced(value, {loop.index: loop.index - 1})
         if isinstance(value, bool) or isinstance(old, bool) or (isinstance(value, Sym) and value.condition):
             pass
         elif loop.turn == 0 and (agent, phi, loop.site) in self.no_formula:
             return self._any(loop, agent, phi, new, instance, widened)
         elif loop.turn == 0 and old is not None and loop.index not in leaves(old):
-            step = add(value, old, -1)
+            step = value - old
             if loop.index not in leaves(step) and not (not isinstance(step, Sym) and step == 0):
-                return add(old, multiply(step, loop.index))
+                return old + step * loop.index
         if loop.turn > 0 and not (new is old or (not isinstance(new, Sym) and new == old)):
             self.no_formula.add((agent, phi, loop.site))
             return self._any(loop, agent, phi, new, instance, widened)

@@ -25,7 +25,7 @@ from tmapipe.program.isa import Reduction
 from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.problem import DATA, Move, NoNumber, Problem, Visit, is_turn, value_of
 from tmapipe.prove.stores import MOST, Clash, Grid, Output, Shown, counts_to, left_out, painted, show
-from tmapipe.prove.symbols import Sym, add, leaf, leaves, parts, text
+from tmapipe.prove.symbols import Sym, leaf, leaves, parts, text
 from tmapipe.tiles.order import rows_of
 
 # ---- extents ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def _short(grid: Grid, move: Move, i: int, dim: str, most: int | None) -> str:
     if const >= extent:
         return f"from element {const} on alone"
     fewer = -parts(count)[0]
-    if const == 0 and fewer > 0 and counts_to(add(count, fewer), dim, stride, most):
+    if const == 0 and fewer > 0 and counts_to(count + fewer, dim, stride, most):
         return f"{text(count)} times alone"
     return ""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from itertools import chain
 from typing import Any
 
 from tmapipe.isa import Init, Kind, declared
 from tmapipe.isa.fragment import ClusterExchange, SlotRef
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
-from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, resolve
+from tmapipe.program.expressions import Assigned, Call, Expr, If, Let, Var, While, resolve
 from tmapipe.prove.symbols import variables
 
 # ---- liveness --------------------------------------------------------------------------------------------------------
@@ -17,98 +19,53 @@ from tmapipe.prove.symbols import variables
 
 
 class Liveness:
-    """What a program's nodes read and give values to, each looked up once for one proof."""
+    """Which variables the nodes of a program read and give values to, each node looked at once."""
 
     def __init__(self) -> None:
-        self._used: dict[Any, frozenset[Any]] = {}
-        self._defined: dict[Any, frozenset[Any]] = {}
         self._live: dict[Any, set[Any]] = {}
-        self._kept: list[Any] = []  # what was looked up, which stays alive, so that its `id` is its own
+        self._read = functools.cache(self._read_by)
+        self._given = functools.cache(self._given_by)
 
     def live(self, frames: list[tuple[Any, ...]]) -> set[Any]:
         """The variables that a warp at these frames still reads. Each is given its value at one place of the program."""
         key = tuple([(f[0], id(f[1]), f[2] if f[0] == "block" else 0) if len(f) > 1 else f for f in frames])
         if key not in self._live:
             self._live[key] = self._at(frames)
-            self._kept += [f[1] for f in frames if len(f) > 1]
         return self._live[key]
 
     def _at(self, frames: list[tuple[Any, ...]]) -> set[Any]:
         found: set[Any] = set()
         for frame, inner in zip(frames, (*frames[1:], ("",)), strict=False):
-            kind = (
-                "head" if inner[0] == "iterated" else frame[0]
-            )  # what it carries is that of the next iteration already
+            kind = "head" if inner[0] == "iterated" else frame[0]  # then it carries what the next iteration has
             if kind == "block":
-                found = (found | self.used(frame[1], frame[2])) - self.defined(frame[1], frame[2])
+                rest = frame[1][frame[2] :]
+                found = found.union(*map(self._read, rest)).difference(*map(self._given, rest))
             elif kind == "arm":
-                found -= {phi for phi, _, _ in frame[1].phis}
-                _of_value([x for _, *values in frame[1].phis for x in values], found)
+                found = (found - {*frame[1].given}) | _values(*frame[1].assigned)
             elif kind in ("joint", "for", "one", "head"):
                 node = frame[1]
-                phis, inside = {phi for phi, *_ in node.carried}, self.defined(node.body)
-                found -= {after for *_, after in node.carried}
-                found |= self._of_loop(node) - inside - phis - {getattr(node, "index", None)}
+                before, each, after = node.assigned
+                found -= {variable for variable, _ in after}
+                again = variables(node.test).union(_values(each), *map(self._read, node.body))
+                own = {getattr(node, "index", None), *(variable for variable, _ in before)}
+                found |= again.difference(own, *map(self._given, node.body))
                 if kind == "head":
-                    found |= phis
+                    found |= {variable for variable, _ in before}
                 else:
-                    _of_value([last for _, _, last, _ in node.carried], found)
-                    if type(node) is While:
-                        _of_value(node.condition, found)
+                    found |= _values(each) | (variables(node.test) if type(node) is While else set())
         return found
 
-    def used(self, nodes: Any, at: int = 0) -> frozenset[Any]:
-        """The variables that these nodes read, from number *at* on."""
-        key = id(nodes), at
-        if key not in self._used:
-            found: set[Any] = set()
-            for node in nodes[at:]:
-                self._of_node(node, found)
-            self._used[key] = frozenset(found)
-            self._kept.append(nodes)
-        return self._used[key]
+    def _read_by(self, node: Any) -> frozenset[Any]:
+        found = variables((node.args, node.named)) if type(node) is Call else variables(node.test)
+        return frozenset(found).union(_values(*node.assigned), *map(self._read, node.inside))
 
-    def _of_node(self, node: Any, found: set[Any]) -> None:
-        kind = type(node)
-        if kind is Call:
-            _of_value(node.args, found)
-            _of_value(node.named, found)
-        elif kind is If:
-            _of_value(node.condition, found)
-            found |= self.used(node.then) | self.used(node.other)
-            _of_value([x for _, *both in node.phis for x in both], found)
-        elif kind in (For, While):
-            found |= self._of_loop(node)
-            _of_value([initial for _, initial, _, _ in node.carried], found)
-
-    def _of_loop(self, node: Any) -> set[Any]:
-        """The variables that iterations of a loop read."""
-        found = set(self.used(node.body))
-        _of_value([last for _, _, last, _ in node.carried], found)
-        _of_value(node.count if type(node) is For else node.condition, found)
-        return found
-
-    def defined(self, nodes: Any, at: int = 0) -> frozenset[Any]:
-        """The variables to which these nodes give values, from number *at* on."""
-        key = id(nodes), at
-        if key not in self._defined:
-            found: set[Any] = set()
-            for node in nodes[at:]:
-                kind = type(node)
-                if kind is Call:
-                    found.update(node.results)
-                elif kind is If:
-                    found |= self.defined(node.then) | self.defined(node.other) | {phi for phi, _, _ in node.phis}
-                elif kind in (For, While):
-                    found |= self.defined(node.body) | {x for phi, _, _, after in node.carried for x in (phi, after)}
-                    found.add(getattr(node, "index", None))
-            self._defined[key] = frozenset(found)
-            self._kept.append(nodes)
-        return self._defined[key]
+    def _given_by(self, node: Any) -> frozenset[Any]:
+        return frozenset({*node.given, getattr(node, "index", None)}).union(*map(self._given, node.inside))
 
 
-def _of_value(x: Any, found: set[Any]) -> None:
-    found |= variables(x)
+def _values(*assigned: Assigned) -> set[Any]:
+    """The variables in values that are assigned."""
+    return variables([x for each in assigned for _, x in each])
 
 
 # ---- places ----------------------------------------------------------------------------------------------------------
@@ -139,7 +96,6 @@ class Places:
         self._bad: set[Any] = set()
         self._flipped: set[Any] = set()  # parities that change by themselves, and not with a lap
         self.partner: dict[Any, Any] = {}
-        self._waits: set[tuple[str, Any, Any]] = set()
         self._fixed: set[str] = set()
         self.pinned_parities: set[str] = set()  # arrays whose phases are told apart, too
         self._finite_steps: dict[Any, list[Any]] = {}
@@ -189,34 +145,19 @@ class Places:
     def _walk(self, nodes: list[Any]) -> None:
         for node in nodes:
             kind = type(node)
-            if kind is Let:
-                continue
             if kind is Call:
                 self._call(node)
-            elif kind is If:
-                self._condition(node.condition)
-                self._together += [[(p, x) for p, x, _ in node.phis], [(p, x) for p, _, x in node.phis]]
-                for phi, then, other in node.phis:
-                    self._flows(phi, then)
-                    self._flows(phi, other)
-                before = self._before
-                self._walk(node.then)
-                after, self._before = self._before, before
-                self._walk(node.other)
-                self._before = before if is_role(node) else self._before and after
-            else:
-                if kind is For:
-                    self._condition(node.count)
-                else:
-                    self._condition(node.condition)
-                self._together += [[(p, x) for p, x, _, _ in node.carried], [(p, x) for p, _, x, _ in node.carried],
-                                   [(x, p) for p, _, _, x in node.carried]]  # fmt: skip
-                for phi, initial, last, after in node.carried:
-                    self._flows(phi, initial)
-                    self._flows(phi, last)
-                    self._flows(after, phi)
-                self._before = False
-                self._walk(node.body)
+            elif kind is not Let:
+                self._condition(node.test)
+                self._together += node.assigned
+                for variable, x in chain.from_iterable(node.assigned):
+                    self._flows(variable, x)
+                before = self._before = self._before and kind is If
+                self._walk(node.then if kind is If else node.body)
+                if kind is If:
+                    after, self._before = self._before, before
+                    self._walk(node.other)
+                    self._before = before if is_role(node) else self._before and after
 
     def _call(self, node: Call) -> None:
         if node.method == "skip":

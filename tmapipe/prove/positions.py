@@ -13,32 +13,26 @@ import numpy as np
 
 from tmapipe.check.slots import COPY, COUNTED
 from tmapipe.isa import ArriveAt, Kind, declared
-from tmapipe.isa import Kind as OperandKind
 from tmapipe.model.layout import Layout
 
 # ---- positions -------------------------------------------------------------------------------------------------------
 #
-# How far each warp is in its arrays of barriers and slots, and operations relative to that.
-#
-# A *relative operation* says by how many stages it moves on from the warp's last operation of its sort on the same
-# array. So operations that differ only in their position in the ring are the same.
+# How far each warp is in its arrays of barriers and slots.
 
 
 PositionKey = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
+Place = tuple[Any, str, int, int]  # sort of operation, array, stage, stages: for waits, counted through two laps
 Shifts = dict[tuple[int, str], int]  # (CTA, array) -> stages
 PEERS = "peers"  # the last part of a sort of operations that reach them
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
-
-#: Operands that tell a position in a ring, or do not matter to the protocol: left out where programs are compared.
-_LEFT_OUT = (OperandKind.BAR, OperandKind.SLOT, OperandKind.PARITY, OperandKind.AT, OperandKind.WHERE)
 
 
 class Positions:
     """How far each warp is.
 
-    at: by (warp, sort of operation, array), the last stage (for waits, stage + stages * parity), not counting what the warp's
-    team has skipped; skipped: by (warp, array), how much that is; touched: all stages of the run so far; arrivals: (warp,
-    named barrier or CLUSTER) of the run so far; parts: operations taken apart.
+    at: by (warp, sort of operation, array), the stage of the warp's last operation (for waits, stage + stages * parity), less
+    the slots that the warp's team has skipped; skipped: by (warp, array), the number of these slots; touched: by the same key
+    as *at*, all stages of the run so far; arrivals: (warp, named barrier or CLUSTER) of the run so far.
     """
 
     def __init__(self, layout: Layout):
@@ -47,8 +41,7 @@ class Positions:
         self.skipped: dict[tuple[int, str], int] = {}
         self.touched: dict[PositionKey, set[int]] = {}
         self.arrivals: set[tuple[int, int]] = set()
-        self.parts: dict[Any, Any] = {}
-        self.stages = stages_of(layout)
+        self._places: dict[Any, list[Place]] = {}
         self._positions: Any = None
 
     def copy(self) -> Positions:
@@ -56,49 +49,22 @@ class Positions:
         other.at, other.skipped, other._positions = dict(self.at), dict(self.skipped), None
         return other
 
-    def moves(self, agent: int, op: Any) -> list[tuple[PositionKey, int, int]]:
-        """What one operation of the warp does: (key, stage, stages), the stage less what its team has skipped."""
-        found = []
-        for sort, array, position, around in self._apart(op)[1]:
-            found.append(((agent, sort, array), (position - self.skipped.get((agent, array), 0)) % around, around))
-        return found
-
     def moved(self) -> None:
         """Warps move on: where they are is looked up again."""
         self._positions = None
 
-    def places(self, op: Any) -> list[tuple[Any, str, int, int]]:
-        """(sort of operation, array, stage, stages) of an operation. For waits, stages are counted through two laps."""
-        return self._apart(op)[1]
+    def places(self, op: Any) -> list[Place]:
+        """The places of an operation in its arrays."""
+        key = without_data(op)
+        if key not in self._places:
+            self._places[key] = _places(self.layout, op)
+        return self._places[key]
 
-    def _apart(self, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]]]:
-        key = without_position(op)
-        parts = self.parts.get(key)
-        if parts is None:
-            parts = self.parts[key] = _apart(self.layout, op)
-        return parts
-
-    def relative(self, agent: int, op: Any) -> Any:
-        rest, moves = self._apart(op)
-        if not moves:
-            meets = declared(rest[0]).effect(ArriveAt)
-            if meets is not None:
-                self.arrivals.add((agent, getattr(op, meets.barrier) if meets.barrier else CLUSTER))
-            return rest
-        at, skipped, touched = self.at, self.skipped, self.touched
-        relative = [rest]
-        for sort, array, position, around in moves:
-            key = agent, sort, array
-            if key in touched:
-                touched[key].add(position)
-            else:
-                touched[key] = {position}
-            if skipped:
-                position = (position - skipped.get((agent, array), 0)) % around
-            last = at.get(key)
-            at[key] = position
-            relative.append(("first", position) if last is None else (position - last) % around)
-        return tuple(relative)
+    def meet(self, agent: int, op: Any) -> None:
+        """Notes an operation that has no places, if it arrives at a barrier of warps."""
+        meets = declared(type(op)).effect(ArriveAt)
+        if meets is not None:
+            self.arrivals.add((agent, getattr(op, meets.barrier) if meets.barrier else CLUSTER))
 
     def of(self, live: Live) -> tuple[Any, bytes]:
         """For each of these sorts of operations, where the warp is; and how far from the first one on the same array, and
@@ -152,22 +118,18 @@ def stages_of(layout: Layout) -> dict[str, int]:
     return {array: around for array, _, around in (*layout.bar_places, *layout.slot_places)}
 
 
-def without_position(op: Any) -> Any:
-    """The operation without coordinates, and with its type: operations of different types can be equal as tuples."""
+def without_data(op: Any) -> Any:
+    """The operation without operands that only data depends on, and with its type: operations of different types can be equal
+    as tuples."""
     kind = type(op)
     data = _data_operands(kind)  # type: ignore[arg-type]
     return (kind, op._replace(**data)) if data else (kind, op)
 
 
-def without_stages(op: Any) -> tuple[Any, ...]:
-    """The operation without what tells its position in a ring, barriers, slots and parities, and without coordinates."""
-    return type(op), *(getattr(op, name) for name, kind in declared(type(op)).operands.items() if kind not in _LEFT_OUT)
-
-
 @functools.cache
 def _data_operands(kind: Any) -> dict[str, Any]:
     """The operands that only data depends on, each with nothing in it."""
-    return dict.fromkeys(declared(kind).named(OperandKind.AT), ())
+    return dict.fromkeys(declared(kind).named(Kind.AT), ())
 
 
 def at_peers(sort: Any) -> bool:
@@ -177,23 +139,22 @@ def at_peers(sort: Any) -> bool:
 
 def tells_parity(sort: Any) -> bool:
     """Whether operations of this sort name a phase's parity beside its barrier."""
-    return isinstance(sort, type) and bool(declared(sort).named(OperandKind.PARITY))
+    return isinstance(sort, type) and bool(declared(sort).named(Kind.PARITY))
 
 
-def _apart(layout: Layout, op: Any) -> tuple[Any, list[tuple[Any, str, int, int]]]:
-    """An operation without its positions, and these: (sort, array, position, positions around)."""
+def _places(layout: Layout, op: Any) -> list[Place]:
     kind, of = type(op), declared(type(op))
-    parities = of.named(OperandKind.PARITY)
+    parities = of.named(Kind.PARITY)
     laps = 2 if parities else 1  # a lap flips the parity
     lap = getattr(op, parities[0]) if parities else 0
-    moves: list[tuple[Any, str, int, int]] = []
-    far = (PEERS,) if any(getattr(op, name) is not None for name in of.named(OperandKind.MASK)) else ()
-    for name in of.named(OperandKind.BAR):
+    found: list[Place] = []
+    far = (PEERS,) if any(getattr(op, name) is not None for name in of.named(Kind.MASK)) else ()
+    for name in of.named(Kind.BAR):
         array, stage, stages = layout.bar_places[getattr(op, name)]
-        moves.append(((kind, *far) if far else kind, array, stage + stages * lap, laps * stages))
-    for name in of.named(OperandKind.SLOT):
-        moves.append(((kind, name, *far), *layout.slot_places[getattr(op, name)]))
-    return (*without_stages(op), *(array for _, array, _, _ in moves)), moves
+        found.append(((kind, *far) if far else kind, array, stage + stages * lap, laps * stages))
+    for name in of.named(Kind.SLOT):
+        found.append(((kind, name, *far), *layout.slot_places[getattr(op, name)]))
+    return found
 
 
 # ---- renaming --------------------------------------------------------------------------------------------------------
@@ -234,7 +195,7 @@ class Renaming:
         """The same operation of a warp there."""
         layout, cta = self.layout, agent // self.layout.warps
         bars, slots = cta * layout.nbars, cta * layout.nslots
-        key = cta, without_position(op)
+        key = cta, without_data(op)
         found = self._renamed.get(key)
         if found is None:
             of = declared(type(op))

@@ -17,7 +17,8 @@ from tmapipe.isa import Access, Proxy, Start, declared, proxy_of
 from tmapipe.model.layout import Layout, Shapes, locate
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.program import operations
-from tmapipe.program.expressions import Call
+from tmapipe.program.expressions import Call, every
+from tmapipe.prove.solver import replaced
 from tmapipe.prove.symbols import Sym, leaf
 
 if TYPE_CHECKING:
@@ -174,12 +175,10 @@ def _run_cluster(program: Any, layout: Layout, problem: Problem, most: int) -> t
 def _through_async(nodes: list[Any]) -> set[str]:
     """Names of what TMA or wgmma access in some run."""
     found: set[str] = set()
-    for node in nodes:
-        found |= _through_async(node.inside)
-        for op in node.ops if type(node) is Call else ():
-            for effect in declared(type(op)).all(Access) + declared(type(op)).all(Start):
-                if effect.slot and proxy_of(effect.proxy, op) is Proxy.ASYNC:
-                    found.add(getattr(op, effect.slot).buffer.name)
+    for op in (op for node in every(nodes) if type(node) is Call for op in node.ops):
+        for effect in declared(type(op)).all(Access) + declared(type(op)).all(Start):
+            if effect.slot and proxy_of(effect.proxy, op) is Proxy.ASYNC:
+                found.add(getattr(op, effect.slot).buffer.name)
     return found
 
 
@@ -405,7 +404,7 @@ class _Search:
         return found
 
 
-def _distance(x: Any, values: dict[Sym, int]) -> int:
+def _distance(x: Any, values: Mapping[Sym, int]) -> int:
     """By how much a condition fails; 0 if it holds, or has no number."""
     try:
         if not isinstance(x, Sym):
@@ -423,45 +422,9 @@ def _distance(x: Any, values: dict[Sym, int]) -> int:
         return 0
 
 
-def value_of(x: Any, values: dict[Sym, int]) -> int:
+def value_of(x: Any, values: Mapping[Sym, int]) -> int:
     """The number that a formula has with these leaves. Raises `NoNumber` if it has none."""
-    if not isinstance(x, Sym):
-        return int(x)
-    a = x.args
-    if x.op == "leaf":
-        return values[x]
-    if x.op == "sum":
-        return a[0] + sum(n * value_of(term, values) for term, n in a[1])
-    if x.op == "select":
-        return value_of(a[1] if value_of(a[0], values) else a[2], values)
-    if x.op == "div" and not value_of(a[1], values):
+    found = replaced(x, values)
+    if isinstance(found, Sym):
         raise NoNumber
-    operate = _OF.get(x.op)
-    if operate is None:
-        raise NoNumber
-    return int(operate(*(value_of(each, values) for each in a)))
-
-
-def _product(*factors: int) -> int:
-    found = 1
-    for each in factors:
-        found *= each
-    return found
-
-
-_OF: dict[str, Any] = {
-    "prod": _product,
-    "div": lambda a, b: a // b,
-    "ge": lambda a: a >= 0,
-    "eq": lambda a: a == 0,
-    "not": lambda a: not a,
-    "all": lambda *all_: all(all_),
-    "any": lambda *any_: any(any_),
-    "number": lambda a: a,
-    "min": min,
-    "max": max,
-    "abs": abs,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-}
+    return int(found)

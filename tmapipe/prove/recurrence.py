@@ -12,7 +12,6 @@ import numpy as np
 from tmapipe.check import Step
 from tmapipe.check.linear import LinearCheck, look_now
 from tmapipe.check.phases import Known, knows
-from tmapipe.isa import ArriveAt, declared
 from tmapipe.isa.ops import Flight
 from tmapipe.model.barriers import REGISTERS
 from tmapipe.model.layout import Layout
@@ -277,9 +276,8 @@ class Doing:
         self.moves = [((agent, sort, array), stage, around) for sort, array, stage, around in positions.places(op)]
         found = (state.future.visits.place(agent, *each[:3]) for each in positions.places(op))
         self.visits = [each for each in found if each is not None]
-        meets = None if self.moves else declared(kind).effect(ArriveAt)
-        if meets is not None:
-            positions.arrivals.add((agent, getattr(op, meets.barrier) if meets.barrier else CLUSTER))
+        if not self.moves:
+            positions.meet(agent, op)
         for key, stage, _ in self.moves:
             positions.touched.setdefault(key, set()).add(stage)
 

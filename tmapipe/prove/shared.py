@@ -13,19 +13,16 @@ from typing import Any, NamedTuple
 from tmapipe.isa import Kind, declared
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
-from tmapipe.program.expressions import Call, If, Let, resolve
+from tmapipe.program.expressions import Call, Let, every, resolve
 from tmapipe.protocol.tile import Tile
 from tmapipe.prove.solver import Solver, after, arithmetic, replaced
 from tmapipe.prove.symbols import (
     WITHOUT_OPERATIONS,
     Slice,
     Sym,
-    add,
     at_least_0,
-    divide,
     is_silent,
     leaf,
-    multiply,
     operands,
     parts,
     tested,
@@ -75,34 +72,22 @@ class Shared:
         self.teams = any(role.teams > 1 for role in program.plan.roles)
         self.tested = tested(program.nodes) if self.teams else frozenset()
         self.assume: Callable[[Any], None] = lambda condition: None  # told of what holds of a tile
-        self._carried: dict[int, list[Any]] = {}
-        self._inert: dict[int, bool] = {}
         self._next: dict[int, tuple[list[Any], list[int]]] = {}
-        self._symbols: dict[Any, Any] = {}
-        self._local: dict[type, bool] = {}
         self.values: dict[Any, Any] = {}  # of expressions, by warp and values of their variables
         self.emitted: dict[Any, list[Any]] = {}  # operations of instructions, likewise
-        self._operands: dict[int, Operands] = {}
         self._straight: dict[tuple[int, int], Straight] = {}
-        self._alive: list[Call] = []
+        self.inert, self.carried = functools.cache(self._is_inert), functools.cache(self._carried_by)
+        self.operands_of, self.symbol = functools.cache(self._operands_of), functools.cache(self._symbol)
+        self.local = functools.cache(lambda kind: declared(kind).local)
+        self.variables_in = functools.cache(lambda x: tuple(variables(x)))  # in an expression, in some order
 
-    def alive(self, node: Call) -> Call:
-        """The node, which stays alive as long as what is remembered of it, by its id."""
-        self._alive.append(node)
-        return node
-
-    def operands_of(self, node: Call) -> Operands:
+    def _operands_of(self, node: Call) -> Operands:
         """The operands of an instruction, and the variables on which its operations depend."""
-        found = self._operands.get(id(node))
-        if found is None:
-            special = "_do_nothing" if node.method in WITHOUT_OPERATIONS else f"_{node.method}"
-            if hasattr(Walker, special):
-                found = Operands([], (), special)
-            else:
-                given = operands(node)
-                found = Operands(given, tuple(variables([x for _, x, data in given if not data])), "")
-            self._operands[id(node)] = found
-        return found
+        special = "_do_nothing" if node.method in WITHOUT_OPERATIONS else f"_{node.method}"
+        if hasattr(Walker, special):
+            return Operands([], (), special)
+        given = operands(node)
+        return Operands(given, tuple(variables([x for _, x, data in given if not data])), "")
 
     def straight(self, nodes: list[Any], at: int) -> Straight:
         """The instructions from number *at* of a block on that come one after another. None, if a decision bears on the first,
@@ -120,17 +105,10 @@ class Shared:
             found = self._straight[id(nodes), first] = Straight(calls, tuple(every))
         return found
 
-    @functools.cached_property
-    def variables_in(self) -> Callable[[Any], tuple[Any, ...]]:
-        """The variables in an expression, in some order."""
-        return functools.cache(lambda x: tuple(variables(x)))
-
     def emit(self, op: Any) -> None:
         queue, node = self.emitting
         kind = type(op)
-        if kind not in self._local:
-            self._local[kind] = declared(kind).local
-        if self._local[kind]:
+        if self.local(kind):
             return
         self.foresee(node, op)
         for name, of in declared(kind).operands.items():
@@ -162,40 +140,22 @@ class Shared:
             return ()
         return tuple(x for x in map(resolve, tile._coordinates.values()) if x in self.decides or x in self.tested)
 
-    def inert(self, node: Any) -> bool:
-        """Whether a loop or branch executes nothing that synchronizes, and gives nothing on which something depends."""
-        if id(node) not in self._inert:
-            self._inert[id(node)] = self._is_inert(node)
-        return self._inert[id(node)]
-
     def _is_inert(self, node: Any) -> bool:
-        if type(node) is Let:
-            return True
-        if type(node) is Call:
-            given = node.results
-        elif type(node) is If:
-            given = [phi for phi, _, _ in node.phis]
-        else:
-            given = [each for phi, _, _, after in node.carried for each in (phi, after)]
+        """Whether a loop or branch executes nothing that synchronizes, and gives nothing on which something depends."""
         silent = all(map(self.inert, node.inside)) and (type(node) is not Call or is_silent(node))
-        return silent and self.decides.isdisjoint(given)
+        return silent and self.decides.isdisjoint(node.given)
 
-    def carried(self, node: Any) -> list[Any]:
+    def _carried_by(self, node: Any) -> list[Any]:
         """What a loop carries that decides something."""
-        if id(node) not in self._carried:
-            self._carried[id(node)] = [each for each in node.carried if each[0] in self.decides]
-        return self._carried[id(node)]
+        return [each for each in node.carried if each[0] in self.decides]
 
-    def symbol(self, x: Any) -> Any:
+    def _symbol(self, x: Any) -> Any:
         """What a symbol of the program is."""
-        if x not in self._symbols:
-            extents = self.program.isa.symbols["extents"]
-            if x in extents:
-                argument, dim = extents[x]
-                self._symbols[x] = self._extent(self.program.plan.dims[argument][dim])
-            else:
-                self._symbols[x] = leaf("of the launch", x.args[0])
-        return self._symbols[x]
+        extents = self.program.isa.symbols["extents"]
+        if x not in extents:
+            return leaf("of the launch", x.args[0])
+        argument, dim = extents[x]
+        return self._extent(self.program.plan.dims[argument][dim])
 
     def _extent(self, name: str) -> Any:
         relation = next((each for each in self.program.plan.relations if each.name == name), None)
@@ -203,8 +163,8 @@ class Shared:
             return leaf("extent", name)
         if relation.size is not None:
             return relation.size
-        of = multiply(self._extent(str(relation.of)), relation.times)
-        found = add(divide(add(of, relation.per - 1), relation.per), relation.plus)
+        of = self._extent(str(relation.of)) * relation.times
+        found = (of + relation.per - 1) // relation.per + relation.plus
         if relation.plus >= 0:
             return found
         return arithmetic("max", found, 0)
@@ -339,7 +299,7 @@ def without(number: Any, other: Any) -> Any:
     """The number less as many times another one as one of its terms has."""
     terms, others = parts(number)[1], parts(other)[1]
     times = next((n // others[term] for term, n in terms.items() if term in others), 1)
-    return add(number, other, -times)
+    return number - times * other
 
 
 # ---- together --------------------------------------------------------------------------------------------------------
@@ -352,11 +312,11 @@ class Together:
 
     def __init__(self, shared: Shared, solver: Solver):
         self.shared, self.solver = shared, solver
-        self._names: dict[int, frozenset[str]] = {}
+        self.arrays = functools.cache(self._arrays)
 
     def missing(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> set[str]:
         """The arrays of these loops for which somebody waits that is not in a loop of its own yet."""
-        names: set[str] = set().union(*(self._arrays(node) for _, node in group))
+        names: set[str] = set().union(*(self.arrays(node) for _, node in group))
         waits = [self._waited_for(w) for w, stop in zip(now.walkers, stops, strict=True) if stop is None]
         return names & set().union(*waits)
 
@@ -371,7 +331,7 @@ class Together:
         """Those that go over the same rings; of several such groups, the one of which nobody is missing."""
         groups: list[tuple[set[str], list[tuple[Walker, Any]]]] = []
         for walker, node in heads:
-            names = set(self._arrays(node)) or {f"{id(node)}"}
+            names = set(self.arrays(node)) or {f"{id(node)}"}
             mine = [group for group in groups if group[0] & names]
             groups = [group for group in groups if group not in mine]
             groups.append((names.union(*(g[0] for g in mine)), [(walker, node), *(x for g in mine for x in g[1])]))
@@ -391,20 +351,15 @@ class Together:
         for frame in reversed(walker.frames):
             if frame[0] == "block":
                 for node in frame[1][frame[2] :]:
-                    found |= self._arrays(node)
+                    found |= self.arrays(node)
             elif frame[0] == "joint":
                 break
         return found
 
-    def _arrays(self, node: Any) -> frozenset[str]:
+    def _arrays(self, node: Any) -> set[str]:
         """Arrays of barriers that a node uses."""
-        if id(node) not in self._names:
-            found: set[str] = set()
-            if type(node) is Call:
-                found = {x.name for x in node.args if isinstance(x, Barrier)}
-            found = found.union(*map(self._arrays, node.inside))
-            self._names[id(node)] = frozenset(found)
-        return self._names[id(node)]
+        calls = (each for each in every([node]) if type(each) is Call)
+        return {x.name for each in calls for x in each.args if isinstance(x, Barrier)}
 
     def paces(self, now: Point, nodes: list[Any], counts: list[Any]) -> list[int]:
         """How many iterations of each loop go with those of the others."""
@@ -435,7 +390,7 @@ class Together:
     def _as_often(self, now: Point, a: Any, b: Any) -> bool:
         """Whether loops of these counts run equally often: not at all, if both are 0 or less."""
         return self.equal(now, a, b) or not any(
-            self.solver.possible((at_least_0(add(add(one, other, -1), -1)), at_least_0(add(one, -1)), *now.facts))
+            self.solver.possible((at_least_0(one - other - 1), at_least_0(one - 1), *now.facts))
             for one, other in ((a, b), (b, a))
         )
 
@@ -443,11 +398,11 @@ class Together:
         if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
             return True
         turns = now.turns()
-        apart = replaced(add(a, b, -1), turns)
+        apart = replaced(a - b, turns)
         if not isinstance(apart, Sym):
             return bool(apart == 0)
         facts = [replaced(each, turns) for each in now.facts]
-        more, less = at_least_0(add(apart, -1)), at_least_0(add(-1, apart, -1))
+        more, less = at_least_0(apart - 1), at_least_0(-1 - apart)
         return not (self.solver.possible((more, *facts)) or self.solver.possible((less, *facts)))
 
 

@@ -19,7 +19,6 @@ from tmapipe.prove.symbols import (
     is_0,
     leaf,
     modulo,
-    multiply,
     negated,
     parts,
     total,
@@ -41,7 +40,7 @@ def _number(value: Any) -> Any:
 
 def _extreme(name: str, least: bool) -> Callable[..., Any]:
     def operate(a: Any, b: Any) -> Any:
-        apart = add(b, a, -1)
+        apart = b - a
         if not isinstance(apart, Sym):
             return a if (apart >= 0) == least else b
         return intern(name, *sorted((a, b), key=lambda x: (isinstance(x, Sym), x.number if isinstance(x, Sym) else x)))
@@ -92,7 +91,7 @@ def skipped(slot: Any, parity: Any, slots: Any, stages: int, ring: str) -> tuple
         base, before = parity.args[:2]
         if slot is not after("slot after", base, before, stages, ring):
             return None, None
-        slots = add(slots, before)
+        slots = slots + before
     elif isinstance(slot, Sym) or isinstance(parity, Sym):
         return None, None
     else:
@@ -114,7 +113,7 @@ def after(kind: str, base: int, slots: Any, stages: int, ring: str) -> Any:
 def _next(slot: Any, stages: int) -> Any:
     if isinstance(slot, Sym) and slot.op == "slot after" and slot.args[2] == stages:
         return after(slot.op, slot.args[0] + 1, *slot.args[1:])
-    return _select(is_0(add(add(slot, 1), stages, -1)), 0, add(slot, 1))
+    return _select(is_0(slot + 1 - stages), 0, slot + 1)
 
 
 def _flipped(parity: Any, slot: Any, stages: int) -> Any:
@@ -127,25 +126,25 @@ def _flipped(parity: Any, slot: Any, stages: int) -> Any:
 
 #: operation of a program's expressions -> what it gives
 _OF: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: add(_number(a), _number(b)),
-    "sub": lambda a, b: add(_number(a), _number(b), -1),
-    "mul": lambda a, b: multiply(_number(a), _number(b)),
+    "add": lambda a, b: _number(a) + _number(b),
+    "sub": lambda a, b: _number(a) - _number(b),
+    "mul": lambda a, b: _number(a) * _number(b),
     "floordiv": lambda a, b: divide(_number(a), _number(b)),
     "mod": lambda a, b: modulo(_number(a), _number(b)),
-    "neg": lambda a: add(0, _number(a), -1),
-    "lshift": lambda a, b: multiply(_number(a), 1 << b) if not isinstance(b, Sym) else intern("lshift", a, b),
+    "neg": lambda a: -_number(a),
+    "lshift": lambda a, b: _number(a) * (1 << b) if not isinstance(b, Sym) else intern("lshift", a, b),
     "rshift": lambda a, b: divide(_number(a), 1 << b) if not isinstance(b, Sym) else intern("rshift", a, b),
     "and": _bits("and", lambda a, b: a & b),
     "or": _bits("or", lambda a, b: a | b),
     "xor": _bits("xor", lambda a, b: a ^ b),
-    "lt": _compare(lambda a, b: at_least_0(add(add(b, a, -1), -1))),
-    "le": _compare(lambda a, b: at_least_0(add(b, a, -1))),
-    "gt": _compare(lambda a, b: at_least_0(add(add(a, b, -1), -1))),
-    "ge": _compare(lambda a, b: at_least_0(add(a, b, -1))),
-    "eq": _compare(lambda a, b: is_0(add(a, b, -1))),
-    "ne": _compare(lambda a, b: negated(is_0(add(a, b, -1)))),
+    "lt": _compare(lambda a, b: at_least_0(b - a - 1)),
+    "le": _compare(lambda a, b: at_least_0(b - a)),
+    "gt": _compare(lambda a, b: at_least_0(a - b - 1)),
+    "ge": _compare(lambda a, b: at_least_0(a - b)),
+    "eq": _compare(lambda a, b: is_0(a - b)),
+    "ne": _compare(lambda a, b: negated(is_0(a - b))),
     "not": lambda a: negated(truth(a)),
-    "invert": lambda a: add(-1, _number(a), -1),
+    "invert": lambda a: -1 - _number(a),
     "min": _extreme("min", True),
     "max": _extreme("max", False),
     "abs": lambda a: abs(a) if not isinstance(a, Sym) else intern("abs", a),
@@ -186,12 +185,12 @@ def _replaced(value: Sym, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> A
         constant, found = value.args[0], 0
         for term, n in value.args[1]:
             found = add(found, replaced(term, changes, memo), n)
-        return add(found, constant)
+        return found + constant
     args = [_inside(each, changes, memo) for each in value.args]
     if value.op == "prod":
         made: Any = 1
         for each in args:
-            made = multiply(made, each)
+            made = made * each
         return made
     if value.op == "ge":
         return at_least_0(args[0])
@@ -283,14 +282,14 @@ class Solver:
             elif condition.op == "ge":
                 rows.append(condition.args[0])
             elif condition.op == "eq":
-                rows += [condition.args[0], add(0, condition.args[0], -1)]
+                rows += [condition.args[0], -condition.args[0]]
             elif condition.op == "all":
                 todo += condition.args
             elif condition.op == "any":
                 choices.append(condition.args)
             elif condition.op == "not" and condition.args[0].op == "eq":
                 value = condition.args[0].args[0]
-                choices.append((at_least_0(add(value, -1)), at_least_0(add(-1, value, -1))))
+                choices.append((at_least_0(value - 1), at_least_0(-1 - value)))
         definitions, of_terms = self._definitions(rows, settled)
         if not self._rows_possible(rows + definitions):
             return False, left
@@ -333,22 +332,22 @@ class Solver:
         choice: Choice = ()
         if term.op == "leaf":
             low, high = self.bounds(term)
-            new = [] if low is None else [add(term, -low)]
-            new += [] if high is None else [add(high, term, -1)]
+            new = [] if low is None else [term - low]
+            new += [] if high is None else [high - term]
         elif term.op == "div" and not isinstance(term.args[1], Sym) and term.args[1] > 0:
             a, b = term.args
-            new = [add(a, term, -b), add(add(b - 1, a, -1), term, b)]
+            new = [a - b * term, b * term + b - 1 - a]
         elif term.op in ("min", "max"):
             a, b = term.args
             sign = 1 if term.op == "min" else -1
-            new = [add(0, add(each, term, -1), sign) for each in (a, b)]
-            choice = tuple(at_least_0(add(0, add(term, each, -1), sign)) for each in (a, b))
+            new = [sign * (each - term) for each in (a, b)]
+            choice = tuple(at_least_0(sign * (term - each)) for each in (a, b))
         elif term.op == "select":
             condition, a, b = term.args
-            same = [both(at_least_0(add(term, each, -1)), at_least_0(add(each, term, -1))) for each in (a, b)]
+            same = [both(at_least_0(term - each), at_least_0(each - term)) for each in (a, b)]
             choice = (both(condition, same[0]), both(negated(condition), same[1]))
         elif term.op == "number":
-            new = [term, add(1, term, -1)]
+            new = [term, 1 - term]
         elif term.op == "prod" and all(self._least(factor) for factor in term.args):
             new = [term]
         return new, choice, [each for row in new for each in terms_of(row)]

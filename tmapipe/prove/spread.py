@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from tmapipe.isa import Arm, Arrive, ArriveAt, Group, Start, Wait, WaitAt, decla
 from tmapipe.isa.fragment import ClusterExchange
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
-from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.program.expressions import Call, If, Let
 from tmapipe.prove.places import is_role
 from tmapipe.prove.positions import CLUSTER, FactKey, Future, PositionKey, at_peers, stages_of, tells_parity
 from tmapipe.prove.shared import Shared, arrays_of
@@ -39,6 +41,10 @@ class Uses(NamedTuple):
         return Uses(self.tells | other.tells, self.far | other.far, self.hears | other.hears)
 
 
+def _all(uses: Iterable[Uses]) -> Uses:
+    return functools.reduce(operator.or_, uses, Uses())
+
+
 class Spread:
     """The uses of barriers in one program, by node, for each warp.
 
@@ -50,9 +56,8 @@ class Spread:
         self.shared, self.layout = shared, shared.layout
         self.arrays = {name: 1 << i for i, name in enumerate(self.layout.bar_base)}
         self.named, self.group, self.cluster = (1 << len(self.arrays) + i for i in range(3))
-        self._calls: dict[int, Uses] = {}
-        self._nodes: dict[tuple[int, int], Uses] = {}
         self._blocks: dict[tuple[int, int, int], Uses] = {}
+        self._call = functools.cache(self._of_call)
         self._tellings: dict[Any, Telling] = {}
         self._seen: set[tuple[int, type]] = set()
 
@@ -86,42 +91,26 @@ class Spread:
             found |= self._of_op(op)
         return found
 
-    def _block(self, walker: Walker, nodes: Any, at: int) -> Uses:
+    def _block(self, walker: Walker, nodes: list[Any], at: int = 0) -> Uses:
         key = walker.agent, id(nodes), at
         if key not in self._blocks:
-            found = Uses()
-            for node in nodes[at:]:
-                found |= self.of_node(walker, node)
-            self._blocks[key] = found
+            self._blocks[key] = _all(self.of_node(walker, node) for node in nodes[at:])
         return self._blocks[key]
 
     def of_node(self, walker: Walker, node: Any) -> Uses:
         if type(node) is Call:
             return self._call(node)
-        key = walker.agent, id(node)
-        if key not in self._nodes:
-            found = Uses()
-            if type(node) is If:
-                taken = truth(walker.number(node.condition)) if is_role(node) else None
-                found |= self._block(walker, node.then, 0) if taken is not False else found
-                found |= self._block(walker, node.other, 0) if taken is not True else found
-            elif type(node) in (For, While):
-                found |= self._block(walker, node.body, 0)
-            self._nodes[key] = found
-        return self._nodes[key]
+        arms = [node.then, node.other] if type(node) is If else [] if type(node) is Let else [node.body]
+        if type(node) is If and is_role(node):
+            arms = [node.then if truth(walker.number(node.condition)) else node.other]
+        return _all(self._block(walker, arm) for arm in arms)
 
-    def _call(self, node: Call) -> Uses:
-        if id(node) not in self._calls:
-            found = Uses()
-            for op in node.ops:
-                found |= self._of_op(op)
-            for x in node.args if not node.ops else ():
-                barrier = x.full if isinstance(x, ClusterExchange) else x
-                if isinstance(barrier, Barrier):
-                    bit = self.arrays[barrier.name]
-                    found |= Uses(bit, bit, bit)
-            self._calls[id(node)] = found
-        return self._calls[id(node)]
+    def _of_call(self, node: Call) -> Uses:
+        if node.ops:
+            return _all(map(self._of_op, node.ops))
+        barriers = (x.full if isinstance(x, ClusterExchange) else x for x in node.args)
+        bits = (self.arrays[x.name] for x in barriers if isinstance(x, Barrier))
+        return _all(Uses(bit, bit, bit) for bit in bits)
 
     def _of_op(self, op: Any) -> Uses:
         of = declared(type(op))

@@ -12,7 +12,7 @@ import numpy as np
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.prove.problem import Move, Visit, coordinate, is_coordinate, is_turn
 from tmapipe.prove.solver import Solver, replaced
-from tmapipe.prove.symbols import Sym, add, at_least_0, divide, leaf, parts, text
+from tmapipe.prove.symbols import Sym, at_least_0, leaf, parts, text
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
 #
@@ -50,7 +50,7 @@ class Grid(NamedTuple):
     def below(self, by: int) -> tuple[Any, ...]:
         """That a tile is so many tiles below the diagonal or more, if the order has none above it."""
         *_, m, n = ("", *self.tile)
-        return (at_least_0(add(add(coordinate(m), coordinate(n), -1), -by)),) if self.lower else ()
+        return (at_least_0(coordinate(m) - coordinate(n) - by),) if self.lower else ()
 
     def one(self, dim: str) -> bool:
         """Whether there is but one tile along a dimension, whatever its extent may be."""
@@ -224,7 +224,7 @@ def _alone(grid: Grid, axes: tuple[Axis, ...], some: list[frozenset[Sym]], solve
     free = _free(grid, axes)
     other = {each: leaf("tile", f"other {each.args[1]}") for each in free}
     for each in free:
-        further = at_least_0(add(add(other[each], each, -1), -1))
+        further = at_least_0(other[each] - each - 1)
         for one in some:
             for another in some:
                 if solver.possible((*one, *(replaced(fact, other) for fact in another), further)):
@@ -357,7 +357,7 @@ def counts_to(count: Any, dim: str, stride: int, most: int | None) -> bool:
         return count * stride >= most
     if count is None:
         return False
-    further = add(count, divide(add(leaf("extent", dim), stride - 1), stride), -1)
+    further = count - (leaf("extent", dim) + stride - 1) // stride
     return not isinstance(further, Sym) and further >= 0
 
 

@@ -7,12 +7,13 @@ import inspect
 import itertools
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from tmapipe.isa.fragment import ClusterExchange, SlotRef
 from tmapipe.isa.fragments import Fragments
 from tmapipe.isa.ops import Isa
-from tmapipe.program.expressions import Call, Expr, Let, Var, resolve
+from tmapipe.program.expressions import Call, Expr, Let, Var, every, resolve
 
 # ---- symbols ---------------------------------------------------------------------------------------------------------
 #
@@ -32,7 +33,7 @@ _numbers = itertools.count()
 
 
 class Sym:
-    """A number or a condition that is not decided. Interned: compare by `is`.
+    """A number or a condition that is not decided. Interned: compare by `is`. Numbers have the operators + - * //.
 
     op: "leaf" (args: its name, a tuple), "sum" (args: constant, ((term, factor), ...)), "prod" (terms), "ge" and "eq" (args: a
     sum that is at least 0, or 0), or the name of another operation. number: of its making, by which terms are ordered.
@@ -57,6 +58,26 @@ class Sym:
         raise TypeError(f"a decision on {text(self)}, which is open")
 
     __index__ = __int__ = __bool__
+
+    def __add__(self, other: Any) -> Any:
+        return add(self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return multiply(self, other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __sub__(self, other: Any) -> Any:
+        return add(self, other, -1)
+
+    def __rsub__(self, other: Any) -> Any:
+        return add(other, self, -1)
+
+    def __neg__(self) -> Any:
+        return add(0, self, -1)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return divide(self, other)
 
     def __repr__(self) -> str:
         return text(self)
@@ -372,7 +393,8 @@ class Slice:
     def __init__(self, nodes: list[Any]):
         self.decides: set[Any] = set()
         self._from: dict[Any, list[Any]] = {}  # what a variable is computed of
-        self._walk(nodes)
+        for node in every(nodes):
+            self._look(node)
         todo = list(self.decides)
         while todo:
             for x in self._from.get(todo.pop(), ()):
@@ -381,21 +403,14 @@ class Slice:
                         self.decides.add(var)
                         todo.append(var)
 
-    def _walk(self, nodes: list[Any]) -> None:
-        for node in nodes:
-            if type(node) is Let:
-                continue
-            if type(node) is Call:
-                self._call(node)
-                continue
-            test = (node.test,) if is_silent(node) else ()  # it decides only what the node gives, or what is executed
+    def _look(self, node: Any) -> None:
+        if type(node) is Call:
+            self._call(node)
+        elif type(node) is not Let:
+            test = [node.test] if is_silent(node) else []  # it decides only what the node gives, or what is executed
             self.decides |= set() if test else variables(node.test)
-            for phi, *values in getattr(node, "phis", ()):
-                self._from.setdefault(phi, []).extend((*values, *test))
-            for phi, initial, last, after in getattr(node, "carried", ()):
-                self._from.setdefault(phi, []).extend((initial, last, *test))
-                self._from.setdefault(after, []).append(phi)
-            self._walk(node.inside)
+            for variable, x in chain.from_iterable(node.assigned):
+                self._from.setdefault(variable, []).extend((x, *test))
 
     def _call(self, node: Call) -> None:
         if node.method in WITHOUT_OPERATIONS:
@@ -421,14 +436,12 @@ class Slice:
 def tested(nodes: list[Any]) -> frozenset[Any]:
     """All expressions in conditions, counts and numbers of slots to skip."""
     found: set[Any] = set()
-    todo, blocks = list[Any](), [nodes]
-    while blocks:
-        for node in blocks.pop():
-            if type(node) is Call:
-                todo += [node.args[2]] if node.method == "skip" else []
-            elif type(node) is not Let:
-                todo.append(node.test)
-                blocks.append(node.inside)
+    todo: list[Any] = []
+    for node in every(nodes):
+        if type(node) is Call:
+            todo += [node.args[2]] if node.method == "skip" else []
+        elif type(node) is not Let:
+            todo.append(node.test)
     while todo:
         x = resolve(todo.pop())
         if isinstance(x, Expr) and x not in found:

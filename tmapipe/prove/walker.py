@@ -235,7 +235,7 @@ class Walker:
         elif top[0] == "one":
             _, node, base = self.frames.pop()
             self._next(node)
-            self.frames.append(("head", node, arithmetic("add", base, 1)))
+            self.frames.append(("head", node, base + 1))
         elif top[0] == "joint":
             _, node, base, pace, done = self.frames.pop()
             self._next(node)
@@ -276,7 +276,7 @@ class Walker:
     def _begin(self, node: Any, base: Any, pace: int, done: int) -> None:
         """One iteration of an open loop, as the `done`-th of `pace` that go together."""
         if type(node) is For:
-            self.env[node.index] = arithmetic("add", base, done)
+            self.env[node.index] = base + done
         self.frames += [("joint", node, base, pace, done), ("block", node.body, 0)]
 
     def _pass(self) -> None:
@@ -389,7 +389,7 @@ class Walker:
         found: list[Any] = [id(node)]
         for frame in self.frames:
             if frame[0] == "joint":
-                found.append(arithmetic("add", frame[2], frame[4]))
+                found.append(frame[2] + frame[4])
             elif frame[0] in ("for", "one"):
                 found.append(frame[2])
         return tuple(found)
@@ -420,7 +420,7 @@ class Walker:
         self.isa.read_words(self.value(slot), count, lambda: [0] * count)
         for i, result in enumerate(node.results):
             self.env[result] = leaf("word", i, self.reads)
-        self.reads = arithmetic("add", self.reads, 1)
+        self.reads += 1
 
     def _load_entry(self, node: Call) -> None:
         table, i, _ = node.args
