@@ -176,9 +176,11 @@ class Fragments(Carried):
         """``ld.shared::cluster``: as `read_part`, of the slot of the CTA with rank *cta*."""
         raise NotImplementedError
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], pitch: Any = None) -> Fragment:
-        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. *pitch*: elements from
-        one row to the next in a slot with one extent; None: as many as a row of its tile has. Generic proxy."""
+    def read_part(
+        self, slot: SlotRef, layout: ThreadLayout, at: tuple[Value, Value], pitch: Any = None, each: int = 1
+    ) -> Fragment:
+        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. *pitch*, *each*: as of
+        `read`, of a slot with one extent. Generic proxy."""
         raise NotImplementedError
 
     def read_joined(
@@ -188,9 +190,7 @@ class Fragments(Carried):
         gaps: k at k plus (k // length) further, for each (length, further). Generic proxy."""
         raise NotImplementedError
 
-    def read_rows_as_columns(
-        self, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
-    ) -> Fragment:
+    def read_rows_as_columns(self, slot: SlotRef, layout: VectorLayout, starts: Any, pitch: int) -> Fragment:
         """``ld.shared``: rows of a slot as columns of a tile. Column j begins at element starts[j % len(starts)] + j //
         len(starts) * pitch of the slot, counted row by row. Generic proxy."""
         raise NotImplementedError
