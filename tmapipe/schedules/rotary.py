@@ -162,7 +162,7 @@ LEAST, LARGEST = 2 << 10, 40 << 10  # bytes of a tile of x
 EIGHT = 8  # rows of which all begin at multiples of 16 bytes
 THREADS, WARPS = 2048, 24  # of a multiprocessor; and those with which its schedulers are busy
 REGISTERS, OTHERS = 1 << 16, 10  # of a multiprocessor; and of a thread beside what it reads
-SHARED = 220 << 10  # bytes of shared memory of a multiprocessor
+SHARED, OWN = 228 << 10, 2 << 10  # bytes of shared memory of a multiprocessor; and of a CTA beside its slots
 LEAST_TILE = 8 << 10  # bytes, below which starting a CTA counts
 VALUES, MOST = (6, 12), 32  # angles of a thread, from which to which there is no loss; and at most
 VAIN = 1.15  # angles that threads share out for each one that is there, at most
@@ -190,13 +190,14 @@ def rotary_forms(columns: int, heads: int, sizes: tuple[int, int], pairs: bool) 
             continue
         anywhere = sum(bytes_ % ALIGNMENT > 0 for bytes_ in (tile, beside // 2)) if width > 1 else 0
         near, whole = range(angles, int(angles * VAIN) + 1, width), ceil_div(angles, WARP * width) * WARP * width
+        slots = ((n * columns, sizes[0]), *2 * ((ceil_div(n, heads) * angles, sizes[1]),))
+        most = sum(in_boxes(many + 2 * (whole - angles) + EIGHT, LINE // size) * size for many, size in slots)
         for wide, warps in itertools.product({*near, whole}, range(1, MOST_WARPS + 1)):
             if n * wide % (width * WARP * warps) or (values := n * wide // (WARP * warps)) > MOST:
                 continue
             threads = WARP * (warps + 1)
             registers = ceil_div(OTHERS + values * (4 + sizes[0] // 2) // 2, 8) * 8
-            room = REGISTERS // (threads * registers), SHARED // (tile + beside + 2048)
-            if share := min(CTAS, THREADS // threads, *room):
+            if share := min(CTAS, THREADS // threads, REGISTERS // (threads * registers), SHARED // (most + OWN)):
                 ctas = min(share, max(2, ceil_div(FLIGHT, tile)))
                 form = RotaryForm(n, wide, warps, width, ctas)
                 found[form] = _cost(form, angles, tile, beside, pairs) + 0.1 * anywhere
