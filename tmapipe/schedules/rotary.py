@@ -157,16 +157,13 @@ class RotaryForm:
     each: int = 1
 
 
-ROWS = 1024  # of a tile, at most
-LEAST, LARGEST = 2 << 10, 40 << 10  # bytes of a tile of x
-EIGHT = 8  # rows of which all begin at multiples of 16 bytes
+ROWS, EIGHT = 1024, 8  # rows of a tile, at most; of which all begin at multiples of 16 bytes
+LEAST, SMALL, LARGEST = 2 << 10, 8 << 10, 40 << 10  # bytes of a tile of x; below the second, starting a CTA counts
 THREADS, WARPS = 2048, 24  # of a multiprocessor; and those with which its schedulers are busy
 REGISTERS, OTHERS = 1 << 16, 10  # of a multiprocessor; and of a thread beside what it reads
 SHARED, OWN = 228 << 10, 2 << 10  # bytes of shared memory of a multiprocessor; and of a CTA beside its slots
-LEAST_TILE = 8 << 10  # bytes, below which starting a CTA counts
 VALUES, MOST = (6, 12), 32  # angles of a thread, from which to which there is no loss; and at most
-VAIN = 1.15  # angles that threads share out for each one that is there, at most
-MOST_WARPS, CTAS = 16, 32
+MOST_WARPS, CTAS, VAIN = 16, 32, 1.15  # at most; and angles that are shared out for each one that is there
 
 
 @functools.lru_cache(maxsize=4096)
@@ -210,7 +207,7 @@ def _cost(form: RotaryForm, angles: int, tile: int, beside: int, pairs: bool) ->
     lost = 0.6 * max(0.0, FLIGHT / (form.ctas * tile) - 1)
     lost += 0.3 * max(0.0, WARPS / (form.ctas * form.warps) - 1)
     lost += 0.03 * (8 // form.width // (1 + pairs) - 1)
-    lost += 0.05 * max(0.0, LEAST_TILE / tile - 1)
+    lost += 0.05 * max(0.0, SMALL / tile - 1)
     lost += 0.05 * max(0.0, VALUES[0] / values - 1) + 0.05 * max(0.0, values / VALUES[1] - 1)
     lost += 0.1 * max(0.0, 3 / form.ctas - 1)
     lost += 0.0 if VectorLayout((form.rows, form.angles), form.width, form.warps, 0).even else 0.05 / form.width
@@ -232,7 +229,7 @@ class RotaryRows(Schedule):
         inverse: As of `RotaryTiles`.
 
     Raises:
-        InputError: *form* is none for such rows.
+        InputError: An argument is not as above, such as a *form* of other rows.
     """
 
     load, work = Role(warps=1), Role(warps=4)
@@ -253,9 +250,14 @@ class RotaryRows(Schedule):
         if not (is_count(columns) and is_count(heads)) or columns % 2:
             rule = "are an even number of columns, and rows of equal angles"
             raise InputError("RotaryRows(columns, heads)", (columns, heads), rule, "e.g. 128 and 8")
-        fits = isinstance(form, RotaryForm) and (form.rows % heads == 0 or heads % form.rows == 0)
-        if not fits:
-            raise InputError("RotaryRows(form)", form, f"has a multiple or a divisor of {heads} rows", "use fewer rows")
+        known = isinstance(form, RotaryForm) and all(map(is_count, attrs.astuple(form)))
+        if not known or form.angles < columns // 2 or (form.rows % heads and heads % form.rows):
+            rule = f"has a multiple or a divisor of {heads} rows, and {columns // 2} angles or more"
+            raise InputError("RotaryRows(form)", form, rule, "see rotary_form()")
+        counts = [isinstance(some, tuple) and len(some) for some in (sizes, begins)]
+        if counts != [2, 3] or not {*sizes} <= {2, 4} or not all(type(n) is int and n >= -1 for n in begins):
+            rule = "are bytes of an element of x and of a table, and three elements, or -1"
+            raise InputError("RotaryRows(sizes, begins)", (sizes, begins), rule, "e.g. (2, 2) and (-1, -1, -1)")
         self.columns, self.angles, self.heads, self.form = columns, columns // 2, heads, form
         self.pairs, self.rotate, self.begins = pairs, _rotated_back if inverse else _rotated, begins
         self.units = ALIGNMENT // sizes[0], ALIGNMENT // sizes[1], ALIGNMENT // sizes[1]
@@ -321,10 +323,15 @@ class Rotary:
         pairs: Whether pair i is columns 2 i and 2 i + 1, as GPT-J has it; else columns i and i + r, as GPT-NeoX and Llama do,
             where r is the number of angles.
         inverse: Whether they are rotated the other way, by minus the angles: the gradient of the other is this one.
+
+    Raises:
+        InputError: *pairs* or *inverse* is neither True nor False.
     """
 
     def __init__(self, pairs: bool = False, inverse: bool = False):
-        self._given = bool(pairs), bool(inverse)
+        check_bool("Rotary(pairs)", pairs)
+        check_bool("Rotary(inverse)", inverse)
+        self._given = pairs, inverse
         self.fitted: dict[Any, RotaryTiles | RotaryRows] = {}
         self.copy = Copy()
 
@@ -481,8 +488,8 @@ def _dense(x: Any, tables: list[Any], out: Any) -> tuple[int, int, int, Any] | N
 
 def _meet(x: Any, y: Any) -> bool:
     """Whether the memory of two tensors, from first to last element, overlaps."""
-    (one, other), (mine, others) = ([*map(address_of, (x, y))], [_reach(each) * each.dtype.itemsize for each in (x, y)])
-    return one < other + others and other < one + mine
+    apart = address_of(x) - address_of(y)
+    return -_reach(x) * x.dtype.itemsize < apart < _reach(y) * y.dtype.itemsize
 
 
 def _reach(x: Any) -> int:
