@@ -185,8 +185,8 @@ def test_rows_side_by_side_that_begin_later_and_count_often():
 
     class Later(SideBySide):
         load, work = SideBySide.load, SideBySide.work
-        more = {"at": 2, "each": 2}
 
+    Later.more = {"at": 2, "each": 2}
     assert torch.equal(Later()(x, torch.empty(24)), (rows.sum(2) - rows[..., :2].sum(2)).flatten())
     assert Later().check().ok
     for more, argument, rule in (

@@ -240,7 +240,7 @@ class RotaryRows(Schedule):
         heads: int = 8,
         form: RotaryForm = RotaryForm(32, 64, 4, 8, 8),
         sizes: tuple[int, int] = (2, 2),
-        begins: tuple[int, int, int] = (-1, -1, -1),
+        begins: tuple[int, ...] = (-1, -1, -1),
         vector: int = ALIGNMENT,
         pairs: bool = False,
         inverse: bool = False,
@@ -433,7 +433,7 @@ class Rotary:
             (*_, rows, _), (batch, row, _) = y.shape, strides_of(y)
             y = seen_as(y, (batches, 2, rows, angles), (batch, angles, row, 1))
         vector = min(vector_of(y), form.width * (1 + pairs) * out.dtype.itemsize)
-        key = columns, heads, form, sizes, begins, vector, pairs, self.inverse
+        key: Any = columns, heads, form, sizes, begins, vector, pairs, self.inverse
         if key not in self.fitted:
             self.fitted[key] = RotaryRows(*key)
         each = zip((x, *tables), starts, strict=True)
