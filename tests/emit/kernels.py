@@ -290,6 +290,16 @@ THREADS = {
         {},
         {"b": 2, "m": 20, "n": 40, "p": 80},
     ),
+    "rotary of rows as they lie": Kernel(
+        READY_MADE["Rotary, rows as they lie"],
+        {"cos": "fp32", "sin": "fp32"},
+        {"b": 2, "q": 37, "h": 2, "n": 31, "w": 4588, "u": 1147, "v": 1147},
+    ),
+    "rotary of rows as they lie, pairs": Kernel(
+        READY_MADE["Rotary, rows as they lie, pairs"],
+        {},
+        {"b": 1, "q": 72, "n": 206, "w": 14832, "u": 309, "v": 309},
+    ),
     "elementwise, rows that begin anywhere": Kernel(
         READY_MADE["Elementwise, rows that begin anywhere"], {}, {"m": 100, "n": 101, "w": 10100, "r": 100}
     ),

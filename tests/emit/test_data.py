@@ -33,7 +33,17 @@ def masked():
     S.Attention(64, tile=(64, 1, 96), score=S.Score(mask="m s"))(x[:, :, :20], x, x, mask[:, :100])
 
 
+def rotated(shape, angles, form, pairs=False):
+    """Rows that follow one another, by a table of fp32."""
+    x, table = some(*shape) / 10, torch.rand(angles, generator=torch.Generator().manual_seed(1))
+    tables = [each.expand(*shape[:-1], -1) for each in (table, table + 1)]
+    S.Rotary(pairs).by_rows(x, tables, torch.empty_like(x), S.rotary.RotaryForm(*form))()
+
+
 CALLS = {
+    "odd halves": lambda: rotated((2, 11, 1, 30), (11, 1, 15), (8, 16, 1, 1, 2)),
+    "halves in vectors": lambda: rotated((1, 5, 4, 24), (5, 1, 12), (8, 16, 1, 4, 2, 2)),
+    "odd pairs, some heads": lambda: rotated((1, 3, 16, 22), (3, 1, 11), (8, 12, 1, 1, 2), True),
     "mask of halves": masked,
     "by the engine": lambda: S.Copy((8, 64))(some(21, 136)[:, 8:]),
     "runs of bytes": lambda: copied(some(37, dtype=torch.int8)[1:], 2),

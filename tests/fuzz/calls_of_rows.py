@@ -67,7 +67,7 @@ def _exported(kernels: Any, **options: Any) -> None:
 CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     **{name: (getattr(S, name), {}) for name in (
         "Attention", "CrossEntropy", "CrossEntropyBackward", "Cumsum", "LayerNorm", "LayerNormBackward", "LogSoftmax",
-        "LogSoftmaxBackward", "Reduce", "RmsNorm", "RmsNormBackward", "Rotary", "RotaryTiles", "Softmax",
+        "LogSoftmaxBackward", "Reduce", "RmsNorm", "RmsNormBackward", "Rotary", "RotaryRows", "RotaryTiles", "Softmax",
         "SoftmaxBackward", "Transpose", "TransposeRows", "TransposeTiles", "CopyPlaces", "CopyRuns",
     )},
     "Attention()": (_attended, {}),

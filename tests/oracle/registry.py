@@ -34,6 +34,7 @@ from tmapipe.schedules import (
     PingPong,
     ReduceRows,
     RmsNormRows,
+    RotaryRows,
     RotaryTiles,
     Score,
     SoftmaxBackwardRows,
@@ -46,6 +47,7 @@ from tmapipe.schedules import (
     TransposeTiles,
 )
 from tmapipe.schedules.mainloop import Cooperative, Operand
+from tmapipe.schedules.rotary import RotaryForm
 from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles, GridTiles
 from tmapipe.tiles.persistent import Grouped, PersistentTiles
@@ -296,6 +298,18 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: RotaryTiles((("c m n", 2), ("m n", 4), ("m n", 4)), "c m n", (16, 64), pairs=True),
         lambda: RotaryTiles((("m n", 2), ("n", 2), ("m n", 2)), "m n", (8, 32), pairs=True, inverse=True, each=2),
         ((1, 1, {}), (2, 1, {})),
+    ),
+    Registered(
+        "Rotary, rows as they lie",
+        lambda: RotaryRows(62, 1, RotaryForm(24, 32, 3, 1, 4), (2, 4), (0, 0, 0), 2),
+        lambda: RotaryRows(16, 2, RotaryForm(8, 8, 1, 2, 2, each=2), (2, 2), vector=4),
+        ((2, 1, {"b": 1, "w": 512, "u": 128, "v": 128}),),
+    ),
+    Registered(
+        "Rotary, rows as they lie, pairs",
+        lambda: RotaryRows(206, 24, RotaryForm(8, 104, 13, 1, 4, each=4), (2, 2), (-1, 0, 0), 4, pairs=True),
+        lambda: RotaryRows(14, 4, RotaryForm(8, 8, 1, 1, 2, each=2), (2, 2), (0, 0, 0), 4, True, True),
+        ((2, 1, {"b": 1, "w": 512, "u": 128, "v": 128}),),
     ),
     Registered(
         "Transpose",

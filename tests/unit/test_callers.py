@@ -226,6 +226,31 @@ def test_two_launches_are_made_again(launched):
         assert launch.repeated(others, (x,), None, (y,)) is None
 
 
+@pytest.mark.parametrize("pairs", [False, True], ids=["halves", "pairs"])
+@pytest.mark.parametrize("before", [0, 4])
+def test_a_call_of_rotary_is_one_launch_with_its_tensors(launched, pairs, before):
+    """Of rows that follow one another. x may begin anywhere: it is loaded from the last multiple of 16 bytes before."""
+    x, out, rotary = (
+        half(37 * 4 * 62 + 8)[before:][: 37 * 4 * 62].view(37, 4, 62),
+        half(37, 4, 62),
+        tp.schedules.Rotary(pairs),
+    )
+    cos, sin = torch.rand(37, 1, 31), torch.rand(37, 1, 31)
+    run = rotary.by_rows(x, [each.expand(37, 4, 31) for each in (cos, sin)], out)
+    seen = run.keywords
+    _, launcher, code = launched(seen["x"], seen["cos"], seen["sin"], out=seen["y"], schedule=run.func)
+    code.copied = 0
+    launches = [(launcher, [each.data_ptr() for each in seen.values()])]
+    rotary.__dict__["_again"] = (launch.repeated(launches, (x, cos, sin), out, (out,)),)
+    for other in (out, half(37, 4, 62)):
+        assert rotary(x, cos, sin, out=other) is other
+    assert len(code.launches) == 2 and len(rotary.fitted) == 1
+    assert code.launches[0][0][0] == (37 * 4 * 62 + before,)
+    rotary(x, cos, sin, out=x)  # in place, on the model: by another kernel
+    rotary(x, cos.bfloat16(), sin.bfloat16())
+    assert len(code.launches) == 2 and len(rotary.fitted) == 3
+
+
 def test_what_a_kernel_does_not_fill_is_set_to_zero_again(launched):
     """As of the workspace of a GEMM of which some tiles have fewer parts than others."""
     x, between, y = half(32, 128), half(32, 128), half(32, 128)

@@ -147,7 +147,7 @@ class SideBySide(tp.Schedule):
     ring = tp.BarrierRing(1, producer=load, consumer=work)
     x = tp.TmaLoadStage("w", tile=(256,), ring=ring)
     y = tp.TmaStoreStage("m", tile=(8,), role=work)
-    pitch = 15
+    pitch, more = 15, {}
 
     @load.jit
     def fill(self, k, tile):
@@ -157,7 +157,7 @@ class SideBySide(tp.Schedule):
     @work.jit
     def add(self, k, tile):
         with k.ring.consume() as slot:
-            values = slot.x.read(tile=(8, 32), pitch=self.pitch, width=1)
+            values = slot.x.read(tile=(8, 32), pitch=self.pitch, width=1, **self.more)
         k.y.store(tile, tp.math.row_sum(values, inside=13))
 
 
@@ -177,6 +177,29 @@ def test_rows_side_by_side_in_a_slot():
         pitch = 40
 
     refused(Beyond(), x, torch.empty(24), argument="slot.x.read(pitch)", rule="how far apart 8 rows of 32")
+
+
+def test_rows_side_by_side_that_begin_later_and_count_often():
+    x = torch.arange(24 * 15.0)
+    rows = x.reshape(3, 8, 15)[:, :4].repeat_interleave(2, 1)
+
+    class Later(SideBySide):
+        load, work = SideBySide.load, SideBySide.work
+
+    Later.more = {"at": 2, "each": 2}
+    assert torch.equal(Later()(x, torch.empty(24)), (rows.sum(2) - rows[..., :2].sum(2)).flatten())
+    assert Later().check().ok
+    for more, argument, rule in (
+        ({"at": 120}, "slot.x.read(at)", "where 8 rows begin, 15 apart"),
+        ({"at": -1}, "slot.x.read(at)", "where 8 rows begin"),
+        ({"each": 0}, "slot.x.read(each)", "for how many rows"),
+    ):
+
+        class Wrong(SideBySide):
+            load, work = SideBySide.load, SideBySide.work
+
+        Wrong.more = more
+        refused(Wrong(), x, torch.empty(24), argument=argument, rule=rule)
 
 
 def test_wide_stores_of_tiles_that_begin_elsewhere():

@@ -7,6 +7,7 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.test_row_schedules import BF16, FP16, FP32, close
+from tmapipe.schedules.rotary import RotaryForm, rotary_form
 
 CASES = {  # the shape of x, that of the tables, and both types
     "positions, heads": ((2, 9, 4, 64), (9, 1, 32), BF16, FP32),
@@ -74,13 +75,61 @@ def test_tiles_of_whole_rows_are_safe():
     """Of which threads do not share rows evenly: the tables are read as often as there are rows."""
     rotary = tp.schedules.Rotary()
     for name in ("heads of 80 columns", "heads of 136 columns", "rows of 88 angles"):
-        rotary(*tensors(name))
+        given = tensors(name)
+        want = wanted(*given, False)
+        close(rotary(*given, out=given[0]), want, given[0].dtype)  # in place
     tiles = {schedule.y0.tile: schedule for schedule in rotary.fitted.values()}
     assert sorted(tiles) == [(32, 40), (32, 68), (32, 88)]
     assert [tiles[tile].work.warps for tile in sorted(tiles)] == [5, 17, 11]
     for schedule in tiles.values():
         kinds = {f"x{i}": {2: "bf16", 4: "fp32"}[size] for i, (_, size) in enumerate(schedule.inputs)}
         assert schedule.check(kinds | {"y0": kinds["x0"], "y1": kinds["x0"]}).ok
+
+
+FORMS = {  # the shape of x, that of the tables, and how rows are shared out
+    "rows of several positions": ((2, 37, 4, 30), (37, 1, 15), RotaryForm(32, 15, 3, 1, 2)),
+    "angles that are not there": ((2, 37, 1, 62), (37, 1, 31), RotaryForm(7, 32, 7, 1, 2)),
+    "some heads of a position": ((1, 5, 24, 38), (5, 1, 19), RotaryForm(8, 20, 1, 1, 2)),
+    "batches that begin anywhere": ((3, 35, 1, 42), (35, 1, 21), RotaryForm(16, 22, 1, 1, 2)),
+    "vectors, not all of them there": ((2, 9, 8, 136), (9, 1, 68), RotaryForm(16, 72, 3, 4, 2)),
+    "tiles one after another": ((2, 33, 4, 24), (33, 1, 12), RotaryForm(16, 12, 1, 2, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["halves", "pairs"])
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name, pairs):
+    """Rows that follow one another are read where they lie, in whatever form, and the kernel is safe."""
+    shape, angles, form = FORMS[name]
+    source = torch.Generator().manual_seed(len(name))
+    x, turn = torch.randn(shape, generator=source).to(BF16), 9 * torch.rand(angles, generator=source)
+    tables = turn.cos(), turn.sin().clone()
+    out, rotary = torch.full_like(x, 77), tp.schedules.Rotary(pairs)
+    rotary.by_rows(x, [table.expand(*shape[:-1], -1) for table in tables], out, form)()
+    close(out, wanted(x, *tables, pairs), BF16)
+    ((_, schedule),) = rotary.fitted.items()
+    assert schedule.check({"x": "bf16", "cos": "fp32", "sin": "fp32", "y": "bf16"}).ok
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 4), (4, 4)], ids=str)
+@pytest.mark.parametrize("heads", [1, 3, 24])
+def test_every_length_has_a_form(sizes, heads):
+    """Of each length that is drawn, and of primes, tiles have room in shared memory and in registers."""
+    for columns in (4, 6, 34, 62, 64, 74, 106, 158, 206, 218, 226, 242, 254, 256, 512):
+        for pairs in (False, True):
+            form = rotary_form(columns, heads, sizes, pairs)
+            assert form and form.angles >= columns // 2 and (form.rows % heads == 0 or heads % form.rows == 0)
+            assert form.rows * form.angles % (32 * form.warps * form.width) == 0 and form.ctas * form.warps >= 4
+
+
+def test_what_follows_no_row_is_left_to_tiles():
+    x, cos, sin = tensors("positions, heads")
+    rotary, wide = tp.schedules.Rotary(), torch.zeros(2, 9, 12, 64).to(BF16)
+    wide[:, :, 4:8] = x
+    for given in ((x[..., :32], cos[..., :8], sin[..., :8]), (wide[:, :, 4:8], cos, sin), (x, cos[:1], sin[:1])):
+        assert rotary.by_rows(given[0], [t.expand(*x.shape[:-1], -1) for t in given[1:]], torch.empty_like(x)) is None
+        check(given, False)
+    assert rotary.by_rows(x, [t.expand(*x.shape[:-1], -1) for t in (cos, sin)], x) is None
 
 
 def test_the_inverse_turns_back():

@@ -159,10 +159,12 @@ class GpuFragments(PeerFragments, Sums):
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None) -> Fragment:
+    def read_part(
+        self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None, each: int = 1
+    ) -> Fragment:
         kind, width = slot.buffer.dtype.kind, layout.width
         if pitch is not None:
-            return self._read_rows(slot, layout, at, pitch)
+            return self._read_rows(slot, layout, at[1], pitch, each)
         if isinstance(at[1], int) and at[1] % width == 0 and slot.buffer.tile[1] % width == 0:
             return self.read(slot, layout, at=at)
         inside = self.isa.buffers[slot.buffer.name][(None, None, slot.stage)]
@@ -170,16 +172,20 @@ class GpuFragments(PeerFragments, Sums):
         data = [inside[(row, first + j)].to(KINDS[kind]) for _, row, first in runs for j in range(width)]
         return Fragment(self, layout, "tile", kind, data)
 
-    def _read_rows(self, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int) -> Fragment:
-        """Reads a slot with one extent, as `read_part` reads other slots."""
+    def _read_rows(self, slot: SlotRef, layout: ThreadLayout, start: Any, pitch: int, often: int) -> Fragment:
+        """Reads a slot with one extent from element *start* on, as `read_part` reads other slots."""
         kind, width = slot.buffer.dtype.kind, layout.width
         inside = self.isa.buffers[slot.buffer.name][(None, slot.stage)]
         # vectors lie where they may be read
-        whole = pitch % width == 0 and isinstance(at[1], int) and at[1] % width == 0
-        each = width if whole else 1
+        whole = pitch % width == 0 and isinstance(start, int) and start % width == 0
         data: list[Any] = []
-        for _, row, first in self.runs(layout, each, at=at):
-            data += loaded(inside, slot.buffer.dtype, each, row * (pitch // each) + first // each)
+        for _, row, column in self.runs(layout, width):
+            row = row if often == 1 else row // often
+            if whole:
+                place = row * (pitch // width) + (column + start) // width
+                data += loaded(inside, slot.buffer.dtype, width, place)
+            else:
+                data += [KINDS[kind](inside[row * pitch + column + start + j]) for j in range(width)]
         return Fragment(self, layout, "tile", kind, data)
 
     def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: Place, gaps: Gaps) -> Fragment:

@@ -430,11 +430,16 @@ class ClusterExchange(WarpExchange):
 def joined_places(slot: SlotRef, at: Place, gaps: Gaps, columns: Any) -> Any:
     """Where the elements of these columns of a tile lie in a slot, as of `Fragments.read_joined`. Raises `InputError` for what
     lies outside of it."""
-    first, tile = at[1] + columns, slot.buffer.tile
-    places = at[0] + first + sum(first // length * further for length, further in gaps)
-    if places.min() < 0 or places.max() >= tile[0]:
-        rule = f"reads inside the tile of {tile}, not {places.min()} to {places.max()}"
-        raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
+    first = at[1] + columns
+    return checked_places(slot, at[0] + first + sum(first // length * further for length, further in gaps))
+
+
+def checked_places(slot: SlotRef, places: Any) -> Any:
+    """These places in a slot with one extent. Raises `InputError` if one of them lies outside."""
+    least, most = int(places.min()), int(places.max())
+    if least < 0 or most >= slot.buffer.tile[0]:
+        rule = f"reads inside the tile of {slot.buffer.tile}"
+        raise InputError(f"slot.{slot.buffer.name}.read(at)", (least, most), rule, "begin earlier, or load more")
     return places
 
 

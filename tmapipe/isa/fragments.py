@@ -163,17 +163,15 @@ class Fragments(Carried):
     def read_peer(self, slot: SlotRef, cta: Value, layout: ThreadLayout, at: Place) -> Fragment:
         """``ld.shared::cluster``: as `read_part`, of the slot of the CTA with rank *cta*."""
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None) -> Fragment:
-        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. *pitch*: elements from
-        one row to the next in a slot with one extent; None: as many as a row of its tile has. Generic proxy."""
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: Any = None, each: int = 1) -> Fragment:
+        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. *pitch*, *each*: as of
+        `read`, of a slot with one extent. Generic proxy."""
 
     def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: Place, gaps: Gaps) -> Fragment:
         """``ld.shared``: elements at[1], at[1] + 1, ... of those that lie in a slot with one extent from at[0] on, without its
         gaps: k at k plus (k // length) further, for each (length, further). Generic proxy."""
 
-    def read_rows_as_columns(
-        self, slot: SlotRef, layout: VectorLayout, starts: tuple[int, ...], pitch: int
-    ) -> Fragment:
+    def read_rows_as_columns(self, slot: SlotRef, layout: VectorLayout, starts: Any, pitch: int) -> Fragment:
         """``ld.shared``: rows of a slot as columns of a tile. Column j begins at element starts[j % len(starts)] + j //
         len(starts) * pitch of the slot, counted row by row. Generic proxy."""
 

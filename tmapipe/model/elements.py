@@ -14,7 +14,7 @@ from tmapipe.base import arithmetic
 from tmapipe.base.arithmetic import DType, bf16, exp, folded, fp8_e4m3, fp8_e5m2, fp16, larger, log, smaller, total
 from tmapipe.errors import InputError
 from tmapipe.isa import ops
-from tmapipe.isa.fragment import ClusterExchange, Fragment, Place, SlotRef, joined_places
+from tmapipe.isa.fragment import ClusterExchange, Fragment, Place, SlotRef, checked_places, joined_places
 from tmapipe.isa.fragments import Fragments
 from tmapipe.model.memory import Memory, convert
 from tmapipe.plan.model import WARP
@@ -150,9 +150,17 @@ class SlotAccesses(Fragments):
         self.isa.emit(ops.PeerRead(self.isa.slot(slot.buffer, slot.stage), 1 << cta))
         return self._fragment(slot, layout, "tile", self._answer())
 
-    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None) -> Fragment:
-        places = self._inside(slot, layout, at) if pitch is None else self._positions(pitch, layout, at)
+    def read_part(
+        self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None, each: int = 1
+    ) -> Fragment:
+        places = self._inside(slot, layout, at) if pitch is None else self._pitched(slot, layout, at[1], pitch, each)
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
+
+    @of_data
+    def _pitched(self, slot: SlotRef, layout: ThreadLayout, first: int, pitch: int, each: int) -> Any:
+        """The positions of the warp's elements in a slot with one extent, as of `read_part`."""
+        rows, columns = self._indices(layout)
+        return checked_places(slot, first + rows // each * pitch + columns)
 
     def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int], gaps: Any) -> Fragment:
         places = None if self.memory is None else joined_places(slot, at, gaps, self._indices(layout)[1])

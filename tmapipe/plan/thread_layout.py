@@ -180,9 +180,9 @@ class VectorLayout(ThreadLayout):
         return i % self.width + self.width * (i // self.width % self.own)
 
     def column_range(self, slot: int) -> tuple[int, int]:
-        if not self.even:
-            return 0, self.columns
         vector, i = divmod(slot, self.width)
+        if not self.even:
+            return i, self.columns - self.width + i + 1
         last = min((vector + 1) * self.sharing, self.row_vectors) - 1
         return vector * self.sharing * self.width + i, last * self.width + i + 1
 

@@ -354,12 +354,14 @@ def copies(load: Load, warps: int) -> BankAccess:
 _Found = tuple[SlotRef, str, list[tuple[Places, int]]]
 
 
-def _read_part(warp: int, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int | None = None) -> _Found:
+def _read_part(
+    warp: int, slot: SlotRef, layout: ThreadLayout, at: tuple[Any, Any], pitch: int | None = None, each: int = 1
+) -> _Found:
     first = tuple(x if isinstance(x, int) else 0 for x in at)
     apart = slot.buffer.tile[1] if pitch is None else pitch
     aligned = isinstance(at[1], int) and not (at[1] % layout.width or apart % layout.width)
     width = layout.width if aligned else 1
-    return slot, "read in part", _elements(slot.buffer, layout, "tile", warp, first, width, pitch)
+    return slot, "read in part", _elements(slot.buffer, layout, "tile", warp, first, width, (pitch, each))
 
 
 def _read_joined(warp: int, slot: SlotRef, layout: ThreadLayout, at: Any, gaps: Any) -> _Found:
@@ -424,14 +426,14 @@ def _elements(
     warp: int,
     at: tuple[int, ...] = (0, 0),
     width: int | None = None,
-    pitch: int | None = None,
+    rows: tuple[int | None, int] = (None, 1),
 ) -> list[tuple[Places, int]]:
     """Of each instruction that moves a warp's part of a tile, or one number a row or column: the lanes' places, and bytes.
 
     Args:
         at: Where a part of the tile begins.
         width: Elements that lie together; None: as many as the layout says.
-        pitch: As of `Fragments.read_part`.
+        rows: (pitch, each) as of `Fragments.read_part`.
     """
     size = buffer.dtype.bytes
     lanes = _lanes(layout, warp)
@@ -441,7 +443,8 @@ def _elements(
         parts = range(0, step * size, wide)
 
         def place(row: int, byte: int) -> tuple[int, int]:
-            return (row, byte) if pitch is None else (0, row * pitch * size + byte)
+            pitch, each = rows
+            return (row, byte) if pitch is None else (0, row // each * pitch * size + byte)
 
         return [
             ([buffer.byte_in_slot(*place(r + at[0], (c + at[1]) * size + part)) for r, c in lanes[i]], wide)

@@ -302,7 +302,7 @@ class PartInSlot(Carried):
                 one extent, the index of an element, the same number for all. With *rows_of* or *columns_of*, the first of the
                 elements that are read; of a tile of two extents, the row of which they are, or (row, column). With *pitch* and
                 *transposed*: the elements, counted row by row, where the first rows begin, of which each next as many begin
-                *pitch* further.
+                *pitch* further. With *pitch* alone, the element where the first row begins.
             pitch: With *tile*, in a tile of one extent: elements from one of its rows to the next, 0 where all rows are the
                 same one. They begin side by side, as rows in memory do; what a row has beyond *pitch* is the next one's.
             gaps: With *tile* of one extent and *at*, in a tile of one extent: pairs (length, further) of what is left out.
@@ -315,7 +315,8 @@ class PartInSlot(Carried):
             width: Elements that a thread has side by side, at most: 8, 4, 2 or 1. With 4 of fp32, threads that store them
                 write 16 bytes next to each other. With 1, threads next to each other read elements next to each other, which
                 is fastest where a part begins anywhere, or elements are stored one by one.
-            each: With *rows_of* or *columns_of*: for how many of these, one after another, a number counts.
+            each: With *rows_of* or *columns_of*: for how many of these, one after another, a number counts. With *pitch*: for
+                how many rows of the part a row in the slot counts.
 
         Raises:
             InputError: The threads cannot share the elements evenly, or the extents differ.
@@ -336,7 +337,9 @@ class PartInSlot(Carried):
         if pitch is not None and transposed:
             return fragments.read_rows_as_columns(self.ref, self._rows_as_columns(name, part, pitch, at), at, pitch)
         if pitch is not None:
-            return fragments.read_part(self.ref, self._pitched_layout(name, part, pitch, width), (0, 0), pitch)
+            first = 0 if at is None else at
+            layout = self._pitched_layout(name, part, (first, pitch, each), width)
+            return fragments.read_part(self.ref, layout, (0, first), pitch, each)
         if gaps is not None:
             return fragments.read_joined(self.ref, self._joined_layout(name, part, at, gaps, width), at, gaps)
         if part is not None or (at is not None and like is not None):
@@ -396,18 +399,21 @@ class PartInSlot(Carried):
             raise InputError(f"{name}(at)", at, rule, "begin earlier, or load more of them")
         return self.part.isa.fragments.read_line(self.ref, layout, along, (row, first), each)
 
-    def _pitched_layout(self, name: str, part: Any, pitch: Any, width: int) -> ThreadLayout:
-        """How rows are distributed that lie side by side in a tile of one extent."""
+    def _pitched_layout(self, name: str, part: Any, place: tuple[Any, Any, Any], width: int) -> ThreadLayout:
+        """How rows are distributed that lie side by side in a tile of one extent. *place*: (at, pitch, each) of `read`."""
+        first, pitch, each = place
         buffer = self.part.buffer
         if not isinstance(part, tuple) or len(part) != 2 or not all(map(is_count, part)):
             raise InputError(f"{name}(tile)", part, "is two positive extents (rows, columns)", "e.g. tile=(16, 64)")
-        if (
-            not (is_count(pitch) or pitch == 0)
-            or len(buffer.tile) != 1
-            or (part[0] - 1) * pitch + part[1] > buffer.tile[0]
-        ):
+        if not is_count(each):
+            raise InputError(f"{name}(each)", each, "is for how many rows a row in the slot counts", "e.g. 2")
+        room = buffer.tile[0] - (-(-part[0] // each) - 1) * pitch - part[1] if is_count(pitch) or pitch == 0 else -1
+        if len(buffer.tile) != 1 or room < 0:
             rule = f"is how far apart {part[0]} rows of {part[1]} elements begin in a tile of one extent; it is {buffer.tile}"
             raise InputError(f"{name}(pitch)", pitch, rule, "load more elements, or read fewer")
+        if not is_index(first, room + 1):
+            rule = f"is the element of {buffer.tile} where {part[0]} rows begin, {pitch} apart, that end inside"
+            raise InputError(f"{name}(at)", first, rule, "begin earlier, or load more")
         return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)
 
     def _joined_layout(self, name: str, part: Any, at: Any, gaps: Any, width: int) -> ThreadLayout:

@@ -42,8 +42,9 @@ from tmapipe.schedules.norms import (
     SoftmaxBackward,
     SoftmaxBackwardRows,
 )
+from tmapipe.schedules.rotary import Rotary, RotaryRows, RotaryTiles
 from tmapipe.schedules.splitattention import CombineParts, SplitAttention
-from tmapipe.schedules.transpose import Rotary, RotaryTiles, Transpose, TransposeRows, TransposeTiles
+from tmapipe.schedules.transpose import Transpose, TransposeRows, TransposeTiles
 
 __all__ = [
     "AddParts", "Attention", "ClusterSplitK", "CombineParts", "Conv", "Copy", "CopyPlaces", "CopyRuns", "CrossEntropy",
@@ -51,6 +52,6 @@ __all__ = [
     "Elementwise", "ElementwiseRows", "ElementwiseTiles", "FinishParts", "GatedGemm", "Gemm", "GroupedGemm",
     "LayerNorm", "LayerNormBackward", "LayerNormRows", "LogSoftmax", "LogSoftmaxBackward", "LogSoftmaxRows",
     "NormBackwardRows", "PingPong", "Reduce", "ReduceRows", "RmsNorm", "RmsNormBackward", "RmsNormRows", "Rotary",
-    "RotaryTiles", "Score", "Softmax", "SoftmaxBackward", "SoftmaxBackwardRows", "SoftmaxRows", "SplitAttention",
+    "RotaryRows", "RotaryTiles", "Score", "Softmax", "SoftmaxBackward", "SoftmaxBackwardRows", "SoftmaxRows", "SplitAttention",
     "SplitK", "StreamK", "SymmetricGemm", "Transpose", "TransposeRows", "TransposeTiles",
 ]  # fmt: skip

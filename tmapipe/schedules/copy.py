@@ -373,7 +373,7 @@ class CopyRuns(Schedule):
             raise InputError("CopyRuns(length)", length, rule, "use tiles of other elements")
         self.relations = (Dim("n", size=length),) if inside else ()
         slot = self.tile + self.unit - 1 + sum(ceil_div(self.tile - 1, length) * further for length, further in gaps)
-        slot = self.tile if alike else _in_boxes(slot, LINE // size)
+        slot = self.tile if alike else in_boxes(slot, LINE // size)
         self.names = ("e", "d", "c", "b")[4 - len(steps) :]
         self.over = " ".join((*self.names, "n"))
         self.ring = BarrierRing(each, producer=self.load, consumer=self.work)
@@ -416,7 +416,7 @@ class CopyRuns(Schedule):
         k.y.store_from(*[getattr(tile, name) for name in self.names], begin, values=values)
 
 
-def _in_boxes(elements: int, line: int) -> int:
+def in_boxes(elements: int, line: int) -> int:
     """So many elements or a few more, which are whole boxes of whole lines: few elements, in few boxes."""
     least = ceil_div(elements, BOX)
     forms = ((ceil_div(elements, n * line) * n * line, n) for n in range(least, least + 4))

@@ -1,4 +1,4 @@
-"""Transpose, dimensions in another order, through shared memory; and Rotary, which rotates pairs of columns.
+"""Transpose, dimensions in another order, through shared memory.
 
 load (1 warp)          a tile of x -> the slot of the CTA, TMA
 work (1 or 2 warpgroups)  reads it with rows as columns, writes it into a tile beside it
@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, as_dtype, ceil_div, dtype_of
+from tmapipe.base.arithmetic import as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
-from tmapipe.bind.tensors import made_like, new_like
-from tmapipe.errors import InputError, check_bool, is_count
+from tmapipe.bind.tensors import new_like
+from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import SharedStage
 from tmapipe.protocol.tile import Tile
@@ -28,23 +27,15 @@ from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.elementwise import (
     DIMS,
-    ElementwiseTiles,
-    along_of,
-    as_rows,
     collapsed,
     fits_tma,
-    tile_of,
-    varying,
     vector_of,
-    whole_rows,
 )
 from tmapipe.schedules.rowform import (
-    BOX,
     address_of,
     apart_of,
     begins_inside,
     copied,
-    expanded,
     padded,
     seen_as,
     strides_of,
@@ -61,7 +52,6 @@ SWIZZLE = 128  # bytes
 CTAS = 4  # on a multiprocessor, each with a tile of x and one of y: 128 KiB of both
 NARROW = 32  # elements, below which odd rows are copied to multiples of 16 bytes first
 CTAS_OF_THREADS = 3  # likewise where threads store, which need more registers
-PAIRS = "p"  # the name of the dimension of columns that are neighbours in pairs, twice as many as angles
 
 
 class TransposeTiles(Schedule):
@@ -328,173 +318,3 @@ def by_rows(x: Any) -> bool:
 def _ordered(x: Any, order: list[int]) -> Any:
     """A tensor with its dimensions in this order."""
     return seen_as(x, tuple(x.shape[dim] for dim in order), tuple(strides_of(x)[dim] for dim in order))
-
-
-# ---- rotary ----------------------------------------------------------------------------------------------------------
-#
-# Rotary: pairs of columns as vectors of the plane, each rotated by an angle of its own, as rotary position embeddings do. A
-# table that is repeated, such as over heads, is read once a tile, from L2.
-
-
-def _rotated(first: Any, second: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
-    return first * cos - second * sin, second * cos + first * sin
-
-
-def _rotated_back(first: Any, second: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
-    return first * cos + second * sin, second * cos - first * sin
-
-
-class RotaryTiles(ElementwiseTiles):
-    """``y0 = x0 cos - x1 sin``, ``y1 = x1 cos + x0 sin``, of the halves x0 and x1 of rows, or of neighbours in pairs.
-
-    Args:
-        inputs: As of `ElementwiseTiles`, of (x0, x1, cos, sin); of pairs, of (x, cos, sin), where x's last dimension is "p".
-        dims: Of halves of the output, the last ones of "a b c m n".
-        tile: (rows, columns of a table) that a CTA takes.
-        vector: Bytes of which the output's rows, or halves of them, are whole multiples.
-        pairs: Whether columns 2 i and 2 i + 1 are rotated by angle i, not i and i + half as many as there are.
-        inverse: Whether they are rotated the other way.
-        each: As of `ElementwiseTiles`.
-    """
-
-    def __init__(
-        self,
-        inputs: tuple[tuple[str, int], ...] = (("b m n", 2), ("b m n", 2), ("b n", 2), ("b n", 2)),
-        dims: str = "b m n",
-        tile: tuple[int, int] = (32, 64),
-        vector: int = ALIGNMENT,
-        pairs: bool = False,
-        inverse: bool = False,
-        each: int | None = None,
-    ):
-        check_bool("RotaryTiles(pairs)", pairs)
-        check_bool("RotaryTiles(inverse)", inverse)
-        self.pairs, rotate = pairs, _rotated_back if inverse else _rotated
-        if not pairs:
-            super().__init__(rotate, inputs, dims, tile, vector, each=each, outputs=2)
-            return
-        (_, size), *tables = inputs
-        super().__init__(rotate, ((dims, 2 * size), *tables), dims, tile, vector, each=each)
-        whole, self.over, self.relations = (tile[0], 2 * tile[1]), f"{dims[:-1]}{PAIRS}", (Dim("n", of=PAIRS, per=2),)
-        self.x0 = TmaLoadStage(self.over, tile=whole, ring=self.ring, l2_hint="evict_last")
-        self.y = ThreadStoreStage(self.over, tile=whole, role=self.work, vector=vector).in_place(self.x0)
-
-    @ElementwiseTiles.load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.produce() as slot:
-            if self.pairs:
-                slot.x0.load(tile)
-            for i, _ in enumerate(self.inputs):
-                if i > 0 or not self.pairs:
-                    self._load(slot, i, tile, **({"n": tile.p} if self.pairs else {}))
-
-    @ElementwiseTiles.work.jit
-    def compute(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.consume() as slot:
-            if self.pairs:
-                first, second = functions.split_pairs(slot.x0.read())
-                cos, sin = (self._read(slot, i, tile, first) for i in (1, 2))
-                k.y.store(tile, functions.join_pairs(*self.function(first, second, cos, sin)))
-            else:
-                first, second = slot.x0.read(), slot.x1.read()
-                cos, sin = (self._read(slot, i, tile, first) for i in (2, 3))
-                for name, values in zip(self.results, self.function(first, second, cos, sin), strict=True):
-                    getattr(k, name).store(tile, values)
-
-
-class Rotary:
-    """Rotary position embedding: pairs of columns of x, each rotated by its angle, in fp32.
-
-    Args:
-        pairs: Whether pair i is columns 2 i and 2 i + 1, as GPT-J has it; else columns i and i + r, as GPT-NeoX and Llama do,
-            where r is the number of angles.
-        inverse: Whether they are rotated the other way, by minus the angles: the gradient of the other is this one.
-    """
-
-    def __init__(self, pairs: bool = False, inverse: bool = False):
-        self.pairs, self.inverse = pairs, inverse
-        self.fitted: dict[Any, RotaryTiles] = {}
-
-    def __call__(self, x: Any, cos: Any, sin: Any, *, out: Any = None) -> Any:
-        """x with the first 2 r columns rotated, and others as they are.
-
-        Args:
-            x: Of one to five dimensions, in bf16, fp16 or fp32.
-            cos: Cosines of the angles, of such a type and a shape that broadcasts to that of x with r in the place of the last
-                extent: of positions and angles, ``cos[:, None]`` for x of [batch, positions, heads, columns].
-            sin: Their sines, of the same shape.
-            out: Where the result goes, of x's shape; None: made, as x.
-
-        Returns:
-            The result.
-
-        Raises:
-            InputError: For shapes or types that do not fit.
-        """
-        for name, each in (("x", x), ("cos", cos), ("sin", sin), ("out", x if out is None else out)):
-            check_kind(name, each)
-            if (kind := dtype_of(each, name).name) not in KINDS:
-                raise InputError(f"{name}.dtype", kind, f"is one of {', '.join(KINDS)}", "convert it")
-        if not 1 <= x.ndim <= len(DIMS):
-            raise InputError("x.shape", tuple(x.shape), "has one to five dimensions", "reshape it")
-        angles = cos.shape[-1] if cos.ndim else 0
-        shape = (*x.shape[:-1], angles)
-        if not 2 <= angles <= x.shape[-1] // 2:
-            rule = f"ends with the number of angles, from 2 to half of x's {x.shape[-1]} columns"
-            raise InputError("cos.shape", tuple(cos.shape), rule, "pass the cosine of each angle once")
-        for name, table in (("cos", cos), ("sin", sin)):
-            try:
-                fits = np.broadcast_shapes(tuple(table.shape), shape) == shape and table.shape == cos.shape
-            except ValueError:
-                fits = False
-            if not fits:
-                rule = f"is of cos's shape, {tuple(cos.shape)}, which broadcasts to {shape}"
-                raise InputError(f"{name}.shape", tuple(table.shape), rule, "reshape it, such as cos[:, None]")
-        if out is None:
-            out = made_like(x, tuple(x.shape), (*strides_of(x)[:-1], 0))
-        if tuple(out.shape) != tuple(x.shape):
-            raise InputError("out.shape", tuple(out.shape), f"is that of x, {tuple(x.shape)}", "make it so")
-        if 0 not in x.shape and strides_of(out)[-1] != 1:
-            rule = "is contiguous along the last dimension"
-            raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
-        if 0 not in x.shape:
-            tables = [expanded(table, shape) for table in (cos, sin)]
-            x = x if strides_of(x)[-1] == 1 else padded(x)
-            (self._pairs if self.pairs else self._halves)(x[..., : 2 * angles], out[..., : 2 * angles], tables)
-            if 2 * angles < x.shape[-1]:
-                Copy()(x[..., 2 * angles :], out[..., 2 * angles :])
-        return out
-
-    def _halves(self, x: Any, out: Any, tables: list[Any]) -> None:
-        half = x.shape[-1] // 2
-        (*views, second), first = collapsed([x[..., :half], x[..., half:], *tables, out[..., half:]], out[..., :half])
-        *views, second, first = map(_matrix, (*views, second, first))
-        self._run(views, min(vector_of(first), vector_of(second)), {"y0": first, "y1": second})
-
-    def _pairs(self, x: Any, out: Any, tables: list[Any]) -> None:
-        (x, *tables), out = collapsed([x[..., ::2], *tables], out[..., ::2])
-        x, out = (_matrix(_pairs_of(each)) for each in (x, out))
-        self._run([x, *map(_matrix, tables)], vector_of(out), {"y": out})
-
-    def _run(self, views: list[Any], vector: int, outputs: dict[str, Any]) -> None:
-        """Of (x0, x1, cos, sin), or (x, cos, sin) of pairs, of two dimensions or more, joined where they can be."""
-        views = [x if fits_tma(x) else padded(x) for x in views]
-        table, inputs = views[-1], tuple((along_of(x), x.dtype.itemsize) for x in views)
-        dims = " ".join(DIMS[len(DIMS) - table.ndim :])
-        beside, sizes = any(along != dims for along, _ in inputs), [size for _, size in inputs]
-        shape, size, most = tuple(table.shape[-2:]), 2 * max(sizes), BOX // 2 if self.pairs else BOX
-        tile = whole_rows(shape, tile_of(shape, size, beside, 1), size, ALIGNMENT // min(sizes), most)
-        key = inputs, dims, tile, vector
-        if key not in self.fitted:
-            self.fitted[key] = RotaryTiles(inputs, dims, tile, vector, self.pairs, self.inverse)
-        self.fitted[key](**{f"x{i}": varying(x) for i, x in enumerate(views)}, **outputs)
-
-
-def _pairs_of(x: Any) -> Any:
-    """A tensor with all columns, of one with every second of them."""
-    return seen_as(x, (*x.shape[:-1], 2 * x.shape[-1]), (*strides_of(x)[:-1], 1))
-
-
-def _matrix(x: Any) -> Any:
-    """A tensor of two dimensions or more."""
-    return as_rows(x, 1, x.shape[0]) if x.ndim == 1 else x
