@@ -222,7 +222,7 @@ def test_windows_refused():
     refused(lambda: stage().in_parts(2), argument="in_parts", rule="of a TmaLoadStage")
     refused(lambda: stage().strided(h=2), argument="strided", rule="of a TmaLoadStage")
     refused(Lines(windows, (0, 0), (1040, 16)).plan, argument="x.tile", rule="at most 1024")
-    refused(Lines(windows, (0, 0), (16, 512)).plan, argument="x.tile", rule="up to 256 channels")
+    refused(Lines(windows, (0, 0), (16, 512)).plan, argument="x.tile", rule="at most 256 channels")
     x = np.zeros((2, 2, 9, 16), np.float32)
     refused(
         lambda: Lines(tp.Windows((3, 3)), (0, 0))(x, out=x.reshape(-1, 16)), argument="x.shape", rule="holds a window"

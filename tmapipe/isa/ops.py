@@ -17,7 +17,7 @@ from tmapipe.isa import *
 from tmapipe.isa.barriers import *
 from tmapipe.isa.barriers import BarrierInstructions, ComputeInstructions, Lowering
 from tmapipe.isa.copies import *
-from tmapipe.isa.copies import CopyInstructions, PeerInstructions, RowInstructions
+from tmapipe.isa.copies import ON_BAR, CopyInstructions, PeerInstructions, RowInstructions
 from tmapipe.isa.fragment import Block, Carried, Cells, Condition, Fragment, Span, Value
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import Load, Store
@@ -25,7 +25,6 @@ from tmapipe.plan.rings import Barrier, Buffer, Ring
 
 # ---- descriptors that a kernel changes -------------------------------------------------------------------------------
 
-ON_BAR = Until(bar="bar", nbytes="nbytes")
 #: Methods that arrive at mbarriers; methods that end a group of asynchronous operations, with the unit that then works on it.
 ARRIVALS = ("mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx")
 COMMITS = {"wgmma_commit": "wgmma", "bulk_commit_group": "bulk"}
