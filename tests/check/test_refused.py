@@ -267,7 +267,7 @@ def test_numbers_of_copies_and_of_elements(junk):
         if name != "element" or junk is not None:
             schedule = Passed()
             setattr(schedule, name, value)
-            refused(schedule.check, argument=argument, rule="has 2 copies|a row and a column|begin|index into a tile")
+            refused(schedule.check, argument=argument, rule=r"number of a copy|\(row, column\)|begin|index into a tile")
 
 
 @pytest.mark.parametrize(

@@ -439,7 +439,7 @@ def test_names_that_slots_have(name):
     load, use = tp.Role(warps=1), tp.Role(warps=1)
     a_ring = tp.BarrierRing(2, producer=load, consumer=use)
     parts = {"load": load, "use": use, "ring": a_ring, name: tp.TmaLoadStage(tile=(8, 64), ring=a_ring)}
-    refused(schedule(**parts).plan, argument="stage name", value=name, rule="taken by the slot")
+    refused(schedule(**parts).plan, argument="stage name", value=name, rule="an attribute that every slot has")
 
 
 @pytest.mark.parametrize("name", ["plan", "steps", "ends"])
@@ -454,7 +454,7 @@ def test_names_that_bodies_have(part, name):
     made = tp.Schedule()
     for called, each in parts.items():
         made.__dict__[called] = each
-    refused(lambda: make_plan(made.declared, {}, "sm_90a"), argument="name", value=name, rule="what bodies get as k")
+    refused(lambda: make_plan(made.declared, {}, "sm_90a"), argument="name", value=name, rule="an attribute of k")
 
 
 def test_schedule_without_tensors():

@@ -222,7 +222,7 @@ def test_windows_refused():
     refused(lambda: stage().in_parts(2), argument="in_parts", rule="of a TmaLoadStage")
     refused(lambda: stage().strided(h=2), argument="strided", rule="of a TmaLoadStage")
     refused(Lines(windows, (0, 0), (1040, 16)).plan, argument="x.tile", rule="at most 1024")
-    refused(Lines(windows, (0, 0), (16, 512)).plan, argument="x.tile", rule="up to 256 channels")
+    refused(Lines(windows, (0, 0), (16, 512)).plan, argument="x.tile", rule="at most 256 channels")
     x = np.zeros((2, 2, 9, 16), np.float32)
     refused(
         lambda: Lines(tp.Windows((3, 3)), (0, 0))(x, out=x.reshape(-1, 16)), argument="x.shape", rule="holds a window"
@@ -240,7 +240,7 @@ def test_wrong_loads_of_windows():
 
     for how, argument, rule in (
         (lambda k, slot, tile: slot.x.load(tile, n=0, h=0, w=0), "slot.x", "loaded by windows"),
-        (lambda k, slot, tile: slot.x.load_windows(3, 0, 0, 0), "load_windows", "where k.windows.. says"),
+        (lambda k, slot, tile: slot.x.load_windows(3, 0, 0, 0), "load_windows", "a result of k.windows"),
         (lambda k, slot, tile: slot.x.load_windows(k.windows("x", 0), 0, 0), "load_windows", "one index along each"),
         (
             lambda k, slot, tile: slot.x.load_windows(k.windows("y", 0), 0, 0, 0),
@@ -260,7 +260,7 @@ def test_wrong_loads_of_windows():
             with k.ring.produce() as slot:
                 slot.x.load_windows((0, 0, 0), 0, 0, 0)
 
-    refused(Tiled().check, argument="load_windows", rule="is an Im2colLoadStage")
+    refused(Tiled().check, argument="load_windows", rule="must be an Im2colLoadStage")
 
 
 # ---- convolutions -----------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def test_wrong_uses_of_descriptors():
             slot.a.load_through(views.rows.acquire(), tile, k=0)
 
     refused(form(AnyRows.load, loads), argument="slot.b", rule="through descriptors")
-    refused(form(AnyRows.load, loads_a), argument="load_through", rule="by the DescriptorStage of a")
+    refused(form(AnyRows.load, loads_a), argument="load_through", rule="from the DescriptorStage of a")
     refused(form(AnyRows.point, lambda k, v, t: v.rows.set(0.5, 3)), argument="set(first)", rule="whole number")
     for role, how in (
         (AnyRows.load, lambda k, v, t: v.rows.set(0, 3)),

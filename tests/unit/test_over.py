@@ -138,8 +138,8 @@ def test_refused():
 @pytest.mark.parametrize(
     ("tile", "swizzle", "rule"),
     [
-        ((8, 64), None, "lies over x, whose slots have 1024 bytes: it has 2048"),
-        ((8, 32), 128, "swizzled slots begin at multiples of 1024"),
+        ((8, 64), None, "lies over x, whose slots have 1024 bytes: its own have 2048"),
+        ((8, 32), 128, "swizzled slots must begin at multiples of 1024"),
     ],
 )
 def test_tiles_that_do_not_fit(tile, swizzle, rule):

@@ -417,7 +417,7 @@ def test_reductions_that_are_refused():
     refused(reduced, source=real, argument="reduce", rule="the tile is of fp32")
     wide = Reduced()
     wide.mine = tp.SharedStage(tile=(4, 32), ring=wide.ring, writer=wide.write, dtype="int32")
-    refused(wide.plan, argument="sums.tile", rule=r"is of a source of \(8, 32\)")
+    refused(wide.plan, argument="sums.tile", rule=r"needs a source with tiles of \(8, 32\)")
 
 
 def test_earlier_names_say_how_it_is_written_now():
@@ -442,7 +442,7 @@ def test_verbs_are_those_that_the_stage_declares():
         return type("Wrong", (Wrong,), {"call": lambda self, slot: call(slot)})()
 
     x = whole(8, 64)
-    refused(of(lambda slot: slot.z.reduce(0)), x, argument="slot.z.reduce", rule="sender= and reduce= say")
+    refused(of(lambda slot: slot.z.reduce(0)), x, argument="slot.z.reduce", rule="sender= and reduce= are declared")
     refused(of(lambda slot: slot.z.read_from(0)), x, argument="slot.z.read_from", rule="without a sender")
     refused(of(lambda slot: slot.z.send(0, slot.x.read())), x, argument="send(values)", rule="has a source")
 

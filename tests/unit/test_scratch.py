@@ -226,7 +226,7 @@ def test_a_team_syncs_alone():
     assert "bar.sync" in ptx and ", 64;" in ptx  # an id for each team of two warps
     schedule = InTeams()
     schedule.with_others = True
-    with pytest.raises(tp.InputError, match="have one team each"):
+    with pytest.raises(tp.InputError, match="must have one team each"):
         schedule(np.ones((32, 64), np.float32))
 
 

@@ -190,8 +190,12 @@ def test_parts_that_there_are_not_are_named():
             tp.errors.MissingPartError,
             r"`\.put_all` of what has only .*store_from",
         ),
-        (lambda s, k, t, slot, v: k.y.store(t, ()), tp.InputError, r"y\.store = \(\): is what is stored"),
-        (lambda s, k, t, slot, v: k.y.store(k.ring, v), tp.InputError, "takes the tile that the body was called with"),
+        (lambda s, k, t, slot, v: k.y.store(t, ()), tp.InputError, r"y\.store = \(\): must have at least one"),
+        (
+            lambda s, k, t, slot, v: k.y.store(k.ring, v),
+            tp.InputError,
+            "must be the tile that the body was called with",
+        ),
         (
             lambda s, k, t, slot, v: k.y.store(t.also(n=s), v),
             tp.InputError,

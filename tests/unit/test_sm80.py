@@ -40,7 +40,7 @@ def test_shared_memory(arch, smem):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_the_architecture_lacks(arch):
-    refused(S.Copy().plan, arch=arch, argument="TmaLoadStage(x)", value=arch, rule="by an engine that")
+    refused(S.Copy().plan, arch=arch, argument="TmaLoadStage(x)", value=arch, rule="needs the TMA engine")
     refused(Added().plan, arch=arch, argument="TmaLoadStage(z)", rule=f"{arch} lacks")
 
     class Multiplied(CopiedGemm):
@@ -67,9 +67,7 @@ def test_what_the_architecture_lacks(arch):
 
     refused(Budgeted().plan, arch=arch, argument="Role(copy).registers", rule="setmaxnreg")
     if arch != "sm_89":
-        refused(
-            Mapped().plan, {"x": "fp8_e4m3", "y": "fp8_e4m3"}, arch=arch, argument="x.dtype", rule="does not convert"
-        )
+        refused(Mapped().plan, {"x": "fp8_e4m3", "y": "fp8_e4m3"}, arch=arch, argument="x.dtype", rule="cannot convert")
 
 
 class Softmax(tp.Schedule):

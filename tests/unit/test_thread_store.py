@@ -209,4 +209,4 @@ def test_masks_are_comparisons_of_the_tile(mask):
                 values = slot.x.read()
             k.y.store(tile, values, when=mask(values))
 
-    refused(Wrong().check, argument="y.store(when)", rule="is a comparison of fragments")
+    refused(Wrong().check, argument="y.store(when)", rule="must be a comparison of fragments")

@@ -237,7 +237,7 @@ def test_tile_coordinates():
         with pytest.raises(tp.errors.ScopeError, match=r"tile\.k: the tile has no such dimension, only m, n"):
             wrong()
     assert getattr(tile, "k", 5) == 5
-    with pytest.raises(tp.errors.ScopeError, match=r"tile\.m is set: a tile is where it is"):
+    with pytest.raises(tp.errors.ScopeError, match=r"tile\.m is set, but"):
         tile.m = 1
 
 

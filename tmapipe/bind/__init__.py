@@ -1,5 +1,5 @@
-"""Binding. `Bound` has the tensors of one call by stage; the module `tensors` matches them. Here are also outputs that a call
-makes, and what a kernel can read and write."""
+"""The tensors of one call: `Bound` has them by stage, and the module `tensors` matches them with stages. This file also has
+the outputs that a call makes, and the checks of what a kernel can read and write."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ class Bound:
     """The tensors of one call.
 
     Args:
-        tensors: By stage name.
-        shapes: By stage name (elements), with leading 1s for batch dimensions that a tensor lacks.
-        strides: By stage name (elements).
-        dtypes: Element types by stage name.
+        tensors: The tensors, by stage name.
+        shapes: Their shapes (elements), by stage name, with leading 1s for batch dimensions that a tensor lacks.
+        strides: Their strides (elements), by stage name.
+        dtypes: Their element types, by stage name.
         stores: Names of the outputs.
-        on_gpu: Whether they lie on a CUDA device.
-        added_to: The outputs that are added to, not overwritten.
-        made: The outputs that the call has left out: their elements hold nothing yet, unless they are added to.
+        on_gpu: Whether the tensors lie on a CUDA device.
+        added_to: Names of the outputs to which a kernel adds, instead of overwriting them.
+        made: Names of the outputs that the call has left out and `bind` has made. Their elements hold nothing yet, unless they
+            are added to.
     """
 
     tensors: dict[str, Any]
@@ -52,14 +53,15 @@ class Bound:
 
     def check_whole(self, partly: Collection[str]) -> None:
         """Raises `InputError` if an output that the call has left out would keep elements that nobody stores. partly: outputs
-        of which the kernel stores some elements alone."""
+        of which the kernel stores only some elements."""
         for name in self.made:
             if name in partly:
                 rule = "is stored in part by some shapes (see check()), and the rest of a new tensor holds anything"
                 raise InputError(name, None, rule, f"store all of it, or pass {name}= with what the rest is to be")
 
     def fill_outputs(self, value: Any) -> None:
-        """Writes *value* to the outputs: what a call computes from nothing (no k). An empty output is left as it is.
+        """Writes *value* to the outputs: the result of a call that computes it from nothing (k = 0, say). Empty outputs stay
+        as they are.
 
         Args:
             value: A number, an array that broadcasts to the output, or a dictionary of these by output.
@@ -74,7 +76,7 @@ class Bound:
                 tensor[...] = mine
 
     def begin_sums(self) -> None:
-        """Sets those of the outputs that the call has made to 0 that are added to."""
+        """Sets to 0 the outputs that the call has made and to which the kernel adds."""
         for name in self.made:
             if name in self.added_to:
                 self.tensors[name][...] = 0
@@ -119,7 +121,7 @@ def _torch_to_numpy(tensor: Any, dtype: DType) -> np.ndarray:
 
 
 def of_sums(dtype: DType) -> DType:
-    """The default type of sums of products of *dtype*: the same; for 8 bits bf16, or int32 for integers."""
+    """The default type of sums of products of *dtype*: the same type; bf16 for 8-bit floats, int32 for integers."""
     if dtype.bytes > 1:
         return dtype
     return int32 if dtype.integer else bf16
@@ -148,10 +150,10 @@ def made_as(
 
 
 def outputs_of(declared: Declarations, given: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], DType | None]]:
-    """(shape, type) of each output that a call makes; the type is None for that of the first input.
+    """(shape, type) of each output that a call makes. The type is None if it is the type of the first input.
 
     Args:
-        given: Inputs and tables by name. They have shapes, as fake tensors do: what a call checks besides is not looked at.
+        given: Inputs and tables by name. They have shapes, as fake tensors do. Nothing else about them is checked.
 
     Raises:
         InputError: An extent follows from no input.
@@ -201,7 +203,7 @@ def is_torch(tensor: Any) -> bool:
 
 
 def _wrong_array(array: np.ndarray) -> tuple[object, str, str] | None:
-    """(value, rule, fix) of what is wrong with a NumPy array, or None."""
+    """(value, rule, fix) for an error about a NumPy array; None if nothing is wrong with it."""
     if type(array) not in (np.ndarray, np.memmap):
         return type(array).__name__, "is a plain NumPy array: what subclasses add would be lost", "numpy.asarray(x)"
     if array.dtype.hasobject:
@@ -214,7 +216,7 @@ def _wrong_array(array: np.ndarray) -> tuple[object, str, str] | None:
 
 
 def _wrong_torch(tensor: Any) -> tuple[object, str, str] | None:
-    """(value, rule, fix) of what is wrong with a torch tensor, or None."""
+    """(value, rule, fix) for an error about a torch tensor; None if nothing is wrong with it."""
     torch = sys.modules["torch"]
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         rule = "is a plain torch tensor: a subclass may keep its elements elsewhere"
@@ -276,10 +278,10 @@ def note_written(tensors: Iterable[Any]) -> None:
 
 
 def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...], in_place: Collection[tuple[str, str]] = ()) -> None:
-    """Checks that no output shares memory with another of *tensors*, but those of the pairs *in_place* that lie alike.
+    """Checks that no output shares memory with another of *tensors*. Pairs *in_place* may, if both lie in the same elements.
 
     Raises:
-        InputError: One does.
+        InputError: Two tensors share memory.
     """
     arrays = {name: _as_array(tensor) for name, tensor in tensors.items() if 0 not in tensor.shape}
     for name in outputs:
@@ -313,7 +315,7 @@ def span(tensor: Any) -> int:
 
 
 class _Memory:
-    """Where the elements of a torch tensor lie, on any device, in a form that NumPy can compare. Nothing is read."""
+    """Where the elements of a torch tensor lie, on any device, in a form that NumPy can compare. The elements are not read."""
 
     def __init__(self, tensor: Any):
         size = tensor.element_size()

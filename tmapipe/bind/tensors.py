@@ -1,6 +1,6 @@
-"""Matches tensors with stages, makes outputs, and checks what each tensor must look like.
+"""Matches tensors with stages, makes outputs, and checks each tensor.
 
-Torch is imported only by those who pass torch tensors.
+Torch is imported only if a caller passes torch tensors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     """Matches tensors with stages, makes missing outputs, and checks everything that could go wrong on the GPU.
 
     Args:
-        schedule: Whose stages.
-        tensors: By position: one per load stage, then per table, then per store stage.
+        schedule: The schedule that has the stages.
+        tensors: Tensors by position: one for each load stage, then for each table, then for each store stage.
         named: Tensors by stage name.
         out: The first output.
 
     Raises:
-        InputError: Names the argument, its value, the rule and a fix.
+        InputError: A tensor breaks a rule. The error names the argument, its value, the rule and a fix.
     """
     declared = schedule.declared
     if not declared.loads and not declared.stores:
@@ -151,15 +151,16 @@ def new_like(tensor: Any, shape: tuple[int, ...] | None = None, dtype: DType | N
 
 
 def new_in_order(tensor: Any, width: int) -> Any:
-    """A new tensor like *tensor*, whose dimensions lie in the same order, with *width* elements along the last one."""
+    """A new tensor like *tensor*, with dimensions in the same order in memory, and *width* elements along the last
+    dimension."""
     if width == tensor.shape[-1]:
         return np.empty_like(tensor) if isinstance(tensor, np.ndarray) else sys.modules["torch"].empty_like(tensor)
     return made_like(tensor, (*tensor.shape[:-1], width), (*_strides(tensor)[:-1], 0))
 
 
 def made_like(x: Any, shape: tuple[int, ...], steps: tuple[int, ...], dtype: DType | None = None) -> Any:
-    """A new dense tensor of *x*'s kind. Its dimensions lie in memory in the order of the strides *steps*, the largest first.
-    dtype: Of its elements; None: *x*'s."""
+    """A new dense tensor of the same kind as *x*. Its dimensions lie in memory in the order of the strides *steps*, the
+    largest first. dtype: the type of its elements; None: the type of *x*."""
     order = sorted(range(len(shape)), key=lambda dim: -steps[dim])
     made = new_like(x, tuple(shape[dim] for dim in order), dtype)
     back = sorted(range(len(shape)), key=order.__getitem__)
@@ -188,12 +189,12 @@ def as_words(name: str, tensor: Any) -> Any:
 
 
 def in_words(tensor: Any) -> Any:
-    """A tensor; one of elements of 64 bits or more with a dimension of their words."""
+    """The tensor; if its elements have 64 bits or more, the tensor with one more dimension, of their words."""
     return tensor if tensor.dtype.itemsize <= 4 else in_integers(tensor[..., None], 4)
 
 
 def in_integers(tensor: Any, size: int) -> Any:
-    """The memory of a tensor as integers of so many bytes, along its last dimension."""
+    """The memory of a tensor as integers of this many bytes, along its last dimension."""
     library = np if isinstance(tensor, np.ndarray) else sys.modules["torch"]
     return tensor.view(getattr(library, f"int{8 * size}"))
 
@@ -228,8 +229,9 @@ def is_contiguous(tensor: Any) -> bool:
 def _padded(
     name: str, tensor: Any, dims: tuple[str, ...], folded: tuple[int, ...] = (), lacking: tuple[str, ...] = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tensor's shape and strides (elements), with leading dimensions that it lacks: the *folded* extents, then 1s. Raises
-    `InputError` if it has too many or few. A vector lacks those alone that the first input lacks, too (*lacking*)."""
+    """The tensor's shape and strides (elements), with the leading dimensions that it lacks: first the *folded* extents, then
+    1s. A vector may lack only dimensions that the first input lacks, too (*lacking*). Raises `InputError` if it has too many
+    or too few dimensions."""
     shape, strides = tuple(int(extent) for extent in tensor.shape), _strides(tensor)
     most = len(dims) - len(folded)
     missing = most - len(shape)
@@ -245,14 +247,17 @@ def _padded(
 def match(
     names: Sequence[str], tensors: tuple[Any, ...], named: dict[str, Any], out: Any = None, first: str = ""
 ) -> dict[str, Any]:
-    """The tensors of a call by name, without those that are None. Raises `InputError` for too many, unknown or given twice.
+    """The tensors of a call by name, without tensors that are None.
 
     Args:
-        names: Of all tensors, in the order of *tensors*, which are those by position.
-        tensors: The first ones.
-        named: Others by name.
+        names: The names of all tensors. *tensors* has them in this order.
+        tensors: The first tensors, by position.
+        named: Other tensors, by name.
         out: The first output, or None.
-        first: The name of that, if there is one.
+        first: The name of the first output, if there is one.
+
+    Raises:
+        InputError: A tensor is unknown or given twice, or there are too many.
     """
     if len(tensors) > len(names):
         rule = f"at most {len(names)}: {', '.join(names)}"
@@ -285,7 +290,7 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
 
 
 def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
-    """Notes the extents that follow from others. Raises `InputError` if a tensor has another one."""
+    """Adds the extents that follow from other extents. Raises `InputError` if a tensor has another extent."""
     for dim in relations:
         extent = dim.extent({name: extent for name, (_, extent) in seen.items()})
         if dim.at_most is not None:
@@ -351,7 +356,7 @@ def _device(tensor: Any) -> str:
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:
-    """In elements."""
+    """The tensor's strides, in elements."""
     if isinstance(tensor, np.ndarray):
         return tuple(stride // tensor.itemsize for stride in tensor.strides)
     return tuple(tensor.stride())
@@ -373,11 +378,11 @@ def _check_layout(name: str, tensor: Any, vector: int) -> None:
 
 
 def _check_output(name: str, tensor: Any, vector: int) -> None:
-    """Checks what an output needs beyond an input.
+    """Checks what an output needs, besides what every tensor needs.
 
-    Its elements must not overlap, or two tiles would write the same bytes. Its rows must be whole units of 16 bytes: a TMA
-    store clips at the tensor's edge, but in such units (on an H200, the rest of the last unit became zero). Where threads
-    store, they are units of *vector* bytes.
+    Its elements must not overlap, or two tiles would write the same bytes. Its rows must be multiples of 16 bytes. (A TMA
+    store clips at the tensor's edge only in units of 16 bytes; on an H200, the rest of the last unit became zero.) If threads
+    store, its rows must be multiples of *vector* bytes.
     """
     shape, strides, size = tuple(tensor.shape), _strides(tensor), tensor.itemsize
     reach = 0  # of the dimensions with smaller strides, from their first element to their last

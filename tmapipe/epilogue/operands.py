@@ -1,4 +1,5 @@
-"""Operands and further outputs of an epilogue: what is combined with the accumulator, and what is stored beside d."""
+"""Operands and further outputs of an epilogue: tensors that it combines with the accumulator, and results that are stored
+beside d."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ from tmapipe.store_pipeline import TmaStoreStage
 class StoreForm:
     """What the stores of all outputs of an epilogue have in common.
 
-    batch: names of the dimensions before m, each with a space; and of whole outputs: stages: buffers of a warpgroup; columns:
-    of a buffer (None: as many as fill 128 bytes); l2_hint: of the stores.
+    batch: names of the dimensions before m, each followed by a space. For whole outputs: stages: buffers of a warpgroup;
+    columns: columns of a buffer (None: as many as fill 128 bytes); l2_hint: the L2 hint of the stores.
     """
 
     batch: str
@@ -52,11 +53,11 @@ class EpilogueOutput:
         raise NotImplementedError
 
     def type_of(self, sums: DType) -> DType:
-        """Type of its tensor, if a call makes one of sums of this type."""
+        """The type of the output's tensor, if a call makes it and the sums have this type."""
         raise NotImplementedError
 
     def whole(self, values: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """The output, from what the epilogue gives for a whole d of *shape*."""
+        """The output as a whole, computed from the epilogue's result for a whole d of *shape*."""
         raise NotImplementedError
 
 
@@ -65,7 +66,7 @@ class Output(EpilogueOutput):
     """An output of d's shape.
 
     Args:
-        dtype: Of its elements; None: the tensor's, or where a call makes it a's.
+        dtype: The type of its elements. None: the type of the tensor that is passed; if the call makes it, the type of a.
     """
 
     dtype: DType | str | None = None
@@ -132,10 +133,10 @@ class EpilogueOperand:
         """The load stage of the operand.
 
         Args:
-            name: Of the operand.
-            ring: Whose slots hold it.
-            rows, width: Of the part of the output that a slot is for.
-            batch: Names of the output's dimensions before m, each with a space.
+            name: The operand's name.
+            ring: The ring whose slots hold the operand.
+            rows, width: Rows and columns of the part of the output that a slot is for.
+            batch: Names of the output's dimensions before m, each followed by a space.
         """
         if self.varies == ("l",) and not batch:
             rule = "is one number a matrix of a batch, of which there is none with groups of rows or parts of k"
@@ -165,8 +166,8 @@ class Matrix(EpilogueOperand):
     """An operand of the output's shape, [m, n] or [l, m, n], contiguous along n.
 
     Args:
-        dtype: Of its elements; None: the tensor's.
-        l2_hint: As of `TmaLoadStage`; by default that each element is read once.
+        dtype: The type of its elements; None: the type of the tensor that is passed.
+        l2_hint: As in `TmaLoadStage`; by default, that each element is read once.
     """
 
     dtype: DType | str | None = None
@@ -180,10 +181,10 @@ class Matrix(EpilogueOperand):
 
 @attrs.frozen
 class PerColumn(EpilogueOperand):
-    """A vector of n elements, one per column of the output, such as a bias.
+    """A vector of n elements, one for each column of the output, such as a bias.
 
     Args:
-        dtype: Of its elements; None: the tensor's.
+        dtype: The type of its elements; None: the type of the tensor that is passed.
     """
 
     dtype: DType | str | None = None
@@ -192,10 +193,10 @@ class PerColumn(EpilogueOperand):
 
 @attrs.frozen
 class PerRow(EpilogueOperand):
-    """A vector of m elements, one per row of the output, such as a scale.
+    """A vector of m elements, one for each row of the output, such as a scale.
 
     Args:
-        dtype: Of its elements; None: the tensor's.
+        dtype: The type of its elements; None: the type of the tensor that is passed.
     """
 
     dtype: DType | str | None = None
@@ -204,10 +205,10 @@ class PerRow(EpilogueOperand):
 
 @attrs.frozen
 class PerBatch(EpilogueOperand):
-    """A vector of l elements, one per matrix of a batch, such as the scale of its weights.
+    """A vector of l elements, one for each matrix of a batch, such as the scale of its weights.
 
     Args:
-        dtype: Of its elements; None: the tensor's.
+        dtype: The type of its elements; None: the type of the tensor that is passed.
     """
 
     dtype: DType | str | None = None
@@ -222,22 +223,22 @@ class Scalar(EpilogueOperand):
 
 
 class Operands:
-    """An epilogue with operands, for the accumulators of a `Wgmma`, or a `RegisterTile`.
+    """An epilogue with operands, for the accumulators of a `Wgmma` or a `RegisterTile`.
 
-    A schedule sets each of `stages` as an attribute of its name, has a role of one warp that calls `load`, and gives `reader`
-    to the store of the accumulators, whose `columns` are `width`.
+    A schedule sets each of `stages` as an attribute of its name. It has a role of one warp that calls `load`. It passes
+    `reader` to the store of the accumulators, whose `columns` are `width`.
 
     Args:
-        declared: Name -> kind.
-        epilogue: Called with pieces of the accumulators and the operands by name.
-        ring: From the loading role to the matmul's.
-        matmul: Whose accumulators these are.
-        accumulators: How many the epilogue takes.
-        batch: Names of the output's dimensions before m, each with a space.
-        columns: Of a piece, at most.
+        declared: The kind of each operand, by the operand's name.
+        epilogue: The function, called with pieces of the accumulators and with the operands by name.
+        ring: The ring from the loading role to the matmul's role.
+        matmul: The matmul, or the tile in registers, that has the accumulators.
+        accumulators: How many accumulators the epilogue takes.
+        batch: Names of the output's dimensions before m, each followed by a space.
+        columns: How many columns a piece has at most.
 
     Raises:
-        InputError: For operands that do not fit the epilogue.
+        InputError: The operands do not fit the epilogue.
     """
 
     def __init__(
@@ -289,23 +290,24 @@ class Operands:
                     getattr(slot, name).load_from(*start)
 
     def _before(self, k: Any, name: str, tile: Tile) -> Any:
-        """How many elements before what it is for the load of the operand begins, in each slot, since slots are for multiples
-        of 64 rows."""
+        """How many elements before the operand's own part the load begins, in each slot, since slots are for multiples of 64
+        rows."""
         if name not in self.loose:
             return 0
         start = tile.start("m", self.shape[0]) if self.stages[name].along else tile.l
         return start % (ALIGNMENT // k.plan.load(name).buffer.dtype.bytes)
 
     def _varying(self, stage: OperandStage) -> tuple[str, ...]:
-        """What its values vary with, "rows" and "columns" of the accumulators, in the order in which they lie in a slot."""
+        """Along what the operand's values vary, "rows" and "columns" of the accumulators, in the order in which they lie in a
+        slot."""
         return tuple("rows" if dim == self.dims[0] else "columns" for dim in stage.along)
 
     def reader(self, k: Any, tile: Tile) -> Iterator[dict[str, Fragment]]:
-        """Reads each piece's operands of this output tile, to be given to the store:
-        ``k.d.store(tile, acc, operands.epilogue, operands=operands.reader(k, tile))``.
+        """Reads each piece's operands of this output tile, for the store: ``k.d.store(tile, acc, operands.epilogue,
+        operands=operands.reader(k, tile))``.
 
-        It waits for a slot before its first piece. A slot for the whole tile is released after the last store, out of the way
-        of the stores; one of several as soon as it has been read.
+        It waits for a slot before the slot's first piece. A slot for the whole tile is released after the last store, so that
+        the release does not delay stores. If there are several slots, each is released as soon as it has been read.
         """
         layout = AccumulatorLayout.of(k.plan.distributed(k.name_of(self.matmul))).piece(self.width)
         ring = getattr(k, k.name_of(self.ring))
@@ -329,8 +331,8 @@ class Operands:
 
 
 def columns_of(n: int, transposed: bool = False) -> int:
-    """Columns of a piece, if all transfers of an epilogue use the same: 64, or 32 or n in narrower tiles. Of transposed
-    accumulators, up to 64 in pieces of one width. Raises `InputError` unless *n* is a positive integer."""
+    """How many columns a piece has, if all transfers of an epilogue use the same pieces: 64, or 32 or n in narrower tiles. For
+    transposed accumulators, up to 64, in pieces of equal width. Raises `InputError` unless *n* is a positive integer."""
     if not is_count(n):
         raise InputError("columns_of(n)", n, "is a positive number of columns", "e.g. 128")
     check_bool("columns_of(transposed)", transposed)

@@ -1,6 +1,6 @@
-"""The GPU backend, which emits CuTe DSL: the only package that imports cutlass.
+"""The GPU backend, which emits CuTe DSL; it is the only package that imports cutlass.
 
-Here: shared-memory layouts, TMA atoms, element types and descriptors of CuTe DSL for the parts of a plan.
+This file has what CuTe DSL needs for the parts of a plan: element types, layouts of slots, TMA atoms and TMA descriptors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ from tmapipe.plan.rings import Buffer, cut_by_hand
 
 # ---- layouts ---------------------------------------------------------------------------------------------------------
 #
-# Shared-memory layouts, TMA atoms and element types of CuTe DSL for the parts of a plan.
-#
-# *Core first* means: the tensor's dimensions in the order of the kernel, those of the slot before the batch dimensions.
+# *Core first* is an order of a tensor's dimensions: first the dimensions that a slot has, then the batch dimensions.
 
 
 #: L2 eviction policies as createpolicy encodes them for a whole access (the constants of CUTLASS's TMA::CacheHintSm90).
@@ -77,21 +75,21 @@ def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
 
 
 def moved_extents(part: Load | Store) -> tuple[int, ...]:
-    """What one copy moves (elements), along the extents of a slot: all of it, or of a load in parts one part, or of rows that
-    are cut by hand one piece."""
+    """How many elements one copy moves along each extent of a slot. A copy moves the whole slot; one part of it, if the slot
+    is moved in parts; or one piece of each row, if rows are cut into pieces (`pieces_of`)."""
     extents = part.part[-part.core :]
     return (*extents[:-1], extents[-1] // pieces_of(part))
 
 
 def pieces_of(part: Load | Store) -> int:
-    """Into how many pieces its rows are cut by hand."""
+    """Into how many pieces each row of a slot is cut, since a row is longer than what one copy can move."""
     if part.core == 1 and isinstance(part, Load) and part.peers > 1:
         return 1
     return cut_by_hand(part.buffer.tile[-1], part.box[-1], part.buffer.swizzle)
 
 
 def _by_extents(part: Load | Store) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """(shape, stride) of what it moves in a slot. All extents but the last make the slot's rows."""
+    """(shape, stride) of what one copy moves, in a slot. All extents but the last make the slot's rows."""
     buffer, (*outer, columns) = part.buffer, moved_extents(part)
     span = buffer.swizzle // buffer.dtype.bytes
     strides = [span or buffer.tile[-1]]  # from row to row
@@ -103,7 +101,7 @@ def _by_extents(part: Load | Store) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def moved_layout(part: Load | Store) -> Any:
-    """Layout of what it moves in a slot."""
+    """Layout of what one copy moves, in a slot."""
     shape, stride = _by_extents(part)
     outer = cute.make_layout(shape, stride=stride)
     if not part.buffer.swizzle:
@@ -119,9 +117,9 @@ def core_modes(part: Load | Store) -> tuple[int, ...]:
 
 
 def to_core_first(tensor: Any, part: Load | Store) -> Any:
-    """The tensor with its dimensions core first, and with the leading dimensions that it lacks.
+    """The tensor with its dimensions core first, and with the leading dimensions that the kernel has and the tensor lacks.
 
-    The dimensions that are added have stride 0, so the descriptor leaves them out.
+    An added dimension has stride 0, so the descriptor leaves it out.
     """
     if clips(part):
         return clipped(tensor, part)
@@ -133,17 +131,19 @@ def to_core_first(tensor: Any, part: Load | Store) -> Any:
 
 
 def clips(part: Load | Store) -> bool:
-    """Whether the store writes some of a slot's rows only."""
+    """Whether *part* is a store that writes only some of a slot's rows."""
     return isinstance(part, Store) and part.clipped
 
 
 def clipped(tensor: Any, part: Load | Store) -> Any:
-    """The tensor [m, n] of a store that writes the first v rows of a slot of R rows, core first: element (r, c, e) is row
-    e - R + r and column c. The slot lands at r = R - v: its other rows fall out of r's extent, and row i is row e - v + i of
-    the tensor, which is to be the tile's first row plus i; so e is the tile's first row plus v.
+    """A view of the tensor [m, n], core first, through which a store writes only the first v of a slot's R rows.
 
-    A descriptor whose rows overlap clips a tile at any row, as the engine does at the edge of a tensor. (The trick is that of
-    Triton's ragged TMA, triton/tools/ragged_tma.py.)
+    The view is three-dimensional: element (r, c, e) is row e - R + r and column c of the tensor. The store writes the slot to
+    r = R - v, so the slot's rows from v on lie beyond r's extent R and are dropped. Row i of the slot becomes row e - v + i of
+    the tensor. It shall be row i of the tile, so e is the tile's first row plus v.
+
+    So the engine clips a tile at any row, as it does at a tensor's edge. (Triton's ragged TMA works this way:
+    triton/tools/ragged_tma.py.)
     """
     height = part.buffer.tile[0]
     (m, n), (row, _) = tensor.shape, tensor.stride
@@ -152,7 +152,8 @@ def clipped(tensor: Any, part: Load | Store) -> Any:
 
 
 def full_shape(tensor: Any, part: Load | Store) -> list[Any]:
-    """The tensor's shape with leading dimensions that it lacks: folded ones, then others of extent 1."""
+    """The tensor's shape, with the leading dimensions that the kernel has and the tensor lacks. First come the dimensions
+    that a store folds, then dimensions of extent 1."""
     shape = list(tensor.shape)
     folded = part.folded if isinstance(part, Store) else ()
     return [*folded, *[1] * (len(part.dims) - len(folded) - len(shape)), *shape]
@@ -161,7 +162,7 @@ def full_shape(tensor: Any, part: Load | Store) -> list[Any]:
 def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
     """Rows [first, first + count) of all slots [rows, columns, stage] of a swizzled buffer.
 
-    Both numbers are multiples of 8: the rows of a swizzled block.
+    *first* and *count* are multiples of 8, since a swizzled block has 8 rows.
     """
     some = slot_layout(attrs.evolve(buffer, tile=(count, buffer.tile[1]))).outer
     span = buffer.swizzle // buffer.dtype.bytes
@@ -185,15 +186,16 @@ def make_atom(part: Load | Store, tensor: Any) -> tuple[Any, Any]:
 
 
 class Moves:
-    """How a TMA atom moves what a load or a store moves: between a slot and a tile of global memory, in the layouts that the
-    atom has given these, whatever the slot and the tile.
+    """The copies of one load or store, between any slot and any tile of global memory.
+
+    The layouts of a slot and of a tile are computed once, from the TMA atom; a copy then only adds its addresses.
 
     Args:
         part: The load or store.
         atom: Its TMA atom and coordinate tensor.
-        slots: Its buffer's slots.
-        share: Which of the multicast shares this CTA loads.
-        peers: How many shares there are.
+        slots: All slots of its buffer.
+        share: Which share of a multicast tile this CTA loads.
+        peers: How many shares a multicast tile has.
     """
 
     def __init__(self, part: Load | Store, atom: tuple[Any, Any], slots: Any, share: Any, peers: int):
@@ -214,11 +216,12 @@ class Moves:
         )
 
     def slot(self, stage: Any, first: Any = None, piece: Any = 0) -> Any:
-        """In slot *stage*.
+        """What a copy moves, in shared memory.
 
         Args:
-            first: Where what is moved begins along the slot's first extent; None: where the slot begins.
-            piece: Of the rows.
+            stage: Which slot.
+            first: Where the copy begins along the slot's first extent; None: where the slot begins.
+            piece: Which piece of each row.
         """
         start = self.start if first is None else self.start + first * self.stride[0]
         if not (isinstance(piece, int) and piece == 0):
@@ -226,7 +229,8 @@ class Moves:
         return cute.make_tensor(cute.make_tensor(start, self.of_slots)[(None, stage)].iterator, self.of_slot)
 
     def tile(self, at: Sequence[Any], piece: Any = 0) -> Any:
-        """In global memory: what begins at element *at*, or this CTA's share of it; of its rows, one piece."""
+        """What a copy moves, in global memory: the tile that begins at element *at*, or this CTA's share of the tile. piece:
+        which piece of each row."""
         if not (isinstance(piece, int) and piece == 0):
             at = (*at[:-1], at[-1] + piece * self.extents[-1])
         place = cute.crd2idx(tuple(at[mode] for mode in core_modes(self.part)), self.layout)
@@ -235,29 +239,29 @@ class Moves:
         return cute.make_tensor(place, self.of_tile)
 
     def copy(self, source: Any, target: Any, **how: Any) -> None:
-        """The instruction. *how*: what the atom is issued with, as of `cute.copy`."""
+        """Emits the copy. *how*: the keyword arguments of `cute.copy`."""
         cute_ir.copy(self.atom._unpack(**how), [source.value], [target.value])
 
 
 def _two(tensor: Any) -> Any:
-    """With the modes that a copy has: of the instruction, and of its repetitions."""
+    """The tensor with the two modes that a copy needs: one for the instruction, one for its repetitions."""
     return cute.group_modes(cute.append_ones(tensor, up_to_rank=2), 1)
 
 
 # ---- descriptors -----------------------------------------------------------------------------------------------------
 #
-# Descriptors that the library encodes, for loads of which CuTe DSL's TMA atoms cannot say everything.
+# The library encodes the descriptor of a load itself if CuTe DSL's TMA atoms cannot express the load.
 #
-# `TensorMap` encodes them for each signature of tensors. A launch passes their words. The host part of the kernel
-# puts the tensor's address into the first one. They are parameters of the kernel.
+# `TensorMap` encodes such a descriptor once for each signature of tensors. A launch passes the descriptor's words. The
+# kernel's host part puts the tensor's address into the first word. The descriptor is a parameter of the kernel.
 
 
-WORDS = 16  # of 8 bytes, a descriptor
-L2_PROMOTION = 128  # bytes, as CuTe DSL has it
+WORDS = 16  # words of a descriptor, 8 bytes each
+L2_PROMOTION = 128  # bytes; CuTe DSL's descriptors have the same
 
 
 class Descriptor:
-    """A descriptor, as a value of the host's code and a parameter of the kernel."""
+    """A descriptor: a value in the host's code, and a parameter of the kernel."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -273,13 +277,13 @@ class Descriptor:
 
     @property
     def address(self) -> Any:
-        """In the kernel: where it lies."""
+        """The descriptor's address, in the kernel."""
         pointer = cute_nvgpu.GetGridConstantPointerOp(self.value).operation
         return cute_ir.ptrtoint(ir.IntegerType.get_signless(64), pointer)
 
 
 def encoded_words(load: Load, tensor: Any) -> list[int]:
-    """The words of the load's descriptor, for tensors at any address, laid out as *tensor* is.
+    """The words of a load's descriptor. They are valid for tensors at any address that have the shape and strides of *tensor*.
 
     Raises:
         InputError: The driver's rules are broken.
@@ -299,8 +303,12 @@ def encoded_words(load: Load, tensor: Any) -> list[int]:
 
 
 def describe(tensor: Any, words: Sequence[Any]) -> tuple[Descriptor, Any]:
-    """What stands for the TMA atom and coordinate tensor of a load from *tensor*, which is core first: its descriptor, of what
-    `encoded_words` gave, and coordinates of the tensor's shape."""
+    """A load's descriptor and coordinate tensor, in place of a TMA atom and its coordinate tensor (`make_atom`).
+
+    Args:
+        tensor: The tensor, core first.
+        words: The descriptor's words, from `encoded_words`.
+    """
     values = [tensor.iterator.toint(), *words[1:]]
     made = vector.from_elements(
         ir.VectorType.get([WORDS], ir.IntegerType.get_signless(64)), [Int64(x).ir_value() for x in values]
@@ -309,7 +317,7 @@ def describe(tensor: Any, words: Sequence[Any]) -> tuple[Descriptor, Any]:
 
 
 def address_of(atom: Any) -> Any:
-    """In the kernel: where the descriptor of a TMA atom, or of what stands for one, lies."""
+    """The address, in the kernel, of the descriptor of a TMA atom, or of a `Descriptor`."""
     if isinstance(atom, Descriptor):
         return atom.address
     executable = cute_nvgpu.atom_make_exec_tma(atom._trait.value)

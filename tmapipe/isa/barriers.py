@@ -16,20 +16,21 @@ from tmapipe.plan.rings import Barrier, Buffer, Matmul, NamedBarrier
 
 # ---- lowering --------------------------------------------------------------------------------------------------------
 #
-# How a call of the instruction set becomes operations: what the files of operations share.
+# How an instruction, which bodies call, becomes operations. All files of operations share it.
 
 
 class BarRef(tuple):
-    """(barrier, stage) in the place of a flat number."""
+    """(barrier, stage): what stands for an mbarrier in a trace."""
 
 
 class Lowering(Carried):
     """Base of the instruction set. An instruction makes its operations and hands them to `emit`. Each backend says what stands
-    for barriers, slots and starts in them: flat numbers in the machine, what carries out a traced program has of them on the
-    GPU.
+    for barriers, slots and first elements of tiles in operations: flat numbers in the machine, values of the emitted program
+    on the GPU.
 
-    plan: of the kernel; syncs: barriers that bodies use and the plan does not have; warp: index of the calling warp in the
-    CTA; cta_rank: of the CTA in its cluster; cluster_id: of the cluster in the grid; clusters: in the grid.
+    plan: the kernel's plan. syncs: named barriers that bodies use and that the plan does not have. warp: the calling warp's
+    index in the CTA. cta_rank: the CTA's rank in its cluster. cluster_id: the cluster's number in the grid. clusters: how many
+    clusters the grid has.
     """
 
     plan: Plan
@@ -40,11 +41,11 @@ class Lowering(Carried):
     clusters: Value
 
     def emit(self, op: Any, *data: Any, when: Condition = True) -> None:
-        """Executes an operation, or records it. data: what the GPU's emitter takes besides, such as registers; when: on the
-        GPU, whether it is executed."""
+        """Executes an operation, or records it. data: what only the GPU's emitter needs, such as registers. when: whether the
+        operation is executed, on the GPU."""
 
     def may_hold(self, when: Condition) -> bool:
-        """Whether a condition holds, or only the kernel knows."""
+        """Whether a condition holds; also true if only the kernel knows."""
         return bool(when)
 
     def ask(self, op: Any, without_data: Callable[[], Sequence[int]], *data: Any) -> Sequence[int]:
@@ -56,23 +57,24 @@ class Lowering(Carried):
         return in_machine
 
     def bar(self, barrier: Barrier, stage: Value) -> Any:
-        """What names an mbarrier of the CTA: here and below, in the machine a flat number."""
+        """What stands for an mbarrier of the CTA in operations. In the machine, this and the following methods give flat
+        numbers."""
         return BarRef((barrier, stage))
 
     def slot(self, buffer: Buffer, stage: Value) -> Any:
-        """What names a slot of the CTA."""
+        """What stands for a slot of the CTA in operations."""
         return SlotRef(buffer, stage)
 
     def start(self, of: Load | Store, at: Sequence[Value]) -> Any:
-        """Where a tile of a tensor starts (elements), one index for each of its dimensions."""
+        """What stands for a tile's first element (one index for each dimension of the tensor) in operations."""
         return tuple(at)
 
     def part(self, of: Load | Store, index: Value) -> Any:
-        """Which of the parts of a slot is moved by itself; None for all of it."""
+        """What stands for a part of a slot in operations, if only this part is moved; None for the whole slot."""
         return index
 
     def plain(self, number: Value) -> Any:
-        """A number that only data depends on."""
+        """What stands in operations for a number on which only data depends."""
         return number
 
     def share_bytes(self, load: Load, share: int, shares: int) -> int:
@@ -81,7 +83,7 @@ class Lowering(Carried):
         return load.vector * sum(min(32, vectors - first) for first in range(32 * share, vectors, 32 * shares))
 
     def barrier_id(self, barrier: NamedBarrier, instance: Value) -> Any:
-        """The id of a hardware barrier of the CTA."""
+        """What stands for a named barrier of the CTA in operations: its id."""
         return barrier.id + instance
 
 
@@ -105,7 +107,7 @@ class FenceMbarInit(NamedTuple):
 
 @operation("mbarrier.try_wait.parity.shared.b64", "waits for {bar} (parity {parity})", Wait())
 class MbarWait(NamedTuple):
-    """Until it succeeds. Facts: number of the phase seen complete (-1: before the first)."""
+    """Waits until the phase of this parity is complete. Facts: number of the phase seen complete (-1: before the first)."""
 
     bar: Bar
     parity: Parity
@@ -184,14 +186,14 @@ class ClusterWait(NamedTuple):
 
 @operation("fence.proxy.async.shared::cta", "fences (fence.proxy.async)", FenceProxy())
 class FenceProxyAsync(NamedTuple):
-    """By each of `lanes`. Facts: None."""
+    """A fence of each of `lanes`. Facts: None."""
 
     lanes: Lanes = ALL_LANES
 
 
 @operation("fence.proxy.async.global", "fences global memory (fence.proxy.async.global)", FenceProxy(space="global"))
 class FenceProxyAsyncGlobal(NamedTuple):
-    """By each of `lanes`. Facts: None."""
+    """A fence of each of `lanes`. Facts: None."""
 
     lanes: Lanes = ALL_LANES
 
@@ -268,8 +270,8 @@ class BarrierInstructions(Lowering):
 
     def cluster_arrive(self, scope: str = "cluster") -> None:
         """``barrier.cluster.arrive``: all threads of all CTAs of the cluster take part. scope: "cluster" releases this
-        thread's earlier accesses to the peers (a membar, some hundred cycles); "relaxed" orders none of them: inits that
-        `fence_mbarrier_init` has released are visible after it all the same."""
+        thread's earlier accesses to the peers (a membar, some hundred cycles). "relaxed" orders no accesses; but inits that
+        `fence_mbarrier_init` has released are visible after it."""
         self.emit(ClusterArrive(scope))
 
     def cluster_wait(self) -> None:
@@ -283,7 +285,8 @@ class BarrierInstructions(Lowering):
 
     def fence_proxy_async_global(self) -> None:
         """``fence.proxy.async.global`` (each lane): orders this thread's generic accesses to global memory before later
-        accesses through the async proxy, such as a TMA load of what threads have stored. Orders no access to shared memory."""
+        accesses through the async proxy. So a TMA load can read what threads have stored. It orders no access to shared
+        memory."""
         self.emit(FenceProxyAsyncGlobal())
 
 
@@ -322,7 +325,7 @@ class WgmmaFence(NamedTuple):
     Accumulators(Use.UPDATE, "matmul"),
 )
 class Wgmma(NamedTuple):
-    """By one warp of the four. Facts: tuple of its `Flight`, which all four have."""
+    """Executed by one of the warpgroup's four warps. Facts: tuple of its `Flight`, the same for all four."""
 
     matmul: Name
     a: Slot
@@ -337,8 +340,8 @@ class Wgmma(NamedTuple):
     Accumulators(Use.UPDATE, "operand"),
 )
 class WgmmaFromRegisters(NamedTuple):
-    """A `Wgmma` whose operand a is in registers, which count among the accumulators. operand: which, of several sets that
-    take turns; else "". Facts: as of `Wgmma`."""
+    """A `Wgmma` whose operand a is in registers, which count as accumulators. operand: which set of registers, if several sets
+    take turns; else "". Facts: as for `Wgmma`."""
 
     matmul: Name
     b: Slot
@@ -398,7 +401,7 @@ class SlotWrite(NamedTuple):
 
 @operation("ld.shared::cluster", "reads {slot} of CTA {mask}", Access(mask="mask"))
 class PeerRead(NamedTuple):
-    """Of a slot of the CTA in `mask`, by all lanes; which elements is left open. Facts: None."""
+    """All lanes read the slot of the CTA in `mask`. The operation leaves open which elements. Facts: None."""
 
     slot: Slot
     mask: Mask
@@ -418,15 +421,16 @@ class Exit(NamedTuple):
 
 
 class ComputeInstructions(Lowering):
-    """Instructions of threads and tensor cores. What works on values is in `tmapipe.isa.fragments`."""
+    """Instructions of threads and tensor cores. Operations on values are in `tmapipe.isa.fragments`."""
 
     def wgmma_fence(self) -> None:
         """``wgmma.fence``: orders register accesses before the next wgmma."""
         self.emit(WgmmaFence())
 
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef, registers: str = "") -> None:
-        """``wgmma.mma_async`` for all k of the slots, asynchronously: reads the slots (async proxy) and *acc* until a
-        `wgmma_wait` says otherwise. a: a slot, or what `Fragments.operand` has made in *registers*, which is read as long."""
+        """``wgmma.mma_async`` for all k of the slots, asynchronously. It reads the slots (async proxy) and *acc* until a
+        `wgmma_wait` has waited for it. a: a slot, or the result of `Fragments.operand` in *registers*, which wgmma reads until
+        then, too."""
         second = self.slot(b.buffer, b.stage)
         if isinstance(a, SlotRef):
             self.emit(Wgmma(matmul.name, self.slot(a.buffer, a.stage), second), acc)
@@ -442,8 +446,8 @@ class ComputeInstructions(Lowering):
         self.emit(WgmmaWait(pending))
 
     def read_words(self, slot: SlotRef, count: int, without_data: Callable[[], Sequence[int]]) -> Sequence[Value]:
-        """``ld.shared``: the slot's first *count* words of 4 bytes, in all lanes. without_data: what they are in the
-        machine where it runs without data. Generic proxy."""
+        """``ld.shared``: the slot's first *count* words of 4 bytes, in all lanes. without_data: gives these words if the
+        machine runs without data. Generic proxy."""
         return self.ask(SlotRead(self.slot(slot.buffer, slot.stage)), without_data, count)[:count]
 
     def setmaxnreg(self, registers: int, increase: bool) -> None:

@@ -29,7 +29,8 @@ ON_BAR, IN_BULK = Until(bar="bar", nbytes="nbytes"), Until(Group.BULK, "lanes")
     Tile("load"),
 )
 class BulkLoad(NamedTuple):
-    """Of one piece of memory, from element `at` on, to `slot`, completing `nbytes` on `bar`. Facts: tuple of its `Flight`."""
+    """Copies one contiguous piece of memory, from element `at` on, to `slot`, and completes `nbytes` on `bar`. Facts: tuple of
+    its `Flight`."""
 
     load: Name
     slot: Slot
@@ -46,9 +47,9 @@ class BulkLoad(NamedTuple):
     Tile("load", anywhere="anywhere", nbytes="nbytes"),
 )
 class CpAsync(NamedTuple):
-    """Copies by each of `lanes`, of what lies in share `share` of `shares` of the tile that starts at element `at`, to `slot`.
-    When its own have landed, each lane arrives on `bar` (``cp.async.mbarrier.arrive.noinc``). A share has every `shares`-th
-    run of 32 vectors (one a lane), of `nbytes` bytes in all. Facts: tuple of its `Flight`."""
+    """Each of `lanes` copies its vectors of share `share` of `shares` of the tile that starts at element `at` to `slot`. When
+    a lane's copies have landed, it arrives on `bar` (``cp.async.mbarrier.arrive.noinc``). A share has every `shares`-th run of
+    32 vectors (one for each lane), `nbytes` bytes in all. Facts: tuple of its `Flight`."""
 
     load: Name
     slot: Slot
@@ -70,7 +71,8 @@ class PrefetchDescriptor(NamedTuple):
 
 @operation("cp.async.bulk.prefetch.tensor.L2.global", "asks for a tile of {load} in L2", Tile("load", inside=False))
 class TmaPrefetch(NamedTuple):
-    """Of the tile that starts at element `at`, or share `share` of it: a hint, of which nothing waits. Facts: None."""
+    """Asks for the tile that starts at element `at`, or share `share` of the tile. It is a hint; nothing waits for it. Facts:
+    None."""
 
     load: Name
     share: Number = 0
@@ -79,7 +81,7 @@ class TmaPrefetch(NamedTuple):
 
 @operation("cp.async.bulk.prefetch.L2.global", "asks for a piece of {load} in L2", Tile("load", inside=False))
 class BulkPrefetch(NamedTuple):
-    """Of the piece of memory from element `at` on: a hint, of which nothing waits. Facts: None."""
+    """Asks for the contiguous piece of memory from element `at` on. It is a hint; nothing waits for it. Facts: None."""
 
     load: Name
     at: At = ()
@@ -93,10 +95,10 @@ class BulkPrefetch(NamedTuple):
     Tile("load", anywhere="anywhere"),
 )
 class TmaLoad(NamedTuple):
-    """Of the tile that starts at element `at`, to `slot`, completing `nbytes` on `bar`, in each CTA of `mask`. Only share
-    `share` of `shares` of it, cut along rows; without a mask, a part that starts at `at` itself. anywhere: whether it may
-    start outside of its tensor; offsets: in windows, of the element that is loaded. Facts: tuple of `Flight`, one a
-    destination CTA."""
+    """Copies the tile that starts at element `at` to `slot`, and completes `nbytes` on `bar`, in each CTA of `mask`. With a
+    mask it copies only share `share` of `shares` of the tile, which is cut along rows. Without a mask, a part of the tile may
+    be copied; then `at` is the part's first element. anywhere: whether the tile may start outside of its tensor. offsets:
+    which element of each window is loaded. Facts: tuple of `Flight`, one for each destination CTA."""
 
     load: Name
     slot: Slot
@@ -170,8 +172,8 @@ class BulkWait(NamedTuple):
     Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares"),
 )
 class StAsync(NamedTuple):
-    """Of `words` (4 bytes each), or what lanes hold, to the start of `slot`, or of share `share` of `shares` of it, completing
-    `nbytes` on `bar`, in each CTA of `mask`. Facts: tuple of `Flight`, one a destination CTA."""
+    """Writes `words` (4 bytes each), or words that lanes hold, to the start of `slot`, or of share `share` of `shares` of
+    `slot`, and completes `nbytes` on `bar`, in each CTA of `mask`. Facts: tuple of `Flight`, one for each destination CTA."""
 
     slot: Slot
     bar: Bar
@@ -200,11 +202,11 @@ class CopyInstructions(Lowering):
         self, load: Load, stage: Value, at: Sequence[Value], barrier: Barrier, share: Value, shares: int, anywhere: bool
     ) -> None:
         """``cp.async`` (each lane), then ``cp.async.mbarrier.arrive.noinc``: copies part *share* of *shares* of the tile that
-        starts at element *at* into slot *stage*, `load.vector` bytes at a time; elements outside the tensor become zero. Each
+        starts at element *at* into slot *stage*, `load.vector` bytes at a time. Elements outside the tensor become zero. Each
         lane arrives once on ``barrier[stage]`` when its copies have landed, later, by itself. Generic proxy.
 
-        Vector i (along the slot's rows) is in part ``i // 32 % shares``, and copied by lane ``i % 32``. *anywhere*: whether
-        the tile may start outside of the tensor on purpose, of which the check takes note.
+        Vector i, counted along the slot's rows, is in part ``i // 32 % shares`` and copied by lane ``i % 32``. *anywhere*:
+        whether the tile may start outside of the tensor; the check then allows it.
         """
         slot, bar = self.slot(load.buffer, stage), self.bar(barrier, stage)
         nbytes = self.share_bytes(load, share, shares)
@@ -223,16 +225,17 @@ class CopyInstructions(Lowering):
         anywhere: bool = False,
         offsets: Sequence[Value] = (),
     ) -> None:
-        """``cp.async.bulk.tensor`` to shared memory (``.multicast::cluster``, ``.im2col``).
+        """``cp.async.bulk.tensor`` to shared memory (``.multicast::cluster``, ``.im2col``). Async proxy.
 
-        Copies the tile that starts at element *at* (one index a dimension of `load.dims`; elements outside the tensor count as
-        bytes, and read as zero unless `load.outside` leaves open what whole rows of them hold) into slot *stage* and completes
-        its bytes on ``barrier[stage]``, later, by itself. With *mask*, this CTA copies only part *share* of `load.peers` parts
-        (split along the slot's first extent), into the same slot, and completes its bytes on the same barrier, of every CTA
-        in *mask*. With *part*, it copies what belongs into that part of `load.parts` of the slot, and *at* is where that
-        starts. *anywhere*: whether it may start outside of the tensor on purpose, of which the check takes note. With
-        `load.windows`, *at* is (image, where the first window of this CTA's share begins, channel), and *offsets* say which
-        element of this window and of those after it are loaded. Async proxy.
+        Copies the tile that starts at element *at* (one index for each dimension of `load.dims`) into slot *stage*. The tile's
+        bytes complete on ``barrier[stage]``, later, by themselves. Elements outside the tensor count as bytes and read as
+        zero; but if `load.outside` leaves open what rows hold that are wholly outside, such rows may hold anything.
+
+        With *mask*, this CTA copies only part *share* of `load.peers` parts, cut along the slot's first extent. The part goes
+        into the same slot of every CTA in *mask*, and its bytes complete on the same barrier of these CTAs. With *part*, only
+        this part of `load.parts` parts of the slot is copied, and *at* is the part's first element. *anywhere*: whether the
+        tile may start outside of the tensor; the check then allows it. With `load.windows`, *at* is (image, where the first
+        window of this CTA's share begins, channel), and *offsets* say which element of each window is loaded.
         """
         shares = 1 if mask is None else load.peers
         if part is not None:
@@ -243,22 +246,22 @@ class CopyInstructions(Lowering):
         self.emit(TmaLoad(load.name, slot, bar, nbytes, mask, share, shares, **where))
 
     def tma_prefetch(self, load: Load, at: Sequence[Value], share: Value = 0) -> None:
-        """``cp.async.bulk.prefetch.tensor`` into L2: asks for what a `tma_load` of the same operands would copy. A hint: it
-        orders nothing, nothing waits for it, and outside of the tensor it does nothing."""
+        """``cp.async.bulk.prefetch.tensor`` into L2: asks for what a `tma_load` of the same operands would copy. It is a hint:
+        it orders nothing, nothing waits for it, and outside of the tensor it does nothing."""
         self.emit(TmaPrefetch(load.name, share, self.start(load, at)))
 
     def bulk_prefetch(self, load: Load, at: Sequence[Value]) -> None:
-        """``cp.async.bulk.prefetch.L2``: asks for what a `bulk_load` of the same operands would copy. A hint, as
-        `tma_prefetch`; outside of the tensor it does nothing."""
+        """``cp.async.bulk.prefetch.L2``: asks for what a `bulk_load` of the same operands would copy. It is a hint, as
+        `tma_prefetch` is."""
         self.emit(BulkPrefetch(load.name, self.start(load, at)))
 
     def tma_store(
         self, store: Store, stage: Value, at: Sequence[Value], rows: Value = None, part: Value = None
     ) -> None:
-        """``cp.async.bulk.tensor`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage* to the
-        tile that starts at element *at*, later; elements outside the tensor are not written, and of a `store.clipped` no
-        others than the slot's first *rows* rows (0 to all). With *part*, it copies that part of `store.parts` of the slot, and
-        *at* is where that goes. Async proxy."""
+        """``cp.async.bulk.tensor`` to global memory (``cp.reduce...`` with `store.reduce`): copies slot *stage* to the tile
+        that starts at element *at*, later. Elements outside the tensor are not written. If the store is `clipped`, only the
+        slot's first *rows* rows are written (0 to all). With *part*, only this part of `store.parts` parts of the slot is
+        copied, and *at* is the part's first element. Async proxy."""
         rows, part = None if rows is None else self.plain(rows), self.part(store, part)
         self.emit(TmaStore(store.name, self.slot(store.buffer, stage), self.start(store, at), rows, part))
 
@@ -278,9 +281,9 @@ class CopyInstructions(Lowering):
         self.emit(BulkWait(pending, read))
 
     def store_words(self, slot: SlotRef, words: Sequence[Value], barrier: Barrier) -> None:
-        """``st.async``, by lane i to CTA i of the cluster, for every CTA: writes *words* to the start of the slot, and
-        completes all bytes of the slot on ``barrier[slot.stage]`` there, later, by itself. Which proxy it goes through is
-        left open by the PTX ISA: taken as the async one, which is the stricter."""
+        """``st.async``, by lane i to CTA i of the cluster, for every CTA: writes *words* to the start of the slot. All bytes
+        of the slot complete on ``barrier[slot.stage]`` there, later, by themselves. The PTX ISA leaves open through which
+        proxy it writes; the library takes the async proxy, which is the stricter."""
         everyone = (1 << self.plan.cluster_size) - 1
         place, bar = self.slot(slot.buffer, slot.stage), self.bar(barrier, slot.stage)
         self.emit(StAsync(place, bar, slot.buffer.slot_bytes, everyone, tuple(words)))
@@ -299,8 +302,8 @@ class CopyInstructions(Lowering):
     Start("source", ON_BAR, mask="mask"),
 )
 class PeerCopy(NamedTuple):
-    """Of `source`, or part `part` of `shares` of it, to `slot`, or share `share` of that, of the CTA in `mask`, completing
-    `nbytes` on its `bar`. Facts: tuple of its `Flight`."""
+    """Copies `source`, or part `part` of `shares` of it, to `slot` of the CTA in `mask`, or to share `share` of that slot, and
+    completes `nbytes` on the CTA's `bar`. Facts: tuple of its `Flight`."""
 
     slot: Slot
     bar: Bar
@@ -319,8 +322,8 @@ class PeerCopy(NamedTuple):
     Start("source", ON_BAR, mask="mask"),
 )
 class PeerReduce(NamedTuple):
-    """Of part `part` of `parts` of `source` into `slot` of the CTA in `mask`, in the way of `peer`, completing `nbytes` on its
-    `bar`. Facts: tuple of its `Flight`."""
+    """Combines part `part` of `parts` of `source` with `slot` of the CTA in `mask`, by the reduction of exchange `peer`, and
+    completes `nbytes` on the CTA's `bar`. Facts: tuple of its `Flight`."""
 
     peer: Name
     slot: Slot
@@ -339,9 +342,9 @@ class PeerReduce(NamedTuple):
     Start("slot", ON_BAR, write=True, mask="mask", share="share", shares="shares", reduces=True),
 )
 class RedAsync(NamedTuple):
-    """Of what lanes hold into share `share` of `shares` of `slot` of the CTA in `mask`, in the way of `peer`, completing
-    `nbytes` on its `bar`. The PTX ISA leaves its proxy open: taken as the async one, as of `StAsync`. Facts: tuple of its
-    `Flight`."""
+    """Combines values that lanes hold with share `share` of `shares` of `slot` of the CTA in `mask`, by the reduction of
+    exchange `peer`, and completes `nbytes` on the CTA's `bar`. The PTX ISA leaves its proxy open; the library takes the async
+    proxy, as for `StAsync`. Facts: tuple of its `Flight`."""
 
     peer: Name
     slot: Slot
@@ -359,11 +362,11 @@ class PeerInstructions(Lowering):
     def peer_copy(
         self, exchange: Exchanged, stage: Value, to: Value, barrier: Barrier, part: Value = None, into: Value = 0
     ) -> None:
-        """``cp.async.bulk`` from shared memory to that of a CTA of the cluster: copies slot *stage* of `exchange.source`
-        to slot *stage* of `exchange.buffer` of the CTA with rank *to*, and completes its bytes on ``barrier[stage]`` there,
-        later, by itself. With *part*, only that one of `exchange.peers` equal parts along the slot's first extent, to part
-        *into*. With `exchange.reduce`, ``cp.reduce.async.bulk``: part *part* of the source is combined with all of the slot.
-        Async proxy."""
+        """``cp.async.bulk`` from shared memory to the shared memory of a CTA of the cluster: copies slot *stage* of
+        `exchange.source` to slot *stage* of `exchange.buffer` of the CTA with rank *to*. Its bytes complete on
+        ``barrier[stage]`` there, later, by themselves. With *part*, only this part is copied, of `exchange.peers` equal parts
+        along the slot's first extent, and it becomes part *into*. With `exchange.reduce` it is ``cp.reduce.async.bulk``: part
+        *part* of the source is combined with the whole slot. Async proxy."""
         assert exchange.source is not None
         slot, source, bar = (
             self.slot(exchange.buffer, stage),
@@ -397,8 +400,8 @@ def sent(isa: Lowering, to: SlotRef, barrier: Barrier, cta: Value, share: Value,
     Tile("load", numbers="numbers", inside=False),
 )
 class TmaGather(NamedTuple):
-    """Of the rows `numbers` of a matrix, from column `at[-1]` on, to share `share` of `shares` of `slot`, completing `nbytes`
-    on `bar`. Rows outside of the matrix are zero. Facts: tuple of its `Flight`."""
+    """Copies the rows `numbers` of a matrix, from column `at[-1]` on, to share `share` of `shares` of `slot`, and completes
+    `nbytes` on `bar`. Rows outside of the matrix are zero. Facts: tuple of its `Flight`."""
 
     load: Name
     slot: Slot
@@ -417,8 +420,8 @@ class TmaGather(NamedTuple):
     Tile("store", numbers="numbers", inside=False),
 )
 class TmaScatter(NamedTuple):
-    """Of 4 rows of the slot, which are part `part` of it, to the rows `numbers` of a matrix, from column `at[-1]` on. Rows
-    beyond the matrix are not written. Facts: tuple of its `Flight`."""
+    """Copies 4 rows of the slot, from row 4 `part` on, to the rows `numbers` of a matrix, from column `at[-1]` on. Rows beyond
+    the matrix are not written. Facts: tuple of its `Flight`."""
 
     store: Name
     slot: Slot
@@ -434,15 +437,15 @@ class RowInstructions(Lowering):
     def tma_gather(
         self, load: Load, stage: Value, rows: Sequence[Value], at: Sequence[Value], barrier: Barrier, part: Value
     ) -> None:
-        """``cp.async.bulk.tensor.2d.tile::gather4``: copies four rows of a matrix, those numbered *rows*, from column *at[-1]*
-        on, to the rows from 4 *part* on of slot *stage*, and completes their bytes on ``barrier[stage]``, later, by itself.
-        Rows outside of the matrix count as bytes, and read as zero. Async proxy."""
+        """``cp.async.bulk.tensor.2d.tile::gather4``: copies the four rows *rows* of a matrix, from column *at[-1]* on, to four
+        rows of slot *stage*, from row 4 *part* on. Their bytes complete on ``barrier[stage]``, later, by themselves. Rows
+        outside of the matrix count as bytes, and read as zero. Async proxy."""
         slot, bar, shares = self.slot(load.buffer, stage), self.bar(barrier, stage), load.parts // 4
         where = (tuple(map(self.plain, rows)), self.start(load, at))
         self.emit(TmaGather(load.name, slot, bar, load.buffer.slot_bytes // shares, part, shares, *where))
 
     def tma_scatter(self, store: Store, stage: Value, rows: Sequence[Value], at: Sequence[Value], part: Value) -> None:
-        """``cp.async.bulk.tensor.2d.tile::scatter4``: copies the four rows from 4 *part* on of slot *stage* to those numbered
+        """``cp.async.bulk.tensor.2d.tile::scatter4``: copies four rows of slot *stage*, from row 4 *part* on, to the rows
         *rows* of a matrix, from column *at[-1]* on, later. Rows beyond the matrix are not written. Async proxy."""
         where = (tuple(map(self.plain, rows)), self.start(store, at))
         self.emit(TmaScatter(store.name, self.slot(store.buffer, stage), part, *where))

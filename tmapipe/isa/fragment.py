@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 #
-# What calls of the instruction set take besides parts of the plan: slots, registers, values that backends define.
+# Arguments of the instruction set, besides parts of the plan: slots, fragments, and values that each backend defines.
 
 
 Block = tuple[Any, ...]  #: a block of code: the loops and branches around a point of a body, from the outermost on
@@ -42,7 +42,9 @@ class SlotRef(NamedTuple):
 
 Place = tuple[Value, Value]  #: a row and a column of a slot's tile
 Span = tuple[int, int]  #: the first of some rows or columns, and the one after the last
-Gaps = tuple[tuple[int, int], ...]  #: as of `Fragments.read_joined`
+Gaps = tuple[
+    tuple[int, int], ...
+]  #: pairs (length, further): after each *length* elements, *further* elements are skipped
 Numbers = tuple["Fragment", ...]  #: fragments of one number a row
 RawFunction = Callable[..., None]
 Accesses = Sequence[tuple[SlotRef, str]]  #: slots that a raw function gets, each to "read", "write" or "update" it
@@ -51,18 +53,19 @@ Accesses = Sequence[tuple[SlotRef, str]]  #: slots that a raw function gets, eac
 class Carried:
     """Base of objects that a traced body may use inside run-time loops and branches.
 
-    A trace joins them where paths meet: `_carries` names the attributes that may be other values on other paths, such as the
-    index of a slot; `_apart` those that `_joined` sees to. `_facts` says of attributes that change while a body is traced
-    how they go on where paths meet, of objects that `Isa.follow` was told of:
+    A trace joins such an object where paths meet. `_carries` names the attributes that may have other values on other paths,
+    such as the index of a slot. `_apart` names attributes that the method `_joined` sets again. `_facts` names attributes that
+    change while a body is traced, of objects that `Isa.follow` was told of. It says what such an attribute is after paths have
+    met:
 
-        flag    whether something has happened: on some paths, maybe, and then a condition that only the kernel knows
-        flags   likewise, of several things, by name
-        union   a set; what a loop adds is in it from its beginning on
+        flag    whether something has happened. If it happened on some paths only, it becomes a condition of the kernel
+        flags   a dictionary of such flags, by name
+        union   a set. What a loop adds is in the set from the loop's beginning on
         noted   a fact that holds after a path on which it came to hold
-        both    a fact that holds if it does on both paths
-        same    equal on both paths; else it can't be asked for
-        none    likewise, but None if it differs
-        always  equal on both paths, else an error
+        both    a fact that holds if it holds on both paths
+        same    a value that is equal on both paths; if it is not, it cannot be asked for
+        none    a value that is equal on both paths; if it is not, it becomes None
+        always  a value that is equal on both paths; if it is not, that is an error
     """
 
     __slots__ = ()
@@ -94,29 +97,31 @@ _NO_INDEX = (bool, float, complex, str, bytes, list, tuple, type, np.ndarray, np
 
 
 def is_index(value: Any, count: int | None = None) -> bool:
-    """Whether *value* is an integer of 32 bits, with *count* from 0 to that less one, or one that only the kernel knows."""
+    """Whether *value* is an integer of 32 bits, with *count* an integer from 0 to count - 1, or a number that only the kernel
+    knows."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return bool(-(2**31) <= value < 2**31) if count is None else bool(0 <= value < count)
     return hasattr(value, "__mul__") and not isinstance(value, _NO_INDEX)
 
 
 class Fragment(Carried):
-    """A tile of numbers, of which each thread has some. It is fp32, int32 or, of a comparison, bool.
+    """A tile of numbers that is distributed over threads. The numbers are fp32, int32, or bool (the result of a comparison).
 
-    ``slot.x.read()`` and ``acc.values()`` make one. It takes ``+ - * /``, comparisons, ``& | ~`` and the functions of
-    `tmapipe.math`, with numbers and with other fragments that are distributed alike. Of int32 also ``// % << >>``;
-    ``//`` rounds down and ``%`` has the sign of the divisor, as in Python. What overflows int32 wraps around.
+    ``slot.x.read()`` and ``acc.values()`` make fragments. A fragment takes ``+ - * /``, comparisons, ``& | ~`` and the
+    functions of `tmapipe.math`, with numbers and with other fragments that are distributed alike. A fragment of int32 also
+    takes ``// % << >>``; ``//`` rounds down and ``%`` has the sign of the divisor, as in Python. Overflow of int32 wraps
+    around. Other operations of Python are refused: indices, loops over elements, branches on values.
 
-    A fragment may have one number a row, a column or a tile (see `along`), such as the maximum of each row. Combined with one
-    that has more, each number is repeated.
+    A fragment may have one number for each row, for each column, or for the whole tile (see `along`), such as the maximum of
+    each row. If it is combined with a fragment of more numbers, each number is repeated.
 
-    ``x * a * b`` with numbers a and b is one product in fp32, ``x * (a * b)``, whose number is rounded once.
-    What else there is in Python is refused: indices, loops over elements, branches on values.
+    ``x * a * b`` with numbers a and b is one product in fp32: ``x * (a * b)``, where a * b is rounded once.
 
-    backend: what carries out operations. layout: how the tile is distributed; None: operations by element only. along: "tile",
-    "rows", "columns" or "one"; "parts": one number a row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind:
-    "fp32", "int32" or "bool"; "operand": rounded and packed for a matmul, which alone takes it. data: the backend's. product:
-    of what product with a number it is, as (a fragment, the number).
+    backend: the `Fragments` that carry out operations. layout: how the tile is distributed; None in a function that works
+    element by element. along: "tile", "rows", "columns" or "one": for what there is a number; "parts": one number for each
+    row, in parts that lanes have (`tmapipe.math.row_sum_parts`). kind: "fp32", "int32" or "bool"; "operand": rounded and
+    packed for a matmul, which is all that can take it. data: the backend's numbers. product: (x, number) if this fragment is x
+    times a number.
     """
 
     __slots__ = ("along", "backend", "data", "kind", "layout", "product")
@@ -158,17 +163,17 @@ class Fragment(Carried):
         __abs__ = __invert__ = __neg__
 
     def __pow__(self, exponent: int) -> Fragment:
-        """By multiplication. exponent: an int from 1 to 64."""
+        """The power, by multiplications. exponent: an int from 1 to 64."""
         if not isinstance(exponent, int) or not 1 <= exponent <= 64:
             raise ScopeError(f"a fragment to the power of {exponent!r}. It takes an int from 1 to 64.")
         return functools.reduce(functools.partial(combine, "mul"), [self] * exponent)
 
 
 def combine(name: str, *operands: Any) -> Fragment:
-    """The operation *name* on fragments, of which there is at least one, and numbers, element by element.
+    """The result of operation *name* on fragments and numbers, element by element. At least one argument is a fragment.
 
     Raises:
-        ScopeError: For what is neither, or for fragments that are distributed differently.
+        ScopeError: An argument is neither a fragment nor a number, or fragments are distributed differently.
     """
     product = _product(*operands) if name == "mul" else None
     operands = product or operands
@@ -195,8 +200,9 @@ def combine(name: str, *operands: Any) -> Fragment:
 
 
 def _product(x: Any, y: Any) -> tuple[Fragment, float] | None:
-    """A fragment in fp32, which is no product with a number, and the number to multiply it with in the place of *x* with *y*:
-    of one times several numbers, their product. None of others, and where that might be too large or too small for fp32."""
+    """(a fragment in fp32, the number to multiply it with), in place of *x* times *y*. If *x* is a fragment times a number,
+    the two numbers are multiplied. None if *x* times *y* is no such product, or its number might be too large or too small for
+    fp32."""
     fragment, number = (x, y) if isinstance(x, Fragment) else (y, x)
     if type(number) not in (int, float) or fragment.kind != "fp32" or not -1e18 < number < 1e18:
         return None
@@ -216,7 +222,7 @@ def in_range(name: str, number: Any, kind: str) -> Any:
 
 
 def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment) -> tuple[ThreadLayout | None, str]:
-    """The layout of a fragment (*layout*, *along*) combined with *other*, and what it varies along."""
+    """(layout, along) of a fragment of *layout* and *along* that is combined with *other*."""
     both = (along, other.along)
     if "one" in both:
         return (other.layout, other.along) if along == "one" else (layout, along)
@@ -237,7 +243,8 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
 
 
 def _as_the_other(one: ThreadLayout | None, other: ThreadLayout | None) -> str:
-    """How to read one of two fragments so that both fit: a vector as one number for each column or row of the other."""
+    """How to read one of two fragments so that both fit: a vector is read as one number for each column or row of the other
+    fragment."""
     for vector, tile in ((one, other), (other, one)):
         for lines in ("columns", "rows"):
             if vector and tile and vector.rows == 1 < tile.rows and vector.columns == getattr(tile, lines):
@@ -248,7 +255,7 @@ def _as_the_other(one: ThreadLayout | None, other: ThreadLayout | None) -> str:
 def _joined_parts(
     name: str, layout: ThreadLayout | None, along: str, other: Fragment
 ) -> tuple[ThreadLayout | None, str]:
-    """Called in the place of `_joined` where one of the two fragments has its rows in parts."""
+    """(layout, along) of two fragments that are combined, if the rows of one of them are in parts."""
     if layout is not None and other.layout is not None and {along, other.along} <= {"parts", "rows"}:
         if layout.key("rows") == other.layout.key("rows"):
             return layout, "parts"
@@ -265,7 +272,7 @@ _OF_INTEGERS = ("floordiv", "mod", "lshift", "rshift")
 
 
 def _kinds(name: str, kinds: list[str]) -> tuple[list[str], str]:
-    """What the operands are converted to, and what the result is."""
+    """The kind to which operation *name* converts its operands, and the kind of its result."""
     if "operand" in kinds:
         raise ScopeError(f"{name} of an operand of a matmul, which is packed. Compute before k.<mma>.operand().")
     numbers = "fp32" if "fp32" in kinds else "int32"
@@ -396,14 +403,14 @@ class WarpExchange(Carried):
 
 
 class ClusterExchange(WarpExchange):
-    """The same among CTAs of a cluster: each warp sends its numbers to all of them by st.async, and waits until those of all
-    warps have come. The parity of the mbarriers is kept in a register too.
+    """An exchange of numbers among the CTAs of a cluster. Each warp sends its numbers to all CTAs by st.async, and waits until
+    the numbers of all warps have come. A register holds the parity of the mbarriers.
 
-    A warp sends its numbers of the next reduction only after it has read these, and a copy is written again only after the
-    reduction in between, which waits for that of all warps.
+    There are two copies. A warp sends the numbers of the next reduction only after it has read the numbers of this one. A copy
+    is written again only after the reduction in between, which waits for the numbers of all warps.
 
-    buffer: (CTAs * warps, width) fp32, two slots. full: completes when all numbers of a copy have come, of which each warp
-    arms its part. mask: of the CTAs; rank: the own one's index among them; peers: how many there are.
+    buffer: (CTAs * warps, width) fp32, two slots. full: completes when all numbers of a copy have come; each warp arms its
+    part. mask: of the group's CTAs. rank: this CTA's index in the group. peers: how many CTAs are in the group.
     """
 
     def __init__(self, isa: Isa, buffer: Buffer, full: Barrier, mask: Value, rank: Value, peers: int):
@@ -428,8 +435,8 @@ class ClusterExchange(WarpExchange):
 
 
 def joined_places(slot: SlotRef, at: Place, gaps: Gaps, columns: Any) -> Any:
-    """Where the elements of these columns of a tile lie in a slot, as of `Fragments.read_joined`. Raises `InputError` for what
-    lies outside of it."""
+    """Where the elements of these columns of a tile lie in a slot, for `Fragments.read_joined`. Raises `InputError` if an
+    element lies outside of the slot."""
     first = at[1] + columns
     return checked_places(slot, at[0] + first + sum(first // length * further for length, further in gaps))
 
@@ -445,13 +452,13 @@ def checked_places(slot: SlotRef, places: Any) -> Any:
 
 # ---- raw -------------------------------------------------------------------------------------------------------------
 #
-# Calls of raw functions by the backends: what they are told of their role, and the lines of their errors.
+# How backends call raw functions: what such a function gets to know of its role, and the lines of its errors.
 
 
 class RawRole:
-    """What a raw function is told of its role, if it has a parameter ``role``.
+    """What a raw function gets to know of its role, if it has a parameter ``role``.
 
-    name: of the role; warp: the calling one, counted from 0 in its team; warps: of the team.
+    name: the role's name. warp: the calling warp, counted from 0 in its team. warps: how many warps the team has.
     """
 
     def __init__(self, isa: Isa, role: RoleWarps):

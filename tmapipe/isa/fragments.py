@@ -1,9 +1,9 @@
-"""Fragments: what one warp does with values that are distributed over the registers of the threads of a role.
+"""What one warp does with fragments: tiles of values that are distributed over the registers of a role's threads.
 
-Bodies see `tmapipe.isa.fragment.Fragment`. The backend defines a fragment's data: a NumPy array in the machine, a list of
-scalars on the GPU. A method here that has no statements is one that each backend has of its own. It consists of
-instructions (`tmapipe.isa.barriers`), or works on registers alone. *A piece of an accumulator* is 64 rows of a warpgroup and
-some columns, distributed as wgmma distributes them.
+Bodies see `tmapipe.isa.fragment.Fragment`. Each backend defines a fragment's data: a NumPy array in the machine, a list of
+scalars on the GPU. A method here that has no statements is one that each backend defines. It works on registers, or consists
+of instructions (`tmapipe.isa.barriers`). *A piece of an accumulator* is 64 rows of a warpgroup and some columns, distributed
+as wgmma distributes them.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -45,9 +45,10 @@ NEUTRAL = {
 
 
 class Fragments(Carried):
-    """What one warp does with fragments.
+    """The operations of one warp on fragments.
 
-    exchanges: for reductions over several warps, by the first warp of the role. numbers: (kind, types), tried in order.
+    exchanges: how the warps of a role combine their parts of a reduction, by the first warp of the role. numbers: pairs (kind,
+    types of Python) by which a plain number is converted, tried in order.
     """
 
     exchanges: dict[int, WarpExchange]
@@ -70,18 +71,18 @@ class Fragments(Carried):
         """Multiplies *acc* by one number a row, or one for all. All wgmma groups that write it must be complete."""
 
     def accumulator_after(self, matmul: Matmul, acc: Any, values: Fragment) -> Fragment:
-        """*values*, for what is not to be computed before *acc* can be read, which it can here."""
+        """*values*, for arithmetic that must stay below the point at which *acc* can be read. Called at that point."""
 
     def beside(self, layout: AccumulatorLayout, parts: list[Any]) -> Any:
-        """The data of a tile of *layout* from those of tiles with fewer columns each, next to each other."""
+        """The data of a tile of *layout*, which consists of tiles with fewer columns side by side."""
 
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         """The data of *values* of (m, k) in b's type, as `operand` takes it too."""
 
     def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Numbers, scale: Numbers, registers: str) -> Any:
-        """``ld.shared``: weights of few bits in a slot, as `packed` gives numbers: ``(w - zero) * scale``, computed in fp32 as
-        ``fma(w + c, scale, -(zero + c) * scale)`` with a c of at most 136. Generic proxy. Arguments as of
-        `Accumulator.widened`; registers: which the words have, as of `operand`."""
+        """``ld.shared``: weights of few bits in a slot, packed as by `packed`: ``(w - zero) * scale``, computed in fp32 as
+        ``fma(w + c, scale, -(zero + c) * scale)`` with a c of at most 136. Generic proxy. The arguments are those of
+        `Accumulator.widened`; registers: the registers of the packed words, as for `operand`."""
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group
@@ -110,31 +111,32 @@ class Fragments(Carried):
         slot's extents are (64, columns), or if *transposed* (columns, 64), of a type of 16 or 32 bits. Generic proxy."""
 
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Value, before: Any | None) -> Any:
-        """For each row, *before* plus the sum of a piece's values in columns [first, inside). For `write_row_sums` alone: each
-        thread has the sums of its own columns. *first* is a multiple of 8; *inside* a run-time value, perhaps negative or
-        more than there are columns; *before* what `row_sums` gave for earlier columns, or None for zero."""
+        """For each row, *before* plus the sum of a piece's values in columns [first, inside). Each thread has the sums of its
+        own columns, so only `write_row_sums` can use them. *first* is a multiple of 8. *inside* is a run-time value; it may be
+        negative or larger than the number of columns. *before* is a result of `row_sums` for earlier columns, or None for
+        zero."""
 
     def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
         """Writes the sums of `row_sums` to a slot of 64 elements, 16 per warp. They are added over the 4 lanes that share a
         row by ``shfl.bfly``, always in the same order. Generic proxy."""
 
     def column_sums(self, values: Fragment, columns: int, inside: Value) -> Any:
-        """For each warp and column, the sum of a piece's values over those of the warp's rows that are among the first
-        *inside* of the 64, a run-time value, perhaps negative or more. For `write_column_sums` alone. They are added over
-        lanes by ``shfl.bfly``, always in the same order."""
+        """For each warp and column, the sum of a piece's values over the warp's rows, of the piece's first *inside* rows.
+        *inside* is a run-time value; it may be negative or larger than 64. Only `write_column_sums` can use the sums. Lanes
+        add by ``shfl.bfly``, always in the same order."""
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns). Generic proxy."""
 
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> None:
-        """``st.async`` (each lane): the warp's part of a piece in fp32, to part *share* of *shares* of the slot in CTA *cta*
-        of the cluster. Completes its bytes on ``barrier[slot.stage]`` there, later, by itself. For `received` alone: the order
-        of the elements is left open. Async proxy, as `Isa.store_words`."""
+        """``st.async`` (each lane): sends the warp's part of a piece in fp32 to part *share* of *shares* of the slot in CTA
+        *cta* of the cluster. Its bytes complete on ``barrier[slot.stage]`` there, later, by themselves. Only `received` can
+        read the part, since the order of its elements is left open. Async proxy, as for `Isa.store_words`."""
 
     def send_tile(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value) -> None:
         """``st.async`` (each lane): converts the warp's part of a tile to the slot's type and writes it to its place in the
-        slot of CTA *cta* of the cluster. Completes its bytes on ``barrier[slot.stage]`` there, later, by itself. Async proxy,
-        as `Isa.store_words`."""
+        slot of CTA *cta* of the cluster. Its bytes complete on ``barrier[slot.stage]`` there, later, by themselves. Async
+        proxy, as for `Isa.store_words`."""
 
     def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Value, shares: int) -> Fragment:
         """``ld.shared``: what `send` has put into part *share* of *shares* of a slot, a piece of *layout*. Generic proxy."""
@@ -142,9 +144,9 @@ class Fragments(Carried):
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
         """``function(*fragments, **named)`` in fp32: a piece, or a dictionary of pieces.
 
-        *fragments* are pieces of one layout; *named* are such pieces, or have one number a row, a column or in all. The
-        function works element by element, on fragments without a layout. It may be called on some columns after others, so
-        that few intermediate values need registers at a time.
+        *fragments* are pieces of one layout. *named* are pieces, or fragments of one number for each row, for each column or
+        for all. The function works element by element, on fragments without a layout. It may be called several times, on some
+        columns after other columns, so that few intermediate values need registers at a time.
         """
 
     # ---- slots ----------------------------------------------------------------------------------------------------
@@ -164,12 +166,13 @@ class Fragments(Carried):
         """``ld.shared::cluster``: as `read_part`, of the slot of the CTA with rank *cta*."""
 
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: Any = None, each: int = 1) -> Fragment:
-        """``ld.shared``: the part of a slot from this row and column on, distributed as *layout* says. *pitch*, *each*: as of
-        `read`, of a slot with one extent. Generic proxy."""
+        """``ld.shared``: the part of a slot that begins at this row and column, distributed as *layout* says. *pitch*, *each*:
+        as of `read`, of a slot with one extent. Generic proxy."""
 
     def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: Place, gaps: Gaps) -> Fragment:
-        """``ld.shared``: elements at[1], at[1] + 1, ... of those that lie in a slot with one extent from at[0] on, without its
-        gaps: k at k plus (k // length) further, for each (length, further). Generic proxy."""
+        """``ld.shared``: elements from a slot with one extent, in which gaps are skipped. The elements at[1], at[1] + 1, ...
+        are read; element k lies at at[0] + k, and for each (length, further) of *gaps* (k // length) * further after that.
+        Generic proxy."""
 
     def read_rows_as_columns(self, slot: SlotRef, layout: VectorLayout, starts: Any, pitch: int) -> Fragment:
         """``ld.shared``: rows of a slot as columns of a tile. Column j begins at element starts[j % len(starts)] + j //
@@ -190,9 +193,9 @@ class Fragments(Carried):
         """Calls *gpu* with tensors, or *cpu* with arrays, in the order of *accesses*.
 
         Args:
-            accesses: (slot, "read" for the whole of it, or "write" or "update" for the calling warp's rows, of which each lane
-                takes the same elements whenever *gpu* is called).
-            proxy: "generic", or "async" if *gpu* uses TMA or wgmma; all lanes then wait in it until that has ended.
+            accesses: Pairs (slot, how). "read": the function gets the whole slot. "write" or "update": it gets the calling
+                warp's rows, of which each lane takes the same elements whenever *gpu* is called.
+            proxy: "generic"; or "async" if *gpu* uses TMA or wgmma. All lanes then wait in *gpu* until TMA or wgmma has ended.
         """
 
     # ---- registers ------------------------------------------------------------------------------------------------
@@ -204,17 +207,17 @@ class Fragments(Carried):
         return Fragment(self, layout, along, kind, data)
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Span | None = None) -> Fragment:
-        """One number a row or a column: of its elements the "sum", "maximum" or "minimum", in fp32 or int32, or "logsumexp",
-        the logarithm of the sum of their powers of e, in fp32.
+        """One number for each row or column: the "sum", "maximum" or "minimum" of its elements, in fp32 or int32; or
+        "logsumexp", the logarithm of the sum of the exponentials of its elements, in fp32.
 
-        They are combined in a thread, then over the lanes that share it by ``shfl.bfly``, then over warps through shared
-        memory. The order depends on the layout alone.
+        A thread combines its own elements; then lanes that share the row or column combine theirs by ``shfl.bfly``, and then
+        warps through shared memory. The order depends on the layout alone.
 
         Args:
             along: "rows" or "columns".
-            inside: How many elements of each count, or the first that does and the one after the last; None: all. A row
-                without any gives what the operation begins with: 0, or an infinity.
-            surely: The first, and the one after the last, of elements that count in any case.
+            inside: How many elements of each row or column count; or (the first element that counts, the one after the last);
+                None: all count. A row without any gives what the operation begins with: 0, or an infinity.
+            surely: (the first, the one after the last) of elements that count in any case, for all rows or columns.
         """
         layout = values.layout
         if layout is None:
@@ -239,7 +242,7 @@ class Fragments(Carried):
         return self.over_warps(layout, op, kind, along, self.reduce_in_warp(layout, op, kind, along, tile.data))
 
     def over_warps(self, layout: ThreadLayout, op: str, kind: str, along: str, partial: Any) -> Fragment:
-        """What a warp has (*partial*), combined with what the other warps and CTAs have that share the rows or columns."""
+        """A warp's *partial* numbers, combined with the numbers of the other warps and CTAs that share the rows or columns."""
         exchange = self.exchanges.get(layout.first_warp)
         far = exchange is not None and exchange.peers > 1 and along == "rows"
         if far or len(layout.sharing_warps(0, along)) > 1:
@@ -255,7 +258,8 @@ class Fragments(Carried):
         return Fragment(self, layout, along, kind, partial)
 
     def only_inside(self, tile: Fragment, along: str, first: Value, end: Value, surely: Span, other: Any) -> Fragment:
-        """A whole tile, in whose rows (*along* "rows") or columns those before *first* and from *end* on are *other*."""
+        """A whole tile in which *other* replaces some elements: the elements before *first* and from *end* on, in each row
+        (*along* "rows") or column."""
         place = tile.columns if along == "rows" else tile.rows
         holds = place < end if first is None else (place >= first) & (place < end)
         return combine("where", holds, tile, other)
@@ -280,7 +284,7 @@ class Fragments(Carried):
         return exchange
 
     def row_parts(self, values: Fragment) -> Fragment:
-        """Of each row the sum of the elements that each thread has: for `reduce`, which adds them up."""
+        """For each row, the sum of the elements that each thread has. `reduce` adds up these parts."""
         layout = values.layout
         if layout is None or values.along != "tile" or values.kind != "fp32":
             raise ScopeError(f"parts of the sums of rows of {values!r}. They are of a whole tile in fp32.")
@@ -294,30 +298,31 @@ class Fragments(Carried):
         """The sums of a whole tile's data, a row and lane that shares it."""
 
     def join_parts(self, layout: ThreadLayout, data: Any) -> Any:
-        """What `sum_parts` gave, and what was computed of it, added up over the lanes: one number a row."""
+        """One number for each row: the parts from `sum_parts`, or numbers computed from them, added up over the lanes."""
 
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
         """Writes what `reduce_in_warp` gave to the warp's row of a slot: one number a row slot, or one a column, at its index.
         Generic proxy."""
 
     def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
-        """``st.async``, by lane i to CTA i for each bit i of `exchange.mask`: writes what `reduce_in_warp` gave for rows to
-        the warp's row of the slot there, among those of all warps of all CTAs, and completes its bytes on
-        ``exchange.full[stage]`` there. Async proxy, as of `store_words`."""
+        """``st.async``, by lane i to CTA i for each bit i of `exchange.mask`: writes the numbers of rows from `reduce_in_warp`
+        to this warp's row of the slot there, which has a row for each warp of each CTA. Its bytes complete on
+        ``exchange.full[stage]`` there. Async proxy, as for `store_words`."""
 
     def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
-        """One number a row or column: those of the warps that share it, in so many CTAs, combined in the same order in all of
-        them; *op* "before": of `chunk_totals`, what `chunks_before` gives, over these warps. Generic proxy."""
+        """One number for each row or column: the numbers of all warps that share it, also of other CTAs, combined by *op*, in
+        the same order in all of them. With *op* "before": for numbers from `chunk_totals`, the result of `chunks_before` over
+        these warps. Generic proxy."""
 
     # ---- the order of a row's elements ----------------------------------------------------------------------------
     #
     # A row lies in *chunks*, one after another: of each, every warp that shares the row has a piece, and every lane a vector.
 
     def cumsum(self, values: Fragment) -> Fragment:
-        """Of each row the running sums, in fp32 or int32: of each element and all before it.
+        """The running sums of each row, in fp32 or int32: each element plus all elements before it.
 
-        They are made in a thread, then over the lanes that share a row by ``shfl.up``, then over its chunks and, through
-        shared memory, over warps. The order depends on the layout alone.
+        A thread adds its own elements; then lanes that share a row add theirs by ``shfl.up``, then the row's chunks and,
+        through shared memory, warps follow. The order depends on the layout alone.
         """
         tile = self.whole_tile("the running sums of rows", values)
         layout, kind = tile.layout, tile.kind
@@ -367,7 +372,7 @@ class Fragments(Carried):
         return even, odd
 
     def join_pairs(self, even: Fragment, odd: Fragment) -> Fragment:
-        """What `split_pairs` gave two fragments of, or functions of them, as columns 2 i and 2 i + 1 of one tile."""
+        """Columns 2 i and 2 i + 1 of one tile from two fragments that `split_pairs` has made, or functions of them."""
         layout, (along, kind, (first, second)) = even.layout, self.alike("join_pairs", even, odd)
         if not isinstance(layout, VectorLayout) or 2 * layout.width > max(WIDTHS):
             rule = f"has at most {max(WIDTHS) // 2} columns side by side in a thread, as of split_pairs"
@@ -377,7 +382,7 @@ class Fragments(Carried):
         return Fragment(self, whole, along, kind, data)
 
     def alike(self, name: str, one: Fragment, other: Fragment) -> tuple[str, str, list[Any]]:
-        """Along what, of which kind, and the data of two fragments that are distributed alike, or are made so."""
+        """(along, kind, data of the first, data of the second) of two fragments that are distributed alike, or are made so."""
         layout = one.layout
         if layout is None or other.layout != layout or {one.along, other.along} - {"tile", "rows", "columns"}:
             raise ScopeError(f"{name} of {one!r} and {other!r}. They are distributed alike, such as by split_pairs.")
@@ -400,10 +405,11 @@ class Fragments(Carried):
         """The running sums of each row and chunk of a whole tile's data, over the lanes of a warp."""
 
     def chunk_totals(self, layout: ThreadLayout, data: Any) -> Any:
-        """What `scan_in_warp` gave for the last element of each row and chunk: `layout.chunks` numbers a row slot."""
+        """The last element of each row and chunk in the result of `scan_in_warp`: `layout.chunks` numbers for each
+        row slot."""
 
     def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
-        """For each row and chunk, the sum of the totals of earlier chunks, as `chunk_totals` gave them."""
+        """For each row and chunk, the sum of the totals of earlier chunks. The totals come from `chunk_totals`."""
 
     def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
         """A whole tile's data with a number added for each row and chunk."""
@@ -412,10 +418,10 @@ class Fragments(Carried):
         """Data along a "tile" or its "columns" in which neighbours have changed places."""
 
     def picked_of_pairs(self, layout: VectorLayout, along: str, data: Any, which: int) -> Any:
-        """Of each pair of neighbours the first (0) or the second (1), from data along a "tile" or its "columns"."""
+        """The first (0) or the second (1) of each pair of neighbours, from data along a "tile" or its "columns"."""
 
     def joined_pairs(self, layout: VectorLayout, along: str, even: Any, odd: Any) -> Any:
-        """Data of a *layout* twice as wide, in which those of *even* and of *odd* alternate."""
+        """Data of a *layout* twice as wide, in which the elements of *even* and of *odd* alternate."""
 
     # ---- data -----------------------------------------------------------------------------------------------------
 

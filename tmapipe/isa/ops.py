@@ -17,7 +17,7 @@ from tmapipe.isa import *
 from tmapipe.isa.barriers import *
 from tmapipe.isa.barriers import BarrierInstructions, ComputeInstructions, Lowering
 from tmapipe.isa.copies import *
-from tmapipe.isa.copies import CopyInstructions, PeerInstructions, RowInstructions
+from tmapipe.isa.copies import ON_BAR, CopyInstructions, PeerInstructions, RowInstructions
 from tmapipe.isa.fragment import Block, Carried, Cells, Condition, Fragment, Span, Value
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import Load, Store
@@ -25,7 +25,6 @@ from tmapipe.plan.rings import Barrier, Buffer, Ring
 
 # ---- descriptors that a kernel changes -------------------------------------------------------------------------------
 
-ON_BAR = Until(bar="bar", nbytes="nbytes")
 #: Methods that arrive at mbarriers; methods that end a group of asynchronous operations, with the unit that then works on it.
 ARRIVALS = ("mbarrier_arrive", "mbarrier_arrive_cluster", "mbarrier_arrive_expect_tx")
 COMMITS = {"wgmma_commit": "wgmma", "bulk_commit_group": "bulk"}
@@ -193,10 +192,10 @@ class GlobalInstructions(Lowering):
         self.emit(GridLaunch())
 
     def lane_0(self, body: Callable[[], None], when: Condition = True) -> None:
-        """Runs *body* in lane 0 alone, if *when*, by predication.
+        """Runs *body* in lane 0 alone, if *when* holds, by predication.
 
-        The body uses only registers, `atomic_add`, `store_counter`, `smid` and control flow, whose conditions may be those of
-        this lane.
+        The body uses only registers, `atomic_add`, `store_counter`, `smid` and control flow. Its conditions may depend on
+        values that only lane 0 has.
         """
         if when:
             body()
@@ -423,7 +422,7 @@ class Isa(
         """Runs a role's body."""
 
     def evaluate(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """What a method of the schedule returns that is no body, such as how many slots a tile takes."""
+        """The result of a method of the schedule that is no body, such as how many slots a tile takes."""
         return function(*arguments)
 
     def extent(self, argument: str, dim: int) -> Value:
@@ -443,7 +442,7 @@ class Isa(
         return load.windows.start(number, [self.extent(load.argument, i) for i in range(1, len(load.dims) - 1)])
 
     def divisors(self, values: dict[str, Value]) -> dict[str, Any]:
-        """Each value as a divisor d, for ``x // d`` with x >= 0. The values are those of the order's `divisors`, the same in
+        """Each value as a divisor d, for ``x // d`` with x >= 0. The values are the `divisors` of the tile order, the same in
         all CTAs.
 
         In the machine a divisor is the number. On the GPU it is a multiplier and a shift, which the host has computed, since

@@ -163,7 +163,7 @@ class MachineFragments(Reductions):
         return self._result(layout, made, function)
 
     def _numbers(self, layout: ThreadLayout, values: Fragment) -> Fragment:
-        """What an epilogue takes: a number in fp32 for each element of a piece."""
+        """*values* as an epilogue takes them: a number in fp32 for each element of a piece."""
         data = self.convert(self.expand(layout, values.along, values.data, "tile"), values.kind, "fp32")
         return Fragment(self, None, "tile", "fp32", data)
 
@@ -318,8 +318,8 @@ class MachineIsa(Isa):
             raise InputError(name, surely, rule, "leave it out for such a tensor")
 
     def _stored(self, values: Fragment, mask: Fragment | None, width: int) -> tuple[Any, Any]:
-        """(places, values): the warp's values, or those of which *mask* holds, and where they are in a tile whose rows have
-        *width* elements."""
+        """(places, values) of the warp's values, or of those for which *mask* holds. A place is an element's number in a tile
+        whose rows have *width* elements."""
         places, numbers = self.fragments.places(values)
         if values.along == "tile" and values.layout is not None:
             places = places + places // values.layout.columns * (width - values.layout.columns)
@@ -329,7 +329,8 @@ class MachineIsa(Isa):
         return places[holds], numbers[holds]
 
     def reduces(self, values: Fragment, along: str, inside: Any) -> None:
-        """Called for each reduction of a fragment, with arguments of `Fragments.reduce`. For subclasses."""
+        """Called for each reduction of a fragment, with the arguments of `Fragments.reduce`. Does nothing here; subclasses may
+        count."""
 
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef, registers: str = "") -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))
@@ -392,10 +393,10 @@ class Machine:
         plan: The plan of the kernels.
         seed: Chooses the interleaving.
         policy: In which order agents take their steps (see `Scheduler`).
-        trace: Whether the run keeps `Run.trace`, whose operations have their source lines.
+        trace: Whether the run keeps `Run.trace`, whose operations then have their source lines.
         observer: Called with (agent, operation, facts) after each transition, in the order of execution.
-        max_steps: How many transitions of one cluster there may be, before the run stops with a `PipelineError`.
-        whole: Names of the outputs of which every element has to be written.
+        max_steps: How many transitions a cluster may make. After more, the run stops with a `PipelineError`.
+        whole: Names of the outputs of which every element must be written.
     """
 
     def __init__(
@@ -436,11 +437,11 @@ class Machine:
         return run
 
     def isa(self, *arguments: Any) -> MachineIsa:
-        """The instruction set of one warp. Arguments as of `MachineIsa`. Subclasses add to it."""
+        """The instruction set of one warp. The arguments are those of `MachineIsa`. Subclasses add instructions."""
         return MachineIsa(*arguments)
 
     def scheduler(self, state: State, programs: list[Iterator[Any]], where: Callable[[int], str | None]) -> Scheduler:
-        """The scheduler of one cluster. Arguments as of `Scheduler`."""
+        """The scheduler of one cluster. The arguments are those of `Scheduler`."""
         return Scheduler(state, programs, self.policy, self.seed, (), self.max_steps, where)
 
     def _check(self, tensors: dict[str, Any]) -> None:
@@ -492,5 +493,5 @@ def _operations(warp: greenlet.greenlet, isa: MachineIsa) -> Iterator[Any]:
 
 
 def _locating(emit: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """As *emit*, of an operation with the line that it comes from."""
+    """A function that does what *emit* does, for an operation to which it adds the source line."""
     return lambda op: emit(op._replace(where=locate()))

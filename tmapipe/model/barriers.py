@@ -186,7 +186,7 @@ def _bar_arrive(state: State, agent: int, op: ops.BarArrive) -> tuple[int, bool]
 
 
 def complete_bar(state: State, cta: int, id: int) -> None:
-    """Starts the barrier's next generation and lets those that wait go."""
+    """Starts the barrier's next generation, and lets the warps go that wait for it."""
     index = 16 * cta + id
     state.bar_arrived[index] = state.bar_threads[index] = 0
     state.bar_generation[index] += 1

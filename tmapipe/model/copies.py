@@ -73,12 +73,13 @@ def _prefetch(state: State, agent: int, op: ops.TmaPrefetch | ops.BulkPrefetch) 
 
 
 def _start(state: State, agent: int, op: Any, kind: str, what: str, lanes: int = 0) -> tuple[ops.Flight, ...]:
-    """Bytes set out for the operation's slot, or a share of it, in each CTA of its mask, or in the own one.
+    """Starts the work of an operation: a flight for its slot, or for its share of the slot, in each CTA of its mask, or in its
+    own CTA.
 
     Args:
-        kind: Of the flights.
-        what: They are, in reports.
-        lanes: How many arrive when they have landed, in the place of the bytes.
+        kind: The kind of the flights.
+        what: What the operation moves, for reports.
+        lanes: How many lanes arrive when the work has landed, if no bytes are counted.
     """
     layout, own = state.layout, agent // state.layout.warps
     mask = getattr(op, "mask", None)
@@ -170,7 +171,8 @@ def _share(target: np.ndarray, op: ops.TmaLoad | ops.TmaLoadThrough | ops.PeerCo
 
 @moves(ops.TmaLoadThrough)
 def _land_through(memory: Memory, flight: ops.Flight, op: ops.TmaLoadThrough, target: np.ndarray) -> None:
-    """Of a descriptor that the kernel changes, the slot has the first row and how many rows there are."""
+    """Lands a load through a descriptor that the kernel has changed. The descriptor's slot has its first row and how many rows
+    it shows."""
     load, mine = memory.layout.loads[op.load], _share(target, op)
     first, many = memory.slot(flight.issuer // memory.layout.warps, op.source)[:2]
     target[mine] = gather(memory.tensors[load.argument][first : first + many], load, op.at)[mine]

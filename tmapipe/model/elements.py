@@ -88,11 +88,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 # ---- accesses --------------------------------------------------------------------------------------------------------
-#
-# What a warp reads of slots and writes to them, in the machine.
 
-
-Cut = tuple[int, int, str]  # part, parts, and how the slot is cut into these
+Cut = tuple[int, int, str]  # which part, of how many parts, and how the slot is cut into parts
 WHOLE: Cut = 0, 1, "rows"
 
 
@@ -110,13 +107,13 @@ def of_data(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class SlotAccesses(Fragments):
-    """Methods as documented in `tmapipe.isa.fragments.Fragments`."""
+    """What a warp reads from slots and writes to slots. `tmapipe.isa.fragments.Fragments` documents the methods."""
 
     isa: MachineIsa
     memory: Memory | None
 
     def _read(self, slot: SlotRef, cut: Cut = WHOLE, at: Any = None, proxy: str = "generic") -> Any:
-        """What a slot has at these positions, or in one of its parts. None without data."""
+        """The slot's elements at these positions, or in one of its parts. None without data."""
         self.isa.give(at)
         self.isa.emit(ops.SlotRead(self.isa.slot(slot.buffer, slot.stage), *cut, proxy))
         return self._answer()
@@ -228,7 +225,7 @@ class SlotAccesses(Fragments):
 
     @of_data
     def places(self, values: Fragment) -> Any:
-        """Where in the tile, row by row, the warp's values are, and these."""
+        """(where the warp's values are in the tile, counted row by row; these values)."""
         layout = values.layout
         assert layout is not None
         if values.along != "tile":
@@ -241,13 +238,13 @@ class SlotAccesses(Fragments):
     def _positions(
         self, width: int, layout: ThreadLayout, first: tuple[int, int] = (0, 0), transposed: bool = False
     ) -> Any:
-        """Where in a tile, row by row, the warp's elements are.
+        """Where the warp's elements are in a tile, counted row by row.
 
         Args:
-            width: Elements of a row.
-            layout: Of the elements.
-            first: Where the part of the tile begins that they are of.
-            transposed: Whether they are of the transpose.
+            width: How many elements a row of the tile has.
+            layout: The layout of the elements.
+            first: The row and column at which the elements' part of the tile begins.
+            transposed: Whether the elements are of the part's transpose.
         """
         rows, columns = self._indices(layout)
         if transposed:
@@ -259,11 +256,11 @@ class SlotAccesses(Fragments):
         return indices_of(layout, self.isa.warp)
 
     def _own(self, layout: ThreadLayout, along: str) -> np.ndarray:
-        """The rows or columns of a tile of which the warp has some elements."""
+        """The rows or columns of a tile in which the warp has elements."""
         return np.unique(self._indices(layout)[0 if along == "rows" else 1])
 
     def _cuts(self, layout: ThreadLayout) -> list[Cut]:
-        """Of each access to a slot."""
+        """The part of a slot that each of the warp's accesses reaches, and how the slot is cut into such parts."""
         if isinstance(layout, VectorLayout):
             cut = f"rows in vectors of {layout.width}" if layout.by_rows else f"vectors of {layout.width}"
             return [(layout.warp(self.isa.warp), layout.warps, cut)]
@@ -274,7 +271,7 @@ class SlotAccesses(Fragments):
 
 
 def _of_block(cut: Cut, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]) -> Cut:
-    """The same cut of one of the blocks into which fragments of a shape divide the tile."""
+    """*cut*, of one of the blocks into which fragments of this layout divide the tile, as a cut of the whole tile."""
     part, parts, how = cut
     shape = layout.rows, layout.columns
     rows, across = (extent // size for extent, size in zip(slot.buffer.tile, shape, strict=True))
@@ -284,11 +281,11 @@ def _of_block(cut: Cut, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]
 
 # ---- raw names -------------------------------------------------------------------------------------------------------
 #
-# Names of raw functions, by which those that distribute elements over lanes in the same way are told from others.
+# The check takes two calls of one raw function to distribute elements over lanes in the same way. It compares names.
 
 
 def raw_name(function: Callable[..., None]) -> str:
-    """A text that tells a raw function from others: the function's name, its first line, the values of its closure."""
+    """A text that differs between raw functions: the function's name, its first line and the values of its closure."""
     function = inspect.unwrap(function)
     code, name = getattr(function, "__code__", None), getattr(function, "__name__", type(function).__name__)
     if code is None:
@@ -309,19 +306,18 @@ def _enclosed(value: Any) -> str:
 
 
 # ---- scans -----------------------------------------------------------------------------------------------------------
-#
-# Running sums along rows, and neighbours in pairs, in the machine: as documented in `tmapipe.isa.fragments`.
 
 
 @functools.lru_cache(maxsize=256)
 def in_order(layout: ThreadLayout, warp: int, run: int) -> np.ndarray:
-    """Where among a warp's elements those of each row are that lie side by side, so many at a time: [runs, *run*]."""
+    """The warp's elements in the order of rows, *run* side by side at a time, as indices [runs, *run*]."""
     rows, columns = (each.ravel() for each in indices_of(layout, warp))
     return np.lexsort((columns, rows)).reshape(-1, run)
 
 
 class Scans(SlotAccesses):
-    """Sums are in float64, rounded once: in NumPy a running sum has one order everywhere."""
+    """Running sums along rows, and neighbours in pairs. `tmapipe.isa.fragments` documents the methods. Sums are in float64 and
+    rounded once, since a running sum in NumPy has the same order on every machine."""
 
     @of_data
     def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
@@ -345,7 +341,7 @@ class Scans(SlotAccesses):
 
     @of_data
     def chunks_read(self, layout: ThreadLayout, at: np.ndarray, partials: Any) -> Any:
-        """As *op* "before" of `read_partials`: of rows *at*."""
+        """The result of `read_partials` with *op* "before", for rows *at*."""
         mine = layout.warp(self.isa.warp)
         sharing = layout.sharing_warps(mine, "rows")
         parts = partials[sharing][:, : len(at) * layout.chunks].reshape(len(sharing), len(at), layout.chunks)
@@ -385,7 +381,7 @@ class Scans(SlotAccesses):
 
 
 def _exclusive(data: np.ndarray) -> np.ndarray:
-    """Along the last axis, the sum of what comes before each."""
+    """The sum of all earlier elements along the last axis, for each element."""
     wide = data.astype(np.int64 if data.dtype.kind == "i" else np.float64)
     before = np.zeros_like(wide)
     before[:, 1:] = wide[:, :-1].cumsum(1)

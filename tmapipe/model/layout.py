@@ -1,5 +1,5 @@
-"""Layout: one cluster's parts, numbered for the model and named for people; the model's rules, and how it refuses an
-operation."""
+"""One cluster's parts, numbered for the model and named for people; the model's rules, and the errors for operations that
+break them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Kind(enum.Enum):
-    """What is wrong. The value is the rule in a few words. Kinds with `note` never fail a check."""
+    """A kind of error. The value is the broken rule in a few words. A kind with `note` never fails a check."""
 
     DEADLOCK = "no agent can take another step"
     LAPPED_WAIT = "a parity wait that its barrier can overtake, or that can return two phases early"
@@ -152,12 +152,12 @@ def shapes_of(tensors: dict[str, Any]) -> Shapes:
 
 
 class Layout:
-    """Flat numbers of a cluster's agents, mbarriers and slots.
+    """The numbers of a cluster's agents, mbarriers and slots.
 
-    Agent (a warp): ``cta * warps + warp``. Within a CTA, mbarriers and slots are numbered in the plan's order; the state
-    keeps them for all CTAs at ``cta * mbarriers + bar`` and ``cta * slots + slot``.
+    Agent (a warp): ``cta * warps + warp``. Within a CTA, mbarriers and slots are numbered in the plan's order. The state keeps
+    the mbarriers and slots of all CTAs at ``cta * mbarriers + bar`` and ``cta * slots + slot``.
 
-    cta: the only one of the cluster that there is, as number 0.
+    cta: if given, the cluster has only this CTA, which then has number 0.
     """
 
     def __init__(self, plan: Plan, cta: int | None = None):
@@ -320,15 +320,18 @@ def hazard(layout: Layout, rule: str, agent: Agent | None, op: Any, text: str) -
 
 
 def check_live(state: State, agent: Agent, op: Any, cta: int, does: str) -> None:
-    """Raises an error if a CTA has no warp left. does: what the operation does to it, before its name."""
+    """Raises an error if a CTA has no warp left. does: what the operation does to the CTA, in words that come before the CTA's
+    name."""
     if not state.live[cta]:
         raise hazard(state.layout, "peer-exited", agent, op, f"{does} CTA {cta}, whose warps have all returned")
 
 
 def check_aligned(layout: Layout, agent: Agent, op: Any, does: str, of: Buffer, unit: int = 0) -> None:
-    """Raises an error if a tile begins off so many bytes along the contiguous dimension: an illegal instruction.
+    """Raises an error if a tile does not begin at a multiple of so many bytes along the contiguous dimension, which is an
+    illegal instruction.
 
-    does: with what, in words; of: has the type of the elements; unit: bytes of a thread's copies; 0: those of TMA.
+    does: what the operation does, in words. of: a buffer with the type of the elements. unit: bytes of one copy of a thread;
+    0: of TMA.
     """
     if op.at and op.at[-1] * of.dtype.bytes % (unit or ALIGNMENT):
         begins = f"{op.at[-1] * of.dtype.bytes} bytes along the last dimension, of {of.dtype.name}"
@@ -363,7 +366,8 @@ TRACED = "<traced program>"  #: the file of the code by which the model carries 
 
 
 class Place(str):
-    """ "file:line" in tmapipe/schedules. user: the innermost line outside tmapipe that led there, of a subclass."""
+    """A source line "file:line" of a shipped schedule (tmapipe/schedules). user: the innermost line outside tmapipe that led
+    there, such as a line of a subclass."""
 
     user = ""
 
@@ -407,7 +411,8 @@ def line_of_errors() -> Iterator[None]:
 
 
 def as_python(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-    """What Python does for a line of a body. An error that this raises is of that line, where its traceback then ends."""
+    """Calls *function*, which does what Python does for a line of a body. If it raises an error, the error's traceback ends at
+    that line."""
     return function(*arguments, **named)
 
 
@@ -424,8 +429,8 @@ def _end_at_user(error: Exception) -> None:
 
 
 def line_of(error: Exception) -> str | None:
-    """The place as `locate` names it, of where *error* was raised: the lines of frames that have been left since are no
-    longer those of the error."""
+    """The place where *error* was raised, as `locate` names places. The lines come from the traceback, since frames that have
+    been left go on to other lines."""
     frames = list(traceback.walk_tb(error.__traceback__))
     for wanted in (3, 2):
         for frame, line in reversed(frames):

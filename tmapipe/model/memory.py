@@ -20,10 +20,10 @@ from tmapipe.plan.thread_layout import AccumulatorLayout
 #
 # Who has written each element of an output, in a run with data.
 #
-# Tiles are held against each other, not CTAs: which CTA takes which tile depends on how many are launched. Two stores
-# to one element are ordered only if both are of one tile of one CTA, and the first one's thread had waited for it in
-# full, or is the same warp's and stores from registers. If they are not, they must write the same value. An output
-# that is reduced into is left out: its elements may be reached any number of times.
+# Two stores to one element are ordered only if one CTA makes both for one tile, and in one of two ways: the thread of
+# the first store had waited until it was written; or one warp makes both from registers. Stores that are not ordered
+# must write the same value. (Stores of different tiles never count as ordered, since it depends on the number of
+# launched CTAs which CTA takes which tile.) Outputs of reductions are not followed: many tiles may add to an element.
 
 
 STORES = (ops.TmaStore, ops.BulkStore, ops.TmaScatter, ops.TileStore)
@@ -31,10 +31,11 @@ Where = Callable[[int], "str | None"]
 
 
 class Issue:
-    """One store. number: in the order of issue, from 1 on; tile: of the output, which the warp is at; group: of its thread,
-    once it is committed; waited: whether its thread has waited until it was written."""
+    """One store. number: its number in the order of issue, from 1 on. tile: the output tile at which the warp is. group: the
+    number of its thread's group, once the group is committed. waited: whether its thread has waited until the store was
+    written."""
 
-    known: frozenset[Issue] = frozenset()  # those before it that its thread knew to be written
+    known: frozenset[Issue] = frozenset()  # earlier stores that its thread knew to be written
 
     def __init__(self, number: int, agent: int, op: Any, cluster: int, tile: str, where: str | None):
         self.number, self.agent, self.op, self.cluster, self.tile, self.where = number, agent, op, cluster, tile, where
@@ -42,7 +43,7 @@ class Issue:
         self.waited = False
 
     def before(self, later: Issue, layout: Layout) -> bool:
-        """Whether it has been written before *later* was issued, however the warps go on."""
+        """Whether this store has been written before *later* was issued, in every interleaving."""
         own = self.agent // layout.warps == later.agent // layout.warps and self.cluster == later.cluster
         ordered = self.agent == later.agent if type(self.op) is ops.TileStore else self in later.known
         return own and self.tile == later.tile and ordered
@@ -51,8 +52,8 @@ class Issue:
 class Written:
     """What is known of all outputs of a run.
 
-    tiles: by agent, the output tile that it is at, in words; owners: by output, the number of the store that has last written
-    each element, 0 for none.
+    tiles: the output tile at which each agent is, in words. owners: for each output, the number of the store that has last
+    written each element; 0 for none.
     """
 
     def __init__(self, layout: Layout, tensors: dict[str, np.ndarray]):
@@ -109,7 +110,8 @@ class Written:
         owners[inside] = issue.number
 
     def finish(self, whole: Collection[str]) -> None:
-        """All clusters have ended: raises `HazardError` if elements of one of the outputs *whole* have not been written."""
+        """Called after all clusters have ended. Raises `HazardError` if elements of one of the outputs *whole* have not been
+        written."""
         for name, store in self.stores.items():
             if name not in whole:
                 continue
@@ -155,8 +157,8 @@ def _bits(values: np.ndarray) -> np.ndarray:
 
 
 class Accumulator:
-    """One warp's part of ``acc[m, n]``: its 16 rows of each of its row blocks, in fp32 or int32. defined: whether it may be
-    read; on the GPU, without a wgmma the registers have what the last tile has left."""
+    """One warp's part of ``acc[m, n]``, in fp32 or int32: 16 rows of each of the warpgroup's row blocks. defined: whether it
+    may be read. (On the GPU, registers that no wgmma has written have the values of the last tile.)"""
 
     def __init__(self, matmul: Matmul, warp: int, defined: bool = True):
         self.defined = defined
@@ -203,7 +205,7 @@ class Memory:
             self.written.note(of, store, inside, self.tensors[store.argument][inside], values)
 
     def given(self, agent: int) -> Any:
-        """What the warp has handed to the present operation, or None."""
+        """The values that the warp has handed to its present operation; None if there are none."""
         values, self.operands[agent] = self.operands[agent], None
         return values
 
@@ -329,8 +331,8 @@ def convert(values: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def gather(tensor: np.ndarray, load: Load, at: tuple[int, ...]) -> np.ndarray:
-    """The slot's tile that starts at element *at* of *tensor*; zero or NaN outside it, or NaN (the largest integer) in rows
-    that may hold anything there."""
+    """The elements of the slot's tile, which starts at element *at* of *tensor*. Outside the tensor they are zero or NaN. In
+    rows that may hold anything there, they are NaN (or the largest integer)."""
     inside, box = _clip(tensor, load.tile, at, load.steps)
     tile = np.full(load.tile, np.nan if load.outside == "nan" else 0, dtype=load.buffer.dtype.numpy)
     if load.outside == "anything":
@@ -342,8 +344,8 @@ def gather(tensor: np.ndarray, load: Load, at: tuple[int, ...]) -> np.ndarray:
 def gather_windows(
     tensor: np.ndarray, load: Load, at: tuple[int, ...], offsets: tuple[int, ...], count: int
 ) -> np.ndarray:
-    """One element of each of *count* windows, from the one on that begins at *at*: as the engine does it, which goes from one
-    window to the next by their stride, from the lower corner to the upper one of each image."""
+    """One element of each of *count* windows, from the window that begins at *at* on. As the engine does, it goes from window
+    to window by the stride, and in each image from the lower corner to the upper corner."""
     windows = load.windows
     assert windows is not None
     size, (image, *place, channel) = load.tile[-1], at
@@ -366,7 +368,7 @@ def gather_windows(
 def rows_inside(
     tensor: np.ndarray, rows: tuple[int, ...], first: int, count: int
 ) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """(which of the four rows, its number) of those in the matrix, and the columns in it, from *first* on, which is not
+    """(which of the four rows lie in the matrix, their numbers, the columns in the matrix from *first* on). *first* is not
     negative."""
     columns = np.arange(first, min(first + count, tensor.shape[1]))
     return [(i, row) for i, row in enumerate(rows) if 0 <= row < tensor.shape[0]], columns
@@ -411,7 +413,7 @@ def _but_nan(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def reduced(how: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """What *old* elements become when *new* ones are stored, rounded once."""
+    """*old* elements after *new* elements have been reduced into them, rounded once."""
     wide: Any = np.uint32 if how in ("inc", "dec") else old.dtype
     if old.dtype.itemsize < 4:
         wide = np.float32
@@ -421,8 +423,8 @@ def reduced(how: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
 def _clip(
     tensor: np.ndarray, tile: tuple[int, ...], at: tuple[int, ...], steps: tuple[int, ...] | None = None
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """The tile at *at*, as slices of the tensor and of the tile, without what lies outside the tensor. steps: elements of the
-    tensor from one of the tile to the next."""
+    """The tile at *at*, as slices of the tensor and of the tile, without elements outside the tensor. steps: how far apart two
+    neighbouring elements of the tile are in the tensor, along each dimension."""
     inside, box = [], []
     for start, size, extent, step in zip(at, tile, tensor.shape, steps or (1,) * len(tile), strict=True):
         low = min(max(0, ceil_div(-start, step)), size)  # of the tile, the first inside, and the first beyond

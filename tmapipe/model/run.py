@@ -58,17 +58,17 @@ class Event:
     """One step, in the user's names.
 
     Args:
-        order: Its number, from 0.
-        cta: Of the cluster.
-        agent: Who, in words.
+        order: The step's number, from 0.
+        cta: The CTA, by its rank in the cluster.
+        agent: Who takes the step, in words.
         what: What happens, in words.
         where: The source line, "file:line", or None.
-        barrier, slot: Their names, if it is about one.
+        barrier, slot: The names of the mbarrier and the slot, if the step concerns one.
         phase, parity, nbytes: Of the mbarrier or the copy.
-        role: Of the warp.
-        warp: Its index in the CTA.
-        ring: Of the barrier or slot.
-        engine: "TMA loads", "TMA stores" or "wgmma", if an engine acts for that warp.
+        role: The warp's role.
+        warp: The warp's index in the CTA.
+        ring: The ring that has the barrier or the slot.
+        engine: "TMA loads", "TMA stores" or "wgmma", if an engine takes the step for the warp.
         began: When the warp came to the step, or the copy was issued, if that was earlier.
     """
 
@@ -109,8 +109,8 @@ class Timeline:
     def span(
         self, event: Event, category: str, began: int, end: int, process: int, title: str, more: dict[str, Any]
     ) -> dict[str, Any]:
-        """A slice from *began* to *end*, in nanoseconds. category: "op", "wait", "stuck", "compute", "tile" or "engine"; more:
-        further arguments; the others as of `add`. Returns it."""
+        """Adds a slice from *began* to *end*, in nanoseconds, and returns it. category: "op", "wait", "stuck", "compute",
+        "tile" or "engine". more: further arguments of the slice. The other arguments are those of `add`."""
         end = max(end, began + 1)
         args = self._named(event) | {"bytes": event.nbytes, "source": event.where, **more}
         place = self._placed(event, process, title, began, end)
@@ -204,7 +204,7 @@ class Timeline:
 
 
 class Drawn:
-    """What can be drawn as a timeline."""
+    """Base of results that can be drawn as a timeline."""
 
     def timeline(self) -> dict[str, Any]:
         """The JSON object."""
@@ -218,7 +218,7 @@ class Drawn:
             file.write(text)
 
     def drawn(self, path: str | os.PathLike[str]) -> str:
-        """What `write_timeline` writes to a file of this name."""
+        """The text that `write_timeline` writes to a file of this name."""
         document = self.timeline()
         as_page = os.fspath(path).endswith((".html", ".htm"))
         return page(document) if as_page else json.dumps(document, indent=1) + "\n"
@@ -302,7 +302,8 @@ def event_of(
     phase: int | None = None,
     began: int | None = None,
 ) -> Event:
-    """One step of a timeline. what: in place of the operation's own description. A flight's *op* is the one that issued it."""
+    """One step of a timeline. what: words in place of the operation's own description. For a flight, *op* is the operation
+    that issued it."""
     bar, slot = _operand(op, Kind.BAR), _operand(op, Kind.SLOT)
     cta, issuer = (agent.cta, agent.issuer) if isinstance(agent, Flight) else (agent // layout.warps, agent)
     if isinstance(agent, Flight) and agent.kind == "wgmma":
@@ -367,13 +368,13 @@ class TraceEntry(NamedTuple):
     """One transition.
 
     Args:
-        cluster: In the grid.
-        number: Of the transition.
-        agent: A warp or a flight.
+        cluster: The cluster's number in the grid.
+        number: The transition's number.
+        agent: The warp or the flight that makes the transition.
         op: The operation.
-        facts: What the machine answered.
+        facts: The machine's answer.
         reached: How many transitions of the cluster had happened when the warp came to the operation: fewer than *number* if
-            it then blocked.
+            the warp was then blocked.
     """
 
     cluster: int
@@ -385,7 +386,8 @@ class TraceEntry(NamedTuple):
 
 
 def tracer(trace: list[TraceEntry], cluster: int, reached: list[int]) -> Callable[[Agent, Any, Any], None]:
-    """What is called with each transition of a cluster, and adds it to *trace*. reached: as of `Scheduler`."""
+    """A function that is called with each transition of a cluster, and adds the transition to *trace*. reached: as in
+    `Scheduler`."""
     number = 0
 
     def watch(agent: Agent, op: Any, facts: Any) -> None:
@@ -400,11 +402,12 @@ def tracer(trace: list[TraceEntry], cluster: int, reached: list[int]) -> Callabl
 
 
 class Run(Drawn):
-    """What one `Machine.run` did, all clusters together.
+    """The results of one `Machine.run`, of all clusters together.
 
-    counts: operations by name ("MbarWait" ...), engine steps included; loaded_bytes: bytes that landed in shared memory (a
-    multicast counts once per destination); stored_tiles; steps: transitions; trace: `TraceEntry` in the order of execution, if
-    asked for; layout: names of agents.
+    counts: how often each operation was executed, by its name ("MbarWait" ...), with the steps of engines. loaded_bytes: bytes
+    that landed in shared memory; a multicast counts once for each destination. stored_tiles: how many tiles were stored.
+    steps: how many transitions were made. trace: a `TraceEntry` for each transition in the order of execution, if asked for.
+    layout: the names of agents.
     """
 
     def __init__(self, layout: Layout, trace: bool = False):
@@ -459,6 +462,6 @@ def _phase(agent: Agent, op: Any, facts: Any) -> int | None:
 
 
 def _what(layout: Layout, op: Any) -> str:
-    """What is under way, as its operation's sentence says it."""
+    """The work under way, in the words of its operation's sentence."""
     text = describe(layout, op)
     return text.removeprefix("starts ").removeprefix("the TMA load of ").removeprefix("the TMA store ")

@@ -26,10 +26,10 @@ APPLY: dict[type, Callable[..., Any]] = {}
 
 
 class Wait(NamedTuple):
-    """Three functions (state, agent, op) of an operation that can block.
+    """Three functions (state, agent, op) for operations that can block.
 
-    enabled: whether the operation can be executed now. key: what `State.woken` will hold when that may have changed. says: in
-    words, what a blocked warp waits for, with the numbers that show why it goes on waiting.
+    enabled: whether the operation can be executed now. key: what `State.woken` will hold when the answer may have changed.
+    says: what a blocked warp waits for, in words, with the numbers that show why it still waits.
     """
 
     enabled: Callable[..., bool]
@@ -141,7 +141,8 @@ def applies(*kinds: type) -> Callable[[Callable], Callable]:
 
 
 def waits(kind: type, key: Callable[..., Hashable], says: Callable[..., str]) -> Callable[[Callable], Callable]:
-    """Registers the function that says whether an operation of type *kind* is enabled. Arguments as of `Wait`."""
+    """Registers the function that says whether an operation of type *kind* is enabled. The other arguments are those of
+    `Wait`."""
 
     def register(function: Callable) -> Callable:
         WAITS[kind] = Wait(function, key, says)
@@ -180,9 +181,11 @@ def _write(state: State, agent: int, op: ops.SlotWrite | ops.DescriptorWrite) ->
 def check_slot(
     state: State, agent: int, op: object, slot: int, verb: str, cta: int | None = None, writes: bool = False
 ) -> None:
-    """Raises an error if what is in flight forbids an access to a slot: loads into it, or if it *writes*, readers too.
+    """Raises an error if work in flight forbids an access to a slot: a load into the slot; or, if the access *writes*, also a
+    read.
 
-    verb: what the operation does, before the slot's name; cta: where it lies, by default in the own one.
+    verb: what the operation does, in words that come before the slot's name. cta: the CTA in which the slot lies, by default
+    the warp's own CTA.
     """
     layout = state.layout
     cta = agent // layout.warps if cta is None else cta

@@ -1,4 +1,4 @@
-"""From declarations to a `Plan`: element types, roles, registers, matmuls, shared memory, in this order."""
+"""Makes a `Plan` from a schedule's declarations: element types, roles, registers, matmuls and shared memory, in this order."""
 
 from __future__ import annotations
 
@@ -32,24 +32,23 @@ from tmapipe.stage import RESERVED, SlotStage, TokenStage, as_matrix
 from tmapipe.store_pipeline import StoreStage
 
 # ---- space -----------------------------------------------------------------------------------------------------------
-#
-# Shared memory of a CTA as it is given out, from offset 0 on: mbarriers, and slots.
 
 
 class Space:
-    """What has been given out.
+    """Shared memory of a CTA, given out from offset 0 on to mbarriers and to slots.
 
-    bytes: in all, with what alignment has left free; barriers, buffers: what they are for, in this order.
+    bytes: how many bytes are given out, with the gaps that alignment has left. barriers, buffers: who has them, in the order
+    in which they were given out.
     """
 
     def __init__(self) -> None:
         self.bytes = 0
         self.barriers: list[Barrier] = []
         self.buffers: list[Buffer] = []
-        self.gaps: list[tuple[int, int]] = []  # (start, end) of what alignment has left free before that
+        self.gaps: list[tuple[int, int]] = []  # (start, end) of each gap that alignment has left
 
     def barrier(self, name: str, stages: int, count: int, formula: str) -> Barrier:
-        """So many mbarriers. Arguments as of `Barrier`."""
+        """Gives memory to *stages* mbarriers. The arguments are those of `Barrier`."""
         made = Barrier(name, self._take(8 * stages, 8), stages, count, formula)
         self.barriers.append(made)
         return made
@@ -64,14 +63,14 @@ class Space:
         owners: int = 1,
         gap: int = 0,
     ) -> Buffer:
-        """Slots with memory of their own. Arguments as of `Buffer`."""
+        """Gives memory to the slots of a buffer. The arguments are those of `Buffer`."""
         pitch = math.prod(tile) * dtype.bytes + gap
         place = self._take(stages * pitch, 1024 if swizzle else 128)
         self.buffers.append(Buffer(name, place, stages, tile, dtype, swizzle, owners, gap))
         return self.buffers[-1]
 
     def _take(self, nbytes: int, alignment: int) -> int:
-        """The offset of so many bytes: in a gap that alignment has left, if they fit, else at the end."""
+        """Gives out *nbytes* and returns their offset: in the first gap that has room for them, or at the end."""
         for i, (start, end) in enumerate(self.gaps):
             offset = ceil_div(start, alignment) * alignment
             if offset + nbytes <= end:
@@ -84,21 +83,21 @@ class Space:
 
 
 # ---- shared memory ---------------------------------------------------------------------------------------------------
-#
-# Shared memory of a CTA, and what refers to it: barriers, buffers, transfers, matmul operands.
 
 
 class Layout:
-    """Shared memory from offset 0: all mbarriers (8 bytes each), then the buffers at their alignment.
+    """All that lies in shared memory or refers to it: barriers, rings, buffers, exchanges, loads, matmuls, stores.
+
+    All mbarriers (8 bytes each) come first, then the buffers, each at its alignment.
 
     Args:
         declared: The parts of a schedule.
-        types: Element type of each stage by name.
-        roles: Where each role runs.
-        matmul_roles: Matmul -> the role that executes it.
-        storing_roles: Store -> the role that executes it.
-        launch: Registers a thread at launch.
-        auto_stages: Slots of the ring that says no number.
+        types: The element type of each stage, by the stage's name.
+        roles: The warps of each role, by the role's name.
+        matmul_roles: The role that executes each matmul, both by name.
+        storing_roles: The role that executes each store, both by name.
+        launch: Registers of a thread at launch.
+        auto_stages: How many slots a ring has whose declaration does not say it.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Layout:
         for name, turnstile in declared.turnstiles.items():
             self._turn(name, roles[declared.name_of(turnstile.role)])
         scratches = [(name, each, declared.name_of(each.role)) for name, each in declared.scratches.items()]
-        full = {  # on which numbers from other CTAs complete
+        full = {  # barriers that complete when numbers from other CTAs have arrived
             name: self.space.barrier(
                 f"{name}.full", each.copies, each.role.warps, f"{each.role.warps} expect-tx ({role})"
             )
@@ -153,15 +152,15 @@ class Layout:
         owners: int = 1,
         below: Buffer | None = None,
     ) -> Buffer:
-        """Slots that the engine moves: in the memory of *below*, or in their own. Raises `InputError` for what TMA does not
-        take."""
+        """Slots that TMA fills or stores, in the memory of *below* or in their own. Raises `InputError` for a tile or a
+        swizzle that TMA cannot move."""
         dtype = self.types[name]
         row, slot = tile[-1] * dtype.bytes, math.prod(tile) * dtype.bytes
         if row % ALIGNMENT:
             rule = f"a row is {row} bytes, but TMA moves multiples of {ALIGNMENT}"
             raise InputError(f"{name}.tile", tile, rule, "widen the tile")
         if swizzle and (len(tile) != 2 or tile[0] % 8):
-            rule = f"repeats every 8 rows, so not in a tile of {tile}"
+            rule = f"repeats every 8 rows, so a tile of two extents with a multiple of 8 rows is needed; it is {tile}"
             raise InputError(f"{name}.swizzle", swizzle, rule, "pass swizzle=0")
         alignment = 1024 if swizzle else 128
         gap = -slot % alignment if slots > 1 else 0
@@ -173,7 +172,7 @@ class Layout:
         gap = below.pitch - slot
         if gap < 0 or (swizzle and (below.offset % alignment or (gap and slots > 1))):
             rule = f"lies over {below.name}, whose slots have {below.slot_bytes} bytes: " + (
-                f"it has {slot}" if gap < 0 else "swizzled slots begin at multiples of 1024, with none between"
+                f"its own have {slot}" if gap < 0 else "swizzled slots must begin at multiples of 1024, without gaps"
             )
             raise InputError(f"{name}.tile", tile, rule, "choose another tile or swizzle, or leave over= out")
         made = Buffer(name, below.offset, slots, tile, dtype, swizzle, owners, gap, below.name)
@@ -181,7 +180,8 @@ class Layout:
         return made
 
     def sync(self, store: str, threads: int, instances: int = 1) -> None:
-        """A named barrier for those who fill buffers of *store*. Raises `InputError` if there is none left."""
+        """Adds a named barrier for the threads that fill buffers of *store*. Raises `InputError` if no named barrier is
+        left."""
         first = next_id(self.named_barriers, instances, "named barriers", store)
         self.named_barriers.append(NamedBarrier(f"{store}.sync", first, threads, instances))
 
@@ -205,17 +205,18 @@ class Layout:
         self.named_barriers.append(NamedBarrier(f"{name}.turn", first, 2 * 128, groups))
 
     def _queue(self, slots: int, words: int) -> Queue:
-        """Slots of whole 16-byte units, which is what one st.async moves."""
+        """The ring through which a scheduler hands out tiles. Its slots are multiples of 16 bytes, which one st.async
+        moves."""
         warps, ctas = sum(role.warps for role in self.roles.values()), math.prod(self.declared.cluster.values())
         full = self.space.barrier("tiles.full", slots, 1, "1 expect-tx (scheduler)")
         free = self.space.barrier("tiles.free", slots, warps * ctas, f"{warps} warps x {ctas} CTAs")
         return Queue(self.space.slots("tiles", slots, (ceil_div(words, 4) * 4,), int32), full, free)
 
     def _swizzle(self, name: str, part: SlotStage) -> int:
-        """Of a stage's slots (bytes).
+        """The swizzle of a stage's slots (bytes), 0 for none.
 
-        By default the widest span that divides a row, for slots that wgmma or warps read from many rows at once; none for
-        others.
+        If the stage does not say it: the widest span that divides a row, for slots of which wgmma or warps read many rows at
+        once; no swizzle for other slots.
         """
         readers = [mma for mma in self.declared.matmuls.values() if part in mma.stages]
         row = part.tile[-1] * self.types[name].bytes
@@ -252,10 +253,10 @@ class Layout:
     def _parts_of(self, name: str, tile: ClusterSum, role: RoleWarps) -> Exchanged:
         ctas, space = self.declared.cluster.get(tile.axis, 1), self.space
         if ctas != tile.ctas:
-            rule = f"is how many CTAs the cluster has along {tile.axis}: {ctas}"
-            raise InputError(f"{name}.ctas", tile.ctas, rule, "say the same in both")
-        if self.matmul_roles[self.declared.name_of(tile.source)] != role.name:
-            raise InputError(f"{name}.role", role.name, "is the role that executes the matmul", "pass that")
+            rule = f"must be how many CTAs the cluster has along {tile.axis}: {ctas}"
+            raise InputError(f"{name}.ctas", tile.ctas, rule, "change ctas= or the cluster")
+        if (owner := self.matmul_roles[self.declared.name_of(tile.source)]) != role.name:
+            raise InputError(f"{name}.role", role.name, "must be the role that executes the matmul", f"pass {owner}")
         rows, columns = tile.shape
         full = space.barrier(f"{name}.full", 1, 1, "1 expect-tx")
         free = space.barrier(f"{name}.free", 1, role.warps * ctas, f"{role.warps} warps x {ctas} CTAs")
@@ -264,10 +265,10 @@ class Layout:
 
 
 def _exchange_of(buffer: Buffer, part: SharedStage, layout: Layout) -> Exchanged | None:
-    """What the CTAs of a stage's group exchange, or None if each is alone.
+    """What the CTAs of a stage's group exchange; None if each CTA is alone in its group and sends nothing.
 
     Raises:
-        InputError: CTAs that send are alone, or the source lies in its slots in another way.
+        InputError: A CTA that sends is alone in its group, or the source has another tile or swizzle.
     """
     declared, source = layout.declared, None if part.source is None else layout.of[layout.declared.name_of(part.source)]
     axes = group_of(part, declared.cluster)
@@ -282,20 +283,18 @@ def _exchange_of(buffer: Buffer, part: SharedStage, layout: Layout) -> Exchanged
         rows, *rest = buffer.tile
         whole = (made.peers * rows, *rest)
         if source.tile != whole or source.swizzle or buffer.swizzle:
-            rule = f"is of a source of {whole}, both unswizzled; it has {source.tile}"
+            rule = f"needs a source with tiles of {whole}, and no swizzle in both; the source has {source.tile}"
             raise InputError(f"{buffer.name}.tile", buffer.tile, rule, f"give the source {made.peers} times the rows")
     elif source is not None and (source.tile, source.swizzle) != (buffer.tile, buffer.swizzle):
-        rule = f"lies in its slots as {source.name} does: tiles of {source.tile}, swizzled in {source.swizzle} bytes"
+        rule = f"must be as in {source.name}: tiles of {source.tile}, swizzled in {source.swizzle} bytes"
         raise InputError(f"{buffer.name}.swizzle", buffer.swizzle, rule, "give the source the same tile and swizzle=")
     return made
 
 
 # ---- planner ---------------------------------------------------------------------------------------------------------
-#
-# From declarations to a `Plan`: element types, roles, registers, matmuls, shared memory, in this order.
 
 
-#: Attributes of what a body gets as `k` (`tmapipe.kernel.KernelContext`), which nothing else in it can be called.
+#: Attributes of `k`, which bodies get (`tmapipe.kernel.KernelContext`). No declared part can have one of these names.
 TAKEN = (
     "begin", "dependency_wait", "end_tile", "ends", "extent", "finish", "full", "isa", "launch_dependents", "name_of", "plan",
     "rank", "raw", "role", "steps", "sync", "tiles", "windows",
@@ -306,17 +305,17 @@ MAX_SLOTS = 12  # rings that fill shared memory stop here: more stages than this
 def make_plan(
     declared: Declarations, dtypes: dict[str, DType], arch: str, room: int | None = None, ctas: int = 1
 ) -> Plan:
-    """Derives every number.
+    """The plan of a schedule: all numbers that follow from its declarations.
 
     Args:
         declared: The parts of a schedule.
-        dtypes: Element type of each tensor by stage name; bf16 where neither this nor the stage says.
-        arch: Name of the target.
-        room: Shared memory (bytes) that a ring of as many slots as fit may fill; None: all of a CTA's.
-        ctas: That share a multiprocessor.
+        dtypes: The element type of each tensor, by the stage's name; bf16 if neither *dtypes* nor the stage says it.
+        arch: The name of the target architecture.
+        room: How much shared memory (bytes) the plan may fill, if a ring has as many slots as fit; None: all of a CTA's.
+        ctas: How many CTAs share a multiprocessor.
 
     Raises:
-        InputError: For declarations that no correct kernel could be built for.
+        InputError: No correct kernel can be built for the declarations.
     """
     target = arch_named(arch)
     check_cluster(declared.cluster, target.max_cluster)
@@ -333,7 +332,7 @@ def make_plan(
     auto = [name for name, ring in declared.rings.items() if ring.stages is None]
     if len(auto) > 1:
         rule = "can be left out for one ring only"
-        raise InputError("BarrierRing(stages)", auto, rule, "give the others a number")
+        raise InputError("BarrierRing(stages)", auto, rule, "give the other rings a number")
     candidates: Iterable[int] = [0]
     if auto:
         held_back, *_ = readers_of(auto[0], declared, matmul_roles, storing)
@@ -375,50 +374,47 @@ def make_plan(
 
 
 def _check_early(declared: Declarations, target: Arch, layout: Layout) -> None:
-    """Raises `InputError` for a role that starts early in a schedule whose threads could touch global memory too early, which
-    is proved of copies alone."""
+    """Raises `InputError` if a role starts early, but its threads could touch global memory too early. Only for copies by the
+    TMA engine it is proved that they do not."""
     loaded, stored = ({part.argument for part in parts} for parts in (layout.loads, layout.stores))
     for name, role in declared.roles.items():
         wrong = [each for each in role.early if each not in loaded or each in stored]
         if wrong:
-            rule = f"names tensors that are loaded and not stored ({', '.join(sorted(loaded - stored))})"
+            rule = f"must name tensors that are loaded and not stored ({', '.join(sorted(loaded - stored))})"
             raise InputError(f"Role({name}).early", role.early, rule, f"leave {', '.join(wrong)} out")
         own = [store for store in declared.stores.values() if store.vector and store.role is role]
         if role.early and (declared.tables or own or not target.tma):
-            rule = "is for roles whose threads touch no global memory, of kernels without tables, on sm_90 and later"
+            rule = "needs a role whose threads touch no global memory, a kernel without tables, and sm_90 or later"
             raise InputError(f"Role({name}).early", role.early, rule, "leave it out")
 
 
 def _check_names(declared: Declarations) -> None:
     for name, part in declared.parts.items():
         if name in RESERVED and isinstance(part, (SlotStage, TokenStage, StoreStage)):
-            raise InputError("stage name", name, "is taken by the slot's own attributes", "rename the stage")
+            raise InputError("stage name", name, "is the name of an attribute that every slot has", "rename the stage")
         if name in TAKEN and not isinstance(part, (Role, SlotStage, TokenStage)):
-            raise InputError("name", name, "is taken by what bodies get as k", f"rename the {type(part).__name__}")
+            raise InputError("name", name, "is the name of an attribute of k", f"rename the {type(part).__name__}")
 
 
 def _check_supported(declared: Declarations, types: dict[str, DType], target: Arch) -> None:
-    """Raises `InputError` for the first part of a schedule that *target* has no hardware for. (Matmuls and clusters have
-    checks of their own.)"""
+    """Raises `InputError` for the first part of a schedule for which *target* has no hardware. (Matmuls and clusters are
+    checked elsewhere.)"""
     if not target.tma:
-        for name, load in declared.loads.items():
-            if not load.vector:
-                rule = f"is loaded by an engine that {target.name} lacks"
-                raise InputError(f"{type(load).__name__}({name})", target.name, rule, "use a CpAsyncLoadStage")
-        for name, store in declared.stores.items():
-            if not store.vector:
-                rule = f"is stored by an engine that {target.name} lacks"
-                raise InputError(f"{type(store).__name__}({name})", target.name, rule, "use a ThreadStoreStage")
+        for name, part in (*declared.loads.items(), *declared.stores.items()):
+            if not part.vector:
+                other = "a CpAsyncLoadStage" if name in declared.loads else "a ThreadStoreStage"
+                rule = f"needs the TMA engine, which {target.name} lacks"
+                raise InputError(f"{type(part).__name__}({name})", target.name, rule, f"use {other}")
         for name, role in declared.roles.items():
             if role.registers:
                 rule = f"is set by setmaxnreg, which {target.name} lacks"
                 raise InputError(f"Role({name}).registers", role.registers, rule, "leave it out")
         if declared.queue is not None:
-            rule = f"is handed on by st.async, which {target.name} lacks"
+            rule = f"hands tiles on by st.async, which {target.name} lacks"
             raise InputError("Schedule.tiles", target.name, rule, "use PersistentTiles()")
     for name, dtype in types.items():
         if dtype.name.startswith("fp8") and not target.fp8:
-            raise InputError(f"{name}.dtype", dtype.name, f"is a type that {target.name} does not convert", "use bf16")
+            raise InputError(f"{name}.dtype", dtype.name, f"is a type that {target.name} cannot convert", "use bf16")
 
 
 def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str, DType]:
@@ -434,7 +430,7 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
             other = types[declared.name_of(load.input)]
             types[name] = load.dtype or other
             if types[name].in_memory != other.in_memory:
-                rule = f"is of the tensor of {declared.name_of(load.input)}, of {other}"
+                rule = f"must be {other}, as for {declared.name_of(load.input)}, which loads the same tensor"
                 raise InputError(f"{name}.dtype", types[name].name, rule, "leave it out")
     for name, part in declared.shared.items():
         if part.source is not None:
@@ -451,7 +447,7 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         elif isinstance(store.source, Wgmma):
             operand = types[declared.name_of(store.source.stages[0])]
             if types[name] not in _types_of_sums(operand):
-                rule = f"is no type that sums of {operand} products are stored in"
+                rule = f"is no type in which sums of {operand} products can be stored"
                 fix = f"one of {', '.join(t.name for t in _types_of_sums(operand))}"
                 raise InputError(name, types[name].name, rule, fix)
         if store.reduce and types[name].name not in store.reducible:
@@ -462,5 +458,5 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
 
 
 def _types_of_sums(operand: DType) -> tuple[DType, ...]:
-    """The types that sums of products of *operand* are stored in."""
+    """The types in which sums of products of *operand* can be stored."""
     return (int32, bf16, fp16, fp32) if operand.integer else (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2)

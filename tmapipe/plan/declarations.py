@@ -20,13 +20,13 @@ from tmapipe.store_pipeline import StoreStage
 
 # ---- declarations ----------------------------------------------------------------------------------------------------
 #
-# A schedule's declared parts by kind and name, and what each refers to.
+# A schedule's declared parts, by kind and name, and how they refer to each other.
 #
-# Names belong to the schedule, not to the parts: a part is called as the attribute is that it was assigned to, so
-# that one object can be a part of several schedules. A part that takes the name of an earlier one, in a subclass or
-# in an instance, takes its place for all that refer to the earlier one: where a subclass replaces a role of two
-# warpgroups by one of three, the ring that was declared with the first has the second, which runs the first one's
-# body.
+# Names belong to the schedule, not to the parts: the name of a part is the name of the attribute to which it was
+# assigned. So one object can be a part of several schedules. A subclass or an instance can assign another part to the
+# attribute. The new part replaces the old part for all parts that refer to the old one. An example: a base class
+# declares a role of two warpgroups, and a ring with this role. A subclass assigns a role of three warpgroups to the same
+# attribute. Then the ring has the new role, and the new role runs the old role's body.
 
 
 Part = Role | BarrierRing | SlotStage | TokenStage | Scratch | Wgmma | RegisterTile | StoreStage | Turnstile | Table
@@ -49,18 +49,18 @@ class _Kind(Generic[K]):
 
 @attrs.frozen(eq=False)
 class Declarations:
-    """A schedule's declared parts by name, in the order of `PARTS` and then of declaration, and by kind.
+    """A schedule's declared parts, by name and by kind, in the order of `PARTS` and then of declaration.
 
     Args:
-        name: Of the schedule.
-        cluster: Axis -> CTAs along it.
-        parts: All of them.
-        bodies: Role -> the method that it runs, unbound.
-        befores: Role -> the method that it runs before its first tile.
-        names: Part -> its name, or that of the part which has taken its place.
-        queue: (slots, words of 4 bytes a slot) of a dynamic order of tiles.
-        bounded: Dimensions along which output tiles have bounds of their own.
-        relations: Dimensions whose extents are fixed or follow from others'.
+        name: The schedule's name.
+        cluster: The axes of the cluster, and how many CTAs lie along each.
+        parts: All parts, by name.
+        bodies: The method that each role runs, unbound.
+        befores: The method that each role runs before its first tile.
+        names: The name of each part. A part that has been replaced has the name of its replacement.
+        queue: (slots, words of 4 bytes in a slot) of the ring of tiles, if a scheduler hands tiles out at run time.
+        bounded: Dimensions along which output tiles have their own bounds.
+        relations: Dimensions whose extents are fixed or follow from other extents.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Declarations:
     tables = _Kind(Table)
 
     def name_of(self, part: Part) -> str:
-        """What *part* is called. Raises `InputError` if the schedule does not declare it."""
+        """The name of *part*. Raises `InputError` if the schedule does not declare it."""
         if part not in self.names:
             raise _missing(self.name, type(part).__name__, part)
         return self.names[part]
@@ -99,7 +99,7 @@ class Declarations:
 
     @property
     def inputs(self) -> dict[str, LoadStage]:
-        """The loads with tensors of their own; others load results of the kernel, or from the tensors of these."""
+        """The loads that have their own tensors. (Other loads load results of the kernel, or from tensors of these loads.)"""
         return {name: load for name, load in self.loads.items() if load.result is None and load.input is None}
 
     def tensor_of(self, name: str) -> str:
@@ -135,16 +135,16 @@ def check_roles(attribute: str, roles: Any) -> None:
 
 
 def declare(schedule: object, cluster: Mapping[str, int], earlier: tuple[tuple[str, Part], ...] = ()) -> Declarations:
-    """The declared parts of *schedule*: attributes of its classes, those of base classes first, then its own.
+    """The declared parts of *schedule*: attributes of its classes, base classes first, and then of the instance.
 
     Args:
         schedule: The instance.
-        cluster: Axis -> CTAs along it.
-        earlier: Parts that the instance had, or might have had, under these names, and that others may refer to.
+        cluster: The axes of the cluster, and how many CTAs lie along each.
+        earlier: Parts that the instance had under these names earlier, or could have had. Other parts may refer to them.
 
     Raises:
-        InputError: For a part that refers to one not declared, a part of two names, a role of two bodies, a body of no role,
-            or a method that hides a body.
+        InputError: A part refers to a part that is not declared, a part has two names, a role has two bodies, a body has no
+            role, or a method hides a body.
     """
     kind = type(schedule)
     classes = [item for cls in reversed(kind.__mro__) for item in vars(cls).items()]
@@ -179,7 +179,7 @@ class _Replaced:
         self.made: dict[Part, Part] = {}
 
     def now(self, part: Part) -> Part:
-        """What stands in the place of *part*: itself, if nothing that it refers to has been replaced."""
+        """The part that replaces *part*: a copy that refers to replacements; *part* itself if nothing was replaced."""
         name = self.names[part]
         part = self.parts[name]
         if part not in self.made:
@@ -210,17 +210,18 @@ def _kind(part: object) -> type | None:
 
 
 def fields_of(part: Part) -> list[tuple[str, Any]]:
-    """What *part* was declared with, by name: its fields, and what a subclass has set besides."""
+    """The values with which *part* was declared, by name: its fields, and attributes that a subclass has set."""
     fields = [(field.name, getattr(part, field.name)) for field in attrs.fields(type(part))]
     return [*fields, *getattr(part, "__dict__", {}).items()]
 
 
 def _bodies(kind: type, names: Mapping[Part, str], had: Collection[Part]) -> tuple[dict[str, Body], dict[str, Body]]:
-    """The body of each role by name, and its method before the first tile: of the most derived class that has one.
+    """(the body of each role, its method before the first tile) by the role's name, from the most derived class that has one.
 
     Args:
-        names: Of the parts of the schedule.
-        had: Parts of the schedule, now, earlier and in base classes. The body of a role that is no longer there is left out.
+        names: The names of the schedule's parts.
+        had: Parts that the schedule has, or had earlier, or that base classes have. A body is left out if its role is among
+            these, but is no part any more.
     """
     bodies: tuple[dict[str, Body], dict[str, Body]] = ({}, {})
     for cls in kind.__mro__:
@@ -263,14 +264,14 @@ def _check_visible(kind: type, name: str, method: Body, role: str) -> None:
 def same(one: Declarations, other: Declarations, of_one: Mapping[str, Any], of_other: Mapping[str, Any]) -> bool:
     """Whether two schedules of one type have the same declarations and the same other attributes.
 
-    Parts are the same if their fields are; a field that is another part counts by its name. A value without an equality of its
-    own is the same if it has the same type and attributes. A function is the same only as itself.
+    Parts are the same if their fields are the same; a field that is another part counts by its name. Values that define no
+    equality are the same if they have the same type and attributes. A function is the same only as itself.
 
     Args:
-        one: Declared parts of the first.
-        other: Of the second.
-        of_one: Attributes of the first that are no parts, by name.
-        of_other: Of the second.
+        one: Declared parts of the first schedule.
+        other: Declared parts of the second schedule.
+        of_one: Attributes of the first schedule that are no parts, by name.
+        of_other: Attributes of the second schedule that are no parts, by name.
     """
     parts = [{name: (type(part), dict(fields_of(part))) for name, part in of.parts.items()} for of in (one, other)]
     return _Comparison(one, other).same((parts[0], of_one), (parts[1], of_other))
@@ -317,7 +318,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What *value* has, without what it has computed from the rest."""
+    """The attributes of *value*, except attributes that it has computed from the others."""
     kind = type(value)
     return {n: v for n, v in vars(value).items() if not isinstance(getattr(kind, n, None), functools.cached_property)}
 
@@ -349,10 +350,10 @@ def place_roles(declared: Declarations, shared: bool = False) -> tuple[dict[str,
 
 
 def launch_registers(warps: int, target: Arch, ctas: int = 1) -> int:
-    """Registers a thread that a CTA of so many warps is launched with, *ctas* of which share a multiprocessor: what the
-    register file divides into.
+    """How many registers a thread has at launch, if a CTA has *warps* warps and *ctas* CTAs share a multiprocessor. The
+    register file is divided evenly.
 
-    Every fourth warp has its registers in the same quarter of it.
+    Every fourth warp has its registers in the same quarter of the register file.
     """
     return min(255, target.registers // (ceil_div(warps * ctas, 4) * 4 * 32) // 8 * 8)
 
@@ -360,10 +361,10 @@ def launch_registers(warps: int, target: Arch, ctas: int = 1) -> int:
 def share_registers(
     declared: Declarations, roles: dict[str, RoleWarps], warps: int, launch: int, shared: bool = False
 ) -> dict[int, int]:
-    """Registers a thread by warpgroup, after setmaxnreg; empty without it, as where a multiprocessor is *shared*.
+    """How many registers a thread of each warpgroup has after setmaxnreg. Empty without setmaxnreg, and if a multiprocessor is
+    *shared*.
 
-    setmaxnreg moves registers within what the CTA was launched with, so the sum over the warpgroups must not exceed
-    *launch* registers x warpgroups.
+    setmaxnreg moves registers among the warpgroups of a CTA, so their sum must not exceed *launch* registers x warpgroups.
     """
     asked = {name: role.registers for name, role in declared.roles.items() if role.registers}
     if warps % 4 or warps < 8:

@@ -47,18 +47,18 @@ MOST_VALUES, MOST_WARPS = 16, 20  # elements of a thread, and warps, of a tile t
 
 @attrs.frozen
 class Transfer:
-    """What moves slots to or from a tensor.
+    """Moves slots to or from a tensor.
 
     Args:
-        name: Of the stage.
-        argument: Of the tensor.
-        buffer: Where the slots are.
-        dims: Names of the tensor's dimensions, the last one contiguous.
-        tile: Elements of what is moved at once, along each of `dims` (1 along a batch dimension).
-        core: How many dimensions, the last ones, a slot has elements along.
-        parts: Into how many parts, along the first of these, a slot is cut, each of which is moved by itself.
-        vector: Bytes that a thread moves at once; 0 where an engine does.
-        tensor_map: Whether the engine finds the tile through a descriptor; else it is one piece of memory.
+        name: The stage's name.
+        argument: The tensor's name.
+        buffer: The slots.
+        dims: Names of the tensor's dimensions, the contiguous dimension last.
+        tile: How many elements are moved at once, along each of `dims` (1 along a batch dimension).
+        core: Along how many dimensions, the last ones, a slot has elements.
+        parts: Into how many parts a slot is cut, along the first of the `core` dimensions. Each part is moved by itself.
+        vector: How many bytes a thread moves at once; 0 if an engine moves the slots.
+        tensor_map: Whether the engine finds the tile through a descriptor; if not, the tile is one contiguous piece of memory.
         l2_hint: "evict_first", "evict_last", "evict_normal" or None.
     """
 
@@ -82,7 +82,8 @@ class Transfer:
 
     @property
     def memory(self) -> str:
-        """What the tensor is called in rules on loads and stores of one: by its output, if it may be that."""
+        """The tensor's name in rules on loads and stores of one tensor: if an output may be the loaded tensor, the output's
+        name."""
         return self.overwritten or self.argument
 
     @property
@@ -93,7 +94,7 @@ class Transfer:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Elements of the tensor from one of the tile to the next, along each of `dims`."""
+        """How far apart two neighbouring elements of the tile are in the tensor, along each of `dims`."""
         return (1,) * (len(self.dims) - len(self.strides)) + self.strides
 
     @property
@@ -103,7 +104,7 @@ class Transfer:
 
     @property
     def box(self) -> tuple[int, ...]:
-        """What one instruction moves (elements along the slot's extents): a box; without a descriptor, the whole slot."""
+        """What one instruction moves (elements along the slot's extents): a box, or without a descriptor the whole slot."""
         if not self.tensor_map:
             return self.buffer.tile
         extents = self.buffer.tile if self.windows else self.part[-self.core :]
@@ -115,14 +116,15 @@ class Load(Transfer):
     """A load from global memory into a slot.
 
     Args:
-        peers: CTAs each of which loads 1/peers of a tile for all; 1 where one CTA loads all of it.
-        axes: Of the cluster, along which those lie that share a tile; empty without multicast.
-        pattern: Bit mask of the peers of the CTA at the origin of the cluster, by rank.
-        outside: What a slot holds beyond the tensor's edge: "zeros" or "nan", or of rows "anything".
-        windows: Whose elements the rows of a tile are, if they are those of windows; `tile` then says nothing of rows.
-        through: Slots of descriptors that the kernel makes, through which it is loaded.
-        strides: Elements of the tensor from one of the tile to the next, along the `core` dimensions; empty for 1 each.
-        overwritten: The output that may be the tensor that is loaded; empty for none.
+        peers: How many CTAs load a tile together: each loads 1/peers of the tile for all. 1 if one CTA loads all of it.
+        axes: The axes of the cluster along which the CTAs lie that share a tile; empty without multicast.
+        pattern: The bit mask, by rank, of the CTAs that share a tile with the CTA at the origin of the cluster.
+        outside: What a slot holds beyond the tensor's edge: "zeros" or "nan"; or "anything", in rows that lie wholly outside.
+        windows: The windows whose elements the tile's rows are; None if they are no windows. `tile` then says nothing of rows.
+        through: The slots of the descriptors through which it loads, if the kernel makes them.
+        strides: How far apart two neighbouring elements of the tile are in the tensor, along the `core` dimensions; empty for
+            1.
+        overwritten: The output that may be the loaded tensor; empty for none.
     """
 
     peers: int = 1
@@ -136,14 +138,14 @@ class Load(Transfer):
 
     @property
     def encoded(self) -> bool:
-        """Whether its descriptor says what CuTe DSL's cannot, so that the library has it encoded."""
+        """Whether the library encodes the load's descriptor, since CuTe DSL cannot express it."""
         return self.outside == "nan" or bool(self.strides) or self.windows is not None or self.through is not None
 
     @property
     def edge_rows(self) -> int:
-        """Rows of the boxes in which a tile that reaches over the tensor's edge is loaded, so that none lies wholly outside.
+        """Into boxes of how many rows a tile is cut that reaches over the tensor's edge, so that no box lies wholly outside.
 
-        0 if such a tile is loaded as any other. Swizzled slots can be cut between every 8 rows.
+        0 if such a tile is loaded as any other tile. Swizzled slots can be cut between every 8 rows.
         """
         rows = self.buffer.tile[0] // self.peers
         if self.outside != "anything" or not self.buffer.swizzle or self.parts > 1:
@@ -153,17 +155,18 @@ class Load(Transfer):
 
 @attrs.frozen
 class Store(Transfer):
-    """A store, or reduction, of a slot into global memory; with `vector`, of registers of threads: no slots.
+    """A store or a reduction of a slot into global memory. With `vector`, threads store from registers, and there are no
+    slots.
 
     Args:
-        reduce: What is done to the tensor's elements, as of `TmaStoreStage`; None to overwrite them.
+        reduce: The reduction of the tensor's elements, as in `TmaStoreStage`; None to overwrite them.
         folded: Extents of leading dimensions that the tensor, and so its descriptor, lacks.
         clipped: Whether the tile says how many of a slot's rows are written.
-        shared: Whether all teams of the role have the same slots.
-        whole: Elements of a whole output tile along each of `dims`, if its rows are those of several of them, and one store
-            writes some of these.
-        transposed: Whether the rows of the accumulators that it stores are its columns.
-        wide: Whether threads store 16 bytes at once where the address is a multiple of that.
+        shared: Whether all teams of the role use the same slots.
+        whole: Elements of a whole output tile along each of `dims`, if the accumulators' rows are rows of several dimensions,
+            and one store writes some of them. Empty otherwise.
+        transposed: Whether the rows of the accumulators are columns of the tile.
+        wide: Whether threads store 16 bytes at once if the address is a multiple of 16.
     """
 
     reduce: str | None = None
@@ -181,13 +184,13 @@ class Store(Transfer):
 
 
 def width_of(columns: int) -> int:
-    """Elements of the vectors in which rows of so many are shared out."""
+    """How many elements a vector has, if rows of *columns* elements are distributed in vectors."""
     return next(width for width in WIDTHS if columns % width == 0)
 
 
 def warps_for(tile: tuple[int, int]) -> int:
-    """Warps that share a tile of (rows, columns) evenly: four, or fewer of less than 2048 elements; else the fewest of which a
-    thread has at most `MOST_VALUES` elements."""
+    """How many warps share a tile of (rows, columns) evenly: four, or fewer if it has less than 2048 elements; if a thread
+    would have more than `MOST_VALUES` elements, the fewest warps for which it has not."""
     elements, unit = tile[0] * tile[1], WARP * width_of(tile[1])
     usual = min(4, max(1, elements // 512))
     if elements % (usual * unit) == 0:
@@ -201,13 +204,13 @@ class RoleWarps:
     """The warps that run one role's body: first_warp <= warp < first_warp + warps.
 
     Args:
-        name: Of the role.
-        first_warp: Its index in the CTA.
-        warps: How many there are.
-        registers: A thread, set by setmaxnreg for the whole warpgroup; None: left as launched.
-        teams: Equal parts of the warps that take output tiles in turn.
-        early: Tensors that it may load before the kernels before this one have ended.
-        dependents: Whether it says when the next kernel may start.
+        name: The role's name.
+        first_warp: The first warp's index in the CTA.
+        warps: How many warps the role has.
+        registers: How many registers a thread has, set by setmaxnreg for the whole warpgroup; None: as many as at launch.
+        teams: How many equal parts of the warps take output tiles in turn.
+        early: The tensors that the role may load before earlier kernels have ended.
+        dependents: Whether the role says when the next kernel may start.
     """
 
     name: str
@@ -237,28 +240,28 @@ class Plan:
     """Everything that a backend needs to set up one CTA.
 
     Args:
-        name: Of the schedule.
-        arch: Compute capability as the compiler spells it, such as "sm_90a".
-        cluster: Axis -> CTAs along it; the CTA's rank varies fastest along the first.
-        roles: In the order of declaration.
+        name: The schedule's name.
+        arch: The compute capability as the compiler spells it, such as "sm_90a".
+        cluster: The axes of the cluster, and how many CTAs lie along each. The CTA's rank varies fastest along the first axis.
+        roles: The roles, in the order of declaration.
         barriers: All arrays of mbarriers.
-        named_barriers: All hardware barriers but the CTA's own.
+        named_barriers: All hardware barriers except the CTA's own.
         buffers: All slots of shared memory.
-        rings: In the order of declaration.
-        loads: In the order of declaration.
-        stores: In the order of declaration.
-        matmuls: In the order of declaration.
-        held: Tiles in registers that are no matmul's.
+        rings: The rings, in the order of declaration.
+        loads: The loads, in the order of declaration.
+        stores: The stores, in the order of declaration.
+        matmuls: The matmuls, in the order of declaration.
+        held: The tiles in registers that are not the accumulators of a matmul.
         exchanges: What CTAs of the cluster exchange.
-        arguments: Names of the tensors that the kernel is called with: of loads, tables, stores.
-        warps: Of the CTA.
-        smem_bytes: Dynamic shared memory of the CTA.
-        launch_registers: A thread, at launch.
-        registers: Warpgroup -> registers a thread after setmaxnreg; empty if there is none.
-        queue: Of a dynamic order of tiles.
-        tables: Table -> its dimensions.
-        relations: Dimensions whose extents are fixed or follow from others'.
-        overlaps: Whether it may start before the kernels before it in the stream have ended.
+        arguments: Names of the tensors with which the kernel is called: those of loads, of tables and of stores.
+        warps: How many warps a CTA has.
+        smem_bytes: Dynamic shared memory of a CTA.
+        launch_registers: How many registers a thread has at launch.
+        registers: How many registers a thread of each warpgroup has after setmaxnreg; empty without setmaxnreg.
+        queue: The ring of tiles, if a scheduler hands them out at run time.
+        tables: The dimensions of each table, by the table's name.
+        relations: Dimensions whose extents are fixed or follow from other extents.
+        overlaps: Whether the kernel may start before earlier kernels in the stream have ended.
     """
 
     name: str
@@ -297,7 +300,7 @@ class Plan:
 
     @property
     def target(self) -> Arch:
-        """What it was made for."""
+        """The architecture for which the plan was made."""
         return arch_named(self.arch)
 
     @property
@@ -343,8 +346,8 @@ class Plan:
         return {name: most for name, most in extents.items() if most is not None}
 
     def related(self, extents: dict[str, int]) -> dict[str, int]:
-        """*extents* of dimensions, completed by relations: fixed extents, and extents that follow from others; none above its
-        largest."""
+        """*extents* of dimensions, completed by `relations`: fixed extents, and extents that follow from other extents. No
+        extent is above its largest."""
         most = self.most
         related = {name: min(extent, most.get(name, extent)) for name, extent in extents.items()}
         for dim in self.relations:
@@ -358,7 +361,8 @@ class Plan:
         return related
 
     def shapes(self, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors: from extents, made whole units, and what follows from them; 1 for those left."""
+        """The shapes of all tensors, from *extents* that are rounded up to whole units, and from extents that follow from
+        them; 1 for the other dimensions."""
         others = {dim: 1 for dims in self.dims.values() for dim in dims}
         every = self.related(in_units({**others, **self.related(dict(extents))}, units_of(self), self.most))
         return {name: tuple(every[dim] for dim in dims) for name, dims in self.dims.items()}
@@ -400,7 +404,7 @@ class Plan:
         return _named((*self.matmuls, *self.held), name)
 
     def exchange(self, name: str) -> Exchanged | None:
-        """What is exchanged under this name, if anything."""
+        """The exchange of this name; None if there is none."""
         return next((each for each in self.exchanges if each.name == name), None)
 
     def matmul(self, name: str) -> Matmul:
@@ -421,9 +425,10 @@ def _named(parts: tuple[Any, ...], name: str) -> Any:
 
 
 class Syncs:
-    """The barriers of one kernel, or of one model of it. All its warps share them; each set of roles has one.
+    """The named barriers that bodies use, of one kernel or of one model of it. All warps share them; each set of roles has
+    one.
 
-    made: those so far, by the names of the roles in order of their warps.
+    made: the barriers so far, by the names of their roles in the order of warps.
     """
 
     def __init__(self, plan: Plan):

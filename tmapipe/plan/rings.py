@@ -1,4 +1,4 @@
-"""What a plan is made of: architectures, barriers, boxes, slots of shared memory and what lies in registers, rings."""
+"""The parts of a plan: architectures, barriers, boxes, slots of shared memory, what lies in registers, and rings."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Arch:
     """What the planner needs to know of an architecture (CUDA programming guide, table of compute capabilities).
 
     Args:
-        name: As the compiler spells it.
-        smem: Shared memory that a CTA can have (bytes), without the 1 KB of the SM's own.
+        name: The architecture as the compiler spells it.
+        smem: How much shared memory a CTA can have (bytes), without the 1 KB that the SM keeps.
         wgmma: Whether there are warpgroup matmuls.
-        max_cluster: CTAs of the largest cluster.
-        tma: Whether there are engines that copy, and with them byte counts of mbarriers, clusters, proxy fences, setmaxnreg
-            and dependent launches: all that came with sm_90.
+        max_cluster: How many CTAs the largest cluster has.
+        tma: Whether there is a TMA engine, and what else came with sm_90: byte counts of mbarriers, clusters, proxy fences,
+            setmaxnreg and dependent launches.
         gather4: Whether the engine loads four rows of a matrix at once by their numbers.
-        scatter4: Whether it stores them so.
+        scatter4: Whether the engine stores four rows at once by their numbers.
         fp8: Whether threads convert 8-bit floats.
-        registers: Of an SM, of 32 bits each.
+        registers: How many registers of 32 bits an SM has.
     """
 
     name: str
@@ -84,10 +84,10 @@ class Barrier:
     """An array of mbarriers, 8 bytes each.
 
     Args:
-        name: Of the array, such as "ring.full".
-        offset: Where it begins (bytes).
-        stages: How many mbarriers it has: one a slot, say.
-        count: Arrivals that complete a phase, besides the bytes armed by expect-tx.
+        name: The array's name, such as "ring.full".
+        offset: Where the array begins (bytes).
+        stages: How many mbarriers it has: one for each slot, say.
+        count: How many arrivals complete a phase, besides the bytes armed by expect-tx.
         formula: How `count` came about, for `explain`.
     """
 
@@ -103,10 +103,10 @@ class NamedBarrier:
     """Hardware barriers side by side: ``bar.sync id + instance, threads``.
 
     Args:
-        name: Of all instances.
-        id: Of the first instance, 1 to 15; id 0 is the CTA's own.
-        threads: That one instance waits for.
-        instances: How many there are: one a warpgroup, say.
+        name: The name of all instances.
+        id: The id of the first instance, 1 to 15; id 0 is the CTA's own barrier.
+        threads: How many threads meet at one instance.
+        instances: How many there are: one for each warpgroup, say.
     """
 
     name: str
@@ -116,7 +116,8 @@ class NamedBarrier:
 
 
 def next_id(taken: Sequence[NamedBarrier], instances: int, argument: str, value: str) -> int:
-    """The first id after those *taken*. Raises `InputError`, of *argument* and *value*, if a CTA has too few."""
+    """The first id after the barriers *taken*. Raises `InputError`, with *argument* and *value*, if a CTA has too few
+    barriers."""
     first = 1 + sum(barrier.instances for barrier in taken)
     if first + instances > MAX_NAMED_BARRIERS:
         others = ", ".join(barrier.name for barrier in taken)
@@ -137,13 +138,13 @@ UNROLLED = 16  # instructions of one copy that stand one after another; more are
 def box_of(tile: tuple[int, ...], span: int, peers: int, element: int) -> tuple[int, ...]:
     """The box of one TMA instruction (elements along the extents of a slot's *tile*).
 
-    A box has one of *peers* shares of the rows, each at most a swizzle span long. Rows without a swizzle that are longer than
-    a box can be are moved one by one, in equal pieces.
+    A box has one of *peers* shares of the rows. A row of the box is at most a swizzle span long. Without a swizzle, rows that
+    are longer than a box can be are moved one by one, in equal pieces.
 
     Args:
-        tile: Elements of a slot along the extents that the engine moves it by.
-        span: Of the swizzle (elements), 0 without one.
-        peers: CTAs that move a slot together.
+        tile: Elements of a slot along the extents by which the engine moves it.
+        span: The swizzle span (elements), 0 without a swizzle.
+        peers: How many CTAs move a slot together.
         element: Bytes of an element.
     """
     *outer, inner = tile
@@ -174,14 +175,14 @@ def _pieces(inner: int) -> list[int]:
 
 # ---- units -----------------------------------------------------------------------------------------------------------
 #
-# Extents that calls may have: `bind` refuses others, so no problem that is looked at has them.
+# Which extents calls may have. `bind` refuses all others.
 
 
 def units_of(plan: Plan) -> dict[str, int]:
-    """Elements that the extent of a dimension is a multiple of, by dimension.
+    """Of how many elements the extent of a dimension is a multiple, by dimension.
 
-    What is loaded without a descriptor comes in whole pieces of a cluster. The rows of an output are whole units of 16 bytes,
-    or of what a thread stores at once.
+    A load without a descriptor moves whole pieces of a cluster. The rows of an output are multiples of 16 bytes, or of the
+    bytes that a thread stores at once.
     """
     units: dict[str, int] = {}
     for load in plan.loads:
@@ -206,20 +207,20 @@ def in_units(extents: Mapping[str, int], units: Mapping[str, int], most: Mapping
 
 # ---- distributed -----------------------------------------------------------------------------------------------------
 #
-# Of a plan: slots of shared memory, and what is distributed over the registers of warpgroups as accumulators are.
+# Slots of shared memory, and values that are distributed over the registers of warpgroups as accumulators are.
 
 
 BESIDE_SUMS = 26  # registers a thread that ptxas wants at launch for a wgmma besides its sums (its note C7602)
 
 
 def widest(launch: int) -> int:
-    """The largest n of a wgmma where threads are launched with so many registers."""
+    """The largest n of a wgmma, if threads are launched with *launch* registers."""
     return min(256, (launch - BESIDE_SUMS) * 2 // 8 * 8)
 
 
 class MatmulRegisters(NamedTuple):
-    """Of a thread. sums: of the tile; a: for an a from registers; slot: for the sums of one slot, which are promoted before
-    another matmul's begin."""
+    """Registers of a thread. sums: for the tile. a: for operands a from registers. slot: for the sums of one slot, which are
+    promoted before the sums of the next slot begin."""
 
     sums: int
     a: int
@@ -227,7 +228,7 @@ class MatmulRegisters(NamedTuple):
 
 
 def registers_of(shape: tuple[int, int, int], warpgroups: int, promote: bool = False, sets: int = 0) -> MatmulRegisters:
-    """Of a matmul of *shape* with *sets* of registers for an a from there, of 16 bits."""
+    """The registers of a matmul of *shape*, with *sets* of registers for operands a of 16 bits."""
     (m, n, k), threads = shape, 128 * warpgroups
     sums = m * n // threads
     return MatmulRegisters(sums, sets * m * k // (2 * threads), sums if promote else 0)
@@ -238,16 +239,16 @@ class Buffer:
     """Slots of shared memory, all alike.
 
     Args:
-        name: The name of the stage whose tiles lie in it.
+        name: The name of the stage whose tiles lie in the slots.
         offset: Where the first slot begins (bytes).
         stages: How many slots there are, of all owners together.
-        tile: Elements of a slot along its one or two extents, the last one contiguous. (A tile of three or more extents lies
-            in it as a matrix.)
-        dtype: Of the elements.
-        swizzle: Span (bytes): 0, 32, 64 or 128.
-        owners: Warpgroups that have stages / owners slots each, and use those alone.
-        gap: Bytes between slots, so that each starts where TMA takes it.
-        over: The stage in whose slots these lie, if they have no memory of their own.
+        tile: Elements of a slot along its one or two extents, the contiguous extent last. (A tile of three or more extents
+            lies in a slot as a matrix.)
+        dtype: The type of the elements.
+        swizzle: The swizzle span (bytes): 0, 32, 64 or 128.
+        owners: How many warpgroups have slots of their own: stages / owners each.
+        gap: Bytes between slots, so that each slot begins where TMA can reach it.
+        over: The stage in whose slots these slots lie, if they have no memory of their own.
     """
 
     name: str
@@ -270,8 +271,8 @@ class Buffer:
         return self.slot_bytes + self.gap
 
     def byte_in_slot(self, row: Any, column: Any) -> Any:
-        """At which byte of a slot byte *column* of a row lies; run-time values too. Rows are cut into swizzle spans, whose
-        16-byte units are permuted among each 8 rows."""
+        """At which byte of a slot byte *column* of a row lies; for run-time values, too. A row is cut into swizzle spans,
+        whose 16-byte units are permuted among each 8 rows."""
         if not self.swizzle:
             return row * (self.tile[-1] * self.dtype.bytes) + column
         span = self.swizzle
@@ -280,7 +281,7 @@ class Buffer:
 
 
 class Distributed:
-    """What values in registers that are distributed as accumulators have in common."""
+    """Base of values in registers that are distributed as accumulators."""
 
     name: str
     shape: tuple[int, ...]
@@ -291,18 +292,18 @@ class Distributed:
 
 @attrs.frozen
 class Exchanged:
-    """What the CTAs of a group exchange through slots that each of them has: tiles of a `SharedStage`, parts of a
-    `ClusterSum`, numbers of a `ReductionScratch`.
+    """What the CTAs of a group exchange through slots that each CTA has: tiles of a `SharedStage`, parts of a `ClusterSum`, or
+    numbers of a `ReductionScratch`.
 
     Args:
-        name: Of the stage, the sum or the scratch.
-        buffer: The slots, which others write; or read, if there is no sender.
-        axes: Of the cluster, along which these CTAs lie.
-        sender: The role that writes into the slots of others.
-        source: Where it has that from, in the own CTA; None: registers of threads.
-        reduce: How it is combined with what is there; None: it overwrites that.
-        full: What completes when all has come, where no ring says so.
-        free: What completes when all these CTAs have read their slots, likewise.
+        name: The name of the stage, the sum or the scratch.
+        buffer: The slots. Other CTAs write them; or other CTAs read them, if there is no sender.
+        axes: The axes of the cluster along which the group's CTAs lie.
+        sender: The role that writes into the slots of other CTAs.
+        source: The slots, in the sender's CTA, from which it sends; None: it sends from registers.
+        reduce: How sent values are combined with a slot's values; None: they overwrite them.
+        full: The barrier that completes when all values have come, if there is no ring that has one.
+        free: The barrier that completes when all CTAs of the group have read their slots, if there is no ring that has one.
     """
 
     name: str
@@ -322,13 +323,13 @@ class Exchanged:
 
 @attrs.frozen
 class HeldTile(Distributed):
-    """A tile of fp32 values that warpgroups compute and store as a matmul's accumulators.
+    """A tile of fp32 values that warpgroups compute, and that is stored as a matmul's accumulators are.
 
     Args:
-        name: Of the `RegisterTile`.
+        name: The name of the `RegisterTile`.
         shape: (m, n) elements.
-        first_warp: Of the role.
-        warpgroups: Of the role, with 64 rows each.
+        first_warp: The role's first warp.
+        warpgroups: How many warpgroups the role has, with 64 rows each.
     """
 
     name: str
@@ -340,23 +341,23 @@ class HeldTile(Distributed):
 
 @attrs.frozen
 class Matmul(Distributed):
-    """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]`` with b, and mostly a, read from slots.
+    """A warpgroup matmul: ``acc[m, n] += a[m, k] * b[n, k]``. b is read from slots; a is read from slots or registers.
 
-    The warpgroups that work on one tile, a team, share its rows in blocks of 64: warp w of the team's warpgroup g holds the
-    rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16`` for r = 0, 1, ...
+    The warpgroups that work on one tile are a team. They share the tile's rows in blocks of 64: warp w of the team's warpgroup
+    g holds the rows ``(r * warpgroups + g) * 64 + 16 * w`` .. ``+ 16`` for r = 0, 1, ...
 
     Args:
-        name: Of the matmul.
+        name: The matmul's name.
         a: Slots of the first operand; None: it comes from registers.
         b: Slots of the second operand.
         shape: (m, n, k) elements of the CTA's tile.
-        warpgroups: Of one team.
-        first_warp: Of the role, all of its teams together.
-        teams: Of the role.
+        warpgroups: How many warpgroups a team has.
+        first_warp: The first warp of the role, with all its teams.
+        teams: How many teams the role has.
         promote: Whether sums leave the tensor core after each slot.
         transposed: Whether the slots of (a, b) hold tiles (k, m) and (k, n), contiguous along m and n.
         widest: The largest n of one instruction.
-        in_flight: Of matmuls whose a comes from registers: how many may run while another is added.
+        in_flight: If a comes from registers: how many matmuls may run while another one is added.
     """
 
     name: str
@@ -373,20 +374,19 @@ class Matmul(Distributed):
 
     @property
     def types(self) -> tuple[DType, DType]:
-        """Of (a, b)."""
+        """The types of (a, b)."""
         return self.b.dtype if self.a is None else self.a.dtype, self.b.dtype
 
     @property
     def registers(self) -> MatmulRegisters:
-        """Of a thread."""
+        """Registers of a thread."""
         return registers_of(self.shape, self.warpgroups, self.promote, self.in_flight + 1 if self.a is None else 0)
 
     @property
     def n_instructions(self) -> tuple[int, ...]:
         """n of the wgmma instructions side by side.
 
-        Two where the tile is so wide that one instruction would need more registers than a thread is launched with, where
-        there are many.
+        There are two if the tile is so wide that one instruction would need more registers than a thread has at launch.
         """
         n, step = self.shape[1], 16 if self.b.dtype.integer else 8
         if n <= self.widest:
@@ -396,7 +396,7 @@ class Matmul(Distributed):
 
     @property
     def k_instructions(self) -> int:
-        """wgmma instructions a slot along k: each takes 32 bytes of k."""
+        """How many wgmma instructions a slot takes along k: each takes 32 bytes of k."""
         return self.shape[2] * self.b.dtype.bytes // 32
 
 
@@ -410,22 +410,25 @@ class Ring:
     """What a role's end of a `BarrierRing` needs to know.
 
     Args:
-        name: Of the ring.
+        name: The ring's name.
         stages: How many slots it has.
         phases: Names of the roles of each phase.
-        barriers: One a phase. barriers[p] completes when phase p is done with a slot, so phase p waits on barriers[p - 1],
-            and phase 0 on the last one.
-        armed: Role -> bytes that it arms by expect-tx for each slot.
-        signals: Roles whose warps arrive when they leave a slot: all but those whose loads complete by themselves.
-        lag: Role -> slots that it holds back until its asynchronous reads of them have retired.
-        readers: Role -> how it reads, of "wgmma" and "tma"; threads if it is missing.
-        groups: Axes of each multicast group whose peers a release must reach.
-        peers: How many CTAs that is.
-        loads: Role -> names of its loads, and of what it sends to peers.
-        held: Whether it is filled once a CTA. Then nobody signals that its slot is free: the last phase has no barrier.
-        fenced: Roles that read through the async proxy what threads have copied.
-        gone: Role -> stages whose tiles it does not find any more: earlier phases have written others over them.
-        far: Phases, besides the last one, whose signals reach the peers too: they read what these have written.
+        barriers: One array of mbarriers for each phase. barriers[p] completes when phase p is done with a slot. So phase p
+            waits on barriers[p - 1], and phase 0 on the last one.
+        armed: How many bytes each role arms by expect-tx for each slot.
+        signals: The roles whose warps arrive when they leave a slot: all roles except those whose loads complete by
+            themselves.
+        lag: How many slots each role holds back, until its asynchronous reads of them have retired.
+        readers: How each role reads: "wgmma" or "tma", or both; a role that is missing reads by threads.
+        groups: The axes of each multicast group whose peers a release must reach.
+        peers: How many CTAs these peers are.
+        loads: Names of each role's loads, and of the stages that it sends to peers.
+        held: Whether the ring is filled once per CTA. Then nobody signals that a slot is free, so the last phase has no
+            barrier.
+        fenced: The roles that read, through the async proxy, slots that threads have filled.
+        gone: Stages whose tiles each role no longer finds, since earlier phases have written tiles of other stages over them.
+        far: Phases, besides the last one, whose signals must reach the peers, too, since the peers read what these phases have
+            written.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""How the elements of a tile are distributed over threads, and the matmuls of a plan, whose accumulators are such tiles."""
+"""How the elements of a tile are distributed over threads; and the checks of a plan's matmuls, whose accumulators are
+distributed tiles."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from tmapipe.stage import SlotStage
 
 
 class ThreadLayout:
-    """What both have in common.
+    """Base of the two ways in which a tile is distributed over threads.
 
-    rows, columns: extents of the tile; a tile of one extent is a row. values: of one thread.
+    rows, columns: the extents of the tile; a tile of one extent is a row. values: how many elements a thread has.
     """
 
     rows: int
@@ -45,7 +46,8 @@ class ThreadLayout:
 
     @property
     def chunks(self) -> int:
-        """Pieces of a row, one after another, of each of which a thread that has elements of the row has `width`."""
+        """Into how many chunks a row is cut, side by side. Of each chunk, a thread that has elements of the row has `width`
+        elements."""
         return self.column_slots // self.width
 
     def warp(self, warp: Any) -> Any:
@@ -66,7 +68,8 @@ class ThreadLayout:
         return 0, self.columns
 
     def sharing_warps(self, warp: Any, along: str) -> list[Any]:
-        """The warps of the team that have the same rows or columns as one of them, itself included, in order."""
+        """The warps of the team that have the same rows or columns as the given warp, in order; the given warp is
+        among them."""
         if along == "rows":
             first = warp // self.row_warps * self.row_warps
             return [first + i for i in range(self.row_warps)]
@@ -89,17 +92,17 @@ class ThreadLayout:
 
 @attrs.frozen
 class VectorLayout(ThreadLayout):
-    """Short vectors of a tile, row by row, in one of two ways.
+    """Short vectors of a tile, row by row, distributed in one of two ways.
 
-    Where whole rows can be shared out among the warps (`by_rows`), each warp has some of them, one after another, and its lane
-    l has the vectors l, l + 32, ... of a row. Otherwise thread t of T has the vectors t, t + T, ... of the tile.
+    If the warps can share whole rows evenly (`by_rows`), each warp has some rows, one after another, and the warp's lane l has
+    the vectors l, l + 32, ... of a row. Otherwise thread t of T has the vectors t, t + T, ... of the tile.
 
     Args:
-        tile: Its extents (elements), the last one contiguous.
+        tile: The tile's extents (elements), the contiguous extent last.
         width: Elements of a vector, along the last extent.
-        warps: That share the tile: a team.
-        first_warp: Of the role.
-        teams: Of the role.
+        warps: How many warps share the tile: one team.
+        first_warp: The role's first warp.
+        teams: How many teams the role has.
     """
 
     tile: tuple[int, ...]
@@ -125,7 +128,7 @@ class VectorLayout(ThreadLayout):
 
     @property
     def vectors(self) -> int:
-        """Of one thread."""
+        """How many vectors a thread has."""
         return self.rows * self.columns // (self.width * self.threads)
 
     @property
@@ -144,7 +147,8 @@ class VectorLayout(ThreadLayout):
 
     @property
     def even(self) -> bool:
-        """Whether threads share rows evenly: values of a row slot have one row, those of a column slot one column."""
+        """Whether threads share rows evenly: all elements of a row slot are in one row, and all elements of a column slot in
+        one column."""
         return self.sharing % self.row_vectors == 0 or self.row_vectors % self.sharing == 0
 
     @property
@@ -154,7 +158,7 @@ class VectorLayout(ThreadLayout):
 
     @property
     def own(self) -> int:
-        """Vectors of a row that one thread has."""
+        """How many vectors of a row one thread has."""
         return max(1, self.row_vectors // self.sharing)
 
     @property
@@ -203,14 +207,14 @@ class VectorLayout(ThreadLayout):
 class AccumulatorLayout(ThreadLayout):
     """A tile as wgmma distributes its accumulators (PTX ISA, "Register fragments for wgmma.mma_async").
 
-    The warpgroups of a team share the rows in blocks of 64. Lane i of warp w holds, of each 8 columns, the two from 2 (i % 4)
-    on, in the rows 16 w + i / 4 and 8 further of each block.
+    The warpgroups of a team share the rows in blocks of 64. Lane i of warp w holds two of each 8 columns, from column 2 (i %
+    4) on. It holds them in two rows of each block: row 16 w + i / 4, and the row 8 further.
 
     Args:
-        rows, columns: Elements.
-        warpgroups: Of one team.
-        first_warp: Of the role.
-        teams: Of the role.
+        rows, columns: Elements of the tile.
+        warpgroups: How many warpgroups a team has.
+        first_warp: The role's first warp.
+        teams: How many teams the role has.
     """
 
     rows: int
@@ -235,7 +239,7 @@ class AccumulatorLayout(ThreadLayout):
         return cls(held.shape[0], held.shape[1], held.warpgroups, held.first_warp, held.teams)
 
     def piece(self, columns: int) -> AccumulatorLayout:
-        """The layout of a piece: of one block of rows and so many columns."""
+        """The layout of a piece: one block of rows and *columns* columns."""
         return attrs.evolve(self, rows=64 * self.warpgroups, columns=columns)
 
     def group(self, warp: Any) -> Any:
@@ -245,7 +249,7 @@ class AccumulatorLayout(ThreadLayout):
 
     @property
     def blocks(self) -> int:
-        """Blocks of 64 rows that one warpgroup has."""
+        """How many blocks of 64 rows one warpgroup has."""
         return self.rows // (64 * self.warpgroups)
 
     @property
@@ -295,10 +299,11 @@ def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps, most: int = 8
 
 
 def transposed_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> AccumulatorLayout:
-    """How the transpose of a tile is distributed over one team of *role*, as accumulators are. Arguments as of `vectors_of`.
+    """How the transpose of a tile is distributed over one team of *role*, as accumulators are. The arguments are those of
+    `vectors_of`.
 
     Raises:
-        InputError: The team has no whole warpgroups, or the tile does not divide among them.
+        InputError: The team has no whole warpgroups, or they cannot share the tile evenly.
     """
     groups = role.team_warps // 4
     if role.team_warps % 4 or role.first_warp % 4 or len(tile) != 2 or tile[1] % (64 * groups) or tile[0] % 8:
@@ -312,12 +317,12 @@ def transposed_of(stage: str, tile: tuple[int, ...], role: RoleWarps) -> Accumul
 def compared(
     layout: ThreadLayout, slot: int, by_column: bool, first: Any, end: Any, surely: tuple[int, int]
 ) -> tuple[bool, bool]:
-    """Whether the elements of a column slot, or row slot, are compared with *first*, and with *end*, from which on they do not
-    count.
+    """Whether the index of an element in a column slot or row slot must be compared with *first*, and whether with *end*.
+    Elements count from *first* to *end* - 1.
 
     Args:
-        first, end: Plain numbers, or those that only the kernel knows; first: None where all count from 0 on.
-        surely: The first, and the one after the last, that count in any case; none do if these are equal.
+        first, end: Plain numbers, or numbers that only the kernel knows. first: None if all elements from 0 on count.
+        surely: (the first, the one after the last) of elements that count in any case; there are none if the two are equal.
     """
     least, beyond = layout.column_range(slot) if by_column else (0, layout.rows)
     low, high = surely
@@ -422,7 +427,7 @@ def _role_of(declared: Declarations, name: str, mma: Wgmma) -> Role:
 
 
 def _after(stage: SlotStage) -> list[Role]:
-    """Roles of warpgroups in the phases after the one that fills a stage's slots."""
+    """The roles of warpgroups that use a stage's slots in phases after the phase that fills them."""
     phases = stage.ring.phases
     filled = next(i for i, phase in enumerate(phases) if stage.filler in phase)
     return [role for phase in phases[filled + 1 :] for role in phase if role.by_warpgroup]
@@ -446,8 +451,8 @@ def _check_width(name: str, mma: Wgmma, blocks: int, launch: int) -> None:
 
 
 def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
-    """Raises `InputError` if the accumulators of one role, such as a gate and what it gates, leave too few of a thread's
-    registers for an epilogue of several. *roles*: matmul -> role."""
+    """Raises `InputError` if the accumulators of one role, such as a gate and the values that it gates, leave a thread too few
+    registers for an epilogue that combines them. *roles*: the role of each matmul."""
     for role_name in dict.fromkeys(roles.values()):
         names = [name for name in roles if roles[name] == role_name]
         role = declared.roles[role_name]
@@ -472,9 +477,9 @@ def _registers(mma: Wgmma, role: Role) -> MatmulRegisters:
 
 
 def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role, launch: int | None) -> None:
-    """Raises `InputError` if the accumulators leave too few of a thread's registers: of 232 (one or two warpgroups) or 160
-    (three) it needs some 32 for all else. With fewer the compiler lets wgmmas wait for each other. *launch*: as many as there
-    are, where no others are set."""
+    """Raises `InputError` if the accumulators leave a thread too few registers. It has 232 (with one or two warpgroups) or 160
+    (with three) and needs some 32 besides the accumulators. With fewer registers, the compiler makes wgmmas wait for each
+    other. *launch*: registers of a thread at launch, if the roles do not set them."""
     room = _room(role) if launch is None else min(_room(role), launch - LEFT)
     if needed > room and launch is not None:
         rule = f"needs {needed} accumulator registers a thread, and {LEFT} more, of {launch} that so many CTAs leave it"

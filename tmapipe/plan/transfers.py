@@ -40,7 +40,7 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
     loads: dict[str, tuple[str, ...]] = {}
     copies: dict[str, int] = {}
     writers: set[str] = set()
-    sharing: set[str] = set()  # of these, those whose tiles other CTAs read
+    sharing: set[str] = set()  # writers whose tiles other CTAs read
     groups = tuple(dict.fromkeys(axes for part in inside.values() if (axes := group_of(part, cluster))))
     for stage, part in inside.items():
         role = name_of(part.filler)
@@ -144,7 +144,7 @@ def load_of(layout: Layout, name: str, load: LoadStage) -> Load:
     """The load called *name*, into its slots in *layout*.
 
     Raises:
-        InputError: For a tile that peers cannot share, or that the engine or threads cannot load.
+        InputError: Peers cannot share the tile, or the engine or threads cannot load it.
     """
     declared, buffer = layout.declared, layout.of[name]
     axes = group_of(load, declared.cluster)
@@ -163,7 +163,8 @@ def load_of(layout: Layout, name: str, load: LoadStage) -> Load:
         _check_result(name, load, load.result)
     through = [each for each, part in declared.stages.items() if isinstance(part, DescriptorStage) and part.of is load]
     if len(through) > 1:
-        raise InputError("DescriptorStage(of)", load, f"is that of {', '.join(through)}", "declare one for each stage")
+        rule = f"has {', '.join(through)}, but a load stage can have only one DescriptorStage"
+        raise InputError("DescriptorStage(of)", load, rule, "declare a load stage for each")
     over = [each for each, store in declared.stores.items() if (load.input or load) in store.overwrites]
     for each in over:
         _check_in_place(declared, each, load, len(over))
@@ -191,20 +192,21 @@ def load_of(layout: Layout, name: str, load: LoadStage) -> Load:
         _check_moved(name, made)
         _check_described(name, made)
     elif 0 < load.vector < buffer.dtype.bytes:
-        rule = f"is at least an element of {buffer.dtype.bytes} bytes"
+        rule = f"must be at least an element of {buffer.dtype.bytes} bytes"
         raise InputError(f"{name}.vector", load.vector, rule, f"e.g. vector={buffer.dtype.bytes}")
     return made
 
 
 def _check_described(name: str, load: Load) -> None:
-    """Raises `InputError` unless a descriptor can say where the elements of a tile lie, and what there is outside."""
+    """Raises `InputError` unless a descriptor can express where the elements of a tile lie, and what the slot holds outside of
+    the tensor."""
     dtype = load.buffer.dtype
     if load.outside == "nan" and not tma_rules.TYPES[tma_rules.type_of(dtype)].floating:
-        rule = f"is for types of floating point of 16 and 32 bits, not for {dtype}"
-        raise InputError(f"{name}.nan_outside()", dtype.name, rule, "leave it out: there are zeros")
+        rule = "must be a type of floating point of 16 or 32 bits"
+        raise InputError(f"{name}.nan_outside()", dtype.name, rule, "leave nan_outside() out, for zeros")
     if load.windows is not None:
         if load.box[0] * load.peers != load.buffer.tile[0]:
-            rule = f"has up to {tma_rules.MAX_BOX} channels, or whole swizzle spans of them"
+            rule = f"must have at most {tma_rules.MAX_BOX} channels, or a multiple of a swizzle span"
             raise InputError(f"{name}.tile", load.buffer.tile, rule, "load fewer channels at a time")
         return
     spans = [n * step for n, step in zip(load.box, load.steps[-len(load.box) :], strict=True)]
@@ -214,40 +216,39 @@ def _check_described(name: str, load: Load) -> None:
 
 
 def _check_result(name: str, load: LoadStage, store: StoreStage) -> None:
-    """Raises `InputError` unless the tiles that a stage loads are those that a CTA stores by itself."""
+    """Raises `InputError` unless a stage loads exactly the tiles that a CTA stores."""
     alike = load.dims == store.dims and load.tile == store.tile
     plain = load.tensor_map and load.outside == "zeros" and not (load.windows or load.multicast or load.strides)
     once = not (store.reduce or store.folded or store.parts > 1 or store.parts_tile is not None or store.transposed)
     if not (alike and plain and once):
-        rule = "is stored whole, not reduced, and loaded in the same tiles by a plain TmaLoadStage"
+        rule = "must be stored whole, not reduced, and loaded in the same tiles by a plain TmaLoadStage"
         raise InputError(f"{name}.of_result", store, rule, "give both the same dims and tile")
 
 
 def _check_in_place(declared: Declarations, name: str, load: LoadStage, outputs: int) -> None:
-    """Raises `InputError` unless an output may be the tensor of a load: a CTA stores the tiles that it loads."""
+    """Raises `InputError` unless an output may be the tensor of a load: a CTA must store exactly the tiles that it loads."""
     store = declared.stores[name]
     alike = load.dims == store.dims and load.extents == store.extents and load.result is None
     plain = load.parts == 1 and not (load.windows or load.multicast or load.strides)
     once = not (store.reduce or store.folded or store.parts > 1 or store.parts_tile is not None or store.transposed)
     if not (alike and plain and once) or outputs > 1 or _clipped(declared, name, store):
-        rule = (
-            "is stored whole, not reduced, over a load of the same dims and tile, without multicast, parts or strides"
-        )
+        rule = "must be stored whole, not reduced, over a load of the same dims and tile, without multicast or parts"
         raise InputError(f"{name}.in_place", load, rule, "give both the same dims and tile")
 
 
 def storing_roles(declared: Declarations, roles: dict[str, RoleWarps], matmul_roles: dict[str, str]) -> dict[str, str]:
-    """Store -> the role that executes it. Raises `InputError` unless one warp stores from a slot, which its ring releases."""
+    """The role that executes each store, both by name. Raises `InputError` unless a slot is stored by a role of one warp, in
+    the ring's last phase."""
     storing: dict[str, str] = {}
     for name, store in declared.stores.items():
         if store.slot is not None:
             if store.slot.ring.held:
-                rule = "is stored from a slot that is held while its ring is filled once a CTA"
-                raise InputError(f"{name}.source", store.source, rule, "store what its role reads, with role=")
+                rule = "cannot be stored from its slot, since the slot's ring is filled once and held"
+                raise InputError(f"{name}.source", store.source, rule, "let a role read it and store it, with role=")
             several = (store.role,) if store.role is not None else store.slot.ring.phases[-1]
             last = [declared.name_of(role) for role in several]
             if len(last) != 1 or roles[last[0]].warps != 1:
-                rule = "one role of one warp stores from a slot"
+                rule = "must be one role of one warp, to store from a slot"
                 raise InputError(f"TmaStoreStage({name}).role", last, rule, "Role(warps=1)")
         if store.storing is not None:
             storing[name] = declared.name_of(store.storing)
@@ -261,7 +262,7 @@ def store_of(layout: Layout, name: str, store: StoreStage) -> Store:
     """The store called *name*, with its buffers and named barriers in *layout*.
 
     Raises:
-        InputError: For a tile, a type or a role that it cannot store.
+        InputError: The role cannot store such a tile or such a type.
     """
     dtype, clipped = layout.types[name], _clipped(layout.declared, name, store)
     in_turn = any(store in turnstile.stores for turnstile in layout.declared.turnstiles.values())
@@ -269,7 +270,7 @@ def store_of(layout: Layout, name: str, store: StoreStage) -> Store:
     whole: tuple[int, ...] = ()
     if store.vector:
         if store.vector < dtype.bytes or tile[-1] * dtype.bytes % store.vector:
-            rule = f"is at least an element of {dtype.bytes} bytes, and divides rows of {tile[-1]} elements"
+            rule = f"must be at least an element of {dtype.bytes} bytes, and divide rows of {tile[-1]} elements"
             raise InputError(f"{name}.vector", store.vector, rule, f"e.g. vector={dtype.bytes}")
         buffer = Buffer(name, 0, 0, as_matrix(tile), dtype)
     elif store.slot is not None:
@@ -306,10 +307,10 @@ def store_of(layout: Layout, name: str, store: StoreStage) -> Store:
 
 
 def _buffer_of_values(layout: Layout, name: str, store: StoreStage) -> Buffer:
-    """What the threads of a role fill together."""
+    """The buffer that the threads of a role fill together."""
     role, tile = layout.roles[layout.storing_roles[name]], as_matrix(store.tile)
     if role.teams > 1:
-        rule = "has one team, if threads store what they compute: teams are at different tiles"
+        rule = "must have one team if threads store what they compute, since teams are at different tiles"
         raise InputError(f"{name}.role", role.name, rule, "use two roles, or store a Wgmma's sums")
     if len(tile) > 1:  # of one extent, it may hold one number a row
         vectors_of(name, tile, role)
@@ -319,16 +320,17 @@ def _buffer_of_values(layout: Layout, name: str, store: StoreStage) -> Buffer:
 
 
 def _buffer_of_sums(layout: Layout, name: str, store: StoreStage, in_turn: bool) -> Buffer:
-    """What each warpgroup fills by itself, from accumulators: one for all teams, where they store *in_turn*."""
+    """The buffers that warpgroups fill from accumulators: one for each warpgroup; if teams store *in_turn*, they
+    share them."""
     role, dtype, tile = layout.roles[layout.storing_roles[name]], layout.types[name], store.parts_tile
     if tile is None:
         tile = (64, _columns(layout, name, store))
     if store.transposed:
         if dtype.bytes == 1:
-            rule = "is of 16 or 32 bits, where a store transposes accumulators"
+            rule = "must have 16 or 32 bits if a store transposes accumulators"
             raise InputError(f"{name}.dtype", dtype.name, rule, "use bf16, or dims in the matmul's order")
         if store.parts_tile is not None or store.reduce or len(store.tile) > 2:
-            rule = "is stored whole where accumulators are transposed"
+            rule = "needs accumulators that are not transposed, since the store has parts, a reduction or three dims"
             raise InputError(f"{name}.dims", store.dims, rule, "use dims in the matmul's order")
         tile = tile[::-1]
     row = tile[-1] * dtype.bytes
@@ -343,14 +345,14 @@ def _clipped(declared: Declarations, name: str, store: StoreStage) -> bool:
     """Whether tiles have bounds of their own along its dimensions."""
     along = [dim for dim in store.dims if dim in declared.bounded]
     if along and not (isinstance(store.source, Wgmma) and len(store.dims) == 2 and along == [store.dims[0]]):
-        rule = f"has {along[0]}, along which tiles have bounds of their own: accumulators are stored to two dimensions"
+        rule = f"has {along[0]}, along which tiles have bounds of their own; that needs accumulators and two dims"
         raise InputError(f"{name}.dims", store.dims, rule, f'store a Wgmma\'s sums to "{along[0]} n"')
     return bool(along)
 
 
 def _box_of_rows(name: str, store: StoreStage, tile: tuple[int, ...]) -> tuple[int, ...]:
-    """What one buffer of *tile* holds of an output tile, where the rows of the accumulators are those of several dimensions,
-    and so of every buffer."""
+    """The part of an output tile that one buffer of *tile* holds, if the accumulators' rows are rows of several dimensions,
+    and so each buffer's rows, too."""
     assert store.sums is not None
     *outer, columns = store.tile
     box: list[int] = []
@@ -362,13 +364,13 @@ def _box_of_rows(name: str, store: StoreStage, tile: tuple[int, ...]) -> tuple[i
         box.insert(0, taken)
         rows //= taken
     if len(box) < len(outer) or rows > 1 or (math.prod(outer), columns) != tuple(store.sums.shape[:2]):
-        rule = f"has rows and columns of {store.sums.shape[:2]} accumulators, and every {tile[0]} rows make a box"
+        rule = f"must have the {store.sums.shape[:2]} rows and columns of its accumulators, each {tile[0]} rows a box"
         raise InputError(f"{name}.tile", store.tile, rule, "e.g. tile=(8, 16, n) for 128 rows")
     return (*box, tile[1])
 
 
 def _columns(layout: Layout, name: str, store: StoreStage) -> int:
-    """Of a buffer for accumulators."""
+    """How many columns a buffer for accumulators has."""
     n, dtype = store.tile[-2 if store.transposed else -1], layout.types[name]
     unit = max(8, ALIGNMENT // dtype.bytes)
     if n % unit:
@@ -377,20 +379,21 @@ def _columns(layout: Layout, name: str, store: StoreStage) -> int:
         raise InputError(f"{name}.tile", store.tile, rule, f"use {ceil_div(n, unit) * unit} columns")
     if isinstance(store.source, RegisterTile):  # its role holds it in one piece
         if store.columns not in (None, n):
-            raise InputError(f"{name}.columns", store.columns, f"is {n}, all of a RegisterTile's", "leave it out")
+            raise InputError(f"{name}.columns", store.columns, f"must be {n}, all of a RegisterTile's", "leave it out")
         return n
     spans = (span // dtype.bytes for span in (128, 64, 32))
-    default = next((columns for columns in spans if columns <= n), n)  # as many as fill a swizzle span
+    default = next((columns for columns in spans if columns <= n), n)  # a piece's row fills a swizzle span
     columns = store.columns or (even_columns(n, 128 // dtype.bytes) if store.transposed else default)
     if columns > n or columns % unit or (store.reduce and n % columns):
-        rule = f"is a multiple of {unit} up to {n}" + (" that divides it, for a reduction" if store.reduce else "")
+        rule = f"must be a multiple of {unit} up to {n}" + (", and divide it, for a reduction" if store.reduce else "")
         raise InputError(f"{name}.columns", columns, rule, "leave it out")
     return columns
 
 
 def even_columns(n: int, most: int) -> int:
-    """Columns of a piece of *n* where accumulators are transposed, so that columns are rows of a buffer: all pieces as wide,
-    and as few as *most* allows. 136 columns are stored as three times 48, not as three times 64, of which 56 come twice."""
+    """How many columns a piece of *n* columns has if accumulators are transposed, so that columns become rows of a buffer. All
+    pieces are equally wide, and there are as few pieces as *most* columns allow: 136 columns are stored as three times 48, not
+    as three times 64, of which 56 would be stored twice."""
     return ceil_div(n, 8 * ceil_div(n, most)) * 8
 
 
@@ -400,7 +403,9 @@ def _check_moved(name: str, move: Load | Store) -> None:
     if parts > 1:
         rows, nbytes = buffer.tile[0] // parts, buffer.slot_bytes // parts
         if isinstance(move, Load) and move.axes:
-            raise InputError(f"{name}.in_parts", parts, "is 1 where peers load shares of a tile", "drop the multicast")
+            raise InputError(
+                f"{name}.in_parts", parts, "must be 1, since peers load shares of the tile", "drop the multicast"
+            )
         if nbytes % 128 or (buffer.swizzle and rows % 8):
             unit = "128 bytes" + (", and of 8 rows where they are swizzled" if buffer.swizzle else "")
             rule = f"makes parts of {rows} rows, {nbytes} bytes; they start at multiples of {unit}"
@@ -415,7 +420,7 @@ def _check_moved(name: str, move: Load | Store) -> None:
 
 
 def widest_swizzle(argument: str, row: int) -> int:
-    """The widest span (bytes) that divides a row of so many bytes. Raises `InputError` if none does."""
+    """The widest swizzle span (bytes) that divides a row of *row* bytes. Raises `InputError` if none does."""
     for span in sorted(SWIZZLES, reverse=True):
         if span and row % span == 0:
             return span

@@ -1,6 +1,8 @@
-"""What bodies hold. Here: tiles and sums that a cluster exchanges, descriptors, tokens, barriers of roles, raw code.
+"""What the bodies of roles work with: the objects that stand for declared parts as ``k.<name>`` and ``slot.<name>``.
 
-Other modules: `ring`, the ends of rings; `slots`, tiles in open slots; `stores`; `matmuls`; `tile`, where an output tile lies.
+This file has tiles and sums that a cluster exchanges, tokens, descriptors, ``k.sync()`` and ``k.raw()``. Other files: `ring`
+has the ends of rings, `slots` the tiles in open slots, `stores` the stores of results, `matmuls` the matmuls and their
+accumulators, and `tile` the places of tiles.
 """
 
 from __future__ import annotations
@@ -28,31 +30,30 @@ from tmapipe.stage import DescriptorStage, L2Stage
 from tmapipe.store_pipeline import StoredStage
 
 # ---- exchange --------------------------------------------------------------------------------------------------------
-#
-# The tile of a `SharedStage` in an open slot, and what the CTAs of its group do with those of each other.
 
 
 @stands_for(SharedStage)
 class SharedInSlot(PartInSlot):
-    """The tile of a `SharedStage` in one open slot, and those of the other CTAs of its group in theirs."""
+    """The tile of a `SharedStage` in an open slot. Through it a CTA also reads or writes the tiles of the other CTAs in its
+    group, in the same slot."""
 
     @property
     def exchange(self) -> Exchanged:
         """What the CTAs of the group exchange.
 
         Raises:
-            InputError: The stage has no group, or the cluster no CTAs along its axes.
+            InputError: The stage has no group, or the group has only one CTA.
         """
         name, plan = self.part.buffer.name, self.part.isa.plan
         exchange = plan.exchange(name)
         if exchange is None:
-            rule = f"has a group of CTAs, of a cluster with several; the cluster is {dict(plan.cluster)}"
+            rule = f"must have a group of several CTAs; the cluster is {dict(plan.cluster)}"
             raise InputError(f"slot.{name}", name, rule, "declare its group=, and the cluster")
         return exchange
 
     @property
     def rank(self) -> Any:
-        """The calling CTA's index among those of its group, from 0 on."""
+        """The calling CTA's index in its group, from 0 on."""
         return share_index(self.part.isa, self.exchange.axes)
 
     @property
@@ -63,20 +64,21 @@ class SharedInSlot(PartInSlot):
     def read_from(
         self, peer: Any, *, like: Fragment | None = None, tile: tuple[int, int] | None = None, at: Any = None
     ) -> Fragment:
-        """The elements of the tile in the same slot of a CTA of the group, as of `read`. A writer has written them.
+        """The tile of another CTA of the group, in the same slot, as a fragment. The stage's writer has written it.
 
         Args:
-            peer: Its index in the group.
-            like: Distributed as this fragment is.
-            tile: Only a part of the tile, of these (rows, columns).
-            at: Where a part begins (row, column).
+            peer: The other CTA's index in the group.
+            like: A fragment of the same extents. The elements are distributed as its elements are.
+            tile: Reads only a part of the tile, of this many (rows, columns).
+            at: The (row, column) at which the part begins.
 
         Raises:
-            InputError: No such CTA, no such part, or a stage whose tiles other CTAs write.
+            InputError: There is no such CTA or no such part, or the stage has a sender.
         """
         isa, buffer, name = self.part.isa, self.part.buffer, f"slot.{self.part.buffer.name}.read_from"
         if self.exchange.sender is not None:
-            raise InputError(name, buffer.name, "is a stage without a sender", "send the tile to those who read it")
+            rule = "must be a stage without a sender, since other CTAs write the tiles of this stage"
+            raise InputError(name, buffer.name, rule, "send the tile to the CTAs that read it")
         cta = self._cta(f"{name}(peer)", peer)
         self.by_threads()
         whole = tile is None and like is None
@@ -84,21 +86,22 @@ class SharedInSlot(PartInSlot):
         return isa.fragments.read_peer(self.ref, cta, layout, begin)
 
     def send(self, to: Any, values: Fragment | None = None, *, part: Any = None, into: Any = 0) -> None:
-        """Starts to write the tile of a CTA of the group, in the same slot: copies the source's tile there, or *values*.
+        """Starts to write the tile of another CTA of the group, in the same slot: copies the source's tile, or *values*, to
+        it.
 
-        In each slot every CTA gets one tile: all send to different ones, such as their right neighbours.
+        In each slot every CTA gets exactly one tile. So the CTAs must send to different CTAs, such as their right neighbours.
 
         Args:
-            to: Its index in the group.
-            values: For a stage without a source: a fragment of as many rows and columns, of which each thread has four bytes
-                or more side by side.
-            part: Only this one of as many equal parts of the source, along its first extent, as the group has CTAs. Each CTA
-                then sends so many, and gets so many.
-            into: Which part it becomes there.
+            to: The other CTA's index in the group.
+            values: A fragment with the tile's rows and columns, for a stage without a source. Each thread has four bytes or
+                more side by side.
+            part: Sends only this part of the source. The source has as many equal parts, along its first extent, as the group
+                has CTAs; each CTA then sends that many parts, and gets that many.
+            into: Which part of the other CTA's tile the sent part becomes.
 
         Raises:
-            ScopeError: In a role other than the sender.
-            InputError: An index is outside the group, the fragment has other extents, or the stage is reduced.
+            ScopeError: In another role than the sender.
+            InputError: An index is outside of the group, the fragment has other extents, or the stage is reduced.
         """
         exchange, name = self._sent("send", values, False), f"slot.{self.part.buffer.name}.send"
         cta, buffer = self._cta(f"{name}(to)", to), exchange.buffer
@@ -109,22 +112,22 @@ class SharedInSlot(PartInSlot):
         if part is not None:
             units, row = 8 if buffer.swizzle else 1, buffer.tile[-1] * buffer.dtype.bytes
             if buffer.tile[0] % (exchange.peers * units) or (units > 1 and row > buffer.swizzle):
-                rule = f"has {exchange.peers} equal parts, each in one piece of memory"
-                raise InputError(f"{name}(part)", buffer.tile, rule, "give the stage such a tile, or send all of it")
+                rule = f"must be a tile of {exchange.peers} equal parts, each contiguous in memory"
+                raise InputError(f"{name}(part)", buffer.tile, rule, "change the stage's tile, or send all of it")
         self.part.isa.peer_copy(exchange, self.slot.index, cta, self.end.signalled, part, into)
 
     def reduce(self, to: Any, values: Fragment | None = None) -> None:
-        """Starts to combine part *to* of the source, or *values*, with the tile of the CTA of this index, in the same slot.
+        """Starts to combine part *to* of the source, or *values*, with the tile of CTA *to* of the group, in the same slot.
 
-        All CTAs do so once for each of the group.
+        Each CTA of the group calls it once for each CTA of the group.
 
         Args:
-            to: Its index in the group.
-            values: For a stage without a source: a fragment of as many rows and columns, of integers.
+            to: The CTA's index in the group.
+            values: A fragment of integers with the tile's rows and columns, for a stage without a source.
 
         Raises:
-            ScopeError: In a role other than the sender.
-            InputError: The index is outside the group, the fragment is of other numbers, or the stage is not reduced.
+            ScopeError: In another role than the sender.
+            InputError: The index is outside of the group, the fragment has no integers, or the stage is not reduced.
         """
         exchange = self._sent("reduce", values, True)
         cta = self._cta(f"slot.{exchange.name}.reduce(to)", to)
@@ -137,44 +140,44 @@ class SharedInSlot(PartInSlot):
         values = checked_values(name, buffer, values)
         layout = layout_of(name, values)
         if values.along != "tile" or layout.width * buffer.dtype.bytes % 4:
-            rule = "is a whole tile, of which each thread has four bytes or more side by side"
-            raise InputError(name, values, rule, "read it in its own distribution, or send it as fp32")
+            rule = "must be a whole tile, of which each thread has four bytes or more side by side"
+            raise InputError(name, values, rule, "read the values with a larger width=, or send them as fp32")
         self.part.isa.fragments.send_tile(values, self.ref, self.end.signalled, cta)
 
     def _sent(self, verb: str, values: Any, reduced: bool) -> Exchanged:
-        """What is exchanged. Raises an error unless the sender calls *verb*, as the stage says."""
+        """The exchange. Raises an error unless *verb* is this stage's verb, and the calling role is its sender."""
         exchange, name = self.exchange, f"slot.{self.part.buffer.name}.{verb}"
         self.slot._check_open(exchange.name)
         if exchange.sender is None or (exchange.reduce is not None) != reduced:
             fix = "read_from()" if exchange.sender is None else "reduce()" if exchange.reduce else "send()"
-            raise InputError(name, exchange.name, "is a verb that the stage's sender= and reduce= say", f"use {fix}")
+            rule = f"has no {verb}(), as its sender= and reduce= are declared"
+            raise InputError(name, exchange.name, rule, f"use {fix}")
         if self.part.role != exchange.sender:
             raise ScopeError(f"{name} in role {self.part.role!r}. Only its sender, {exchange.sender!r}, sends.")
         if (values is None) != (exchange.source is not None):
-            rule = "is None where the stage has a source, and else a fragment"
+            rule = "must be None if the stage has a source, and a fragment if it has none"
             raise InputError(f"{name}(values)", values, rule, "leave it out, or declare the stage without source=")
         return exchange
 
     def _cta(self, argument: str, index: Any) -> Any:
-        """The rank of a CTA by its index in the group."""
+        """The rank of the CTA of this index in the group."""
         self._check_index(argument, index)
         return peer_rank(self.part.isa, self.exchange.axes, index)
 
     def _check_index(self, argument: str, index: Any) -> None:
         if not is_index(index, self.peers):
-            rule, fix = f"is an index into the group's {self.peers} CTAs", "(slot.x.rank + 1) % slot.x.peers"
+            rule, fix = f"must be an index into the group's {self.peers} CTAs", "(slot.x.rank + 1) % slot.x.peers"
             raise InputError(argument, index, rule, f"count from 0, e.g. {fix}")
 
 
 # ---- cluster sum -----------------------------------------------------------------------------------------------------
-#
-# A `ClusterSum` in its role: parts of a sum go from each CTA to its peers by st.async.
 
 
 class BoundClusterSum(Carried):
-    """All warps of the role tell the peers when the slot is free, send, and add. Its parity is in a register.
+    """A `ClusterSum` in its role. Each CTA sends parts of its sums to its peers by st.async, and adds the parts that it gets.
 
-    At the end nothing is in flight: a CTA has got all parts, and its peers wait for what it has sent.
+    All warps of the role tell the peers when the slot is free, send, and add. A register holds the barriers' parity. When the
+    kernel ends, nothing is in flight, since each CTA has waited for all parts that were sent to it.
     """
 
     _facts: ClassVar[dict[str, str]] = {"started": "same"}
@@ -187,8 +190,8 @@ class BoundClusterSum(Carried):
         isa.follow(self)
 
     def start(self) -> None:
-        """Tells the peers that this CTA can take their parts of the next sum. Once before each `add`: the earlier, the less
-        they wait for it."""
+        """Tells the peers that this CTA can take their parts of the next sum. It is called once before each `add`; the earlier
+        it is called, the less the peers wait."""
         isa, exchange = self.isa, self.exchange
         if self.started:
             raise ScopeError(f"k.{self.plan.name}.start() a second time. Call add() first.")
@@ -200,9 +203,9 @@ class BoundClusterSum(Carried):
         isa.mbarrier_arrive_cluster(self.free, 0, peer_mask(isa, exchange.axes))
 
     def add(self, acc: Accumulator) -> Fragment:
-        """The sums over the CTAs of this CTA's columns of *acc*, as a store takes them. Every peer calls it as often."""
+        """This CTA's columns of *acc*, summed over the CTAs, as a fragment for a store. All peers call it equally often."""
         if not self.started:
-            raise ScopeError(f"k.{self.plan.name}.add() without start(). Call that before the mainloop.")
+            raise ScopeError(f"k.{self.plan.name}.add() without start(). Call start() before the mainloop.")
         isa, exchange, parity, columns = self.isa, self.exchange, self.parity[0], self.plan.shape[1]
         own = self._share(share_index(isa, exchange.axes))
         isa.mbarrier_wait(self.free, 0, parity)
@@ -218,11 +221,11 @@ class BoundClusterSum(Carried):
 
     @property
     def _shares(self) -> int:
-        """Parts of the slot: one from each warp of each CTA."""
+        """How many parts the slot has: one from each warp of each CTA."""
         return self.exchange.peers * 4 * self.plan.warpgroups
 
     def _share(self, cta: Any) -> Any:
-        """That from the warp of this number in CTA *cta* of the peers."""
+        """The number of the part from this warp's counterpart in CTA *cta* of the group."""
         return cta * 4 * self.plan.warpgroups + self.isa.warp - self.plan.first_warp
 
     def _received(self, cta: int) -> Fragment:
@@ -237,13 +240,12 @@ def _of_tile(k: Any, name: str, tile: RegisterTile) -> BoundRegisterTile | Bound
 
 
 # ---- exchanges -------------------------------------------------------------------------------------------------------
-#
-# What a role's `ReductionScratch` is in its warps: numbers exchanged within the CTA, or with others of the cluster.
 
 
 @stands_for(ReductionScratch)
 def _of_scratch(k: Any, name: str, scratch: ReductionScratch) -> None:
-    """Fragments find it: bodies have no name for it."""
+    """Makes the exchange of numbers within the CTA or the cluster. Reductions of fragments use it; bodies have no name for
+    it."""
     isa, role = k.isa, k.role
     buffer = isa.plan.buffer(name)
     of = isa.plan.exchange(name)
@@ -256,25 +258,23 @@ def _of_scratch(k: Any, name: str, scratch: ReductionScratch) -> None:
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
-#
-# Stages without memory in an open slot: prefetches into L2, and what has been stored.
 
 
 class AheadInSlot(Carried):
-    """The tile of an `L2Stage` in an open slot, which is nowhere yet. part: of the stage that it is ahead of."""
+    """An `L2Stage` in an open slot. It has no memory. part: the stage whose tiles it prefetches into L2."""
 
     def __init__(self, part: SlotPart, slot: Slot):
         self.tile = PartInSlot(part, slot)
 
     def prefetch(self, tile: Tile | None = None, **coordinates: Any) -> None:
-        """Asks for a tile in L2: a hint, of which nothing waits. Beyond the tensor's end it does nothing.
+        """Asks the GPU to bring a tile into L2. This is a hint; nothing waits for it. Beyond the tensor's end it does nothing.
 
         Args:
-            tile: Its coordinates, in tiles.
-            coordinates: Coordinates by dimension, in tiles, instead of those of *tile*.
+            tile: The tile's coordinates, counted in tiles.
+            coordinates: Coordinates by the dimension's name, counted in tiles. They replace the coordinates of *tile*.
 
         Raises:
-            ScopeError: In a role other than the ring's producer.
+            ScopeError: In another role than the ring's producer.
             InputError: A coordinate is missing or unknown.
         """
         self.tile.prefetch(tile, **coordinates)
@@ -288,14 +288,14 @@ def _ahead(k: Any, name: str, stage: L2Stage) -> Any:
 
 
 class StoredInSlot(Carried):
-    """A `StoredStage` in an open slot."""
+    """A `StoredStage` in an open slot. It has no memory; the slot says that tiles have been stored."""
 
     def __init__(self, isa: Isa, name: str, store: Store, slot: Slot):
         self.isa, self.name, self.plan, self.slot = isa, name, store, slot
 
     def publish(self) -> None:
-        """Waits until all tiles that this role has stored so far are written, and fences, so that whoever enters the slot in
-        the next phase can load them.
+        """Waits until all tiles that this role has stored so far are written. A fence follows, so that the role that enters
+        the slot in the next phase can load these tiles.
 
         Raises:
             ScopeError: In another role than the ring's producer.
@@ -316,11 +316,11 @@ def _stored(k: Any, name: str, stage: StoredStage) -> Any:
 
 # ---- descriptors -----------------------------------------------------------------------------------------------------
 #
-# The descriptor of a `DescriptorStage` in an open slot: set by the producer, acquired by the role that loads.
+# The ring's producer sets the descriptor of a `DescriptorStage`. The role that loads through it acquires it.
 
 
 class View(Carried):
-    """Rows of a tensor that a descriptor shows, for loads through it while its slot is open."""
+    """The rows of a tensor that a descriptor shows. Loads take it while the descriptor's slot is open."""
 
     def __init__(self, load: Load, slot: Slot):
         self.load, self.slot = load, slot
@@ -332,31 +332,35 @@ class DescriptorInSlot(PartInSlot):
 
     @property
     def loaded(self) -> Load:
-        """What is loaded through it."""
+        """The load that uses the descriptor."""
         return next(load for load in self.part.isa.plan.loads if load.through == self.part.buffer)
 
     def set(self, first: Any, rows: Any) -> None:
-        """Makes the descriptor one of *rows* rows of the stage's tensor, from row *first* on: at least one row, all of them in
-        the tensor. (What lies outside, the hardware would load; the model raises `HazardError`.)
+        """Makes the descriptor show rows [first, first + rows) of the stage's tensor.
+
+        Args:
+            first: The first row.
+            rows: How many rows: at least one. All must lie in the tensor. (The hardware would load from outside of the tensor;
+                the model raises `HazardError`.)
 
         Raises:
-            ScopeError: In a role other than the ring's producer.
-            InputError: One is no whole number.
+            ScopeError: In another role than the ring's producer.
+            InputError: *first* or *rows* is no whole number.
         """
         name = f"slot.{self.part.buffer.name}.set"
         if self.end.phase != 0:
             raise ScopeError(f"{name} in role {self.part.role!r}. Only the ring's producer sets descriptors.")
         for argument, value in (("first", first), ("rows", rows)):
             if not is_index(value):
-                raise InputError(f"{name}({argument})", value, "is a whole number of rows", "e.g. 0")
+                raise InputError(f"{name}({argument})", value, "must be a whole number of rows", "e.g. 1")
         self.by_threads(writes=True)
         self.part.isa.descriptor_write(self.loaded, self.part.buffer, self.slot.index, first, rows)
 
     def acquire(self) -> View:
-        """What loads go through, for the role that loads.
+        """The rows that the descriptor shows, for ``slot.x.load_through()``.
 
         Raises:
-            ScopeError: In another role.
+            ScopeError: In another role than the role that loads.
         """
         name = f"slot.{self.part.buffer.name}.acquire"
         isa, load = self.part.isa, self.loaded
@@ -369,28 +373,27 @@ class DescriptorInSlot(PartInSlot):
 
 
 # ---- syncs -----------------------------------------------------------------------------------------------------------
-#
-# ``k.sync()``: a barrier for the threads of one role, or of several.
 
 
 def sync(k: Any, *others: Role) -> None:
-    """``bar.sync``: waits until all threads of this role, and of the roles *others*, have called it.
+    """``k.sync()``, a ``bar.sync``: waits until all threads of this role, and of the roles *others*, have called it.
 
-    Then all see what any of them wrote before. A team waits for its own threads only.
+    After it, each of these threads sees what all of them wrote before. A team waits for its own threads only.
 
     Args:
         others: Roles of the schedule.
 
     Raises:
-        InputError: For what is no such role, for teams with others, or if the CTA's 16 barriers are taken.
+        InputError: One of *others* is no role of the schedule; a role has teams, but syncs with another role; or the CTA's 16
+            named barriers are taken.
     """
     for other in others:
         if not isinstance(other, Role):
-            raise InputError("k.sync", other, "is a role of the schedule", "e.g. k.sync(self.load)")
+            raise InputError("k.sync", other, "must be a role of the schedule", "e.g. k.sync(self.load)")
     isa, role = k.isa, k.role
     roles = list(dict.fromkeys([role, *(k.plan.role(k.name_of(other)) for other in others)]))
     if len(roles) > 1 and any(each.teams > 1 for each in roles):
-        rule = "have one team each: teams are at different tiles"
+        rule = "must have one team each, since teams are at different tiles"
         raise InputError("k.sync", ", ".join(each.name for each in roles), rule, "use a role of one team")
     if len(roles) == 1 and role.team_warps == 1:
         return isa.warp_sync()
@@ -400,13 +403,13 @@ def sync(k: Any, *others: Role) -> None:
 
 # ---- raw -------------------------------------------------------------------------------------------------------------
 #
-# Raw CuTe DSL in a body: the one way to use what the library does not cover.
+# Raw CuTe DSL in a body is the only way to use what the library does not cover.
 #
 # ``k.raw(gpu, cpu, reads=..., writes=..., updates=...)`` calls *gpu* with CuTe tensors while the body is traced, and
 # *cpu* with NumPy arrays on the CPU model. The check knows only the declared effects: which slots the calling warps
-# access, as threads do. The ring derives fences and releases from them, as from ``slot.x.read()`` and
-# ``slot.x.write()``. How *gpu* distributes a warp's rows over its lanes is not known, so the lanes synchronize before
-# and after it.
+# access, as threads do. From these effects the ring derives fences and releases, as from ``slot.x.read()`` and
+# ``slot.x.write()``. The library does not know how *gpu* distributes a warp's rows over its lanes, so the lanes
+# synchronize before and after *gpu*.
 
 
 PROXIES = ("generic", "async")
@@ -424,32 +427,34 @@ def raw(
 ) -> None:
     """Raw CuTe DSL in this role, declared by its effects on tiles of open slots, such as ``slot.x``.
 
-    Each warp calls *gpu* with CuTe tensors in shared memory, or on the CPU model *cpu* with NumPy arrays: one per tile, in
-    the order reads, writes, updates. All 32 lanes are converged. A function that has a parameter ``role`` also gets the
-    role's `name`, its number of `warps`, the calling `warp`, and `extent(dim)`. `check` needs neither function: it
-    believes the declaration.
+    Each warp calls *gpu* with CuTe tensors in shared memory, or on the CPU model *cpu* with NumPy arrays. The arguments are
+    the tiles in the order reads, writes, updates. All 32 lanes are converged. A function that has a parameter ``role`` also
+    gets an object with the role's `name`, its number of `warps`, the calling `warp`, and `extent(dim)`. `check` calls neither
+    function; it believes the declaration.
 
     Args:
-        gpu: Called while the body is traced.
-        cpu: Called on the CPU model.
-        reads: Tiles of which the function gets the whole, and writes nothing.
-        writes: Tiles of which it gets the warp's share (tile[0] / warps rows), and overwrites it.
-        updates: The same, read and written.
-        proxy: "generic" for ordinary loads and stores; "async" for TMA and wgmma, for whose end *gpu* waits in all lanes.
+        gpu: The function that is called while the body is traced.
+        cpu: The function that is called on the CPU model.
+        reads: Tiles that the function reads and does not write. It gets the whole tile.
+        writes: Tiles that the function overwrites. It gets the warp's share of each: tile[0] / warps rows.
+        updates: Tiles that the function reads and writes. It gets the warp's share of each.
+        proxy: "generic" for ordinary loads and stores; "async" for TMA and wgmma. *gpu* waits in all lanes until they end.
 
     Raises:
-        InputError: On the CPU model, without *cpu*.
-        ScopeError: A function raised an error; names its line.
+        InputError: On the CPU model, without *cpu*; or a part is no tile of an open slot.
+        ScopeError: A function raised an error. The message names its line.
     """
     isa, role = k.isa, k.role
     accesses: list[tuple[SlotRef, str]] = []
     touched = False
     if proxy not in PROXIES:
-        raise InputError("k.raw(proxy)", proxy, f"is one of {', '.join(PROXIES)}", "say how gpu reaches shared memory")
+        rule = f"must be one of {', '.join(PROXIES)}"
+        raise InputError("k.raw(proxy)", proxy, rule, "say how gpu accesses shared memory")
     for kind, parts in (("read", reads), ("write", writes), ("update", updates)):
         for part in parts:
             if not isinstance(part, PartInSlot):
-                raise InputError(f"k.raw({kind}s)", part, "is a sequence of tiles of open slots", "e.g. (slot.x,)")
+                rule = "must be a tile of an open slot"
+                raise InputError(f"k.raw({kind}s)", part, rule, "pass a sequence of tiles, e.g. (slot.x,)")
             rows = part.ref.buffer.tile[0]
             if kind != "read" and rows % role.team_warps:
                 rule = f"has {rows} rows, which the {role.team_warps} warps of role {role.name} cannot share evenly"
@@ -463,6 +468,6 @@ def raw(
             accesses.append((part.ref, kind))
     if proxy == "async":
         isa.when(touched, isa.fence_proxy_async)
-    isa.when(touched, isa.warp_sync)  # the elements are now distributed over the lanes in another way
+    isa.when(touched, isa.warp_sync)  # gpu may distribute the elements over the lanes in another way
     isa.fragments.raw(gpu, cpu, accesses, role, proxy)
     isa.warp_sync()

@@ -1,4 +1,4 @@
-"""Matmuls and their accumulators, as the role that executes them sees them, with its turns at a turnstile."""
+"""Matmuls, their accumulators and turnstiles, as the body of a role uses them."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from tmapipe.protocol.slots import PartInSlot
 from tmapipe.protocol.tile import stands_for
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------
-#
-# The pieces in which an output tile leaves the accumulators: 64 rows per warpgroup, and some columns.
 
 
 def pieces(rows: int, columns: int, groups: int, width: int) -> list[tuple[int, int]]:
-    """(row block, first column) of each piece of an output tile, in the order in which they are stored.
+    """The pieces in which an output tile leaves the accumulators: (row block, first column) of each, in the order of stores.
 
-    A last piece that would reach over the tile starts earlier instead, and has some columns a second time.
+    A piece has 64 rows of each warpgroup and *width* columns. If the last piece would reach over the tile, it starts earlier,
+    and repeats some columns of the piece before.
 
     Args:
-        rows: Of the tile.
-        columns: Of the tile.
-        groups: Warpgroups, each of which takes 64 rows of a row block.
-        width: Columns of a piece.
+        rows: How many rows the tile has.
+        columns: How many columns the tile has.
+        groups: How many warpgroups share a row block. Each has 64 rows of it.
+        width: How many columns a piece has.
     """
     firsts = [min(first, columns - width) for first in range(0, columns, width)]
     return [(block, first) for block in range(rows // (64 * groups)) for first in firsts]
 
 
 def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) -> tuple[Any, ...]:
-    """Where a piece starts in the output (elements), whose tile starts at *start*.
+    """The first element of a piece in the output.
 
     Args:
-        strip: Which 64 rows of the tile.
-        first: Its first column in the tile.
+        store: The store of the output.
+        start: The tile's first element in the output.
+        strip: Which 64 rows of the tile the piece has.
+        first: The piece's first column in the tile.
     """
     *outer, n = start
     if store.transposed:
@@ -60,12 +61,10 @@ def strip_start(store: Store, start: tuple[Any, ...], strip: Any, first: Any) ->
 
 
 # ---- matmuls ---------------------------------------------------------------------------------------------------------
-#
-# Matmuls and their accumulators, as the role that executes them sees them.
 
 
 class BoundMatmul(Carried):
-    """A `Wgmma` in the role that executes it. ends: of the rings whose slots it reads."""
+    """A `Wgmma` in the role that executes it. ends: the role's ends of the rings whose slots the matmul reads."""
 
     _facts: ClassVar[dict[str, str]] = {"latest": "none"}
 
@@ -77,12 +76,12 @@ class BoundMatmul(Carried):
     def accumulate(self, *, empty: bool = True) -> Accumulator:
         """``with k.mma.accumulate() as acc:`` starts from zero; inside, ``acc.add(slot.a, slot.b)`` once per slot.
 
-        At the end of the block, all wgmma groups have retired, every slot that has been left is released, and the sums can be
-        used. They can be used until the next such block begins, which has the same registers.
+        At the end of the block, all wgmma groups have retired, the slots that the body has left are released, and the sums can
+        be used. They can be used until the matmul's next block begins, since it has the same registers.
 
         Args:
-            empty: Whether the block may end without a slot. False saves an instruction per value; the model then raises
-                `ScopeError` if it does.
+            empty: Whether the block may end without a slot. False saves an instruction for each value. The model then raises
+                `ScopeError` for a block without a slot.
         """
         self.latest = Accumulator(self, empty)
         return self.latest
@@ -90,38 +89,39 @@ class BoundMatmul(Carried):
     def start(self, a: PartInSlot | Fragment, b: PartInSlot) -> Started:
         """``s = k.mma.start(slot.a, slot.b)`` starts the matmul of two tiles, from zero; ``s.wait()`` gives the accumulator.
 
-        Between the two, other matmuls can be started, and values worked on. The slots may be left before the wait; they are
-        released there. The sums can be used until the next start.
+        Between start and wait, the body can start other matmuls and work on values. It may leave the slots before the wait;
+        they are released at the wait. The sums can be used until the next start.
 
         Args:
-            a: The tile of an open slot; of a matmul whose a comes from registers, a fragment.
+            a: The tile of an open slot; a fragment, if the matmul takes a from registers.
             b: The tile of an open slot, of the same ring or another.
 
         Raises:
-            ScopeError: In an `accumulate` block of this matmul (use ``acc.start``), or before the last one was awaited.
+            ScopeError: In an `accumulate` block of this matmul (use ``acc.start``), or before the matmul's last start was
+                awaited.
         """
         name = self.matmul.name
         if self.latest is not None and self.latest.open:
             raise ScopeError(f"k.{name}.start() inside `with k.{name}.accumulate() as acc`. Use acc.start() there.")
         if self.latest is not None and self.latest.started:
-            raise ScopeError(f"k.{name}.start() before the last one was awaited, which has the same registers.")
+            raise ScopeError(f"k.{name}.start() before its last start was awaited. Both have the same registers.")
         self.latest = Accumulator(self, empty=False)
         self.latest.registers = self.isa.fragments.accumulator(self.matmul, False)
         return self.latest._start(a, b)
 
     def operand(self, *parts: Fragment) -> Fragment:
-        """Operand a from registers: rounded to the type of b and packed here, not where the matmul starts. A loop that
-        carries an operand needs half the registers.
+        """Operand a from registers, rounded to the type of b and packed here, instead of at the matmul's start. A loop that
+        carries a packed operand needs half the registers.
 
         Args:
-            parts: What `start` takes, or several with fewer columns that lie next to each other, in the order of k.
+            parts: A fragment that `start` takes; or several fragments whose columns side by side, in the order of k, make one.
 
         Raises:
-            ScopeError: Of a matmul whose a lies in slots, or for fragments that `start` would not take.
+            ScopeError: The matmul takes a from slots, or `start` would not take the fragments.
         """
         matmul, fragments = self.matmul, self.isa.fragments
         if matmul.a is not None or matmul.in_flight:
-            why = "is packed where it is added" if matmul.in_flight else "is the tile of a slot. Start it with that"
+            why = "is packed by acc.add()" if matmul.in_flight else "is the tile of a slot. Pass that tile to start()"
             raise ScopeError(f"k.{matmul.name}.operand(), whose a {why}.")
         values = _beside(matmul, parts)
         check_operand(matmul, values)
@@ -131,12 +131,12 @@ class BoundMatmul(Carried):
 
 
 def _layout_of_a(matmul: Matmul, columns: int) -> AccumulatorLayout:
-    """How so many columns of an a from registers are distributed."""
+    """How an operand a from registers, of this many columns, is distributed."""
     return AccumulatorLayout(matmul.shape[0], columns, matmul.warpgroups, matmul.first_warp, matmul.teams)
 
 
 def _beside(matmul: Matmul, parts: tuple[Any, ...]) -> Fragment:
-    """One fragment of the columns of all. Raises `ScopeError` for what is not distributed as *matmul* takes it."""
+    """One fragment that has the columns of all *parts*. Raises `ScopeError` for parts that *matmul* does not take."""
     if len(parts) == 1:
         return parts[0]
     widths = []
@@ -180,18 +180,18 @@ class Accumulator(Carried):
         self.open = False
         self.added = False
         self.used_inside = False  # whether threads have used the sums before the end of the block
-        self.turns, self.registers_of_a = 0, ""  # of matmuls that were added, whose a comes from registers
-        self.ready: Fragment | None = None  # what `widened` has made last
+        self.turns, self.registers_of_a = 0, ""  # matmuls added with a from registers; the registers of the last such a
+        self.ready: Fragment | None = None  # the last result of `widened`
         bound.isa.follow(self)
 
     @property
     def matmul(self) -> Matmul:
-        """Whose sums these are."""
+        """The matmul that makes these sums."""
         return self.bound.matmul
 
     @property
     def started(self) -> bool:
-        """Whether a matmul that was started on it has not been awaited."""
+        """Whether a matmul was started on these sums and not awaited."""
         return any(each.accumulator is self for each in self.bound.groups.started)
 
     def __enter__(self) -> Accumulator:
@@ -205,7 +205,7 @@ class Accumulator(Carried):
         if kind is None:
             if self.started:
                 rule = "left before a matmul that was started in it was awaited"
-                raise ScopeError(f"the `accumulate` block of {self.matmul.name} {rule}.")
+                raise ScopeError(f"the `accumulate` block of {self.matmul.name} {rule}. Call its wait() in the block.")
             groups = self.bound.groups
             groups.close()
             for end in self.bound.ends:
@@ -214,9 +214,16 @@ class Accumulator(Carried):
         self.open = False
 
     def add(self, a: Any, b: PartInSlot) -> None:
-        """Starts the matmul of the tiles *a* and *b* of open slots. The rings, and the end of `accumulate`, wait until it is
-        done. An a from registers is a fragment, or a tuple as of `BoundMatmul.operand`, packed here. Raises
-        `ScopeError` outside of that block, or where the sums are used inside it."""
+        """Starts a matmul, whose products are added to the sums. The rings and the end of `accumulate` wait until it is done.
+
+        Args:
+            a: The tile of an open slot; if the matmul takes a from registers: a fragment, or a tuple of fragments whose
+                columns side by side make one.
+            b: The tile of an open slot.
+
+        Raises:
+            ScopeError: Outside of the `accumulate` block, or the sums were used inside of the block.
+        """
         matmul = self.matmul
         if not self.open:
             raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
@@ -224,8 +231,8 @@ class Accumulator(Carried):
             self._turn("add")
             a = _beside(matmul, a if isinstance(a, tuple) else (a,))
             if isinstance(a, Fragment) and a.kind == "operand":
-                fix = "takes what acc.widened() gave last, at once, or a fragment"
-                raise ScopeError(f"acc.add() of {matmul.name} {fix}.")
+                rule = "takes the last result of acc.widened(), before anything else is added, or a fragment"
+                raise ScopeError(f"acc.add() of {matmul.name} {rule}.")
         if self.used_inside:
             fix = "use acc.start() and .wait()"
             raise ScopeError(f"acc.add() of {matmul.name}, whose sums are used inside the block: {fix}.")
@@ -241,7 +248,7 @@ class Accumulator(Carried):
                 slot.retired = True
 
     def _turn(self, verb: str) -> None:
-        """Operand a of the next matmul has other registers than that of the last one, which may still be read."""
+        """Gives operand a of the next matmul other registers than the last operand a, which wgmma may still read."""
         matmul, self.ready = self.matmul, None
         if not self.open or matmul.a is not None or not matmul.in_flight:
             fix = "use acc.start() and .wait(), or Wgmma(in_flight=1) in its block"
@@ -255,14 +262,14 @@ class Accumulator(Carried):
         """Operand a of the next ``acc.add``: ``(w - zero) * scale`` of the weights w of an open slot, rounded once.
 
         Args:
-            part: Tile of (m, k) weights of 8 bits, or (m, k / 2) bytes with two of 4 bits: of each 32 along k, byte j of 16
-                has weight j in its low half, and weight j + 16 in its high half.
+            part: The tile with the weights: (m, k) weights of 8 bits; or (m, k / 2) bytes, each with two weights of 4 bits. 16
+                bytes hold 32 weights along k: byte j has weight j in its low half, and weight j + 16 in its high half.
             kind: "int8", "int4" (from -8 to 7), "uint4" (from 0 to 15), "fp8_e4m3" or "fp8_e5m2".
-            zero: One number a row, for each of as many equal parts of k; none: 0.
-            scale: The same; none: 1.
+            zero: Fragments of one number for each row. With n fragments, each counts for one of n equal parts of k. Empty: 0.
+            scale: Fragments as for *zero*. Empty: 1.
 
         Raises:
-            ScopeError: Outside the `accumulate` block, or for another than ``Wgmma(RegisterTile(...), b, in_flight=1)``.
+            ScopeError: Outside of the `accumulate` block, or the matmul is no ``Wgmma(RegisterTile(...), b, in_flight=1)``.
         """
         self._turn("widened")
         part.by_threads()
@@ -272,11 +279,11 @@ class Accumulator(Carried):
         return self.ready
 
     def start(self, a: PartInSlot | Fragment, b: PartInSlot) -> Started:
-        """Starts the matmul of *a* and *b*, added to these sums, which can be used again after ``.wait()``. Arguments as of
-        `BoundMatmul.start`.
+        """Starts the matmul of *a* and *b*, which is added to these sums. They can be used again after ``.wait()``. The
+        arguments are those of `BoundMatmul.start`.
 
         Raises:
-            ScopeError: Outside the `accumulate` block.
+            ScopeError: Outside of the `accumulate` block.
         """
         if not self.open:
             raise ScopeError("acc.start() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
@@ -306,47 +313,50 @@ class Accumulator(Carried):
             if not in_place or (isinstance(part, PartInSlot) and part.ref.buffer != operand):
                 raise ScopeError(f"acc.{verb}() takes {first} and slot.{matmul.b.name}, in this order.")
         left: Any = self._in_registers(a) if isinstance(a, Fragment) else a.ref
-        # Once per tile would order the registers. But where a fence is missing before some wgmma, ptxas may add one, where
-        # it likes; in a path that it takes for divergent it then serializes every wgmma (its note C7519).
+        # One fence per tile would order the registers. But if a wgmma has no fence before it, ptxas may add a fence anywhere.
+        # If it adds one in a path that it takes for divergent, it serializes every wgmma (its note C7519).
         isa.wgmma_fence()
         isa.wgmma(matmul, self.registers, left, b.ref, self.registers_of_a)
         self.bound.groups.issued()
         return list({id(slot): slot for slot in slots}.values())
 
     def _in_registers(self, values: Fragment) -> Any:
-        """Operand a from registers, which belong to the matmul until it has been awaited."""
+        """Operand a in registers. The registers belong to the matmul until the matmul has been awaited."""
         matmul = self.matmul
         if self.started:
-            raise ScopeError(f"start() of {matmul.name} before the last one was awaited: a has the same registers.")
+            raise ScopeError(f"start() of {matmul.name} before its last start was awaited: a has the same registers.")
         check_operand(matmul, values)
         return self.bound.isa.fragments.operand(matmul, values, self.registers_of_a)
 
     def scale(self, by: Fragment) -> None:
-        """Multiplies the sums by one number a row, between matmuls that were awaited.
+        """Multiplies the sums by one number for each row, between matmuls that were awaited.
 
         Args:
-            by: One number a row, or a single number. Numbers of rows come from a fragment that is distributed as these sums
-                are, e.g. by `tmapipe.math.row_max`.
+            by: One number for each row, or a single number. Numbers of rows come from a fragment that is distributed as these
+                sums are, e.g. by `tmapipe.math.row_max`.
 
         Raises:
-            ScopeError: Before a matmul that was started on it is awaited, or for another fragment.
+            ScopeError: A matmul that was started on the sums has not been awaited, or *by* is another fragment.
         """
         self.check_readable()
         fits = isinstance(by, Fragment) and by.along == "one"
         if isinstance(by, Fragment) and by.along == "rows" and by.layout is not None:
             fits = by.layout.key("rows") == AccumulatorLayout.of(self.matmul).key("rows")
         if not fits:
-            rule = "takes a fragment of one number a row of its sums"
+            rule = "takes a fragment of one number for each row of its sums"
             raise ScopeError(f"scale() of {self.matmul.name} {rule}, not {by!r}.")
         self.bound.isa.fragments.accumulator_scale(self.matmul, self.registers, by)
 
     def after(self, values: Fragment) -> Fragment:
-        """*values*, of one number a row or more, for what is to be computed after the matmuls on these sums have been awaited.
+        """*values*, in a form that keeps arithmetic on them below the wait for the matmuls on these sums.
 
-        The compiler moves arithmetic above a wait where nothing keeps it. What uses the returned values stays below.
+        The compiler moves arithmetic above a wait if nothing prevents it. Arithmetic on the returned values stays below.
+
+        Args:
+            values: A fragment of one number for each row, or of more numbers.
 
         Raises:
-            ScopeError: As `values`.
+            ScopeError: The sums cannot be used, as for `values`.
         """
         self.check_readable()
         return self.bound.isa.fragments.accumulator_after(self.matmul, self.registers, values)
@@ -355,19 +365,19 @@ class Accumulator(Carried):
         """All sums, as a fragment of (m, n).
 
         Raises:
-            ScopeError: Before its matmuls have been awaited, or after the next block or start has begun.
+            ScopeError: The matmuls on these sums have not been awaited, or the matmul's next block or start has begun.
         """
         self.check_readable()
         return self.bound.isa.fragments.accumulator_values(self.matmul, self.registers)
 
     def columns(self, block: int, first: int, columns: int) -> Fragment:
-        """A piece: columns [first, first + columns) of the warpgroup's row block *block*, which has 64 rows. Raises as
-        `values`."""
+        """A piece of the sums: columns [first, first + columns) of the warpgroup's row block *block*, which has 64 rows.
+        Raises `ScopeError` as `values` does."""
         self.check_readable()
         return self.bound.isa.fragments.accumulator_columns(self.matmul, self.registers, block, first, columns)
 
     def check_readable(self) -> None:
-        """Raises `ScopeError` where wgmma may still write the sums, or others have taken their place."""
+        """Raises `ScopeError` if wgmma may still write the sums, or other sums have taken their registers."""
         if self.open and (self.added or any(end.lag for end in self.bound.ends)):
             rule = "read inside its `accumulate` block, where wgmma may still write it. Leave it first."
             raise ScopeError(f"an accumulator {rule}")
@@ -387,7 +397,7 @@ class BoundRegisterTile(Carried):
         self.plan = plan
 
     def read(self, part: PartInSlot) -> Fragment:
-        """The tile *part* of an open slot, of as many elements, in fp32. A store takes what is computed of it."""
+        """The tile *part* of an open slot as a fragment of fp32. A store takes the values that are computed from it."""
         values = part.read_piece(AccumulatorLayout.of(self.plan), ("rows", "columns"))
         return values if values.kind == "fp32" else combine("widen", values)
 
@@ -396,12 +406,13 @@ Epilogue = Callable[..., Any]
 
 
 # ---- turns -----------------------------------------------------------------------------------------------------------
-#
-# A turnstile as one team sees it, or one warpgroup of a role of one team.
 
 
 class BoundTurnstile(Carried):
-    """A turnstile, as one of the *units* that take turns sees it. own: the number of this unit."""
+    """A `Turnstile` in its role. Its *units* take turns: the role's teams, or the warpgroups of a single team.
+
+    own: the number of the unit that runs this code.
+    """
 
     _facts: ClassVar[dict[str, str]] = {"inside": "same"}
 
@@ -411,7 +422,7 @@ class BoundTurnstile(Carried):
         self.isa.follow(self)
 
     def turn(self) -> BoundTurnstile:
-        """The scope of one turn: entering waits for the one before, leaving lets the next one in."""
+        """The scope of one turn. Entering it waits for the unit before; leaving it lets the next unit in."""
         return self
 
     def __enter__(self) -> BoundTurnstile:
@@ -428,7 +439,7 @@ class BoundTurnstile(Carried):
             self._let_in(self.isa.select(following == self.units, 0, following))
 
     def wait(self) -> None:
-        """Waits until the one before has let this one in."""
+        """Waits until the unit before has let this unit in."""
         raise NotImplementedError
 
     def _let_in(self, following: Any) -> None:
@@ -436,7 +447,7 @@ class BoundTurnstile(Carried):
 
 
 class TeamsInTurn(BoundTurnstile):
-    """Of teams, by mbarriers. The parity to wait for is kept in a register."""
+    """Teams take turns through mbarriers. A register holds the parity for which a team waits."""
 
     def __init__(self, k: Any, name: str):
         self.barrier: Barrier = k.plan.barrier(f"{name}.turn")
@@ -452,9 +463,9 @@ class TeamsInTurn(BoundTurnstile):
 
 
 class WarpgroupsInTurn(BoundTurnstile):
-    """Of warpgroups that share tiles, by named barriers, which hand on sooner. At each meet the warpgroup that waits and the
-    one before it. The last one lets the first one in at the beginning, so that nobody is inside; at the end, the first one
-    meets it again."""
+    """Warpgroups that share tiles take turns through named barriers, which are faster. Warpgroup i waits at barrier i, and the
+    warpgroup before arrives there. At the beginning the last warpgroup lets the first one in. So at the end the first
+    warpgroup waits once more, and no barrier is left half full."""
 
     def __init__(self, k: Any, name: str):
         self.barrier: NamedBarrier = next(each for each in k.plan.named_barriers if each.name == f"{name}.turn")
@@ -462,7 +473,7 @@ class WarpgroupsInTurn(BoundTurnstile):
         k.isa.when(self.own == self.units - 1, lambda: self._let_in(0))
 
     def finish(self) -> None:
-        """After the last tile."""
+        """Called after the last tile: the first warpgroup takes the last warpgroup's arrival."""
         self.isa.when(self.own == 0, self.wait)
 
     def wait(self) -> None:

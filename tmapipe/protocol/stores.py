@@ -1,4 +1,4 @@
-"""Stores as the storing role sees them: straight from a slot, through buffers that it fills, or by its threads."""
+"""Stores of results in the role that stores: from a slot, from buffers that the role fills, or from its threads' registers."""
 
 from __future__ import annotations
 
@@ -34,16 +34,14 @@ from tmapipe.protocol.tile import (
 from tmapipe.store_pipeline import StoreStage, ThreadStoreStage
 
 # ---- piece ---------------------------------------------------------------------------------------------------------
-#
-# A piece of a tile as its stores see it.
 
 
 class Piece(NamedTuple):
-    """64 rows x `width` columns of a tile of accumulators: what a warpgroup takes at a time.
+    """A piece of a tile of accumulators: 64 rows x `width` columns, which a warpgroup stores at a time.
 
-    whole: layout of the tile; at: where the piece starts in the output (elements); strip: which 64 rows of the tile; first:
-    its first column in the tile; output: the store of the output that the tiles divide; stores: that the issuer issues (in
-    each piece, once a row).
+    whole: the layout of the tile. at: the piece's first element in the output. strip: which 64 rows of the tile. first: the
+    piece's first column in the tile. output: the store of the output that tiles divide. stores: how many stores the issuer
+    starts (for each piece, and once for each row of pieces).
     """
 
     whole: AccumulatorLayout
@@ -57,35 +55,33 @@ class Piece(NamedTuple):
 
     @property
     def seen(self) -> int:
-        """How many of its columns the piece before had too."""
+        """How many of this piece's columns the previous piece had, too."""
         return -self.first % self.width
 
     @property
     def last(self) -> bool:
-        """Whether it is the last piece of its rows."""
+        """Whether this is the last piece of its rows."""
         return self.first + self.width == self.whole.columns
 
     @property
     def a_row(self) -> int:
-        """How many pieces its rows have."""
+        """How many pieces a row of pieces has."""
         return ceil_div(self.whole.columns, self.width)
 
     def stores_in(self, count: int) -> int:
-        """The least number of stores that the issuer starts from one of a piece up to that of *count* pieces later."""
+        """At least how many stores the issuer starts from a store of one piece to the same store, *count* pieces later."""
         each, once = self.stores
         return each * count + once * (count // self.a_row)
 
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
-#
-# Stores as the storing role sees them: straight from a slot, or through buffers that it fills.
 
 
-Held = Accumulator | Fragment  # which is distributed as an accumulator
+Held = Accumulator | Fragment  # a fragment that is distributed as an accumulator
 
 
 class StoreOfSlot(Carried):
-    """A store straight from an open slot: ``slot.y.store(tile)``. role: that stores."""
+    """A store from an open slot: ``slot.y.store(tile)``. role: the role that stores."""
 
     _carries = ("slot",)
 
@@ -93,11 +89,11 @@ class StoreOfSlot(Carried):
         self.isa, self.plan, self.role, self.slot = isa, store, role, slot
 
     def store(self, tile: Tile | None = None, **coordinates: Any) -> None:
-        """Starts the store of this slot. What threads of this role wrote to the slot in this scope is fenced first.
+        """Starts the store of this slot. If threads of this role wrote to the slot in this scope, a fence comes first.
 
         Args:
-            tile: Its coordinates, in tiles.
-            coordinates: Coordinates by dimension, in tiles, instead of those of *tile*.
+            tile: The tile's coordinates, counted in tiles.
+            coordinates: Coordinates by the dimension's name, counted in tiles. They replace the coordinates of *tile*.
 
         Raises:
             InputError: A coordinate is missing or unknown, or the slot is stored in parts.
@@ -107,18 +103,19 @@ class StoreOfSlot(Carried):
         check_own(where, self.isa.plan, plan, tile, coordinates)
         at = start_of(where, plan.dims, plan.tile, tile, coordinates)
         if plan.parts > 1:
-            fix = f"slot.{plan.name}.store_part(i, ...) for each"
-            raise InputError(f"slot.{plan.name}", "store()", f"is stored in {plan.parts} parts, one by one", fix)
+            rule = f"is no verb of a slot that is stored in {plan.parts} parts, one by one"
+            raise InputError(f"slot.{plan.name}", "store()", rule, "use store_part(i, ...) for each part")
         self._fence()
         _start_store(self.isa, plan, self.slot.index, at, None)
 
     def store_part(self, i: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
-        """Starts the store of part *i* of the slot, of as many as the stage says (`TmaStoreStage.in_parts`).
+        """Starts the store of one part of the slot. `TmaStoreStage.in_parts` says how many parts a slot has.
 
         Args:
             i: Which part of the slot.
-            tile: The tile that has this part: its coordinates along dimensions that *coordinates* do not name.
-            coordinates: By dimension: in parts along the dimension that the tile is cut along, and in tiles along others.
+            tile: The tile of which it is a part. Its coordinates count for the dimensions that *coordinates* do not name.
+            coordinates: Coordinates by the dimension's name: counted in parts along the dimension that the parts divide, and
+                in tiles along the other dimensions.
 
         Raises:
             InputError: A coordinate is missing or unknown, or there is no such part.
@@ -130,21 +127,22 @@ class StoreOfSlot(Carried):
         self.isa.tma_store(plan, self.slot.index, start, part=i if plan.parts > 1 else None)
 
     def scatter(self, table: BoundTable, first: Any, tile: Tile | None = None, /, **coordinates: Any) -> None:
-        """Starts the stores of all rows of the slot, each to wherever it belongs: row i to the row of the tensor that entry
-        *first* + i of a table names. Where that is outside, also since the table ends, nothing is written.
+        """Starts the stores of all rows of the slot. A table says where each row belongs: row i of the slot becomes row
+        ``table[first + i]`` of the tensor. If that number is outside of the tensor, or the table has ended, the row is not
+        stored.
 
-        For a stage whose slot is stored in as many parts as it has rows. One instruction stores, or reduces by, one row; or it
-        stores four of a matrix, where the architecture has scatter4 and the tile a multiple of 4. If two rows go to the same
-        place, a reduction takes both, and of stores either may be the last.
+        The stage must be stored in as many parts as its slot has rows. One instruction stores or reduces one row; or it stores
+        four rows, if the tensor is a matrix, the architecture has scatter4, and the tile has a multiple of 4 rows. If two rows
+        go to the same place, a reduction combines both, and a store leaves either of them.
 
         Args:
-            table: Of row numbers, ``k.name``.
-            first: Number of an entry.
-            tile: Coordinates along the other dimensions, which *coordinates* do not name.
-            coordinates: By dimension, in tiles.
+            table: A table of row numbers: ``k.name``.
+            first: The number of the table's entry for the slot's first row.
+            tile: The tile. Its coordinates count for the dimensions that *coordinates* do not name.
+            coordinates: Coordinates by the dimension's name, counted in tiles.
 
         Raises:
-            InputError: The stage is stored otherwise, or a coordinate is missing or unknown.
+            InputError: The stage is not stored row by row, or a coordinate is missing or unknown.
             ScopeError: The role is not the ring's last phase.
         """
         plan = self._begin()
@@ -172,23 +170,27 @@ class StoreOfSlot(Carried):
         return self.plan
 
     def _fence(self) -> None:
-        """Of what threads of this role wrote to the slot in this scope."""
+        """A fence, if threads of this role wrote to the slot in this scope."""
         touched = self.slot._touched((self.plan.buffer.name,))
         self.isa.when(touched, self.isa.fence_proxy_async)
         self.isa.when(touched, self.isa.warp_sync)
 
     def store_from(self, *start: Any) -> None:
-        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, 0 or
-        more. Beyond its end nothing is written; before its beginning the hardware traps, and the model raises `HazardError`.
-        The last one is a multiple of 16 bytes."""
+        """Starts the store of this slot to a tile that may begin at any element.
+
+        Args:
+            start: The tile's first element: one index for each dimension of the tensor, 0 or more. Beyond the tensor's end
+                nothing is written; before its beginning the hardware traps, and the model raises `HazardError`. The last index
+                is a multiple of 16 bytes.
+        """
         self.store(tile_at(f"slot.{self.plan.name}.store_from", self.plan.dims, start))
 
 
 @stands_for(StoreStage)
 class BoundStore(Carried):
-    """A `TmaStoreStage` with buffers of its own, in the role that fills them. The next buffer is kept in a register.
+    """A `TmaStoreStage` that has its own buffers, in the role that fills them. A register holds which buffer is next.
 
-    `once_a_row` says whether it stores only after the last piece of its rows.
+    once_a_row: whether this store stores only after the last piece of a row of pieces.
     """
 
     once_a_row = False
@@ -219,27 +221,28 @@ class BoundStore(Carried):
         """Converts *values* to the tensor's type and stores them to *tile*, as soon as a buffer is free.
 
         Args:
-            tile: Of the output.
-            values: An `Accumulator` of the declared source, several of one shape that the epilogue combines, or a fragment as
-                ``slot.x.read()`` gives it.
-            epilogue: Applied to the accumulators before the conversion, element by element.
-            also: Further stores of the same shape and `columns`, by name. The epilogue then returns a dictionary of fragments,
-                one per store.
-            operands: What the epilogue takes by name, piece by piece; asked once more after the last store.
-            mirror: Whether the transpose is stored too, to where rows and columns of the output are exchanged. Of accumulators
-                in pieces of 64 columns and types of 16 bits.
+            tile: The tile of the output.
+            values: An `Accumulator` of the declared source; several accumulators of one shape, which the epilogue combines; or
+                a fragment, such as the result of ``slot.x.read()``.
+            epilogue: A function that changes the accumulators' elements before the conversion, element by element.
+            also: Further stores by name, of the same shape and `columns`. The epilogue then returns a dictionary with a
+                fragment for each store.
+            operands: The arguments that the epilogue takes by name, for one piece after another. After the last store it is
+                asked once more.
+            mirror: Whether the transpose is stored, too: element (i, j) of the tile also at (j, i) of the output. Only for
+                accumulators, in pieces of 64 columns, and types of 16 bits.
 
         Raises:
-            ScopeError: The epilogue returns other outputs.
-            InputError: *values* are not what a store takes, or no such pieces are stored transposed.
+            ScopeError: The epilogue returns other outputs than the stores.
+            InputError: *values* cannot be stored, or *mirror* is true and these pieces have no transpose to store.
         """
         if epilogue is not None and not callable(epilogue):
-            rule = "is a function of fragments"
+            rule = "must be a function of fragments"
             raise InputError(f"{self.plan.name}.store(epilogue)", epilogue, rule, "pass a function")
         check_own(f"{self.plan.name}.store", self.isa.plan, self.plan, tile, ())
         several = values if isinstance(values, tuple) else (values,)
         if not several:
-            rule = "is what is stored"
+            rule = "must have at least one accumulator"
             raise InputError(f"{self.plan.name}.store", values, rule, "pass a fragment or an accumulator")
         self._check_mirrored(mirror, also)
         if all(map(self._in_pieces, several)):
@@ -256,23 +259,23 @@ class BoundStore(Carried):
             self._store_piece(start_of(name, self.plan.dims, self.plan.tile, tile, {}), write, self.stages)
 
     def store_from(self, *start: Any, values: Any, epilogue: Epilogue | None = None) -> None:
-        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, 0 or
-        more. Beyond its end nothing is written; before its beginning the hardware traps, and the model raises `HazardError`.
-        The last one is a multiple of 16 bytes."""
+        """Stores *values*, as `store` does, to a tile that may begin at any element. *start* is the tile's first element: one
+        index for each dimension of the tensor, 0 or more, the last index a multiple of 16 bytes. Beyond the tensor's end
+        nothing is written; before its beginning the hardware traps, and the model raises `HazardError`."""
         self.store(tile_at(f"{self.plan.name}.store_from", self.plan.dims, start), values, epilogue)
 
     def _in_pieces(self, values: Any) -> bool:
-        """Whether *values* are stored piece by piece: an accumulator, or a fragment that lies as the source's do."""
+        """Whether *values* are stored piece by piece: an accumulator, or a fragment that is distributed as an accumulator."""
         if not self.width or not isinstance(values, Fragment):
             return isinstance(values, Accumulator)
         for matmul in (*self.isa.plan.matmuls, *self.isa.plan.held):
             if AccumulatorLayout.of(matmul) == values.layout and values.along == "tile":
                 return True
-        rule = "takes fragments that are distributed as the accumulators of its source, with a number for each element"
+        rule = "must be distributed as the accumulators of the store's source, with a number for each element"
         raise InputError(f"{self.plan.name}.store", values, rule, "compute it from acc.values()")
 
     def finish(self) -> None:
-        """Once, after the last tile: the issuing thread waits until its buffers have been read."""
+        """Waits, in the issuing thread, until the stores have read all buffers. Called once, after the last tile."""
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=True))
 
     def _store_accumulators(
@@ -287,7 +290,7 @@ class BoundStore(Carried):
         """Stores piece by piece, 64 rows x `width` columns of this warpgroup, through each of the stores."""
         _check_alike(sums)
         if epilogue is None and len(sums) > 1:
-            raise ScopeError(f"{len(sums)} accumulators stored without an epilogue, which makes one value of them.")
+            raise ScopeError(f"{len(sums)} accumulators stored without an epilogue. Pass one that combines them.")
         if epilogue is not None:
             for store in stores.values():
                 check_rounded(store.plan.name, store.plan.buffer.dtype)
@@ -305,7 +308,7 @@ class BoundStore(Carried):
             strip = block * groups + group
             at = strip_start(self.plan, start, strip, first)
             piece = Piece(layout, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
-            # All are reduced before the first is stored: few registers wait meanwhile.
+            # All values are reduced before the first store: so few registers are held while stores wait.
             parts = [(store, store.reduced(piece, part)) for store, part in self._parts(stores, values, epilogue)]
             for store, part in parts:
                 store.put(piece, part)
@@ -316,7 +319,7 @@ class BoundStore(Carried):
             self._hand_over(list(stores.values()))
 
     def _hand_over(self, stores: list[BoundStore]) -> None:
-        """Waits until this warpgroup's stores have read their buffers, which the next team uses from the first one on."""
+        """Waits until this warpgroup's stores have read their buffers. The next team uses them, from the first buffer on."""
         self.isa.when(self.issuer, lambda: self.isa.bulk_wait_group(0, read=True))
         self._sync()
         for store in stores:
@@ -324,34 +327,34 @@ class BoundStore(Carried):
                 store.next[0] = 0
 
     def reduced(self, piece: Piece, values: Fragment) -> Fragment:
-        """What is left of a piece's values to be `put`: all of them, except in subclasses."""
+        """What `put` gets of a piece's values. Here all of them; a subclass may reduce them first."""
         return values
 
     def put(self, piece: Piece, values: Fragment) -> None:
-        """Stores one piece of a tile, of these *values*."""
+        """Stores *values* to one piece of a tile."""
         write = functools.partial(self.isa.fragments.write_columns, values, transposed=self.plan.transposed)
         own = piece.tile.size(self.plan.dims[-2])
         rows = None if own is None else within(self.isa, own - piece.strip * 64, 64)
         self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
 
     def put_mirrored(self, piece: Piece, values: Fragment) -> None:
-        """Stores the transpose of one piece, with *values* in it, to where rows and columns are exchanged."""
+        """Stores the transpose of *values* to the mirrored piece: its rows are this piece's columns."""
         *outer, m, n = piece.at
         write = functools.partial(self.isa.fragments.write_columns, values, transposed=not self.plan.transposed)
         self._store_piece((*outer, n, m), write, self.stages)
 
     def _check_mirrored(self, mirror: Any, also: Any) -> None:
-        """Raises `InputError` where pieces and their transposes do not go through the same buffers."""
+        """Raises `InputError` if the transpose of a piece does not fit into the buffers of the piece."""
         if mirror is False:
             return
         plan = self.plan
         boxes = self.width == 64 and plan.buffer.dtype.bytes == 2 and not (plan.whole or plan.clipped)
         if not boxes or plan.reduce or also:
-            rule = "is of accumulators that are stored to one output of 16 bits, in pieces of 64 x 64, and not reduced"
+            rule = "needs one output of 16 bits, in pieces of 64 x 64, without a reduction"
             raise InputError(f"{plan.name}.store(mirror)", mirror, rule, "e.g. dtype bf16, columns=64")
 
     def _parts(self, stores: dict[str, BoundStore], values: Any, epilogue: Any) -> list[tuple[BoundStore, Fragment]]:
-        """What *epilogue* has returned, by store."""
+        """The values that *epilogue* has returned, each with its store."""
         if len(stores) == 1 and not isinstance(values, dict):
             values = {self.plan.name: values}
         if not isinstance(values, dict) or set(values) != set(stores):
@@ -367,11 +370,11 @@ class BoundStore(Carried):
         """The life of one buffer: wait until it is free, write, fence, synchronize, and let the issuer store it.
 
         Args:
-            at: Where the piece starts (elements).
+            at: The piece's first element in the output.
             write: Writes the values to a slot.
-            issued: The least number of stores from the buffer's last one on: the issuer counts the bulk groups of all its
-                stores.
-            rows: How many rows are written, of a tile with bounds of its own.
+            issued: At least how many stores the issuer has started since this buffer's last store, counting that store. The
+                issuer waits for bulk groups by their number, and each of its stores is a group.
+            rows: How many rows are written, if the tile has its own bounds.
         """
         isa = self.isa
         index = self.owner * self.stages + self.next[0]
@@ -410,7 +413,7 @@ def _check_alike(sums: tuple[Held, ...]) -> None:
     for both in itertools.pairwise(sums):
         if len(set(map(_layout_of, both))) > 1:
             names = " and ".join(each.matmul.name if isinstance(each, Accumulator) else repr(each) for each in both)
-            raise ScopeError(f"{names} stored together, which differ in shape or warpgroups.")
+            raise ScopeError(f"{names} stored together. They must have the same shape and warpgroups.")
 
 
 def _start_store(isa: Isa, store: Store, stage: Any, at: Sequence[Any], rows: Any) -> None:
@@ -422,13 +425,11 @@ def _start_store(isa: Isa, store: Store, stage: Any, at: Sequence[Any], rows: An
 
 
 # ---- thread store ----------------------------------------------------------------------------------------------------
-#
-# A store by threads as the storing role sees it.
 
 
 @stands_for(ThreadStoreStage)
 class BoundThreadStore(Carried):
-    """A `ThreadStoreStage` in the role that stores. It has no buffers, so nothing is waited for."""
+    """A `ThreadStoreStage` in the role that stores. It has no buffers, so it never waits."""
 
     def __init__(self, k: Any, name: str, stage: ThreadStoreStage):
         self.isa: Isa = k.isa
@@ -440,26 +441,26 @@ class BoundThreadStore(Carried):
         """Converts *values* to the tensor's type and stores them to *tile*.
 
         Args:
-            tile: Of the output.
-            values: A fragment of the tile's extents; or one number a row or a column, for a tile of one extent.
-            epilogue: Applied to *values* before the conversion.
-            surely: (first, end) of the tile's columns that are inside the tensor for every tile, of which the GPU compares no
-                index; with a `wide` stage, whose tiles then begin at multiples of 16 bytes.
-            when: Which of them are stored: what a comparison of fragments of the tile gives, also of its rows or columns. The
-                others stay as they are in the tensor. Threads then store element by element. None: all.
+            tile: The tile of the output.
+            values: A fragment of the tile's extents; or, for a tile of one extent, one number for each row or column.
+            epilogue: A function that changes *values* before the conversion.
+            surely: (first, end) of the tile's columns that are inside of the tensor in every tile. The GPU does not compare
+                their indices. With a `wide` stage, tiles must then begin at multiples of 16 bytes.
+            when: A comparison of fragments of the tile, its rows or its columns. It is true for the elements that are stored;
+                the tensor keeps its other elements. Threads then store element by element. None: all are stored.
 
         Raises:
-            InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers; or *when* is no
-                such comparison.
+            InputError: *values* is no fragment, has other extents, or is fp32 where the tensor holds integers; or *when* is
+                no such comparison.
         """
         self._store("store", tile, values, epilogue, surely, when)
 
     def store_from(
         self, *start: Any, values: Any, epilogue: Any = None, surely: tuple[int, int] = (0, 0), when: Any = None
     ) -> None:
-        """As `store`, to the tile that starts at these elements: one index along each dimension of the tensor, perhaps
-        negative or beyond its end. The last one is a multiple of the stage's `vector` bytes. *values* may have fewer columns
-        than the stage's tile."""
+        """Stores *values*, as `store` does, to a tile that may begin at any element. They may have fewer columns than the
+        stage's tile. *start* is the tile's first element: one index for each dimension of the tensor, perhaps negative or
+        beyond its end. The last index is a multiple of the stage's `vector` bytes."""
         tile = tile_at(f"{self.plan.name}.store_from", self.plan.dims, start)
         self._store("store_from", tile, values, epilogue, surely, when)
 
@@ -471,18 +472,18 @@ class BoundThreadStore(Carried):
         start, name = start_of(name, plan.dims, plan.tile, tile, {}), f"{plan.name}.store"
         pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
         if not pair:
-            raise InputError(f"{name}(surely)", surely, "is (first, end) of columns inside the tensor", "leave it out")
+            raise InputError(f"{name}(surely)", surely, "must be two columns (first, end)", "leave it out")
         self.isa.store_values(plan, start, made, surely, None if when is None else _mask(name, when, made))
 
     def finish(self) -> None:
-        """After the last tile: nothing is left to wait for."""
+        """Does nothing: after the last tile, there is nothing to wait for."""
 
 
 def _mask(name: str, when: Any, values: Fragment) -> Fragment:
-    """A comparison of fragments for each of *values*. Raises `InputError` for something else."""
+    """The comparison *when*, with a truth value for each element of *values*. Raises `InputError` for something else."""
     alike = isinstance(when, Fragment) and when.kind == "bool" and when.layout in (None, values.layout)
     if not alike or values.along != "tile" or when.along not in ("tile", "rows", "columns", "one"):
-        rule = "is a comparison of fragments of the tile that is stored"
+        rule = "must be a comparison of fragments of the tile that is stored"
         raise InputError(f"{name}(when)", when, rule, "e.g. when=values > 0")
     backend = values.backend
     data = backend.expand(values.layout, when.along, when.data, "tile")

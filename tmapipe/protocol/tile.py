@@ -1,4 +1,4 @@
-"""Tile: the coordinates of an output tile; the calling CTA's place in its cluster; tables; rows and extents of tiles."""
+"""Where tiles lie: coordinates and first elements of tiles and their parts, the CTA's place in its cluster, tables of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from tmapipe.base import Along, peer_pattern, rank_stride
 from tmapipe.base.arithmetic import DType
-from tmapipe.errors import InputError, MissingPartError, ScopeError
+from tmapipe.errors import InputError, MissingPartError, ScopeError, is_count
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, combine, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Table
@@ -19,21 +19,19 @@ from tmapipe.plan.rings import Buffer
 from tmapipe.plan.thread_layout import ThreadLayout
 
 # ---- registry --------------------------------------------------------------------------------------------------------
-#
-# What stands for a declared part in a role's body: found by the class of the part.
 
 
 _MAKERS: dict[type, Callable[..., Any]] = {}
 
 
 def stands_for(part: type) -> Callable[[Any], Any]:
-    """Registers a class, or a function that makes an object, for parts of this class and of classes derived from it.
+    """Registers what bodies get for a declared part: for *part*, a class of parts, and the classes derived from it.
 
-    It is called with a role's context (`k` in bodies), the part's name and the part, if that is no other role's. It may return
-    None: then bodies have no name for it.
+    The decorated class or function is called with a role's context (`k` in bodies), the part's name and the part, unless the
+    part belongs to another role. Its result is ``k.<name>``; if it returns None, bodies have no name for the part.
 
-    What stands for a stage is what a slot has of it: for a stage with memory a class, called as `PartInSlot` is; for a
-    `TokenStage`, the function gives what is called with an open slot.
+    A stage is different, since ``slot.<name>`` stands for it. For a stage with memory, a class is registered, which is called
+    as `PartInSlot` is. For a `TokenStage`, a function is registered; its result is called with an open slot.
     """
 
     def register(maker: Any) -> Any:
@@ -44,17 +42,15 @@ def stands_for(part: type) -> Callable[[Any], Any]:
 
 
 def bound_by(part: object) -> Callable[..., Any]:
-    """What makes the object that stands for *part*. Raises KeyError if nothing does."""
+    """The class or function that is registered for *part* (`stands_for`)."""
     return next(_MAKERS[kind] for kind in type(part).__mro__ if kind in _MAKERS)
 
 
 # ---- tile ------------------------------------------------------------------------------------------------------------
-#
-# Tile: the coordinates of an output tile, and where a transfer's tile starts.
 
 
 def within(isa: Isa, value: Any, most: Any) -> Any:
-    """*value*, but at least 0 and at most *most*, which is not negative. Run-time values too."""
+    """*value*, but at least 0 and at most *most*, which is not negative. Both may be known only at run time."""
     positive = isa.select(value > 0, value, 0)
     return isa.select(positive < most, positive, most)
 
@@ -62,8 +58,9 @@ def within(isa: Isa, value: Any, most: Any) -> Any:
 class Tile(Carried):
     """Coordinates of an output tile, in tiles along each dimension: ``tile.m``, ``tile["m"]``.
 
-    `bounds` has (first element, how many) by dimension, for a tile that does not begin at a multiple of its extent. Stores
-    write no more than that number, which may be 0 or less, or more than the tile has; None: all.
+    A tile need not begin at a multiple of its extent. Then `bounds` has (first element, how many elements) by dimension.
+    Stores write at most that many elements; the number may be 0, negative, or larger than the tile. None: all elements.
+    moved: whether these are other coordinates than the scheduler gave.
     """
 
     _carries = ("_coordinates", "_bounds")
@@ -73,7 +70,7 @@ class Tile(Carried):
     ):
         self._coordinates = coordinates
         self._bounds = bounds or {}
-        self._moved = moved  # whether it is another one than the scheduler gave
+        self._moved = moved
 
     def __getitem__(self, dim: str) -> Any:
         if dim not in self._coordinates:
@@ -81,13 +78,13 @@ class Tile(Carried):
         return self._coordinates[dim]
 
     def __str__(self) -> str:
-        """Where it is, e.g. ``m = 0, n = 2``."""
+        """The coordinates, e.g. ``m = 0, n = 2``."""
         return ", ".join(f"{name} = {value}" for name, value in self._coordinates.items())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):
             fix = "Pass other coordinates to load() or store_from()."
-            raise ScopeError(f"tile.{name} is set: a tile is where it is. {fix}")
+            raise ScopeError(f"tile.{name} is set, but a tile's coordinates are fixed. {fix}")
         super().__setattr__(name, value)
 
     def __getattr__(self, dim: str) -> Any:
@@ -102,14 +99,12 @@ class Tile(Carried):
     def also(self, **coordinates: Any) -> Tile:
         """The tile with further coordinates. Raises `InputError` for a coordinate that is no whole number."""
         for name, place in coordinates.items():
-            if not is_index(place):
-                rule = "is a whole number of tiles"
-                raise InputError(f"tile.also({name})", place, rule, "use integers, and // instead of /")
+            _check_coordinate(f"tile.also({name})", place)
         moved = self._moved or not self._coordinates.keys().isdisjoint(coordinates)
         return Tile({**self._coordinates, **coordinates}, self._bounds, moved)
 
     def changed(self, number: Callable[[str, Any], Any]) -> Tile:
-        """The tile with ``number(name, value)`` in the place of each number, which may be a bound."""
+        """The tile with each of its numbers, coordinates and bounds, replaced by ``number(name, value)``."""
         coordinates = {name: number(name, value) for name, value in self._coordinates.items()}
         names = ("its first element along {}", "its bound along {}")
         bounds = {
@@ -119,43 +114,54 @@ class Tile(Carried):
         return Tile(coordinates, bounds, self._moved)
 
     def start(self, dim: str, extent: int) -> Any:
-        """The element at which it begins along *dim*, for tiles of *extent* elements; None if it has no such dimension."""
+        """The tile's first element along *dim*, for tiles of *extent* elements; None if the tile has no such dimension."""
         if dim in self._bounds:
             return self._bounds[dim][0]
         place = self._coordinates.get(dim)
         return None if place is None else place * extent
 
     def anywhere(self, dim: str) -> bool:
-        """Whether it may begin at any element along *dim*."""
+        """Whether the tile may begin at any element along *dim*."""
         return dim in self._bounds
 
     def size(self, dim: str) -> Any:
-        """How many elements of it count along *dim*, by its own bounds; None: all."""
+        """How many elements of the tile count along *dim*, by its own bounds; None: all."""
         return self._bounds[dim][1] if dim in self._bounds else None
+
+
+def _check_tile(where: str, tile: Any) -> None:
+    """Raises `InputError` unless *tile* is a tile, or None."""
+    if tile is not None and not isinstance(tile, Tile):
+        raise InputError(where, tile, "must be the tile that the body was called with", "pass coordinates by name")
+
+
+def _check_coordinate(where: str, place: Any) -> None:
+    """Raises `InputError` unless *place* is a coordinate."""
+    if not is_index(place):
+        raise InputError(where, place, "must be a whole number of tiles", "use integers, and // instead of /")
 
 
 def start_of(
     where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """The element at which a tile of *extents* starts, along each of *dims*.
+    """The first element of a tile of *extents*: one index for each of *dims*.
 
-    Each coordinate, in tiles, is taken from *coordinates* by name, else from *tile*.
+    Each coordinate, counted in tiles, comes from *coordinates* by the dimension's name, or else from *tile*.
 
     Raises:
         InputError: A coordinate is missing, unknown or no number.
     """
-    if tile is not None and not isinstance(tile, Tile):
-        raise InputError(where, tile, "takes the tile that the body was called with", "pass coordinates by name")
+    _check_tile(where, tile)
     unknown = [name for name in coordinates if name not in dims]
     if unknown:
-        raise InputError(where, unknown, f"has dimensions {', '.join(dims)}", "name one of them")
+        raise InputError(
+            where, unknown, f"is no dimension; the tensor has dimensions {', '.join(dims)}", "name one of them"
+        )
     start: list[Any] = []
     for dim, extent in zip(dims, extents, strict=True):
         place = coordinates.get(dim)
-        if place is not None and not is_index(place):
-            rule = "is a whole number of tiles"
-            raise InputError(f"{where}({dim})", place, rule, "use integers, and // instead of /")
         if place is not None:
+            _check_coordinate(f"{where}({dim})", place)
             start.append(place * extent)
         else:
             start.append(None if tile is None else tile.start(dim, extent))
@@ -169,44 +175,41 @@ def start_of(
 def aligned_start(
     where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """The start as `start_of` gives it, for a tile that starts at a multiple of its extent along the contiguous dimension."""
+    """The first element of a tile, as `start_of` gives it. Along the contiguous dimension it is a multiple of the extent."""
     start = start_of(where, dims, extents, tile, coordinates)
     if tile is not None and dims[-1] not in coordinates and tile.anywhere(dims[-1]):
         rule = f"has tiles that begin at any element along {dims[-1]}; TMA starts at multiples of 16 bytes there"
-        fix = "let another dimension be the contiguous one, or load from a multiple before it with load_from()"
+        fix = "make another dimension contiguous, or use load_from() with a multiple of 16 bytes before the tile"
         raise InputError(where, dims, rule, fix)
     return start
 
 
 def check_own(where: str, plan: Plan, part: Load | Store, tile: Tile | None, coordinates: Iterable[str]) -> None:
-    """Raises `InputError` unless a tile that this CTA both stores and loads is at the coordinates of its output tile."""
-    if tile is not None and not isinstance(tile, Tile):
-        raise InputError(where, tile, "takes the tile that the body was called with", "pass it, or use store_from()")
+    """Raises `InputError` if the kernel both stores and loads the tensor, but the tile is not this CTA's output tile."""
+    _check_tile(where, tile)
     both = {load.memory for load in plan.loads} & {store.memory for store in plan.stores}
     if part.memory in both and (
         tile is None or tile._moved or not tile._coordinates or any(tile.get(dim) is not None for dim in coordinates)
     ):
-        rule = "is stored, and loaded again, by one CTA: at the coordinates of its output tile"
-        fix = "pass the tile, and coordinates along other dimensions alone"
+        rule = "must be the output tile's coordinates, since the CTA loads what it has stored"
+        fix = "pass the tile, and coordinates only along dimensions that the tile does not have"
         raise InputError(where, ", ".join(coordinates) or None, rule, fix)
 
 
 def check_start(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> tuple[Any, ...]:
     """*start*. Raises `InputError` unless it is one index along each of *dims*."""
     if len(start) != len(dims) or not all(map(is_index, start)):
-        rule = f"is one index along each of {', '.join(dims)}, in elements"
+        rule = f"must be one index along each of {', '.join(dims)}, in elements"
         raise InputError(where, start, rule, f"pass {len(dims)} whole numbers of 32 bits")
     return start
 
 
 def tile_at(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> Tile:
-    """The tile that starts at these elements along *dims*. Raises `InputError` unless they are indices."""
+    """The tile whose first element is *start*, along *dims*. Raises `InputError` unless *start* has one index for each."""
     return Tile({}, {dim: (index, None) for dim, index in zip(dims, check_start(where, dims, start), strict=True)})
 
 
 # ---- cluster ---------------------------------------------------------------------------------------------------------
-#
-# Where the calling CTA is in its cluster: coordinates, peers and shares.
 
 
 def cluster_coordinate(isa: Isa, axis: str) -> Any:
@@ -220,7 +223,7 @@ def cluster_coordinate(isa: Isa, axis: str) -> Any:
 
 
 def _index(isa: Isa, along: Along) -> Any:
-    """The calling CTA's index among those of its group along one axis."""
+    """The calling CTA's index in its group, along one axis of the cluster."""
     coordinate = cluster_coordinate(isa, along.axis)
     return coordinate if along.ctas == along.extent else coordinate % along.ctas
 
@@ -242,7 +245,7 @@ def share_index(isa: Isa, group: Iterable[Along]) -> Any:
 
 
 def peer_rank(isa: Isa, group: Iterable[Along], index: Any) -> Any:
-    """The rank of the CTA with this index (as of `share_index`) in the calling CTA's group."""
+    """The rank of a CTA of the calling CTA's group. index: the CTA's index in the group, as `share_index` counts."""
     rank, left = isa.cta_rank, index
     for each in group:
         rank = rank + (left % each.ctas - _index(isa, each)) * each.stride
@@ -251,15 +254,13 @@ def peer_rank(isa: Isa, group: Iterable[Along], index: Any) -> Any:
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
-#
-# Fragments and the extents of the tiles that they come from and go to.
 
 
 def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = None) -> None:
-    """Writes a fragment to a slot, by the threads that have it.
+    """Writes a fragment to a slot. Each thread writes the elements that it has.
 
     Args:
-        at: Of a part of the tile, where it begins.
+        at: The (row, column) at which the fragment begins, if it is a part of the tile.
 
     Raises:
         InputError: *values* is no fragment, has other extents, or is fp32 where the slot holds integers.
@@ -268,10 +269,10 @@ def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = Non
 
 
 def checked_values(where: str, buffer: Buffer, values: Any, at: Any = None, narrower: bool = False) -> Fragment:
-    """*values*, with 0 and 1 for bool, that a slot of *buffer* takes. Arguments and errors as of `write_values`.
+    """*values*, which a slot of *buffer* can take, with 0 and 1 for bool. Arguments and errors are those of `write_values`.
 
     Args:
-        narrower: Whether they may have fewer columns.
+        narrower: Whether *values* may have fewer columns than the tile.
     """
     layout, dtype = layout_of(where, values), buffer.dtype
     dtype.check_held(where)
@@ -285,14 +286,15 @@ def checked_values(where: str, buffer: Buffer, values: Any, at: Any = None, narr
     if values.along != "tile":
         layout.check_rows()
     if dtype.integer and values.kind == "fp32":
-        raise InputError(where, dtype.name, "holds no fp32", 'round first: tp.math.cast(values, "int32")')
+        fix = 'round the values: tp.math.cast(values, "int32")'
+        raise InputError(where, dtype.name, "is an integer type, which holds no fp32 values", fix)
     return combine("add", values, 0) if values.kind == "bool" else values
 
 
 def check_rounded(name: str, dtype: DType) -> None:
-    """Raises `InputError` for a store *name* of integers: an epilogue's results are not rounded to them."""
+    """Raises `InputError` for a store *name* of integers, since an epilogue's results are not rounded to integers."""
     if dtype.integer:
-        rule = "an epilogue works in fp32, which is not rounded to integers"
+        rule = "is an integer type, but an epilogue works in fp32 and does not round to integers"
         raise InputError(name, dtype.name, rule, 'give the store another dtype, e.g. "bf16"')
 
 
@@ -302,35 +304,40 @@ def _check_block(where: str, tile: tuple[int, ...], layout: ThreadLayout, along:
     even = len(tile) == 2 and along == "tile" and not any(size % part for size, part in zip(tile, block, strict=True))
     pair = isinstance(at, tuple) and len(at) == 2 and all(isinstance(x, int) for x in at)
     if not even or not pair or any(x < 0 or x % n or x >= end for x, n, end in zip(at, block, tile, strict=True)):
-        rule = f"is where one of the blocks of {block[0]} x {block[1]} begins that the tile {tile} is cut into"
+        rule = f"must be where a block begins, if blocks of {block[0]} x {block[1]} divide the tile {tile}"
         raise InputError(f"{where}(at)", at, rule, f"e.g. at=(0, {layout.columns})")
 
 
 def layout_of(where: str, values: Any) -> ThreadLayout:
     """How *values* are distributed over threads. Raises `InputError` unless it is a fragment of a whole tile."""
     if not isinstance(values, Fragment):
-        fix = "compute them from slot.x.read() or acc.values(), or make them with k.full()"
+        fix = "compute it from slot.x.read() or acc.values(), or make it with k.full()"
         raise InputError(where, values, "takes a fragment, distributed over the role's threads", fix)
     if values.layout is None:
-        fix = "combine it with a fragment of a whole tile"
-        raise InputError(where, values, "takes a fragment of a whole tile", fix)
+        raise InputError(where, values, "takes a fragment of a tile", "combine it with a fragment of a tile")
     return values.layout
 
 
+def two_extents(name: str, part: Any) -> tuple[int, int]:
+    """The (rows, columns) of a part of a tile. Raises `InputError` for something else."""
+    if not isinstance(part, (tuple, list)) or len(part) != 2 or not all(map(is_count, part)):
+        raise InputError(f"{name}(tile)", part, "must be positive extents (rows, columns)", "e.g. tile=(16, 64)")
+    return part[0], part[1]
+
+
 def check_extents(where: str, tile: tuple[int, ...], layout: ThreadLayout, along: str) -> None:
-    """Raises `InputError` unless a tile has the extents of a fragment, or one extent for one number a row or column."""
+    """Raises `InputError` unless a tile has the extents of a fragment, or one extent for one number per row or column."""
     wanted: tuple[int, ...] = (1,) if along == "one" else (layout.rows,) if along == "rows" else (layout.columns,)
     extents = tile
     if along == "tile":
         extents, wanted = (math.prod(tile[:-1]), tile[-1]), (layout.rows, layout.columns)
     if extents != wanted:
         what = {"tile": "the tile", "one": "one number"}.get(along, f"one number for each of the {along}")
-        raise InputError(where, tile, f"is the shape of {what} of the fragment, {wanted}", "give the stage such a tile")
+        rule = f"must be the shape of {what} of the fragment, {wanted}"
+        raise InputError(where, tile, rule, "give the stage a tile of this shape")
 
 
 # ---- table -----------------------------------------------------------------------------------------------------------
-#
-# A table as bodies see it: integers in global memory, one at a time.
 
 
 @stands_for(Table)
@@ -342,25 +349,30 @@ class BoundTable(Carried):
         self.name = name
 
     def __getitem__(self, i: Any) -> NoReturn:
-        fix = f"Use k.{self.name}.entry(i)."
-        raise ScopeError(f"k.{self.name}[...] of a table, whose entries come one at a time. {fix}")
+        raise ScopeError(f"k.{self.name}[...] of a table. Use k.{self.name}.entry(i), for one entry.")
 
     def __len__(self) -> int:
-        raise ScopeError(f"len() of table k.{self.name}, whose length is that of a dimension. Use k.extent(dim).")
+        raise ScopeError(f"len() of table k.{self.name}. Use k.extent(dim), the extent of its dimension.")
 
     def __bool__(self) -> bool:
         return True
 
     def entry(self, *at: Any) -> Any:
-        """The entry at these indices, one a dimension, the same for all threads; -1 beyond the table's ends. As a row to load,
-        that is outside, so zero.
+        """An entry of the table, the same for all threads. Beyond the table's ends it is -1; a row of this number is outside
+        of a tensor, so loads fill it with zeros.
+
+        Args:
+            at: The entry's number along each dimension of the table.
 
         Raises:
-            InputError: They are not as many whole numbers as the table has dimensions.
+            InputError: *at* does not have one whole number for each dimension.
         """
         dims = self.isa.plan.tables[self.name]
         if len(at) != len(dims) or not all(map(is_index, at)):
-            rule, given = f"is the number of an entry along each of {', '.join(dims)}", at[0] if len(at) == 1 else at
+            rule, given = (
+                f"must be the number of an entry along each of {', '.join(dims)}",
+                at[0] if len(at) == 1 else at,
+            )
             raise InputError(f"k.{self.name}.entry", given, rule, "pass whole numbers of 32 bits")
         counts = [self.isa.extent(self.name, dim) for dim in range(len(dims))]
         inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i, count in zip(at, counts, strict=True)])
@@ -370,17 +382,22 @@ class BoundTable(Carried):
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
-#
-# Parts of a tile that are moved by themselves, and rows that are gathered from, or scattered to, where a table says.
 
 
-TOGETHER = (16, 8, 4, 3, 2, 1)  # rows, whose entries of the table are on their way at once
+TOGETHER = (
+    16,
+    8,
+    4,
+    3,
+    2,
+    1,
+)  # for how many rows entries of the table are loaded at once, if that divides their number
 
 
 def check_part(where: str, move: Load | Store, i: Any) -> None:
-    """Raises `InputError` unless a slot is moved in parts, of which *i* is the number of one."""
+    """Raises `InputError` unless *i* is the number of a part in which a slot is moved."""
     if not is_index(i, move.parts):
-        rule = f"is moved in {move.parts} part{'s' * (move.parts > 1)}"
+        rule = f"must be the number of a part; a slot is moved in {move.parts} part{'s' * (move.parts > 1)}"
         raise InputError(where, i, rule, "count from 0, or declare in_parts()")
 
 
@@ -392,15 +409,16 @@ def part_start(
     tile: Tile | None,
     coordinates: dict[str, Any],
 ) -> tuple[Any, ...]:
-    """Where part *i* of a tile begins (elements), one per dimension of the tensor.
+    """The first element of part *i* of a tile: one index for each dimension of the tensor.
 
     Args:
-        start_of: As `tmapipe.protocol.tile.start_of`.
-        where: Of the call, for errors.
-        move: Of the whole tile.
+        start_of: The function `start_of`, or one of its variants.
+        where: The name of the call, for errors.
+        move: The load or store of the whole tile.
         i: Which part.
-        tile: Whose part it is, along dimensions that *coordinates* do not name.
-        coordinates: By dimension, in parts along the one that the tile is cut along, and in tiles along others.
+        tile: The tile. Its coordinates count for the dimensions that *coordinates* do not name.
+        coordinates: Coordinates by the dimension's name: counted in parts along the dimension that the parts divide, and in
+            tiles along the other dimensions.
     """
     check_part(where, move, i)
     cut = len(move.dims) - move.core
@@ -416,23 +434,22 @@ def part_start(
 def rows_start(
     where: str, move: Load | Store, table: Any, first: Any, tile: Tile | None, coordinates: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """Where the rows begin (elements), one per dimension of the tensor; 0 along that of the rows.
+    """Where the rows begin: one index for each dimension of the tensor, 0 along the dimension of the rows.
 
     Raises:
-        InputError: The stage does not move its rows one by one; *table* or *first* is something else; or a
-            coordinate is missing or unknown.
+        InputError: The stage does not move its rows one by one; *table* is no table or *first* no number; or a coordinate is
+            missing or unknown.
     """
     cut = len(move.dims) - move.core
     if move.core != 2 or move.parts != move.tile[cut]:
-        rule = f"has a tile of two extents, in as many parts as it has rows; the tile is {move.tile}"
+        rule = f"must move a tile of two extents in as many parts as it has rows; the tile is {move.tile}"
         raise InputError(where, f"in_parts({move.parts})", rule, f"declare .in_parts({move.tile[cut]})")
     if not isinstance(table, BoundTable):
-        rule = "is a table of row numbers, as k has it"
-        raise InputError(f"{where}(table)", table, rule, "declare tp.Table, pass k.name")
+        raise InputError(f"{where}(table)", table, "must be a table of row numbers", "declare tp.Table, pass k.name")
     if not is_index(first):
-        raise InputError(f"{where}(first)", first, "is the number of an entry", "pass a whole number of 32 bits")
+        raise InputError(f"{where}(first)", first, "must be the number of an entry", "pass a whole number of 32 bits")
     if move.dims[cut] in coordinates:
-        rule = f"takes the rows along {move.dims[cut]} from the table"
+        rule = f"cannot be given, since the table says where the rows lie along {move.dims[cut]}"
         raise InputError(f"{where}({move.dims[cut]})", coordinates[move.dims[cut]], rule, "leave it out")
     return start_of(where, move.dims, move.part, tile, {**coordinates, move.dims[cut]: 0})
 
@@ -445,13 +462,13 @@ def move_rows(
     one: Callable[[Any, Any], None],
     four: Callable[[list[Any], Any], None] | None,
 ) -> None:
-    """Moves all rows of a slot, whose numbers the table has from entry *first* on.
+    """Moves all rows of a slot. The table has the number of the slot's row i at entry *first* + i.
 
     Args:
-        move: Of the slot.
-        one: Moves the row of this number, which becomes, or is, this part of the slot; None: all of it.
-        four: Moves four rows of these numbers, which are part 4 i and on of the slot, by one instruction: of a matrix, whose
-            rows are no longer than a box. None: the architecture has no such instruction.
+        move: The load or store of the slot.
+        one: ``one(row, part)`` moves one row of the tensor to or from this part of the slot. part = None: the whole slot.
+        four: ``four(rows, part)`` moves four rows of a matrix by one instruction, to or from parts 4 * part and on of the
+            slot. A row must not be longer than a box. None: the architecture has no such instruction.
     """
     by_four = four is not None and len(move.dims) == 2 and move.box[-1] == move.tile[-1] and move.parts % 4 == 0
     at_once = 4 if by_four else 1

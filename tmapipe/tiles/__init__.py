@@ -1,6 +1,7 @@
 """Tile schedulers: the orders in which persistent CTAs take output tiles, and the rasters that some of these orders follow.
 
-Here are those of uneven tiles: parts of the inner steps (SplitKTiles, StreamKTiles), and groups of rows (GroupedTiles).
+This file has the schedulers of uneven tiles: of parts of the inner steps (SplitKTiles, StreamKTiles) and of groups of rows
+(GroupedTiles).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ __all__ = [
 
 # ---- splitk ----------------------------------------------------------------------------------------------------------
 #
-# SplitKTiles: every output tile in several parts, each of which sums some of the inner steps.
+# SplitKTiles computes every output tile in several parts. Each part sums some of the inner steps.
 #
 # With two tiles of 7 steps and 3 parts:
 #
@@ -60,8 +61,8 @@ class PartTiles(TileOrder):
 
     Args:
         reduce: How parts are added.
-        stage: Name of the load stage whose tiles are the steps.
-        dim: The dimension along which they are counted.
+        stage: The name of the load stage whose tiles are the steps.
+        dim: The dimension along which the steps are counted.
     """
 
     reduce: str | None = attrs.field(
@@ -76,7 +77,7 @@ class PartTiles(TileOrder):
     output_dims = "s "
 
     def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
-        """As in `TileOrder`: it has the steps, and outputs for the parts."""
+        """As in `TileOrder`. The schedule must have the steps, and outputs for the parts."""
         if not any(each == self.stage and self.dim in load.dims for each, load in declared.loads.items()):
             rule = f"is a load of {declared.name} and one of its dimensions, whose tiles are the steps"
             name = f"{type(self).__name__}(stage, dim)"
@@ -102,20 +103,21 @@ def _inside(name: str) -> Any:
 
 @attrs.frozen
 class SplitKTiles(PartTiles):
-    """An order in which the parts of an output tile are tiles of their own: for outputs of few tiles, and many steps.
+    """An order in which each output tile is computed in several parts, each a tile by itself. It is for outputs of few tiles
+    and many steps.
 
-    The output has a dimension "s" for the parts, before those of the matrix; of a batch, for the parts of its first matrix,
-    then of the second, and so on. A tile's coordinates are s, l (which matrix), m, n, ..., first (its first step) and steps
-    (how many; the last parts have fewer, or none).
+    The output has a dimension "s" for the parts, before the dimensions of the matrix. In a batch, the parts of the first
+    matrix come first, then the parts of the second matrix, and so on. A tile's coordinates are s, l (which matrix), m, n, ...,
+    first (its first step) and steps (how many; the last parts have fewer, or none).
 
     Args:
-        parts: Of each tile.
+        parts: How many parts each tile has.
         tiles: The order in which the tiles of all parts are taken. With ``GpcTiles()``, the CTAs of a part of up to eight
             clusters are in one GPC.
         reduce: How parts are added. None: a second kernel adds them in a fixed order, so the bits are the same in every run.
             "add": the TMA engine adds them to the output as they arrive, and each addition rounds to the output's type.
-        stage: The steps are the tiles of this load ...
-        dim: ... along this dimension.
+        stage: The name of the load stage whose tiles are the steps.
+        dim: The dimension along which the steps are counted.
     """
 
     parts: int = attrs.field(validator=is_number)
@@ -131,7 +133,7 @@ class SplitKTiles(PartTiles):
     without_steps = True
 
     def relations(self, declared: Declarations, given: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        """As in `TileOrder`: so many parts of each matrix."""
+        """As in `TileOrder`: the extent of "s" is `parts` for each matrix."""
         if any(dim.name == "s" for dim in given) or not any("s" in store.dims for store in declared.stores.values()):
             return ()
         batch = any("l" in load.dims for load in declared.loads.values())
@@ -145,14 +147,14 @@ class SplitKTiles(PartTiles):
         """The least and the most parts of a tile, for *tiles* tiles of *steps* steps."""
         return self.parts, self.parts
 
-    # What the order of the tiles inside says.
+    # These are the same as in the order inside, `tiles`.
     launch_numbers, spans, queue, clusters, divisors, room, check_plan, smem_bytes, least_ctas = map(
         _inside,
         ["launch_numbers", "spans", "queue", "clusters", "divisors", "room", "check_plan", "smem_bytes", "least_ctas"],
     )
 
     def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
-        """As in `TileOrder`; *grid* counts parts."""
+        """As in `TileOrder`. *grid* counts parts as tiles."""
         return PartsOfRole(isa, self, self.tiles.bind(isa, grid, role))
 
 
@@ -187,7 +189,7 @@ class PartsOfRole(TilesOfRole):
 
 # ---- streamk ---------------------------------------------------------------------------------------------------------
 #
-# StreamKTiles: all inner steps of all output tiles, in one long row that is cut into equal shares.
+# StreamKTiles puts the inner steps of all output tiles in one long row, and cuts the row into equal shares.
 #
 # With three tiles of 8 steps and 4 shares of 6:
 #
@@ -200,16 +202,17 @@ class PartsOfRole(TilesOfRole):
 
 @attrs.frozen
 class StreamKTiles(PartTiles):
-    """Stream-K order: each cluster takes one share, or several consecutive ones.
+    """Stream-K order: each cluster takes one share, or several consecutive shares.
 
-    The output has a dimension "s" for the pieces of a tile, before those of the matrix. A tile's coordinates are s (which
-    piece), l (0), m, n, ..., first (its first step) and steps (how many). If s has extent 1, everything is one share.
+    The output has a dimension "s" for the pieces of a tile, before the dimensions of the matrix. A tile's coordinates are s
+    (which piece), l (0), m, n, ..., first (its first step) and steps (how many). If s has extent 1, everything is one share.
 
     Args:
         raster: As in `PersistentTiles`.
-        shares: As many as clusters that work at once, e.g. 66 for clusters of two on 132 multiprocessors.
-        stage: Name of the load stage whose tiles are the steps.
-        dim: The dimension along which they are counted.
+        shares: How many shares there are: as many as clusters that work at once, e.g. 66 for clusters of two on 132
+            multiprocessors.
+        stage: The name of the load stage whose tiles are the steps.
+        dim: The dimension along which the steps are counted.
         reduce: How pieces are added, as in `SplitKTiles`.
     """
 
@@ -270,7 +273,7 @@ class PiecesOfRole(TilesOfRole):
             at[0] = after
             body(tile)
 
-        # Where a tile and a share end together they make one cut: then there is one piece less.
+        # A tile and a share may end at the same step. That is one cut, not two, so there is one piece less.
         isa.loop(isa.select(start < end, cuts + 1, 0), lambda i: isa.when(at[0] < end, piece))
 
     def _piece(self, start: Any, end: Any) -> tuple[Tile, Any]:
@@ -293,7 +296,7 @@ def _without_shares(grid: dict[str, Any]) -> dict[str, Any]:
 
 # ---- grouped ---------------------------------------------------------------------------------------------------------
 #
-# GroupedTiles: the output tiles of groups of rows, one group after another, whose sizes only the device knows.
+# GroupedTiles takes the output tiles of groups of rows, one group after another. Only the device knows their sizes.
 #
 # A table says where the rows of each group end. Tiles begin where their group begins, so the last tile of a group may
 # reach over into the next group::
@@ -304,9 +307,9 @@ def _without_shares(grid: dict[str, Any]) -> dict[str, Any]:
 # The host still knows how many numbers there are. With tiles of r rows, group g gets the numbers from
 # ``floor((start + g (r - 1)) / r)`` on. That is always enough, and at most one too many, which is skipped.
 #
-# Finding a tile takes several reads of the table, one after another. A scheduler warp does that ahead, and tells the
-# others. It takes numbers from a counter: shared out beforehand, those that are skipped would leave some clusters
-# with less to do.
+# Finding a tile takes several reads of the table, one after another. A scheduler warp finds tiles ahead, and tells the
+# other warps. It takes the numbers of tiles from a counter. If each cluster had a fixed set of numbers instead, clusters
+# whose numbers are skipped would have less to do.
 
 
 WHERE = ("n", "l", "row", "left")  # of a cluster's tile: along n, its group, first row, rows up to the end of the group
@@ -318,13 +321,13 @@ class GroupedTiles(PersistentTiles):
     """Dynamic order of tiles that each belong to one group of rows. All CTAs of a cluster work on one group.
 
     A tile's coordinates are n and l (its group). Its bounds along m are its first row, and how many rows there are up to the
-    end of the group: maybe more than the tile has, or none.
+    end of the group. That may be more rows than the tile has, or none.
 
     Args:
         raster: As in `PersistentTiles`.
-        rows: Of an output tile; a `Gemm` sets them.
-        table: Names the `Table` of where the rows of each group end, in order.
-        output: Names the store with dimensions m and n whose rows they are.
+        rows: How many rows an output tile has; a `Gemm` sets it.
+        table: The name of the `Table` that says where the rows of each group end, in order.
+        output: The name of the store whose rows are grouped; it has the dimensions m and n.
     """
 
     rows: int | None = attrs.field(default=None, kw_only=True)
@@ -376,7 +379,7 @@ class GroupedTiles(PersistentTiles):
         return (rows + groups * (unit - 1)) // unit * cluster.get("m", 1)
 
     def queue(self, dims: int) -> tuple[int, int]:
-        """As in `TileOrder`. The words: whether there is a tile, and `WHERE`."""
+        """As in `TileOrder`. The words say whether there is a tile, and `WHERE` it is."""
         return 2, 1 + len(WHERE)
 
     def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
@@ -418,7 +421,8 @@ class TilesOfGroups(FetchedTiles):
         return self.number[0]
 
     def _place(self, number: Any) -> dict[str, Any]:
-        """Where the cluster's tile of this number lies. `left` is how many rows it has; 0 or less: none."""
+        """Where the cluster's tile of this number lies. `left` says how many rows it has; if `left` is 0 or less, there is no
+        tile."""
         isa, unit, table = self.isa, self.unit, self.order.table
         coordinates = self.numbers.coordinates(number)
         along_m, groups = coordinates["m"], isa.extent(table, 0)
@@ -446,11 +450,11 @@ class TilesOfGroups(FetchedTiles):
     # ---- in the machine without data, all rows are of the first group ---------------------------------------------
 
     def _has_rows(self, number: Any) -> Any:
-        """Of a number of a tile: whether the tile has rows."""
+        """Whether the tile of this number has rows."""
         return self.numbers.coordinates(number)["m"] * self.unit < self.isa.extent(self.order.output, 0)
 
     def _without_data(self) -> Sequence[Any]:
-        """What the next slot holds: of the cluster's numbers, the first one with rows after those that were read."""
+        """The words of the next slot: of the cluster's first tile with rows, after the tiles that it has read."""
         isa, total = self.isa, self.numbers.total
         going, left, number = isa.cells(1), isa.cells(self.read[0]), isa.cells(isa.cluster_id)
 

@@ -1,4 +1,5 @@
-"""Tile schedulers that look at the device: DynamicTiles, whose next tile a free cluster takes, GpcTiles, and GridTiles."""
+"""Tile schedulers that depend on the device: DynamicTiles, in which a free cluster takes the next tile; GpcTiles, in which the
+clusters of a GPC take neighbouring tiles; and GridTiles, in which the hardware starts clusters in order."""
 
 from __future__ import annotations
 
@@ -23,19 +24,19 @@ from tmapipe.tiles.persistent import NumberedTiles, PersistentTiles, TileNumbers
 # DynamicTiles: a free cluster takes the next tile.
 #
 # Each CTA has one more warp, the scheduler, which runs ahead of the others. It takes the next number from a counter
-# in global memory and tells the other warps where that tile lies, until there is none.
+# in global memory and tells the other warps where the tile of this number lies, until no tile is left.
 
 
 @attrs.frozen
 class DynamicTiles(PersistentTiles):
-    """Dynamic order: each cluster takes the next tile when it is ready, so that a cluster that is held up takes fewer.
+    """Dynamic order: each cluster takes the next tile when it is ready, so that a cluster that is held up takes fewer tiles.
 
-    The results are bit for bit those of any other order.
+    The results are the same bits as in any other order.
 
     Args:
         raster: Numbers the tiles, as in `PersistentTiles`.
-        stages: Tiles fetched ahead; two or more hide the fetch. With 0, a cluster takes its next tile when it has started all
-            loads of the one before: where tiles take unlike times, clusters then end together.
+        stages: How many tiles are fetched ahead; two or more hide the fetch. With 0, a cluster takes its next tile when it has
+            started all loads of the tile before. So clusters end together, even if tiles take different times.
 
     Raises:
         InputError: *stages* is no number of tiles.
@@ -46,7 +47,7 @@ class DynamicTiles(PersistentTiles):
     )
 
     def queue(self, dims: int) -> tuple[int, int]:
-        """As in `TileOrder`. The words: whether there is a tile, and its coordinates."""
+        """As in `TileOrder`. The words say whether there is a tile, and its coordinates."""
         return max(1, self.stages), 1 + dims
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
@@ -134,10 +135,10 @@ class FetchedTiles(TilesOfRole):
         return self._words_of(number, self.isa.select(number < self.numbers.total, 1, 0))
 
     def _take(self) -> Any:
-        """The next number: at first the cluster's own, then those from the counter, which begin behind these.
+        """The next number: the cluster's own number first, then numbers from the counter, which begin after the clusters' own.
 
         Each cluster goes on until it gets a number beyond the last tile. So as many numbers are taken from the counter as
-        there are tiles. The cluster that takes the last one sets the counter back to 0.
+        there are tiles. The cluster that takes the last of them sets the counter back to 0.
         """
         isa = self.isa
         last, taken, later = self.numbers.total - 1, isa.cells(0), self.taken[0]
@@ -164,7 +165,7 @@ class FetchedTiles(TilesOfRole):
         return self.isa.cluster_id + self.read[0] * self.isa.clusters
 
     def _without_data(self) -> Sequence[int]:
-        """What the next slot holds in the check, where clusters take tiles in turn."""
+        """The words of the next slot in the check, in which clusters take tiles in turn."""
         number = self._number_in_turn()
         return self._words_of(number, self.isa.select(number < self.numbers.total, 1, 0))
 
@@ -181,7 +182,7 @@ class FetchedTiles(TilesOfRole):
 
 
 GPC_WORDS = 12  # words with the GPC of each pair of neighbouring multiprocessors, 4 bits per pair
-WORDS = GPC_WORDS + 5  # the same, then one byte for the first position of each GPC and for the end of the last
+WORDS = GPC_WORDS + 5  # these words, then one byte for the first position of each GPC, and for the end of the last GPC
 MOST_GPCS = 16
 MOST_CLUSTERS = 255  # positions are bytes
 COUNTERS = MOST_GPCS + 1  # positions claimed of each GPC, and clusters that have claimed one
@@ -237,7 +238,7 @@ def _packed(values: Sequence[int], bits: int) -> list[int]:
 # The multiprocessors of a GPU lie in GPCs (eight of 16 or 18 on an H200), each with a path of its own to L2. Reads of
 # the same lines by multiprocessors of one GPC, at about the same time, reach L2 as one. So the clusters of a GPC
 # should work on tiles that share operands. But the hardware distributes clusters over the GPCs in turn, starting
-# anywhere. Here each cluster first claims a position, among those kept for the GPC that it runs on:
+# anywhere. So each cluster first claims a position, of the positions that are kept for its GPC:
 #
 # positions   0 1 2 3 4 5 6 7 | 8 9 10 11 12 13 14 15 | 16 ...
 # GPC         0                 1                       2
@@ -251,9 +252,9 @@ def _packed(values: Sequence[int], bits: int) -> list[int]:
 class GpcTiles(PersistentTiles):
     """Static persistent order as `PersistentTiles`, in which clusters of one GPC take tiles with consecutive numbers.
 
-    Use it with clusters along n, (1, 2): a is then multicast, and with ``Grouped(8)`` the eight clusters of a GPC load the
-    same columns of b. It costs an atomic operation before the first load (some 0.7 us) and one more warp per CTA. The results
-    are bit for bit those of any other order.
+    Use it with clusters along n, (1, 2): then a is multicast, and with ``Grouped(8)`` the eight clusters of a GPC load the
+    same columns of b. It costs an atomic operation before the first load (some 0.7 us) and one more warp in each CTA. The
+    results are the same bits as in any other order.
 
     Args:
         raster: Numbers the tiles, as in `PersistentTiles`.
@@ -262,7 +263,7 @@ class GpcTiles(PersistentTiles):
     launch_words = WORDS
 
     def queue(self, dims: int) -> tuple[int, int]:
-        """As in `TileOrder`. The word: the position."""
+        """As in `TileOrder`. The word is the position."""
         return 1, 1
 
     def launch_numbers(
@@ -375,20 +376,21 @@ MOST_CTAS, MOST_THREADS = 32, 2048  # of a multiprocessor (CUDA programming guid
 
 @attrs.frozen
 class GridTiles(PersistentTiles):
-    """Each cluster takes one tile or a few, and the hardware starts clusters in the order of the tiles' numbers as others end.
+    """Each cluster takes one tile or a few. The hardware starts clusters in the order of the tiles' numbers, whenever others
+    end.
 
-    Several CTAs share a multiprocessor: one loads while another computes or stores. So rings have few slots (`stages`). For
-    kernels that the memory bounds: the tiles in flight lie close together, which keeps few DRAM pages open. What is loaded
-    once a CTA is loaded for each cluster's tiles.
+    Several CTAs share a multiprocessor: one loads while another computes or stores. So rings have few slots (`stages`). It is
+    for kernels that the memory bounds, since the tiles in flight lie close together, which keeps few DRAM pages open. What a
+    CTA loads once, each cluster loads once for its tiles.
 
     Args:
         raster: Numbers the tiles, as in `PersistentTiles`.
-        ctas: CTAs that share a multiprocessor: no more do, shared memory and threads must be enough for so many, and the
-            compiler is told to spare registers for them. None: as many as shared memory, registers and threads allow; of
-            kernels with wgmma one, which has all registers. Where several of these share them, none sets its own, so
-            accumulators are small. Not with `Role(registers=)`, by which one CTA has all.
-        each: Neighbouring tiles that a cluster takes, one after another: with as many slots, the next tile is loaded while a
-            tile is computed, and a load per CTA serves all of them.
+        ctas: How many CTAs share a multiprocessor. No more do. Shared memory and threads must be enough for all of them, and
+            the compiler is told to spare registers for them. None: as many as shared memory, registers and threads allow; but
+            one for kernels with wgmma, which then has all registers. If several CTAs with wgmma share the registers, no role
+            sets its own number, so accumulators must be small. Not with `Role(registers=)`, which needs all registers.
+        each: How many neighbouring tiles a cluster takes, one after another. With as many slots, the next tile is loaded while
+            a tile is computed, and what a CTA loads once serves all of them.
 
     Raises:
         InputError: For any other value.
@@ -418,13 +420,13 @@ class GridTiles(PersistentTiles):
         return [self.spans(tiles)]
 
     def room(self, arch: str) -> int | None:
-        """As in `TileOrder`: a share of a multiprocessor's."""
+        """As in `TileOrder`: the CTA's share of a multiprocessor's shared memory."""
         if self.ctas is None:
             return None
         return (arch_named(arch).smem + SM_RESERVED) // self.ctas // 128 * 128 - SM_RESERVED
 
     def check_plan(self, plan: Plan) -> None:
-        """As in `TileOrder`: so many CTAs find room."""
+        """As in `TileOrder`: *ctas* CTAs must fit on a multiprocessor."""
         room = self.room(plan.arch)
         if self.ctas is None or self.ctas == 1 or room is None:
             return
@@ -442,7 +444,7 @@ class GridTiles(PersistentTiles):
             raise InputError("GridTiles(ctas)", self.ctas, rule, f"use {most}, fewer stages or a smaller tile")
 
     def smem_bytes(self, plan: Plan) -> int:
-        """As in `TileOrder`: so many that no more CTAs fit."""
+        """As in `TileOrder`: enough that no more than *ctas* CTAs fit on a multiprocessor."""
         room = self.room(plan.arch)
         return plan.smem_bytes if room is None else max(plan.smem_bytes, room)
 
@@ -452,7 +454,8 @@ class GridTiles(PersistentTiles):
 
 
 class _Span(NumberedTiles):
-    """The tiles of a cluster, of which there is one for each span. A single tile takes no loop, so a CTA loads it early."""
+    """The tiles of a cluster, if there is one cluster for each span of tiles. A single tile takes no loop, so that a CTA loads
+    it early."""
 
     order: GridTiles
 

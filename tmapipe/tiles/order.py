@@ -1,4 +1,5 @@
-"""TileOrder: what a tile scheduler supplies for planning, launching and running; the axes of the grid; queues of tiles."""
+"""`TileOrder`, the base of tile schedulers: what each of them supplies for planning, launching and running. Also the axes of
+the grid, and queues of tiles."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tmapipe.store_pipeline import StoreStage
 
 
 class Axis(NamedTuple):
-    """A dimension of the grid: the one at `place` of the tensor of `stage`, in tiles of `elements`."""
+    """A dimension of the grid: dimension number `place` of the tensor of `stage`, divided into tiles of `elements`."""
 
     stage: str
     place: int
@@ -34,13 +35,13 @@ class Axis(NamedTuple):
 
 
 def axes_of(declared: Declarations, over: str | None) -> dict[str, Axis]:
-    """The axes of the grid by dimension, the last one varying fastest.
+    """The axes of the grid by dimension. The last axis varies fastest.
 
     Args:
-        over: Names of its dimensions; by default those of the first store, else of the first load.
+        over: Names of the grid's dimensions; by default the dimensions of the first store, or else of the first load.
 
     Raises:
-        InputError: There is no stage, or none with such a dimension.
+        InputError: There is no stage, or no stage has such a dimension.
     """
     parts: dict[str, LoadStage | StoreStage] = {**declared.stores, **declared.loads}
     if not parts:
@@ -53,7 +54,7 @@ def axes_of(declared: Declarations, over: str | None) -> dict[str, Axis]:
     if over is not None and (
         not isinstance(over, str) or not dims or len(set(dims)) < len(dims) or set(dims) - set(known)
     ):
-        rule = f"names different dimensions of stages ({', '.join(known)})"
+        rule = f"must name different dimensions of stages ({', '.join(known)})"
         raise InputError("Schedule.over", over, rule, 'e.g. over = "m n"')
     return {dim: known[dim] for dim in dims}
 
@@ -78,12 +79,12 @@ def check_axes(declared: Declarations, over: str | None) -> None:
             raise InputError(argument, axis, rule, "name one of them")
     for loaded, load in declared.loads.items():
         if load.result is not None and (missing := [dim for dim in axes if dim not in load.result.dims]):
-            rule = f"is of a tensor with all dimensions of the grid ({', '.join(axes)}): else two output tiles share it"
+            rule = f"must have all dimensions of the grid ({', '.join(axes)}), or two output tiles would share it"
             fix = f"add {' '.join(missing)}, or set over="
             raise InputError(f"{loaded}.of_result", " ".join(load.result.dims), rule, fix)
     for name, store in declared.stores.items():
         if store.overwrites and (missing := [dim for dim in axes if dim not in store.dims]):
-            rule = f"is of all dimensions of the grid ({', '.join(axes)}): else another output tile loads what this one stores"
+            rule = f"must have all dimensions of the grid ({', '.join(axes)}), or a tile would load what another one stores"
             raise InputError(f"{name}.in_place", " ".join(store.dims), rule, f"add {' '.join(missing)}, or set over=")
 
 
@@ -98,7 +99,7 @@ def check_rows(declared: Declarations, axes: Mapping[str, Axis], shapes: Mapping
     for dim, name in rows_of(declared, axes).items():
         axis, ctas = axes[dim], declared.cluster.get(dim, 1)
         if shapes[axis.stage][axis.place] > axis.elements * ctas:
-            rule = f"has at most {ctas} x {axis.elements} elements along {dim}: {name} reduces them over {ctas} CTAs"
+            rule = f"must have at most {ctas} x {axis.elements} elements along {dim}, since {name} reduces over {ctas} CTAs"
             raise InputError(f"{axis.stage}.shape", shapes[axis.stage], rule, "use a larger tile or cluster")
 
 
@@ -107,7 +108,9 @@ def rows_of(declared: Declarations, axes: Mapping[str, Axis]) -> dict[str, str]:
     names = {}
     for name, group in _groups(declared).items():
         for dim in group.axes if name in declared.scratches else ():
-            if dim in axes and not group.ctas:  # the plan refuses others; blocks of CTAs each have rows of their own
+            if (
+                dim in axes and not group.ctas
+            ):  # the plan refuses other axes; with `ctas`, each block of CTAs has its own rows
                 names[dim] = name
     return names
 
@@ -138,26 +141,26 @@ def check_relations(declared: Declarations) -> None:
 
 # ---- order -----------------------------------------------------------------------------------------------------------
 #
-# TileOrder: what a tile scheduler supplies for planning, launching and running; TilesOfRole: the tiles of one warp.
+# `TileOrder` is a tile scheduler; `TilesOfRole` has the tiles of one CTA in one warp.
 
 
 class TileOrder:
     """Base of the tile schedulers."""
 
     launch_words = 0  #: words that a launch hands to the kernel besides the number of clusters
-    bounded: tuple[str, ...] = ()  #: dimensions along which its tiles have bounds of their own
-    in_parts = False  #: whether its tiles are parts of a sum, which something else has to add; they are for no teams
-    lower = False  #: whether it gives only tiles at and below the diagonal of the last two dimensions
-    without_steps = False  #: whether some of these parts may have no steps
-    table: str | None = None  #: the name of the `Table` that it reads
-    input_dims = output_dims = "l "  #: a GEMM's dimensions before m, of what has its rows: inputs, and outputs
+    bounded: tuple[str, ...] = ()  #: dimensions along which tiles have their own bounds
+    in_parts = False  #: whether tiles are parts of a sum, which something else adds; then roles have one team
+    lower = False  #: whether there are only tiles at and below the diagonal of the last two dimensions
+    without_steps = False  #: whether some parts may have no steps
+    table: str | None = None  #: the name of the `Table` that the order reads
+    input_dims = output_dims = "l "  #: a GEMM's dimensions before m, of inputs and of outputs
 
     def of_rows(self, rows: int) -> TileOrder:
         """This order for output tiles of *rows* rows along m."""
         return self
 
     def relations(self, declared: Declarations, given: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        """What its tiles say of extents, besides what the schedule has *given*."""
+        """The relations of extents that this order needs, besides the schedule's relations *given*."""
         return ()
 
     def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
@@ -166,12 +169,13 @@ class TileOrder:
     def grid(
         self, axes: dict[str, Axis], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Numbers of tiles by dimension.
+        """How many tiles there are along each dimension.
 
         Args:
             axes: The dimensions of the grid.
-            extent: Of a tensor's i-th dimension (elements), on the host or in the kernel.
-            cluster: CTAs by dimension.
+            extent: ``extent(stage, i)`` is the extent of the tensor's dimension number i (elements), on the host or in the
+                kernel.
+            cluster: How many CTAs a cluster has along each dimension.
         """
         return {dim: ceil_div(extent(axis.stage, axis.place), axis.elements) for dim, axis in axes.items()}
 
@@ -185,16 +189,16 @@ class TileOrder:
         """How many clusters to launch, then `launch_words` words for the kernel.
 
         Args:
-            tiles: Clusters that can work at once, as `clusters` says.
-            resident: Clusters that fit on the device at once.
-            cluster_size: CTAs of a cluster.
-            gpcs: Tells the device's multiprocessors by GPC.
+            tiles: How many clusters can work at once, as `clusters` says.
+            resident: How many clusters fit on the device at once.
+            cluster_size: How many CTAs a cluster has.
+            gpcs: Returns the device's multiprocessors by GPC.
         """
         return [min(tiles, resident)]
 
     def spans(self, tiles: int) -> int | None:
-        """How many clusters run, for so many that can work at once, if the order says that; None: any number of them share
-        the tiles."""
+        """How many clusters run, if *clusters* can work at once and the order fixes their number. None: any number of clusters
+        share the tiles."""
         return None
 
     def room(self, arch: str) -> int | None:
@@ -209,7 +213,7 @@ class TileOrder:
         return plan.smem_bytes
 
     def least_ctas(self) -> int:
-        """CTAs that are to find registers on a multiprocessor."""
+        """How many CTAs must find registers on a multiprocessor."""
         return 1
 
     def clusters(self, grid: dict[str, int], cluster: Mapping[str, int]) -> int:
@@ -217,12 +221,12 @@ class TileOrder:
         raise NotImplementedError
 
     def divisors(self, grid: dict[str, Any], cluster: Mapping[str, int], clusters: Any) -> dict[str, Any]:
-        """The numbers that the order divides by, by name; on the host, or in the kernel.
+        """The numbers by which the order divides, by name; on the host, or in the kernel.
 
         Args:
-            grid: Tiles by dimension, none of them 0.
-            cluster: CTAs by dimension.
-            clusters: How many were launched.
+            grid: How many tiles there are along each dimension, none of them 0.
+            cluster: How many CTAs a cluster has along each dimension.
+            clusters: How many clusters were launched.
         """
         raise NotImplementedError
 
@@ -237,19 +241,19 @@ class TilesOfRole(Carried):
     order: TileOrder
 
     def begin(self) -> None:
-        """Before the first tile, in the scheduler warp: what takes no longer than the initialization of the barriers."""
+        """Called before the first tile, in the scheduler warp. It takes no longer than the initialization of the barriers."""
 
     def each(self, body: Callable[[Tile], None]) -> None:
         """Runs *body* once per tile."""
         raise NotImplementedError
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
-        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for the others."""
-        rule = "gives parts to whole CTAs, not to teams"
+        """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for the other tiles."""
+        rule = "hands parts to whole CTAs, so a role cannot have teams"
         raise InputError(type(self.order).__name__, teams, rule, "use a role of one team")
 
     def finish(self) -> None:
-        """After the last tile. Nothing is in flight where every CTA computes its tiles by itself."""
+        """Called after the last tile. It does nothing if every CTA computes by itself which tiles it takes."""
 
 
 # ---- queue -----------------------------------------------------------------------------------------------------------
@@ -342,14 +346,14 @@ class QueueEnd(Carried):
 
 # ---- declared --------------------------------------------------------------------------------------------------------
 #
-# What the order of output tiles adds to a schedule's declarations.
+# An order of tiles adds to a schedule's declarations: bounds of tiles, a scheduler's role, a queue.
 
 
 def with_order(schedule: Any, declared: Declarations) -> Declarations:
-    """*declared*, with what the order of tiles has of its own: bounds, a role, a queue.
+    """*declared*, with the parts that the order of tiles adds: bounds, a role, a queue.
 
     Raises:
-        InputError: For attributes of the schedule that are not what they should be.
+        InputError: Attributes of the schedule, such as `tiles`, `over` or `cluster`, are wrong.
     """
     if not isinstance(schedule.tiles, TileOrder):
         fix = "e.g. PersistentTiles()"

@@ -21,7 +21,7 @@ from tmapipe.tiles.order import Axis, TileOrder, TilesOfRole
 # Rasters: how the tiles of one output matrix are numbered, so that CTAs at work together share operands in L2.
 #
 # A raster maps the numbers 0 .. rows * columns - 1, one to one, to (row, column) in a matrix of tiles, in units of
-# clusters; `Triangle` those up to about half as many, to the tiles at and below the diagonal. All rasters go through
+# clusters. (`Triangle` has about half as many numbers, for the tiles at and below the diagonal.) All rasters go through
 # the matrix in bands of some rows (or columns), one band after another. They differ in how they go through a band.
 
 
@@ -45,11 +45,11 @@ class Grouped:
     lower = False
 
     def count(self, rows: Any, columns: Any) -> Any:
-        """How many tiles are numbered of a matrix of so many *rows* and *columns* of tiles."""
+        """How many tiles are numbered in a matrix of *rows* x *columns* tiles."""
         return rows * columns
 
     def divisors(self, rows: Any, columns: Any) -> dict[str, Any]:
-        """The numbers that `coordinates` divides by, by name, for a matrix of so many rows and columns."""
+        """The numbers by which `coordinates` divides, by name, for a matrix of *rows* x *columns* tiles."""
         if self.rows == 1:
             return {"band": columns}
         return {"band": self.rows * columns, "last rows": (rows - 1) % self.rows + 1}
@@ -58,11 +58,11 @@ class Grouped:
         """(row, column) of tile number *index* in a matrix of *rows* x *columns* tiles.
 
         Args:
-            isa: The backend that computes it.
-            by: The divisors that `divisors` named.
-            rows: Of tiles, in units of clusters.
-            columns: The same along n.
-            index: From 0 to `count` - 1.
+            isa: The backend that computes the coordinates.
+            by: The divisors that `divisors` has named.
+            rows: How many rows of tiles the matrix has, in units of clusters.
+            columns: How many columns of tiles it has, in units of clusters.
+            index: The tile's number, from 0 to `count` - 1.
         """
         if isinstance(columns, int) and columns == 1:
             return index, 0
@@ -104,7 +104,7 @@ class Backwards(Grouped):
     first.
 
     Args:
-        rows: Rows of a band.
+        rows: How many rows a band has.
     """
 
     def coordinates(self, isa: Isa, by: dict[str, Any], rows: Any, columns: Any, index: Any) -> tuple[Any, Any]:
@@ -201,7 +201,7 @@ class Triangle(Grouped):
 
 
 def _folded(rows: Any) -> tuple[Any, Any, Any]:
-    """(rows, columns) of the rectangle that the triangle of so many rows is folded to, and how many rows more that is."""
+    """(rows, columns) of the rectangle to which a triangle of *rows* rows is folded, and by how many rows it is larger."""
     more = 1 - rows % 2
     return rows + more, (rows + 1) // 2, more
 
@@ -249,13 +249,13 @@ def _hilbert(isa: Isa, bits: int, index: Any) -> tuple[Any, Any]:
 class PersistentTiles(TileOrder):
     """Static persistent order: cluster c of C takes the tiles c, c + C, c + 2C, ... of the grid.
 
-    The grid is that of the schedule's output, in units of clusters, rounded up. So a CTA may get tiles that lie wholly
-    outside: their loads give zeros, and their stores write nothing.
+    The grid has the tiles of the schedule's output, in units of clusters, rounded up. So a CTA may get tiles that lie wholly
+    outside of the output. Loads of such tiles give zeros, and stores of them write nothing.
 
     Args:
-        raster: `Grouped`, `Snake`, `Backwards`, `Columns` or `Hilbert`; numbers the tiles along the last two dimensions, so
-            that CTAs at work together share operands in L2. Earlier (batch) dimensions vary slowest. `Triangle` leaves out
-            those above the diagonal, where a cluster's tiles together are square.
+        raster: `Grouped`, `Snake`, `Backwards`, `Columns` or `Hilbert`. It numbers the tiles along the last two dimensions, so
+            that CTAs at work together share operands in L2. Earlier (batch) dimensions vary slowest. `Triangle` leaves out the
+            tiles above the diagonal; a cluster's tiles together must then be square.
 
     Raises:
         InputError: *raster* is something else.
@@ -276,7 +276,7 @@ class PersistentTiles(TileOrder):
             raise InputError("tiles.raster", self.raster, rule, "e.g. a tile of 128 x 256 with cluster (2, 1)")
 
     def relations(self, declared: Declarations, given: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        """As in `TileOrder`: of the lower half of a matrix, that it is square."""
+        """As in `TileOrder`. With `Triangle`, the matrix must be square."""
         if not self.lower or not declared.stores:
             return ()
         *_, m, n = next(iter(declared.stores.values())).dims
@@ -413,7 +413,7 @@ def number_divisors(raster: Grouped, steps: dict[str, Any]) -> dict[str, Any]:
 
 
 def total_of(raster: Grouped, steps: dict[str, Any]) -> Any:
-    """How many tiles of a grid of so many a raster numbers."""
+    """How many tiles of a grid a raster numbers."""
     *outer, m, n = (1, *steps.values()) if len(steps) > 1 else (1, 1, *steps.values())
     total: Any = raster.count(m, n) if len(steps) > 1 else m * n
     for count in outer:
@@ -434,10 +434,10 @@ def count_entries(
     The lanes of a warp look at one entry each, 32 at a time.
 
     Args:
-        table: Its name.
-        count: Entries to look at.
-        holds: As of `Isa.ballot`.
-        without_data: What every entry is in the check, which has no data.
+        table: The table's name.
+        count: How many entries to look at.
+        holds: As for `Isa.ballot`.
+        without_data: The value of every entry in the check, which has no data.
     """
     counted = isa.cells(0)
 

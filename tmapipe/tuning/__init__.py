@@ -45,14 +45,14 @@ Parameters = dict[str, Any]
 
 @attrs.frozen
 class Choice:
-    """What was taken for one kind of call.
+    """The schedule that was chosen for one kind of call.
 
     Args:
-        schedule: Ready to be called.
-        parameters: What it was made of.
-        us: Time of a launch (microseconds); None: chosen without measuring.
-        timings: (parameters, timing) of what was timed at length, the fastest first.
-        refused: (parameters, why) of what could not be used.
+        schedule: The schedule, ready to be called.
+        parameters: The parameters from which it was made.
+        us: The time of a launch (microseconds); None: it was chosen without measuring.
+        timings: (parameters, timing) of the candidates that were timed at length, the fastest first.
+        refused: (parameters, reason) of the candidates that could not be used.
     """
 
     schedule: Schedule
@@ -70,21 +70,21 @@ def autotune(
     jobs: int | None = None,
     progress: bool = True,
 ) -> Callable[[Callable[..., Schedule]], AutoTuned]:
-    """Makes a kernel of a function that returns a schedule: a call measures which parameters are the fastest, once a kind of
-    tensors.
+    """Makes a kernel of a function that returns a schedule. The first call for each kind of tensors measures which parameters
+    are the fastest.
 
     Args:
-        space: Parameter of the function -> its values, the likely ones first.
-        key: From a call's tensors, what else the function is called with, such as ``lambda x: {"length": x.shape[1]}``. Calls
-            of equal keys, element types and numbers of dimensions share a choice. None: nothing else, and calls of equal
-            shapes do.
-        most: Candidates to try: the first ones that can be planned, in the order of the space, whose last parameter varies
+        space: The values of each parameter of the function, the likely values first.
+        key: A function of a call's tensors that returns further arguments for the decorated function, such as ``lambda x:
+            {"length": x.shape[1]}``. Calls of equal keys, element types and numbers of dimensions share a choice. None: there
+            are no further arguments, and calls of equal shapes share a choice.
+        most: How many candidates to try: the first that can be planned, in the order of the space, whose last parameter varies
             fastest.
-        jobs: Compiling processes; None: one per core, at most 16.
+        jobs: How many processes compile; None: one per core, at most 16.
         progress: Whether to show a progress bar.
 
     Raises:
-        InputError: For a space that is empty, or values that are none.
+        InputError: The space is empty, or has something other than values.
     """
     if not isinstance(space, Mapping) or not space or not all(isinstance(name, str) for name in space):
         raise InputError("autotune(space)", space, "is parameters with their values", 'e.g. {"warps": (4, 8)}')
@@ -99,16 +99,17 @@ def autotune(
 
 
 class AutoTuned:
-    """A function that makes schedules, as a kernel. Call it with tensors; `choice` says what was taken for them.
+    """A function that makes schedules, as a kernel. Call it with tensors; `choice` says which schedule was chosen for them.
 
-    On a GPU, each candidate is proved safe and compiled; those that are refused, unsafe, or keep registers in local memory
-    fall out. They are timed on the call's own tensors, with rests, in random order, on a cold L2 cache, and the outputs of
-    each must be those of the first one up to rounding. What was found is remembered on disk, by the function's source, the
-    key, the element types, the GPU and versions (`tmapipe.tuning.compiling`). Elsewhere the one is
-    taken that a model expects to be the fastest (`lost`).
+    On a GPU, each candidate is proved safe and compiled. Candidates are dropped that are refused, unsafe, or keep registers in
+    local memory. The others are timed on the call's own tensors, with rests, in random order, on a cold L2 cache. Their
+    outputs must be those of the first candidate, up to rounding. The result is remembered on disk, by the function's source,
+    the key, the element types, the GPU and versions (`tmapipe.tuning.compiling`). Without a GPU, the candidate is chosen that
+    a model expects to be the fastest (`lost`).
 
     Args:
-        make, space, key, most, jobs, progress: As of `autotune`, of the function `make`.
+        make: The function.
+        space, key, most, jobs, progress: As in `autotune`.
 
     Raises:
         InputError: *make* cannot be called.
@@ -131,10 +132,10 @@ class AutoTuned:
         self.choices: dict[Any, Choice] = {}
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """Runs, as `Schedule.__call__` does, the fastest schedule for these tensors.
+        """Runs the fastest schedule for these tensors, as `Schedule.__call__` does.
 
         Args:
-            tensors, out, named: As of a call of the schedule.
+            tensors, out, named: As in a call of the schedule.
 
         Raises:
             InputError: No candidate takes these tensors.
@@ -143,7 +144,7 @@ class AutoTuned:
         return self.choice(*tensors, out=out, **named).schedule(*tensors, out=out, **named)
 
     def _fixed(self, tensors: Any, named: Any) -> Parameters:
-        """What the key says of a call."""
+        """The arguments that the key gives for a call."""
         arguments = {} if self.key is None else self.key(*tensors, **named)
         if not isinstance(arguments, Mapping):
             raise InputError(
@@ -152,10 +153,10 @@ class AutoTuned:
         return dict(arguments)
 
     def choice(self, *tensors: Any, out: Any = None, **named: Any) -> Choice:
-        """The choice for these tensors, which is measured now if it has not been.
+        """The choice for these tensors. It is measured now if it has not been measured before.
 
         Args:
-            tensors, out, named: As of a call of the schedule.
+            tensors, out, named: As in a call of the schedule.
         """
         given = [*tensors, *named.values(), *(() if out is None else (out,))]
         fixed = self._fixed(tensors, named)
@@ -167,14 +168,14 @@ class AutoTuned:
         return self.choices[problem]
 
     def candidates(self, *tensors: Any, out: Any = None, **named: Any) -> tuple[list[Parameters], dict[int, str]]:
-        """The parameters that are tried for these tensors, the ones first that a model expects to be the fastest (`lost`),
-        and, by number, why others are not. Needs no GPU.
+        """(the parameters that are tried for these tensors, why others are not tried, by number). The parameters that a model
+        expects to be the fastest (`lost`) come first. It needs no GPU.
 
         Args:
-            tensors, out, named: As of a call of the schedule.
+            tensors, out, named: As in a call of the schedule.
 
         Raises:
-            InputError: None can be taken for these tensors.
+            InputError: No parameters can be used for these tensors.
         """
         fixed = self._fixed(tensors, named)
         good: list[tuple[float, Parameters]] = []
@@ -263,13 +264,13 @@ class AutoTuned:
 
 
 def lost(plan: Plan, ctas: int | None = None) -> float:
-    """What a kernel that is bound by memory loses by the numbers of its plan, as a share of the time, by the model of rows
-    (`tmapipe.schedules.rowform`): too few bytes on their way to a multiprocessor, or so many that they lie far apart; too few
-    warps that compute there; too few elements of a thread, or so many that registers run out.
+    """What share of its time a kernel that is bound by memory loses, by the numbers of its plan and the model of rows
+    (`tmapipe.schedules.rowform`). It loses time if too few bytes are on their way to a multiprocessor, or so many that they
+    lie far apart; if too few warps compute there; and if a thread has too few elements, or so many that registers run out.
 
     Args:
-        plan: Of the schedule.
-        ctas: That share a multiprocessor; None: as many as have room.
+        plan: The schedule's plan.
+        ctas: How many CTAs share a multiprocessor; None: as many as have room.
     """
     target, threads = arch_named(plan.arch), WARP * plan.warps
     work = max(role.team_warps for role in plan.roles)
@@ -292,13 +293,13 @@ def lost(plan: Plan, ctas: int | None = None) -> float:
 def job_of(
     make: Callable[..., Schedule], parameters: Parameters, kinds: tuple[dict[str, str], dict[str, int]]
 ) -> tuple[Schedule, dict[str, str], dict[str, int]]:
-    """What a compiling process needs for one candidate: a `tmapipe.tuning.compiling.Job`."""
+    """The `tmapipe.tuning.compiling.Job` of one candidate, which a compiling process gets."""
     return make(**parameters), *kinds
 
 
 def differing(runs: Mapping[int, Run]) -> dict[int, str]:
-    """The runs that fail, or whose outputs differ from those of the first run that does not fail, with the reason. A run
-    returns its outputs."""
+    """The runs that fail, or whose outputs differ from the outputs of the first run that does not fail; each with the reason.
+    A run returns its outputs."""
     right: list[Any] | None = None
     wrong = {}
     for number, run in runs.items():

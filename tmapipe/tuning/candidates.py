@@ -129,8 +129,8 @@ def _whole(
 
 
 def _small(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """Of many small products several CTAs on a multiprocessor, each of which has one tile: their loads, matmuls and stores run
-    at once."""
+    """Candidates for many small products: several CTAs share a multiprocessor, and each has one tile, so that loads, matmuls
+    and stores of different CTAs run at once."""
     steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
     least = problem.batch < device.multiprocessors or problem.dtype.bytes != 2
     if least or problem.m > SMALL or problem.n > SMALL or steps > SMALL_STEPS:
@@ -149,9 +149,9 @@ def _small(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 
 def _in_one_box(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """For outputs of short k whose rows begin within sectors: where boxes of 64 columns end, two stores share one. Rows of
-    tiles are stored one after another, but by a ping-pong of 128 rows in bands of several (44740 x 27528 x 72: 1335 us, not
-    1626)."""
+    """Candidates whose tiles' rows are stored in one box, for outputs of short k whose rows begin within sectors. With boxes
+    of 64 columns, two stores would share the sector in which a box ends. Rows of tiles are stored one after another; only a
+    ping-pong of 128 rows stores them in bands of several (44740 x 27528 x 72: 1335 us, not 1626)."""
     k_bytes = problem.k * problem.dtype.bytes
     if problem.out.bytes != 2 or problem.rows_at[2] >= SECTOR or k_bytes > SHORT_K:
         return
@@ -210,8 +210,8 @@ def _sharing_k(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 
 def _fits(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
-    """Whether CTAs of a cluster can load equal shares, or one CTA all for few others, and none of them lies outside the output
-    as a whole."""
+    """Whether the CTAs of a cluster can load equal shares (or, if they are few, one CTA can load for all), and no CTA lies
+    wholly outside of the output."""
     shares = all(
         ctas <= WHOLE or asked(extent, ctas) < extent for extent, ctas in zip(tile, cluster[::-1], strict=True)
     )
@@ -230,8 +230,8 @@ def edge_boxes(rows: int, peers: int) -> int:
 
 
 def _spans(problem: Problem, plain: Candidate) -> list[int]:
-    """Further numbers of spans of k in a slot that are worth considering: for small tiles, whose slots take longer to hand
-    over than to multiply, and a long k."""
+    """Further numbers of spans of k in a slot that are worth a try, for a long k and small tiles: their slots take longer to
+    hand over than to multiply."""
     steps = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN)
     return [spans for spans in SPANS if LEAST_SLOTS * spans <= min(steps, plain.slots)]
 
@@ -245,9 +245,8 @@ def _rows(problem: Problem, m: int) -> int:
 def _pairs(
     tiles: dict[int, tuple[int, ...]], problem: Problem, along: str = "m", widest: int | None = None
 ) -> list[tuple[int, int]]:
-    """The *tiles* (m, n), whose accumulators have rows along *along*, and those between the narrowest and the widest of the
-    same rows that fit the output: no narrower ones make as few tiles. For wider outputs than *widest*, only the former.
-    """
+    """The *tiles* (m, n), whose accumulators have rows along *along*, and tiles between the narrowest and the widest of the
+    same rows that fit the output, if no narrower tile makes as few tiles. For outputs wider than *widest*, only *tiles*."""
     extent = problem.n if along == "m" else problem.m
     found = []
     for rows, columns in tiles.items():
@@ -328,12 +327,12 @@ def hinted(problem: Problem, hints: tuple[str | None, str | None]) -> tuple[str 
 def _outside(
     problem: Problem, device: Device, tile: tuple[int, int], cluster: tuple[int, int]
 ) -> tuple[tuple[str, Any], ...]:
-    """The option by which slots of (a, b) may hold anything of rows beyond the edge: where the engine would fill many with
-    zeros, and where loading boxes of 16 rows instead takes no longer than multiplying.
+    """The option by which slots of (a, b) may hold anything in rows beyond the edge, instead of zeros. It is for problems in
+    which the engine would fill many rows with zeros, and loading boxes of 16 rows instead takes no longer than multiplying.
 
-    A CTA's peers get the rows that it loads, so zeros cost as many times. Where only the last tiles have such rows, these must
-    take longer to load than to multiply, and be the slowest of few: 280 x 27344 x 27456 in tiles of 128 x 208 on clusters of
-    1 x 2 took 964 us, not 761.
+    A CTA's peers get the rows that it loads, so zeros cost as many times. If only the last tiles have such rows, they must
+    take longer to load than to multiply, and be the slowest of few tiles: 280 x 27344 x 27456 in tiles of 128 x 208 on
+    clusters of 1 x 2 took 964 us, not 761.
     """
     few = _clusters(problem, tile, cluster) * problem.batch <= FEW_WAVES * device.resident(cluster[0] * cluster[1])
     takes, loads = tile[0] * tile[1] * (SWIZZLE_SPAN // 2) / MACS, sum(tile) * ROW_CLOCKS
@@ -400,8 +399,8 @@ def ranked_dequant(
     zeros: bool = False,
     multiprocessors: int = 132,
 ) -> list[DequantForm]:
-    """Forms of `DequantGemm` for a product of *shape* (m, n, k), the fastest of the model first. Arguments as of
-    `choose_dequant`."""
+    """Forms of `DequantGemm` for a product of *shape* (m, n, k), the form that the model finds fastest first. The arguments
+    are those of `choose_dequant`."""
     m, n, k = shape
     if m <= SMALL_M:
         rows, spans = [ceil_div(m, 8) * 8], list(FEW_SPANS)
@@ -421,7 +420,8 @@ def ranked_dequant(
 def dequant_clocks(
     shape: tuple[int, int, int], form: DequantForm, weights: str, scaled: bool, multiprocessors: int = 132
 ) -> float:
-    """What *form* takes, by the model. scaled: whether weights have groups or zeros. Others: as of `ranked_dequant`."""
+    """How many clocks *form* takes, by the model. scaled: whether weights have groups or zeros. The other arguments are those
+    of `ranked_dequant`."""
     (m, n, k), ((tm, tn, tk), (_, across), parts) = shape, form
     bits = 4 if weights.endswith("int4") else 8
     kind = "int4" if bits == 4 else weights.split("_")[0]
@@ -455,14 +455,14 @@ def choose_dequant(
 
     Args:
         shape: (m, n, k) of the product.
-        weights: As of `DequantGemm`.
-        group: As of `DequantGemm`.
-        zeros: As of `DequantGemm`.
-        epilogue: As of `DequantGemm`.
-        multiprocessors: Of the device.
+        weights: As in `DequantGemm`.
+        group: As in `DequantGemm`.
+        zeros: As in `DequantGemm`.
+        epilogue: As in `DequantGemm`.
+        multiprocessors: How many multiprocessors the device has.
 
     Raises:
-        InputError: As `DequantGemm` raises it, or for a shape that is not three positive integers.
+        InputError: `DequantGemm` refuses the arguments, or *shape* is not three positive integers.
     """
     if not (isinstance(shape, (tuple, list)) and len(shape) == 3 and all(map(is_count, shape))):
         rule = "is (m, n, k), three positive integers"

@@ -57,9 +57,8 @@ def build_all(
     done: Callable[[Candidate, str], None] = lambda candidate, error: None,
     epilogue: Epilogue = PLAIN,
 ) -> tuple[dict[Candidate, Gemm], dict[Candidate, str]]:
-    """Schedules of the *candidates* that are safe and compile, and what went wrong with the others. Arguments as of
-    `compile_all`.
-    """
+    """Schedules of the *candidates* that are safe and compile, and the reasons why other candidates do not. The arguments are
+    those of `compile_all`."""
     made, errors = compiled(jobs_of(problem, candidates, epilogue), jobs, lambda i, error: done(candidates[i], error))
     return {candidates[i]: each for i, each in made.items()}, {candidates[i]: error for i, error in errors.items()}
 
@@ -121,11 +120,11 @@ def compile_each(
     *,
     spills: bool = True,
 ) -> dict[int, str]:
-    """Compiles what *jobs* make into *folder*; returns "" or what went wrong for each, by index.
+    """Compiles the schedules of *jobs* into *folder*. Returns for each index "", or what went wrong.
 
     Args:
-        processes: As many; None: one per core, at most 16.
-        done: Called with each index and "" or what went wrong.
+        processes: How many processes compile; None: one per core, at most 16.
+        done: Called with each index and "", or what went wrong.
         spills: Whether a kernel may keep registers in local memory.
     """
     processes = max(1, min(processes or os.cpu_count() or 1, 16, len(jobs)))
@@ -161,8 +160,8 @@ def compiled(
     *,
     spills: bool = True,
 ) -> tuple[dict[int, AnySchedule], dict[int, str]]:
-    """By index: the schedules of the jobs that succeed, ready to be launched, and what went wrong with the others. Arguments
-    as of `compile_each`."""
+    """By index: the schedules of the jobs that succeed, ready to be launched, and what went wrong with the other jobs. The
+    arguments are those of `compile_each`."""
     with tempfile.TemporaryDirectory(prefix="tmapipe-") as name:
         errors = compile_each(jobs, folder := Path(name), processes, done, spills=spills)
         made = {i: ready(jobs[i], folder, i) for i in range(len(jobs)) if not errors[i]}
@@ -228,7 +227,7 @@ def _import_tvm_ffi() -> None:
 
 
 def main() -> None:
-    """What a compiling process does."""
+    """Runs in a compiling process: compiles the jobs from standard input, and writes a line for each."""
     said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     share, folder, spills = pickle.load(sys.stdin.buffer)
@@ -305,13 +304,13 @@ def store(problem: Problem, gpu: str, entry: Entry, epilogue: Epilogue = PLAIN) 
 
 
 def keep(name: str, gpu: str, found: dict[str, Any]) -> Path:
-    """Adds or replaces what is kept under this name, of which values are JSON. Errors as of `store`."""
+    """Adds or replaces the entry of this name. Its values are JSON. Errors are those of `store`."""
     facts = {"gpu": gpu, "name": name, "version": tmapipe.__version__, "found": found}
     return disk.put(KIND, _file(name, gpu), facts)
 
 
 def recall_entry(name: str, gpu: str) -> dict[str, Any] | None:
-    """What `keep` has under this name for a GPU; None if nothing."""
+    """The entry that `keep` has written under this name for a GPU; None if there is none."""
     kept = disk.recall(KIND, _file(name, gpu))
     if kept is None:
         return None
@@ -320,16 +319,16 @@ def recall_entry(name: str, gpu: str) -> dict[str, Any] | None:
 
 
 def export_tuned(path: str | os.PathLike[str]) -> int:
-    """Writes what tuning has found on this machine to a file, for `import_tuned`.
+    """Writes all results of tuning on this machine to a file, for `import_tuned`.
 
     Args:
-        path: Of the file, which is JSON.
+        path: The file, which is JSON.
 
     Raises:
-        InputError: It cannot be written.
+        InputError: The file cannot be written.
 
     Returns:
-        How many entries.
+        How many entries it has.
     """
     _check_path("export_tuned(path)", path)
     kept = [found[0] for name in disk.names(KIND) if (found := disk.recall(KIND, name)) is not None]
@@ -343,17 +342,18 @@ def export_tuned(path: str | os.PathLike[str]) -> int:
 
 
 def import_tuned(path: str | os.PathLike[str]) -> int:
-    """Keeps what `export_tuned` has written, perhaps elsewhere, in the place of what is kept for the same problems.
+    """Keeps the entries that `export_tuned` has written, perhaps on another machine. They replace entries for the same
+    problems.
 
     Args:
-        path: Of the file.
+        path: The file.
 
     Raises:
-        InputError: It is no such file.
+        InputError: The file was not written by `export_tuned`.
         OSError: An entry cannot be kept.
 
     Returns:
-        How many entries.
+        How many entries it has.
     """
     _check_path("import_tuned(path)", path)
     try:

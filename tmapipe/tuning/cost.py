@@ -155,7 +155,7 @@ class Work(
 
 
 def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
-    """What *candidate* does."""
+    """What *candidate* does, in numbers."""
     (m, n), (along_m, along_n) = candidate.tile, candidate.cluster
     rows, columns = candidate.accumulators
     pingpong = candidate.schedule == "PingPong"
@@ -193,13 +193,13 @@ def _short(problem: Problem, candidate: Candidate) -> float:
 
 
 def _lines(problem: Problem, candidate: Candidate) -> float:
-    """Bytes of the 128-byte lines that the rows of a tile touch in memory, over those of the rows."""
+    """The bytes of the 128-byte lines that the rows of a tile touch in memory, divided by the bytes of the rows."""
     width, rows_at = _rows_of(problem, candidate)
     return (width + LINE - math.gcd(width, rows_at)) / width
 
 
 def _ragged(problem: Problem, candidate: Candidate) -> float:
-    """Ends of boxes that are stored and lie within sectors of 32 bytes, over those of boxes of 128 bytes that all do."""
+    """How many ends of stored boxes lie within sectors of 32 bytes, relative to boxes of 128 bytes that all end so."""
     width, rows_at = _rows_of(problem, candidate)
     pitch = rows_at if candidate.in_parts else problem.pitch
     rows = 1 - pitch / SECTOR if pitch < SECTOR else float(rows_at < SECTOR)  # the part that begins within sectors
@@ -210,17 +210,18 @@ def _ragged(problem: Problem, candidate: Candidate) -> float:
 
 
 def _rows_of(problem: Problem, candidate: Candidate) -> tuple[int, int]:
-    """Bytes of a row of a tile that is stored, and what the bytes at which rows begin are multiples of, up to 128."""
+    """(bytes of a row of a stored tile, of what number the bytes at which rows begin are multiples, at most 128)."""
     size = 4 if candidate.in_parts else problem.out.bytes
     rows_at = math.gcd(LINE, problem.n * size) if candidate.in_parts else problem.rows_at[2]
     return min(candidate.tile[1], problem.n) * size, rows_at
 
 
 def _edges(problem: Problem, candidate: Candidate, clusters: float) -> tuple[float, float]:
-    """`boxes` and `zeros` of `Work`. The slowest of few CTAs has only tiles over the edge; of many, as many as the others.
+    """`boxes` and `zeros` of `Work`. If there are few CTAs, the slowest has only tiles over the edge; if there are many, it
+    has as many as the other CTAs.
 
     Args:
-        clusters: That follow one another on a CTA.
+        clusters: How many clusters follow one another on a CTA's multiprocessor.
     """
     boxes = zeros = 0.0
     outside = candidate.chosen.get("outside", ("zeros", "zeros"))
@@ -294,7 +295,7 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
 def estimates(
     problem: Problem, few: Sequence[Candidate], device: Device, constants: Constants = FITTED, *, fused: bool = False
 ) -> Any:
-    """The estimated times of *few* candidates: an array, in microseconds. Arguments as of `times`."""
+    """The estimated times of *few* candidates: an array, in microseconds. The other arguments are those of `times`."""
     return times(together(work(problem, candidate, device) for candidate in few), constants, fused=fused)
 
 
@@ -356,7 +357,7 @@ def _torn(pitch: Any, c: Constants) -> Any:
 
 
 def _longer(a: Any, b: Any, sharp: float) -> Any:
-    """About the longer one of two times that run at once."""
+    """About the longer of two times that run at once."""
     high, low = np.maximum(a, b), np.minimum(a, b)
     return high * (1 + (low / high) ** sharp) ** (1 / sharp)
 
@@ -391,12 +392,12 @@ class Method:
     """How long to measure.
 
     Args:
-        rounds: Each variant is measured once per round.
-        batch: Launches at a time.
+        rounds: Each variant is measured once in each round.
+        batch: How many launches are timed together.
         rest: Seconds of idle device before each batch.
         preheat: Seconds of load before the sustained rounds.
         hot: Seconds of each sustained batch.
-        seed: Of the order of the variants.
+        seed: The seed for the order of the variants.
     """
 
     rounds: int = 6
@@ -448,10 +449,10 @@ def rested(variants: Mapping[Name, Run], clock: Clock, method: Method) -> dict[N
 def screen(
     variants: Mapping[Name, Run], clock: Clock, keep: int, *, pinned: Iterable[Name] = (), seed: int = 0
 ) -> list[Name]:
-    """A short look at each of many configurations (0.1 s of rest, 8 launches), to leave out what is far behind.
+    """A short look at each of many variants (0.1 s of rest, 8 launches), to leave out those that are far behind.
 
-    Keeps the *keep* fastest, those within 1 % of these (at most as many again), and the *pinned* ones, in the order of
-    *variants*. Too coarse to report.
+    It keeps the *keep* fastest variants, those within 1 % of them (at most as many again), and the *pinned* variants, in the
+    order of *variants*. Its times are too coarse to report.
     """
     if len(variants) <= keep:
         return list(variants)

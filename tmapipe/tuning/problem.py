@@ -73,15 +73,15 @@ class Problem:
 
     Args:
         m, n, k, batch: Extents (elements).
-        dtype: Element type of a and b.
-        out: Element type of d.
+        dtype: The element type of a and b.
+        out: The element type of d.
         majors: The dimensions along which a and b are contiguous, as in `tmapipe.schedules.Gemm`.
-        aligned: What the bytes at which rows of a, b and d begin are multiples of: powers of 2, at most 128. None: their
-            rows lie next to each other. Rows that begin within lines of 128 bytes are read more slowly. A fourth number is
-            what the pitch of d's rows is a multiple of, if that is more than d's.
+        aligned: Of which numbers the bytes at which rows of a, b and d begin are multiples: powers of 2, at most 128. None:
+            their rows lie next to each other. Rows that begin within lines of 128 bytes are read more slowly. A fourth number,
+            if given, is the same for the pitch of d's rows; it is larger than the third.
 
     Raises:
-        InputError: An extent is no positive integer, or `out`, `majors` or `aligned` do not go with the rest.
+        InputError: An extent is no positive integer, or `out`, `majors` or `aligned` do not fit the other arguments.
     """
 
     m: int = attrs.field(validator=_positive)
@@ -137,7 +137,7 @@ class Problem:
 
     @functools.cached_property
     def rows_at(self) -> tuple[int, int, int]:
-        """What the bytes at which rows of a, b and d begin are multiples of, up to 128."""
+        """Of which numbers, at most 128, the bytes at which rows of a, b and d begin are multiples."""
         if self.aligned is not None:
             return self.aligned[0], self.aligned[1], self.aligned[2]
         sides = zip((self.m, self.n), self.majors, strict=True)
@@ -147,7 +147,7 @@ class Problem:
 
     @property
     def pitch(self) -> int:
-        """What the bytes between rows of d are a multiple of, up to 128."""
+        """Of which number, at most 128, the bytes between rows of d are a multiple."""
         return (self.aligned or self.rows_at)[-1]
 
     @property
@@ -187,11 +187,11 @@ class Device:
     """What the estimate knows of a GPU.
 
     Args:
-        name: As CUDA reports it.
-        multiprocessors: Number of SMs.
+        name: The name that CUDA reports.
+        multiprocessors: How many SMs it has.
         clusters: (CTAs of a cluster, clusters that are resident at once) for each size, as cudaOccupancyMaxActiveClusters
             reports them with one CTA per SM.
-        memory: GB/s of its memory: twice its clock, times the bytes of its bus.
+        memory: GB/s of its memory: twice the memory's clock, times the bytes of its bus.
 
     Raises:
         InputError: For any other value.
@@ -231,14 +231,16 @@ PLAIN = Epilogue()  #: none: the sums are stored
 
 
 def epilogue_dtypes(problem: Problem, epilogue: Epilogue) -> dict[str, DType]:
-    """Element types by stage name: of operands that do not say theirs, the result's; of such outputs, what a call makes."""
+    """Element types of an epilogue's tensors, by stage name. An operand that does not declare its type has the type of the
+    result; an output that does not has the type that a call gives it."""
     made = of_sums(problem.dtype.in_memory)
     dtypes = {name: kind.type_of(problem.out) for name, kind in epilogue.operands.items()}
     return dtypes | {name: kind.type_of(made) for name, kind in epilogue.outputs.items() if not kind.reduced}
 
 
 def epilogue_ranks(problem: Problem, epilogue: Epilogue) -> dict[str, int]:
-    """Dimensions of each tensor by stage name; of what is reduced, those of its parts."""
+    """How many dimensions each tensor of an epilogue has, by stage name. For a reduced output, the number of dimensions of its
+    parts."""
     batch = (problem.batch,) if problem.batch > 1 else ()
     ranks = {name: len(kind.shape(problem.m, problem.n, batch)) for name, kind in epilogue.operands.items()}
     return ranks | {name: 2 + len(batch) for name in epilogue.outputs}
@@ -286,7 +288,7 @@ def fingerprint(epilogue: Epilogue) -> str:
 
 
 def _operations(code: CodeType) -> Iterator[Any]:
-    """What a function does, but not where it is written."""
+    """The operations of a function, without where it is written."""
     yield code.co_code, code.co_names, code.co_varnames[: code.co_argcount]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -320,15 +322,15 @@ class Candidate:
     """A schedule as data.
 
     Args:
-        schedule: Name of a class in `tmapipe.schedules`.
+        schedule: The name of a class in `tmapipe.schedules`.
         tile: (m, n) elements of a CTA's output tile.
-        cluster: CTAs along (m, n), without those that share k.
-        options: (name, value) of what else it is built with: "stages" of operands; "store_stages", buffers of a warpgroup;
-            "order", a tile scheduler as ("Snake", 8), by GPC as ("Snake", 8, "gpc"); "l2_hints" and "outside", of (a, b);
-            "store_hint", the L2 hint of whole outputs; "columns", of the pieces in which they are stored; "promote"; "in_turn"
-            and "along", of the mainloop; "parts", of a split k, or CTAs of a cluster that share k, and then "clusters" of a
-            tile; "spans", of 128 bytes of k in a slot; "share", CTAs on a multiprocessor, one tile each.
-            These names are kept on disk.
+        cluster: How many CTAs lie along (m, n), without CTAs that share k.
+        options: (name, value) of the other arguments. These names are kept on disk. "stages": slots for operands.
+            "store_stages": buffers of a warpgroup. "order": a tile scheduler as ("Snake", 8), or by GPC as ("Snake", 8,
+            "gpc"). "l2_hints" and "outside": for (a, b). "store_hint": the L2 hint of whole outputs. "columns": of the pieces
+            in which they are stored. "promote". "in_turn" and "along": of the mainloop. "parts": how many parts a split k has,
+            or how many CTAs of a cluster share k; then "clusters": how many clusters a tile has. "spans": how many spans of
+            128 bytes of k a slot has. "share": how many CTAs share a multiprocessor, with one tile each.
     """
 
     schedule: str

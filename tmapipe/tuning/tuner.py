@@ -52,13 +52,13 @@ def ranked(
     most: int | None = None,
     epilogue: Epilogue | Callable[..., Any] | None = PLAIN,
 ) -> list[tuple[Candidate, float]]:
-    """The candidates that can be built with their estimated times (microseconds), the fastest first.
+    """The candidates that can be built, each with its estimated time (microseconds), the fastest first.
 
     Args:
         problem: What is to be computed.
-        device: The GPU to choose for.
-        most: Return only so many; None: all.
-        epilogue: What becomes of the sums, as of `tmapipe.schedules.Gemm`.
+        device: The GPU for which to choose.
+        most: Return at most this many; None: all.
+        epilogue: What is done with the sums, as in `tmapipe.schedules.Gemm`.
 
     Raises:
         InputError: For any other value.
@@ -87,18 +87,20 @@ def choose(
     epilogue: Epilogue | Callable[..., Any] | None = None,
     look: int | None = None,
 ) -> Gemm:
-    """The schedule that should be the fastest for *problem*, by estimate, and by a look at a few where that is unsure.
+    """The schedule that should be the fastest for *problem*, by estimate; if the estimate is unsure, a few candidates are
+    measured.
 
     Args:
-        problem: E.g. ``Problem.of(a, b, d)``, which knows how far apart rows of the three lie.
-        device: The GPU to choose for.
-        epilogue: As of `tmapipe.schedules.Gemm`.
-        look: Up to so many candidates that differ, whose estimates are within 10 %, are compiled and measured on this
-            machine's GPU, once: what was found is remembered on disk, as by `tune`. None: 4 where *device* is this machine's
-            GPU; else 1, which runs nothing and needs no GPU.
+        problem: E.g. ``Problem.of(a, b, d)``, which knows how far apart rows of the three tensors lie.
+        device: The GPU for which to choose.
+        epilogue: As in `tmapipe.schedules.Gemm`.
+        look: How many different candidates are compiled and measured on this machine's GPU, at most, if their estimates are
+            within 10 %. That is done once; the result is remembered on disk, as by `tune`. None: 4 if *device* is this
+            machine's GPU; otherwise 1, which runs nothing and needs no GPU.
 
     Raises:
-        InputError: No candidate can be built for the problem's types or with that epilogue, or TMA does not take its rows.
+        InputError: No candidate can be built for the problem's types or with the epilogue, or TMA does not take the problem's
+            rows.
         MissingGpuError: There is something to measure, and no GPU.
     """
     if look is not None and not is_count(look):
@@ -117,14 +119,15 @@ def choose(
 
 
 def _is_here(device: Device) -> bool:
-    """Whether the program uses this GPU: the present one of torch, which is not imported for it."""
+    """Whether *device* is the GPU that this program uses, which is torch's current GPU. Torch is not imported for that."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_available() and torch.cuda.get_device_name() == device.name
 
 
 def unsure(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
-    """Up to *most* candidates whose estimates are close to the least, which is the first: those of other tiles or parts of k
-    before the same as a ping-pong, say. Of pairs of `random_views`, 8 of 106 such differ by 5 %, of others 38 %.
+    """Up to *most* candidates whose estimates are close to the least estimate; that candidate comes first. Candidates of other
+    tiles or parts of k come before, say, the same candidate as a ping-pong. (Of pairs of `random_views`, 8 of 106 such
+    candidates differ by 5 %, and 38 % of others.)
 
     Raises:
         InputError: As `choose`.
@@ -159,7 +162,7 @@ def _check(problem: Any, device: Any) -> None:
 
 
 def likely(problem: Problem, device: Device, most: int, epilogue: Epilogue = PLAIN) -> list[Candidate]:
-    """The *most* candidates of the least estimated time, at least one.
+    """The *most* candidates of the least estimated times, at least one.
 
     Raises:
         InputError: As `choose`.
@@ -185,17 +188,17 @@ def choose_conv(
     epilogue: Epilogue | Callable[..., Any] | None = None,
     tf32: bool = False,
 ) -> Conv:
-    """The `Conv` that should be the fastest for *x* and *f*, by estimate. Needs no GPU and runs nothing.
+    """The `Conv` that should be the fastest for *x* and *f*, by estimate. It needs no GPU and runs nothing.
 
     Args:
         x: Images [n, h, w, c], of one to three dimensions beside n and c; a torch tensor or NumPy array.
-        f: [o, r, s, c].
-        windows: Of the convolution.
-        device: The GPU to choose for.
-        epilogue, tf32: As of `tmapipe.schedules.Conv`.
+        f: Filters [o, r, s, c].
+        windows: The windows of the convolution.
+        device: The GPU for which to choose.
+        epilogue, tf32: As in `tmapipe.schedules.Conv`.
 
     Raises:
-        InputError: The shapes or types do not fit, or no candidate can be built with that epilogue.
+        InputError: The shapes or types do not fit, or no candidate can be built with the epilogue.
     """
     check_type("windows", windows, Windows, "e.g. Windows((3, 3))")
     check_type("device", device, Device, "leave it out, or see tmapipe.tuning.Device")
@@ -265,14 +268,14 @@ WITHIN_8_BITS = 0.1  # of fp8 outputs: e5m2 rounds to 6 %
 
 @attrs.frozen
 class Tuned:
-    """What `tune` found.
+    """The result of `tune`.
 
     Args:
-        schedule: The fastest, ready to be called.
-        candidate: What it was built from.
-        us: Time of a launch (microseconds).
+        schedule: The fastest schedule, ready to be called.
+        candidate: The candidate from which it was built.
+        us: The time of a launch (microseconds).
         timings: The candidates that were timed at length, the fastest first.
-        refused: Candidates that could not be used, with the reason.
+        refused: The candidates that could not be used, with the reason.
     """
 
     schedule: Gemm
@@ -295,17 +298,17 @@ def tune(
     """The fastest schedule for *problem* by measurement on *device*, or from the cache on disk.
 
     Each of the *most* candidates of the least estimated time is proved safe and compiled. Its result on random normal data is
-    compared with torch's (with NumPy's if there is an epilogue). Launches are timed as `tmapipe.tuning.cost` says, with a
-    cold L2 cache.
+    compared with torch's (with NumPy's if there is an epilogue). Launches are timed as `tmapipe.tuning.cost` says, with a cold
+    L2 cache.
 
     Args:
         problem: E.g. ``Problem.of(a, b)``.
-        most: Candidates to try.
-        jobs: Compiling processes; None: one per core, at most 16.
+        most: How many candidates to try.
+        jobs: How many processes compile; None: one per core, at most 16.
         again: Whether to measure even if the cache knows the problem.
         progress: Whether to show a progress bar.
-        device: As torch names it.
-        epilogue: As of `tmapipe.schedules.Gemm`.
+        device: The device, by its name in torch.
+        epilogue: As in `tmapipe.schedules.Gemm`.
 
     Raises:
         MissingGpuError: There is no GPU.
@@ -335,7 +338,8 @@ def compared(
     device: str = "cuda",
     epilogue: Epilogue = PLAIN,
 ) -> Tuned:
-    """The fastest of *few*, or of as many, from the cache on disk; else as `tune`. look: how many were wanted, at most."""
+    """The fastest of *few* candidates, from the cache on disk if it has the best of at least as many; otherwise measured as
+    `tune` does. look: how many candidates were wanted, at most."""
     _need_gpu()
     import torch
 
@@ -367,8 +371,8 @@ def _need_gpu() -> None:
 
 
 def recall(problem: Problem, gpu: str, epilogue: Epilogue, tried: int = 1) -> Tuned | None:
-    """What the cache has for *problem*, the best of at least *tried* candidates, if it can still be built: the file may be
-    older than the schedules."""
+    """The cached result for *problem*, the best of at least *tried* candidates, if it can still be built. (The file may be
+    older than the schedules.)"""
     entry = load_entry(problem, gpu, epilogue)
     if entry is None or entry.tried < tried:
         return None
@@ -415,7 +419,7 @@ def device_of(device: str = "cuda") -> Device:
 def _prepare(
     problem: Problem, candidates: list[Candidate], jobs: int | None, progress: bool, device: str, epilogue: Epilogue
 ) -> tuple[dict[Candidate, Run], dict[Candidate, Gemm], dict[Candidate, str]]:
-    """(launches of the candidates that compile and are right, their schedules, and what is wrong with the others)."""
+    """(launches of the candidates that compile and are right, their schedules, what is wrong with the other candidates)."""
     from tqdm import tqdm
 
     with tqdm(total=len(candidates), desc=f"compiling for {problem}", disable=not progress) as bar:
@@ -459,7 +463,8 @@ def data_of(problem: Problem, device: str) -> tuple[Any, Any, Any]:
 
 
 def _pitch(width: int, size: int, rows_at: int) -> int:
-    """Elements from one row of so many to the next, where rows begin at multiples of so many bytes, and of no more."""
+    """How many elements after one row the next row begins, if rows have *width* elements and begin at multiples of exactly
+    this many bytes."""
     return next(pitch for pitch in range(width, width + 2 * LINE) if math.gcd(LINE, pitch * size) == rows_at)
 
 
