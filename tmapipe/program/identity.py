@@ -386,8 +386,23 @@ def identity(program: Traced) -> str | None:
     return hashlib.sha256(writer.bytes).hexdigest()
 
 
+#: What is written of a node or an operand: a tag, attributes, and then attributes that are blocks of nodes.
+_WRITTEN: dict[type, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
+    For: (b"\x02", ("index", "count", "carried"), ("body",)),
+    While: (b"\x03", ("carried", "condition", "iterations"), ("body",)),
+    If: (b"\x04", ("condition", "lane_0", "phis"), ("then", "other")),
+    Let: (b"\x07", ("value",), ()),
+    Fragment: (b"\x09", ("layout", "along", "kind", "data"), ()),
+    SlotRef: (b"\x0a", ("buffer", "stage"), ()),
+    Function: (b"\x0b", ("inputs", "named", "outputs"), ("body",)),
+    Captured: (b"\x0c", ("function",), ()),
+    Tile: (b"\x0d", ("_coordinates", "_bounds", "_moved"), ()),
+    ClusterExchange: (b"\x0e", ("rank", "mask", "peers", "full"), ()),
+}
+
+
 class _Program(Canonical):
-    """A method a node, beside what Python has."""
+    """Writes the nodes of a program, beside what Python has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -396,32 +411,25 @@ class _Program(Canonical):
     def nodes(self, nodes: list[Any]) -> None:
         self.begin(b"\x01", len(nodes))
         for node in nodes:
-            NODES[type(node)](self, node)
+            if type(node) is Call:
+                self._call(node)
+            else:
+                self._attributes(node)
 
-    def repeat(self, node: For) -> None:
-        self._parts(b"\x02", node.index, node.count, [tuple(each) for each in node.carried])
-        self.nodes(node.body)
+    def _attributes(self, x: Any) -> None:
+        tag, names, blocks = _WRITTEN[type(x)]
+        self._parts(tag, *(getattr(x, name) for name in names))
+        for name in blocks:
+            self.nodes(getattr(x, name))
 
-    def repeat_while(self, node: While) -> None:
-        self._parts(b"\x03", [tuple(each) for each in node.carried], node.condition, node.iterations)
-        self.nodes(node.body)
-
-    def branch(self, node: If) -> None:
-        self._parts(b"\x04", node.condition, node.lane_0, [tuple(each) for each in node.phis])
-        self.nodes(node.then)
-        self.nodes(node.other)
-
-    def instruct(self, node: Call) -> None:
-        self._parts(b"\x05", node.method, list(node.args), dict(node.named), node.results)
+    def _call(self, node: Call) -> None:
+        self._parts(b"\x05", node.method, list(node.args), node.named, node.results)
         self.begin(b"\x06", len(node.ops))
         for op in node.ops:
             self.write(type(op).__name__)
             for name, kind in TABLE[type(op)].operands.items():
                 if kind is not Kind.WHERE:
                     self.write(getattr(op, name))
-
-    def compute(self, node: Let) -> None:
-        self._parts(b"\x07", node.value)
 
     def write(self, x: Any) -> None:
         if isinstance(x, Expr):
@@ -440,22 +448,11 @@ class _Program(Canonical):
                 self._parts(b"\x08", *x.args)
 
     def _other(self, x: Any, kind: type) -> None:
-        if kind is Fragment:
-            self._parts(b"\x09", x.layout, x.along, x.kind, x.data)
-        elif kind is SlotRef:
-            self._parts(b"\x0a", x.buffer, x.stage)
+        if kind in _WRITTEN:
+            self._attributes(x)
         elif kind is OfModel:
             self.nodes(x.nodes)
             self.write(x.values)
-        elif kind is Function:
-            self._parts(b"\x0b", x.inputs, x.named, x.outputs)
-            self.nodes(x.body)
-        elif kind is Captured:
-            self._parts(b"\x0c", x.function)
-        elif kind is Tile:
-            self._parts(b"\x0d", x._coordinates, x._bounds, x._moved)
-        elif kind is ClusterExchange:
-            self._parts(b"\x0e", x.rank, x.mask, x.peers, x.full)
         elif str(kind.__module__).startswith("tmapipe.plan.") and attrs.has(kind):
             self._planned(x)
         else:
@@ -468,13 +465,3 @@ class _Program(Canonical):
             alone.write(x)
             entry = self.plain[id(x)] = x, hashlib.sha256(alone.bytes).digest()
         self.text(b"\x0f", entry[1])
-
-
-#: How each kind of node is written.
-NODES: dict[type, Any] = {
-    For: _Program.repeat,
-    While: _Program.repeat_while,
-    If: _Program.branch,
-    Call: _Program.instruct,
-    Let: _Program.compute,
-}
