@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -439,19 +440,23 @@ class Branch(Block):
 
     def _fact(self, part: Any, name: str, a: Any, b: Any) -> Any:
         kind = part._facts[name]
-        if kind == "union":
-            return a | b
+        if kind in JOINS:
+            return JOINS[kind](a, b)
         if kind == "flag":
             return self.merged(name, a, b, {})
         if kind == "flags":
             return {n: self.merged(n, a.get(n, False), b.get(n, False), {}) for n in {**a, **b}}
-        if same(a, b) or (isinstance(a, Differs) and a is b):
+        if same(a, b):
             return a
-        if kind == "noted":
-            return bool(a) or bool(b)
-        if kind == "both":
-            return False
         return differing(part, name, kind, self.where)
+
+
+#: How facts of these kinds are joined where paths meet.
+JOINS: dict[str, Callable[[Any, Any], Any]] = {
+    "union": operator.or_,
+    "noted": lambda a, b: bool(a) or bool(b),
+    "both": lambda a, b: bool(a) and bool(b),
+}
 
 
 def differing(part: Any, name: str, kind: str, where: str | None) -> Any:

@@ -14,7 +14,7 @@ from tmapipe.model.layout import as_python, locate
 from tmapipe.program.blocks import Block, Branch, Undefined, is_boolean, is_number
 from tmapipe.program.calls import Calls
 from tmapipe.program.expressions import Expr, Let, Var, resolve, select, symbolic
-from tmapipe.program.loops import Loop, both, either
+from tmapipe.program.loops import Loop, joined_by
 from tmapipe.program.refuse import SymbolicRange
 
 # ---- iteration -------------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Operands(Calls):
         if pure(branch.nodes[0]) and is_number(second):
             branch.finish()
             if is_boolean(first) and is_boolean(second):
-                return either(first, second) if word == "or" else both(first, second)
+                return joined_by("or" if word == "or" else "and", first, second)
             return select(self.flag(first), *((first, second) if word == "or" else (second, 0)))
         if word == "or":
             return branch.finish_with(second, True if is_boolean(first) else first)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.program.blocks import (
+    JOINS,
     KEPT,
     NOT_READ,
     Block,
@@ -33,22 +34,13 @@ if TYPE_CHECKING:
 # Conditions of two parts, of which the second may have no value where the first decides.
 
 
-def both(first: Any, second: Any) -> Any:
-    """*first* and *second*, of which the second is not computed where the first is false, if that could be an error."""
-    if second is True:
+def joined_by(word: str, first: Any, second: Any) -> Any:
+    """*first* "and" or "or" *second*, which is not computed where the first decides, if it could have no value there."""
+    if second is (word == "and"):
         return first
     if total(second):
-        return Expr.of("and", first, second)
-    return Expr.of("select", first, second, False)
-
-
-def either(first: Any, second: Any) -> Any:
-    """*first* or *second*, likewise."""
-    if second is False:
-        return first
-    if total(second):
-        return Expr.of("or", first, second)
-    return Expr.of("select", first, True, second)
+        return Expr.of(word, first, second)
+    return Expr.of("select", first, *((second, False) if word == "and" else (True, second)))
 
 
 def total(value: Any) -> bool:
@@ -345,12 +337,8 @@ class Loop(Block):
         for part, before, last in zip(self.parts, self.facts_before, self.facts(), strict=True):
             for name, value in before.items():
                 kind, end = part._facts[name], last[name]
-                if kind == "union":
-                    vars(part)[name] = value | end
-                elif kind == "both":
-                    vars(part)[name] = bool(value) and bool(end)
-                elif kind == "noted":
-                    vars(part)[name] = bool(value) or bool(end)
+                if kind in JOINS:
+                    vars(part)[name] = JOINS[kind](value, end)
                 elif kind not in ("none", "flag", "flags"):
                     vars(part)[name] = value
 
@@ -398,5 +386,5 @@ class Loop(Block):
     def made_while(self, condition: Any, iterations: Any = None) -> None:
         """Ends a loop that goes on while *condition* is true, and nothing has ended it."""
         for flag in reversed(self.flags):
-            condition = both(Expr.of("not", flag), condition)
+            condition = joined_by("and", Expr.of("not", flag), condition)
         self.tracer.nodes.append(While(condition, self.carried, self.nodes, iterations, self.where))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections import Counter
@@ -17,6 +18,7 @@ from tmapipe.program.expressions import (
     FOLD,
     LEAST,
     MOST,
+    SIGNS,
     Call,
     Expr,
     For,
@@ -154,10 +156,7 @@ def _compiled(text: str) -> Any:
 
 # ---- text ----------------------------------------------------------------------------------------------------------------
 
-_SIGNS = {
-    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^",
-}  # fmt: skip
+_SIGNS = {op: sign for op, (sign, _) in SIGNS.items() if op not in ("lshift", "rshift")}  # which may fail
 _MAY_WRAP = ("add", "sub", "mul", "floordiv")
 
 
@@ -165,11 +164,14 @@ def _counted(where: str | None) -> Iterator[bool]:
     """True for each iteration of a loop. Raises `PipelineError` after too many."""
     yield from itertools.repeat(True, MOST_TURNS)
     at = "" if where is None else f" at {where}"
-    error = PipelineError(
-        f"stopped after {MOST_TURNS} iterations of the loop{at}. Fix: see that every loop of a body ends."
-    )
+    fix = "Fix: see that every loop of a body ends."
+    error = PipelineError(f"stopped after {MOST_TURNS} iterations of the loop{at}. {fix}")
     error.where = where
     raise error
+
+
+#: A `ClusterExchange` with numbers.
+_Exchange = collections.namedtuple("_Exchange", "rank mask peers full")
 
 
 def _data(value: Any) -> Any:
@@ -481,12 +483,3 @@ class _Writer:
         if x.op == "not":
             return f"(not {args[0]})"
         return f"{self.constant(FOLD[x.op])}({', '.join(args)})"
-
-
-class _Exchange:
-    """A `ClusterExchange` with numbers."""
-
-    __slots__ = ("full", "mask", "peers", "rank")
-
-    def __init__(self, rank: int, mask: int, peers: int, full: Any):
-        self.rank, self.mask, self.peers, self.full = rank, mask, peers, full

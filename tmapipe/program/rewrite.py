@@ -81,30 +81,18 @@ class Rewriter(Expressions):
         self.names: dict[ast.AST, list[str]] = {}
         for node in own_nodes(ast.Module(statements, [])):
             if isinstance(node, (ast.If, ast.For, ast.While)):
-                needed = (
-                    self.live.after[node]
-                    | self.live.other.get(node, frozenset())
-                    | self.live.heads.get(node, frozenset())
-                )
-                assigned = stored(
-                    [
-                        *([node.target] if isinstance(node, ast.For) else []),
-                        *([node.test] if isinstance(node, ast.While) else []),
-                        *node.body,
-                        *node.orelse,
-                    ]
-                )
-                self.names[node] = [n for n in assigned if n in needed and n not in outside]
+                live = self.live
+                needed = live.after[node].union(live.other.get(node, ()), live.heads.get(node, ())) - outside
+                first = [] if isinstance(node, ast.If) else [node.target if isinstance(node, ast.For) else node.test]
+                self.names[node] = [n for n in stored([*first, *node.body, *node.orelse]) if n in needed]
         #: names that may have no value where a block begins
         self.carried = {n for names in self.names.values() for n in names}
         self.unset = [n for n in sorted(self.carried) if n not in self.parameters and n not in (RETURNED, VALUE)]
         self.count = 0
         self.finals: list[frozenset[str]] = []  # names that each `finally` around reads
         function.body = self.block(statements)
-        function.body[:0] = [
-            located(ast.Assign([ast.Name(n, ast.Store())], call("unset", ast.Constant(n))), function.body[0])
-            for n in self.unset
-        ]
+        unset = [ast.Assign([ast.Name(n, ast.Store())], call("unset", ast.Constant(n))) for n in self.unset]
+        function.body[:0] = [located(each, function.body[0]) for each in unset]
 
     # ---- statements -----------------------------------------------------------------------------------------------
 
@@ -132,16 +120,13 @@ class Rewriter(Expressions):
 
     def _of_outer_names(self, s: ast.stmt) -> list[ast.stmt]:
         """Checks before a statement that assigns what its function declares global or nonlocal."""
-        if not (self.globals or self.nonlocals) or isinstance(
-            s, (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef)
-        ):
-            simple: list[ast.AST] = []
-            if isinstance(s, ast.For):
-                simple = [s.target]
-            elif isinstance(s, ast.With):
-                simple = [i.optional_vars for i in s.items if i.optional_vars is not None]
-        else:
-            simple = [s]
+        simple: list[ast.AST] = [s] if self.globals or self.nonlocals else []
+        if isinstance(s, ast.For):
+            simple = [s.target]
+        elif isinstance(s, ast.With):
+            simple = [i.optional_vars for i in s.items if i.optional_vars is not None]
+        elif isinstance(s, (ast.If, ast.While, ast.Try, ast.FunctionDef)):
+            simple = []
         made = []
         for name in stored(simple):
             if name in self.globals:
@@ -167,28 +152,18 @@ class Rewriter(Expressions):
     def _loop_of(
         self, node: ast.stmt, blocks: str, item: str, begin: ast.expr, names: list[str], inside: list[ast.stmt]
     ) -> Any:
-        state = [ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] if names else []
+        before, after = ([ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] * bool(names) for _ in range(2))
         end = ast.Expr(ast.Call(_of(blocks, "end"), [_tuple(names, ast.Load)], []))
-        loop = ast.For(ast.Name(item, ast.Store()), load(blocks), [*state, *inside, end], [])
-        made = [
-            ast.Assign([ast.Name(blocks, ast.Store())], begin),
-            loop,
-            *([ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] if names else []),
-        ]
-        return [located(each, node) for each in made]
+        loop = ast.For(ast.Name(item, ast.Store()), load(blocks), [*before, *inside, end], [])
+        return [located(each, node) for each in (ast.Assign([ast.Name(blocks, ast.Store())], begin), loop, *after)]
 
     def _of_loop(self, node: ast.For | ast.While) -> tuple[list[str], list[ast.expr]]:
         names = self.names[node]
         heads = [n in self.live.heads[node] for n in names]
         live = [n in self.live.after[node] for n in names]
         stops = self.stops.get(node, ())
-        return names, [
-            _constants(names),
-            _constants(heads),
-            _constants(live),
-            _tuple(names, ast.Load),
-            _constants(stops),
-        ]
+        constants = _constants(names), _constants(heads), _constants(live)
+        return names, [*constants, _tuple(names, ast.Load), _constants(stops)]
 
     def visit_For(self, node: ast.For) -> Any:
         names, shown = self._of_loop(node)
@@ -244,9 +219,8 @@ class Rewriter(Expressions):
         node.subject = located(call("subject", self.visit(node.subject)), node.subject)
         for case in node.cases:
             if case.guard is not None:
-                case.guard = located(
-                    call("known", self.test(case.guard), ast.Constant("a guard of `match`")), case.guard
-                )
+                guard = call("known", self.test(case.guard), ast.Constant("a guard of `match`"))
+                case.guard = located(guard, case.guard)
             case.body = self.block(case.body)
         return node
 
@@ -273,9 +247,8 @@ class Rewriter(Expressions):
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         if isinstance(node.target, ast.Name):
             before = self.visit(located(load(node.target.id), node.target))
-            value = call(
-                "inplace", ast.Constant(type(node.op).__name__), before, self._divisor(node.op, self.visit(node.value))
-            )
+            other = self._divisor(node.op, self.visit(node.value))
+            value = call("inplace", ast.Constant(type(node.op).__name__), before, other)
             return located(ast.Assign([node.target], value), node)
         node.value, node.target = self._divisor(node.op, self.visit(node.value)), self.visit(node.target)
         return node

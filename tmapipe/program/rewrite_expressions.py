@@ -128,9 +128,7 @@ class Exits:
         stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))
         if stops:
             self.stops[s] = stops
-            if not isinstance(
-                s, ast.While
-            ):  # what is iterated over is given to its names in iterations alone that are done
+            if not isinstance(s, ast.While):  # only iterations that are done give the names what is iterated over
                 item = f"<next {count}>"
                 s.body = [located(ast.Assign([s.target], ast.Name(item, ast.Load())), s), *s.body]
                 s.target = located(ast.Name(item, ast.Store()), s.target)
@@ -290,12 +288,10 @@ class Expressions(ast.NodeTransformer):
     def _compare(self, op: ast.cmpop, a: ast.expr, b: ast.expr) -> ast.expr:
         if isinstance(op, (ast.In, ast.NotIn)):
             return call("contains", a, b, ast.Constant(isinstance(op, ast.NotIn)))
-        if isinstance(op, (ast.Is, ast.IsNot)) and not any(
-            isinstance(each, ast.Constant) and each.value is None for each in (a, b)
-        ):
-            return call("is_", a, b, ast.Constant(isinstance(op, ast.IsNot)))
         if isinstance(op, (ast.Is, ast.IsNot)):
-            return ast.Compare(a, [op], [b])
+            if any(isinstance(each, ast.Constant) and each.value is None for each in (a, b)):
+                return ast.Compare(a, [op], [b])
+            return call("is_", a, b, ast.Constant(isinstance(op, ast.IsNot)))
         return call("operate", ast.Constant(type(op).__name__), a, b)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
@@ -377,9 +373,8 @@ class Expressions(ast.NodeTransformer):
     def visit_ListComp(self, node: Any) -> Any:
         for each in node.generators:
             each.iter = located(call("items", self.visit(each.iter)), each.iter)
-            each.ifs = [
-                located(call("known", self.test(i), ast.Constant("a filter of a comprehension")), i) for i in each.ifs
-            ]
+            what = ast.Constant("a filter of a comprehension")
+            each.ifs = [located(call("known", self.test(i), what), i) for i in each.ifs]
         for field in ("elt", "key", "value"):
             if hasattr(node, field):
                 setattr(node, field, self.visit(getattr(node, field)))
