@@ -373,7 +373,7 @@ class _Check:
 # Verdicts are kept: a kernel is proved once, in all processes, however many schedules it belongs to.
 
 
-known: dict[str, tuple[str, ...]] = {}  #: of what has been found safe in this process, by identity
+known: dict[str | None, tuple[str, ...]] = {}  #: of what has been found safe in this process, by identity
 
 
 def require_safe_once(
@@ -391,24 +391,18 @@ def require_safe_once(
     """
     if not schedule.checked or os.environ.get("TMAPIPE_CHECK", "1") == "0":
         return ()
-    if identity is None:
-        return _proved(schedule, dtypes, program)
-    if identity not in known:
-        name = hashlib.sha256(f"{identity} {disk.library()}".encode()).hexdigest()
-        found = _kept(name)
-        if found is None:
-            report = require_safe(schedule, dtypes, program)
-            found = () if report is None else report.partly
-            if report is None or report.unfinished:
-                return found  # nothing to keep: more time may show an error
-            disk.keep("verdicts", name, {"safe": True, "partly": found})
-        known[identity] = found
-    return known[identity]
-
-
-def _proved(schedule: Schedule, dtypes: Mapping[str, DType], program: Traced | None) -> tuple[str, ...]:
-    report = require_safe(schedule, dtypes, program)
-    return () if report is None else report.partly
+    if identity in known:
+        return known[identity]
+    name = hashlib.sha256(f"{identity} {disk.library()}".encode()).hexdigest()
+    found = None if identity is None else _kept(name)
+    if found is None:
+        report = require_safe(schedule, dtypes, program)
+        found = () if report is None else report.partly
+        if identity is None or report is None or report.unfinished:
+            return found  # nothing to keep: more time may show an error
+        disk.keep("verdicts", name, {"safe": True, "partly": found})
+    known[identity] = found
+    return found
 
 
 def _kept(name: str) -> tuple[str, ...] | None:

@@ -139,21 +139,21 @@ class Walk(Walker):
         count = self.number(node.count)
         self._ask(count, node)
         if not isinstance(count, Sym) and count <= INLINE:
-            for phi, initial, _, _ in node.carried:
-                self.env[phi] = self.number(initial)
+            self._start(node)
             for i in range(count):
                 self.env[node.index] = i
                 self.nodes(node.body)
-                values = [self.number(last) for _, _, last, _ in node.carried]
-                self.env.update(zip((phi for phi, *_ in node.carried), values, strict=True))
-            for phi, _, _, after in node.carried:
-                self.env[after] = self.env[phi]
+                self._next(node)
+            self.leave_loop(node)
             return
         index = leaf("index" if self.into is not None else "turn", id(node))
         self.env[node.index] = index
         self.loops.append((index, count))
         self.nodes(node.body)
         self.loops.pop()
+
+    def _followed(self, node: Any) -> list[Any]:
+        return node.carried
 
     def _While(self, node: While) -> None:
         condition = truth(self.number(node.condition))
@@ -288,9 +288,8 @@ class Bodies:
         self.solver = Solver(lambda x: (0, 2**31 - 1) if x.args[0] in ("tile", "index") else bounds(x))
         self.ends = {id(last): last for _, last, _ in program.calls.values()}
         tiles = [tile for *_, tile in program.calls.values() if tile is not None]
-        self.fixed = {
-            name for tile in tiles for name, x in tile._coordinates.items() if not isinstance(resolve(x), Expr)
-        }
+        coordinates = (each for tile in tiles for each in tile._coordinates.items())
+        self.fixed = {name for name, x in coordinates if not isinstance(resolve(x), Expr)}
         self.asked: dict[Any, str | None] = {}
         self.stored: set[str] = set()
         self.by_rows: set[str] = set()
@@ -325,14 +324,10 @@ class Bodies:
         for agent in range(self.layout.agents):
             walk = Walk(self, agent, facts, bool(forks))
             walk.nodes(self.program.nodes)
-            role = next(
-                (r for r in self.layout.plan.roles if 0 <= agent % self.layout.warps - r.first_warp < r.warps), None
-            )
-            before[agent] = walk.before
-            if role is not None:
-                team = role.team(agent % self.layout.warps) if role.teams > 1 else None
-                for number, moves in enumerate(teams):
-                    if team in (None, number):
+            before[agent], warp = walk.before, agent % self.layout.warps
+            for role in self.layout.plan.roles:
+                if 0 <= warp - role.first_warp < role.warps:
+                    for moves in teams if role.teams == 1 else [teams[role.team(warp)]]:
                         moves[agent] = walk.found
         place = {dim: coordinate(dim) for dim in self.program.schedule.axes}
         found = [Visit(place, facts, moves) for moves in teams]

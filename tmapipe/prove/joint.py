@@ -270,9 +270,8 @@ class Search:
                 now.facts = now.facts | {open_ if taken else negated(open_)}
                 decided.clear()
                 continue
-            over = next(
-                (l for l in reversed(now.loops) if all(stops[agent] == ("iterated",) for agent, *_ in l.members)), None
-            )
+            iterated = {agent for agent, stop in enumerate(stops) if stop == ("iterated",)}
+            over = next((l for l in reversed(now.loops) if iterated.issuperset(a for a, *_ in l.members)), None)
             if over is not None:
                 self.loops.next_turn(now, state, over)
                 if len(now.options) != 1 or (now.options[0] == "on" and now.loops[-1].turn == over.turn):
@@ -285,11 +284,8 @@ class Search:
                 self.loops.end(now, left)
                 decided.clear()
                 continue
-            heads = [
-                (w, stop[1])
-                for w, stop in zip(now.walkers, stops, strict=True)
-                if stop is not None and stop[0] == "loop"
-            ]
+            stopped = [(w, stop) for w, stop in zip(now.walkers, stops, strict=True) if stop is not None]
+            heads = [(w, stop[1]) for w, stop in stopped if stop[0] == "loop"]
             ended = [(w, node) for w, node in heads if self.loops.is_over(w, node, now)]
             if ended:
                 take_one(ended)
@@ -389,6 +385,10 @@ class Search:
         """The number of a node, block or variable of the program, which stays alive."""
         return self.parts.setdefault(id(part), (len(self.parts), part))[0]
 
+    def _slot_base(self, array: str) -> int:
+        """The first slot of an array of slots, of all its owners."""
+        return self.layout.slot_base[array.removeprefix("slots of ").split(" of owner ")[0]]
+
     def _place(self, walker: Walker, var: Any, value: Any, rename: Any) -> Any:
         """A position in a ring, counted from where the warps are."""
         places, layout = self.places, self.layout
@@ -401,7 +401,7 @@ class Search:
                     there, flips = rename.bars[cta * layout.nbars + layout.bar_base[array] + base % stages]
                     where.append((there, value.op == "parity after" and base // stages ^ flips))
                 else:
-                    where.append(rename.slots[cta * layout.nslots + _slot_base(layout, array) + base % stages])
+                    where.append(rename.slots[cta * layout.nslots + self._slot_base(array) + base % stages])
             return tuple(where)
         if not isinstance(value, int) or isinstance(value, bool):
             return value
@@ -425,8 +425,9 @@ class Search:
                 base = cta * layout.nbars + layout.bar_base[array]
                 found.append(rename.bars[base + value][0] - base)
             else:
-                base = cta * layout.nslots + _slot_base(layout, array)
-                if _owner(layout, array, stage):
+                place = self._slot_base(array) + stage
+                if place < layout.nslots and layout.slot_places[place][0] == array:  # else it is another owner's
+                    base = cta * layout.nslots + place - stage
                     found.append(rename.slots[base + stage] - base)
         return tuple(found) or value
 
@@ -441,14 +442,3 @@ def _goes_around(following: dict[Any, set[Any]]) -> bool:
         for key in ends:
             del left[key]
     return False
-
-
-def _slot_base(layout: Layout, array: str) -> int:
-    name = array.removeprefix("slots of ").split(" of owner ")[0]
-    return layout.slot_base[name]
-
-
-def _owner(layout: Layout, array: str, stage: int) -> bool:
-    """Whether a slot of a buffer belongs to this array."""
-    place = _slot_base(layout, array) + stage
-    return place < layout.nslots and layout.slot_places[place][0] == array

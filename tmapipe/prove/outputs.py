@@ -57,18 +57,14 @@ def look_at_extents(bodies: Bodies, grid: Grid) -> list[Finding]:
 
 
 def _reduced(bodies: Bodies, grid: Grid, each: Reduction, where: str | None) -> Finding | None:
-    counted = (
-        bodies.shared.symbol(each.inside) if isinstance(each.inside, Expr) and each.inside.op == "symbol" else None
-    )
-    whole = isinstance(counted, Sym) and counted.op == "leaf" and counted.args[0] == "extent"
-    dim = counted.args[1] if whole and isinstance(counted, Sym) else _dim_of(bodies, each)
+    counted = each.inside if isinstance(each.inside, Expr) and each.inside.op == "symbol" else None
+    symbol = None if counted is None else bodies.shared.symbol(counted)
+    whole = isinstance(symbol, Sym) and symbol.op == "leaf" and symbol.args[0] == "extent"
+    dim = symbol.args[1] if whole and isinstance(symbol, Sym) else _dim_of(bodies, each)
     groups = (getattr(part, "group", None) for part in bodies.program.schedule.declared.scratches.values())
-    if (
-        dim is None
-        or dim not in grid.tile
-        or grid.one(dim)
-        or any(group is not None and dim in group.axes for group in groups)
-    ):
+    if dim is None or dim not in grid.tile or grid.one(dim):
+        return None
+    if any(group is not None and dim in group.axes for group in groups):
         return None
     size = each.columns if each.along == "rows" else each.rows
     fix = f'say how long it may be, relations = (Dim("{dim}", at_most={grid.tile[dim]}),), which refuses longer ones'
@@ -77,11 +73,8 @@ def _reduced(bodies: Bodies, grid: Grid, each: Reduction, where: str | None) -> 
         said = f"a reduction counts all elements along {dim}, of which a tile has {size}: the others lie in other tiles"
         return Finding(Kind.ROW_IN_PARTS, said, fix, where=lines)
     plan = bodies.program.plan
-    if (
-        each.inside is not None
-        or any(store.reduce for store in plan.stores)
-        or any(d.of == dim for d in plan.relations)
-    ):
+    parts_of = any(store.reduce for store in plan.stores) or any(d.of == dim for d in plan.relations)
+    if each.inside is not None or parts_of:
         return None  # parts are what is meant
     said = f"a reduction is over {size} elements along {dim}, and a tensor may have more, which lie in other tiles"
     return Finding(Kind.PART_REDUCED, said, fix + "; else, none", where=lines)
@@ -221,9 +214,7 @@ def look_at_outputs(bodies: Bodies) -> Outputs:
         loads = tuple(load for load in plan.loads if load.memory == store.argument)
         output = Output(store, loads, declared.stores[store.name].sums is not None)
         shown = show(output, grid, bodies.visits, bodies.solver)
-        if schedule.tiles.in_parts or _has_own(
-            plan, grid, store
-        ):  # as many elements as are stored: their extent follows
+        if schedule.tiles.in_parts or _has_own(plan, grid, store):  # it is as long as what is stored
             shown = shown._replace(whole="")
         if shown.apart or shown.whole:
             left.append((output, shown))
@@ -260,11 +251,10 @@ def _looked_at(bodies: Bodies, grid: Grid, left: list[tuple[Output, Shown]]) -> 
                 some += itertools.islice(recordings, 1)
             if i < len(some):
                 problem, seen = some[i]
-                shape = problem.shapes[output.store.argument]
                 if shown.apart and clash is None:
-                    clash = _clash(bodies, output, problem, seen, shape)
+                    clash = _clash(bodies, output, problem, seen)
                 if shown.whole and whole is None and not bodies.program.plan.tables:
-                    whole = _left_out_by(bodies, output, problem, seen, shape)
+                    whole = _left_out_by(bodies, output, problem, seen)
             if clash and (whole or i + 1 >= FEW // 2):
                 break
         if clash:
@@ -311,10 +301,8 @@ def _problems(bodies: Bodies, grid: Grid) -> Iterator[tuple[Problem, list[Visit]
             continue
 
 
-def _clash(
-    bodies: Bodies, output: Output, problem: Problem, visits: list[Visit], shape: tuple[int, ...]
-) -> Finding | None:
-    clash = painted(output, visits, shape)
+def _clash(bodies: Bodies, output: Output, problem: Problem, visits: list[Visit]) -> Finding | None:
+    clash = painted(output, visits, problem.shapes[output.store.argument])
     if clash is None:
         return None
     name = output.store.name
@@ -322,9 +310,8 @@ def _clash(
     text, fix = _said(output, clash)
     text = f"{text}: the element {clash.at} of {name}, with {problem.text}"
     if clash.other.part.name == name and _same_values(bodies, problem):
-        return Finding(
-            Kind.SAME_OUTPUT, f"{text}. On the model, of random inputs, both store one value", fix, where=lines
-        )
+        text = f"{text}. On the model, of random inputs, both store one value"
+        return Finding(Kind.SAME_OUTPUT, text, fix, where=lines)
     return Finding(Kind.OUTPUT_RACE, text, fix, where=lines)
 
 
@@ -358,10 +345,8 @@ def _said(output: Output, clash: Clash) -> tuple[str, str]:
     text = f"the tiles at {_at(one)} and at {_at(other)} store to the same place"
     if differ:
         dims = " and ".join(differ)
-        return (
-            text,
-            f'declare {name} with reduce="add", give it {dims} as a dimension, or loop over {dims} within a tile',
-        )
+        fix = f'declare {name} with reduce="add", give it {dims} as a dimension, or loop over {dims} within a tile'
+        return text, fix
     return text, f"let the tiles of {name} start as far apart as they are long"
 
 
@@ -369,10 +354,8 @@ def _at(place: Any) -> str:
     return ", ".join(f"{dim} = {at}" for dim, at in place.items())
 
 
-def _left_out_by(
-    bodies: Bodies, output: Output, problem: Problem, visits: list[Visit], shape: tuple[int, ...]
-) -> Finding | None:
-    found = left_out(output, visits, shape)
+def _left_out_by(bodies: Bodies, output: Output, problem: Problem, visits: list[Visit]) -> Finding | None:
+    found = left_out(output, visits, problem.shapes[output.store.argument])
     if found is None:
         return None
     name, (count, first) = output.store.name, found

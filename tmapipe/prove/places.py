@@ -254,7 +254,7 @@ class Places:
     def _parity(self, array: str, stage: Any, parity: Any) -> None:
         parity, slot = resolve(parity), self._position(stage)[0]
         while isinstance(parity, Expr) and not isinstance(parity, Var):
-            if (parity.op == "xor" and _one(parity.args[1])) or parity.op == "flipped":
+            if (parity.op == "xor" and _is(parity.args[1], 1)) or parity.op == "flipped":
                 parity = resolve(parity.args[0])
             else:
                 break
@@ -275,14 +275,10 @@ class Places:
             self._join(to, x)
             return
         if isinstance(x, Expr):
-            if x.op in ("next", "flipped"):
-                base = resolve(x.args[0])
-                while isinstance(base, Expr) and not isinstance(base, Var) and base.op == x.op:
-                    base = resolve(base.args[0])
-                if isinstance(base, Var):
-                    self._join(to, base)
-                    return
-            if x.op == "xor" and isinstance(resolve(x.args[0]), Var) and _one(x.args[1]):
+            if x.op in ("next", "flipped") and isinstance(base := _bare(x, x.op), Var):
+                self._join(to, base)
+                return
+            if x.op == "xor" and isinstance(resolve(x.args[0]), Var) and _is(x.args[1], 1):
                 self._join(to, resolve(x.args[0]))
                 self._flipped.add(to)
                 return
@@ -295,14 +291,15 @@ class Places:
     def _condition(self, x: Any) -> None:
         """Variables are looked at as numbers; whether there is one (>= 0) may be asked."""
         x = resolve(x)
-        if isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("ge", "lt") and _zero(x.args[1]):
+        if isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("ge", "lt") and _is(x.args[1], 0):
             if isinstance(resolve(x.args[0]), Var):
                 return
         self._bad |= variables(x)
 
     def _find_partners(self) -> None:
         """Finds partners of parities that take the value of a parity whose slot is known, and of slots likewise."""
-        bare = [[(to, y) for to, x in each if (y := _bare(x)) is not None] for each in self._together]
+        pairs_at_once = [[(to, _bare(x, "next", "flipped")) for to, x in each] for each in self._together]
+        bare = [[(to, x) for to, x in pairs if isinstance(x, Var)] for pairs in pairs_at_once]
         while True:
             before = len(self.partner)
             for pairs in bare:
@@ -342,25 +339,21 @@ class Places:
         return isinstance(x, (int, bool))
 
 
-def _bare(x: Any) -> Any:
-    """The variable that is this, or from which this goes on around a ring."""
+def _bare(x: Any, *ops: str) -> Any:
+    """What *x* is, without operations of these names on it."""
     x = resolve(x)
-    while isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("next", "flipped"):
+    while isinstance(x, Expr) and not isinstance(x, Var) and x.op in ops:
         x = resolve(x.args[0])
-    return x if isinstance(x, Var) else None
+    return x
 
 
-def _one(x: Any) -> bool:
-    return type(x) is int and x == 1
+def _is(x: Any, number: int) -> bool:
+    return type(x) is int and x == number
 
 
 def is_role(node: Any) -> bool:
     """Whether a branch is that of some warps."""
     return not variables(node.condition) and _of_warp(node.condition)
-
-
-def _zero(x: Any) -> bool:
-    return type(x) is int and x == 0
 
 
 def _of_warp(x: Any) -> bool:

@@ -258,15 +258,12 @@ class Future:
         self.knowers: dict[FactKey, int] = {}  # and of all who can know it
         self.forms: dict[tuple[Any, ...], int] = {}  # and of what must be equal in two states
         self.visits: Any = None
-        self._here: dict[Renaming, Here] = {}
         self._renamings: dict[tuple[int, ...], Renaming] = {}
+        self._here = functools.cache(functools.partial(Here, self))
 
     def here(self, positions: Positions) -> Here:
         """Names where the warps are."""
-        rename = self.renaming(positions.from_here(self.live))
-        if rename not in self._here:
-            self._here[rename] = Here(self, rename)
-        return self._here[rename]
+        return self._here(self.renaming(positions.from_here(self.live)))
 
     def renaming(self, shifts: Shifts) -> Renaming:
         """The renaming by these shifts of the arrays of `live`."""

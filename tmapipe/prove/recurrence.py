@@ -145,12 +145,49 @@ class RunState:
     def facts(self) -> dict[FactKey, Known]:
         """What a later operation may be checked against and not all warps know, and how it is known. What they all know is
         known to everything that comes after."""
-        return _facts(self.state, self.check, self.future)
+        state, check = self.state, self.check
+        facts: dict[FactKey, Known] = {("there is a fact",): ()}
+        by_all = np.minimum.reduce(check.clocks.of).tolist()
+        for rules in check.holding:
+            facts.update([fact for fact in rules.facts(state) if not knows(by_all, fact[1])])
+        for thread, groups in state.groups.items():
+            for i, (flights, known_read) in enumerate(reversed(groups)):
+                facts["group", thread, i, len(flights), known_read] = ()
+        for agent, unfenced in enumerate(state.unfenced):
+            if unfenced:
+                facts["unfenced", agent] = ()
+        return facts
 
     @cached_property
     def knowers(self) -> dict[FactKey, Any]:
-        """Everything with a clock whose knowledge can still spread. The warps come first, by number."""
-        return _knowers(self.state, self.check, self.future)
+        """Everything whose knowledge can still spread, with its clock. The warps come first, by number. A complete phase tells
+        nothing that all who wait for it know already."""
+        state, check, future = self.state, self.check, self.future
+        found: dict[FactKey, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
+        for agent in range(check.clocks.agents):  # what an arrival by all of its lanes would tell
+            known = found["all lanes of", agent] = check.clocks.zero()
+            check.clocks.release(agent, known, all_lanes=True)
+        waited: dict[tuple[int, ...], Any] = {}
+        for bar, now in enumerate(check.phases.now):
+            done = check.phases.done[bar]
+            if now.by or now.landed:
+                found["present", bar] = now.clock
+            if waiters := future.waiters.get(bar):
+                if waiters not in waited:
+                    waited[waiters] = np.min([check.clocks.of[agent] for agent in waiters], axis=0)
+                known = waited[waiters]
+                found["complete", bar] = known if done is None else np.maximum(known, done.clock)
+        arrived = {seen[0] for seen in state.bar_seen if seen is not None}
+        arrived |= {CLUSTER} if any(seen >= 0 for seen in state.cluster_seen) else set()
+        for key, generation in check.barriers.recent():
+            if key[0] in arrived or not generation.complete:
+                found[("barrier", *key)] = generation.clock
+        for cta, clock in enumerate(check.lifetimes.exits):
+            if clock.any():
+                found["exit", cta] = clock
+        for (group, serial), clock in check.slots.mma_issued.items():
+            found["wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial] = clock
+        return found
 
     @cached_property
     def known(self) -> tuple[Any, Any, Any]:
@@ -198,52 +235,6 @@ def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
     for i in range(int(ways.max(initial=0))):
         more = ways > i
         found[more] |= has[first[more] + i]
-    return found
-
-
-# ---- facts, and who can know them ----------------------------------------------------------------------------------------
-
-
-def _facts(state: State, check: LinearCheck, future: Future) -> dict[FactKey, Known]:
-    facts: dict[FactKey, Known] = {("there is a fact",): ()}
-    by_all = np.minimum.reduce(check.clocks.of).tolist()
-    for rules in check.holding:
-        facts.update([fact for fact in rules.facts(state) if not knows(by_all, fact[1])])
-    for thread, groups in state.groups.items():
-        for i, (flights, known_read) in enumerate(reversed(groups)):
-            facts["group", thread, i, len(flights), known_read] = ()
-    for agent, unfenced in enumerate(state.unfenced):
-        if unfenced:
-            facts["unfenced", agent] = ()
-    return facts
-
-
-def _knowers(state: State, check: LinearCheck, future: Future) -> dict[FactKey, Any]:
-    """Clocks. The warps come first, by number. A complete phase tells nothing that all who wait for it know already."""
-    found: dict[FactKey, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
-    for agent in range(check.clocks.agents):  # what an arrival by all of its lanes would tell
-        known = found["all lanes of", agent] = check.clocks.zero()
-        check.clocks.release(agent, known, all_lanes=True)
-    waited: dict[tuple[int, ...], Any] = {}
-    for bar, now in enumerate(check.phases.now):
-        done = check.phases.done[bar]
-        if now.by or now.landed:
-            found["present", bar] = now.clock
-        if waiters := future.waiters.get(bar):
-            if waiters not in waited:
-                waited[waiters] = np.min([check.clocks.of[agent] for agent in waiters], axis=0)
-            known = waited[waiters]
-            found["complete", bar] = known if done is None else np.maximum(known, done.clock)
-    arrived = {seen[0] for seen in state.bar_seen if seen is not None}
-    arrived |= {CLUSTER} if any(seen >= 0 for seen in state.cluster_seen) else set()
-    for key, generation in check.barriers.recent():
-        if key[0] in arrived or not generation.complete:
-            found[("barrier", *key)] = generation.clock
-    for cta, clock in enumerate(check.lifetimes.exits):
-        if clock.any():
-            found["exit", cta] = clock
-    for (group, serial), clock in check.slots.mma_issued.items():
-        found["wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial] = clock
     return found
 
 

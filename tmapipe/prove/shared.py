@@ -172,9 +172,8 @@ class Shared:
     def entry(self, table: str, i: Any, walker: Walker, node: Any) -> Any:
         """An entry of a table. One that the kernel stores to may be another one at each look."""
         if table in self.stored:
-            return leaf(
-                "answer", f"an entry of {table} in {self.layout.agent_name(walker.agent)}", *walker.instance(node)
-            )
+            name = f"an entry of {table} in {self.layout.agent_name(walker.agent)}"
+            return leaf("answer", name, *walker.instance(node))
         return leaf("entry", table, i)
 
 
@@ -317,12 +316,8 @@ class Together:
     def missing(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> set[str]:
         """The arrays of these loops for which somebody waits that is not in a loop of its own yet."""
         names: set[str] = set().union(*(self.arrays(node) for _, node in group))
-        waits = [self._waited_for(w) for w, stop in zip(now.walkers, stops, strict=True) if stop is None]
+        waits = [self._of_op(w.queue[0]) for w, stop in zip(now.walkers, stops, strict=True) if stop is None]
         return names & set().union(*waits)
-
-    def _waited_for(self, walker: Walker) -> set[str]:
-        """The array of the barrier that a warp waits for."""
-        return self._of_op(walker.queue[0])
 
     def _of_op(self, op: Any) -> set[str]:
         return {self.shared.layout.bar_places[getattr(op, name)][0] for name in declared(type(op)).named(Kind.BAR)}
@@ -338,9 +333,8 @@ class Together:
 
         def missing(group: tuple[set[str], Any]) -> int:
             inside = {walker.agent for walker, _ in group[1]}
-            return sum(
-                walker.agent not in inside and bool(group[0] & self._remaining(walker)) for walker in now.walkers
-            )
+            others = (walker for walker in now.walkers if walker.agent not in inside)
+            return sum(bool(group[0] & self._remaining(walker)) for walker in others)
 
         found = min(groups, key=missing)[1]
         return sorted(found, key=lambda each: each[0].agent)
@@ -370,9 +364,7 @@ class Together:
         found = [common // n if n else 1 for n in slots]
         if set(found) == {1}:  # a role of some teams, each of which takes its share of the iterations
             slopes = [_slope(count) for count in counts]
-            if not any(
-                role.teams > 1 for role in self.shared.program.plan.roles
-            ):  # one with one, also of a loop of loops
+            if not self.shared.teams:  # one with one, also of a loop of loops
                 slopes = [slope and Fraction(1, _share(count)) for slope, count in zip(slopes, counts, strict=True)]
             if min(slopes) > 0:
                 whole = [int(each * math.lcm(*(slope.denominator for slope in slopes))) for each in slopes]

@@ -58,15 +58,12 @@ class Spread:
         self.named, self.group, self.cluster = (1 << len(self.arrays) + i for i in range(3))
         self._blocks: dict[tuple[int, int, int], Uses] = {}
         self._call = functools.cache(self._of_call)
-        self._tellings: dict[Any, Telling] = {}
+        self.telling = functools.cache(functools.partial(Telling, self))
         self._seen: set[tuple[int, type]] = set()
 
     def from_here(self, walkers: list[Walker]) -> Telling:
         """Who can still tell whom."""
-        uses = tuple(map(self._rest, walkers))
-        if uses not in self._tellings:
-            self._tellings[uses] = Telling(self, uses)
-        return self._tellings[uses]
+        return self.telling(tuple(map(self._rest, walkers)))
 
     def foresee(self, node: Call, op: Any) -> None:
         """Raises `Open` if an operation is not among those that its node is known for."""
@@ -143,9 +140,8 @@ class Telling:
         self.spread, self.layout, self.uses = spread, spread.layout, uses
         agents = range(self.layout.agents)
         self.tells = np.array([[self._tells(b, a) for a in agents] for b in agents])
-        self._hearers: dict[Any, Any] = {}
         self._reached: dict[bytes, bytes] = {}
-        self._by_knowers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self.heard, self.heard_by = functools.cache(self._heard), functools.cache(self._heard_by)
 
     def _tells(self, b: int, a: int) -> bool:
         layout, spread = self.layout, self.spread
@@ -171,7 +167,7 @@ class Telling:
         if new:
             self._reached.update(zip(new, self._reach(new), strict=True))
         reach = np.frombuffer(b"".join([self._reached[case] for case in cases]), np.uint8)
-        heard, own = self._heard_by(tuple(knowers))
+        heard, own = self.heard_by(tuple(knowers))
         return _meet(reach.reshape(len(cases), heard.shape[1]), heard) | (np.array(bars)[:, None] == own[None, :])
 
     def _reach(self, cases: list[bytes]) -> list[bytes]:
@@ -190,17 +186,13 @@ class Telling:
 
     def _heard_by(self, knowers: tuple[Any, ...]) -> tuple[Any, Any]:
         """By knower: bits of `_heard`, and the mbarrier whose present or complete phase it is, or -2."""
-        if knowers not in self._by_knowers:
-            own = [key[1] if key[0] in ("present", "complete") else -2 for key in knowers]
-            self._by_knowers[knowers] = np.packbits([self._heard(key) for key in knowers], axis=1), np.array(own)
-        return self._by_knowers[knowers]
+        own = [key[1] if key[0] in ("present", "complete") else -2 for key in knowers]
+        return np.packbits([self.heard(key) for key in knowers], axis=1), np.array(own)
 
     def _heard(self, key: Any) -> Any:
         """Who can learn directly what a warp or barrier knows, itself included."""
-        found = self._hearers.get(key)
-        if found is None:
-            found = self._hearers[key] = np.zeros(self.layout.agents, bool)
-            found[self._who_hears(key)] = True
+        found = np.zeros(self.layout.agents, bool)
+        found[self._who_hears(key)] = True
         return found
 
     def _who_hears(self, key: Any) -> list[int]:

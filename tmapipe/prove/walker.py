@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -67,6 +68,7 @@ def _known(number: Any, what: str) -> int:
 # end.
 
 
+ANSWERS = {"atomic_add": "a counter", "ballot": "votes", "smid": "the multiprocessor"}
 INLINE = 64  # iterations of a loop of known count that are taken one by one
 
 
@@ -74,23 +76,8 @@ class Walker:
     """One warp.
 
     frames: where it is, from the outermost block on; env: the values of variables; queue: operations that it has come to and
-    not executed; facts: asked for what is decided.
+    not executed.
     """
-
-    __slots__ = (
-        "agent",
-        "behind",
-        "env",
-        "frames",
-        "isa",
-        "program",
-        "queue",
-        "rank",
-        "reads",
-        "shared",
-        "skips",
-        "warp",
-    )
 
     def __init__(self, shared: Any, agent: int):
         self.shared, self.agent = shared, agent
@@ -105,11 +92,9 @@ class Walker:
         self.behind = False  # whether it keeps positions behind slots whose number is open
 
     def copy(self) -> Walker:
-        other = object.__new__(Walker)
-        for name in ("shared", "agent", "program", "rank", "warp", "isa", "reads"):
-            setattr(other, name, getattr(self, name))
+        other = copy.copy(self)
         other.queue, other.env, other.frames = deque(self.queue), dict(self.env), list(self.frames)
-        other.skips, other.behind = list(self.skips), self.behind
+        other.skips = list(self.skips)
         return other
 
     # ---- values -----------------------------------------------------------------------------------------------------
@@ -246,14 +231,17 @@ class Walker:
             else:
                 self.frames += [("joint", node, base, pace, done), ("iterated",)]
 
-    def _next(self, node: Any) -> None:
-        carried = self._followed(node)
-        values = [self.number(last) for _, _, last, _ in carried]
-        self.env.update(zip((phi for phi, *_ in carried), values, strict=True))
-
     def _start(self, node: Any) -> None:
+        """What a loop carries takes its values before the loop."""
+        self._carry(node, 1)
+
+    def _next(self, node: Any) -> None:
+        """What a loop carries takes its values after an iteration."""
+        self._carry(node, 2)
+
+    def _carry(self, node: Any, which: int) -> None:
         carried = self._followed(node)
-        values = [self.number(initial) for _, initial, _, _ in carried]
+        values = [self.number(each[which]) for each in carried]
         self.env.update(zip((phi for phi, *_ in carried), values, strict=True))
 
     def _followed(self, node: Any) -> list[Any]:
@@ -394,11 +382,12 @@ class Walker:
                 found.append(frame[2])
         return tuple(found)
 
-    def _answer(self, node: Call, *name: Any) -> None:
-        (result,) = node.results
-        self.env[result] = leaf(
-            "answer", f"{name[0]} of {self.shared.layout.agent_name(self.agent)}", *self.instance(node)
-        )
+    def _answer(self, node: Call) -> None:
+        """An instruction gives any number: another one at each execution."""
+        name = f"{ANSWERS[node.method]} of {self.shared.layout.agent_name(self.agent)}"
+        self.env[node.results[0]] = leaf("answer", name, *self.instance(node))
+
+    _atomic_add = _ballot = _smid = _answer
 
     def _here(self, node: Call) -> None:
         if node.results[0] in self.shared.decides:
@@ -428,19 +417,10 @@ class Walker:
             return
         self.env[node.results[0]] = self.shared.entry(table, self.number(i), self, node)
 
-    def _atomic_add(self, node: Call) -> None:
-        self._answer(node, "a counter")
-
     def _do_nothing(self, node: Call) -> None:
         pass
 
     _store_counter = _do_nothing
-
-    def _ballot(self, node: Call) -> None:
-        self._answer(node, "votes")
-
-    def _smid(self, node: Call) -> None:
-        self._answer(node, "the multiprocessor")
 
     def _shuffle(self, node: Call) -> None:
         self.env[node.results[0]] = self.number(node.args[0])
