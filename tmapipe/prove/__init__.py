@@ -24,8 +24,7 @@ from tmapipe.check.ring_uses import budget_findings, placed
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.model.layout import Layout, line_of
 from tmapipe.program import ONE_AT_A_TIME, Traced, trace
-from tmapipe.prove.ahead import look_at_loops
-from tmapipe.prove.bodies import Bodies
+from tmapipe.prove.bodies import Bodies, look_at_loops
 from tmapipe.prove.joint import prove
 from tmapipe.prove.outputs import Outputs, look_at_outputs, uneven_starts
 from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, run_problem, solutions

@@ -17,12 +17,14 @@ import attrs
 from tmapipe.check import FindingLog
 from tmapipe.check.linear import OF_PROOF, LinearCheck, OutOfTime, doing
 from tmapipe.errors import HazardError, PipelineError
+from tmapipe.isa import ArriveAt, Kind, declared
+from tmapipe.isa.fragment import ClusterExchange
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import State
-from tmapipe.prove.ahead import are_apart, everything, foreseen
+from tmapipe.program.expressions import Call, every
 from tmapipe.prove.loops import Loops
 from tmapipe.prove.places import Places
-from tmapipe.prove.positions import Future, PositionKey, Positions, stages_of
+from tmapipe.prove.positions import Future, PositionKey, Positions, everything, foreseen, stages_of
 from tmapipe.prove.recurrence import Driver, RunState, TooMany
 from tmapipe.prove.shared import Again, Impossible, Loop, Point, Shared, Stopped, arrays_of, bounds, is_behind_skips
 from tmapipe.prove.solver import Solver, replaced
@@ -65,6 +67,26 @@ def prove(program: Any) -> Proof:
         if not proof.closed or not by_rank:  # else all CTAs do the same
             break
     return attrs.evolve(proof, states=states, events=events)
+
+
+def are_apart(program: Any) -> bool:
+    """Whether the CTAs of a cluster do nothing to each other: no operation reaches a peer or its slots, they meet at most
+    once, outside of loops, and load nothing that the kernel stores."""
+    plan = program.plan
+    if plan.cluster_size == 1 or {load.memory for load in plan.loads} & {store.memory for store in plan.stores}:
+        return False
+    meetings = 0
+    for node in (node for node in every(program.nodes) if type(node) is Call):
+        if any(isinstance(x, ClusterExchange) for x in (*node.args, *node.named.values())):
+            return False
+        for op in node.ops:
+            of = declared(type(op))
+            if any(getattr(op, name) is not None for name in of.named(Kind.MASK)):
+                return False
+            meets = of.effect(ArriveAt)
+            if meets is not None and not meets.barrier:
+                meetings += 1 if node in program.nodes else 2
+    return meetings <= 1
 
 
 def _prove(program: Any, cta: int | None = None) -> tuple[Proof, bool]:
