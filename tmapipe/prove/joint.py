@@ -1,10 +1,9 @@
-"""The joint run of all warps of a cluster, loop by loop: a set of states that is closed under everything that can come next.
+"""The joint run of all warps of a cluster, which finds a set of states that is closed under everything that can come next.
 
-All warps go on as far as they can. Then those that stand before loops of open count, over the same rings, enter them
-together, and go through them iteration by iteration. A *boundary* is a point before an iteration of such a loop, or behind
-its last one. What comes between two boundaries is run once for each combination of decisions that can occur. At a boundary,
-the machine's state, what the check knows, and where the warps are must be covered by what was looked at before
-(`prove.recurrence`).
+All warps go on as far as they can. Then warps that stand before loops of open count over the same rings enter their loops
+together, and take them turn by turn. A *boundary* is a point before a turn, or behind the last one. The operations from one
+boundary to the next are run once for each combination of decisions that can occur. The state at the next boundary joins the
+set, unless a state of the set covers it (`prove.recurrence`).
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from tmapipe.prove.symbols import Sym, negated, text
 from tmapipe.prove.walker import Open, Walker
 
 MOST_STATES = 400
-SAID = 8  # of what is decided, in words
+SAID = 8  # facts that a message has
 MOST_EVENTS = 200_000  # transitions of all runs together
-MOST_IDLE = 8  # iterations one by one, of one role or several, in which nobody executes anything
+MOST_IDLE = 8  # iterations taken one by one, one after another, in which no warp executes an operation
 
 
 @attrs.frozen
 class Proof:
-    """What was found.
+    """The result of a search.
 
-    closed: whether all runs are safe; states: how many are in the set; events: transitions executed; why: if not closed, what
-    is in the way; free: values that were taken to be anything; facts: what is decided where it stopped; unfinished: whether
-    the time was over.
+    closed: whether all runs are safe; states: how many the set has; events: transitions executed; why: if not closed, what was
+    in the way; free: names of values that were taken to be anything; facts: what was decided where the search stopped;
+    unfinished: whether the time was over.
     """
 
     closed: bool
@@ -90,7 +89,7 @@ def are_apart(program: Any) -> bool:
 
 
 def _prove(program: Any, cta: int | None = None) -> tuple[Proof, bool]:
-    """The proof, and whether it depends on ranks of CTAs. cta: the only one that is looked at, if they are apart."""
+    """The result, and whether it depends on the ranks of CTAs. cta: the only CTA that is looked at, where CTAs are apart."""
     teams = any(role.teams > 1 for role in program.plan.roles)
     search = Search(program, not teams, cta=cta)
     error = search.error()
@@ -107,8 +106,8 @@ def _prove(program: Any, cta: int | None = None) -> tuple[Proof, bool]:
 
 
 class Search:
-    """One search. mixed: whether each tile may take other decisions on what is the same in a whole run; joining: whether
-    states of teams may be taken to know less than they do; cta: the only one that is looked at."""
+    """One search. mixed: as of `Loops`; joining: whether states of teams may be taken to know less than they do; cta: the only
+    CTA that is looked at."""
 
     def __init__(self, program: Any, mixed: bool, joining: bool = True, cta: int | None = None):
         self.program, self.teams, self.joining = program, not mixed, joining and not mixed
@@ -130,17 +129,17 @@ class Search:
         self.shared.foresee = self.spread.foresee
         self.arrays = {ring.name: arrays_of(program.plan, ring) for ring in program.plan.rings}
         self.now: Point | None = None  # where it is
-        self.idle: dict[Any, set[Any]] = {}  # location -> those to which nothing leads but decisions
+        self.idle: dict[Any, set[Any]] = {}  # location -> the next locations, where no operation lies between
 
     def forget(self) -> None:
-        """Clears this object and `shared`, whose findings refer to each other and would wait for the garbage collector."""
+        """Clears this object and `shared`, which refer to each other and would wait for the garbage collector."""
         for each in (self.shared, self):
             vars(each).clear()
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
     def error(self) -> Exception | None:
-        """Why it does not close, or None."""
+        """Why no closed set was found, or None."""
         try:
             with doing(self._so_far, OF_PROOF):
                 self.run()
@@ -180,8 +179,8 @@ class Search:
             raise Stopped("loops that hand on several slots at a time, of which none fit")
 
     def _segment(self, point: Point, before: RunState, choices: tuple[Any, ...], todo: list[Any]) -> None:
-        """Runs from a boundary to the next one, by these decisions; adds that boundary, and decisions that are still to be
-        taken, to *todo*."""
+        """Runs from a boundary to the next one, by these decisions. Adds to *todo* the next boundary, and the same segment for
+        each other outcome of a decision."""
         now = self.now = Point([walker.copy() for walker in point.walkers], point.facts, point.loops, None)
         if self.log.order > MOST_EVENTS:
             raise Stopped("still no state recurs")
@@ -229,14 +228,14 @@ class Search:
             todo.append((now, to, ()))
 
     def _describe_visits(self) -> None:
-        """Describes visits by what has been seen of them, which assumes less than before: what has run was like that."""
+        """Describes visits as they have been seen so far. Segments that have run fit the new description, too."""
         self.visits.begin(self.future)
         self.driver = Driver(self.layout.agents)
         for state in chain.from_iterable(self.known.values()):
             vars(state).pop("known", None)
 
     def facts(self) -> frozenset[Sym]:
-        """What is decided where it is."""
+        """What is decided at the present point."""
         return frozenset() if self.now is None else self.now.facts
 
     def _look(self, now: Point) -> None:
@@ -252,7 +251,7 @@ class Search:
     # ---- from one boundary to the next ------------------------------------------------------------------------------
 
     def _drive(self, now: Point, state: RunState, choose: Any) -> Loop | None:
-        """Goes on until the next boundary, at which `now` then is; None at the end."""
+        """Goes on until the next boundary, and returns its loop; None at the end of all warps."""
         decided: dict[Sym, bool | None] = {}
 
         def decide(condition: Sym) -> bool | None:
@@ -278,7 +277,7 @@ class Search:
             decided.clear()
 
         self.shared.assume = assume
-        entered: set[int] = set()  # loops of which only one thing could come; each at most once, so that this ends
+        entered: set[int] = set()  # loops that were entered without a boundary: each at most once, so that this ends
         while True:
             try:
                 stops = self.driver.run(now.walkers, state, decide, self._skip)
@@ -334,7 +333,7 @@ class Search:
             raise Stopped(f"{names} cannot go on ({self._said(now)})")
 
     def _wanted(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> list[tuple[Walker, Any]]:
-        """Those of whose loops somebody waits for an iteration, who comes to its own loop only then."""
+        """The warps of *group* for an iteration of whose loops a warp waits that comes to its own loop only then."""
         names = self.loops.together.missing(now, group, stops)
         bits = sum(self.spread.arrays[name] for name in names)
         telling = [(walker, node) for walker, node in group if self.spread.of_node(walker, node).tells & bits]
@@ -350,7 +349,7 @@ class Search:
         walker.skips.clear()
 
     def _leave_out(self, now: Point, positions: Positions) -> None:
-        """How far warps are that have come to their end does not matter: they count as being where the others are."""
+        """Warps that have come to their end count as being where the others are."""
         live, at, skipped = self.future.live, positions.at, positions.skipped
         done = {walker.agent for walker in now.walkers if not walker.frames and not walker.queue}
         for key, first in zip(live.keys, live.first, strict=True) if done else ():
@@ -363,8 +362,8 @@ class Search:
     # ---- what recurs ------------------------------------------------------------------------------------------------
 
     def to_go_on(self, now: Point, state: RunState) -> RunState | None:
-        """None if a known state covers this state. Else the state to go on from, which is added to the known ones: this
-        state, or a state that knows less, and so covers this state and others."""
+        """None if a state of the set covers this state. Else the state to go on from, which joins the set: this state, or one
+        that knows less, and so covers this state and others."""
         key = now.key = self._location(now, state)
         state.telling = self.spread.from_here(now.walkers)
         others = self.known.setdefault(key, [])
@@ -455,7 +454,7 @@ class Search:
 
 
 def _goes_around(following: dict[Any, set[Any]]) -> bool:
-    """Whether something leads to itself: then no run was followed to its end there."""
+    """Whether a location leads to itself: then no run was followed to its end."""
     left = dict(following)
     while left:
         ends = [key for key, others in left.items() if others.isdisjoint(left)]

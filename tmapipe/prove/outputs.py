@@ -1,4 +1,4 @@
-"""Rules of outputs and inputs: each element is stored once, all of a dimension is read, copies start where TMA can."""
+"""The rules of outputs and inputs: each element is stored once, all of a dimension is read, copies start where TMA can."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ from tmapipe.tiles.order import rows_of
 #
 # Whether bodies read all of a dimension: rows that are longer than a tile, and loops that end early.
 #
-# A reduction that is told to count as many elements as the dimension has (``inside=k.extent("n")``) is wrong as soon
-# as tiles along that dimension have less: an error, unless a `Dim` bounds it. Without such a word the tile's part may
-# be what is meant, as in a scale a block: a note. So is what nobody loads, since a program may leave something out on
-# purpose.
+# A reduction that counts as many elements as a dimension has (``inside=k.extent("n")``) is wrong as soon as the dimension is
+# longer than a tile: an error, unless a `Dim` bounds the dimension. Where a reduction says no count, the tile's part may be
+# meant, as in a scale a block: a note. Elements that nobody loads are a note, too: they may be left out on purpose.
 
 
 MOST_TURNS = 10_000  # of the loops around a load
 
 
 def look_at_extents(bodies: Bodies, grid: Grid) -> list[Finding]:
-    """What is read of a dimension in part."""
+    """Reductions and loads of a part of a dimension."""
     reductions = bodies.program.isa.reductions.items()
     found = [finding for each, where in reductions if (finding := _reduced(bodies, grid, each, where))]
     for load in bodies.program.plan.loads:
@@ -81,7 +80,7 @@ def _reduced(bodies: Bodies, grid: Grid, each: Reduction, where: str | None) -> 
 
 
 def _dim_of(bodies: Bodies, each: Reduction) -> str | None:
-    """The dimension that is reduced: that of all tiles of the same extents; None if it is not clear."""
+    """The dimension that is reduced: the one along which tiles of these extents lie; None if there are several."""
     last = -1 if each.along == "rows" else -2
     found = set()
     for part in bodies.program.plan.transfers:
@@ -119,8 +118,8 @@ def _loaded(bodies: Bodies, grid: Grid, load: Load, moves: list[Move]) -> Iterat
 
 
 def _left_out(grid: Grid, moves: Iterable[Move], i: int, dim: str) -> str:
-    """Elements along a dimension that no turn of the loops loads, of some extent; empty if there are none, or if not the
-    dimension alone decides where tiles start."""
+    """In words, an element along a dimension of some length that no turn of the loops loads; empty if there is none, or if
+    tiles start where not this dimension alone decides."""
     extent, own = 0, leaf("extent", dim)
     for move in moves:
         extent = move.part.part[i]
@@ -143,7 +142,8 @@ def _left_out(grid: Grid, moves: Iterable[Move], i: int, dim: str) -> str:
 
 
 def _mark(loaded: np.ndarray, move: Move, i: int, values: dict[Sym, int]) -> bool:
-    """Marks what a move loads in all turns of its loops; whether that has a number, and they are not too many to look at."""
+    """Marks the elements that a move loads in all turns of its loops. Returns False, if it cannot: a start has no number, or
+    the turns are too many."""
     loops = [(key, count) for key, count in move.loops if key in leaves(move.at[i])]
     try:
         counts = [max(0, value_of(count, values)) for _, count in loops]
@@ -178,10 +178,10 @@ def _short(grid: Grid, move: Move, i: int, dim: str, most: int | None) -> str:
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------
 #
-# Rules of outputs: no element is stored by two tiles, or twice by one, without a reduction; each is stored by some.
+# No element of an output is stored by two tiles, or twice by one, unless it is reduced into; each is stored by some tile.
 #
-# First it is shown for every shape, if starts are affine (`places`). Where that does not succeed, problems of a few
-# tiles along each dimension are looked at (`painted`). A finding always comes from one of these.
+# First this is shown for every shape, if starts are affine (`stores.show`). Where that does not succeed, problems of a few
+# tiles along each dimension are looked at (`stores.painted`), from which each finding comes.
 
 
 #: of problems: tiles along each dimension of the grid, steps along others, and how many more elements
@@ -193,8 +193,8 @@ BODY_ERRORS = (PipelineError, ArithmeticError, LookupError, TypeError, ValueErro
 
 @attrs.frozen
 class Outputs:
-    """What was found. findings: errors and notes; open: what is not shown for every shape, in words; partly: outputs of which
-    some elements are stored by nobody."""
+    """The result. findings: errors and notes; open: in words, what is not shown for every shape; partly: outputs of which some
+    elements are stored by nobody."""
 
     findings: tuple[Finding, ...] = ()
     open: tuple[str, ...] = ()
@@ -226,10 +226,8 @@ def look_at_outputs(bodies: Bodies) -> Outputs:
 
 
 def _has_own(plan: Plan, grid: Grid, store: Store) -> bool:
-    """Whether an output has a dimension of its own, which neither a load nor the grid nor a `Dim` has, as parts of sums do.
-
-    The schedule makes it as long as what is stored, so that it is stored as a whole.
-    """
+    """Whether an output has a dimension that neither a load, nor the grid, nor a `Dim` has, as parts of sums do: the schedule
+    makes it as long as what is stored, so the output is stored as a whole."""
     known = {*grid.tile, *(dim for load in plan.loads for dim in load.dims), *(dim.name for dim in plan.relations)}
     return not known.issuperset(store.dims)
 
@@ -367,7 +365,7 @@ def _left_out_by(bodies: Bodies, output: Output, problem: Problem, visits: list[
 
 # ---- starts ----------------------------------------------------------------------------------------------------------
 #
-# Whether copies start at multiples of 16 bytes along the last dimension, wherever their tile lies: TMA traps at others.
+# Copies have to start at multiples of 16 bytes along the last dimension, wherever their tile lies: TMA traps at others.
 
 
 def uneven_starts(bodies: Bodies) -> dict[Any, str]:

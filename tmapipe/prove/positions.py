@@ -25,13 +25,14 @@ from tmapipe.prove.walker import Open, Walker
 
 # ---- positions -------------------------------------------------------------------------------------------------------
 #
-# How far each warp is in its arrays of barriers and slots.
+# How far each warp is in its arrays of barriers and slots. The *sort* of an operation is its type, with the name of the
+# operand that is a slot, and whether it reaches peers.
 
 
 PositionKey = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 Place = tuple[Any, str, int, int]  # sort of operation, array, stage, stages: for waits, counted through two laps
 Shifts = dict[tuple[int, str], int]  # (CTA, array) -> stages
-PEERS = "peers"  # the last part of a sort of operations that reach them
+PEERS = "peers"  # the last part of the sort of operations that reach peers
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
 
 
@@ -58,7 +59,7 @@ class Positions:
         return other
 
     def moved(self) -> None:
-        """Warps move on: where they are is looked up again."""
+        """Warps have moved on: `of` looks again where they are."""
         self._positions = None
 
     def places(self, op: Any) -> list[Place]:
@@ -75,8 +76,8 @@ class Positions:
             self.arrivals.add((agent, getattr(op, meets.barrier) if meets.barrier else CLUSTER))
 
     def of(self, live: Live) -> tuple[Any, bytes]:
-        """For each of these sorts of operations, where the warp is; and how far from the first one on the same array, and
-        whether the warp has executed one. Kept until the warps move on."""
+        """By key of *live*: the stage where the warp is; and, as bytes, how far that is from the first key of the array, and
+        whether the warp has executed such an operation. Kept until warps move on."""
         if self._positions is None:
             at, skipped = self.at, self.skipped
             now = np.array([at.get(key, 0) + skipped.get((key[0], key[2]), 0) for key in live.keys], np.int64)
@@ -90,11 +91,11 @@ class Positions:
 
 
 class Live:
-    """Sorts of operations that may come again.
+    """Warps' sorts of operations that may come again.
 
-    arrays: (CTAs, name, index in keys of the first sort of operation on it, a wait if there is one). By key: first, that index
-    of its array, and around, the positions in it. An array that no peer signals or writes to is one of each CTA by itself:
-    each may be as far in it as it likes.
+    arrays: (CTAs, name, first key): the index in *keys* of the array's first key, of a wait if there is one. first, around: by
+    key, the first key of its array, and the number of positions in it. An array that no peer signals or writes to counts as
+    one array a CTA: CTAs may stand at different positions of it.
     """
 
     def __init__(self, layout: Layout, keys: Iterable[PositionKey]):
@@ -114,7 +115,7 @@ class Live:
             self.arrays.append((ctas, array, first))
 
     def shifts(self, moved: Any) -> Shifts:
-        """By how many stages each array has moved on. moved: by key."""
+        """By how many stages each array has moved on. moved: the same by key, of which the array's first key counts."""
         found: Shifts = {}
         for ctas, array, first in self.arrays:
             found.update(dict.fromkeys([(cta, array) for cta in ctas], int(moved[first] % self.around[first])))
@@ -167,11 +168,11 @@ def _places(layout: Layout, op: Any) -> list[Place]:
 
 # ---- renaming --------------------------------------------------------------------------------------------------------
 #
-# Stages of one state, by their names in another: rings are uniform, so a state recurs wherever the warps are in them.
+# The barriers and slots of one state, by their numbers in another one in which all warps are further around the rings.
 
 
 class Renaming:
-    """Stages of one state, by their names in another. shifts: by CTA and array, as of `Positions.from_here`."""
+    """shifts: by CTA and array, by how many stages numbers differ, as of `Positions.from_here`."""
 
     def __init__(self, layout: Layout, shifts: Shifts):
         self.layout, self.shifts = layout, shifts
@@ -220,20 +221,19 @@ class Renaming:
 
 # ---- future ----------------------------------------------------------------------------------------------------------
 #
-# The operations that may still come in a run of a program.
-#
-# Rings are uniform: whoever uses one stage of a ring comes to use all.
+# Who will use what: which warps can be checked against a fact, by the operations that may still come. A warp that uses one
+# stage of a ring comes to use all.
 
 
-FactKey = tuple[Any, ...]  # of what can be known, or of who can know it
+FactKey = tuple[Any, ...]  # the name of a fact, or of a *knower*: a warp, or a barrier from which warps can learn
 
 
 class Future:
-    """The operations that may still come.
+    """What the operations that may still come do.
 
-    live: the sorts of operations that come again; busy: the warps that do more than return; sets: numbers of sets of warps;
-    checked: the warps of each set, by its number; as_one: whether one warp of the set is enough; waiters: the warps that wait
-    for each mbarrier of the cluster; visits: a `Visits`.
+    live: the sorts of operations that come again; busy: the warps that do more than return; sets: the numbers of sets of
+    warps, by name; checked: by number of a set and warp, whether the warp is in it; as_one: by number, whether it is enough
+    that one warp of the set knows a fact; waiters: by mbarrier of the cluster, the warps that wait for it; visits: a `Visits`.
     """
 
     def __init__(self, layout: Layout, ends: Iterable[Positions], busy: set[int]):
@@ -262,9 +262,9 @@ class Future:
             row[list(agents)] = True
         self.as_one = np.array([key[0] == "exit" for key in sets])
         self.checked_of = _Numbers(lambda key: self.sets[_checked_against(key, self.sets)])  # by fact
-        self.facts: dict[FactKey, int] = {}  # numbers of all that can be known, the same in all states
-        self.knowers: dict[FactKey, int] = {}  # and of all who can know it
-        self.forms: dict[tuple[Any, ...], int] = {}  # and of what must be equal in two states
+        self.facts: dict[FactKey, int] = {}  # numbers of facts, the same in all states
+        self.knowers: dict[FactKey, int] = {}  # numbers of knowers, likewise
+        self.forms: dict[tuple[Any, ...], int] = {}  # numbers of what must be equal in two states, likewise
         self.visits: Any = None
         self._renamings: dict[tuple[int, ...], Renaming] = {}
         self._here = functools.cache(functools.partial(Here, self))
@@ -323,7 +323,7 @@ class Future:
 
 
 class Here:
-    """Numbers of facts and knowers, by their names where the warps are. rename: to stages counted from there."""
+    """Numbers of facts and knowers, by their names in one state. rename: to stages counted from where the warps are."""
 
     def __init__(self, future: Future, rename: Renaming):
         knowers, facts = future.knowers, future.facts
@@ -373,11 +373,12 @@ def _number(numbers: dict[FactKey, int], rename: Renaming, key: FactKey) -> int:
 
 # ---- everything ------------------------------------------------------------------------------------------------------
 #
-# All operations of a program that may still come, which says what a state has to remember.
+# All operations that may come in a program, found without running it. They say what a state has to remember.
 
 
 def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[PositionKey, int]]:
-    """All operations that may come, at all places of their arrays; and positions before them, but for *pinned* arrays."""
+    """All operations that may come, at all stages of their arrays; and, except in *pinned* arrays, the stage before each
+    warp's first operation of a sort."""
     found = Positions(shared.layout)
     origin: dict[PositionKey, int] = {}
     for agent in range(shared.layout.agents):
@@ -386,7 +387,7 @@ def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[
 
 
 def foreseen(come: Positions, every: Positions) -> bool:
-    """Whether what has come in a run (copies of its positions note that together) is among *every* operation."""
+    """Whether the operations that have come in a run are among *every* operation."""
     sorts = ((agent, sort, array) for agent, sort, array in come.touched if not (type(sort) is type and _is_init(sort)))
     return every.touched.keys() >= set(sorts) and come.arrivals <= every.arrivals
 
@@ -396,11 +397,11 @@ def _is_init(op: type) -> bool:
 
 
 class _Everything:
-    """Walks a program once, both arms and one iteration of each loop, and notes the operations of one warp."""
+    """One warp's way through a program, through both arms of branches and one iteration of loops of open count."""
 
     def __init__(self, pinned: Container[Any], walker: Walker, found: Positions, origin: dict[PositionKey, int]):
         self.pinned, self.walker, self.found, self.origin = pinned, walker, found, origin
-        self.sure = True  # whether what is walked through comes in a first iteration
+        self.sure = True  # whether nodes are executed in a first iteration
 
     def nodes(self, nodes: list[Any]) -> None:
         for node in nodes:
@@ -455,7 +456,7 @@ class _Everything:
         return attrs.evolve(node, named={**node.named, "when": True})
 
     def _maybe(self, nodes: list[Any]) -> None:
-        """What the first iteration leaves out may come in a later one, from other places."""
+        """Notes the operations of nodes that the first iteration leaves out: a later one may come to them."""
         env, sure = dict(self.walker.env), self.sure
         self.sure = False
         with contextlib.suppress(PipelineError, Open):

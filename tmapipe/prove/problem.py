@@ -1,5 +1,5 @@
-"""Concrete problems: tensor shapes, a cluster and tables; those that fulfil what is decided; and where a body moves a
-tile."""
+"""Concrete problems, that is shapes of tensors, a cluster and tables: how one is run, and how one is found in which given
+conditions hold. And moves, by which bodies are described."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 
 # ---- moves -----------------------------------------------------------------------------------------------------------
 #
-# Where a body moves a tile, as the traced program says it: starts are numbers over symbols.
-#
-# Coordinates of a tile are symbols (`coordinate`), and so is the index of a loop of open count.
+# Where a body moves a tile: starts are numbers over symbols. The coordinates of the output tile are symbols (`coordinate`),
+# and so is the index of a loop of open count.
 
 
 DATA = ("entry", "answer")  # kinds of symbols that are data
-#: of every cluster alike
+#: Coordinates of tiles that are the same in each CTA of a cluster
 OF_CLUSTER = ("first", "steps")
 
 
 def coordinate(dim: str) -> Sym:
-    """That of a cluster's tile along a dimension, in tiles of a cluster."""
+    """The symbol for the coordinate of a cluster's tile along a dimension, in tiles of a cluster."""
     return leaf("tile", dim)
 
 
@@ -47,18 +46,18 @@ def is_coordinate(x: Sym) -> bool:
 
 
 def is_turn(x: Sym) -> bool:
-    """Whether it is the index of a loop of a body."""
+    """Whether *x* is the index of a loop of a body."""
     return x.op == "leaf" and x.args[0] == "index"
 
 
 class Move(NamedTuple):
-    """One warp starts to move a tile, or threads move it.
+    """One warp moves a tile, or starts an engine that does.
 
     Args:
         part: The load or store.
         at: Where it starts, along each dimension.
         loops: The indices of the loops around it, and how often each runs.
-        sometimes: Whether only some iterations of a loop do, or threads store some elements only.
+        sometimes: Whether only some iterations of a loop move it, or only some of its elements are stored.
         agent: The warp.
         where: Its source line.
     """
@@ -83,7 +82,7 @@ class Visit(NamedTuple):
 
 
 class Fork(Exception):
-    """A condition that is to be decided."""
+    """A condition of a body on which stores depend, and which has to be decided first."""
 
     def __init__(self, condition: Sym):
         super().__init__()
@@ -92,9 +91,6 @@ class Fork(Exception):
 
 # ---- problem ---------------------------------------------------------------------------------------------------------
 #
-# Concrete problems: tensor shapes, a cluster and tables; and the run of one cluster in a problem.
-
-
 Tables = Mapping[str, Sequence[int]]
 ANY = 2**30  # an extent that no tile has
 MOST = 1_000_000  # operations of a cluster
@@ -102,9 +98,9 @@ MOST = 1_000_000  # operations of a cluster
 
 @attrs.frozen
 class Problem:
-    """Tensors of these shapes, for one of some clusters; what bodies find in tables.
+    """Shapes of tensors, one of some clusters, and entries of tables.
 
-    size: output tiles of a CTA, and steps of each, of problems that differ in these alone.
+    size: (output tiles of a CTA, steps of each tile), of problems that differ in these alone.
     """
 
     shapes: Shapes
@@ -140,8 +136,9 @@ class TooLarge(Exception):
 
 
 def run_problem(program: Any, layout: Layout, problem: Problem, most: int) -> tuple[list[Finding], int, Problem]:
-    """(findings, transitions, the problem of the cluster that goes wrong, or the given one) of the problem's clusters
-    (`every_cluster`), from beginning to end, until one goes wrong.
+    """Runs the problem's clusters (`every_cluster`) until one goes wrong.
+
+    Returns (findings, transitions, the problem of the cluster that went wrong, or the given problem).
 
     Raises:
         TooLarge: One has more than *most* operations.
@@ -254,10 +251,9 @@ class Sizes:
 
 # ---- solutions -------------------------------------------------------------------------------------------------------
 #
-# Problems that fulfil what is decided where a proof stops: extents, clusters and entries, found by a small search.
-#
-# Each condition has a *distance*: by how much it fails. The search changes one number at a time, by steps that a
-# failing condition suggests, as long as the distances together become less.
+# Problems in which given conditions hold, found by a local search for extents, clusters and entries. Each condition has a
+# *distance*: 0 if it holds, else by how much it fails. The search changes one number at a time, by steps that a failing
+# condition suggests, so that the sum of the distances becomes less.
 
 
 ROUNDS = 40
@@ -275,11 +271,11 @@ def solutions(facts: Iterable[Sym], sizes: Sizes) -> Iterator[Problem]:
 
 
 class NoNumber(Exception):
-    """What has no number here."""
+    """A formula has no number: a leaf has no value."""
 
 
 class _Search:
-    """values: of leaves; distances: by condition, with these."""
+    """values: by leaf; distances: by condition, with these values."""
 
     def __init__(self, facts: list[Sym], sizes: Sizes, rng: random.Random):
         self.facts, self.sizes, self.rng = facts, sizes, rng
