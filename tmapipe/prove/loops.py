@@ -7,35 +7,15 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tmapipe.program.expressions import Call, Expr, For, If, While, resolve
 from tmapipe.prove.places import Liveness, Places
 from tmapipe.prove.recurrence import RunState
-from tmapipe.prove.shared import (
-    Again,
-    Loop,
-    Point,
-    Shared,
-    Together,
-    is_behind_skips,
-    restate,
-    with_facts,
-    without,
-)
-from tmapipe.prove.solver import Solver, replaced
-from tmapipe.prove.symbols import (
-    Sym,
-    at_least_0,
-    both,
-    is_0,
-    is_word,
-    leaf,
-    leaves,
-    negated,
-    of_launch,
-    truth,
-)
+from tmapipe.prove.shared import Again, Loop, Point, Shared, Together, is_behind_skips
+from tmapipe.prove.solver import Solver, after, replaced
+from tmapipe.prove.symbols import Sym, at_least_0, both, is_0, is_word, leaf, leaves, negated, of_launch, parts, truth
 from tmapipe.prove.walker import Open, Walker
 
 # ---- relevant --------------------------------------------------------------------------------------------------------
@@ -457,3 +437,32 @@ def is_in(walker: Walker, node: Any) -> bool:
 def _of_a_tile(fact: Sym, turn: Sym) -> bool:
     """Whether a fact is about a word of the queue that was read a fixed number of tiles ago: such facts would pile up."""
     return turn in fact.leaves and not any(is_word(each) and isinstance(each.args[2], Sym) for each in fact.leaves)
+
+
+def with_facts(facts: frozenset[Sym], more: Iterable[Any]) -> frozenset[Sym]:
+    return facts | {each for each in more if isinstance(each, Sym)}
+
+
+def restate(walker: Walker, say: Callable[[Any, str], Any]) -> None:
+    """Replaces the number of slots between, in a warp's positions behind skips, by the equal number `say(slots, ring)`."""
+    if not walker.behind:
+        return
+    moved: dict[str, int] = {}
+    said: dict[Any, Any] = {}
+    for var, value in walker.env.items():
+        if is_behind_skips(value):
+            base, slots, stages, ring = value.args
+            if (slots, ring) not in said:
+                said[slots, ring] = say(slots, ring)
+            slots = said[slots, ring]
+            walker.env[var] = after(value.op, base, slots, stages, ring)
+            moved[ring] = parts(slots)[0]
+    walker.behind = any(map(is_behind_skips, walker.env.values()))
+    walker.skips += [(ring, slots) for ring, slots in moved.items() if slots]
+
+
+def without(number: Any, other: Any) -> Any:
+    """number - n * other, with the n that cancels a term of both; n = 1 if they have none in common."""
+    terms, others = parts(number)[1], parts(other)[1]
+    times = next((n // others[term] for term, n in terms.items() if term in others), 1)
+    return number - times * other

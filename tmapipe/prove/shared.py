@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, Let, every, resolve
 from tmapipe.protocol.tile import Tile
-from tmapipe.prove.solver import Solver, after, arithmetic, replaced
+from tmapipe.prove.solver import Solver, arithmetic, replaced
 from tmapipe.prove.symbols import (
     WITHOUT_OPERATIONS,
     Slice,
@@ -257,10 +257,6 @@ class Impossible(Exception):
     """The decisions that were taken cannot occur together."""
 
 
-def with_facts(facts: frozenset[Sym], more: Iterable[Any]) -> frozenset[Sym]:
-    return facts | {each for each in more if isinstance(each, Sym)}
-
-
 # ---- skips -----------------------------------------------------------------------------------------------------------
 #
 # The position of a team behind slots that other teams take: a position, and a formula for the slots between, such as
@@ -278,31 +274,6 @@ def arrays_of(plan: Any, ring: Any) -> list[str]:
 def is_behind_skips(value: Any) -> bool:
     """Whether this is a slot or parity behind skipped slots whose number is open."""
     return isinstance(value, Sym) and value.op in ("slot after", "parity after")
-
-
-def restate(walker: Walker, say: Callable[[Any, str], Any]) -> None:
-    """Replaces the number of slots between, in a warp's positions behind skips, by the equal number `say(slots, ring)`."""
-    if not walker.behind:
-        return
-    moved: dict[str, int] = {}
-    said: dict[Any, Any] = {}
-    for var, value in walker.env.items():
-        if is_behind_skips(value):
-            base, slots, stages, ring = value.args
-            if (slots, ring) not in said:
-                said[slots, ring] = say(slots, ring)
-            slots = said[slots, ring]
-            walker.env[var] = after(value.op, base, slots, stages, ring)
-            moved[ring] = parts(slots)[0]
-    walker.behind = any(map(is_behind_skips, walker.env.values()))
-    walker.skips += [(ring, slots) for ring, slots in moved.items() if slots]
-
-
-def without(number: Any, other: Any) -> Any:
-    """number - n * other, with the n that cancels a term of both; n = 1 if they have none in common."""
-    terms, others = parts(number)[1], parts(other)[1]
-    times = next((n // others[term] for term, n in terms.items() if term in others), 1)
-    return number - times * other
 
 
 # ---- together --------------------------------------------------------------------------------------------------------
