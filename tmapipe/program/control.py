@@ -19,14 +19,13 @@ from tmapipe.program.refuse import SymbolicRange
 
 # ---- iteration -------------------------------------------------------------------------------------------------------
 #
-# What rewritten branches and loops iterate over: once for each arm, item or iteration that is traced.
-#
-# Each has `state`, the names before an arm or iteration and after all of them, and `end`, which takes them at the end
-# of each.
+# Rewritten branches and loops iterate over these objects, once for each arm, item or iteration that is traced. Each object has
+# `state`, the values of names before an arm or iteration and after the last one, and `end`, which takes the values at the end
+# of an arm or iteration.
 
 
 MOST_TURNS = 5_000_000  #: of a `while` loop that Python decides
-MOST_ACTING = 500  #: of one that does something in each iteration, all of which are traced
+MOST_ACTING = 500  #: of such a loop in which each iteration does something, since all are traced
 
 
 def pure(nodes: list[Any]) -> bool:
@@ -34,7 +33,7 @@ def pure(nodes: list[Any]) -> bool:
 
 
 class Decided:
-    """A branch that Python decides."""
+    """A branch that Python decides: the arm that is taken."""
 
     def __init__(self, arm: bool, state: Any):
         self.taken, self.state = arm, state
@@ -47,7 +46,7 @@ class Decided:
 
 
 class Items:
-    """A loop over what Python has. It ends early where a name in *stops* is known to be true."""
+    """A loop over an iterable of Python's. It ends early where a name in *stops* is known to be true."""
 
     def __init__(self, around: Iterable[Any], names: Any, state: Any, stops: Any):
         self.around, self.state = around, state
@@ -64,7 +63,7 @@ class Items:
 
 
 def iterations(tracer: Tracing, loop: Loop, count: Any) -> Iterator[Var]:
-    """The index of a loop, as often as its body is traced."""
+    """The index of a loop, as often as its body has to be traced."""
     index = Var("ijlpqr"[min(5, sum(isinstance(block, Loop) for block in tracer.opened))])
     while True:
         loop.enter()
@@ -91,9 +90,10 @@ class ForRange:
 
 
 class WhileLoop:
-    """A `while` loop: Python's as long as Python knows its condition and its exits, then one of the program.
+    """A `while` loop: Python's as long as Python knows its condition and its exits, then a loop of the program.
 
-    tests: whether the condition is evaluated in this turn; `enters` takes it, and says whether the body follows.
+    tests: whether rewritten code evaluates the condition in this turn, and hands it to `enters`, which says whether the body
+    follows; acts: whether evaluating the condition does something.
     """
 
     def __init__(self, tracer: Tracing, names: Any, heads: Any, live: Any, state: Any, stops: Any, known: bool = False):
@@ -172,15 +172,14 @@ class WhileLoop:
 
 # ---- operands --------------------------------------------------------------------------------------------------------
 #
-# Operands that Python may skip: the second ones of `and`, `or` and chains of comparisons, and those of ``x if c else
-# y``.
+# Operands that Python may skip: the second operands of `and`, `or` and chains of comparisons; x and y in ``x if c else y``.
 #
-# They are evaluated in place. If Python knows what decides, as it does; else each in a block of its own. If nothing
-# happens in that, the value is an expression, of which readers compute only the part that counts.
+# Where Python knows the condition, operands are evaluated as Python does. Else each is traced in a block of its own. If the
+# block does nothing, the value is an expression, of which readers compute only the operand that counts.
 
 
 class Operands(Calls):
-    """A part of `Tracing`. pending: operands that were begun (`first`, `takes`) and are not complete."""
+    """The part of `Tracing` for such operands. pending: what `first` and `takes` have begun, and `joined` and `chosen` end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +213,7 @@ class Operands(Calls):
         return exited
 
     def first(self, word: str, value: Any, test: bool) -> bool:
-        """The first operand of `and` or `or` is *value*: whether the second is evaluated. test: only the truth counts."""
+        """The first operand of `and` or `or` is *value*. Returns whether the second is evaluated. test: only truth counts."""
         value = resolve(value)
         middle = self.pending.pop() if word == "chain" else None
         if not symbolic(value):
@@ -260,7 +259,7 @@ class Operands(Calls):
         return self.pending[-1][5]
 
     def takes(self, condition: Any) -> bool:
-        """The condition of ``x if condition else y``: whether x is evaluated."""
+        """The condition of ``x if condition else y``. Returns whether x is evaluated."""
         condition = resolve(condition)
         if not symbolic(condition):
             self.pending.append([bool(condition), None, None])
@@ -299,7 +298,7 @@ class Operands(Calls):
 
 # ---- control ---------------------------------------------------------------------------------------------------------
 #
-# Tracing: what rewritten code calls for its control flow, and where the nodes of a program go.
+# The state of a trace, and where nodes go.
 
 
 class Cells:
@@ -324,7 +323,8 @@ def _in_use(refs: list[weakref.ref[Any]]) -> list[Any]:
 class Tracing(Operands):
     """The state of a trace, and what rewritten code calls.
 
-    nodes: of the block that is being traced; path: numbers of the blocks around; opened: those blocks.
+    nodes: of the open block; path: the numbers of the blocks around; opened: these blocks; cells, parts: `Cells` and objects
+    of the protocol in use; taken: how often each name has been given to a variable.
     """
 
     def __init__(self) -> None:
@@ -383,7 +383,7 @@ class Tracing(Operands):
         return self.close()
 
     def computed(self, value: Any) -> None:
-        """A value has been computed here."""
+        """Notes that a value has been computed here."""
         self.nodes.append(Let(value))
 
     def unset(self, name: str) -> Undefined:

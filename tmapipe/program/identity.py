@@ -27,13 +27,11 @@ from tmapipe.protocol.tile import Tile
 
 # ---- canonical -------------------------------------------------------------------------------------------------------
 #
-# Canonical bytes of Python's values and functions: equal for what does the same, in any process, whatever lines it is
-# on.
+# Canonical bytes of Python's values and functions are equal for values that do the same, in any process and on any lines.
 #
-# The bytes of a function are of its bytecode, its defaults, its captured values and the globals that it names.
-# Functions among these values count in the same way. A class of the user's is all that it has. Code of packages is
-# its name and the package's version. What depends on more than that, such as an open file, the environment or a
-# tensor, has no canonical bytes: `NotCanonical`.
+# The bytes of a function are of its bytecode, its defaults, its captured values and the globals that it names; functions
+# among these are written in the same way. A class of the user's is written with all its attributes; code of packages, by its
+# name and the package's version. Values that depend on more, such as an open file or a tensor, have no canonical bytes.
 
 
 #: Modules of Python whose functions give the same of the same arguments.
@@ -41,12 +39,12 @@ _PURE = frozenset(
     ["abc", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum", "fractions", "functools", "itertools",
      "math", "numbers", "operator", "string", "struct", "types", "typing"]
 )  # fmt: skip
-#: Built-in functions that find what no name in the code says, or whose result no other process has.
+#: Built-in functions that find values which no name in the code says, or whose result no other process has.
 _OPAQUE = frozenset(
     ["__import__", "breakpoint", "compile", "delattr", "eval", "exec", "getattr", "globals", "id", "input", "locals", "open",
      "setattr", "vars"]
 )  # fmt: skip
-#: Packages of one version with the library, which whoever keeps bytes notes with them.
+#: Packages whose versions are noted by whoever keeps bytes.
 _NOTED = frozenset(["cutlass", "tmapipe"])
 _OF_CLASSES = frozenset(
     ["__annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__", "__qualname__", "__static_attributes__",
@@ -60,19 +58,19 @@ _CACHED = type(functools.lru_cache(lambda: None))
 
 
 class NotCanonical(Exception):
-    """What has no canonical bytes, in words."""
+    """A value has no canonical bytes; in words, which."""
 
 
 class Canonical:
-    """Writes values, one after another. What is met again is written as its number, by first appearance."""
+    """Writes values, one after another. A value that is met again is written as its number, by first appearance."""
 
     def __init__(self) -> None:
         self.bytes = bytearray()
         self.numbers: dict[int, int] = {}
-        self.kept: list[Any] = []  # so that what has a number keeps its address
+        self.kept: list[Any] = []  # values with numbers, which stay alive, so that their ids stay theirs
 
     def begin(self, tag: bytes, count: int = 0) -> None:
-        """What follows is of a kind, and has so many parts."""
+        """Writes that a value of the kind *tag* with *count* parts follows."""
         self.bytes += tag
         self.bytes += struct.pack("<q", count)
 
@@ -241,7 +239,7 @@ class Canonical:
         self.write(code.co_consts)
 
     def _globals(self, code: types.CodeType, names: Mapping[str, Any]) -> None:
-        """What a function finds by name: globals, and of a module of the user's what the function names."""
+        """Writes the globals that a function names, and of a module of the user's, the attributes that the function names."""
         for value, attributes in _named_by(code, names.get("__package__") or ""):
             if isinstance(value, str):
                 self.write(value)
@@ -327,7 +325,8 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _named_by(code: types.CodeType, package: str) -> Iterator[tuple[Any, frozenset[str]]]:
-    """The globals that a code names, and of functions inside; with the names of attributes. An import: (module,)."""
+    """The globals, and as (module,) the imports, that a code and the functions inside name; each with the names of attributes
+    in the code."""
     attributes, seen = frozenset(_attributes(code)), set()
     for each in _codes(code):
         before: list[Any] = [None, None]
@@ -360,12 +359,9 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 # ---- identity --------------------------------------------------------------------------------------------------------
 #
-# The identity of a kernel: a hash of its traced program and its plan, the same in any process.
-#
-# Kernels of one identity are the same: they compile to the same code, and a proof of one is a proof of the other.
-# Lines, paths, names of variables, and how functions are split up do not count. Variables are numbered by first
-# appearance, and so are expressions, of which equal ones are one object. Functions of `k.raw` count by their bytecode
-# (`tmapipe.program.identity`).
+# Kernels of one identity compile to the same code, and a proof of one is a proof of the other. Lines, paths, names of
+# variables, and how functions are split up do not count. Variables and expressions are numbered by first appearance.
+# Functions of `k.raw` count by their bytecode.
 
 
 def identity(program: Traced) -> str | None:

@@ -27,11 +27,9 @@ from tmapipe.program.rewrite_expressions import (
 
 # ---- rewrite ---------------------------------------------------------------------------------------------------------
 #
-# Rewriting: the syntax tree of a function -> one whose control flow, calls and stores are those of the tracer.
-#
-# Statements stay where they are, in their function and at their lines. A branch becomes a loop over the arms that are
-# taken, which are one where Python knows the condition, else both; a loop becomes one over its iterations, or over
-# one that stands for all::
+# Statements stay where they are, in their function and at their lines. A branch becomes a loop over the arms that are taken:
+# one arm where Python knows the condition, else both. A loop becomes a loop over its iterations, or over one that stands for
+# all::
 #
 # if test: A                          <if 1> = <tp>.if_(test, names, live, (a, b))
 # else: B                     ->      for <arm 1> in <if 1>:
@@ -41,8 +39,8 @@ from tmapipe.program.rewrite_expressions import (
 #                                         <if 1>.end((a, b))
 #                                     (a, b) = <if 1>.state
 #
-# where a and b are the names that A and B assign and something reads later. Operands that Python may skip are
-# evaluated in place, too: ``x and y`` -> ``<tp>.joined(<tp>.second(y) if <tp>.first("and", x) else None)``.
+# where a and b are the names that A or B assigns and that are read later. Operands that Python may skip are evaluated in
+# place, too: ``x and y`` -> ``<tp>.joined(<tp>.second(y) if <tp>.first("and", x) else None)``.
 #
 # Functions and lambdas inside are rewritten when they are called; classes inside are Python's.
 
@@ -295,13 +293,12 @@ def _may_catch_division(handler: ast.ExceptHandler) -> bool:
 
 # ---- convert ---------------------------------------------------------------------------------------------------------
 #
-# Functions, rewritten: which are, and how one is made of the rewritten syntax tree.
+# Which functions are rewritten, and how a function is made of the rewritten syntax tree.
 #
-# Rewritten are the user's functions (and those of `tmapipe.schedules`), when they are called from a body: methods,
-# closures, lambdas, functions of other modules, and those of the installed package in which a schedule is written.
-# Python's own, those of other packages and of this library run as they are; so does a function without source, and a
-# coroutine. What runs as it is runs once, while the body is traced; it sees numbers that only the kernel knows as
-# objects with arithmetic, and can't decide by them.
+# Rewritten are the user's functions, and those of `tmapipe.schedules`, when a body calls them: methods, closures, lambdas,
+# functions of other modules, and functions of the installed package in which a schedule is written. Python's own functions,
+# those of other packages and of this library, functions without source, and coroutines run as they are: once, while the body
+# is traced. They get numbers that only the kernel knows as objects with arithmetic, and cannot decide by them.
 
 
 _OUTER = "<outer>"
@@ -317,7 +314,7 @@ _current = _Current()
 
 
 def current() -> Any:
-    """What traces in this thread. Raises `ScopeError` if nothing does."""
+    """The tracer at work in this thread. Raises `ScopeError` if there is none."""
     if _current.tracer is None:
         raise ScopeError("a function that a body has made is called after the body was traced. Make it outside.")
     return _current.tracer
@@ -339,7 +336,7 @@ class tracing:
 
 
 class _Helper:
-    """What rewritten code calls: the tracer at work."""
+    """What rewritten code calls `<tp>`: the tracer at work."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(current(), name)
@@ -378,7 +375,7 @@ def converted(function: types.FunctionType, top: bool = False, home: Any = None)
 
 
 class _Function:
-    """A function that is no part of a cache's key, which is its code."""
+    """A function beside its code as an argument of a cache, whose key is the code alone."""
 
     def __init__(self, function: types.FunctionType):
         self.function = function
