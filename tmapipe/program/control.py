@@ -96,9 +96,9 @@ class WhileLoop:
     follows; acts: whether evaluating the condition does something.
     """
 
-    def __init__(self, tracer: Tracing, names: Any, heads: Any, live: Any, state: Any, stops: Any, known: bool = False):
+    def __init__(self, tracer: Tracing, names: Any, heads: Any, live: Any, state: Any, stops: Any, yields: bool):
         self.tracer, self.names, self.heads, self.live, self.state = tracer, names, heads, live, state
-        self.stops, self.only_known = stops, known
+        self.stops, self.yields = stops, yields
         self.tests, self.enter, self.acts = True, True, False
         self.test: Any = None
         self.loop: Loop | None = None
@@ -108,7 +108,7 @@ class WhileLoop:
 
     def enters(self, test: Any) -> bool:
         test = resolve(test)
-        if self.only_known:
+        if self.yields:
             test = self.tracer.known(test, "a loop with `yield`")
         self.test = test
         if self.loop is None:
@@ -427,33 +427,27 @@ class Tracing(Operands):
 
     # ---- statements -----------------------------------------------------------------------------------------------
 
-    def if_(self, condition: Any, names: Any, live: Any, state: Any) -> Any:
-        condition = resolve(condition)
+    def if_(self, condition: Any, names: Any, live: Any, state: Any, yields: bool) -> Any:
+        condition = self.known(condition, "a branch with `yield`") if yields else resolve(condition)
         if symbolic(condition):
             return Branch(self, condition, names, live, state)
         return Decided(bool(condition), state)
 
-    def if_known(self, condition: Any, names: Any, live: Any, state: Any) -> Any:
-        return Decided(bool(self.known(condition, "a branch with `yield`")), state)
-
     def for_(self, around: Any, *state: Any) -> Any:
-        if isinstance(around, range):
+        """A loop in the body of a role, where a range of Python's is a loop of the program, too."""
+        if isinstance(around, range) and not state[-1]:
             around = SymbolicRange(around.start, around.stop, around.step)
         return self.for_in_helper(around, *state)
 
-    def for_in_helper(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        if isinstance(around, SymbolicRange):
+    def for_in_helper(
+        self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any, yields: bool
+    ) -> Any:
+        if isinstance(around, SymbolicRange) and not yields:
             return ForRange(self, around, Loop(self, names, heads, live, state, stops))
         return Items(self.items(around), names, state, stops)
 
-    def for_known(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        return Items(self.items(around), names, state, stops)
-
-    def while_(self, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        return WhileLoop(self, names, heads, live, state, stops)
-
-    def while_known(self, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        return WhileLoop(self, names, heads, live, state, stops, known=True)
+    def while_(self, names: Any, heads: Any, live: Any, state: Any, stops: Any, yields: bool) -> Any:
+        return WhileLoop(self, names, heads, live, state, stops, yields)
 
     # ---- what the library calls -----------------------------------------------------------------------------------
 

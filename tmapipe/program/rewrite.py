@@ -140,10 +140,10 @@ class Rewriter(Expressions):
         names = self.names[node]
         kept = self.live.always.union(*self.finals)  # read even if the function has been left
         live = [AFTER_RETURN if n in kept else n in self.live.after[node] for n in names]
-        method = "if_known" if self._yields(node) else "if_"
         test = self.test(node.test)
         arms, arm = self._number("if"), self._number("arm")
-        begin = call(method, test, _constants(names), _constants(live), _tuple(names, ast.Load))
+        yields = ast.Constant(self._yields(node))
+        begin = call("if_", test, _constants(names), _constants(live), _tuple(names, ast.Load), yields)
         inside = ast.If(load(arm), self.block(node.body), self.block(node.orelse))
         return self._loop_of(node, arms, arm, begin, names, [inside])
 
@@ -161,11 +161,11 @@ class Rewriter(Expressions):
         live = [n in self.live.after[node] for n in names]
         stops = self.stops.get(node, ())
         constants = _constants(names), _constants(heads), _constants(live)
-        return names, [*constants, _tuple(names, ast.Load), _constants(stops)]
+        return names, [*constants, _tuple(names, ast.Load), _constants(stops), ast.Constant(self._yields(node))]
 
     def visit_For(self, node: ast.For) -> Any:
         names, shown = self._of_loop(node)
-        method = "for_known" if self._yields(node) else "for_" if self.top else "for_in_helper"
+        method = "for_" if self.top else "for_in_helper"
         around = self.visit(node.iter)
         loop, item = self._number("loop"), self._number("item")
         checks = self._of_outer_names(node)
@@ -176,11 +176,10 @@ class Rewriter(Expressions):
     def visit_While(self, node: ast.While) -> Any:
         names, shown = self._of_loop(node)
         loop, turn = self._number("loop"), self._number("turn")
-        method = "while_known" if self._yields(node) else "while_"
         enters = ast.Call(_of(loop, "enters"), [self.test(node.test)], [])
         test = ast.IfExp(_of(loop, "tests"), enters, ast.Constant(True))
         inside: list[ast.stmt] = [ast.If(test, self.block(node.body), [])]
-        return self._loop_of(node, loop, turn, call(method, *shown), names, inside)
+        return self._loop_of(node, loop, turn, call("while_", *shown), names, inside)
 
     def visit_With(self, node: ast.With) -> Any:
         level = self._number("level")
