@@ -19,19 +19,7 @@ from tmapipe.check.lifetimes import Contents, Lifetimes, Results
 from tmapipe.check.phases import Barriers, Clocks, Phases
 from tmapipe.check.slots import Fences, Slots, part_of
 from tmapipe.errors import InputError
-from tmapipe.isa import (
-    ALL_LANES,
-    TABLE,
-    Arm,
-    Arrive,
-    Group,
-    Proxy,
-    Scope,
-    SetRegisters,
-    Start,
-    declared,
-    scope_of,
-)
+from tmapipe.isa import ALL_LANES, TABLE, Proxy, Scope, Start, declared, scope_of
 from tmapipe.isa.ops import Counted, Flight, LoadComplete
 from tmapipe.model.layout import Kind, Layout, Shapes
 from tmapipe.model.run import bar_name, lines, who
@@ -120,15 +108,15 @@ class LinearCheck:
         self.lifetimes.finish()
         self.fences.finish(through_async)
 
-    # ---- what effects do to clocks --------------------------------------------------------------------------------
+    # ---- what effects do to clocks: a method for each class of effects ---------------------------------------------
 
-    def _init(self, effect: effects.Init, step: Step, facts: Any) -> None:
+    def _Init(self, effect: effects.Init, step: Step, facts: Any) -> None:
         self.lifetimes.init(step, self.layout.flat_bar(step.agent, getattr(step.op, effect.bar)))
 
-    def _fence_init(self, effect: effects.FenceInit, step: Step, facts: Any) -> None:
+    def _FenceInit(self, effect: effects.FenceInit, step: Step, facts: Any) -> None:
         self.lifetimes.fence_init(step)
 
-    def _wait(self, effect: effects.Wait, step: Step, phase: int) -> None:
+    def _Wait(self, effect: effects.Wait, step: Step, phase: int) -> None:
         own = getattr(step.op, effect.bar)
         bar = self.layout.flat_bar(step.agent, own)
         self.lifetimes.use(step, bar, far=False)
@@ -168,21 +156,21 @@ class LinearCheck:
         fix = "let one lane arrive (lanes=1), or count every lane that arrives"
         self.log.add(Kind.SURPLUS_ARRIVAL, text, fix, step, bar=bar, phase=step.phase)
 
-    def _arrive_at(self, effect: effects.ArriveAt, step: Step, facts: tuple[int, bool]) -> None:
+    def _ArriveAt(self, effect: effects.ArriveAt, step: Step, facts: tuple[int, bool]) -> None:
         relaxed = scope_of(effect.scope, step.op) is Scope.RELAXED
         self.barriers.arrive(step, getattr(step.op, effect.barrier) if effect.barrier else None, facts, relaxed)
 
-    def _wait_at(self, effect: effects.WaitAt, step: Step, generation: int) -> None:
+    def _WaitAt(self, effect: effects.WaitAt, step: Step, generation: int) -> None:
         self.barriers.wait(step.agent, getattr(step.op, effect.barrier) if effect.barrier else None, generation)
 
-    def _sync_lanes(self, effect: effects.SyncLanes, step: Step, facts: Any) -> None:
+    def _SyncLanes(self, effect: effects.SyncLanes, step: Step, facts: Any) -> None:
         self.clocks.synchronize_lanes(step.agent)
 
-    def _fence_proxy(self, effect: effects.FenceProxy, step: Step, facts: Any) -> None:
+    def _FenceProxy(self, effect: effects.FenceProxy, step: Step, facts: Any) -> None:
         if getattr(step.op, effect.lanes) == ALL_LANES:  # otherwise which lanes have written is not known
             (self.fences if effect.space == "shared" else self.results).fence(step)
 
-    def _access(self, effect: effects.Access, step: Step, facts: Any) -> None:
+    def _Access(self, effect: effects.Access, step: Step, facts: Any) -> None:
         if self.contents.of and not effect.mask:
             slot = getattr(step.op, effect.slot)
             if not effect.write:
@@ -196,7 +184,7 @@ class LinearCheck:
             if cta != self.layout.cta_of(step.agent):
                 self.lifetimes.read_far(step, cta)
 
-    def _start(self, effect: Start, step: Step, flights: tuple[Flight, ...]) -> None:
+    def _Start(self, effect: Start, step: Step, flights: tuple[Flight, ...]) -> None:
         self.last[step.agent] = step
         self.slots.start(step, effect, flights)
         if self.contents.of and not effect.write:
@@ -208,33 +196,33 @@ class LinearCheck:
                 self.lifetimes.use(step, bar, far=effect.proxy is Proxy.ASYNC)
                 self.loads[flight] = clock, step
             self.results.load(step, effect.until.bar, effect.proxy is Proxy.ASYNC, flights)
-        elif effect.until.group is Group.BULK:
+        elif effect.until.group is effects.Group.BULK:
             self.results.store(step, flights[0])
 
-    def _tile(self, effect: effects.Tile, step: Step, facts: Any) -> None:
+    def _Tile(self, effect: effects.Tile, step: Step, facts: Any) -> None:
         if not effect.inside:
             return
         anywhere = bool(effect.anywhere) and getattr(step.op, effect.anywhere)
         self.lifetimes.start_tile(step, getattr(step.op, effect.part), getattr(step.op, effect.at), anywhere)
 
-    def _end_group(self, effect: effects.EndGroup, step: Step, facts: Any) -> None:
-        if effect.group is Group.BULK:
+    def _EndGroup(self, effect: effects.EndGroup, step: Step, facts: Any) -> None:
+        if effect.group is effects.Group.BULK:
             self.slots.commit(facts)
             self.results.commit(facts)
 
-    def _await_group(self, effect: effects.AwaitGroup, step: Step, covered: int) -> None:
-        if effect.group is Group.BULK:
+    def _AwaitGroup(self, effect: effects.AwaitGroup, step: Step, covered: int) -> None:
+        if effect.group is effects.Group.BULK:
             self.slots.bulk_wait(step, covered)
             if not (effect.read and getattr(step.op, effect.read)):
                 self.results.wait(step, covered)
         else:
             self.slots.mma_wait(step, covered)
 
-    def _global(self, effect: effects.Global, step: Step, facts: Any) -> None:
+    def _Global(self, effect: effects.Global, step: Step, facts: Any) -> None:
         if effect.how == "write" and effect.part:
             self.results.store(step, None)
 
-    def _return(self, effect: effects.Return, step: Step, facts: Any) -> None:
+    def _Return(self, effect: effects.Return, step: Step, facts: Any) -> None:
         self.lifetimes.exit(step.agent)
         self.barriers.exit(step.agent)
 
@@ -248,36 +236,19 @@ class LinearCheck:
         self.phases.land(clock, step, bar, counted)
 
 
-_Counts = tuple["Arrive | None", "Arm | None"]
+_Counts = tuple["effects.Arrive | None", "effects.Arm | None"]
 Rule = Callable[[LinearCheck, Any, Step, Any], None]
 OfOps = dict[type, list[tuple[Rule, Any]]]
-
-_OF_EFFECTS: dict[type, Rule] = {
-    effects.Init: LinearCheck._init,
-    effects.FenceInit: LinearCheck._fence_init,
-    effects.Wait: LinearCheck._wait,
-    effects.ArriveAt: LinearCheck._arrive_at,
-    effects.WaitAt: LinearCheck._wait_at,
-    effects.SyncLanes: LinearCheck._sync_lanes,
-    effects.FenceProxy: LinearCheck._fence_proxy,
-    effects.Access: LinearCheck._access,
-    Start: LinearCheck._start,
-    effects.Tile: LinearCheck._tile,
-    effects.EndGroup: LinearCheck._end_group,
-    effects.AwaitGroup: LinearCheck._await_group,
-    effects.Global: LinearCheck._global,
-    effects.Return: LinearCheck._return,
-}
 
 
 def _rules() -> OfOps:
     """By operation, the rules of its effects. Registers belong to one warp, so only the machine looks at them."""
     found: OfOps = {}
     for op, of in TABLE.items():
-        counts = of.effect(Arrive), of.effect(Arm)
+        counts = of.effect(effects.Arrive), of.effect(effects.Arm)
         rules: list[tuple[Rule, Any]] = [(LinearCheck._count, counts)] if any(counts) else []
-        rules += [(_OF_EFFECTS[type(effect)], effect) for effect in of.effects if type(effect) in _OF_EFFECTS]
-        found[op] = rules
+        methods = ((getattr(LinearCheck, f"_{type(effect).__name__}", None), effect) for effect in of.effects)
+        found[op] = [*rules, *((method, effect) for method, effect in methods if method is not None)]
     return found
 
 
@@ -330,7 +301,7 @@ def blamed(tx: int, steps: list[Step]) -> list[Step]:
 
 def _uneven_sets(programs: Sequence[Sequence[Any]], agents: range) -> list[Step]:
     """The last setmaxnreg of a warp of these whose warpgroup has other ones."""
-    sets = {a: [op for op in programs[a] if declared(type(op)).effect(SetRegisters)] for a in agents}
+    sets = {a: [op for op in programs[a] if declared(type(op)).effect(effects.SetRegisters)] for a in agents}
     counts = {a: [op.registers for op in sets[a]] for a in agents}
     for first in agents[::4]:
         four = [counts[a] for a in agents if a in range(first, first + 4)]
@@ -352,7 +323,7 @@ def _left_with_bytes(check: LinearCheck, cta: int) -> list[Step]:
 def _nbytes(op: Any, armed: bool) -> int:
     """The bytes that an operation arms, or that it delivers."""
     of = declared(type(op))
-    arm, start = of.effect(Arm), of.effect(Start)
+    arm, start = of.effect(effects.Arm), of.effect(Start)
     if armed:
         return 0 if arm is None else getattr(op, arm.nbytes)
     return 0 if start is None or not start.until.nbytes else getattr(op, start.until.nbytes)
