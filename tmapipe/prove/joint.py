@@ -24,7 +24,7 @@ from tmapipe.program.expressions import Call, every
 from tmapipe.prove.loops import Loops
 from tmapipe.prove.places import Places
 from tmapipe.prove.positions import Future, PositionKey, Positions, everything, foreseen, stages_of
-from tmapipe.prove.recurrence import Driver, RunState, TooMany
+from tmapipe.prove.recurrence import Driver, RunState
 from tmapipe.prove.shared import Again, Impossible, Loop, Point, Shared, Stopped, arrays_of, bounds, is_behind_skips
 from tmapipe.prove.solver import Solver, replaced
 from tmapipe.prove.spread import Spread, Visits
@@ -141,14 +141,11 @@ class Search:
     def error(self) -> Exception | None:
         """Why no closed set was found, or None."""
         try:
-            with doing(self._so_far, OF_PROOF):
+            with doing(lambda: f"{self.count} states so far, {self.log.order} operations", OF_PROOF):
                 self.run()
         except (Stopped, Open, HazardError, OutOfTime) as error:
             return error
         return None
-
-    def _so_far(self) -> str:
-        return f"{self.count} states between iterations so far, {self.log.order} operations"
 
     def run(self) -> None:
         every, origin = everything(self.shared, self.places.pinned)
@@ -281,8 +278,6 @@ class Search:
         while True:
             try:
                 stops = self.driver.run(now.walkers, state, decide, self._skip)
-            except TooMany:
-                raise Stopped("more operations than are looked at between two iterations") from None
             except PipelineError as error:  # also one of the machine
                 raise Stopped(str(error).split("\n")[0]) from None
             open_ = next((stop[1] for stop in stops if stop is not None and stop[0] == "decide"), None)

@@ -23,7 +23,7 @@ from tmapipe.program import replay
 from tmapipe.program.expressions import Expr
 from tmapipe.program.isa import Reduction
 from tmapipe.prove.bodies import Bodies
-from tmapipe.prove.problem import DATA, Move, NoNumber, Problem, Visit, is_turn, value_of
+from tmapipe.prove.problem import DATA, Move, Problem, Visit, is_turn, value_of
 from tmapipe.prove.stores import MOST, Clash, Grid, Output, Shown, counts_to, left_out, painted, show
 from tmapipe.prove.symbols import Sym, leaf, leaves, parts, text
 from tmapipe.tiles.order import rows_of
@@ -142,19 +142,15 @@ def _left_out(grid: Grid, moves: Iterable[Move], i: int, dim: str) -> str:
 
 
 def _mark(loaded: np.ndarray, move: Move, i: int, values: dict[Sym, int]) -> bool:
-    """Marks the elements that a move loads in all turns of its loops. Returns False, if it cannot: a start has no number, or
-    the turns are too many."""
+    """Marks the elements that a move loads in all turns of its loops. Returns False if these are too many to look at."""
     loops = [(key, count) for key, count in move.loops if key in leaves(move.at[i])]
-    try:
-        counts = [max(0, value_of(count, values)) for _, count in loops]
-        if math.prod(counts) > MOST_TURNS:
-            return False
-        for turn in itertools.product(*map(range, counts)):
-            look()
-            start = value_of(move.at[i], {**values, **dict(zip((key for key, _ in loops), turn, strict=True))})
-            loaded[max(0, start) : max(0, start + move.part.part[i])] = True
-    except NoNumber:
+    counts = [max(0, value_of(count, values)) for _, count in loops]
+    if math.prod(counts) > MOST_TURNS:
         return False
+    for turn in itertools.product(*map(range, counts)):
+        look()
+        start = value_of(move.at[i], {**values, **dict(zip((key for key, _ in loops), turn, strict=True))})
+        loaded[max(0, start) : max(0, start + move.part.part[i])] = True
     return True
 
 

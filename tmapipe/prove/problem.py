@@ -270,10 +270,6 @@ def solutions(facts: Iterable[Sym], sizes: Sizes) -> Iterator[Problem]:
             return
 
 
-class NoNumber(Exception):
-    """A formula has no number: a leaf has no value."""
-
-
 class _Search:
     """values: by leaf; distances: by condition, with these values."""
 
@@ -341,20 +337,14 @@ class _Search:
         found = {value + step * of for step in (-1, 1) for of in (1, 2, unit, 2 * unit)}
         for fact in self.facts:  # as far as a condition says, if it changes evenly
             if x in fact.leaves and fact.op in ("ge", "eq"):
-                here = self._sum(fact)
+                here = value_of(fact.args[0], self.values)
                 for step in {1, unit}:
-                    there = self._sum(fact, {x: value + step})
-                    if here is not None and there is not None and here != there:
+                    there = value_of(fact.args[0], {**self.values, x: value + step})
+                    if here != there:
                         times = -here / (there - here)
                         found |= {value + step * int(times + more) for more in (-1, 0, 1)}
         least = self._least(x)
         return [each for each in found if each != value and abs(each) < LARGE and (least is None or each >= least)]
-
-    def _sum(self, fact: Sym, changed: dict[Sym, int] | None = None) -> int | None:
-        try:
-            return value_of(fact.args[0], {**self.values, **(changed or {})})
-        except NoNumber:
-            return None
 
     def _with(self, x: Sym, value: int) -> int:
         before, self.values[x] = self.values[x], value
@@ -379,15 +369,9 @@ class _Search:
         tables: dict[str, dict[int, int]] = {}
         for x, value in self.values.items():
             if x.args[0] == "entry":
-                try:
-                    tables.setdefault(x.args[1], {})[value_of(x.args[2], self.values)] = value
-                except NoNumber:
-                    tables.setdefault(x.args[1], {})
-        entries = {
-            name: [at.get(i, 1) for i in range(1 + max([0, *at]))]
-            for name, at in tables.items()
-            if max([0, *at]) < 4096
-        }
+                tables.setdefault(x.args[1], {})[value_of(x.args[2], self.values)] = value
+        lengths = {name: 1 + max([0, *at]) for name, at in tables.items()}
+        entries = {name: [tables[name].get(i, 1) for i in range(n)] for name, n in lengths.items() if n <= 4096}
         for tiles, steps in ((1, 1), (2 * sizes.group, sizes.slots + 1), ((sizes.slots + 2) * sizes.group, 2)):
             every = {}
             for dim in (*sizes.dims, *sizes.others):
@@ -401,26 +385,18 @@ class _Search:
 
 
 def _distance(x: Any, values: Mapping[Sym, int]) -> int:
-    """By how much a condition fails; 0 if it holds, or has no number."""
-    try:
-        if not isinstance(x, Sym):
-            return int(not x)
-        if x.op == "ge":
-            return max(0, -value_of(x.args[0], values))
-        if x.op == "eq":
-            return abs(value_of(x.args[0], values))
-        if x.op == "all":
-            return sum(_distance(each, values) for each in x.args)
-        if x.op == "any":
-            return min(_distance(each, values) for each in x.args)
-        return int(not value_of(x, values))
-    except NoNumber:
-        return 0
+    """By how much a condition fails; 0 if it holds."""
+    if not isinstance(x, Sym):
+        return int(not x)
+    if x.op == "ge":
+        return max(0, -value_of(x.args[0], values))
+    if x.op == "eq":
+        return abs(value_of(x.args[0], values))
+    if x.op in ("all", "any"):
+        return (sum if x.op == "all" else min)(_distance(each, values) for each in x.args)
+    return int(not value_of(x, values))
 
 
 def value_of(x: Any, values: Mapping[Sym, int]) -> int:
-    """The number that a formula has with these leaves. Raises `NoNumber` if it has none."""
-    found = replaced(x, values)
-    if isinstance(found, Sym):
-        raise NoNumber
-    return int(found)
+    """The number that a formula has with these values of all its leaves."""
+    return int(replaced(x, values))

@@ -18,6 +18,7 @@ from tmapipe.model.barriers import REGISTERS
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import APPLY, WAITS, State
 from tmapipe.prove.positions import CLUSTER, FactKey, Future, Here, Positions
+from tmapipe.prove.shared import Stopped
 from tmapipe.prove.walker import Walker
 
 # ---- recurrence ------------------------------------------------------------------------------------------------------
@@ -239,10 +240,6 @@ def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
 MOST_OPERATIONS = 1_000_000  # between two boundaries
 
 
-class TooMany(Exception):
-    """More operations than are looked at before warps come to a loop of open count, or to their end."""
-
-
 class Doing:
     """An operation of one warp. wait: of the machine, if it can block; apply: its transition; rules: of the check; moves: its
     places, as (key, stage, stages); visits: as of `Visits.place`."""
@@ -334,7 +331,7 @@ class Driver:
             if not log.order & 63:
                 look_now()
                 if log.order > self.limit:
-                    raise TooMany
+                    raise Stopped("more operations than are looked at between two iterations")
 
     def _move_all(self) -> None:
         """Lets each copy or matmul in flight that can go on take one step."""
