@@ -51,9 +51,8 @@ def trace(schedule: Any, plan: Any = None) -> Traced:
     before = dict(vars(schedule))
     with tracing(tracer):
         kernel_main(isa, schedule)
-    changed = [
-        n for n, v in vars(schedule).items() if not n.startswith("_") and (n not in before or before[n] is not v)
-    ]
+    own = [(name, value) for name, value in vars(schedule).items() if not name.startswith("_")]
+    changed = [name for name, value in own if name not in before or before[name] is not value]
     if changed:
         raise ScopeError(f"self.{changed[0]} is set by a body, which is traced once and keeps no state")
     return Traced(schedule, plan, tracer.nodes, isa)
@@ -142,8 +141,8 @@ class _Listing:
         self._nodes(self.program.nodes)
         return "\n".join(self.out)
 
-    def _say(self, text: str, where: str | None = None) -> None:
-        line = f"{'    ' * self.level}{text}"
+    def _say(self, text: str, where: str | None = None, deeper: int = 0) -> None:
+        line = f"{'    ' * (self.level + deeper)}{text}"
         if where and where != self.last:
             file, _, number = where.rpartition(":")
             line = f"{line:<{LINES_AT}}  # {os.path.basename(file)}:{number}"
@@ -182,9 +181,7 @@ class _Listing:
         if hidden:
             said.append(f"{', '.join(dict.fromkeys(hidden))} of the next tile")
         if said:
-            self.level += 1
-            self._say("next   " + "; ".join(said))
-            self.level -= 1
+            self._say("next   " + "; ".join(said), deeper=1)
 
     def _if(self, node: If) -> None:
         loops = any(isinstance(each, (For, While)) for each in node.then)
@@ -200,10 +197,8 @@ class _Listing:
             self._chosen([(phi, other) for phi, _, other in node.phis])
 
     def _chosen(self, values: list[tuple[Any, Any]]) -> None:
-        self.level += 1
         for phi, value in values:
-            self._say(f"{show(phi)} = {_short(show(value))}")
-        self.level -= 1
+            self._say(f"{show(phi)} = {_short(show(value))}", deeper=1)
 
     # ---- instructions ---------------------------------------------------------------------------------------------
 

@@ -57,6 +57,16 @@ _CODE = (
 _CACHED = type(functools.lru_cache(lambda: None))
 
 
+#: What is made of functions: a tag, and the attributes that have them.
+_OF_FUNCTIONS: dict[type, tuple[bytes, tuple[str, ...]]] = {
+    functools.partial: (b"p", ("func", "args", "keywords")),
+    types.MethodType: (b"m", ("__func__", "__self__")),
+    property: (b"P", ("fget", "fset")),
+    functools.cached_property: (b"P", ("func",)),
+    _CACHED: (b"L", ("__wrapped__",)),
+}
+
+
 class NotCanonical(Exception):
     """A value has no canonical bytes; in words, which."""
 
@@ -139,18 +149,11 @@ class Canonical:
             self._outside(x.__name__)
         elif isinstance(x, (np.ndarray, np.generic, np.dtype, np.ufunc)):
             self._of_numpy(x)
-        elif isinstance(x, functools.partial):
-            self._parts(b"p", x.func, x.args, x.keywords)
-        elif isinstance(x, types.MethodType):
-            self._parts(b"m", x.__func__, x.__self__)
         elif isinstance(x, (staticmethod, classmethod)):
             self._parts(b"w", kind.__name__, x.__func__)
-        elif isinstance(x, property):
-            self._parts(b"P", x.fget, x.fset)
-        elif isinstance(x, functools.cached_property):
-            self._parts(b"P", x.func)
-        elif isinstance(x, _CACHED):
-            self._parts(b"L", x.__wrapped__)
+        elif isinstance(x, tuple(_OF_FUNCTIONS)):
+            tag, names = next(of for made, of in _OF_FUNCTIONS.items() if isinstance(x, made))
+            self._parts(tag, *(getattr(x, name) for name in names))
         elif kind in (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, slice, range):
             self._builtin(x)
         else:

@@ -414,31 +414,23 @@ def _cell_names(frame: Any, count: int) -> list[str]:
     own, local = frame.f_locals.get("self"), frame.f_code.co_name
     ring, plan = getattr(own, "__dict__", {}).get("ring"), getattr(own, "__dict__", {}).get("plan")
     if ring is not None:
-        of_slots = "held" not in vars(own) and not hasattr_(own, "state")
+        of_slots = "held" not in vars(own) and "state" not in vars(own)
         return [f"{ring.name}.slot", f"{ring.name}.parity"] if of_slots else [f"{ring.name}.held"] * count
     if local == "each" and count == len(getattr(own, "dims", ())):
         return [f"tile.{d}" for d in own.dims]
     base = getattr(plan, "name", None) or type(own).__name__.lower() if own is not None else local
-    if (
-        hasattr_(own, "barrier")
-        and hasattr(own.barrier, "name")
-        and local == "__init__"
-        and "Turnstile" in type(own).__name__
-    ):
+    kind = type(own).__name__
+    if "Turnstile" in kind and local == "__init__" and hasattr(getattr(own, "barrier", None), "name"):
         return [own.barrier.name + ".parity"]
-    if type(own).__name__ == "QueueEnd":
+    if kind == "QueueEnd":
         return ["queue.slot", "queue.parity"]
-    if type(own).__name__ == "BoundStore":
+    if kind == "BoundStore":
         return [f"{getattr(plan, 'name', local)}.buffer"]
     return [f"{base}.{i}" for i in range(count)] if count > 1 else [base]
-
-
-def hasattr_(own: Any, name: str) -> bool:
-    return name in getattr(own, "__dict__", {})
 
 
 def _here_name(frame: Any) -> str:
     own, value = frame.f_locals.get("self"), frame.f_locals.get("value")
     if value is not None and hasattr(own, "first") is False and hasattr(own, "count"):
         return "first"
-    return "tiles" if type(own).__name__ in ("NumberedTiles",) else "here"
+    return "tiles" if type(own).__name__ == "NumberedTiles" else "here"
