@@ -141,7 +141,7 @@ class Search:
     def error(self) -> Exception | None:
         """Why no closed set was found, or None."""
         try:
-            with doing(lambda: f"{self.count} states so far, {self.log.order} operations", OF_PROOF):
+            with doing(lambda: f"{self.count} states between iterations so far, {self.log.order} operations", OF_PROOF):
                 self.run()
         except (Stopped, Open, HazardError, OutOfTime) as error:
             return error

@@ -250,9 +250,10 @@ class Future:
                 if agent not in arrivers.setdefault(which, []):
                     arrivers[which].append(agent)
         self.live = Live(layout, self.touched)
-        self.waiters = self._waiters()
+        waits = self._by_bar(key for key in self.live.keys if tells_parity(key[1]))
+        self.waiters = {bar: tuple(agents) for bar, agents in waits.items()}
         sets: dict[FactKey, Iterable[int]] = {("all",): self.busy, ("nobody",): ()}
-        for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("use", self._bar_users())):
+        for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("use", self._by_bar(self.touched))):
             sets.update({(kind, place): agents for place, agents in by_place.items()})
         sets.update({("bar", bar): agents for bar, agents in self.waiters.items()})
         sets.update({("exit", cta): layout.cta_warps(cta) for cta in range(layout.ctas)})
@@ -280,25 +281,15 @@ class Future:
             self._renamings[key] = Renaming(self.layout, shifts)
         return self._renamings[key]
 
-    def _waiters(self) -> dict[int, tuple[int, ...]]:
-        layout = self.layout
-        found: dict[int, tuple[int, ...]] = {}
-        for agent, sort, array in self.live.keys:
-            if tells_parity(sort):
-                first = agent // layout.warps * layout.nbars + layout.bar_base[array]
-                for stage in range(layout.plan.barrier(array).stages):
-                    found[first + stage] = (*found.get(first + stage, ()), agent)
-        return found
-
-    def _bar_users(self) -> dict[int, list[int]]:
-        """The users of each mbarrier: warps that wait for it, arrive at it, or start a copy that counts there."""
+    def _by_bar(self, keys: Iterable[PositionKey]) -> dict[int, list[int]]:
+        """By mbarrier of the cluster, the warps of those keys whose operations use it."""
         layout = self.layout
         found: dict[int, list[int]] = {}
-        for agent, sort, array in self.touched:
+        for agent, sort, array in keys:
             if array in layout.bar_base:
-                first, stages = layout.bar_base[array], layout.plan.barrier(array).stages
                 for cta in range(layout.ctas) if at_peers(sort) else (agent // layout.warps,):
-                    for bar in range(cta * layout.nbars + first, cta * layout.nbars + first + stages):
+                    first = cta * layout.nbars + layout.bar_base[array]
+                    for bar in range(first, first + layout.plan.barrier(array).stages):
                         found.setdefault(bar, []).append(agent)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -185,25 +186,21 @@ def _replaced(value: Sym, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> A
         for term, n in value.args[1]:
             found = add(found, replaced(term, changes, memo), n)
         return found + constant
-    args = [_inside(each, changes, memo) for each in value.args]
-    if value.op == "prod":
-        made: Any = 1
-        for each in args:
-            made = made * each
-        return made
-    if value.op == "ge":
-        return at_least_0(args[0])
-    if value.op == "eq":
-        return is_0(args[0])
-    if value.op == "not":
-        return negated(args[0])
-    if value.op in ("all", "any"):
-        return (both if value.op == "all" else either)(*args)
-    if value.op == "div":
-        return divide(*args)
-    if value.op == "number":
-        return _number(args[0])
-    return arithmetic(value.op, *args)
+    operate = _OF_SYMBOLS.get(value.op, functools.partial(arithmetic, value.op))
+    return operate(*(_inside(each, changes, memo) for each in value.args))
+
+
+#: operation of a symbol, if expressions of a program have none that is the same -> what it gives
+_OF_SYMBOLS: dict[str, Callable[..., Any]] = {
+    "prod": lambda *factors: functools.reduce(operator.mul, factors),
+    "ge": at_least_0,
+    "eq": is_0,
+    "not": negated,
+    "all": both,
+    "any": either,
+    "div": divide,
+    "number": _number,
+}
 
 
 def _inside(value: Any, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> Any:
