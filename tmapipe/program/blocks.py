@@ -271,6 +271,10 @@ class Block:
         if id(each) not in self.changed:
             self.changed[id(each)] = each, list(each), f"`{name}`, changed at {locate()},"
 
+    def end(self, state: Any) -> None:
+        """The names at the end of an arm or of the body."""
+        self.state = state
+
     def open(self) -> None:
         self.tracer.open(self)
 
@@ -324,10 +328,6 @@ class Branch(Block):
         self.turn()
         yield False
         self.finish()
-
-    def end(self, state: Any) -> None:
-        """The names at the end of an arm."""
-        self.state = state
 
     def turn(self) -> None:
         """From the first arm to the second."""

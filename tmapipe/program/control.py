@@ -32,8 +32,18 @@ def pure(nodes: list[Any]) -> bool:
     return all(type(node) is Let for node in nodes)
 
 
-class Decided:
-    """A branch that Python decides: the arm that is taken."""
+class Known:
+    """A branch or loop that Python decides."""
+
+    state: Any
+
+    def end(self, state: Any) -> None:
+        """The names at the end of an arm or iteration."""
+        self.state = state
+
+
+class Decided(Known):
+    """A branch: the arm that is taken."""
 
     def __init__(self, arm: bool, state: Any):
         self.taken, self.state = arm, state
@@ -41,11 +51,8 @@ class Decided:
     def __iter__(self) -> Iterator[bool]:
         return iter((self.taken,))
 
-    def end(self, state: Any) -> None:
-        self.state = state
 
-
-class Items:
+class Items(Known):
     """A loop over an iterable of Python's. It ends early where a name in *stops* is known to be true."""
 
     def __init__(self, around: Iterable[Any], names: Any, state: Any, stops: Any):
@@ -57,9 +64,6 @@ class Items:
             yield item
             if any(self.state[at] is True for at in self.stops):
                 return
-
-    def end(self, state: Any) -> None:
-        self.state = state
 
 
 def iterations(tracer: Tracing, loop: Loop, count: Any) -> Iterator[Var]:
@@ -89,7 +93,7 @@ class ForRange:
             yield self.around.start + index * self.around.step
 
 
-class WhileLoop:
+class WhileLoop(Known):
     """A `while` loop: Python's as long as Python knows its condition and its exits, then a loop of the program.
 
     tests: whether rewritten code evaluates the condition in this turn, and hands it to `enters`, which says whether the body
@@ -116,9 +120,6 @@ class WhileLoop:
         if not pure(self.tracer.nodes):
             self.acts = True
         return self.enter
-
-    def end(self, state: Any) -> None:
-        self.state = state
 
     def __iter__(self) -> Iterator[None]:
         tracer, exits = self.tracer, []
@@ -437,11 +438,9 @@ class Tracing(Operands):
         """A loop in the body of a role, where a range of Python's is a loop of the program, too."""
         if isinstance(around, range) and not state[-1]:
             around = SymbolicRange(around.start, around.stop, around.step)
-        return self.for_in_helper(around, *state)
+        return self.for_helper(around, *state)
 
-    def for_in_helper(
-        self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any, yields: bool
-    ) -> Any:
+    def for_helper(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any, yields: bool) -> Any:
         if isinstance(around, SymbolicRange) and not yields:
             return ForRange(self, around, Loop(self, names, heads, live, state, stops))
         return Items(self.items(around), names, state, stops)

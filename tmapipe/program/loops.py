@@ -159,10 +159,6 @@ class Loop(Block):
 
     # ---- at its end -----------------------------------------------------------------------------------------------
 
-    def end(self, state: Any) -> None:
-        """The names at the end of the body."""
-        self.state = state
-
     def leave(self, sure: bool = False) -> bool:
         """Closes the block. Returns whether the body has to be traced again. sure: whether the loop is known to run at all."""
         self.nodes = self.close()

@@ -165,7 +165,7 @@ class Rewriter(Expressions):
 
     def visit_For(self, node: ast.For) -> Any:
         names, shown = self._of_loop(node)
-        method = "for_" if self.top else "for_in_helper"
+        method = "for_" if self.top else "for_helper"
         around = self.visit(node.iter)
         loop, item = self._number("loop"), self._number("item")
         checks = self._of_outer_names(node)

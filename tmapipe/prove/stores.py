@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import attrs
@@ -100,6 +100,13 @@ class Axis(NamedTuple):
     shift: frozenset[tuple[Sym, int]] = frozenset()
 
 
+Axes = tuple[Axis, ...]  # of an output, by dimension
+Boxes = tuple[
+    np.ndarray, np.ndarray
+]  # the first elements of stores along each dimension, and the elements after the last
+Pairs = list[tuple[int, int]]  # of numbers of stores that have an element in common
+
+
 def stored_at(output: Output, visit: Visit) -> list[list[Move]]:
     """The stores of an output at one tile, by warp. What the threads of several warps store together is there once."""
     name, vector = output.store.name, output.store.vector
@@ -173,11 +180,11 @@ class _Mirrored:
 
 def _show(
     output: Output, grid: Grid, visits: Iterable[Visit], solver: Solver, given: tuple[Any, ...]
-) -> tuple[tuple[Axis, ...], Shown]:
+) -> tuple[Axes, Shown]:
     """(how tiles start, what is shown) of the stores of these visits. given: what holds of the tiles that have to store."""
     if output.store.clipped:
         return (), Shown(*["its tiles have bounds of their own"] * 2)
-    known: dict[Any, tuple[tuple[Axis, ...], Shown]] = {}
+    known: dict[Any, tuple[Axes, Shown]] = {}
     some: list[frozenset[Sym]] = []
     none: list[frozenset[Sym]] = []
     names, loads = {load.name for load in output.loads}, dict[Any, None]()
@@ -207,13 +214,13 @@ def _show(
     return axes, Shown(apart, whole or _reaches(output, grid, axes, [facts.union(given) for facts in none], solver))
 
 
-def _free(grid: Grid, axes: tuple[Axis, ...]) -> list[Sym]:
+def _free(grid: Grid, axes: Axes) -> list[Sym]:
     """The coordinates of a tile that do not say where it is stored."""
     keys = {axis.key for axis in axes}
     return [coordinate(dim) for dim in grid.tile if coordinate(dim) not in keys and not grid.one(dim)]
 
 
-def _alone(grid: Grid, axes: tuple[Axis, ...], some: list[frozenset[Sym]], solver: Solver) -> str:
+def _alone(grid: Grid, axes: Axes, some: list[frozenset[Sym]], solver: Solver) -> str:
     """Why two tiles may store to the same places that differ only in coordinates which no dimension has; empty if they do
     not. some: the facts of each visit that stores."""
     free = _free(grid, axes)
@@ -227,7 +234,7 @@ def _alone(grid: Grid, axes: tuple[Axis, ...], some: list[frozenset[Sym]], solve
     return ""
 
 
-def _reaches(output: Output, grid: Grid, axes: tuple[Axis, ...], none: list[frozenset[Sym]], solver: Solver) -> str:
+def _reaches(output: Output, grid: Grid, axes: Axes, none: list[frozenset[Sym]], solver: Solver) -> str:
     """Why tiles may not reach all of the output; empty if they do. none: the facts of each visit that stores nothing."""
     first = dict.fromkeys(_free(grid, axes), 0)  # there is such a tile along each dimension
     if any(solver.possible([replaced(fact, first) for fact in facts]) for facts in none):
@@ -238,7 +245,7 @@ def _reaches(output: Output, grid: Grid, axes: tuple[Axis, ...], none: list[froz
     return ""
 
 
-def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tuple[Axis, ...], Shown]:
+def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[Axes, Shown]:
     """How the stores of one tile start, and whether they keep apart and fill their box."""
     store = output.store
     moves = [move for own in stored for move in own]
@@ -300,7 +307,7 @@ def _axis(terms: Mapping[Sym, int], grid: Grid) -> Axis | None:
     return Axis(key, stride) if known and stride > 0 and not others else None
 
 
-def _overlapping(low: np.ndarray, high: np.ndarray) -> list[tuple[int, int]]:
+def _overlapping(low: np.ndarray, high: np.ndarray) -> Pairs:
     """Pairs of boxes, by number, that have an element in common."""
     meet = np.all((low[:, None] < high[None]) & (low[None] < high[:, None]), axis=2)
     return [(int(i), int(j)) for i, j in np.argwhere(np.triu(meet, 1))]
@@ -315,14 +322,7 @@ def same_pieces(output: Output, stored: list[list[Move]], i: int, j: int) -> boo
     return output.overlaps and bool(same_warp) and abs(i - j) == 1 and moves[i].at != moves[j].at
 
 
-def _fills(
-    output: Output,
-    grid: Grid,
-    axes: Sequence[Axis],
-    loops: Mapping[Sym, Any],
-    boxes: tuple[np.ndarray, np.ndarray],
-    pairs: list[tuple[int, int]],
-) -> str:
+def _fills(output: Output, grid: Grid, axes: Axes, loops: Mapping[Sym, Any], boxes: Boxes, pairs: Pairs) -> str:
     """Why the stores of a tile may not fill its box, or loops not reach the end; empty if they do."""
     store, ends = output.store, []
     low, high = boxes
@@ -356,7 +356,7 @@ def counts_to(count: Any, dim: str, stride: int, most: int | None) -> bool:
     return not isinstance(further, Sym) and further >= 0
 
 
-def _reads_apart(output: Output, axes: tuple[Axis, ...], loads: list[tuple[Any, ...]]) -> str:
+def _reads_apart(output: Output, axes: Axes, loads: list[tuple[Any, ...]]) -> str:
     """Why a tile may load, of this tensor, what another tile stores; empty if it does not."""
     for *at, load in loads:
         for dim, axis, start, extent in zip(output.store.dims, axes, at, load.part, strict=True):
@@ -433,9 +433,8 @@ def _clashes(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> Ite
 
 def _box(move: Move, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """The elements of a tensor that are moved."""
-    return tuple(
-        slice(max(start, 0), max(start + extent, 0)) for start, extent in zip(move.at, move.part.part, strict=True)
-    )
+    reach = zip(move.at, move.part.part, strict=True)
+    return tuple(slice(max(start, 0), max(start + extent, 0)) for start, extent in reach)
 
 
 def _element(move: Move, shape: tuple[int, ...], at: np.ndarray) -> tuple[int, ...]:
