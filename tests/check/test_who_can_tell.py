@@ -8,9 +8,9 @@ from tests.check.deciding import ByTurn, Tiles, entry, one_if, put, steps, take
 from tests.oracle.result_forms import InPlace
 from tmapipe.check.phases import Phase
 from tmapipe.program import trace
-from tmapipe.prove.ahead import are_apart, everything
-from tmapipe.prove.joint import Search, prove
+from tmapipe.prove.joint import Search, are_apart, prove
 from tmapipe.prove.places import Places
+from tmapipe.prove.positions import everything
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.spread import Spread, Telling, Uses, Visits
 
@@ -176,7 +176,7 @@ def test_operations_of_later_iterations_are_foreseen():
 
 
 def test_a_proof_without_foresight_stops(monkeypatch):
-    monkeypatch.setattr("tmapipe.prove.ahead._Everything._maybe", lambda self, nodes: None)
+    monkeypatch.setattr("tmapipe.prove.positions._Everything._maybe", lambda self, nodes: None)
     proof = prove(trace(EverySecond()))
     assert not proof.closed and "foreseen" in proof.why
 

@@ -34,7 +34,7 @@ PAGES = (
     "docs/howto/port-and-train.md",
     *TUTORIALS,
 )
-#: What the glossary replaces: state, relative operation, ready-made, distributed, transposed, backend.
+#: What the glossary replaces: state, operation, ready-made, distributed, transposed, backend.
 REPLACED = (
     "moments?",
     "letters?",

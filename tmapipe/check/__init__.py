@@ -1,6 +1,6 @@
-"""The checker: decides without a GPU whether a pipeline can hang, race or corrupt.
+"""The checker, which decides without a GPU whether a pipeline can hang, race or corrupt memory.
 
-Here is what it says: a `Report` of `Finding`s, with source lines, as text or data, and the log of one run.
+Here is its answer: a `Report` of `Finding`s, with source lines, as text or data; and the log that collects findings in a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Event", "Finding", "Kind", "Report"]
 
 # ---- excerpt ---------------------------------------------------------------------------------------------------------
 #
-# A source line as a report shows it, with carets below what is wrong: what the line calls on the part in question.
+# A source line as a report shows it, with carets below the call that is wrong.
 
 
 _ABOVE_LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -44,8 +44,8 @@ def excerpt(where: str, words: Sequence[str]) -> list[str]:
 def marked_in(where: str, words: Sequence[str]) -> tuple[str, int, int] | None:
     """(the line, the first column to mark, the one after the last), counted from 0; None if its file cannot be read.
 
-    Marked is the outermost call that names one of *words*, or else the first call; without calls, the name of the function
-    that the line defines, or the whole statement.
+    Marked is the outermost call that names one of *words*, or else the first call; in a line without calls, the name of the
+    function that the line defines, or the whole statement.
     """
     path, _, number = where.rpartition(":")
     lines = linecache.getlines(path) or linecache.getlines(os.path.join(_ABOVE_LIBRARY, path))
@@ -138,8 +138,8 @@ def _flow(step: Event) -> dict[str, Any]:
 
 
 def _physical(where: str, words: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """A line: relative to the working directory if the file is below it, as those who annotate sources want it. With *words*,
-    the part of it that is about them."""
+    """A source line in SARIF, relative to the working directory if the file is below it. With *words*, the part of the line
+    that `marked_in` marks."""
     place = _place(where)
     path = Path(os.path.abspath(place["file"]))
     try:
@@ -156,15 +156,12 @@ def _physical(where: str, words: tuple[str, ...] | None = None) -> dict[str, Any
 
 # ---- findings --------------------------------------------------------------------------------------------------------
 #
-# What the checker says: a `Report` of `Finding`s, each of one `Kind`, with the steps that show it.
-
-
 _LIBRARY, _SCHEDULES = f"tmapipe{os.sep}", os.path.join("tmapipe", "schedules")  # as `machine.locate` shows them
 
 
 def _users_first(places: tuple[str, ...]) -> tuple[str, ...]:
-    """Each line once: the user's own, then those of shipped schedules, then the library's. A line of a shipped schedule to
-    which a subclass has led also stands for the subclass's (`machine.locate.Place`)."""
+    """Each source line once: first the user's lines, then lines of shipped schedules, then the library's. A line of a shipped
+    schedule that a subclass has called brings the subclass's line with it (`model.layout.Place`)."""
     each = dict.fromkeys(line for place in places for line in (getattr(place, "user", ""), place) if line)
     return tuple(sorted(each, key=lambda line: (of_library(line), not line.startswith(_SCHEDULES))))
 
@@ -182,9 +179,9 @@ class Finding(Drawn):
         kind: Of the finding.
         message: One sentence of what can happen.
         fix: One sentence of what to change.
-        agents: Who takes part, in words.
-        where: Source lines, "file:line"; the one to change first.
-        barrier, slot, phase: What it is about.
+        agents: The agents that take part, in words.
+        where: Source lines, "file:line"; first the line to change.
+        barrier, slot, phase: The mbarrier, the slot and the phase that the finding is about.
         steps: The few steps that show it, in order.
     """
 
@@ -204,7 +201,7 @@ class Finding(Drawn):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of what it is about, as a source line may have them: of its ring and of what lies in the slot."""
+        """The names of the ring, and of the stage in the slot, that the finding is about, as a source line may have them."""
         ring = next((step.ring for step in self.steps if step.ring), None)
         return tuple(name.partition("[")[0].partition(".")[0] for name in (self.slot, self.barrier, ring) if name)
 
@@ -232,15 +229,15 @@ class Report(Drawn):
     Args:
         name: Of the schedule.
         findings: Errors first, then notes.
-        trips: The trip counts for which it holds: "every trip count" or "up to ...".
+        trips: The trip counts for which the verdict holds: "every trip count" or "up to ...".
         events: Transitions executed.
-        seconds: How long it took.
+        seconds: How long the check took.
         runs: In words, what was shown and how.
-        problem: In which the errors were found, if several were run (`tmapipe.prove.problem.Problem`).
-        outputs: In words, which outputs were looked at in a few problems alone, and why; of all others it is shown, for every
-            shape that `trips` covers, that each element is stored once.
+        problem: The problem in which the errors were found, if several were run (`tmapipe.prove.problem.Problem`).
+        outputs: In words, which outputs were looked at in a few problems alone, and why. Of all other outputs it is shown, for
+            every shape that `trips` covers, that each element is stored once.
         partly: Outputs of which some elements are stored by nobody.
-        unfinished: Whether a limit of time that was given ended it.
+        unfinished: Whether the check was ended by the limit of time that was given.
     """
 
     name: str
@@ -342,14 +339,14 @@ def _shown(location: str) -> str:
 
 # ---- log -------------------------------------------------------------------------------------------------------------
 #
-# The findings of one run. Each is reported once per rule, pair of source lines, and ring or buffer.
+# The findings of one run: one for each kind, pair of source lines, and ring or buffer.
 
 
 class Step(NamedTuple):
     """An operation of a warp that a finding may show.
 
-    order: its number in the run; phase: the phase that the operation counted in or saw complete; what: words, if they say
-        more than the operation; time: the warp's, when it executed it.
+    order: its number in the run; phase: the phase that the operation counted in, or saw complete; what: words that say more
+    than the operation does; time: the number of the operation among the warp's own.
     """
 
     order: int
@@ -377,7 +374,7 @@ def events_of(layout: Layout, steps: Iterable[Step]) -> tuple[Event, ...]:
 
 
 class FindingLog:
-    """Collects `Finding`s. order: the number of the transition that is being looked at."""
+    """Collects `Finding`s. order: the number of the present transition."""
 
     def __init__(self, layout: Layout):
         self.layout = layout
@@ -404,11 +401,11 @@ class FindingLog:
             text: One sentence of what can happen.
             fix: One sentence of what to change.
             last: The operation that shows it.
-            others: Earlier ones, shown in order.
-            bar, slot: Flat indices in the cluster of the mbarrier and the slot that it is about.
+            others: Earlier operations, shown in order.
+            bar, slot: Flat indices in the cluster of the mbarrier and the slot that the finding is about.
             phase: Of the mbarrier.
-            blame: The step at which to change something, if not the last.
-            line: The source line at which to, if that is no step's.
+            blame: The step at which to change something, if that is not the last one.
+            line: The source line at which to change something, if no step has it.
         """
         layout = self.layout
         places = tuple((layout.role(s.agent), type(s.op), s.op.where) for s in (last, *others[:1]))

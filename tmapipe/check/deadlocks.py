@@ -1,4 +1,4 @@
-"""Causes of deadlocks, in the order in which they are looked for; and the check of one concrete run on one cluster."""
+"""The check of one concrete run on one cluster; and why a run that deadlocks does, with what to change."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from tmapipe.plan.rings import Ring
 
 # ---- deadlocks -------------------------------------------------------------------------------------------------------
 #
-# Why nothing can move: whose wait explains the others', by what it was to be satisfied, and what to change.
-#
-# Of the agents that are blocked, one waits *because of* another if that one would have to signal it. Those that wait
-# because of nobody, or of each other in a circle, are the cause.
+# Of the warps that are blocked, warp a waits *because of* warp b if b would have to signal what a waits for. The warps that
+# wait because of nobody, or of each other in a circle, are the cause: what they wait for says what to change.
 
 
 Programs = Sequence[Sequence[Any]]
@@ -34,10 +32,10 @@ Programs = Sequence[Sequence[Any]]
 
 @attrs.frozen
 class Blocked:
-    """One warp, which stands for all warps of its role that wait at the same line.
+    """A blocked warp, which stands for all warps of its role that wait at the same line.
 
-    bar: the mbarrier that it waits for (flat), or None; id: of the barrier of warps (0: the CTA's, -1: the cluster's), or
-    None; ring: that the mbarrier belongs to, or None; name: of what it waits for.
+    bar: the flat index of the mbarrier that it waits for, or None; id: of the barrier of warps that it waits for (0: the
+    CTA's, -1: the cluster's), or None; ring: the ring of the mbarrier, or None; name: of what it waits for.
     """
 
     agent: int
@@ -50,7 +48,8 @@ class Blocked:
 
 
 class Deadlock:
-    """The state in which nothing can move. *causes*: what is wrong with the programs, whatever the interleaving."""
+    """A deadlock. causes: findings about the programs that hold for every interleaving; blame: steps that a reader is to see
+    beside the waits."""
 
     def __init__(self, error: Any, check: LinearCheck, programs: Programs, causes: Sequence[Finding]):
         self.blocked, self.state, self.layout = error.blocked, error.state, check.layout
@@ -72,7 +71,7 @@ class Deadlock:
         return Blocked(agent, op, layout.role(agent), bar, id, ring, name)
 
     def roots(self) -> list[Blocked]:
-        """The waits that no other wait explains, one of each role and line."""
+        """The waits that are the cause, one of each role and line."""
         after = {wait.agent: self._because_of(wait) & set(self.blocked) for wait in self.waits}
         reach = {agent: _reached(agent, after) for agent in after}
         found: dict[Any, Blocked] = {}
@@ -82,7 +81,7 @@ class Deadlock:
         return list(found.values())
 
     def _because_of(self, wait: Blocked) -> set[int]:
-        """Warps that would have to go on before this wait can end: they signal the mbarrier, or their barrier lacks them."""
+        """The warps that would have to go on before this wait can end: they signal the mbarrier, or have not arrived."""
         if wait.bar is not None or wait.id is None:
             return set() if wait.bar is None else set(self.signalling[wait.bar])
         layout, id = self.layout, wait.id
@@ -91,9 +90,10 @@ class Deadlock:
         taking_part = {a for a in warps if id <= 0 or a in self.meeting[id] or layout.role(a) in roles}
         return taking_part - {other.agent for other in self.waits if other.id == id}
 
-    # ---- what to change: the first of these that has an answer for some of the causes ------------------------------
+    # ---- what to change -------------------------------------------------------------------------------------------
 
     def fixes(self, roots: list[Blocked]) -> list[str]:
+        """What to change, by the first explanation that fits some of the causes."""
         explanations = (
             self._known, self._fills, self._bytes, self._turn, self._meet, self._registers, self._holds, self._never,
         )  # fmt: skip
@@ -148,7 +148,7 @@ class Deadlock:
         return f"{phase} has {tx} bytes armed that no load delivers: {what}, or arm {tx} bytes fewer"
 
     def _turn(self, wait: Blocked) -> str | None:
-        """A turnstile that not all pass equally often, or whose first turn waits."""
+        """A turnstile that not all teams pass equally often, or whose first turn waits."""
         layout = self.layout
         if wait.id is not None:
             return self._turn_of_warpgroups(wait)
@@ -168,7 +168,7 @@ class Deadlock:
         return self._equally_often(wait, "team", barrier.name, turns)
 
     def _turn_of_warpgroups(self, wait: Blocked) -> str | None:
-        """Why warpgroups that take turns, and meet at named barriers, do not come to their turn (`_turn`)."""
+        """The same of warpgroups, which take turns by named barriers."""
         layout, id = self.layout, wait.id or 0
         barrier = next((b for b in layout.plan.named_barriers if 0 <= id - b.id < b.instances), None)
         if barrier is None or not barrier.name.endswith(".turn"):
@@ -182,7 +182,7 @@ class Deadlock:
         return self._equally_often(wait, "warpgroup", barrier.name, turns)
 
     def _equally_often(self, wait: Blocked, what: str, name: str, turns: list[list[Any]]) -> str | None:
-        """What to change where some take more turns than others; None if all take as many."""
+        """What to change where some teams or warpgroups take more turns than others; None if all take as many."""
         if len(set(map(len, turns))) == 1:
             return None
         often = ", ".join(f"{what} {i} {len(ops)} times" for i, ops in enumerate(turns))
@@ -237,7 +237,7 @@ class Deadlock:
         return f"{wait.role} holds {slots} and waits for one more: {fix}"
 
     def _never(self, wait: Blocked) -> str | None:
-        """An mbarrier that its arrivals cannot complete, or that has gone on without this warp."""
+        """An mbarrier whose arrivals cannot complete a phase, or that has gone on without this warp."""
         if wait.bar is None:
             return None
         count, phase = self.state.count[wait.bar], self.state.phase[wait.bar]
@@ -266,13 +266,13 @@ class Deadlock:
         return [f"{said}let one of them hand on what the other waits for before it waits itself"]
 
     def _arrivals(self, wait: Blocked) -> str:
-        """What the mbarrier still needs to complete."""
+        """The arrivals that the phase of the mbarrier still lacks."""
         count, pending = self.state.count[wait.bar], self.state.pending[wait.bar]
         phase = f"phase {self.state.phase[wait.bar]} of {wait.name} got {count - pending} of {count} arrivals"
         return f"{phase}: let {self._by(wait)} arrive at it as often as {wait.role} waits for it"
 
     def _by(self, wait: Blocked) -> str:
-        """The roles that arrive at the mbarrier, or should; what they did there last is shown."""
+        """The roles that arrive at the mbarrier, or should. Their last arrivals there become steps to blame."""
         roles: dict[str, Step | None] = {}
         for agent in sorted(self.signalling[wait.bar]):
             for op in self._done(agent):
@@ -285,12 +285,12 @@ class Deadlock:
         return " and ".join(roles or self.layout.signallers(wait.bar)) or "some role"
 
     def _done(self, agent: int) -> Sequence[Any]:
-        """What the warp has executed."""
+        """The operations that the warp has executed."""
         return self.programs[agent][: self.check.clocks.time[agent]]
 
 
 def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes: Sequence[Finding]) -> Finding:
-    """The finding of a deadlock: the waiting warps with their barriers, the warp whose wait is the cause, and what ends it.
+    """The finding of a deadlock: the warps whose waits are the cause, their barriers, and what to change.
 
     Args:
         causes: Findings about how roles enter and leave slots, which explain deadlocks.
@@ -310,7 +310,7 @@ def deadlock_finding(error: Any, check: LinearCheck, programs: Programs, causes:
 
 
 def _signalling(layout: Layout, programs: Programs) -> tuple[dict[int, dict[int, int]], dict[int, set[int]]]:
-    """By mbarrier (flat), the warps that signal it, with how many lanes arrive at once; by named barrier, those that come."""
+    """By flat mbarrier, the warps that signal it, and how many lanes arrive at once; by named barrier, the warps that come."""
     bars: dict[int, dict[int, int]] = defaultdict(dict)
     ids: dict[int, set[int]] = defaultdict(set)
     for agent, program in enumerate(programs):
@@ -331,7 +331,7 @@ def _signalling(layout: Layout, programs: Programs) -> tuple[dict[int, dict[int,
 
 
 def _reached(agent: int, after: dict[int, set[int]]) -> set[int]:
-    """All that the agent waits because of, in the end."""
+    """All warps that the warp waits because of, directly or through others."""
     found: set[int] = set()
     ahead = [agent]
     while ahead:
@@ -343,7 +343,7 @@ def _reached(agent: int, after: dict[int, set[int]]) -> set[int]:
 
 # ---- program ---------------------------------------------------------------------------------------------------------
 #
-# Checks one concrete run on one cluster: the operations of its warps.
+# The check of the operations of all warps of one cluster.
 
 
 MAX_STEPS = 1_000_000
@@ -355,8 +355,8 @@ def check_operations(
     shapes: Shapes | None = None,
     through_async: Container[str] = (),
 ) -> tuple[list[Finding], int]:
-    """(findings, transitions) for operations: one list per warp of the cluster, `Exit` last.
-    through_async: names of what TMA or wgmma access in other runs"""
+    """(findings, transitions) of a run of these operations: one list for each warp of the cluster, `Exit` last. through_async:
+    names of buffers that TMA or wgmma access in other runs."""
     check = LinearCheck(layout, shapes or {})
     error: PipelineError | None = None
     try:
@@ -386,7 +386,7 @@ def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def refused(error: PipelineError, check: LinearCheck, programs: Sequence[Sequence[Any]] = ()) -> list[Finding]:
-    """What the machine does not do, while bodies are recorded or run, or the limit that was reached."""
+    """The findings of an error of the machine: an operation that it refuses, or a limit that was reached."""
     if isinstance(error, HazardError):
         return hazard_findings(error, check, programs)
     if type(error) is not PipelineError:

@@ -1,4 +1,4 @@
-"""Rules of what must exist when it is used: barriers, CTAs, contents of slots, results that the kernel itself loads."""
+"""The rules that barriers, CTAs, contents of slots, and results that the kernel loads itself, exist when they are used."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from tmapipe.plan.rings import Ring
 
 # ---- lifetimes -------------------------------------------------------------------------------------------------------
 #
-# Rules of what must exist when it is used: initialized barriers, CTAs that have not exited, and the right scope and
-# role.
-#
-# - A barrier's initialization has been released to its users; to peers and the async proxy, with a
-# fence.mbarrier_init after it. - The last warp of a CTA returns only after all remote arrivals at it and reads of its
-# slots, and after each load to it and copy from it has been counted. - An arrival at a peer has cluster scope. Only
-# the roles of a ring wait for its barriers.
+# - A barrier's initialization has been released to its users; to peers and the async proxy, after a fence.mbarrier_init.
+# - The last warp of a CTA returns only after all arrivals of peers at it and all their reads of its slots, and after each load
+#   to it and each copy from it has been counted.
+# - An arrival at a peer has cluster scope. Only the roles of a ring wait for its barriers.
 
 
 WAIT = "let a warp of each CTA wait for its peers' last {} before it returns"
@@ -34,10 +31,10 @@ RELEASES = WAIT.format("releases (the ring's tail)")
 class Lifetimes(Rules):
     """Initializations, exits, and what reaches other CTAs.
 
-    inits: by mbarrier; fences: by warp, the times of fence.mbarrier_init; visible: (warp, mbarrier, far) of uses that were
-    shown to be right, and are from then on; exits: by CTA, joined over its warps; reached: by ("arrival" or "far read", CTA,
-    warp of a peer), the last one, with its mbarrier; counted: by (mbarrier, "landing" or "sent", CTA that it goes into or
-    comes from), the load or copy of the last bytes that were counted, with their phase.
+    inits: by mbarrier; fences: by warp, the times of its fence.mbarrier_init; visible: (warp, mbarrier, far) of uses that were
+    right, and so are later ones; exits: by CTA, the clocks of its warps that have returned, joined; reached: by ("arrival" or
+    "far read", CTA, warp of a peer), the last such operation, with its mbarrier; counted: by (mbarrier, "landing" or "sent",
+    CTA into which bytes go or from which they come), the load or copy of the last bytes that were counted, with their phase.
     """
 
     kept = ("inits", "fences", "visible", "exits", "reached", "counted")
@@ -72,13 +69,13 @@ class Lifetimes(Rules):
         self.fences.setdefault(step.agent, []).append(step.time)
 
     def _initialized(self, bar: int, far: bool) -> Known:
-        """What tells that an mbarrier is initialized. far: to another CTA, or the async proxy."""
+        """How the initialization of an mbarrier is known; far: known to another CTA, or to the async proxy."""
         init = self.inits[bar]
         fences = [(init.agent, fence) for fence in self.fences.get(init.agent, ()) if fence >= init.time]
         return tuple(fences[:1]) if far else ((self.clocks.told + init.agent, init.time), *fences[:1])
 
     def use(self, step: Step, bar: int, far: bool) -> None:
-        """A warp uses a barrier. far: from another CTA, or through the async proxy."""
+        """A warp uses an mbarrier; far: from another CTA, or through the async proxy."""
         agent, key = step.agent, (step.agent, bar, far)
         if key in self.visible or bar not in self.inits:  # the machine refuses what is not initialized
             return
@@ -156,7 +153,7 @@ class Lifetimes(Rules):
         self.clocks.release(agent, self.exits[self.layout.cta_of(agent)], all_lanes=True)
 
     def finish(self) -> None:
-        """After the run: whatever reached a CTA did so before its last warp returned."""
+        """After the run: all that peers did to a CTA was done before its last warp returned."""
         layout = self.layout
         for (_, cta, agent), (step, at) in self.reached.items():
             if self.exits[cta][agent] < step.time:
@@ -174,7 +171,7 @@ class Lifetimes(Rules):
                 self._left(step, bar, what == "sent", cta)
 
     def _left(self, step: Step, bar: int, sent: bool, cta: int) -> None:
-        """The last warp of a CTA returned without knowing of this load or copy."""
+        """The last warp of a CTA returned without knowing that this load or copy is over."""
         layout, issuer, phase = self.layout, who(self.layout, step.agent), step.phase
         slot = layout.slot_name(getattr(step.op, declared(type(step.op)).named(OperandKind.SLOT)[sent]))
         leaves = f"{f'CTA {cta}' if layout.ctas > 1 else 'the CTA'} can leave while a"
@@ -202,17 +199,18 @@ def _waiters(layout: Layout) -> dict[int, tuple[str, tuple[str, ...]]]:
 
 # ---- contents --------------------------------------------------------------------------------------------------------
 #
-# Rule of tiles that threads write (`SharedStage`): what is read of a slot has been written since its writer entered it.
+# Of a tile that threads write (`SharedStage`): what is read of a slot has been written since its writer entered the slot.
 #
-# A warp of the writer enters a slot by waiting for it. What it has written there before is of no matter then. Until
-# all parts are written again, the slot must not be read by roles that come after the writer in the ring.
+# A warp of the writer enters a slot by waiting for it. What was written there before does not count any more. Until all parts
+# are written again, no role that comes after the writer in the ring may read the slot.
 
 
 Cut = tuple[str, int, int]
 
 
 class Contents(Rules):
-    """short: by slot that is not whole, the cuts that each warp has written since it has entered it."""
+    """parts: by slot, the cuts that each warp has written since it entered the slot; short: the same, of slots that are not
+    whole; of: the buffers that threads write; entered: which waits enter their slots."""
 
     kept = ("short", "parts")
 
@@ -286,19 +284,17 @@ class Contents(Rules):
 
 # ---- results ---------------------------------------------------------------------------------------------------------
 #
-# Rules of tensors from which a kernel loads tiles, and to which the same kernel stores tiles.
+# Of a tensor from which a kernel loads tiles, and to which the same kernel stores tiles: the past of the loading warp has
 #
-# a load after       is right if the past of the loading warp has ... a TMA store        the storing thread's full
-# wait for its group (wait_group without .read: until it has written) stores by threads  these, published by all lanes
-# of their warp and, for an engine's load, a proxy fence of global memory: of the storing warp after that, or of the
-# loading warp after it came to know
+# after a TMA store         the storing thread's full wait for its group (wait_group without .read, until it has written)
+# after stores by threads   the stores, published by all lanes of their warp
 #
-# a store after a load: the phase that its bytes complete, waited for
+# and, for an engine's load, a proxy fence of global memory: of the storing warp after that, or of the loading warp after it
+# came to know. The past of a storing warp has a wait for the phase that the bytes of an earlier load complete.
 #
-# In a run of one problem, a load is held against the last store of each warp to each place before it, if they
-# overlap, and a store likewise. In a proof (`prove.joint`), where coordinates are of no account, a tensor is one
-# place. But each output tile has places of its own, since tiles are at its coordinates: so what is known of them ends
-# with it.
+# In a run of one problem, a load is held against the last earlier store of each warp to each place, if they overlap, and a
+# store likewise. In a proof, which has no coordinates, a tensor is one place; but each output tile has places of its own, so
+# what is known of stores and loads ends with the tile.
 
 
 Place = tuple[tuple[int, int], ...]  # (first element, elements) along each dimension; none: anywhere
@@ -314,7 +310,7 @@ class Stored:
 
 
 class Results(Rules):
-    """What is stored to, and loaded from, tensors with which the kernel does both.
+    """Stores to, and loads from, tensors with which the kernel does both.
 
     places: whether coordinates tell places apart; loads, stores: of these tensors, by name; stored: by tensor, warp and
     place, the last store; flights: stores without a group; waits: by warp, its full waits; fences: by warp, when it last
@@ -358,19 +354,19 @@ class Results(Rules):
             yield ("bar", bar, "loads of", tensor), ((self.clocks.phases + bar, phase + 1),)
 
     def _written(self, agent: int, stored: Stored) -> Known:
-        """What tells that a warp's store has been written."""
+        """How it is known that a warp's store has been written."""
         if stored.by_threads:
             return ((self.clocks.published + agent, stored.step.time),)
         wait = self.waits[agent].first(stored.number)
         return () if wait is None else ((agent, wait.time),)
 
     def _fenced(self, agent: int, written: Known) -> Known:
-        """What tells that the warp whose stores are *written* fenced global memory then."""
+        """How it is known that the storing warp fenced global memory after its store was *written*."""
         fence = self.fences[agent][0] if agent in self.fences else -1
         return tuple((entry, fence) for entry, time in written if fence >= time)
 
     def _fenced_by(self, agent: int, written: Known) -> bool:
-        """Whether a warp fenced global memory after it came to know that something is *written*."""
+        """Whether a warp fenced global memory after it came to know that a store was *written*."""
         return agent in self.fences and knows(self.fences[agent][1], written)
 
     def _place(self, part: Transfer, at: tuple[int, ...]) -> Place:

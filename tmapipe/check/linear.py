@@ -1,5 +1,5 @@
-"""The linear check: one run of the model, watched with vector clocks, decides every interleaving; errors of the model as
-findings; how long a check may take."""
+"""The linear check: one run of the model, watched with vector clocks, decides every interleaving. Also errors of the model as
+findings, and how long a check may take."""
 
 from __future__ import annotations
 
@@ -19,36 +19,25 @@ from tmapipe.check.lifetimes import Contents, Lifetimes, Results
 from tmapipe.check.phases import Barriers, Clocks, Phases
 from tmapipe.check.slots import Fences, Slots, part_of
 from tmapipe.errors import InputError
-from tmapipe.isa import (
-    ALL_LANES,
-    TABLE,
-    Arm,
-    Arrive,
-    Group,
-    Proxy,
-    Scope,
-    SetRegisters,
-    Start,
-    declared,
-    scope_of,
-)
+from tmapipe.isa import ALL_LANES, TABLE, Proxy, Scope, Start, declared, scope_of
 from tmapipe.isa.ops import Counted, Flight, LoadComplete
 from tmapipe.model.layout import Kind, Layout, Shapes
 from tmapipe.model.run import bar_name, lines, who
 
 # ---- linear ----------------------------------------------------------------------------------------------------------
 #
-# The linear check: one run of the machine, watched with vector clocks, decides every interleaving.
-#
-# The rules are in `phases` (mbarriers), `barriers` (of warps), `slots` (races and proxies), `lifetimes`
-# (initialization, exit, scope, ownership), `fences` (redundant ones), `results` (loads of what was stored) and
-# `contents` (tiles that threads write). The table of operations says what each operation does. This file hands each
-# effect of a transition to the rules that it concerns. `docs/internals/checker.md` has the argument why one run is
-# enough.
+# The table of operations says which effects an operation has. Here, each effect of a transition is handed to the rules that
+# it concerns: `phases` (mbarriers), `barriers` (of warps), `slots` (races and proxies), `lifetimes` (initialization, exit,
+# scope, ownership), `fences` (that order nothing), `results` (loads of what was stored) and `contents` (tiles that threads
+# write). docs/internals/checker.md has the argument why one run is enough.
 
 
 class LinearCheck:
-    """Watches one run: pass `watch` as the scheduler's watcher, then call `finish`. `findings` has what is wrong."""
+    """Watches one run: pass `watch` as the scheduler's watcher, then call `finish`; `findings` has the result.
+
+    holding: the `Rules`, which have state; loads: of loads in flight, the issuer's clock and its step; last: by warp, its last
+    asynchronous issue, for reports.
+    """
 
     def __init__(self, layout: Layout, shapes: Shapes, log: FindingLog | None = None, rules: OfOps | None = None):
         self.layout = layout
@@ -62,16 +51,14 @@ class LinearCheck:
         self.results = Results(self.clocks, self.log, places=bool(shapes))
         self.contents = Contents(self.clocks, self.log)
         holding = self.phases, self.barriers, self.slots, self.lifetimes, self.results, self.contents
-        self.holding: tuple[Any, ...] = holding  # `Rules` each
-        self.loads: dict[Flight, tuple[Any, Step]] = {}  # in flight: (what the issuer knew, its step)
-        self.last: dict[int, Step] = {}  # by warp: its last asynchronous issue, for reports
+        self.holding: tuple[Any, ...] = holding
+        self.loads: dict[Flight, tuple[Any, Step]] = {}
+        self.last: dict[int, Step] = {}
         self.rules = rules or _rules()
 
     def copy(self) -> LinearCheck:
-        """A check that goes on independently from here, where nothing is in flight, and reports to the same log.
-
-        What it says about redundant fences is meaningless.
-        """
+        """A check that goes on independently from here, where nothing is in flight, and reports to the same log. It does not
+        know which fences are redundant."""
         other = copy.copy(self)
         other.clocks = self.clocks.copy()
         other.holding = tuple(rules.copy(other.clocks) for rules in self.holding)
@@ -106,7 +93,7 @@ class LinearCheck:
         return Step(self.log.order, agent, op, time=self.clocks.tick(agent))
 
     def refused(self, agent: int, op: Any) -> None:
-        """An operation that the machine refused, since something in flight accesses its slot: the clocks say the same."""
+        """An operation that the machine refused, since something in flight accesses its slot: a race, by the clocks, too."""
         step, own = self._step(agent, op), self.layout.cta_of(agent)
         for effect in declared(type(op)).effects:
             if isinstance(effect, effects.Access):
@@ -117,19 +104,19 @@ class LinearCheck:
                 self.slots.start(step, effect, tuple(Flight("", agent, -1, cta) for cta in ctas))
 
     def finish(self, through_async: Container[str] = ()) -> None:
-        """After a run that has reached its end. through_async: names of what TMA or wgmma access in other runs."""
+        """After a run to its end. through_async: names of buffers that TMA or wgmma access in other runs."""
         self.lifetimes.finish()
         self.fences.finish(through_async)
 
-    # ---- what effects do to clocks --------------------------------------------------------------------------------
+    # ---- what effects do to clocks: a method for each class of effects ---------------------------------------------
 
-    def _init(self, effect: effects.Init, step: Step, facts: Any) -> None:
+    def _Init(self, effect: effects.Init, step: Step, facts: Any) -> None:
         self.lifetimes.init(step, self.layout.flat_bar(step.agent, getattr(step.op, effect.bar)))
 
-    def _fence_init(self, effect: effects.FenceInit, step: Step, facts: Any) -> None:
+    def _FenceInit(self, effect: effects.FenceInit, step: Step, facts: Any) -> None:
         self.lifetimes.fence_init(step)
 
-    def _wait(self, effect: effects.Wait, step: Step, phase: int) -> None:
+    def _Wait(self, effect: effects.Wait, step: Step, phase: int) -> None:
         own = getattr(step.op, effect.bar)
         bar = self.layout.flat_bar(step.agent, own)
         self.lifetimes.use(step, bar, far=False)
@@ -169,21 +156,21 @@ class LinearCheck:
         fix = "let one lane arrive (lanes=1), or count every lane that arrives"
         self.log.add(Kind.SURPLUS_ARRIVAL, text, fix, step, bar=bar, phase=step.phase)
 
-    def _arrive_at(self, effect: effects.ArriveAt, step: Step, facts: tuple[int, bool]) -> None:
+    def _ArriveAt(self, effect: effects.ArriveAt, step: Step, facts: tuple[int, bool]) -> None:
         relaxed = scope_of(effect.scope, step.op) is Scope.RELAXED
         self.barriers.arrive(step, getattr(step.op, effect.barrier) if effect.barrier else None, facts, relaxed)
 
-    def _wait_at(self, effect: effects.WaitAt, step: Step, generation: int) -> None:
+    def _WaitAt(self, effect: effects.WaitAt, step: Step, generation: int) -> None:
         self.barriers.wait(step.agent, getattr(step.op, effect.barrier) if effect.barrier else None, generation)
 
-    def _sync_lanes(self, effect: effects.SyncLanes, step: Step, facts: Any) -> None:
+    def _SyncLanes(self, effect: effects.SyncLanes, step: Step, facts: Any) -> None:
         self.clocks.synchronize_lanes(step.agent)
 
-    def _fence_proxy(self, effect: effects.FenceProxy, step: Step, facts: Any) -> None:
+    def _FenceProxy(self, effect: effects.FenceProxy, step: Step, facts: Any) -> None:
         if getattr(step.op, effect.lanes) == ALL_LANES:  # otherwise which lanes have written is not known
             (self.fences if effect.space == "shared" else self.results).fence(step)
 
-    def _access(self, effect: effects.Access, step: Step, facts: Any) -> None:
+    def _Access(self, effect: effects.Access, step: Step, facts: Any) -> None:
         if self.contents.of and not effect.mask:
             slot = getattr(step.op, effect.slot)
             if not effect.write:
@@ -197,7 +184,7 @@ class LinearCheck:
             if cta != self.layout.cta_of(step.agent):
                 self.lifetimes.read_far(step, cta)
 
-    def _start(self, effect: Start, step: Step, flights: tuple[Flight, ...]) -> None:
+    def _Start(self, effect: Start, step: Step, flights: tuple[Flight, ...]) -> None:
         self.last[step.agent] = step
         self.slots.start(step, effect, flights)
         if self.contents.of and not effect.write:
@@ -209,33 +196,33 @@ class LinearCheck:
                 self.lifetimes.use(step, bar, far=effect.proxy is Proxy.ASYNC)
                 self.loads[flight] = clock, step
             self.results.load(step, effect.until.bar, effect.proxy is Proxy.ASYNC, flights)
-        elif effect.until.group is Group.BULK:
+        elif effect.until.group is effects.Group.BULK:
             self.results.store(step, flights[0])
 
-    def _tile(self, effect: effects.Tile, step: Step, facts: Any) -> None:
+    def _Tile(self, effect: effects.Tile, step: Step, facts: Any) -> None:
         if not effect.inside:
             return
         anywhere = bool(effect.anywhere) and getattr(step.op, effect.anywhere)
         self.lifetimes.start_tile(step, getattr(step.op, effect.part), getattr(step.op, effect.at), anywhere)
 
-    def _end_group(self, effect: effects.EndGroup, step: Step, facts: Any) -> None:
-        if effect.group is Group.BULK:
+    def _EndGroup(self, effect: effects.EndGroup, step: Step, facts: Any) -> None:
+        if effect.group is effects.Group.BULK:
             self.slots.commit(facts)
             self.results.commit(facts)
 
-    def _await_group(self, effect: effects.AwaitGroup, step: Step, covered: int) -> None:
-        if effect.group is Group.BULK:
+    def _AwaitGroup(self, effect: effects.AwaitGroup, step: Step, covered: int) -> None:
+        if effect.group is effects.Group.BULK:
             self.slots.bulk_wait(step, covered)
             if not (effect.read and getattr(step.op, effect.read)):
                 self.results.wait(step, covered)
         else:
             self.slots.mma_wait(step, covered)
 
-    def _global(self, effect: effects.Global, step: Step, facts: Any) -> None:
+    def _Global(self, effect: effects.Global, step: Step, facts: Any) -> None:
         if effect.how == "write" and effect.part:
             self.results.store(step, None)
 
-    def _return(self, effect: effects.Return, step: Step, facts: Any) -> None:
+    def _Return(self, effect: effects.Return, step: Step, facts: Any) -> None:
         self.lifetimes.exit(step.agent)
         self.barriers.exit(step.agent)
 
@@ -249,49 +236,33 @@ class LinearCheck:
         self.phases.land(clock, step, bar, counted)
 
 
-_Counts = tuple["Arrive | None", "Arm | None"]
+_Counts = tuple["effects.Arrive | None", "effects.Arm | None"]
 Rule = Callable[[LinearCheck, Any, Step, Any], None]
 OfOps = dict[type, list[tuple[Rule, Any]]]
 
-_OF_EFFECTS: dict[type, Rule] = {
-    effects.Init: LinearCheck._init,
-    effects.FenceInit: LinearCheck._fence_init,
-    effects.Wait: LinearCheck._wait,
-    effects.ArriveAt: LinearCheck._arrive_at,
-    effects.WaitAt: LinearCheck._wait_at,
-    effects.SyncLanes: LinearCheck._sync_lanes,
-    effects.FenceProxy: LinearCheck._fence_proxy,
-    effects.Access: LinearCheck._access,
-    Start: LinearCheck._start,
-    effects.Tile: LinearCheck._tile,
-    effects.EndGroup: LinearCheck._end_group,
-    effects.AwaitGroup: LinearCheck._await_group,
-    effects.Global: LinearCheck._global,
-    effects.Return: LinearCheck._return,
-}
-
 
 def _rules() -> OfOps:
-    """What is done for the effects of each operation. Registers belong to one warp, so only the machine looks at them."""
+    """By operation, the rules of its effects. Registers belong to one warp, so only the machine looks at them."""
     found: OfOps = {}
     for op, of in TABLE.items():
-        counts = of.effect(Arrive), of.effect(Arm)
+        counts = of.effect(effects.Arrive), of.effect(effects.Arm)
         rules: list[tuple[Rule, Any]] = [(LinearCheck._count, counts)] if any(counts) else []
-        rules += [(_OF_EFFECTS[type(effect)], effect) for effect in of.effects if type(effect) in _OF_EFFECTS]
-        found[op] = rules
+        methods = ((getattr(LinearCheck, f"_{type(effect).__name__}", None), effect) for effect in of.effects)
+        found[op] = [*rules, *((method, effect) for method, effect in methods if method is not None)]
     return found
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
 #
-# Errors of the machine as findings: what it refused.
+# Errors of the machine as findings.
 
 
 _IN_FLIGHT = ("slot-being-loaded", "slot-being-stored", "slot-read-by-wgmma")
 
 
 def hazard_findings(error: Any, check: LinearCheck, programs: Sequence[Sequence[Any]] = ()) -> list[Finding]:
-    """What the machine refused. Accesses to slots in flight are races, which the clocks describe better."""
+    """The findings of an operation that the machine refused. Accesses to slots in flight are races, which the clocks describe
+    better."""
     rule, agent, op = error.rule, error.agent, error.op
     if rule in _IN_FLIGHT and isinstance(agent, int) and op is not None:
         known = len(check.findings)
@@ -321,17 +292,16 @@ def hazard_findings(error: Any, check: LinearCheck, programs: Sequence[Sequence[
 
 
 def blamed(tx: int, steps: list[Step]) -> list[Step]:
-    """Of what counted in an mbarrier's phase, the step that leaves it with *tx* bytes: the matching expect-tx (or load, if
-    fewer than none), or the last step.
-    """
+    """Of the steps that counted in an mbarrier's phase, the one that leaves the phase with *tx* bytes: the expect-tx (or the
+    load, if *tx* is below 0) of as many bytes, or the last one."""
     counts = ((step, _nbytes(step.op, armed=tx > 0)) for step in reversed(steps))
     found = [(step, nbytes) for step, nbytes in counts if nbytes]
     return [step for step, nbytes in found if nbytes == abs(tx)][:1] or [step for step, _ in found][:1]
 
 
 def _uneven_sets(programs: Sequence[Sequence[Any]], agents: range) -> list[Step]:
-    """The last setmaxnreg of a warp of a CTA whose warpgroup does not do as it does."""
-    sets = {a: [op for op in programs[a] if declared(type(op)).effect(SetRegisters)] for a in agents}
+    """The last setmaxnreg of a warp of these whose warpgroup has other ones."""
+    sets = {a: [op for op in programs[a] if declared(type(op)).effect(effects.SetRegisters)] for a in agents}
     counts = {a: [op.registers for op in sets[a]] for a in agents}
     for first in agents[::4]:
         four = [counts[a] for a in agents if a in range(first, first + 4)]
@@ -351,9 +321,9 @@ def _left_with_bytes(check: LinearCheck, cta: int) -> list[Step]:
 
 
 def _nbytes(op: Any, armed: bool) -> int:
-    """Bytes that an operation arms, or that it delivers."""
+    """The bytes that an operation arms, or that it delivers."""
     of = declared(type(op))
-    arm, start = of.effect(Arm), of.effect(Start)
+    arm, start = of.effect(effects.Arm), of.effect(Start)
     if armed:
         return 0 if arm is None else getattr(op, arm.nbytes)
     return 0 if start is None or not start.until.nbytes else getattr(op, start.until.nbytes)
@@ -366,7 +336,7 @@ def _nbytes(op: Any, armed: bool) -> int:
 VARIABLE = "TMAPIPE_CHECK_SECONDS"
 QUIET = 5.0  # seconds before it says something
 PAUSE = 0.25  # seconds between what it says
-OFTEN = 128  # looks at the clock are as rare as that, of what is called for each operation
+OFTEN = 128  # calls of `look` for one look at the clock
 OF_PROOF = 0.75  # of the time; the rest is for problems that may show an error
 
 
@@ -375,7 +345,7 @@ class OutOfTime(Exception):
 
 
 class Patience:
-    """The time of one check. name: of the schedule; end: when it must be over, as `time.monotonic` says; doing: tells what is
+    """The time of one check. name: of the schedule; end: when the check must be over, by `time.monotonic`; doing: says what is
     being done."""
 
     def __init__(self, name: str, seconds: float | None):
@@ -387,7 +357,7 @@ class Patience:
         self.shown = False
 
     def look(self) -> None:
-        """Raises `OutOfTime` if the time is over; says what is being done, once in a while."""
+        """Raises `OutOfTime` if the time is over. Once in a while, says on a terminal what is being done."""
         now = time.monotonic()
         if now > self.end:
             raise OutOfTime(f"{self.seconds:g} seconds, the limit that was given, were not enough")
@@ -408,7 +378,7 @@ _present: ContextVar[Patience | None] = ContextVar("patience", default=None)
 
 @contextlib.contextmanager
 def patience(name: str, seconds: float | None) -> Iterator[None]:
-    """What is done inside has this time."""
+    """A scope that has this time."""
     own = Patience(name, seconds)
     token = _present.set(own)
     try:
@@ -421,7 +391,7 @@ def patience(name: str, seconds: float | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def doing(what: Callable[[], str], share: float = 1.0) -> Iterator[None]:
-    """What is done inside, in words, and the share of the time that is left for it."""
+    """A scope in which *what* says what is being done, and which has this share of the time."""
     own = _present.get()
     if own is None:
         yield
@@ -435,7 +405,7 @@ def doing(what: Callable[[], str], share: float = 1.0) -> Iterator[None]:
 
 
 def look(*_: Any) -> None:
-    """Calls `Patience.look` every now and then: for code that runs often."""
+    """Calls `Patience.look` once in `OFTEN` calls: for code that runs often."""
     own = _present.get()
     if own is not None:
         own.calls += 1

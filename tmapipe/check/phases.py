@@ -1,5 +1,4 @@
-"""Vector clocks, and the rules of barriers that are checked with them: each wait and arrival is of the phase that it is
-meant for."""
+"""Vector clocks, and the rules of barriers: each wait and each arrival is of the phase that it is meant for."""
 
 from __future__ import annotations
 
@@ -18,9 +17,8 @@ from tmapipe.model.state import State
 
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 #
-# Vector clocks: what each warp, and each phase of a barrier, has in its past.
-#
-# A clock is one array of integers with six parts. The time of a warp is the number of its operations so far.
+# What each warp, and each phase of a barrier, has in its past. A clock is one array of integers with six parts. The time of a
+# warp is the number of its operations so far.
 #
 # executed   by warp: its operations up to this time have been executed
 # published  by warp: what all of its lanes accessed up to this time is visible here
@@ -29,9 +27,9 @@ from tmapipe.model.state import State
 # phases     by mbarrier: this many of its phases have been waited for
 # handed_on  by mbarrier: this many of its phases have been waited for, and then a proxy fence was executed
 #
-# The lanes of a body are converged at every call, so an operation of one lane is *executed* for all. Memory differs:
-# the arrival of one lane publishes the other lanes' accesses and fences only up to their last common synchronization.
-# The elected lane tells of what it initializes itself.
+# The lanes of a warp are converged, so an operation of one lane is *executed* for all. Memory is different: an arrival by one
+# lane publishes what the other lanes accessed and fenced only up to their last common synchronization. The elected lane tells
+# of the mbarriers that it initialized itself.
 
 
 Clock = np.ndarray
@@ -49,8 +47,9 @@ def knows(clock: Clock, known: Known) -> bool:
 class Clocks:
     """The warps' clocks.
 
-    of: by warp, what it knows (in its own entries: executed now; published and fenced at its lanes' last common
-    synchronization); time: by warp; fence: by warp, the time of its last proxy fence.
+    of: by warp, its clock (its own entries: executed now; published and fenced at its lanes' last common synchronization);
+    time: by warp; fence: by warp, the time of its last proxy fence; published, fenced, told, phases, handed_on: where these
+    parts of a clock begin.
     """
 
     def __init__(self, layout: Layout):
@@ -80,7 +79,7 @@ class Clocks:
         return time
 
     def release(self, agent: int, into: Clock, all_lanes: bool, elected: bool = False) -> None:
-        """Joins what the warp knows into a barrier's clock: as known to all of its lanes, or to one, maybe the elected one."""
+        """Joins into a barrier's clock what all lanes of the warp release, or one lane, which may be the elected one."""
         clock = self.of[agent]
         np.maximum(into, clock, out=into)
         if all_lanes or elected:
@@ -90,14 +89,12 @@ class Clocks:
             into[self.fenced + agent] = self.fence[agent]
 
     def join_executed(self, clock: Clock, into: Clock) -> None:
-        """Joins only what *clock* has of what has been executed and waited for: for an operation that counts, but releases no
-        accesses."""
+        """Joins only what has been executed and waited for: for an operation that counts, but releases no accesses."""
         np.maximum(into[: self.agents], clock[: self.agents], out=into[: self.agents])
         np.maximum(into[self.phases :], clock[self.phases :], out=into[self.phases :])
 
     def fence_proxy(self, agent: int) -> None:
-        """The warp executes a proxy fence: after its own accesses, and after what threads have copied that it has waited
-        for."""
+        """The warp executes a proxy fence, after its own accesses, and after the copies by threads that it has waited for."""
         self.fence[agent] = self.time[agent]
         own = self.of[agent]
         waited = own[self.phases : self.handed_on]
@@ -109,7 +106,7 @@ class Clocks:
         np.maximum(own, clock, out=own)
 
     def synchronize_lanes(self, agent: int) -> None:
-        """``bar.warp.sync``: each lane knows what the others did."""
+        """``bar.warp.sync``: each lane knows what the other lanes did."""
         clock = self.of[agent]
         clock[self.told + agent] = clock[self.published + agent] = self.time[agent]
         clock[self.fenced + agent] = self.fence[agent]
@@ -117,15 +114,15 @@ class Clocks:
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
 #
-# What the rules of the linear check have in common: clocks, a log, and that what they hold of a run can be copied.
+# What the rules of the linear check have in common: clocks, a log, and state that can be copied.
 
 
 FactName = tuple[Any, ...]  # the name of a fact
 
 
 class Rules:
-    """Rules of one kind, and their state along a run. kept: the names of the attributes that change along a run; in_flight:
-    of those dictionaries that are empty where nothing is in flight, or matter to reports alone."""
+    """Rules of one kind, with their state along a run. kept: the names of attributes that change along a run; in_flight: the
+    names of dictionaries that are empty where nothing is in flight, or matter to reports alone."""
 
     kept: ClassVar[tuple[str, ...]]
     in_flight: ClassVar[tuple[str, ...]] = ()
@@ -134,7 +131,7 @@ class Rules:
         self.clocks, self.log, self.layout = clocks, log, log.layout
 
     def copy(self, clocks: Clocks) -> Any:
-        """The same, where nothing is in flight, to go on independently with *clocks*."""
+        """The same rules, to go on independently with *clocks*. Nothing is in flight."""
         other = copy.copy(self)
         other.clocks = clocks
         for name in self.kept:
@@ -144,12 +141,12 @@ class Rules:
         return other
 
     def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
-        """What later operations are checked against, each fact with what tells it. Nothing is in flight."""
+        """The facts that later operations are checked against, each with how it is known. Nothing is in flight."""
         return iter(())
 
 
 def copied(value: Any) -> Any:
-    """A copy of containers, clocks and what else can be copied, in each other."""
+    """A copy of a container or a clock, and of the containers and clocks in it."""
     if isinstance(value, dict):
         return {key: each if isinstance(each, (int, tuple)) else copied(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -162,21 +159,21 @@ def copied(value: Any) -> Any:
 # Rules of the mbarriers: everything counts in the phase that it is meant for, in every interleaving.
 #
 # - A wait that sees phase n complete knows that phase n - 1 is complete, or it could have returned two phases early.
-# - That wait happens before the completion of phase n + 1, or it could be overtaken. - Whatever counts in phase n + 1
-# (arrival, expect-tx, bytes) knows that phase n is complete, or it could count there. - Bytes armed without an
-# arrival are armed before some arrival of their phase, or the phase could complete without them.
+# - A wait that sees phase n happens before the completion of phase n + 1, or it could be overtaken.
+# - Whatever counts in phase n + 1 (arrival, expect-tx, bytes) knows that phase n is complete, or it could count there.
+# - Bytes armed without an arrival are armed before some arrival of their phase, or the phase could complete without them.
 #
-# A warp knows that a phase is complete if it has waited for it, through whatever chain, or if everything that counted
-# in it happened before. The second is possible for arrivals but not for bytes, since only the wait shows that they
-# have landed.
+# A warp knows that a phase is complete if it has waited for the phase, or learned that another warp has; or if all arrivals
+# in the phase happened before. Only a wait shows that bytes have landed.
 
 
 class Phase:
-    """What has counted in one phase of an mbarrier, or in one use of a barrier of warps.
+    """One phase of an mbarrier, or one use of a barrier of warps.
 
-    clock: all of it joined; by: warp -> time of its last contribution; landed: whether bytes have landed; armed: each
-        expect-tx; loose: the expect-tx without an arrival, until an arrival follows; steps: for the report; complete: whether
-        the phase can no longer change; of: the owner that may change it, where states share it.
+    clock: of all contributions, joined; by: warp -> time of its last contribution; landed: whether bytes have landed; armed:
+    each expect-tx; loose: each expect-tx without an arrival, until an arrival follows; steps: the contributions, for reports;
+    relaxed: whether one of them released nothing; complete: whether the phase can no longer change; of: the `Phases` that may
+    change it, where several share it.
     """
 
     __slots__ = ("armed", "by", "clock", "complete", "landed", "loose", "of", "relaxed", "steps")
@@ -201,15 +198,15 @@ class Phase:
         return other
 
     def known_to(self, clock: Clock) -> bool:
-        """Whether everything that counted is in the past of *clock*."""
+        """Whether all contributions are in the past of *clock*."""
         return not self.landed and all(clock[agent] >= time for agent, time in self.by.items())
 
 
 class Phases(Rules):
     """All mbarriers of a cluster, by flat index.
 
-    now: the present phase; done: the last one that completed; before: the one before that; waits: by warp, that which saw
-    `done`.
+    now: the present phase; done: the last phase that completed; before: the phase before that; waits: by warp, its wait that
+    saw `done`; watch: told of each phase that completes.
     """
 
     kept = ("now", "done", "before", "waits")
@@ -254,7 +251,7 @@ class Phases(Rules):
                 yield ("bar", bar, "wait", agent), ((agent, step.time),)
 
     def wait(self, step: Step, bar: int, phase: int) -> None:
-        """The warp saw *phase* complete (-1: the one before the first)."""
+        """The warp saw *phase* complete; -1 is the phase before the first."""
         clocks, agent = self.clocks, step.agent
         clock, waited = clocks.of[agent], clocks.phases + bar
         step = step.in_phase(phase)
@@ -392,18 +389,18 @@ class Phases(Rules):
 
 # ---- barriers --------------------------------------------------------------------------------------------------------
 #
-# Rules of the barriers of warps: the CTA's, the named ones and the cluster's.
+# Rules of the barriers of warps: the CTA's, the named ones and the cluster's. A *generation* is one use of a barrier.
 #
-# Whatever arrives in generation n + 1 must know that generation n is complete, or it could count there. Warps that
-# have returned count as arrived at the CTA's and the cluster's barrier, so their last clock joins what these release.
+# A warp that arrives in generation n + 1 must know that generation n is complete, or it could count there. Warps that have
+# returned count as arrived at the barriers of the CTA and of the cluster, so their last clock joins what these release.
 
 
 CLUSTER = -1
 
 
 class Barriers(Rules):
-    """Barriers by number: ``16 * cta + id``, or `CLUSTER`. generations: by barrier and number; latest: the number of that of
-    each barrier; returned: warps."""
+    """Barriers of warps, by number: ``16 * cta + id``, or `CLUSTER`. generations: by barrier and number; latest: by barrier,
+    the number of its last generation; returned: the warps that have."""
 
     kept = ("generations", "latest", "returned")
 
@@ -414,8 +411,8 @@ class Barriers(Rules):
         self.returned: set[int] = set()
 
     def recent(self) -> Iterator[tuple[tuple[int, Any], Phase]]:
-        """Generations that later steps may still look at: the latest of each barrier, and the one before if the latest is not
-        complete. Each with the barrier's number, and whether it is complete."""
+        """The generations that later steps may still look at: the latest of each barrier, and the one before if the latest is
+        not complete. Each with the barrier's number, and whether it is complete, or "before"."""
         for which, number in self.latest.items():
             latest, before = self.generations[which, number], self.generations.get((which, number - 1))
             yield (which, latest.complete), latest

@@ -1,4 +1,5 @@
-"""Whether all roles of a ring enter the same number of its slots; and mistakes that plan and bodies show without a run."""
+"""Mistakes that need no interleaving: roles that enter unequal numbers of a ring's slots, budgets that do not fit, and bodies
+of a user's that do too little."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 # ---- ring uses -------------------------------------------------------------------------------------------------------
 #
-# Whether all roles of a ring enter the same number of its slots, and leave each slot that they enter.
+# All roles of a ring enter the same number of its slots, and leave each slot that they enter.
 
 
 def cause_findings(layout: Layout, programs: Sequence[Sequence[Any]], wrong: bool) -> list[Finding]:
-    """What roles do to the slots of each ring that other findings follow from.
+    """Findings about roles and slots of rings, from which other findings follow.
 
     Args:
         programs: The operations of each warp of the cluster.
-        wrong: Whether the run went wrong. If so, also what need not be wrong alone, but explains it: slots waited for in
-            another order, and slots that are not left as often as they are entered.
+        wrong: Whether the run went wrong. Then there are also findings that need not be mistakes, but explain one: slots that
+            are waited for in another order, or not left as often as they are entered.
     """
     return [finding for ring in layout.plan.rings for finding in RingUse(layout, ring, programs).findings(wrong)]
 
@@ -95,7 +96,7 @@ class RingUse:
         return found
 
     def _entered(self, name: str, cta: int) -> tuple[int, list[Step]]:
-        """How many slots a role enters, all its teams together; and where the warp of it does that enters most."""
+        """How many slots a role enters, all its teams together; and the entries of the warp that enters most."""
         role, phase, most = self.layout.plan.role(name), self.ring.phase_of(name), list[Step]()
         assert phase is not None
         by_team = [0] * role.teams
@@ -115,7 +116,7 @@ class RingUse:
         return range(self.layout.bar_base[barrier.name], self.layout.bar_base[barrier.name] + barrier.stages)
 
     def _place(self, wait: Step, phase: int) -> int:
-        """Of a wait, in two laps around the ring."""
+        """The place of a wait in two laps around the ring."""
         return wait.op.bar - self._bars(phase - 1).start + self.ring.stages * wait.op.parity
 
     # ---- what is wrong --------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class RingUse:
         return []
 
     def _not_left(self, phase: int) -> list[Finding]:
-        """Roles of a phase that signal fewer or more slots than they enter, or others than they are in."""
+        """Findings of roles of a phase that signal fewer or more slots than they enter, or slots that they are not in."""
         found = []
         for role in self.ring.phases[phase]:
             for agent in self._agents(role) if role in self.ring.signals else ():
@@ -258,7 +259,7 @@ def _by_line(uses: list[Step], what: str) -> list[Step]:
 
 # ---- budgets ---------------------------------------------------------------------------------------------------------
 #
-# What the plan alone shows: shared memory, registers, ids of named barriers.
+# Budgets of the plan: shared memory, registers, ids of named barriers.
 
 
 NAMED_BARRIERS = range(1, 16)  # of a CTA; 0 is its own (PTX ISA, barrier)
@@ -295,18 +296,21 @@ def budget_findings(plan: Plan) -> Iterator[Finding]:
 
 # ---- overrides -------------------------------------------------------------------------------------------------------
 #
-# Where a schedule of a user's is wrong though no operation is at fault: a body that enters no slot, and what a
-# subclass of a shipped schedule puts in the place of the shipped one, such as a method that returned before an
-# operation.
+# Lines of a user's where no operation is at fault: a body that enters no slot, and functions by which a subclass of a shipped
+# schedule replaces shipped ones, such as a method that returns too early.
 
 
-_OF_LIBRARY = (Kind.REDUNDANT_FENCE, Kind.REGISTERS, Kind.SHARED_MEMORY, Kind.LIMIT)  # say it in other words
+#: Findings that are about the plan or the library, whoever wrote the bodies
+_OF_LIBRARY = (Kind.REDUNDANT_FENCE, Kind.REGISTERS, Kind.SHARED_MEMORY, Kind.LIMIT)
 
 
 def placed(schedule: Schedule, plan: Plan, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings. A body of the user's that enters no slot of a ring is a place of that finding: the first one if it does
-    not even name the ring, or if a shipped body enters the others. A finding that no line of the user's shows gets those of
-    what *schedule* replaces: first the bodies of the roles that take part."""
+    """The findings, with further source lines.
+
+    Where roles enter unequal numbers of slots, the line of a user's body that enters none is added: as the first line, if the
+    body does not even name the ring, or if a shipped body enters the others. A finding without a line of the user's gets the
+    lines of functions by which *schedule* replaces shipped ones, first the bodies of the roles that take part.
+    """
     bodies = {role: inspect.unwrap(body) for role, body in schedule.declared.bodies.items() if _of_user(body)}
     own = [*bodies.values(), *_overrides(type(schedule))]
     found = []

@@ -1,4 +1,4 @@
-"""Rules of the slots: two accesses to the same bytes, one of them a write, are ordered; races and redundant fences."""
+"""The rules of slots: two accesses to the same bytes, at least one a write, are ordered. And fences that order nothing."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 # ---- accesses --------------------------------------------------------------------------------------------------------
 #
-# Accesses to slots, and the waits that end those which are asynchronous.
+# Accesses to slots, and waits for asynchronous accesses.
 
 
-#: What an access does. ASYNC_*: raw code of threads, through the async proxy, which has waited for its end.
+#: What an access does. ASYNC_*: raw code of threads through the async proxy, which has waited for the access to end.
 READ, WRITE, LOAD, STORE, MMA, ASYNC_READ, ASYNC_WRITE, COPY, SEND, REDUCE = range(10)
 DOES = (
     "{who} reads",
@@ -44,7 +44,7 @@ DOES = (
 WRITES = (WRITE, LOAD, ASYNC_WRITE, COPY, REDUCE)
 THREADS, RAW = (READ, WRITE), (ASYNC_READ, ASYNC_WRITE)
 GENERIC = (*THREADS, COPY)
-COUNTED = (LOAD, COPY, SEND, REDUCE)  # their end, on an mbarrier
+COUNTED = (LOAD, COPY, SEND, REDUCE)  # accesses whose end counts on an mbarrier
 Part = tuple[str, int, int]  # how the slot is cut, which part, of how many
 WHOLE: Part = ("whole", 0, 1)
 
@@ -58,7 +58,8 @@ class SlotAccess:
     """One access to a slot.
 
     kind: one of the above; agent, time: the warp that made or issued it, and when; part: of the slot; slot: its number in the
-    CTA; number: what ends it, a load's phase, a store's bulk group or a wgmma's serial (None: not known yet); bar: of a load.
+    CTA; number: of what ends the access: the phase of a load, the bulk group of a store, the serial of a wgmma (None: not
+    known yet); bar: the mbarrier on which the end of the access counts, or -1.
     """
 
     __slots__ = ("agent", "bar", "kind", "number", "part", "slot", "step", "time")
@@ -71,8 +72,8 @@ class SlotAccess:
 
 
 class Waits:
-    """The waits of one thread or warp that have covered more than those before them, each as (n, step): all with smaller
-    numbers than n (groups, serials) are over."""
+    """The waits of one thread or warp, each as (n, step): all groups, or wgmmas, with smaller numbers than n are over. Waits
+    that have covered no more than an earlier wait are left out."""
 
     __slots__ = ("found",)
 
@@ -88,7 +89,7 @@ class Waits:
 
     @property
     def upto(self) -> int:
-        """How many are over."""
+        """How many groups or wgmmas are over."""
         return self.found[-1][0] if self.found else 0
 
     def first(self, number: int | None) -> Step | None:
@@ -226,18 +227,17 @@ def _foreign_wait(slots: Slots, before: SlotAccess, access: SlotAccess) -> Step 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
 #
-# Rules of the slots: two accesses to the same bytes, one of them a write, are ordered, with what their proxies need.
+# An access is over for a later one if the past of the later one has this:
 #
-# first access           is over for a second one if the past of the second has ... threads read or write  the access,
-# published by all lanes of its warp; and for the async proxy, their fence after it raw, by async proxy    the access,
-# published by all lanes of its warp TMA load writes        the phase that its bytes complete, waited for cp.async
-# writes        the phase that its lanes complete, waited for; and for the async proxy, a proxy fence after the wait a
-# copy to a peer reads the phase of the peer's barrier that its bytes complete, waited for TMA store reads        the
-# issuing thread's wait_group(.read) for its group wgmma reads            a wgmma wait_group for its group, by one of
-# the warpgroup's warps
+# threads read or write   the access, published by all lanes of its warp; for the async proxy, their proxy fence after it, too
+# raw, by async proxy     the access, published by all lanes of its warp
+# TMA load writes         a wait for the phase that its bytes complete
+# cp.async writes         a wait for the phase that its lanes complete; for the async proxy, a proxy fence after that, too
+# copy to a peer reads    a wait for the phase of the peer's barrier that its bytes complete
+# TMA store reads         the issuing thread's wait_group(.read) for its group
+# wgmma reads             a wgmma wait_group for its group, by one of the warpgroup's warps
 #
-# For each slot the last access of each kind and agent is kept: whatever is ordered after it is ordered after earlier
-# ones.
+# Of each slot the last access of each kind and agent is kept: what is ordered after it is ordered after earlier ones.
 
 
 class Slots(Rules):
@@ -323,7 +323,7 @@ class Slots(Rules):
                 self._covered(flight.cta * self.layout.nslots + slot, part)
 
     def _issue(self, agent: int, flight: Flight) -> None:
-        """One warp of the four issues a wgmma."""
+        """One of the four warps of a warpgroup issues a wgmma."""
         key = flight.issuer, flight.serial
         if key not in self.mma_issued:
             self.mma_issued[key] = self.clocks.zero()
@@ -344,7 +344,7 @@ class Slots(Rules):
             started.clear()
 
     def landed(self, flight: Flight, phase: int) -> None:
-        """It has been counted in *phase*."""
+        """The end of a load or copy has been counted in *phase*."""
         for access in self.flights.pop(flight):
             access.number = phase
             if access.kind == COPY:
@@ -377,7 +377,7 @@ class Slots(Rules):
     # ---- the rule -------------------------------------------------------------------------------------------------
 
     def _access(self, cta: int, access: SlotAccess, by: int) -> None:
-        """An access to a slot of *cta*. by: the agent that makes accesses of this kind one after another; the last of them is
+        """An access to a slot of *cta*. by: the agent that makes accesses of this kind one after another, of which the last is
         kept."""
         layout, slot = self.layout, access.slot
         base = cta * layout.nslots
@@ -445,7 +445,7 @@ def _disjoint(one: Part, other: Part) -> bool:
 
 # ---- fences ----------------------------------------------------------------------------------------------------------
 #
-# Redundant proxy fences, reported as notes: those that order nothing.
+# Proxy fences that order nothing are reported as notes.
 
 
 class Fences:

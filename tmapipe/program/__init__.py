@@ -1,4 +1,4 @@
-"""The front end, and the traced program: `trace` makes it of a kernel, `replay` carries it out, and `listing` prints it."""
+"""The front end and the traced program: `trace` makes a program of a kernel, `replay` carries it out, `listing` prints it."""
 
 from __future__ import annotations
 
@@ -25,27 +25,25 @@ from tmapipe.program.rewrite import tracing
 
 # ---- trace -----------------------------------------------------------------------------------------------------------
 #
-# `trace`: a kernel's program, of one trace for all warps of all CTAs.
-
-
-#: Held by what traces or proves: expressions are shared, and two traces at once in threads break CuTe DSL.
+#: Held by whoever traces or proves: expressions are shared, and two traces at once in threads break CuTe DSL.
 ONE_AT_A_TIME = threading.RLock()
 
 
 class Traced:
     """The program of a kernel: one for all warps of all CTAs.
 
-    calls: of bodies, by the id of the first node: (first node, last one, tile, or None before the first tile).
+    code: as of `code_of`, once it has been asked for; calls: of bodies, by the id of the first node: (first node, last node,
+    tile; None before the first tile).
     """
 
     def __init__(self, schedule: Any, plan: Any, nodes: list[Any], isa: TracingIsa):
         self.schedule, self.plan, self.nodes, self.isa = schedule, plan, nodes, isa
-        self.code: Callable[[Any], None] | None = None  # as of `code_of`, once it has been asked for
+        self.code: Callable[[Any], None] | None = None
         self.calls = isa.calls
 
 
 def trace(schedule: Any, plan: Any = None) -> Traced:
-    """plan: of the schedule, by default as its dtypes are declared."""
+    """The program of a schedule. plan: of the schedule, by default with the types that it declares."""
     plan = plan or schedule.plan()
     note_home(type(schedule))
     tracer = Tracing()
@@ -53,9 +51,8 @@ def trace(schedule: Any, plan: Any = None) -> Traced:
     before = dict(vars(schedule))
     with tracing(tracer):
         kernel_main(isa, schedule)
-    changed = [
-        n for n, v in vars(schedule).items() if not n.startswith("_") and (n not in before or before[n] is not v)
-    ]
+    own = [(name, value) for name, value in vars(schedule).items() if not name.startswith("_")]
+    changed = [name for name, value in own if name not in before or before[name] is not value]
     if changed:
         raise ScopeError(f"self.{changed[0]} is set by a body, which is traced once and keeps no state")
     return Traced(schedule, plan, tracer.nodes, isa)
@@ -63,9 +60,6 @@ def trace(schedule: Any, plan: Any = None) -> Traced:
 
 # ---- replay ----------------------------------------------------------------------------------------------------------
 #
-# `replay` carries a traced program out on any instruction set whose values are numbers, such as the model's.
-
-
 def operations(
     program: Traced,
     layout: Layout,
@@ -82,10 +76,10 @@ def operations(
         program: As `trace` makes it.
         layout: Of its plan.
         agent: The warp, of all of the cluster.
-        shapes: Of tensors by argument.
-        cluster: In the grid.
-        clusters: In the grid.
-        tables: Entries of tables, 1 behind the last one; without those of a table, it has what `Isa.load_entry` says.
+        shapes: Of tensors, by argument.
+        cluster: Its number in the grid.
+        clusters: How many the grid has.
+        tables: Entries of tables, by name; 1 stands behind the last. A table that is left out has what `Isa.load_entry` says.
         emit: Takes each operation, while its source line can still be asked for; then the list has `Exit` alone.
     """
     listed: list[Any] = []
@@ -95,7 +89,7 @@ def operations(
 
 
 def replay(program: Traced, isa: Any) -> None:
-    """Carries out *program* for one warp: that of *isa*.
+    """Carries out *program* for the warp of *isa*, an instruction set whose values are numbers, such as the model's.
 
     Raises:
         ScopeError: A number of the program has no value, such as one divided by 0.
@@ -111,10 +105,8 @@ def replay(program: Traced, isa: Any) -> None:
 
 # ---- listing ---------------------------------------------------------------------------------------------------------
 #
-# `listing`: a traced program as text, role by role, with the user's lines.
-#
-# It is meant to be laid beside the PTX. Positions in a ring stand by name (`ring.slot`, `ring.parity`), and each loop
-# ends with how they go on. Where the tiles lie is computed at length, and left out.
+# A traced program as text, role by role, with the user's lines: to be laid beside the PTX. Positions in a ring stand by name
+# (`ring.slot`, `ring.parity`), and each loop ends with how they go on. Where tiles lie is computed at length, and left out.
 
 
 LINES_AT = 116  # the column at which source lines begin
@@ -149,8 +141,8 @@ class _Listing:
         self._nodes(self.program.nodes)
         return "\n".join(self.out)
 
-    def _say(self, text: str, where: str | None = None) -> None:
-        line = f"{'    ' * self.level}{text}"
+    def _say(self, text: str, where: str | None = None, deeper: int = 0) -> None:
+        line = f"{'    ' * (self.level + deeper)}{text}"
         if where and where != self.last:
             file, _, number = where.rpartition(":")
             line = f"{line:<{LINES_AT}}  # {os.path.basename(file)}:{number}"
@@ -189,9 +181,7 @@ class _Listing:
         if hidden:
             said.append(f"{', '.join(dict.fromkeys(hidden))} of the next tile")
         if said:
-            self.level += 1
-            self._say("next   " + "; ".join(said))
-            self.level -= 1
+            self._say("next   " + "; ".join(said), deeper=1)
 
     def _if(self, node: If) -> None:
         loops = any(isinstance(each, (For, While)) for each in node.then)
@@ -207,10 +197,8 @@ class _Listing:
             self._chosen([(phi, other) for phi, _, other in node.phis])
 
     def _chosen(self, values: list[tuple[Any, Any]]) -> None:
-        self.level += 1
         for phi, value in values:
-            self._say(f"{show(phi)} = {_short(show(value))}")
-        self.level -= 1
+            self._say(f"{show(phi)} = {_short(show(value))}", deeper=1)
 
     # ---- instructions ---------------------------------------------------------------------------------------------
 
@@ -243,7 +231,7 @@ class _Listing:
 
 
 def _base(value: Any) -> str | None:
-    """The name of a variable, the same for all that hold one register's values."""
+    """The name of a variable, without the number that tells variables of one register apart."""
     return value.name.split("'")[0] if isinstance(value, Var) else None
 
 
@@ -256,7 +244,7 @@ def _short(text: str) -> str:
 
 
 def _entry(carried: list[Any]) -> str:
-    """What is carried from the start on, where that is not the variable itself."""
+    """The first values of what a loop carries, other than the variable itself."""
     shown = [
         f"{show(phi)} = {_short(show(initial))}"
         for phi, initial, _, _ in carried
@@ -286,7 +274,7 @@ def _argument(x: Any) -> str:
 
 
 def _role_of(plan: Plan, condition: Any) -> str | None:
-    """The role whose warps a branch is for, with their numbers."""
+    """The role whose warps a branch is for, with the numbers of the warps."""
     text = show(condition)
     for role in plan.roles:
         first, last = role.first_warp, role.first_warp + role.warps

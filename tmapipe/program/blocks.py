@@ -1,10 +1,11 @@
-"""Blocks of a trace, and what they carry: values of numbers and fragments, joined where paths meet."""
+"""Branches of a trace: both arms are traced, and the values and facts that later code depends on are joined after them."""
 
 from __future__ import annotations
 
 import collections
 import copy
 import dataclasses
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
 
 # ---- carried ---------------------------------------------------------------------------------------------------------
 #
-# What blocks carry: values made of numbers and fragments, joined where paths meet.
-#
-# A value is a number (an `int`, a `bool`, an expression), a fragment, or something made of such: a tuple, a named
-# tuple, a list or deque, a dictionary, a frozen attrs or dataclass object, or an object of the library that names
-# those of its attributes that vary (`Carried._carries`), such as an open slot. Values of one form are joined part by
-# part. All else is opaque: the same, or unknown.
+# Values that are joined where paths meet: numbers (an `int`, a `bool`, an expression), fragments, and what is made of these: a
+# tuple, named tuple, list, deque, dictionary, frozen attrs or dataclass object, or an object of the library that names its
+# attributes that vary (`Carried._carries`), such as an open slot. Values of one form are joined part by part. Anything else is
+# the same on all paths, or unknown after them.
 
 
 _CONSTANTS = (str, bytes, float, complex, type(None), range, frozenset, type(...))
@@ -38,7 +37,7 @@ KEPT = "Give it a value of the form that it keeps before the loop or branch, e.g
 
 
 class Undefined:
-    """In the place of a name that has no value (*why* is None), or one that depends on the path, and can't be carried."""
+    """In the place of a name without a value (*why* is None), or with a value that depends on the path and is not joined."""
 
     _name: str
     _why: str | None
@@ -98,7 +97,7 @@ def kind_of(value: Any) -> str:
 
 
 def _form(value: Any) -> Any:
-    """What is equal of values that are joined part by part; None of a value without parts."""
+    """What is equal of two values that are joined part by part; None for a value without parts."""
     kind = type(value)
     if kind in (tuple, list) or (hasattr(kind, "_make") and "__eq__" not in vars(kind)):
         return kind, len(value)
@@ -209,12 +208,12 @@ def _joined(name: str, values: tuple[Any, ...], number: Any, fragment: Any, othe
 
 
 def fragment_form(values: Fragment) -> Any:
-    """What is equal of fragments whose data are joined."""
+    """What is equal of two fragments whose data are joined."""
     return values.layout, values.along, values.kind
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two objects of the library differ in nothing but what they say that varies."""
+    """Whether two objects of the library differ only in attributes that vary, as they say."""
     free = {*a._carries, *a._apart}
     return vars(a).keys() == vars(b).keys() and all(
         x is vars(b)[name] or same(x, vars(b)[name]) or (isinstance(x, set) and x == vars(b)[name])
@@ -225,20 +224,18 @@ def _alike(a: Any, b: Any) -> bool:
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
 #
-# Blocks of a trace, and what they carry: branches here, loops in `loops`.
-#
-# State of a trace is what later code depends on: names, which rewritten code hands over and takes back; `Cells`; the
-# facts that objects of the protocol keep (`Carried._facts`); lists and deques that a block changes. Before each arm
-# of a branch it is as before the branch, and after the branch it is joined.
+# Later code depends on four kinds of state: names, which rewritten code hands over and takes back; `Cells`; the facts that
+# objects of the protocol keep (`Carried._facts`); and lists and deques that a block changes. Each arm of a branch begins with
+# the state before the branch. After the branch, the states of the arms are joined.
 
 
 NOT_READ = "is not carried: nothing was seen to read it"
 
 
 class Block:
-    """A branch or loop that is being traced. user: of rewritten code, and not of the library.
+    """A branch or loop that is being traced. user: whether it is of rewritten code, and not of the library.
 
-    depth: of blocks around it; changed: lists and deques that the code inside changes, with their contents before.
+    depth: how many blocks are around it; changed: lists and deques that the code inside changes, with their contents before.
     """
 
     def __init__(self, tracer: Tracing, user: bool):
@@ -255,12 +252,12 @@ class Block:
         return [{n: _copied(vars(part)[n]) for n in part._facts if n in vars(part)} for part in self.parts]
 
     def conditions(self, facts: dict[str, Any], part: Any) -> dict[tuple[str, str], Any]:
-        """Those facts that are conditions."""
+        """The facts that are conditions."""
         flags = {(n, ""): v for n, v in facts.items() if part._facts[n] == "flag"}
         return flags | {(n, e): c for n, v in facts.items() if part._facts[n] == "flags" for e, c in v.items()}
 
     def restore(self) -> None:
-        """State as it was before."""
+        """Puts the state back as it was before the block."""
         for c, values in zip(self.cells, self.cells_before, strict=True):
             c.values = list(values)
         for part, facts in zip(self.parts, self.facts_before, strict=True):
@@ -273,6 +270,10 @@ class Block:
         """A list or deque is about to be changed."""
         if id(each) not in self.changed:
             self.changed[id(each)] = each, list(each), f"`{name}`, changed at {locate()},"
+
+    def end(self, state: Any) -> None:
+        """The names at the end of an arm or of the body."""
+        self.state = state
 
     def open(self) -> None:
         self.tracer.open(self)
@@ -300,8 +301,8 @@ def set_flag(part: Any, name: str, each: str, value: Any) -> None:
 class Branch(Block):
     """Both arms of a branch on a condition that only the kernel knows: iterating over it gives True, then False.
 
-    names: assigned in the arms. live: the names that are read later. state: the values of *names* before. phis: joined
-    values.
+    names: assigned in the arms; live: by name, whether it is read later; state: the values of *names*; phis: (variable, value
+    of the first arm, value of the second).
     """
 
     def __init__(
@@ -327,10 +328,6 @@ class Branch(Block):
         self.turn()
         yield False
         self.finish()
-
-    def end(self, state: Any) -> None:
-        """The names at the end of an arm."""
-        self.state = state
 
     def turn(self) -> None:
         """From the first arm to the second."""
@@ -415,7 +412,7 @@ class Branch(Block):
         return found
 
     def alone(self, name: str, value: Any, arm: int, memo: dict[Any, Any]) -> Any:
-        """A value of one arm, where the other has none that is read."""
+        """The value of one arm, where the value of the other arm is not read."""
 
         def number(name: str, value: Any) -> Any:
             if not symbolic(value):
@@ -439,19 +436,23 @@ class Branch(Block):
 
     def _fact(self, part: Any, name: str, a: Any, b: Any) -> Any:
         kind = part._facts[name]
-        if kind == "union":
-            return a | b
+        if kind in JOINS:
+            return JOINS[kind](a, b)
         if kind == "flag":
             return self.merged(name, a, b, {})
         if kind == "flags":
             return {n: self.merged(n, a.get(n, False), b.get(n, False), {}) for n in {**a, **b}}
-        if same(a, b) or (isinstance(a, Differs) and a is b):
+        if same(a, b):
             return a
-        if kind == "noted":
-            return bool(a) or bool(b)
-        if kind == "both":
-            return False
         return differing(part, name, kind, self.where)
+
+
+#: How facts of these kinds are joined where paths meet.
+JOINS: dict[str, Callable[[Any, Any], Any]] = {
+    "union": operator.or_,
+    "noted": lambda a, b: bool(a) or bool(b),
+    "both": lambda a, b: bool(a) and bool(b),
+}
 
 
 def differing(part: Any, name: str, kind: str, where: str | None) -> Any:

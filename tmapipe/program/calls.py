@@ -1,4 +1,4 @@
-"""Calls of rewritten code, and Python functions that readers of a program call, such as raw code."""
+"""What calls, operators and `with` of rewritten code do; and functions that readers of a program call, such as raw code."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from tmapipe.protocol.tile import Tile
 
 # ---- captured --------------------------------------------------------------------------------------------------------
 #
-# Python functions that readers of a program call, such as raw code, and the numbers of the kernel that they have
-# captured.
+# Functions that readers of a program call, such as raw code, may have captured numbers that only the kernel knows.
 
 
 def captured(function: Any) -> Any:
-    """*function*, or a `Captured` if it has captured what only the kernel knows."""
+    """*function*, or a `Captured` if the function has captured a number that only the kernel knows."""
     return Captured(function) if _open(function, ()) else function
 
 
 class Captured:
-    """A function whose closure, defaults, or arguments of a `functools.partial` have expressions."""
+    """A function with expressions in its closure, in its defaults, or in the arguments of a `functools.partial`."""
 
     __slots__ = ("function",)
 
@@ -42,7 +41,7 @@ class Captured:
         self.function = function
 
     def bound(self, value: Callable[[Any], Any]) -> Any:
-        """The function with the values that *value* gives for what it has captured."""
+        """The function with ``value(x)`` in the place of each x that it has captured."""
 
         def given(x: Any) -> Any:
             if isinstance(x, Tile):
@@ -55,7 +54,7 @@ class Captured:
 
 
 def tile_with(tile: Tile, value: Callable[[Any], Any]) -> Tile:
-    """The tile with numbers in the place of expressions."""
+    """The tile with ``value(x)`` in the place of its coordinates and bounds."""
     return Tile(value(tile._coordinates), value(tile._bounds), tile._moved)
 
 
@@ -82,7 +81,7 @@ def _values(function: Any) -> list[Any]:
 
 
 def _open(value: Any, around: tuple[Any, ...]) -> bool:
-    """Whether there is in it what only the kernel knows. around: functions that it has been found in."""
+    """Whether *value* has a number in it that only the kernel knows. around: the functions that have captured it."""
     if isinstance(value, Tile):
         return any(map(symbolic, value._coordinates.values()))
     if isinstance(value, (functools.partial, types.FunctionType)):
@@ -93,8 +92,8 @@ def _open(value: Any, around: tuple[Any, ...]) -> bool:
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
 #
-# Calls of rewritten code: the user's functions are rewritten, and Python's own are those that take numbers of the
-# kernel.
+# Where rewritten code calls a function of the user's, that is rewritten, too. Python's own functions are called as they are,
+# or by one that takes numbers of the kernel (`SPECIAL`).
 
 
 _PLAIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
@@ -120,12 +119,12 @@ _METHODS = {
 
 
 class Calls(Refusals):
-    """A part of `Tracing`."""
+    """The part of `Tracing` for calls, operators, attributes and `with` of rewritten code. nodes: of the open block."""
 
     nodes: list[Any]
 
     def operate(self, name: str, left: Any, right: Any) -> Any:
-        """What a binary operator or a comparison gives. A method of the user's is rewritten as any function is.
+        """The value of a binary operator or a comparison. A method of the user's is rewritten as any function is.
 
         Args:
             name: As of `ast`: "Add".
@@ -151,7 +150,7 @@ class Calls(Refusals):
         return self.call(own, value) if is_users(own) else getattr(operator, _UNARY[name])(value)
 
     def inplace(self, name: str, value: Any, other: Any) -> Any:
-        """What an augmented assignment to a name gives it."""
+        """The value that an augmented assignment gives a name."""
         value = resolve(value)
         sign, word = _WORDS[name]
         own = inspect.getattr_static(type(value), f"__i{word}__", None)
@@ -163,7 +162,7 @@ class Calls(Refusals):
         return self.call(own, value, other) if is_users(own) else getattr(operator, f"__i{word}__")(value, other)
 
     def call(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        """What a call in rewritten code gives."""
+        """The value of a call in rewritten code."""
         special = SPECIAL.get(id(function))
         if special is not None:
             result = special(self, *map(resolve, arguments), **named)
@@ -252,7 +251,7 @@ class Calls(Refusals):
         return self._noted(kind, kind(*arguments, **named))
 
     def _noted(self, function: Any, result: Any) -> Any:
-        """What a type, or a function that makes new objects, gave."""
+        """*result*, which is noted as new if *function* is a type, or another maker of objects."""
         if isinstance(function, type) and type(result) is function and not isinstance(result, _IMMUTABLE):
             self.made(result)
         elif function is builtins.sorted or function is builtins.iter:
@@ -292,7 +291,7 @@ class Calls(Refusals):
         return result
 
     def _argument(self, value: Any) -> Any:
-        """What Python's own functions call is rewritten, too."""
+        """An argument of one of Python's own functions: if that will call it, rewritten."""
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             return functools.partial(self.call, value)
         return value
@@ -318,7 +317,7 @@ class Calls(Refusals):
         return as_python(getattr, target, name)
 
     def entering(self, manager: Any) -> Any:
-        """What a `with` enters."""
+        """The context manager that a `with` enters."""
         kind = type(manager)
         enter, leave = (inspect.getattr_static(kind, n, None) for n in ("__enter__", "__exit__"))
         return _Manager(self, manager, enter, leave) if is_users(enter) or is_users(leave) else manager

@@ -14,27 +14,36 @@ from tmapipe.model.layout import as_python, locate
 from tmapipe.program.blocks import Block, Branch, Undefined, is_boolean, is_number
 from tmapipe.program.calls import Calls
 from tmapipe.program.expressions import Expr, Let, Var, resolve, select, symbolic
-from tmapipe.program.loops import Loop, both, either
+from tmapipe.program.loops import Loop, joined_by
 from tmapipe.program.refuse import SymbolicRange
 
 # ---- iteration -------------------------------------------------------------------------------------------------------
 #
-# What rewritten branches and loops iterate over: once for each arm, item or iteration that is traced.
-#
-# Each has `state`, the names before an arm or iteration and after all of them, and `end`, which takes them at the end
-# of each.
+# Rewritten branches and loops iterate over these objects, once for each arm, item or iteration that is traced. Each object has
+# `state`, the values of names before an arm or iteration and after the last one, and `end`, which takes the values at the end
+# of an arm or iteration.
 
 
 MOST_TURNS = 5_000_000  #: of a `while` loop that Python decides
-MOST_ACTING = 500  #: of one that does something in each iteration, all of which are traced
+MOST_ACTING = 500  #: of such a loop in which each iteration does something, since all are traced
 
 
 def pure(nodes: list[Any]) -> bool:
     return all(type(node) is Let for node in nodes)
 
 
-class Decided:
-    """A branch that Python decides."""
+class Known:
+    """A branch or loop that Python decides."""
+
+    state: Any
+
+    def end(self, state: Any) -> None:
+        """The names at the end of an arm or iteration."""
+        self.state = state
+
+
+class Decided(Known):
+    """A branch: the arm that is taken."""
 
     def __init__(self, arm: bool, state: Any):
         self.taken, self.state = arm, state
@@ -42,12 +51,9 @@ class Decided:
     def __iter__(self) -> Iterator[bool]:
         return iter((self.taken,))
 
-    def end(self, state: Any) -> None:
-        self.state = state
 
-
-class Items:
-    """A loop over what Python has. It ends early where a name in *stops* is known to be true."""
+class Items(Known):
+    """A loop over an iterable of Python's. It ends early where a name in *stops* is known to be true."""
 
     def __init__(self, around: Iterable[Any], names: Any, state: Any, stops: Any):
         self.around, self.state = around, state
@@ -59,12 +65,9 @@ class Items:
             if any(self.state[at] is True for at in self.stops):
                 return
 
-    def end(self, state: Any) -> None:
-        self.state = state
-
 
 def iterations(tracer: Tracing, loop: Loop, count: Any) -> Iterator[Var]:
-    """The index of a loop, as often as its body is traced."""
+    """The index of a loop, as often as its body has to be traced."""
     index = Var("ijlpqr"[min(5, sum(isinstance(block, Loop) for block in tracer.opened))])
     while True:
         loop.enter()
@@ -90,15 +93,16 @@ class ForRange:
             yield self.around.start + index * self.around.step
 
 
-class WhileLoop:
-    """A `while` loop: Python's as long as Python knows its condition and its exits, then one of the program.
+class WhileLoop(Known):
+    """A `while` loop: Python's as long as Python knows its condition and its exits, then a loop of the program.
 
-    tests: whether the condition is evaluated in this turn; `enters` takes it, and says whether the body follows.
+    tests: whether rewritten code evaluates the condition in this turn, and hands it to `enters`, which says whether the body
+    follows; acts: whether evaluating the condition does something.
     """
 
-    def __init__(self, tracer: Tracing, names: Any, heads: Any, live: Any, state: Any, stops: Any, known: bool = False):
+    def __init__(self, tracer: Tracing, names: Any, heads: Any, live: Any, state: Any, stops: Any, yields: bool):
         self.tracer, self.names, self.heads, self.live, self.state = tracer, names, heads, live, state
-        self.stops, self.only_known = stops, known
+        self.stops, self.yields = stops, yields
         self.tests, self.enter, self.acts = True, True, False
         self.test: Any = None
         self.loop: Loop | None = None
@@ -108,7 +112,7 @@ class WhileLoop:
 
     def enters(self, test: Any) -> bool:
         test = resolve(test)
-        if self.only_known:
+        if self.yields:
             test = self.tracer.known(test, "a loop with `yield`")
         self.test = test
         if self.loop is None:
@@ -116,9 +120,6 @@ class WhileLoop:
         if not pure(self.tracer.nodes):
             self.acts = True
         return self.enter
-
-    def end(self, state: Any) -> None:
-        self.state = state
 
     def __iter__(self) -> Iterator[None]:
         tracer, exits = self.tracer, []
@@ -172,15 +173,14 @@ class WhileLoop:
 
 # ---- operands --------------------------------------------------------------------------------------------------------
 #
-# Operands that Python may skip: the second ones of `and`, `or` and chains of comparisons, and those of ``x if c else
-# y``.
+# Operands that Python may skip: the second operands of `and`, `or` and chains of comparisons; x and y in ``x if c else y``.
 #
-# They are evaluated in place. If Python knows what decides, as it does; else each in a block of its own. If nothing
-# happens in that, the value is an expression, of which readers compute only the part that counts.
+# Where Python knows the condition, operands are evaluated as Python does. Else each is traced in a block of its own. If the
+# block does nothing, the value is an expression, of which readers compute only the operand that counts.
 
 
 class Operands(Calls):
-    """A part of `Tracing`. pending: operands that were begun (`first`, `takes`) and are not complete."""
+    """The part of `Tracing` for such operands. pending: what `first` and `takes` have begun, and `joined` and `chosen` end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class Operands(Calls):
         return exited
 
     def first(self, word: str, value: Any, test: bool) -> bool:
-        """The first operand of `and` or `or` is *value*: whether the second is evaluated. test: only the truth counts."""
+        """The first operand of `and` or `or` is *value*. Returns whether the second is evaluated. test: only truth counts."""
         value = resolve(value)
         middle = self.pending.pop() if word == "chain" else None
         if not symbolic(value):
@@ -245,7 +245,7 @@ class Operands(Calls):
         if pure(branch.nodes[0]) and is_number(second):
             branch.finish()
             if is_boolean(first) and is_boolean(second):
-                return either(first, second) if word == "or" else both(first, second)
+                return joined_by("or" if word == "or" else "and", first, second)
             return select(self.flag(first), *((first, second) if word == "or" else (second, 0)))
         if word == "or":
             return branch.finish_with(second, True if is_boolean(first) else first)
@@ -260,7 +260,7 @@ class Operands(Calls):
         return self.pending[-1][5]
 
     def takes(self, condition: Any) -> bool:
-        """The condition of ``x if condition else y``: whether x is evaluated."""
+        """The condition of ``x if condition else y``. Returns whether x is evaluated."""
         condition = resolve(condition)
         if not symbolic(condition):
             self.pending.append([bool(condition), None, None])
@@ -299,7 +299,7 @@ class Operands(Calls):
 
 # ---- control ---------------------------------------------------------------------------------------------------------
 #
-# Tracing: what rewritten code calls for its control flow, and where the nodes of a program go.
+# The state of a trace, and where nodes go.
 
 
 class Cells:
@@ -324,7 +324,8 @@ def _in_use(refs: list[weakref.ref[Any]]) -> list[Any]:
 class Tracing(Operands):
     """The state of a trace, and what rewritten code calls.
 
-    nodes: of the block that is being traced; path: numbers of the blocks around; opened: those blocks.
+    nodes: of the open block; path: the numbers of the blocks around; opened: these blocks; cells, parts: `Cells` and objects
+    of the protocol in use; taken: how often each name has been given to a variable.
     """
 
     def __init__(self) -> None:
@@ -383,7 +384,7 @@ class Tracing(Operands):
         return self.close()
 
     def computed(self, value: Any) -> None:
-        """A value has been computed here."""
+        """Notes that a value has been computed here."""
         self.nodes.append(Let(value))
 
     def unset(self, name: str) -> Undefined:
@@ -427,33 +428,25 @@ class Tracing(Operands):
 
     # ---- statements -----------------------------------------------------------------------------------------------
 
-    def if_(self, condition: Any, names: Any, live: Any, state: Any) -> Any:
-        condition = resolve(condition)
+    def if_(self, condition: Any, names: Any, live: Any, state: Any, yields: bool) -> Any:
+        condition = self.known(condition, "a branch with `yield`") if yields else resolve(condition)
         if symbolic(condition):
             return Branch(self, condition, names, live, state)
         return Decided(bool(condition), state)
 
-    def if_known(self, condition: Any, names: Any, live: Any, state: Any) -> Any:
-        return Decided(bool(self.known(condition, "a branch with `yield`")), state)
-
     def for_(self, around: Any, *state: Any) -> Any:
-        if isinstance(around, range):
+        """A loop in the body of a role, where a range of Python's is a loop of the program, too."""
+        if isinstance(around, range) and not state[-1]:
             around = SymbolicRange(around.start, around.stop, around.step)
-        return self.for_in_helper(around, *state)
+        return self.for_helper(around, *state)
 
-    def for_in_helper(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        if isinstance(around, SymbolicRange):
+    def for_helper(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any, yields: bool) -> Any:
+        if isinstance(around, SymbolicRange) and not yields:
             return ForRange(self, around, Loop(self, names, heads, live, state, stops))
         return Items(self.items(around), names, state, stops)
 
-    def for_known(self, around: Any, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        return Items(self.items(around), names, state, stops)
-
-    def while_(self, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        return WhileLoop(self, names, heads, live, state, stops)
-
-    def while_known(self, names: Any, heads: Any, live: Any, state: Any, stops: Any) -> Any:
-        return WhileLoop(self, names, heads, live, state, stops, known=True)
+    def while_(self, names: Any, heads: Any, live: Any, state: Any, stops: Any, yields: bool) -> Any:
+        return WhileLoop(self, names, heads, live, state, stops, yields)
 
     # ---- what the library calls -----------------------------------------------------------------------------------
 

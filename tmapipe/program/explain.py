@@ -1,4 +1,4 @@
-"""`Schedule.explain()`: every derived number of a plan with its formula; registers that fragments need, and bank conflicts."""
+"""`Schedule.explain()`: every derived number of a plan with its formula, the registers of fragments, and bank conflicts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def explain(schedule: Schedule, plan: Plan) -> str:
-    """The plan as text: warps, registers, shared memory, barriers, transfers, matmuls; with registers of fragments and bank
-    conflicts, unless bodies cannot be traced, of which a call or a check will say why."""
+    """The plan as text: warps, registers, shared memory, barriers, transfers, matmuls. Registers of fragments and bank
+    conflicts are left out if bodies cannot be traced: a call or a check will say why."""
     try:
         needed = fragments_need(trace(schedule, plan))
     except PipelineError:
@@ -154,28 +154,28 @@ def _rank_formula(plan: Plan) -> str:
 
 # ---- registers -------------------------------------------------------------------------------------------------------
 #
-# What fragments need, by role, from the traced program: registers, and accesses of shared memory.
+# What fragments need, by role, in the traced program: registers, and accesses of shared memory.
 
 
 Nodes = Sequence[Any]
 
 
 class Most(NamedTuple):
-    """Registers a thread that fragments need at most at one time, and the line at which they do."""
+    """The registers a thread that fragments need at most at one time, and the line at which they need as many."""
 
     registers: int
     line: str
 
 
 class Needs(NamedTuple):
-    """Of one role. most: registers of its fragments; accesses: of its first warp, to slots."""
+    """What the fragments of one role need. most: registers; accesses: of the role's first warp to slots."""
 
     most: Most
     accesses: Accesses
 
 
 def fragments_held(program: Traced) -> dict[str, Most]:
-    """Role -> the registers of `fragments_need`, of roles that have fragments."""
+    """Role -> the registers of its fragments, of roles that have fragments."""
     return {role: needs.most for role, needs in fragments_need(program).items() if needs.most.registers}
 
 
@@ -199,8 +199,8 @@ def fragments_need(program: Traced) -> dict[str, Needs]:
 class _OfWarp:
     """The program as one warp runs it.
 
-    most: registers of the fragments that are live at a time, of the places that `before` has seen; carrier: for data that are
-    a step of an operation on fragments, what they are made of.
+    most: of the places that `before` has seen, the registers of fragments that are live at one place; carrier: by data that
+    are only a step of an operation, the fragments that they are made of.
     """
 
     def __init__(self, program: Traced, warp: int):
@@ -305,7 +305,7 @@ def touched_by(plan: Plan, needs: Mapping[str, Needs]) -> dict[str, list[tuple[s
 
 # ---- banks ------------------------------------------------------------------------------------------------------------
 #
-# Bank conflicts: how often shared memory is accessed for one instruction of a warp.
+# Bank conflicts: how many accesses of shared memory one instruction of a warp takes.
 
 
 BANKS, WORD, WIDEST = 32, 4, 16  # of shared memory; bytes; bytes of a lane in one instruction
@@ -313,7 +313,7 @@ Places = list[int]  # of the lanes' bytes in a slot
 
 
 class BankAccess(NamedTuple):
-    """What a warp does to one slot of a stage: `taken` accesses of shared memory, where `least` would do without conflicts."""
+    """What a warp does to one slot of a stage: it takes `taken` accesses of shared memory, `least` without conflicts."""
 
     what: str
     taken: int
@@ -327,7 +327,7 @@ def times(places: Places, width: int) -> tuple[int, int]:
     """How many accesses one instruction takes, and how many it would take without conflicts.
 
     Args:
-        places: Of each lane that takes part: the first of its bytes.
+        places: The first byte of each lane that takes part.
         width: Bytes of a lane, at most 16.
     """
     together = WARP * WORD // max(width, WORD)
@@ -341,7 +341,7 @@ def times(places: Places, width: int) -> tuple[int, int]:
 
 
 def copies(load: Load, warps: int) -> BankAccess:
-    """Of the copies of one tile by the first of so many warps."""
+    """The copies of one tile by the first of *warps* warps."""
     buffer, row = load.buffer, load.buffer.tile[-1] * load.buffer.dtype.bytes
     vectors = buffer.slot_bytes // load.vector
     starts = range(0, vectors, WARP * warps)
@@ -428,7 +428,7 @@ def _elements(
     width: int | None = None,
     rows: tuple[int | None, int] = (None, 1),
 ) -> list[tuple[Places, int]]:
-    """Of each instruction that moves a warp's part of a tile, or one number a row or column: the lanes' places, and bytes.
+    """The lanes' places and bytes, of each instruction that moves a warp's part of a tile, or a number a row or column.
 
     Args:
         at: Where a part of the tile begins.
@@ -459,13 +459,13 @@ def _elements(
 
 
 def _transposed(buffer: Buffer, layout: AccumulatorLayout, warp: int) -> list[tuple[Places, int]]:
-    """Of each instruction that moves one value of each lane of the tile's transpose."""
+    """The lanes' places and bytes, of each instruction that moves one value of each lane of a transposed tile."""
     size = buffer.dtype.bytes
     return [([buffer.byte_in_slot(c, r * size) for r, c in value], size) for value in _lanes(layout, warp)]
 
 
 def _lanes(layout: ThreadLayout, warp: int) -> list[list[tuple[int, int]]]:
-    """Of each value: the (row, column) that each lane has."""
+    """By value of a lane, the (row, column) of each lane."""
     extents: tuple[int, ...]
     order: tuple[int, ...]
     if isinstance(layout, VectorLayout):

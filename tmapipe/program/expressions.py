@@ -303,7 +303,8 @@ def resolve(value: Any) -> Any:
 
 # ---- text -------------------------------------------------------------------------------------------------------------
 
-_SIGNS = {
+#: Operation -> its sign in Python, and how tightly it binds.
+SIGNS = {
     "mul": ("*", 7), "floordiv": ("//", 7), "mod": ("%", 7), "add": ("+", 6), "sub": ("-", 6), "lshift": ("<<", 5),
     "rshift": (">>", 5), "and": ("&", 4), "xor": ("^", 3), "or": ("|", 2), "lt": ("<", 1), "le": ("<=", 1),
     "gt": (">", 1), "ge": (">=", 1), "eq": ("==", 1), "ne": ("!=", 1),
@@ -334,8 +335,8 @@ def show(value: Any, outer: int = 0) -> str:
         else:
             text, level = f"{show(a[1], 1)} if {show(a[0], 1)} else {show(a[2], 1)}", 0
             text, level = (f"({text})", 9) if outer else (text, 0)
-    elif value.op in _SIGNS:
-        sign, level = _SIGNS[value.op]
+    elif value.op in SIGNS:
+        sign, level = SIGNS[value.op]
         text = f"{show(a[0], level)} {sign} {show(a[1], level + 1)}"
     else:
         return f"{value.op}({', '.join(map(show, a))})"

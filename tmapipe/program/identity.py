@@ -27,13 +27,11 @@ from tmapipe.protocol.tile import Tile
 
 # ---- canonical -------------------------------------------------------------------------------------------------------
 #
-# Canonical bytes of Python's values and functions: equal for what does the same, in any process, whatever lines it is
-# on.
+# Canonical bytes of Python's values and functions are equal for values that do the same, in any process and on any lines.
 #
-# The bytes of a function are of its bytecode, its defaults, its captured values and the globals that it names.
-# Functions among these values count in the same way. A class of the user's is all that it has. Code of packages is
-# its name and the package's version. What depends on more than that, such as an open file, the environment or a
-# tensor, has no canonical bytes: `NotCanonical`.
+# The bytes of a function are of its bytecode, its defaults, its captured values and the globals that it names; functions
+# among these are written in the same way. A class of the user's is written with all its attributes; code of packages, by its
+# name and the package's version. Values that depend on more, such as an open file or a tensor, have no canonical bytes.
 
 
 #: Modules of Python whose functions give the same of the same arguments.
@@ -41,12 +39,12 @@ _PURE = frozenset(
     ["abc", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum", "fractions", "functools", "itertools",
      "math", "numbers", "operator", "string", "struct", "types", "typing"]
 )  # fmt: skip
-#: Built-in functions that find what no name in the code says, or whose result no other process has.
+#: Built-in functions that find values which no name in the code says, or whose result no other process has.
 _OPAQUE = frozenset(
     ["__import__", "breakpoint", "compile", "delattr", "eval", "exec", "getattr", "globals", "id", "input", "locals", "open",
      "setattr", "vars"]
 )  # fmt: skip
-#: Packages of one version with the library, which whoever keeps bytes notes with them.
+#: Packages whose versions are noted by whoever keeps bytes.
 _NOTED = frozenset(["cutlass", "tmapipe"])
 _OF_CLASSES = frozenset(
     ["__annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__", "__qualname__", "__static_attributes__",
@@ -59,20 +57,30 @@ _CODE = (
 _CACHED = type(functools.lru_cache(lambda: None))
 
 
+#: What is made of functions: a tag, and the attributes that have them.
+_OF_FUNCTIONS: dict[type, tuple[bytes, tuple[str, ...]]] = {
+    functools.partial: (b"p", ("func", "args", "keywords")),
+    types.MethodType: (b"m", ("__func__", "__self__")),
+    property: (b"P", ("fget", "fset")),
+    functools.cached_property: (b"P", ("func",)),
+    _CACHED: (b"L", ("__wrapped__",)),
+}
+
+
 class NotCanonical(Exception):
-    """What has no canonical bytes, in words."""
+    """A value has no canonical bytes; in words, which."""
 
 
 class Canonical:
-    """Writes values, one after another. What is met again is written as its number, by first appearance."""
+    """Writes values, one after another. A value that is met again is written as its number, by first appearance."""
 
     def __init__(self) -> None:
         self.bytes = bytearray()
         self.numbers: dict[int, int] = {}
-        self.kept: list[Any] = []  # so that what has a number keeps its address
+        self.kept: list[Any] = []  # values with numbers, which stay alive, so that their ids stay theirs
 
     def begin(self, tag: bytes, count: int = 0) -> None:
-        """What follows is of a kind, and has so many parts."""
+        """Writes that a value of the kind *tag* with *count* parts follows."""
         self.bytes += tag
         self.bytes += struct.pack("<q", count)
 
@@ -141,18 +149,11 @@ class Canonical:
             self._outside(x.__name__)
         elif isinstance(x, (np.ndarray, np.generic, np.dtype, np.ufunc)):
             self._of_numpy(x)
-        elif isinstance(x, functools.partial):
-            self._parts(b"p", x.func, x.args, x.keywords)
-        elif isinstance(x, types.MethodType):
-            self._parts(b"m", x.__func__, x.__self__)
         elif isinstance(x, (staticmethod, classmethod)):
             self._parts(b"w", kind.__name__, x.__func__)
-        elif isinstance(x, property):
-            self._parts(b"P", x.fget, x.fset)
-        elif isinstance(x, functools.cached_property):
-            self._parts(b"P", x.func)
-        elif isinstance(x, _CACHED):
-            self._parts(b"L", x.__wrapped__)
+        elif isinstance(x, tuple(_OF_FUNCTIONS)):
+            tag, names = next(of for made, of in _OF_FUNCTIONS.items() if isinstance(x, made))
+            self._parts(tag, *(getattr(x, name) for name in names))
         elif kind in (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, slice, range):
             self._builtin(x)
         else:
@@ -241,7 +242,7 @@ class Canonical:
         self.write(code.co_consts)
 
     def _globals(self, code: types.CodeType, names: Mapping[str, Any]) -> None:
-        """What a function finds by name: globals, and of a module of the user's what the function names."""
+        """Writes the globals that a function names, and of a module of the user's, the attributes that the function names."""
         for value, attributes in _named_by(code, names.get("__package__") or ""):
             if isinstance(value, str):
                 self.write(value)
@@ -327,7 +328,8 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _named_by(code: types.CodeType, package: str) -> Iterator[tuple[Any, frozenset[str]]]:
-    """The globals that a code names, and of functions inside; with the names of attributes. An import: (module,)."""
+    """The globals, and as (module,) the imports, that a code and the functions inside name; each with the names of attributes
+    in the code."""
     attributes, seen = frozenset(_attributes(code)), set()
     for each in _codes(code):
         before: list[Any] = [None, None]
@@ -360,12 +362,9 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 # ---- identity --------------------------------------------------------------------------------------------------------
 #
-# The identity of a kernel: a hash of its traced program and its plan, the same in any process.
-#
-# Kernels of one identity are the same: they compile to the same code, and a proof of one is a proof of the other.
-# Lines, paths, names of variables, and how functions are split up do not count. Variables are numbered by first
-# appearance, and so are expressions, of which equal ones are one object. Functions of `k.raw` count by their bytecode
-# (`tmapipe.program.identity`).
+# Kernels of one identity compile to the same code, and a proof of one is a proof of the other. Lines, paths, names of
+# variables, and how functions are split up do not count. Variables and expressions are numbered by first appearance.
+# Functions of `k.raw` count by their bytecode.
 
 
 def identity(program: Traced) -> str | None:
@@ -386,8 +385,23 @@ def identity(program: Traced) -> str | None:
     return hashlib.sha256(writer.bytes).hexdigest()
 
 
+#: What is written of a node or an operand: a tag, attributes, and then attributes that are blocks of nodes.
+_WRITTEN: dict[type, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
+    For: (b"\x02", ("index", "count", "carried"), ("body",)),
+    While: (b"\x03", ("carried", "condition", "iterations"), ("body",)),
+    If: (b"\x04", ("condition", "lane_0", "phis"), ("then", "other")),
+    Let: (b"\x07", ("value",), ()),
+    Fragment: (b"\x09", ("layout", "along", "kind", "data"), ()),
+    SlotRef: (b"\x0a", ("buffer", "stage"), ()),
+    Function: (b"\x0b", ("inputs", "named", "outputs"), ("body",)),
+    Captured: (b"\x0c", ("function",), ()),
+    Tile: (b"\x0d", ("_coordinates", "_bounds", "_moved"), ()),
+    ClusterExchange: (b"\x0e", ("rank", "mask", "peers", "full"), ()),
+}
+
+
 class _Program(Canonical):
-    """A method a node, beside what Python has."""
+    """Writes the nodes of a program, beside what Python has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -396,32 +410,25 @@ class _Program(Canonical):
     def nodes(self, nodes: list[Any]) -> None:
         self.begin(b"\x01", len(nodes))
         for node in nodes:
-            NODES[type(node)](self, node)
+            if type(node) is Call:
+                self._call(node)
+            else:
+                self._attributes(node)
 
-    def repeat(self, node: For) -> None:
-        self._parts(b"\x02", node.index, node.count, [tuple(each) for each in node.carried])
-        self.nodes(node.body)
+    def _attributes(self, x: Any) -> None:
+        tag, names, blocks = _WRITTEN[type(x)]
+        self._parts(tag, *(getattr(x, name) for name in names))
+        for name in blocks:
+            self.nodes(getattr(x, name))
 
-    def repeat_while(self, node: While) -> None:
-        self._parts(b"\x03", [tuple(each) for each in node.carried], node.condition, node.iterations)
-        self.nodes(node.body)
-
-    def branch(self, node: If) -> None:
-        self._parts(b"\x04", node.condition, node.lane_0, [tuple(each) for each in node.phis])
-        self.nodes(node.then)
-        self.nodes(node.other)
-
-    def instruct(self, node: Call) -> None:
-        self._parts(b"\x05", node.method, list(node.args), dict(node.named), node.results)
+    def _call(self, node: Call) -> None:
+        self._parts(b"\x05", node.method, list(node.args), node.named, node.results)
         self.begin(b"\x06", len(node.ops))
         for op in node.ops:
             self.write(type(op).__name__)
             for name, kind in TABLE[type(op)].operands.items():
                 if kind is not Kind.WHERE:
                     self.write(getattr(op, name))
-
-    def compute(self, node: Let) -> None:
-        self._parts(b"\x07", node.value)
 
     def write(self, x: Any) -> None:
         if isinstance(x, Expr):
@@ -440,22 +447,11 @@ class _Program(Canonical):
                 self._parts(b"\x08", *x.args)
 
     def _other(self, x: Any, kind: type) -> None:
-        if kind is Fragment:
-            self._parts(b"\x09", x.layout, x.along, x.kind, x.data)
-        elif kind is SlotRef:
-            self._parts(b"\x0a", x.buffer, x.stage)
+        if kind in _WRITTEN:
+            self._attributes(x)
         elif kind is OfModel:
             self.nodes(x.nodes)
             self.write(x.values)
-        elif kind is Function:
-            self._parts(b"\x0b", x.inputs, x.named, x.outputs)
-            self.nodes(x.body)
-        elif kind is Captured:
-            self._parts(b"\x0c", x.function)
-        elif kind is Tile:
-            self._parts(b"\x0d", x._coordinates, x._bounds, x._moved)
-        elif kind is ClusterExchange:
-            self._parts(b"\x0e", x.rank, x.mask, x.peers, x.full)
         elif str(kind.__module__).startswith("tmapipe.plan.") and attrs.has(kind):
             self._planned(x)
         else:
@@ -468,13 +464,3 @@ class _Program(Canonical):
             alone.write(x)
             entry = self.plain[id(x)] = x, hashlib.sha256(alone.bytes).digest()
         self.text(b"\x0f", entry[1])
-
-
-#: How each kind of node is written.
-NODES: dict[type, Any] = {
-    For: _Program.repeat,
-    While: _Program.repeat_while,
-    If: _Program.branch,
-    Call: _Program.instruct,
-    Let: _Program.compute,
-}

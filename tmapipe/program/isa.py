@@ -1,4 +1,4 @@
-"""TracingIsa: the instruction set, and its fragments, with which a kernel is traced, once, into a program."""
+"""TracingIsa: the instruction set, with its fragments, on which a kernel is traced into a program."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tmapipe.protocol.tile import Tile
 
 # ---- reductions ------------------------------------------------------------------------------------------------------
 #
-# What a traced program reduces.
+# Reductions of a traced program, of which a check looks whether they find all elements of a dimension.
 
 
 class Reduction(NamedTuple):
-    """A reduction of a fragment of so many rows and columns.
+    """A reduction of a fragment of *rows* times *columns* numbers.
 
-    along: "rows" or "columns", of which a number each is left; inside: how many elements count, if only the kernel knows; None
-    for all.
+    along: "rows" or "columns", of which one number each is left; inside: how many elements count, a number that only the
+    kernel knows; None: all.
     """
 
     rows: int
@@ -43,15 +43,17 @@ class Reduction(NamedTuple):
 
 # ---- fragments -------------------------------------------------------------------------------------------------------
 #
-# TracingFragments: what a traced body does with fragments, recorded. Their data are variables.
+# What a traced body does with fragments is recorded. Their data are variables.
 
 
 class TracingFragments(Fragments):
+    """Records operations on fragments. registers: by data of a fragment, the registers a thread."""
+
     numbers = (("bool", (bool,)), ("int32", (int, Expr)), ("fp32", (float,)))
 
     def __init__(self, isa: TracingIsa):
         self.isa, self.exchanges = isa, {}
-        self.registers: dict[Var, int] = {}  # of a thread, by the data of fragments
+        self.registers: dict[Var, int] = {}
 
     def _record(self, method: str, *arguments: Any, result: str | None = "v", **named: Any) -> Any:
         results = self.isa.record(f"fragments.{method}", arguments, named, [] if result is None else [result])
@@ -163,7 +165,7 @@ def _fragment_method(name: str, result: str | None) -> Any:
 
 
 def _read_method(name: str) -> Any:
-    """Arguments are recorded by position, with their defaults."""
+    """A method that reads a slot. Its arguments are recorded by position, with their defaults."""
     signature = inspect.signature(getattr(Fragments, name))
 
     def method(self: TracingFragments, *arguments: Any, **named: Any) -> Fragment:
@@ -181,7 +183,7 @@ for _name in (
     "read", "read_transposed", "read_peer", "read_part", "read_joined", "read_rows_as_columns", "read_line", "read_number",
 ):  # fmt: skip
     setattr(TracingFragments, _name, _read_method(_name))
-#: What a method gives that a program records as it is: the name of its result, or None.
+#: Methods that are recorded as they are called: the name of the result, or None if there is none.
 _PLAIN = {
     **dict.fromkeys(("packed", "widened", "operand"), "a"),
     **dict.fromkeys(
@@ -206,15 +208,19 @@ for _name, _result in _PLAIN.items():
 
 # ---- isa -------------------------------------------------------------------------------------------------------------
 #
-# TracingIsa: the instruction set with which a kernel is traced, once, into a program.
-#
-# What only a launch knows is a symbol: the warp, the CTA's rank, the cluster, extents.
+# Numbers that only a launch knows are symbols: the warp, the CTA's rank, the cluster, extents.
 
 
 MOST = 30_000  # instructions of a program: a loop of Python's may never end
 
 
 class TracingIsa(Isa):
+    """Records instructions as nodes of the tracer.
+
+    symbols: "extents" -> (argument, dimension) by symbol; "launch" -> (function, symbols) of `launch_words`; calls: as of
+    `Traced`; reductions: with the line of each; elsewhere: lines of instructions in other threads.
+    """
+
     def __init__(self, plan: Any, tracer: Tracing):
         self.plan, self.tracer, self.syncs = plan, tracer, Syncs(plan)
         self.warp = Expr.of("symbol", "warp")
@@ -227,7 +233,7 @@ class TracingIsa(Isa):
         self.recorded = 0
         self._ops: list[Any] | None = None
         self.thread = threading.get_ident()
-        self.elsewhere: list[str] = []  # lines of instructions in other threads
+        self.elsewhere: list[str] = []
 
     # ---- control flow ---------------------------------------------------------------------------------------------
 
@@ -404,35 +410,27 @@ for _mixin in Isa.__bases__:
 
 
 def _cell_names(frame: Any, count: int) -> list[str]:
-    """What cells are called in the listing: by who makes them."""
+    """The names of cells in the listing, by the object that makes them."""
     own, local = frame.f_locals.get("self"), frame.f_code.co_name
     ring, plan = getattr(own, "__dict__", {}).get("ring"), getattr(own, "__dict__", {}).get("plan")
     if ring is not None:
-        of_slots = "held" not in vars(own) and not hasattr_(own, "state")
+        of_slots = "held" not in vars(own) and "state" not in vars(own)
         return [f"{ring.name}.slot", f"{ring.name}.parity"] if of_slots else [f"{ring.name}.held"] * count
     if local == "each" and count == len(getattr(own, "dims", ())):
         return [f"tile.{d}" for d in own.dims]
     base = getattr(plan, "name", None) or type(own).__name__.lower() if own is not None else local
-    if (
-        hasattr_(own, "barrier")
-        and hasattr(own.barrier, "name")
-        and local == "__init__"
-        and "Turnstile" in type(own).__name__
-    ):
+    kind = type(own).__name__
+    if "Turnstile" in kind and local == "__init__" and hasattr(getattr(own, "barrier", None), "name"):
         return [own.barrier.name + ".parity"]
-    if type(own).__name__ == "QueueEnd":
+    if kind == "QueueEnd":
         return ["queue.slot", "queue.parity"]
-    if type(own).__name__ == "BoundStore":
+    if kind == "BoundStore":
         return [f"{getattr(plan, 'name', local)}.buffer"]
     return [f"{base}.{i}" for i in range(count)] if count > 1 else [base]
-
-
-def hasattr_(own: Any, name: str) -> bool:
-    return name in getattr(own, "__dict__", {})
 
 
 def _here_name(frame: Any) -> str:
     own, value = frame.f_locals.get("self"), frame.f_locals.get("value")
     if value is not None and hasattr(own, "first") is False and hasattr(own, "count"):
         return "first"
-    return "tiles" if type(own).__name__ in ("NumberedTiles",) else "here"
+    return "tiles" if type(own).__name__ == "NumberedTiles" else "here"

@@ -1,4 +1,4 @@
-"""Loops of a trace: a body is traced once, for all iterations, with the conditions of its exits."""
+"""Loops of a trace: a body is traced once for all iterations, with variables in the place of what iterations hand on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmapipe.errors import ScopeError
 from tmapipe.program.blocks import (
+    JOINS,
     KEPT,
     NOT_READ,
     Block,
@@ -30,29 +31,20 @@ if TYPE_CHECKING:
 
 # ---- conditions ------------------------------------------------------------------------------------------------------
 #
-# Conditions of two parts, of which the second may have no value where the first decides.
+# Conditions of two parts, of which the second may have no value where the first decides: `n > 0 and m // n == 2`.
 
 
-def both(first: Any, second: Any) -> Any:
-    """*first* and *second*, of which the second is not computed where the first is false, if that could be an error."""
-    if second is True:
+def joined_by(word: str, first: Any, second: Any) -> Any:
+    """*first* "and" or "or" *second*. If the second may have no value, it is not computed where the first decides."""
+    if second is (word == "and"):
         return first
     if total(second):
-        return Expr.of("and", first, second)
-    return Expr.of("select", first, second, False)
-
-
-def either(first: Any, second: Any) -> Any:
-    """*first* or *second*, likewise."""
-    if second is False:
-        return first
-    if total(second):
-        return Expr.of("or", first, second)
-    return Expr.of("select", first, True, second)
+        return Expr.of(word, first, second)
+    return Expr.of("select", first, *((second, False) if word == "and" else (True, second)))
 
 
 def total(value: Any) -> bool:
-    """Whether an expression has a value whatever its variables are: nothing is divided by what may be 0, or shifted."""
+    """Whether an expression has a value, whatever its variables are."""
     pending, seen = [resolve(value)], set()
     while pending:
         each = pending.pop()
@@ -75,24 +67,22 @@ def may_fail(value: Expr) -> bool:
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
 #
-# Loops of a trace: a body is traced once, for all iterations.
-#
-# A loop begins with a variable in the place of each number that it carries; what its body leaves is the next value.
-# If the body has shown that a fact, or the kind of a number, is another one from the second iteration on, its trace
-# is thrown away and made again.
+# A body begins with a variable in the place of each number that the loop carries; the number at its end is the next value. If
+# a fact, or the kind of a number, at the end is another one than at the beginning, the trace of the body is thrown away and
+# made again.
 
 
-MOST = 16  # times that a loop is traced, until its facts hold in every iteration
+MOST = 16  # how often a body is traced, until its facts hold in every iteration
 TOUCHED = (
     ".touched_by_threads."  # in names of values that are taken to be the same in all iterations, until they are not
 )
 
 
 class Loop(Block):
-    """A loop whose body is traced once. Call `enter`, then the body, then `leave`, as long as that says so.
+    """A loop that is being traced. Call `enter`, then the body, then `leave`, again as long as `leave` says so.
 
-    names, state: the names that the body assigns, and their values before. heads: the names that an iteration may read before
-    it assigns them. live: the names that are read after the loop. stops: the names that end the loop where they are true.
+    names, state: the names that the body assigns, and their values. heads: by name, whether an iteration may read it before it
+    assigns it. live: by name, whether it is read after the loop. stops: the names that end the loop where they are true.
     """
 
     def __init__(
@@ -112,18 +102,18 @@ class Loop(Block):
         self.lists: dict[int, tuple[Any, list[Any], str]] = {}
         self.integers: set[str] = set()
         self.loose: dict[str, Any] = {}
-        self.varying: dict[tuple[int, str, str], Any] = {}  # flags that the body changes: their variables
+        self.varying: dict[tuple[int, str, str], Any] = {}  # the variables of flags that the body changes
         self.taken = dict(tracer.taken)
         self.times = 0
         self.carried: list[Any] = []
         self.flags: list[Any] = []
-        self.apart = False  # whether one object that has two names before the loop is two in it
-        self.parted = False  # whether that was just found
+        self.apart = False  # whether an object with two names before the loop is two objects in it
+        self.parted = False  # whether the last trace has shown that
 
     # ---- at the beginning of an iteration -------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """State as it is in any iteration; the block is open."""
+        """Opens the block, with the state of any iteration."""
         self.tracer.taken = dict(self.taken)
         self.cells_inside = []
         for c, values in zip(self.cells, self.cells_before, strict=True):
@@ -169,15 +159,8 @@ class Loop(Block):
 
     # ---- at its end -----------------------------------------------------------------------------------------------
 
-    def end(self, state: Any) -> None:
-        """The names at the end of the body."""
-        self.state = state
-
     def leave(self, sure: bool = False) -> bool:
-        """Closes the block. Returns whether the body has to be traced again.
-
-        sure: whether it is known that the loop runs at all.
-        """
+        """Closes the block. Returns whether the body has to be traced again. sure: whether the loop is known to run at all."""
         self.nodes = self.close()
         self.times += 1
         if self._lists_differ() or self._kinds_differ() or self._facts_differ():  # other than facts of carried objects
@@ -246,7 +229,7 @@ class Loop(Block):
         return self._last(name, first, last, memo)
 
     def _last(self, name: str, first: Any, last: Any, memo: dict[Any, Any]) -> Any:
-        """A value that the last iteration gives, or that was there before if there is none."""
+        """A value of the last iteration, or of before the loop if there is no iteration."""
         if same(first, last):
             return last
         if isinstance(first, Undefined):
@@ -264,7 +247,7 @@ class Loop(Block):
         return Undefined(name, self._why(first, last))
 
     def _going_on(self, name: str, first: Any, phi: Any, last: Any, memo: dict[Any, Any]) -> Any:
-        """A value that iterations hand on."""
+        """A value that each iteration hands on to the next."""
         if same(phi, last) and not is_number(phi):  # also an object that has no number to carry
             if phi is first:
                 return first
@@ -288,7 +271,7 @@ class Loop(Block):
         return f"is {forms}: a loop carries numbers, fragments of one form, and what is made of them. {KEPT}"
 
     def _last_alone(self, name: str, last: Any, memo: dict[Any, Any]) -> Any:
-        """A value that only the last iteration gives, where nothing reads what was before."""
+        """A value of the last iteration, where nothing reads the value before the loop."""
 
         def number(name: str, last: Any) -> Any:
             if not symbolic(last):
@@ -345,12 +328,8 @@ class Loop(Block):
         for part, before, last in zip(self.parts, self.facts_before, self.facts(), strict=True):
             for name, value in before.items():
                 kind, end = part._facts[name], last[name]
-                if kind == "union":
-                    vars(part)[name] = value | end
-                elif kind == "both":
-                    vars(part)[name] = bool(value) and bool(end)
-                elif kind == "noted":
-                    vars(part)[name] = bool(value) or bool(end)
+                if kind in JOINS:
+                    vars(part)[name] = JOINS[kind](value, end)
                 elif kind not in ("none", "flag", "flags"):
                     vars(part)[name] = value
 
@@ -367,7 +346,7 @@ class Loop(Block):
         return again
 
     def _kinds_differ(self) -> bool:
-        """Whether a value that is a bool before the loop is another number later."""
+        """Whether a number that is a bool before the loop is another number after an iteration."""
         differ: set[str] = set()
 
         def number(name: str, phi: Any, last: Any) -> Any:
@@ -398,5 +377,5 @@ class Loop(Block):
     def made_while(self, condition: Any, iterations: Any = None) -> None:
         """Ends a loop that goes on while *condition* is true, and nothing has ended it."""
         for flag in reversed(self.flags):
-            condition = both(Expr.of("not", flag), condition)
+            condition = joined_by("and", Expr.of("not", flag), condition)
         self.tracer.nodes.append(While(condition, self.carried, self.nodes, iterations, self.where))

@@ -1,4 +1,4 @@
-"""Names that a function assigns and reads, its syntax tree, found in its source file, and which files are the user's."""
+"""The source of a function: its syntax tree, the names that it assigns and reads, and whether its file is the user's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import tmapipe
 
 # ---- names -----------------------------------------------------------------------------------------------------------
 #
-# Names of a function: the names that statements assign and read, and the live names, which alone a block carries.
+# Names that statements assign and read, and names that are live: a block carries these alone.
 
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -40,8 +40,8 @@ def children(node: ast.AST) -> list[ast.AST]:
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes inside *node* that its function itself executes, comprehensions included: not those in functions and classes
-    that it defines, but their decorators and defaults."""
+    """The nodes inside *node* that its function executes itself. Of functions and classes that it defines, these are the
+    decorators, defaults and bases."""
     pending = children(node)[::-1]
     while pending:
         each = pending.pop()
@@ -50,7 +50,7 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _executed(node: Any) -> list[ast.AST]:
-    """What a definition of a function or class executes at once, but for a class's body."""
+    """The decorators, defaults and bases of a function or class."""
     if isinstance(node, ast.ClassDef):
         return [*node.decorator_list, *node.bases, *(k.value for k in node.keywords)]
     decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
@@ -58,7 +58,7 @@ def _executed(node: Any) -> list[ast.AST]:
 
 
 def stored(statements: Iterable[ast.AST]) -> list[str]:
-    """Names that the statements assign or delete, in order; also those that functions defined there assign as nonlocal."""
+    """Names that the statements assign or delete, in order; also names that functions defined there assign as nonlocal."""
     names: dict[str, None] = {}
     for statement in statements:
         _note_stored(statement, names)
@@ -120,16 +120,15 @@ def declared(function: ast.AST, kind: type[ast.Global | ast.Nonlocal]) -> Names:
 class Liveness:
     """Which names are live after, and at the beginning of, the statements of a function without early exits.
 
-    A name is live where some path may read it before it is assigned again. `after[statement]` and `before[statement]` are kept
-    for `if`, `for`, `while` and their parts; `heads[loop]` are those live where an iteration begins.
-
-    always: names that functions inside read, at any time.
+    A name is live where some path may read it before it is assigned again. after: by statement, the names that are live after
+    it; other: by `if`, the names that are live where its second branch begins; heads: by loop, the names that are live where
+    an iteration begins; always: the names that functions inside read, at any time.
     """
 
     def __init__(self, function: ast.AST, statements: list[ast.stmt]):
         self.always = captured(function)
         self.after: dict[ast.AST, Names] = {}
-        self.other: dict[ast.AST, Names] = {}  #: of an `if`: live where its second branch begins
+        self.other: dict[ast.AST, Names] = {}
         self.heads: dict[ast.AST, Names] = {}
         self._block(statements, frozenset())
 
@@ -209,14 +208,13 @@ def _targets(target: ast.expr) -> Iterator[str]:
 
 # ---- source ----------------------------------------------------------------------------------------------------------
 #
-# The syntax tree of a function, found by its code in the source file, once for each file.
-#
-# Files are those that `linecache` knows: also what was executed from text, if its lines were given to it.
+# The syntax tree of a function, found by its code in a file that `linecache` knows: also text that was executed, if its lines
+# were given to `linecache`.
 
 
 def syntax_of(function: types.FunctionType) -> tuple[ast.FunctionDef, str | None] | None:
-    """A copy of the function's syntax tree, without decorators and annotations, and the name of the class around it; None if
-    there is no source, or if it is not known which function of its line it is. A lambda is as a function that returns."""
+    """A copy of the function's syntax tree, without decorators and annotations, and the name of the class around it. None if
+    there is no source, or if several functions of its line may be it. A lambda becomes a function that returns."""
     code = function.__code__
     lines = linecache.getlines(code.co_filename, function.__globals__)
     functions = _functions("".join(lines)).get((code.co_firstlineno, code.co_name), ())
@@ -271,7 +269,7 @@ def _functions(text: str) -> dict[tuple[int, str], list[tuple[Any, str | None]]]
 
 
 def _is_code_of(node: Any, code: types.CodeType) -> bool:
-    """Whether *code* is that of a function with this syntax tree: compiled again, with the same names around it."""
+    """Whether *code* is the code of this syntax tree, compiled again with the same names around it."""
     inner: Any = copy.deepcopy(node)
     if isinstance(inner, ast.FunctionDef):
         inner.decorator_list = []
@@ -295,7 +293,7 @@ def _key(code: types.CodeType) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    """Equal for constants that are the same: -0.0 is another one than 0.0, and True than 1."""
+    """A key that tells constants apart that are equal: -0.0 and 0.0, True and 1."""
     if isinstance(value, types.CodeType):
         return _key(value)
     if isinstance(value, tuple):

@@ -1,7 +1,8 @@
-"""A traced program as Python code, for instruction sets whose values are numbers; and which of its values are used."""
+"""A traced program as Python code, by which instruction sets whose values are numbers, such as the model's, carry it out."""
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections import Counter
@@ -17,6 +18,7 @@ from tmapipe.program.expressions import (
     FOLD,
     LEAST,
     MOST,
+    SIGNS,
     Call,
     Expr,
     For,
@@ -35,15 +37,15 @@ from tmapipe.protocol.tile import Tile
 
 # ---- uses ------------------------------------------------------------------------------------------------------------
 #
-# What is used of a traced program: which values its instructions, loops and branches depend on, and how often.
+# How often instructions, loops and branches depend on each value. Values on which nothing depends are left out.
 
 
 class Uses:
-    """How often each value is used, for values on which something depends."""
+    """counts: how often each value is used; made: by variable of a loop or branch, the values that it takes."""
 
     def __init__(self, nodes: Sequence[Any]):
         self.counts: Counter[Expr] = Counter()
-        self.made: dict[Expr, list[Any]] = {}  # variable of a loop or branch -> what it is made of
+        self.made: dict[Expr, list[Any]] = {}
         self.pending: list[Any] = []
         self.look(nodes)
         while self.pending:
@@ -77,7 +79,7 @@ class Uses:
 
 
 def mapped(x: Any, of: Callable[[Expr], Any]) -> Any:
-    """An operand that is no number, with what *of* gives in the place of expressions."""
+    """An operand with ``of(x)`` in the place of each expression x."""
     if isinstance(x, Expr):
         return of(x)
     if isinstance(x, Tile):
@@ -92,8 +94,8 @@ def mapped(x: Any, of: Callable[[Expr], Any]) -> Any:
 
 
 class Given:
-    """An operand with expressions inside, such as a function that has captured some: called with their values, it gives the
-    operand with these. inside: the expressions."""
+    """An operand with expressions inside, such as a function that has captured some. Called with values of the expressions, it
+    gives the operand with these values. inside: the expressions."""
 
     def __init__(self, x: Any):
         self.x = x
@@ -110,7 +112,7 @@ class Given:
 
 
 def parts(x: Any) -> Iterator[Any]:
-    """Parts of an operand that may hold expressions."""
+    """The parts of an operand in which expressions may be."""
     if isinstance(x, Fragment):
         yield x.data
     elif isinstance(x, ClusterExchange):
@@ -125,17 +127,13 @@ def parts(x: Any) -> Iterator[Any]:
 
 # ---- python text -----------------------------------------------------------------------------------------------------
 #
-# A traced program as Python code, by which instruction sets whose values are numbers, such as the model's, carry it
-# out.
-#
-# The code is a function of the instruction set: loops and branches are Python's, instructions calls of methods,
-# variables of the program local names. A value that is used in several places is computed once, where the trace
-# computed it, if it cannot fail: what is under a condition may have no value where that does not hold. What nobody
-# uses is left out.
+# The code is a function of the instruction set. Loops and branches are Python's; instructions are calls of methods; variables
+# of the program are local names. A value that is used in several places is computed once, where the trace computed it, unless
+# it may fail: a value under a condition may have none where the condition does not hold.
 
 
 MOST_TURNS = 5_000_000  #: of a `while` loop of a body
-DEPTH = 8  #: of expressions in one that has a name of its own even if it is used once
+DEPTH = 8  #: nested operations, after which an expression gets a name even if it is used once
 
 
 def code_of(program: Any) -> Callable[[Any], None]:
@@ -154,10 +152,7 @@ def _compiled(text: str) -> Any:
 
 # ---- text ----------------------------------------------------------------------------------------------------------------
 
-_SIGNS = {
-    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^",
-}  # fmt: skip
+_SIGNS = {op: sign for op, (sign, _) in SIGNS.items() if op not in ("lshift", "rshift")}  # which may fail
 _MAY_WRAP = ("add", "sub", "mul", "floordiv")
 
 
@@ -165,11 +160,14 @@ def _counted(where: str | None) -> Iterator[bool]:
     """True for each iteration of a loop. Raises `PipelineError` after too many."""
     yield from itertools.repeat(True, MOST_TURNS)
     at = "" if where is None else f" at {where}"
-    error = PipelineError(
-        f"stopped after {MOST_TURNS} iterations of the loop{at}. Fix: see that every loop of a body ends."
-    )
+    fix = "Fix: see that every loop of a body ends."
+    error = PipelineError(f"stopped after {MOST_TURNS} iterations of the loop{at}. {fix}")
     error.where = where
     raise error
+
+
+#: A `ClusterExchange` with numbers.
+_Exchange = collections.namedtuple("_Exchange", "rank mask peers full")
 
 
 def _data(value: Any) -> Any:
@@ -177,7 +175,7 @@ def _data(value: Any) -> Any:
 
 
 def _is_positive(x: Any) -> bool:
-    """Whether a number is one or more for certain: how many clusters there are, or one of two such numbers."""
+    """Whether a number is surely at least 1: the number of clusters, or one of two such numbers."""
     x = resolve(x)
     if not isinstance(x, Expr):
         return bool(x > 0)
@@ -189,7 +187,7 @@ def _is_positive(x: Any) -> bool:
 
 
 class _Writer:
-    """Writes the text. lines_of_user: for each line of the text, the line of the body that it comes from."""
+    """Writes the text. lines_of_user: by line of the text, the line of the body that it comes from."""
 
     def __init__(self, program: Any):
         self.constants: dict[str, Any] = {
@@ -206,7 +204,7 @@ class _Writer:
         self.level = 0
         self.where: str | None = None
         self.names: dict[Expr, str] = {}
-        self.computed: list[Expr] = []  # expressions with names that the blocks around know
+        self.computed: list[Expr] = []  # expressions that have names in the blocks around
         self.depths: dict[Expr, tuple[int, bool]] = {}
         self.named = 0
         self.uses = Uses(program.nodes).counts
@@ -237,7 +235,7 @@ class _Writer:
         self.scope(body)
 
     def scope(self, body: Callable[[], None]) -> None:
-        """An indented block, of whose names none is known after it, but those of variables."""
+        """An indented block. Of the names in it, only those of variables are known after it."""
         begun, known = len(self.lines), len(self.computed)
         self.level += 1
         body()
@@ -324,7 +322,7 @@ class _Writer:
         self._turns(node, carried)
 
     def _start(self, node: Any) -> list[Any]:
-        """What a loop carries, of which something is used."""
+        """The carried values of a loop that are used, which take their first values."""
         carried = [each for each in node.carried if self.uses[each[0]] or self.uses[each[3]]]
         self._assign([(self.name(phi), self.of(before)) for phi, before, _, _ in carried])
         return carried
@@ -481,12 +479,3 @@ class _Writer:
         if x.op == "not":
             return f"(not {args[0]})"
         return f"{self.constant(FOLD[x.op])}({', '.join(args)})"
-
-
-class _Exchange:
-    """A `ClusterExchange` with numbers."""
-
-    __slots__ = ("full", "mask", "peers", "rank")
-
-    def __init__(self, rank: int, mask: int, peers: int, full: Any):
-        self.rank, self.mask, self.peers, self.full = rank, mask, peers, full

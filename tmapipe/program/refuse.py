@@ -1,5 +1,5 @@
-"""What a trace refuses: Python's own functions of numbers that only the kernel knows, and stores to what is outside of a
-traced block."""
+"""What a trace refuses: Python's own functions of numbers that only the kernel knows, and changes of objects that were made
+outside of a traced block."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 # ---- python ----------------------------------------------------------------------------------------------------------
 #
-# What Python's own functions make of numbers that only the kernel knows: the same as of numbers, or an error.
+# Python's own functions, called with numbers that only the kernel knows: they do the same as with numbers, or are refused.
 
 
 def deep(value: Any, levels: int = 4) -> Any:
-    """A number that only the kernel knows in *value*, or in what it contains; else None."""
+    """A number in *value*, or in what it contains, that only the kernel knows; else None."""
     if symbolic(value):
         return value
     if (levels and type(value) in (tuple, list, set, frozenset, collections.deque)) or isinstance(value, tuple):
@@ -224,11 +224,10 @@ SPECIAL: dict[int, Callable[..., Any]] = {
 
 # ---- refuse ----------------------------------------------------------------------------------------------------------
 #
-# What rewritten code asks before it does what a trace can't keep: stores to what is outside of a traced block, tests of
-# types, text, keys. Refusal is a diagnosis: what is not in the trace doesn't run.
+# Rewritten code asks before it does something that a trace cannot keep: changes of objects from outside of a traced block,
+# tests of types, text, keys. Without the refusal it would be lost, since only the trace is executed.
 #
-# A list or deque that was made in a block around is an exception: it is carried, as long as it keeps its length
-# (`Block.touch`).
+# A list or deque from a block around may be changed: it is carried, as long as it keeps its length (`Block.touch`).
 
 
 FIX = "A body is traced once, and keeps no state but local names"
@@ -259,7 +258,7 @@ def mutates(target: Any, method: str) -> bool:
 
 
 class Refusals:
-    """A part of `Tracing`. objects: what rewritten code has made so far, and in which block."""
+    """The part of `Tracing` that refuses. objects: by id, what rewritten code has made, and in which block."""
 
     path: list[Any]  #: numbers of the blocks around
     opened: list[Any]  #: those blocks
@@ -278,7 +277,7 @@ class Refusals:
         return value
 
     def fresh(self, value: Any) -> Any:
-        """What an operator gave: a new list, if it is one."""
+        """*value*, the result of an operator, which is noted as new if it is a list or deque."""
         return self.made(value) if type(value) in (list, collections.deque) and id(value) not in self.objects else value
 
     def home(self, value: Any) -> tuple[Any, ...] | None:
@@ -287,8 +286,8 @@ class Refusals:
         return entry[1] if entry is not None and entry[0] is value else None
 
     def changes(self, target: Any, how: str) -> None:
-        """Before *target* is changed. Raises `ScopeError` unless it was made in this block, or in one inside it; or in one
-        around it, of a list or deque, whose elements are carried from then on."""
+        """Before *target* is changed. Raises `ScopeError` unless it was made in this block or inside it; or is a list or deque
+        from a block around, whose elements are carried from then on."""
         if not self.path:
             return
         home, here = self.home(target), tuple(self.path)
@@ -333,7 +332,7 @@ class Refusals:
     def slice(self, *bounds: Any) -> slice:
         return slice(*bounds)
 
-    # ---- what has no meaning for a number that only the kernel knows ----------------------------------------------
+    # ---- what takes no number that only the kernel knows ----------------------------------------------------------
 
     def known(self, value: Any, what: str) -> Any:
         """A condition that Python decides."""
@@ -401,7 +400,7 @@ class Refusals:
 
 
 class Place:
-    """An item of a container, to be set or deleted, perhaps after it was read."""
+    """An item of a container, which rewritten code sets or deletes, and may read before."""
 
     def __init__(self, tracer: Refusals, target: Any, key: Any):
         self.tracer, self.target, self.key = tracer, target, key
@@ -433,7 +432,7 @@ def _shown(target: Any) -> str:
 
 
 def _name_of(target: Any) -> str:
-    """What the user's function calls an object, or what it is."""
+    """The name that the user's function has for an object, or its type."""
     frame: Any = sys._getframe(2)
     where = locate()
     while frame is not None:

@@ -27,11 +27,9 @@ from tmapipe.program.rewrite_expressions import (
 
 # ---- rewrite ---------------------------------------------------------------------------------------------------------
 #
-# Rewriting: the syntax tree of a function -> one whose control flow, calls and stores are those of the tracer.
-#
-# Statements stay where they are, in their function and at their lines. A branch becomes a loop over the arms that are
-# taken, which are one where Python knows the condition, else both; a loop becomes one over its iterations, or over
-# one that stands for all::
+# Statements stay where they are, in their function and at their lines. A branch becomes a loop over the arms that are taken:
+# one arm where Python knows the condition, else both. A loop becomes a loop over its iterations, or over one that stands for
+# all::
 #
 # if test: A                          <if 1> = <tp>.if_(test, names, live, (a, b))
 # else: B                     ->      for <arm 1> in <if 1>:
@@ -41,8 +39,8 @@ from tmapipe.program.rewrite_expressions import (
 #                                         <if 1>.end((a, b))
 #                                     (a, b) = <if 1>.state
 #
-# where a and b are the names that A and B assign and something reads later. Operands that Python may skip are
-# evaluated in place, too: ``x and y`` -> ``<tp>.joined(<tp>.second(y) if <tp>.first("and", x) else None)``.
+# where a and b are the names that A or B assigns and that are read later. Operands that Python may skip are evaluated in
+# place, too: ``x and y`` -> ``<tp>.joined(<tp>.second(y) if <tp>.first("and", x) else None)``.
 #
 # Functions and lambdas inside are rewritten when they are called; classes inside are Python's.
 
@@ -81,30 +79,18 @@ class Rewriter(Expressions):
         self.names: dict[ast.AST, list[str]] = {}
         for node in own_nodes(ast.Module(statements, [])):
             if isinstance(node, (ast.If, ast.For, ast.While)):
-                needed = (
-                    self.live.after[node]
-                    | self.live.other.get(node, frozenset())
-                    | self.live.heads.get(node, frozenset())
-                )
-                assigned = stored(
-                    [
-                        *([node.target] if isinstance(node, ast.For) else []),
-                        *([node.test] if isinstance(node, ast.While) else []),
-                        *node.body,
-                        *node.orelse,
-                    ]
-                )
-                self.names[node] = [n for n in assigned if n in needed and n not in outside]
+                live = self.live
+                needed = live.after[node].union(live.other.get(node, ()), live.heads.get(node, ())) - outside
+                first = [] if isinstance(node, ast.If) else [node.target if isinstance(node, ast.For) else node.test]
+                self.names[node] = [n for n in stored([*first, *node.body, *node.orelse]) if n in needed]
         #: names that may have no value where a block begins
         self.carried = {n for names in self.names.values() for n in names}
         self.unset = [n for n in sorted(self.carried) if n not in self.parameters and n not in (RETURNED, VALUE)]
         self.count = 0
         self.finals: list[frozenset[str]] = []  # names that each `finally` around reads
         function.body = self.block(statements)
-        function.body[:0] = [
-            located(ast.Assign([ast.Name(n, ast.Store())], call("unset", ast.Constant(n))), function.body[0])
-            for n in self.unset
-        ]
+        unset = [ast.Assign([ast.Name(n, ast.Store())], call("unset", ast.Constant(n))) for n in self.unset]
+        function.body[:0] = [located(each, function.body[0]) for each in unset]
 
     # ---- statements -----------------------------------------------------------------------------------------------
 
@@ -132,16 +118,13 @@ class Rewriter(Expressions):
 
     def _of_outer_names(self, s: ast.stmt) -> list[ast.stmt]:
         """Checks before a statement that assigns what its function declares global or nonlocal."""
-        if not (self.globals or self.nonlocals) or isinstance(
-            s, (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef)
-        ):
-            simple: list[ast.AST] = []
-            if isinstance(s, ast.For):
-                simple = [s.target]
-            elif isinstance(s, ast.With):
-                simple = [i.optional_vars for i in s.items if i.optional_vars is not None]
-        else:
-            simple = [s]
+        simple: list[ast.AST] = [s] if self.globals or self.nonlocals else []
+        if isinstance(s, ast.For):
+            simple = [s.target]
+        elif isinstance(s, ast.With):
+            simple = [i.optional_vars for i in s.items if i.optional_vars is not None]
+        elif isinstance(s, (ast.If, ast.While, ast.Try, ast.FunctionDef)):
+            simple = []
         made = []
         for name in stored(simple):
             if name in self.globals:
@@ -157,42 +140,32 @@ class Rewriter(Expressions):
         names = self.names[node]
         kept = self.live.always.union(*self.finals)  # read even if the function has been left
         live = [AFTER_RETURN if n in kept else n in self.live.after[node] for n in names]
-        method = "if_known" if self._yields(node) else "if_"
         test = self.test(node.test)
         arms, arm = self._number("if"), self._number("arm")
-        begin = call(method, test, _constants(names), _constants(live), _tuple(names, ast.Load))
+        yields = ast.Constant(self._yields(node))
+        begin = call("if_", test, _constants(names), _constants(live), _tuple(names, ast.Load), yields)
         inside = ast.If(load(arm), self.block(node.body), self.block(node.orelse))
         return self._loop_of(node, arms, arm, begin, names, [inside])
 
     def _loop_of(
         self, node: ast.stmt, blocks: str, item: str, begin: ast.expr, names: list[str], inside: list[ast.stmt]
     ) -> Any:
-        state = [ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] if names else []
+        before, after = ([ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] * bool(names) for _ in range(2))
         end = ast.Expr(ast.Call(_of(blocks, "end"), [_tuple(names, ast.Load)], []))
-        loop = ast.For(ast.Name(item, ast.Store()), load(blocks), [*state, *inside, end], [])
-        made = [
-            ast.Assign([ast.Name(blocks, ast.Store())], begin),
-            loop,
-            *([ast.Assign([_tuple(names, ast.Store)], _of(blocks, "state"))] if names else []),
-        ]
-        return [located(each, node) for each in made]
+        loop = ast.For(ast.Name(item, ast.Store()), load(blocks), [*before, *inside, end], [])
+        return [located(each, node) for each in (ast.Assign([ast.Name(blocks, ast.Store())], begin), loop, *after)]
 
     def _of_loop(self, node: ast.For | ast.While) -> tuple[list[str], list[ast.expr]]:
         names = self.names[node]
         heads = [n in self.live.heads[node] for n in names]
         live = [n in self.live.after[node] for n in names]
         stops = self.stops.get(node, ())
-        return names, [
-            _constants(names),
-            _constants(heads),
-            _constants(live),
-            _tuple(names, ast.Load),
-            _constants(stops),
-        ]
+        constants = _constants(names), _constants(heads), _constants(live)
+        return names, [*constants, _tuple(names, ast.Load), _constants(stops), ast.Constant(self._yields(node))]
 
     def visit_For(self, node: ast.For) -> Any:
         names, shown = self._of_loop(node)
-        method = "for_known" if self._yields(node) else "for_" if self.top else "for_in_helper"
+        method = "for_" if self.top else "for_helper"
         around = self.visit(node.iter)
         loop, item = self._number("loop"), self._number("item")
         checks = self._of_outer_names(node)
@@ -203,11 +176,10 @@ class Rewriter(Expressions):
     def visit_While(self, node: ast.While) -> Any:
         names, shown = self._of_loop(node)
         loop, turn = self._number("loop"), self._number("turn")
-        method = "while_known" if self._yields(node) else "while_"
         enters = ast.Call(_of(loop, "enters"), [self.test(node.test)], [])
         test = ast.IfExp(_of(loop, "tests"), enters, ast.Constant(True))
         inside: list[ast.stmt] = [ast.If(test, self.block(node.body), [])]
-        return self._loop_of(node, loop, turn, call(method, *shown), names, inside)
+        return self._loop_of(node, loop, turn, call("while_", *shown), names, inside)
 
     def visit_With(self, node: ast.With) -> Any:
         level = self._number("level")
@@ -244,9 +216,8 @@ class Rewriter(Expressions):
         node.subject = located(call("subject", self.visit(node.subject)), node.subject)
         for case in node.cases:
             if case.guard is not None:
-                case.guard = located(
-                    call("known", self.test(case.guard), ast.Constant("a guard of `match`")), case.guard
-                )
+                guard = call("known", self.test(case.guard), ast.Constant("a guard of `match`"))
+                case.guard = located(guard, case.guard)
             case.body = self.block(case.body)
         return node
 
@@ -273,9 +244,8 @@ class Rewriter(Expressions):
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         if isinstance(node.target, ast.Name):
             before = self.visit(located(load(node.target.id), node.target))
-            value = call(
-                "inplace", ast.Constant(type(node.op).__name__), before, self._divisor(node.op, self.visit(node.value))
-            )
+            other = self._divisor(node.op, self.visit(node.value))
+            value = call("inplace", ast.Constant(type(node.op).__name__), before, other)
             return located(ast.Assign([node.target], value), node)
         node.value, node.target = self._divisor(node.op, self.visit(node.value)), self.visit(node.target)
         return node
@@ -322,13 +292,12 @@ def _may_catch_division(handler: ast.ExceptHandler) -> bool:
 
 # ---- convert ---------------------------------------------------------------------------------------------------------
 #
-# Functions, rewritten: which are, and how one is made of the rewritten syntax tree.
+# Which functions are rewritten, and how a function is made of the rewritten syntax tree.
 #
-# Rewritten are the user's functions (and those of `tmapipe.schedules`), when they are called from a body: methods,
-# closures, lambdas, functions of other modules, and those of the installed package in which a schedule is written.
-# Python's own, those of other packages and of this library run as they are; so does a function without source, and a
-# coroutine. What runs as it is runs once, while the body is traced; it sees numbers that only the kernel knows as
-# objects with arithmetic, and can't decide by them.
+# Rewritten are the user's functions, and those of `tmapipe.schedules`, when a body calls them: methods, closures, lambdas,
+# functions of other modules, and functions of the installed package in which a schedule is written. Python's own functions,
+# those of other packages and of this library, functions without source, and coroutines run as they are: once, while the body
+# is traced. They get numbers that only the kernel knows as objects with arithmetic, and cannot decide by them.
 
 
 _OUTER = "<outer>"
@@ -344,7 +313,7 @@ _current = _Current()
 
 
 def current() -> Any:
-    """What traces in this thread. Raises `ScopeError` if nothing does."""
+    """The tracer at work in this thread. Raises `ScopeError` if there is none."""
     if _current.tracer is None:
         raise ScopeError("a function that a body has made is called after the body was traced. Make it outside.")
     return _current.tracer
@@ -366,7 +335,7 @@ class tracing:
 
 
 class _Helper:
-    """What rewritten code calls: the tracer at work."""
+    """What rewritten code calls `<tp>`: the tracer at work."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(current(), name)
@@ -405,7 +374,7 @@ def converted(function: types.FunctionType, top: bool = False, home: Any = None)
 
 
 class _Function:
-    """A function that is no part of a cache's key, which is its code."""
+    """A function beside its code as an argument of a cache, whose key is the code alone."""
 
     def __init__(self, function: types.FunctionType):
         self.function = function

@@ -1,4 +1,4 @@
-"""Rewriting of early exits and of expressions: the halves of `rewrite` that need no whole statements."""
+"""Rewriting of early exits into names, and of expressions into calls of the tracer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tmapipe.program.names import own_nodes
 
 # ---- exits -----------------------------------------------------------------------------------------------------------
 #
-# Early exits: `return`, `break` and `continue` in blocks become names that say so, and what follows them is guarded
-# by these.
+# Early exits: `return`, `break` and `continue` in blocks become names that are set to True, and what follows them is guarded
+# by these names::
 #
 # if n == 0:              if n == 0:
 #     return 1                <value> = 1; <returned> = True
@@ -21,15 +21,13 @@ from tmapipe.program.names import own_nodes
 #                         return <value>
 #
 # What follows an `if` of which one branch always exits becomes the end of the other branch. Otherwise it is guarded:
-# ``if exited(<returned>): ... else: what follows``. So each statement stays one statement, on whatever paths lead to
-# it, and a `with` is left by all of them as in Python: after the value to return has been computed.
-#
-# A loop that may be left early has the names that say so in `STOPS`, by its node.
+# ``if exited(<returned>): ... else: what follows``. So each statement stays one statement, whatever paths lead to it, and all
+# paths leave a `with` as in Python: after the value to return has been computed.
 
 
 TP = "<tp>"  #: what rewritten code calls; no name of a user's
 RETURNED, VALUE = "<returned>", "<value>"
-AFTER_RETURN = "after a return"  #: of a name that is live: also on paths that have left the function
+AFTER_RETURN = "after a return"  #: says of a live name that it is live also on paths that have left the function
 DEEPEST = 8  # branches that are put into each other: Python has room for 20 blocks
 _EXITS = (ast.Return, ast.Break, ast.Continue)
 
@@ -40,19 +38,17 @@ def call(method: str, *arguments: ast.expr) -> ast.Call:
 
 
 class Exits:
-    """Lowers the exits of one function. `stops`: by loop, the names that end it where they are true.
-
-    refuse: called with a node and a sentence, for what cannot be lowered.
-    """
+    """Replaces the exits of one function. stops: by loop, the names that end it where they are true; refuse: called with a
+    node and a sentence, for an exit that cannot be replaced; loops: the names (broken, continued) of the loops around."""
 
     def __init__(self, refuse: Callable[[ast.AST, str], None]):
         self.refuse = refuse
         self.stops: dict[ast.AST, tuple[str, ...]] = {}
-        self.loops: list[tuple[str, str]] = []  # (broken, continued) of the loops around
+        self.loops: list[tuple[str, str]] = []
         self.count = self.depth = 0
 
     def function(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements of a function with one exit: its end."""
+        """The statements of a function, with one exit at its end."""
         *before, last = statements
         returns = [n for s in (before if isinstance(last, ast.Return) else statements) for n in _with_own(s)]
         early = any(isinstance(node, ast.Return) for node in returns)
@@ -128,9 +124,7 @@ class Exits:
         stops = (*([broken] if breaks else []), *([RETURNED] if returns else []))
         if stops:
             self.stops[s] = stops
-            if not isinstance(
-                s, ast.While
-            ):  # what is iterated over is given to its names in iterations alone that are done
+            if not isinstance(s, ast.While):  # only iterations that are done give the names what is iterated over
                 item = f"<next {count}>"
                 s.body = [located(ast.Assign([s.target], ast.Name(item, ast.Load())), s), *s.body]
                 s.target = located(ast.Name(item, ast.Store()), s.target)
@@ -140,7 +134,7 @@ class Exits:
         return [*([_set(broken, False, s)] if breaks else []), s, *ends]
 
     def _found(self, s: ast.stmt) -> set[str]:
-        """The names that say by which exits *s* may be left for what is around it, or for the end of the function."""
+        """The names of the exits by which *s* may be left for a loop around it, or for the end of the function."""
         exits: set[str] = set()
         for node in _with_own(s):
             if isinstance(node, ast.Return):
@@ -151,7 +145,7 @@ class Exits:
         return exits
 
     def _guarded(self, names: set[str], rest: list[ast.stmt]) -> list[ast.stmt]:
-        """What is done unless one of the exits was taken."""
+        """*rest*, executed unless one of these exits was taken."""
         return [self._guard(tuple(sorted(names)), self.block(rest), rest[0])] if rest else []
 
     def _guard(self, names: tuple[str, ...], rest: list[ast.stmt], at: ast.stmt) -> ast.stmt:
@@ -212,9 +206,6 @@ def located(node: Any, at: ast.AST) -> Any:
 
 # ---- rewrite expressions ---------------------------------------------------------------------------------------------
 #
-# Rewriting of expressions: the half of `rewrite` that has no statements.
-
-
 def load(name: str) -> ast.Name:
     return ast.Name(name, ast.Load())
 
@@ -222,8 +213,8 @@ def load(name: str) -> ast.Name:
 class Expressions(ast.NodeTransformer):
     """Rewrites the expressions of a function.
 
-    parameters: its own; carried: names that may have no value where they are read; lazy: how many operands that Python may
-    skip are around; risky: how many `try` that may catch a division by zero.
+    parameters: of the function; carried: names that may have no value where they are read; lazy: how many operands that Python
+    may skip are around; risky: how many `try` are around that may catch a division by zero.
     """
 
     parameters: list[str]
@@ -290,12 +281,10 @@ class Expressions(ast.NodeTransformer):
     def _compare(self, op: ast.cmpop, a: ast.expr, b: ast.expr) -> ast.expr:
         if isinstance(op, (ast.In, ast.NotIn)):
             return call("contains", a, b, ast.Constant(isinstance(op, ast.NotIn)))
-        if isinstance(op, (ast.Is, ast.IsNot)) and not any(
-            isinstance(each, ast.Constant) and each.value is None for each in (a, b)
-        ):
-            return call("is_", a, b, ast.Constant(isinstance(op, ast.IsNot)))
         if isinstance(op, (ast.Is, ast.IsNot)):
-            return ast.Compare(a, [op], [b])
+            if any(isinstance(each, ast.Constant) and each.value is None for each in (a, b)):
+                return ast.Compare(a, [op], [b])
+            return call("is_", a, b, ast.Constant(isinstance(op, ast.IsNot)))
         return call("operate", ast.Constant(type(op).__name__), a, b)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
@@ -377,9 +366,8 @@ class Expressions(ast.NodeTransformer):
     def visit_ListComp(self, node: Any) -> Any:
         for each in node.generators:
             each.iter = located(call("items", self.visit(each.iter)), each.iter)
-            each.ifs = [
-                located(call("known", self.test(i), ast.Constant("a filter of a comprehension")), i) for i in each.ifs
-            ]
+            what = ast.Constant("a filter of a comprehension")
+            each.ifs = [located(call("known", self.test(i), what), i) for i in each.ifs]
         for field in ("elt", "key", "value"):
             if hasattr(node, field):
                 setattr(node, field, self.visit(getattr(node, field)))

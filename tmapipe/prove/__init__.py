@@ -1,6 +1,7 @@
-"""The proof of every trip count and shape, from the structure of the traced program.
+"""The check of a schedule for every trip count and shape: a proof, else a search for a problem that goes wrong.
 
-Here: a schedule is checked, problems that may show what is wrong are searched, and the verdict is kept for all processes.
+The proof is in the other files of the package. Here are the problems that are searched, the report, and the verdicts that all
+processes share.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from tmapipe.check.ring_uses import budget_findings, placed
 from tmapipe.errors import InputError, PipelineError, UnsafeError
 from tmapipe.model.layout import Layout, line_of
 from tmapipe.program import ONE_AT_A_TIME, Traced, trace
-from tmapipe.prove.ahead import look_at_loops
-from tmapipe.prove.bodies import Bodies
+from tmapipe.prove.bodies import Bodies, look_at_loops
 from tmapipe.prove.joint import prove
 from tmapipe.prove.outputs import Outputs, look_at_outputs, uneven_starts
 from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, run_problem, solutions
@@ -37,25 +37,23 @@ if TYPE_CHECKING:
 
 # ---- search ----------------------------------------------------------------------------------------------------------
 #
-# Concrete problems that may show what is wrong: shapes, clusters and tables in which what bodies decide on differs.
-#
-# First problems that fulfil the conditions decided where the proof stops. Then small problems, in which each number that
-# bodies decide on takes the values at which their conditions change. The search only finds errors. That there are no
-# errors is what the proof shows.
+# Concrete problems that may show an error: first problems in which the conditions hold that were decided where the proof
+# stopped. Then small problems, in which each number that bodies compare takes the values at which a comparison turns: where a
+# body asks `tile.m > 2`, three and four tiles along m. The search finds errors; that there are none, only the proof shows.
 
 
-MOST_PROBLEMS = 160  # problems that differ in what bodies decide on
-FIRST = 12  # sizes that are looked at before them
-FEW, ENTRIES = 8, 64  # entries of a table: as many as its extent at first, and later
+MOST_PROBLEMS = 160  # problems in which numbers that bodies decide on differ
+FIRST = 12  # growing sizes that are looked at before these problems
+FEW, ENTRIES = 8, 64  # entries of a table, in the first problems and in later ones
 FARTHEST = 1000  # tiles along a dimension
 
 
 class Varying:
-    """What bodies decide on.
+    """The numbers on which bodies decide.
 
-    dims: whose extents, or coordinates; tables: whose entries; by_cluster: whether the number of the cluster, or of all;
-    far: the largest number of tiles with which something is compared; turning: extents at which a condition turns, by
-    dimension.
+    dims: dimensions of which an extent or a coordinate decides; tables: tables of which an entry does; by_cluster: whether the
+    number of the cluster, or of all clusters, does; far: the largest number of tiles with which a coordinate is compared;
+    turning: by dimension, the extents at which a condition turns.
     """
 
     def __init__(self, sizes: Sizes, asked: Iterable[Any]):
@@ -73,7 +71,7 @@ class Varying:
 
     @property
     def ones(self) -> dict[str, list[int]]:
-        """Tables of ones."""
+        """The tables, with an entry of 1 each."""
         return {name: [1] for name in sorted(self.tables)}
 
     def _look(self, x: Any) -> None:
@@ -104,7 +102,7 @@ class Varying:
 
 
 def problems(sizes: Sizes, varying: Varying, solved: Iterable[Problem] = ()) -> Iterator[tuple[Problem, bool]]:
-    """(problem, whether every schedule takes it), with *solved* among them."""
+    """Problems to look at, each with whether every schedule takes it. solved: problems that fulfil what the proof decided."""
     for steps in (1, 2) if varying.inner else (1,):
         yield Problem(sizes.shapes(1, steps), tables=varying.ones), True
     yield from ((attrs.evolve(each, tables={**varying.ones, **each.tables}), False) for each in solved)
@@ -121,7 +119,7 @@ def problems(sizes: Sizes, varying: Varying, solved: Iterable[Problem] = ()) -> 
 
 
 def _sizes(sizes: Sizes, varying: Varying) -> list[tuple[int, int]]:
-    """(tiles, steps) of problems of growing size: small ones first, the largest last."""
+    """Output tiles of a CTA and steps of each tile, of problems of growing size."""
     group, slots = sizes.group, sizes.slots
     most, long = 2 * slots + 2, (slots + 2) * group
     if not varying.inner:
@@ -132,7 +130,7 @@ def _sizes(sizes: Sizes, varying: Varying) -> list[tuple[int, int]]:
 
 
 def _near(sizes: Sizes, varying: Varying, entries: int) -> Iterator[Problem]:
-    """Small problems first, which differ in what bodies decide on. entries: the extent of each table."""
+    """Problems that differ in the numbers on which bodies decide, small ones first. entries: of each table."""
     if not varying.anything:
         return
     choices = {dim: _extents(sizes, dim, varying) for dim in (*sizes.dims, *sizes.others)}
@@ -152,7 +150,7 @@ def _near(sizes: Sizes, varying: Varying, entries: int) -> Iterator[Problem]:
 
 
 def _extents(sizes: Sizes, dim: str, varying: Varying) -> list[int]:
-    """Extents to try: some whole tiles, and some that are none."""
+    """Extents to try along a dimension: of whole tiles, and of tiles of which the last is not whole."""
     tiles = sizes.tiles(dim)
     unit = max(tiles, default=1) * sizes.plan.cluster.get(dim, 1)
     usual = 2 * sizes.group if dim == sizes.along else 1
@@ -167,7 +165,7 @@ def _extents(sizes: Sizes, dim: str, varying: Varying) -> list[int]:
 
 
 def _tables(sizes: Sizes, names: set[str]) -> Iterator[dict[str, Any]]:
-    """What tables may hold."""
+    """Entries to try: all the same, in turn 0, 1, 2, and even numbers, such as where parts of two begin."""
     if not names:
         yield {}
         return
@@ -175,25 +173,21 @@ def _tables(sizes: Sizes, names: set[str]) -> Iterator[dict[str, Any]]:
         yield {name: [value] * ENTRIES for name in names}
     for iteration in range(3):
         yield {name: [(i + j + iteration) % 3 for i in range(ENTRIES)] for j, name in enumerate(sorted(names))}
-    yield {name: [2 * i for i in range(ENTRIES)] for name in names}  # such as where parts begin
+    yield {name: [2 * i for i in range(ENTRIES)] for name in names}
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------
 #
-# Checks a schedule for every trip count: any number of output tiles of a CTA, and all that its bodies decide on.
-#
 # 1. The program is traced, and shown to be safe from every state that can recur (`joint`).
 # 2. One or two problems are run from beginning to end, with source lines, for findings that are only notes.
 #
-# If 1 does not succeed, concrete problems are run, until one shows what is wrong: first those that fulfil what is
-# decided where the proof stops (`prove.solutions`), then others (`prove.search`). If none does, the report says "up
-# to".
+# If 1 does not succeed, concrete problems are run until one goes wrong. If none does, the report says "up to n tiles".
 
 
 EVERY = "every trip count"
-MAX_EVENTS = 500_000  # of all problems that are run for errors; then the answer is "up to"
-LARGE = 100_000  # operations of a problem that need not be looked at
-#: What numbers of a problem can raise. Others pass: they come from outside, as what a handler of a signal raises.
+MAX_EVENTS = 500_000  # transitions of all problems that are run for errors
+LARGE = 100_000  # operations beyond which a problem that not every schedule takes is passed over
+#: Errors that the numbers of a problem can lead to. Others come from outside, such as from a handler of a signal, and pass.
 ERRORS = (PipelineError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
@@ -204,8 +198,15 @@ def check_schedule(
     program: Traced | None = None,
     seconds: float | None = None,
 ) -> Report:
-    """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster. program: if it has been
-    traced; seconds: for which it may look, or else what TMAPIPE_CHECK_SECONDS says."""
+    """The verdict on *schedule* for every trip count, every interleaving and every CTA of a cluster.
+
+    Args:
+        schedule: What is checked.
+        dtypes: As of `Schedule.plan`.
+        arch: Likewise.
+        program: Of the schedule, if it has been traced.
+        seconds: How long the check may take; by default what TMAPIPE_CHECK_SECONDS says, or as long as it needs.
+    """
     started = time.perf_counter()
     limit = given(seconds)
     plan = schedule.plan(dtypes, arch=arch)
@@ -230,9 +231,8 @@ def require_safe(
     """The gate before the compiler: the report on a schedule, or None if it is not to be checked (`Schedule.checked` is False,
     or TMAPIPE_CHECK=0 in the environment).
 
-    It is asked each time before a schedule is compiled for launching, and remembers nothing. A compiled kernel is kept by the
-    schedule that it was compiled for, and two schedules that look alike may differ in a helper function, a closure or an
-    attribute that their bodies read. Arguments as of `check_schedule`.
+    It remembers nothing: two schedules that look alike may differ in a helper function, a closure or an attribute that their
+    bodies read. Arguments as of `check_schedule`.
 
     Raises:
         UnsafeError: It can hang, race or corrupt. The message is the report.
@@ -248,8 +248,8 @@ def require_safe(
 class _Check:
     """The check of one schedule.
 
-    found: findings of all runs; wrong: the problem of which they are; events: transitions executed; runs: in words, what was
-    shown and how; failed: a problem in which a body fails, or that is too large, and how; size: (tiles, steps) of the largest
+    found: findings of all runs; wrong: the problem that has them; events: transitions executed; runs: in words, what was shown
+    and how; failed: in words, a problem in which a body fails, or that is too large; size: (tiles, steps) of the largest
     problem; unfinished: whether the time was over before all was looked at.
     """
 
@@ -305,7 +305,7 @@ class _Check:
         return all(finding.kind.note for finding in self.found)
 
     def _trips(self, endless: str) -> str:
-        """For which trip counts the findings hold. endless: a loop that is not known to end, in words, or empty."""
+        """For which trip counts the verdict holds. endless: a loop that is not known to end, in words, or empty."""
         proof = prove(self.program)
         self.events += proof.events
         self.unfinished = proof.unfinished
@@ -323,7 +323,7 @@ class _Check:
         return f"{found}; not shown: {why}" + (f"; {self.failed}" if self.failed else "")
 
     def _whole(self) -> Iterator[Problem]:
-        """Some tiles, from beginning to end; where any number of clusters share tiles, also the second of two for one tile."""
+        """A problem of some tiles; where any number of clusters share tiles, also the second of two clusters for one tile."""
         steps = self.sizes.slots + 1 if self.varying.inner else 1
         yield Problem(self.sizes.shapes(2 * self.sizes.group, steps), tables=self.varying.ones)
         one = self.sizes.shapes(1, steps)
@@ -331,8 +331,8 @@ class _Check:
             yield Problem(one, 1, 2, self.varying.ones)
 
     def _run(self, given: Iterable[tuple[Problem, bool]]) -> None:
-        """Runs problems from beginning to end, until one goes wrong. With each: whether every schedule takes it; then a body
-        that fails is an error."""
+        """Runs problems until one goes wrong. given: each problem, and whether every schedule takes it: then a body that fails
+        is an error of the schedule."""
         for problem, every in given:
             try:
                 most = MAX_EVENTS if every else LARGE
@@ -354,7 +354,7 @@ class _Check:
                     raise
                 at = "" if isinstance(error, PipelineError) else f". At {line_of(error)}."
                 said = f"a body fails with {problem.text}: {error}{at}"
-                self.failed = self.failed or said  # maybe no problem is like this
+                self.failed = self.failed or said  # maybe a call has no such problem
                 self.runs.append(said)
                 continue
             self.found += found
@@ -370,17 +370,19 @@ class _Check:
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 #
-# Verdicts are kept: a kernel is proved once, in all processes, however many schedules it belongs to.
+# A kernel is proved once, for all processes and however many schedules it belongs to.
 
 
-known: dict[str, tuple[str, ...]] = {}  #: of what has been found safe in this process, by identity
+#: By identity of a kernel that was found safe in this process, the outputs of which some shapes store a part.
+known: dict[str | None, tuple[str, ...]] = {}
 
 
 def require_safe_once(
     schedule: Schedule, dtypes: Mapping[str, DType], program: Traced | None, identity: str | None
 ) -> tuple[str, ...]:
-    """Does what `require_safe` does, unless this version of the library has found a kernel of this identity safe. Returns the
-    outputs of which some shapes store a part.
+    """Does what `require_safe` does, unless this version of the library has found a kernel of this identity safe.
+
+    Returns the names of outputs of which some shapes store a part.
 
     Args:
         program: The schedule's, if it could be traced.
@@ -391,24 +393,18 @@ def require_safe_once(
     """
     if not schedule.checked or os.environ.get("TMAPIPE_CHECK", "1") == "0":
         return ()
-    if identity is None:
-        return _proved(schedule, dtypes, program)
-    if identity not in known:
-        name = hashlib.sha256(f"{identity} {disk.library()}".encode()).hexdigest()
-        found = _kept(name)
-        if found is None:
-            report = require_safe(schedule, dtypes, program)
-            found = () if report is None else report.partly
-            if report is None or report.unfinished:
-                return found  # nothing to keep: more time may show an error
-            disk.keep("verdicts", name, {"safe": True, "partly": found})
-        known[identity] = found
-    return known[identity]
-
-
-def _proved(schedule: Schedule, dtypes: Mapping[str, DType], program: Traced | None) -> tuple[str, ...]:
-    report = require_safe(schedule, dtypes, program)
-    return () if report is None else report.partly
+    if identity in known:
+        return known[identity]
+    name = hashlib.sha256(f"{identity} {disk.library()}".encode()).hexdigest()
+    found = None if identity is None else _kept(name)
+    if found is None:
+        report = require_safe(schedule, dtypes, program)
+        found = () if report is None else report.partly
+        if identity is None or report is None or report.unfinished:
+            return found  # nothing to keep: more time may show an error
+        disk.keep("verdicts", name, {"safe": True, "partly": found})
+    known[identity] = found
+    return found
 
 
 def _kept(name: str) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""What bodies do at a tile, on symbols or in one concrete problem: one warp's way through the program, each loop once."""
+"""What bodies do, as the traced program says it: where they move tiles, on what they decide, and whether their loops end."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 import attrs
 
 from tmapipe.base import rank_stride
+from tmapipe.check import Finding
 from tmapipe.errors import InputError
-from tmapipe.model.layout import Layout, locate
+from tmapipe.model.layout import Kind, Layout, locate
+from tmapipe.model.run import lines
 from tmapipe.model.warp import MachineIsa
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.program import replay
-from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, resolve
+from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, every, resolve
 from tmapipe.protocol.tile import Tile
 from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Problem, Visit, coordinate, every_cluster, is_turn
 from tmapipe.prove.shared import Shared, bounds
-from tmapipe.prove.solver import Solver
-from tmapipe.prove.symbols import Sym, leaf, leaves, named, negated, parts, truth
+from tmapipe.prove.solver import Solver, arithmetic, replaced
+from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, named, negated, parts, text, truth
 from tmapipe.prove.walker import INLINE, Walker
 
 # ---- body walk -------------------------------------------------------------------------------------------------------
@@ -139,21 +141,21 @@ class Walk(Walker):
         count = self.number(node.count)
         self._ask(count, node)
         if not isinstance(count, Sym) and count <= INLINE:
-            for phi, initial, _, _ in node.carried:
-                self.env[phi] = self.number(initial)
+            self._start(node)
             for i in range(count):
                 self.env[node.index] = i
                 self.nodes(node.body)
-                values = [self.number(last) for _, _, last, _ in node.carried]
-                self.env.update(zip((phi for phi, *_ in node.carried), values, strict=True))
-            for phi, _, _, after in node.carried:
-                self.env[after] = self.env[phi]
+                self._next(node)
+            self.leave_loop(node)
             return
         index = leaf("index" if self.into is not None else "turn", id(node))
         self.env[node.index] = index
         self.loops.append((index, count))
         self.nodes(node.body)
         self.loops.pop()
+
+    def _followed(self, node: Any) -> list[Any]:
+        return node.carried
 
     def _While(self, node: While) -> None:
         condition = truth(self.number(node.condition))
@@ -288,9 +290,8 @@ class Bodies:
         self.solver = Solver(lambda x: (0, 2**31 - 1) if x.args[0] in ("tile", "index") else bounds(x))
         self.ends = {id(last): last for _, last, _ in program.calls.values()}
         tiles = [tile for *_, tile in program.calls.values() if tile is not None]
-        self.fixed = {
-            name for tile in tiles for name, x in tile._coordinates.items() if not isinstance(resolve(x), Expr)
-        }
+        coordinates = (each for tile in tiles for each in tile._coordinates.items())
+        self.fixed = {name for name, x in coordinates if not isinstance(resolve(x), Expr)}
         self.asked: dict[Any, str | None] = {}
         self.stored: set[str] = set()
         self.by_rows: set[str] = set()
@@ -325,14 +326,10 @@ class Bodies:
         for agent in range(self.layout.agents):
             walk = Walk(self, agent, facts, bool(forks))
             walk.nodes(self.program.nodes)
-            role = next(
-                (r for r in self.layout.plan.roles if 0 <= agent % self.layout.warps - r.first_warp < r.warps), None
-            )
-            before[agent] = walk.before
-            if role is not None:
-                team = role.team(agent % self.layout.warps) if role.teams > 1 else None
-                for number, moves in enumerate(teams):
-                    if team in (None, number):
+            before[agent], warp = walk.before, agent % self.layout.warps
+            for role in self.layout.plan.roles:
+                if 0 <= warp - role.first_warp < role.warps:
+                    for moves in teams if role.teams == 1 else [teams[role.team(warp)]]:
                         moves[agent] = walk.found
         place = {dim: coordinate(dim) for dim in self.program.schedule.axes}
         found = [Visit(place, facts, moves) for moves in teams]
@@ -368,3 +365,129 @@ class Bodies:
             return any(map(self.stores, node.inside))
         move = self.move_of(node)
         return move is not None and isinstance(move[0], Store) and move[0].reduce is None
+
+
+# ---- endings ---------------------------------------------------------------------------------------------------------
+#
+# Whether `while` loops of bodies end: the proof goes through any number of iterations; here a last one is looked for.
+#
+# A loop ends if its condition says that a number is at least 0, alone or with others, and each iteration makes it less.
+# Where entries of tables or answers decide, that they let the loop end is taken for granted.
+
+
+@attrs.frozen
+class Endings:
+    """never: loops that do not end; open: of which one is it not shown, in words, or empty."""
+
+    never: tuple[Finding, ...] = ()
+    open: str = ""
+
+
+def look_at_loops(bodies: Bodies) -> Endings:
+    """The rule, for all loops of the bodies."""
+    whiles = (node for node in every(bodies.program.nodes) if type(node) is While)
+    if all(node.iterations is not None for node in whiles):  # of orders of tiles
+        return Endings()
+    found: dict[str | None, str] = {}
+    never: dict[str | None, Finding] = {}
+    for role in bodies.layout.plan.roles:
+        walk = _Ends(bodies, role.first_warp)
+        walk.nodes(bodies.program.nodes)
+        found |= walk.open
+        never |= walk.never
+    open_ = next((f"{said} at {where}" for where, said in found.items() if where not in never), "")
+    return Endings(tuple(never.values()), open_)
+
+
+class _Ends(Walk):
+    """One warp's way through the program. given: conditions of what is around; open, never: as of `Endings`, by line."""
+
+    def __init__(self, bodies: Bodies, agent: int):
+        super().__init__(bodies, agent, frozenset(), False)
+        self.given: list[Any] = []
+        self.open: dict[str | None, str] = {}
+        self.never: dict[str | None, Finding] = {}
+
+    def _move(self, node: Any, part: Any, at: Any) -> None:
+        pass
+
+    def _ask(self, value: Any, node: Any) -> None:
+        pass
+
+    def _Call(self, node: Call) -> None:
+        super()._Call(node)
+        for result in node.results:  # of instructions that answer, such as counters
+            self.env.setdefault(result, leaf("answer", result.name, id(result)))
+
+    def _If(self, node: If) -> None:
+        condition = truth(self.number(node.condition))
+        if not isinstance(condition, Sym):
+            self.nodes(node.then if condition else node.other)
+        else:
+            self._within(condition, node.then)
+            self._within(negated(condition), node.other)
+        for phi, then, other in node.phis:
+            self.env[phi] = arithmetic("select", condition, self.number(then), self.number(other))
+
+    def _within(self, condition: Any, nodes: list[Any]) -> None:
+        self.given.append(condition)
+        self.nodes(nodes)
+        self.given.pop()
+
+    def _While(self, node: While) -> None:
+        if node.iterations is not None:
+            super()._While(node)
+            return
+        first = {leaf("carried", phi.name, id(phi)): self.number(initial) for phi, initial, _, _ in node.carried}
+        self.env.update(zip((phi for phi, *_ in node.carried), first, strict=True))
+        condition = truth(self.number(node.condition))
+        self._within(condition, node.body)
+        following = {x: self.number(last) for x, (_, _, last, _) in zip(first, node.carried, strict=True)}
+        if isinstance(condition, Sym):
+            self._look(node, condition, first, following)
+
+    def _look(self, node: While, condition: Sym, first: dict[Sym, Any], following: dict[Sym, Any]) -> None:
+        decides = leaves(condition) | {x for each in leaves(condition) for x in leaves(following.get(each, 0))}
+        if any(x.args[0] in DATA for x in decides):
+            return
+        known = [*self.given, condition, *self._never_negative(condition, first, following)]
+        terms = condition.args if condition.op == "all" else (condition,)
+        if any(self._comes_closer(term, known, first, following) for term in terms):
+            return
+        if replaced(condition, following) is not condition:
+            self.open[node.where] = "a loop is not known to end"
+        elif self._possible([*self.given, replaced(condition, first)]):
+            said = f"no iteration of a loop changes its condition, {text(condition)}: once it is entered, it goes on for ever"
+            fix = "let each iteration change what the condition compares"
+            self.never[node.where] = Finding(Kind.ENDLESS, said, fix, where=lines([node.where]))
+
+    def _never_negative(self, condition: Sym, first: dict[Sym, Any], following: dict[Sym, Any]) -> list[Any]:
+        """Facts that carried numbers are at least 0: of the numbers whose first value is, and whose next value is while these
+        facts hold."""
+        left = [x for x, number in first.items() if not self._possible([*self.given, negated(at_least_0(number))])]
+        while True:
+            known = [at_least_0(x) for x in left]
+            given = [*self.given, condition, *known]
+            stay = [x for x in left if not self._possible([*given, negated(at_least_0(following[x]))])]
+            if stay == left:
+                return known
+            left = stay
+
+    def _comes_closer(self, term: Any, known: list[Any], first: dict[Sym, Any], following: dict[Sym, Any]) -> bool:
+        """Whether a condition says that a number is at least 0, and each iteration makes it less; or that it is not 0, and
+        each iteration brings it closer by 1."""
+        if term.op == "ge":
+            number = term.args[0]
+            change = replaced(number, following) - number
+            return not self._possible([*known, at_least_0(change)])
+        if term.op == "not" and term.args[0].op == "eq":
+            number = term.args[0].args[0]
+            change, start = replaced(number, following) - number, replaced(number, first)
+            if change not in (-1, 1):
+                return False
+            away = -1 - start if change == -1 else start - 1  # at least 0 if it begins on the other side
+            return not self._possible([*self.given, at_least_0(away)])
+        return False
+
+    def _possible(self, conditions: list[Any]) -> bool:
+        return self.bodies.solver.possible(conditions)

@@ -1,10 +1,9 @@
-"""The joint run of all warps of a cluster, loop by loop: a set of states that is closed under everything that can come next.
+"""The joint run of all warps of a cluster, which finds a set of states that is closed under everything that can come next.
 
-All warps go on as far as they can. Then those that stand before loops of open count, over the same rings, enter them
-together, and go through them iteration by iteration. A *boundary* is a point before an iteration of such a loop, or behind
-its last one. What comes between two boundaries is run once for each combination of decisions that can occur. At a boundary,
-the machine's state, what the check knows, and where the warps are must be covered by what was looked at before
-(`prove.recurrence`).
+All warps go on as far as they can. Then warps that stand before loops of open count over the same rings enter their loops
+together, and take them turn by turn. A *boundary* is a point before a turn, or behind the last one. The operations from one
+boundary to the next are run once for each combination of decisions that can occur. The state at the next boundary joins the
+set, unless a state of the set covers it (`prove.recurrence`).
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ import attrs
 from tmapipe.check import FindingLog
 from tmapipe.check.linear import OF_PROOF, LinearCheck, OutOfTime, doing
 from tmapipe.errors import HazardError, PipelineError
+from tmapipe.isa import ArriveAt, Kind, declared
+from tmapipe.isa.fragment import ClusterExchange
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import State
-from tmapipe.prove.ahead import are_apart, everything, foreseen
+from tmapipe.program.expressions import Call, every
 from tmapipe.prove.loops import Loops
 from tmapipe.prove.places import Places
-from tmapipe.prove.positions import Future, PositionKey, Positions, stages_of
-from tmapipe.prove.recurrence import Driver, RunState, TooMany
+from tmapipe.prove.positions import Future, PositionKey, Positions, everything, foreseen, stages_of
+from tmapipe.prove.recurrence import Driver, RunState
 from tmapipe.prove.shared import Again, Impossible, Loop, Point, Shared, Stopped, arrays_of, bounds, is_behind_skips
 from tmapipe.prove.solver import Solver, replaced
 from tmapipe.prove.spread import Spread, Visits
@@ -31,18 +32,18 @@ from tmapipe.prove.symbols import Sym, negated, text
 from tmapipe.prove.walker import Open, Walker
 
 MOST_STATES = 400
-SAID = 8  # of what is decided, in words
+SAID = 8  # facts that a message has
 MOST_EVENTS = 200_000  # transitions of all runs together
-MOST_IDLE = 8  # iterations one by one, of one role or several, in which nobody executes anything
+MOST_IDLE = 8  # iterations taken one by one, one after another, in which no warp executes an operation
 
 
 @attrs.frozen
 class Proof:
-    """What was found.
+    """The result of a search.
 
-    closed: whether all runs are safe; states: how many are in the set; events: transitions executed; why: if not closed, what
-    is in the way; free: values that were taken to be anything; facts: what is decided where it stopped; unfinished: whether
-    the time was over.
+    closed: whether all runs are safe; states: how many the set has; events: transitions executed; why: if not closed, what was
+    in the way; free: names of values that were taken to be anything; facts: what was decided where the search stopped;
+    unfinished: whether the time was over.
     """
 
     closed: bool
@@ -67,8 +68,28 @@ def prove(program: Any) -> Proof:
     return attrs.evolve(proof, states=states, events=events)
 
 
+def are_apart(program: Any) -> bool:
+    """Whether the CTAs of a cluster do nothing to each other: no operation reaches a peer or its slots, they meet at most
+    once, outside of loops, and load nothing that the kernel stores."""
+    plan = program.plan
+    if plan.cluster_size == 1 or {load.memory for load in plan.loads} & {store.memory for store in plan.stores}:
+        return False
+    meetings = 0
+    for node in (node for node in every(program.nodes) if type(node) is Call):
+        if any(isinstance(x, ClusterExchange) for x in (*node.args, *node.named.values())):
+            return False
+        for op in node.ops:
+            of = declared(type(op))
+            if any(getattr(op, name) is not None for name in of.named(Kind.MASK)):
+                return False
+            meets = of.effect(ArriveAt)
+            if meets is not None and not meets.barrier:
+                meetings += 1 if node in program.nodes else 2
+    return meetings <= 1
+
+
 def _prove(program: Any, cta: int | None = None) -> tuple[Proof, bool]:
-    """The proof, and whether it depends on ranks of CTAs. cta: the only one that is looked at, if they are apart."""
+    """The result, and whether it depends on the ranks of CTAs. cta: the only CTA that is looked at, where CTAs are apart."""
     teams = any(role.teams > 1 for role in program.plan.roles)
     search = Search(program, not teams, cta=cta)
     error = search.error()
@@ -85,8 +106,8 @@ def _prove(program: Any, cta: int | None = None) -> tuple[Proof, bool]:
 
 
 class Search:
-    """One search. mixed: whether each tile may take other decisions on what is the same in a whole run; joining: whether
-    states of teams may be taken to know less than they do; cta: the only one that is looked at."""
+    """One search. mixed: as of `Loops`; joining: whether states of teams may be taken to know less than they do; cta: the only
+    CTA that is looked at."""
 
     def __init__(self, program: Any, mixed: bool, joining: bool = True, cta: int | None = None):
         self.program, self.teams, self.joining = program, not mixed, joining and not mixed
@@ -108,26 +129,23 @@ class Search:
         self.shared.foresee = self.spread.foresee
         self.arrays = {ring.name: arrays_of(program.plan, ring) for ring in program.plan.rings}
         self.now: Point | None = None  # where it is
-        self.idle: dict[Any, set[Any]] = {}  # location -> those to which nothing leads but decisions
+        self.idle: dict[Any, set[Any]] = {}  # location -> the next locations, where no operation lies between
 
     def forget(self) -> None:
-        """Clears this object and `shared`, whose findings refer to each other and would wait for the garbage collector."""
+        """Clears this object and `shared`, which refer to each other and would wait for the garbage collector."""
         for each in (self.shared, self):
             vars(each).clear()
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
     def error(self) -> Exception | None:
-        """Why it does not close, or None."""
+        """Why no closed set was found, or None."""
         try:
-            with doing(self._so_far, OF_PROOF):
+            with doing(lambda: f"{self.count} states between iterations so far, {self.log.order} operations", OF_PROOF):
                 self.run()
         except (Stopped, Open, HazardError, OutOfTime) as error:
             return error
         return None
-
-    def _so_far(self) -> str:
-        return f"{self.count} states between iterations so far, {self.log.order} operations"
 
     def run(self) -> None:
         every, origin = everything(self.shared, self.places.pinned)
@@ -158,8 +176,8 @@ class Search:
             raise Stopped("loops that hand on several slots at a time, of which none fit")
 
     def _segment(self, point: Point, before: RunState, choices: tuple[Any, ...], todo: list[Any]) -> None:
-        """Runs from a boundary to the next one, by these decisions; adds that boundary, and decisions that are still to be
-        taken, to *todo*."""
+        """Runs from a boundary to the next one, by these decisions. Adds to *todo* the next boundary, and the same segment for
+        each other outcome of a decision."""
         now = self.now = Point([walker.copy() for walker in point.walkers], point.facts, point.loops, None)
         if self.log.order > MOST_EVENTS:
             raise Stopped("still no state recurs")
@@ -207,14 +225,14 @@ class Search:
             todo.append((now, to, ()))
 
     def _describe_visits(self) -> None:
-        """Describes visits by what has been seen of them, which assumes less than before: what has run was like that."""
+        """Describes visits as they have been seen so far. Segments that have run fit the new description, too."""
         self.visits.begin(self.future)
         self.driver = Driver(self.layout.agents)
         for state in chain.from_iterable(self.known.values()):
             vars(state).pop("known", None)
 
     def facts(self) -> frozenset[Sym]:
-        """What is decided where it is."""
+        """What is decided at the present point."""
         return frozenset() if self.now is None else self.now.facts
 
     def _look(self, now: Point) -> None:
@@ -230,7 +248,7 @@ class Search:
     # ---- from one boundary to the next ------------------------------------------------------------------------------
 
     def _drive(self, now: Point, state: RunState, choose: Any) -> Loop | None:
-        """Goes on until the next boundary, at which `now` then is; None at the end."""
+        """Goes on until the next boundary, and returns its loop; None at the end of all warps."""
         decided: dict[Sym, bool | None] = {}
 
         def decide(condition: Sym) -> bool | None:
@@ -256,12 +274,10 @@ class Search:
             decided.clear()
 
         self.shared.assume = assume
-        entered: set[int] = set()  # loops of which only one thing could come; each at most once, so that this ends
+        entered: set[int] = set()  # loops that were entered without a boundary: each at most once, so that this ends
         while True:
             try:
                 stops = self.driver.run(now.walkers, state, decide, self._skip)
-            except TooMany:
-                raise Stopped("more operations than are looked at between two iterations") from None
             except PipelineError as error:  # also one of the machine
                 raise Stopped(str(error).split("\n")[0]) from None
             open_ = next((stop[1] for stop in stops if stop is not None and stop[0] == "decide"), None)
@@ -270,9 +286,8 @@ class Search:
                 now.facts = now.facts | {open_ if taken else negated(open_)}
                 decided.clear()
                 continue
-            over = next(
-                (l for l in reversed(now.loops) if all(stops[agent] == ("iterated",) for agent, *_ in l.members)), None
-            )
+            iterated = {agent for agent, stop in enumerate(stops) if stop == ("iterated",)}
+            over = next((l for l in reversed(now.loops) if iterated.issuperset(a for a, *_ in l.members)), None)
             if over is not None:
                 self.loops.next_turn(now, state, over)
                 if len(now.options) != 1 or (now.options[0] == "on" and now.loops[-1].turn == over.turn):
@@ -285,11 +300,8 @@ class Search:
                 self.loops.end(now, left)
                 decided.clear()
                 continue
-            heads = [
-                (w, stop[1])
-                for w, stop in zip(now.walkers, stops, strict=True)
-                if stop is not None and stop[0] == "loop"
-            ]
+            stopped = [(w, stop) for w, stop in zip(now.walkers, stops, strict=True) if stop is not None]
+            heads = [(w, stop[1]) for w, stop in stopped if stop[0] == "loop"]
             ended = [(w, node) for w, node in heads if self.loops.is_over(w, node, now)]
             if ended:
                 take_one(ended)
@@ -316,7 +328,7 @@ class Search:
             raise Stopped(f"{names} cannot go on ({self._said(now)})")
 
     def _wanted(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> list[tuple[Walker, Any]]:
-        """Those of whose loops somebody waits for an iteration, who comes to its own loop only then."""
+        """The warps of *group* for an iteration of whose loops a warp waits that comes to its own loop only then."""
         names = self.loops.together.missing(now, group, stops)
         bits = sum(self.spread.arrays[name] for name in names)
         telling = [(walker, node) for walker, node in group if self.spread.of_node(walker, node).tells & bits]
@@ -332,7 +344,7 @@ class Search:
         walker.skips.clear()
 
     def _leave_out(self, now: Point, positions: Positions) -> None:
-        """How far warps are that have come to their end does not matter: they count as being where the others are."""
+        """Warps that have come to their end count as being where the others are."""
         live, at, skipped = self.future.live, positions.at, positions.skipped
         done = {walker.agent for walker in now.walkers if not walker.frames and not walker.queue}
         for key, first in zip(live.keys, live.first, strict=True) if done else ():
@@ -345,8 +357,8 @@ class Search:
     # ---- what recurs ------------------------------------------------------------------------------------------------
 
     def to_go_on(self, now: Point, state: RunState) -> RunState | None:
-        """None if a known state covers this state. Else the state to go on from, which is added to the known ones: this
-        state, or a state that knows less, and so covers this state and others."""
+        """None if a state of the set covers this state. Else the state to go on from, which joins the set: this state, or one
+        that knows less, and so covers this state and others."""
         key = now.key = self._location(now, state)
         state.telling = self.spread.from_here(now.walkers)
         others = self.known.setdefault(key, [])
@@ -389,6 +401,10 @@ class Search:
         """The number of a node, block or variable of the program, which stays alive."""
         return self.parts.setdefault(id(part), (len(self.parts), part))[0]
 
+    def _slot_base(self, array: str) -> int:
+        """The first slot of an array of slots, of all its owners."""
+        return self.layout.slot_base[array.removeprefix("slots of ").split(" of owner ")[0]]
+
     def _place(self, walker: Walker, var: Any, value: Any, rename: Any) -> Any:
         """A position in a ring, counted from where the warps are."""
         places, layout = self.places, self.layout
@@ -401,7 +417,7 @@ class Search:
                     there, flips = rename.bars[cta * layout.nbars + layout.bar_base[array] + base % stages]
                     where.append((there, value.op == "parity after" and base // stages ^ flips))
                 else:
-                    where.append(rename.slots[cta * layout.nslots + _slot_base(layout, array) + base % stages])
+                    where.append(rename.slots[cta * layout.nslots + self._slot_base(array) + base % stages])
             return tuple(where)
         if not isinstance(value, int) or isinstance(value, bool):
             return value
@@ -425,14 +441,15 @@ class Search:
                 base = cta * layout.nbars + layout.bar_base[array]
                 found.append(rename.bars[base + value][0] - base)
             else:
-                base = cta * layout.nslots + _slot_base(layout, array)
-                if _owner(layout, array, stage):
+                place = self._slot_base(array) + stage
+                if place < layout.nslots and layout.slot_places[place][0] == array:  # else it is another owner's
+                    base = cta * layout.nslots + place - stage
                     found.append(rename.slots[base + stage] - base)
         return tuple(found) or value
 
 
 def _goes_around(following: dict[Any, set[Any]]) -> bool:
-    """Whether something leads to itself: then no run was followed to its end there."""
+    """Whether a location leads to itself: then no run was followed to its end."""
     left = dict(following)
     while left:
         ends = [key for key, others in left.items() if others.isdisjoint(left)]
@@ -441,14 +458,3 @@ def _goes_around(following: dict[Any, set[Any]]) -> bool:
         for key in ends:
             del left[key]
     return False
-
-
-def _slot_base(layout: Layout, array: str) -> int:
-    name = array.removeprefix("slots of ").split(" of owner ")[0]
-    return layout.slot_base[name]
-
-
-def _owner(layout: Layout, array: str, stage: int) -> bool:
-    """Whether a slot of a buffer belongs to this array."""
-    place = _slot_base(layout, array) + stage
-    return place < layout.nslots and layout.slot_places[place][0] == array

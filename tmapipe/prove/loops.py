@@ -1,57 +1,37 @@
-"""Loops of open count: how warps enter them, go on to the next iteration, and leave them.
+"""Loops of open count: how warps enter them together, go on to the next turn, and leave them.
 
-What holds is said as formulas of the number of the iteration, so that one iteration stands for all but the first.
+Facts and carried numbers are formulas of the number of the turn, so that one turn stands for all but the first.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tmapipe.program.expressions import Call, Expr, For, If, While, resolve
 from tmapipe.prove.places import Liveness, Places
 from tmapipe.prove.recurrence import RunState
-from tmapipe.prove.shared import (
-    Again,
-    Loop,
-    Point,
-    Shared,
-    Together,
-    is_behind_skips,
-    restate,
-    with_facts,
-    without,
-)
-from tmapipe.prove.solver import Solver, replaced
-from tmapipe.prove.symbols import (
-    Sym,
-    at_least_0,
-    both,
-    is_0,
-    is_word,
-    leaf,
-    leaves,
-    negated,
-    of_launch,
-    truth,
-)
+from tmapipe.prove.shared import Again, Loop, Point, Shared, Together, is_behind_skips
+from tmapipe.prove.solver import Solver, after, replaced
+from tmapipe.prove.symbols import Sym, at_least_0, both, is_0, is_word, leaf, leaves, negated, of_launch, parts, truth
 from tmapipe.prove.walker import Open, Walker
 
 # ---- relevant --------------------------------------------------------------------------------------------------------
 #
-# The symbols on which what may still come depends: facts about others are left out of a state.
+# The symbols on which conditions and counts that may still come depend: facts about other symbols are left out of a state.
 
 
 class Relevant:
-    """Finds them, for the nodes of one program."""
+    """Finds these symbols, for the nodes of one program."""
 
     def __init__(self, shared: Shared):
         self.shared = shared
         self._of_node, self._in = functools.cache(self._of_a_node), functools.cache(self._in_an_expression)
 
     def of(self, now: Point) -> set[Sym]:
-        """Symbols of which conditions that may still come are computed."""
+        """The symbols of conditions and counts that may still come."""
         found: set[Sym] = {loop.index for loop in now.loops}
         values: set[Sym] = set()
         rest: dict[tuple[int, int], Any] = {}
@@ -93,8 +73,8 @@ class Relevant:
 class Loops:
     """The loops of one program.
 
-    mixed: whether each tile may take other decisions on what is the same in a whole run; free: values that were taken to be
-    anything.
+    mixed: whether decisions on numbers of the launch, such as extents, are forgotten after each output tile; free: names of
+    carried values that were taken to be anything.
     """
 
     def __init__(self, shared: Shared, places: Places, solver: Solver, mixed: bool):
@@ -107,11 +87,11 @@ class Loops:
         self.sites: dict[Any, int] = {}
         self.has_no_number = functools.cache(self._has_no_number)
         self.free: set[str] = set()
-        self.iterations = 0  # that have been entered
+        self.iterations = 0  # how many turns, and iterations of one warp, have been entered
         self.no_formula: set[Any] = set()
 
     def take_one(self, now: Point, group: list[tuple[Walker, Any]], choose: Any) -> None:
-        """One iteration of each of these loops by itself, if there is one left."""
+        """One iteration of each of these loops, by its warp alone, if one is left."""
         for walker, node in group:
             _, _, base = walker.frames[-1]
             if type(node) is For:
@@ -132,7 +112,7 @@ class Loops:
             walker.frames += [("one", node, base), ("block", node.body, 0)]
 
     def enter(self, now: Point, group: list[tuple[Walker, Any]]) -> Loop:
-        """The warps that go together enter their loops."""
+        """These warps enter their loops together."""
         kinds = {type(node) for _, node in group}
         if len(kinds) > 1:
             raise Open("loops over tiles of different orders")
@@ -167,7 +147,7 @@ class Loops:
         return walker.number(node.count) - base
 
     def _options(self, now: Point, loop: Loop) -> list[Any]:
-        """What may come at the boundary: "on", or ("out", the member whose loop ends)."""
+        """What may come at the boundary: "on" for a turn, or ("out", i) where the loop of member i ends."""
         found: list[Any] = []
         if type(loop.members[0][1]) is While:
             ways: list[Any] = ["on", *(("out", i) for i in range(len(self._tests(now, loop))))]
@@ -194,21 +174,21 @@ class Loops:
         return truth(walker.number(node.condition))
 
     def _tests(self, now: Point, loop: Loop) -> list[Any]:
-        """What decides whether its members go on: different words of a queue, if some are ahead of others."""
+        """The conditions of its members: several, if some have read further words of a tile queue than others."""
         return list(dict.fromkeys(self._test(now.walkers[agent], node) for agent, node, *_ in loop.members))
 
     def _by_tests(self, now: Point, loop: Loop, option: Any) -> list[Any]:
-        """What the tests are: all true, or up to the first one that is false."""
+        """The outcomes of the tests: all true, or true up to the first test that is false."""
         tests = self._tests(now, loop)
         return tests if option == "on" else [*tests[: option[1]], negated(tests[option[1]])]
 
     def _on(self, loop: Loop) -> list[Any]:
-        """That each member has iterations left."""
+        """The conditions that each member has iterations left for a turn."""
         turn = loop.index + 1
         return [at_least_0(left - turn * pace) for left, pace in loop.counts()]
 
     def _out(self, loop: Loop, which: int) -> list[Any]:
-        """That this member has too few left, after as many turns as there have been."""
+        """The conditions that member number *which* has too few iterations left for a turn, and all had enough so far."""
         _, _, _, left, pace = loop.members[which]
         short = at_least_0((loop.index + 1) * pace - left - 1)
         if loop.turn == 0:
@@ -216,6 +196,7 @@ class Loops:
         return [short, *(at_least_0(each - loop.index * p) for each, p in loop.counts())]
 
     def leave_boundary(self, now: Point, option: Any) -> None:
+        """Goes on from a boundary of the innermost loop, by an option of `_options`."""
         loop = now.loops[-1]
         if option == "on":
             self.iterations += 1
@@ -279,7 +260,7 @@ class Loops:
                 walker.leave_loop(node)
 
     def end(self, now: Point, loop: Loop) -> None:
-        """Loops that end by tests: whoever is not known to be at the end goes on by itself."""
+        """The end of a loop that ends by tests. A member that is not known to be at its end goes on by itself."""
         if now.loops[-1] is not loop:
             raise Open("a loop that ends within another one")
         now.loops = now.loops[:-1]
@@ -300,16 +281,16 @@ class Loops:
                 walker.frames[-1] = ("head", node, base)
 
     def is_left(self, now: Point, loop: Loop, stops: list[Any]) -> bool:
-        """Whether some of its members have come to their end within an iteration, and all others wait for the next one."""
+        """Whether some members have left the loop within a turn, and all others wait for the next turn."""
         inside = [stops[agent] == ("iterated",) for agent, node, *_ in loop.members if is_in(now.walkers[agent], node)]
         return len(inside) < len(loop.members) and all(inside)
 
     def is_over(self, walker: Walker, node: Any, now: Point) -> bool:
-        """Whether a loop is known to be at its end, by a test."""
+        """Whether the test of a `while` loop is known to be false."""
         return type(node) is While and self.solver.decided(self._test(walker, node), now.facts) is False
 
     def _words(self, node: Any) -> int:
-        """How many words of a queue an iteration reads at most."""
+        """How many words of a tile queue an iteration reads at most."""
         if type(node) is Call:
             return int(node.method == "read_words")
         if type(node) is If:
@@ -317,7 +298,7 @@ class Loops:
         return sum(map(self._words, node.inside))
 
     def _is_plain(self, loop: Loop) -> bool:
-        """Whether the first iteration is as all others: no decision looks at its number, or at what follows it."""
+        """Whether the first turn is like all others: no decision looks at the turn's number, or at a formula of it."""
         return loop.apart == 1 and all(map(self.has_no_number, (node for _, node, *_ in loop.members)))
 
     def _has_no_number(self, node: Any) -> bool:
@@ -331,7 +312,7 @@ class Loops:
         return 0 if none or (isinstance(rest, Sym) and self.together.equal(now, rest, 0)) else rest
 
     def next_turn(self, now: Point, state: RunState, loop: Loop) -> None:
-        """An iteration is over: everything is said from the next one."""
+        """A turn is over: facts and carried numbers become formulas of the next turn's number."""
         back = {loop.index: loop.index - 1}
         now.loops = now.loops[: now.loops.index(loop) + 1]
         instance = tuple(each.index for each in now.loops)
@@ -368,7 +349,7 @@ class Loops:
         self._finish_boundary(now, after, options)
 
     def _of_words(self, now: Point, facts: frozenset[Sym]) -> set[Sym]:
-        """What is decided on words of a queue that somebody still looks at, or has not read yet."""
+        """The facts about words of a tile queue that a variable still has, or that a warp has not read yet."""
         words = {fact: found for fact in facts if (found := list(filter(is_word, fact.leaves)))}
         if not words:
             return set()
@@ -393,7 +374,8 @@ class Loops:
         return found
 
     def _known(self, now: Point, slots: Any, rests: list[Any]) -> Any:
-        """A number of skipped slots behind loops: a plain number, if it is one. rests: what may be 0, of their counts."""
+        """A number of skipped slots after a loop, as a plain number if it is known to be one. rests: what is left of the
+        counts of its members, which may be 0."""
         turns = now.turns()
         here = replaced(slots, turns)
         less = (without(here, replaced(rest, turns)) for rest in rests)
@@ -401,8 +383,11 @@ class Loops:
         return next((each for each in plain if self.together.equal(now, slots, each)), slots)
 
     def _carried(self, loop: Loop, agent: int, phi: Any, value: Any, instance: Any, widened: dict[Any, Any]) -> Any:
-        """What a carried value is at the next iteration, as a formula of its number. instance: of this iteration; widened:
-        by formula, what is taken to be anything, so that what is equal in several warps stays so."""
+        """A carried value at the next turn, as a formula of the turn's number.
+
+        instance: of this turn; widened: by formula, the symbol that stands for any value: values that are equal in several
+        warps stay equal.
+        """
         old = loop.old.get((agent, phi))
         if is_behind_skips(value):
             return value
@@ -423,20 +408,20 @@ class Loops:
         return new
 
     def _any(self, loop: Loop, agent: int, phi: Any, new: Any, instance: Any, widened: dict[Any, Any]) -> Any:
-        """Any number, the same one for all that have this formula now."""
+        """A symbol that stands for any value, the same symbol for all carried values of this formula."""
         name = getattr(phi, "name", phi)
         self.free.add(f"{name} in {self.shared.layout.role(agent)}")
         free = leaf("free", f"{name} in {self.shared.layout.agent_name(agent)}", loop.site, *instance)
         return widened.setdefault(new, free)
 
     def _leave_out(self, now: Point) -> None:
-        """Variables that no warp reads any more."""
+        """Leaves out the variables that no warp reads any more."""
         for walker in now.walkers:
             kept = self.liveness.live(walker.frames)
             walker.env = {var: value for var, value in walker.env.items() if var in kept}
 
     def _finish_boundary(self, now: Point, loop: Loop, options: Any = None) -> None:
-        """Leaves out what no longer matters."""
+        """Leaves out variables and facts on which nothing depends that may still come, and finds what may come next."""
         self._leave_out(now)
         now.options = self._options(now, loop) if options is None else options
         relevant, words = self.relevant.of(now), self._of_words(now, now.facts)
@@ -445,10 +430,39 @@ class Loops:
 
 
 def is_in(walker: Walker, node: Any) -> bool:
-    """Whether a warp is in an iteration of a loop that it goes through with others."""
+    """Whether a warp is in a turn of this loop, which it goes through with other warps."""
     return any(frame[0] == "joint" and frame[1] is node for frame in walker.frames)
 
 
 def _of_a_tile(fact: Sym, turn: Sym) -> bool:
-    """Whether a fact is of this tile or one before it, by words that were read before all tiles. There is no end of these."""
+    """Whether a fact is about a word of the queue that was read a fixed number of tiles ago: such facts would pile up."""
     return turn in fact.leaves and not any(is_word(each) and isinstance(each.args[2], Sym) for each in fact.leaves)
+
+
+def with_facts(facts: frozenset[Sym], more: Iterable[Any]) -> frozenset[Sym]:
+    return facts | {each for each in more if isinstance(each, Sym)}
+
+
+def restate(walker: Walker, say: Callable[[Any, str], Any]) -> None:
+    """Replaces the number of slots between, in a warp's positions behind skips, by the equal number `say(slots, ring)`."""
+    if not walker.behind:
+        return
+    moved: dict[str, int] = {}
+    said: dict[Any, Any] = {}
+    for var, value in walker.env.items():
+        if is_behind_skips(value):
+            base, slots, stages, ring = value.args
+            if (slots, ring) not in said:
+                said[slots, ring] = say(slots, ring)
+            slots = said[slots, ring]
+            walker.env[var] = after(value.op, base, slots, stages, ring)
+            moved[ring] = parts(slots)[0]
+    walker.behind = any(map(is_behind_skips, walker.env.values()))
+    walker.skips += [(ring, slots) for ring, slots in moved.items() if slots]
+
+
+def without(number: Any, other: Any) -> Any:
+    """number - n * other, with the n that cancels a term of both; n = 1 if they have none in common."""
+    terms, others = parts(number)[1], parts(other)[1]
+    times = next((n // others[term] for term, n in terms.items() if term in others), 1)
+    return number - times * other

@@ -1,4 +1,4 @@
-"""Rules of outputs and inputs: each element is stored once, all of a dimension is read, copies start where TMA can."""
+"""The rules of outputs and inputs: each element is stored once, all of a dimension is read, copies start where TMA can."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tmapipe.program import replay
 from tmapipe.program.expressions import Expr
 from tmapipe.program.isa import Reduction
 from tmapipe.prove.bodies import Bodies
-from tmapipe.prove.problem import DATA, Move, NoNumber, Problem, Visit, is_turn, value_of
+from tmapipe.prove.problem import DATA, Move, Problem, Visit, is_turn, value_of
 from tmapipe.prove.stores import MOST, Clash, Grid, Output, Shown, counts_to, left_out, painted, show
 from tmapipe.prove.symbols import Sym, leaf, leaves, parts, text
 from tmapipe.tiles.order import rows_of
@@ -32,17 +32,16 @@ from tmapipe.tiles.order import rows_of
 #
 # Whether bodies read all of a dimension: rows that are longer than a tile, and loops that end early.
 #
-# A reduction that is told to count as many elements as the dimension has (``inside=k.extent("n")``) is wrong as soon
-# as tiles along that dimension have less: an error, unless a `Dim` bounds it. Without such a word the tile's part may
-# be what is meant, as in a scale a block: a note. So is what nobody loads, since a program may leave something out on
-# purpose.
+# A reduction that counts as many elements as a dimension has (``inside=k.extent("n")``) is wrong as soon as the dimension is
+# longer than a tile: an error, unless a `Dim` bounds the dimension. Where a reduction says no count, the tile's part may be
+# meant, as in a scale a block: a note. Elements that nobody loads are a note, too: they may be left out on purpose.
 
 
 MOST_TURNS = 10_000  # of the loops around a load
 
 
 def look_at_extents(bodies: Bodies, grid: Grid) -> list[Finding]:
-    """What is read of a dimension in part."""
+    """Reductions and loads of a part of a dimension."""
     reductions = bodies.program.isa.reductions.items()
     found = [finding for each, where in reductions if (finding := _reduced(bodies, grid, each, where))]
     for load in bodies.program.plan.loads:
@@ -57,18 +56,14 @@ def look_at_extents(bodies: Bodies, grid: Grid) -> list[Finding]:
 
 
 def _reduced(bodies: Bodies, grid: Grid, each: Reduction, where: str | None) -> Finding | None:
-    counted = (
-        bodies.shared.symbol(each.inside) if isinstance(each.inside, Expr) and each.inside.op == "symbol" else None
-    )
-    whole = isinstance(counted, Sym) and counted.op == "leaf" and counted.args[0] == "extent"
-    dim = counted.args[1] if whole and isinstance(counted, Sym) else _dim_of(bodies, each)
+    counted = each.inside if isinstance(each.inside, Expr) and each.inside.op == "symbol" else None
+    symbol = None if counted is None else bodies.shared.symbol(counted)
+    whole = isinstance(symbol, Sym) and symbol.op == "leaf" and symbol.args[0] == "extent"
+    dim = symbol.args[1] if whole and isinstance(symbol, Sym) else _dim_of(bodies, each)
     groups = (getattr(part, "group", None) for part in bodies.program.schedule.declared.scratches.values())
-    if (
-        dim is None
-        or dim not in grid.tile
-        or grid.one(dim)
-        or any(group is not None and dim in group.axes for group in groups)
-    ):
+    if dim is None or dim not in grid.tile or grid.one(dim):
+        return None
+    if any(group is not None and dim in group.axes for group in groups):
         return None
     size = each.columns if each.along == "rows" else each.rows
     fix = f'say how long it may be, relations = (Dim("{dim}", at_most={grid.tile[dim]}),), which refuses longer ones'
@@ -77,18 +72,15 @@ def _reduced(bodies: Bodies, grid: Grid, each: Reduction, where: str | None) -> 
         said = f"a reduction counts all elements along {dim}, of which a tile has {size}: the others lie in other tiles"
         return Finding(Kind.ROW_IN_PARTS, said, fix, where=lines)
     plan = bodies.program.plan
-    if (
-        each.inside is not None
-        or any(store.reduce for store in plan.stores)
-        or any(d.of == dim for d in plan.relations)
-    ):
+    parts_of = any(store.reduce for store in plan.stores) or any(d.of == dim for d in plan.relations)
+    if each.inside is not None or parts_of:
         return None  # parts are what is meant
     said = f"a reduction is over {size} elements along {dim}, and a tensor may have more, which lie in other tiles"
     return Finding(Kind.PART_REDUCED, said, fix + "; else, none", where=lines)
 
 
 def _dim_of(bodies: Bodies, each: Reduction) -> str | None:
-    """The dimension that is reduced: that of all tiles of the same extents; None if it is not clear."""
+    """The dimension that is reduced: the one along which tiles of these extents lie; None if there are several."""
     last = -1 if each.along == "rows" else -2
     found = set()
     for part in bodies.program.plan.transfers:
@@ -126,8 +118,8 @@ def _loaded(bodies: Bodies, grid: Grid, load: Load, moves: list[Move]) -> Iterat
 
 
 def _left_out(grid: Grid, moves: Iterable[Move], i: int, dim: str) -> str:
-    """Elements along a dimension that no turn of the loops loads, of some extent; empty if there are none, or if not the
-    dimension alone decides where tiles start."""
+    """In words, an element along a dimension of some length that no turn of the loops loads; empty if there is none, or if
+    tiles start where not this dimension alone decides."""
     extent, own = 0, leaf("extent", dim)
     for move in moves:
         extent = move.part.part[i]
@@ -150,18 +142,15 @@ def _left_out(grid: Grid, moves: Iterable[Move], i: int, dim: str) -> str:
 
 
 def _mark(loaded: np.ndarray, move: Move, i: int, values: dict[Sym, int]) -> bool:
-    """Marks what a move loads in all turns of its loops; whether that has a number, and they are not too many to look at."""
+    """Marks the elements that a move loads in all turns of its loops. Returns False if these are too many to look at."""
     loops = [(key, count) for key, count in move.loops if key in leaves(move.at[i])]
-    try:
-        counts = [max(0, value_of(count, values)) for _, count in loops]
-        if math.prod(counts) > MOST_TURNS:
-            return False
-        for turn in itertools.product(*map(range, counts)):
-            look()
-            start = value_of(move.at[i], {**values, **dict(zip((key for key, _ in loops), turn, strict=True))})
-            loaded[max(0, start) : max(0, start + move.part.part[i])] = True
-    except NoNumber:
+    counts = [max(0, value_of(count, values)) for _, count in loops]
+    if math.prod(counts) > MOST_TURNS:
         return False
+    for turn in itertools.product(*map(range, counts)):
+        look()
+        start = value_of(move.at[i], {**values, **dict(zip((key for key, _ in loops), turn, strict=True))})
+        loaded[max(0, start) : max(0, start + move.part.part[i])] = True
     return True
 
 
@@ -185,10 +174,10 @@ def _short(grid: Grid, move: Move, i: int, dim: str, most: int | None) -> str:
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------
 #
-# Rules of outputs: no element is stored by two tiles, or twice by one, without a reduction; each is stored by some.
+# No element of an output is stored by two tiles, or twice by one, unless it is reduced into; each is stored by some tile.
 #
-# First it is shown for every shape, if starts are affine (`places`). Where that does not succeed, problems of a few
-# tiles along each dimension are looked at (`painted`). A finding always comes from one of these.
+# First this is shown for every shape, if starts are affine (`stores.show`). Where that does not succeed, problems of a few
+# tiles along each dimension are looked at (`stores.painted`), from which each finding comes.
 
 
 #: of problems: tiles along each dimension of the grid, steps along others, and how many more elements
@@ -200,8 +189,8 @@ BODY_ERRORS = (PipelineError, ArithmeticError, LookupError, TypeError, ValueErro
 
 @attrs.frozen
 class Outputs:
-    """What was found. findings: errors and notes; open: what is not shown for every shape, in words; partly: outputs of which
-    some elements are stored by nobody."""
+    """The result. findings: errors and notes; open: in words, what is not shown for every shape; partly: outputs of which some
+    elements are stored by nobody."""
 
     findings: tuple[Finding, ...] = ()
     open: tuple[str, ...] = ()
@@ -221,9 +210,7 @@ def look_at_outputs(bodies: Bodies) -> Outputs:
         loads = tuple(load for load in plan.loads if load.memory == store.argument)
         output = Output(store, loads, declared.stores[store.name].sums is not None)
         shown = show(output, grid, bodies.visits, bodies.solver)
-        if schedule.tiles.in_parts or _has_own(
-            plan, grid, store
-        ):  # as many elements as are stored: their extent follows
+        if schedule.tiles.in_parts or _has_own(plan, grid, store):  # it is as long as what is stored
             shown = shown._replace(whole="")
         if shown.apart or shown.whole:
             left.append((output, shown))
@@ -235,10 +222,8 @@ def look_at_outputs(bodies: Bodies) -> Outputs:
 
 
 def _has_own(plan: Plan, grid: Grid, store: Store) -> bool:
-    """Whether an output has a dimension of its own, which neither a load nor the grid nor a `Dim` has, as parts of sums do.
-
-    The schedule makes it as long as what is stored, so that it is stored as a whole.
-    """
+    """Whether an output has a dimension that neither a load, nor the grid, nor a `Dim` has, as parts of sums do: the schedule
+    makes it as long as what is stored, so the output is stored as a whole."""
     known = {*grid.tile, *(dim for load in plan.loads for dim in load.dims), *(dim.name for dim in plan.relations)}
     return not known.issuperset(store.dims)
 
@@ -260,11 +245,10 @@ def _looked_at(bodies: Bodies, grid: Grid, left: list[tuple[Output, Shown]]) -> 
                 some += itertools.islice(recordings, 1)
             if i < len(some):
                 problem, seen = some[i]
-                shape = problem.shapes[output.store.argument]
                 if shown.apart and clash is None:
-                    clash = _clash(bodies, output, problem, seen, shape)
+                    clash = _clash(bodies, output, problem, seen)
                 if shown.whole and whole is None and not bodies.program.plan.tables:
-                    whole = _left_out_by(bodies, output, problem, seen, shape)
+                    whole = _left_out_by(bodies, output, problem, seen)
             if clash and (whole or i + 1 >= FEW // 2):
                 break
         if clash:
@@ -311,10 +295,8 @@ def _problems(bodies: Bodies, grid: Grid) -> Iterator[tuple[Problem, list[Visit]
             continue
 
 
-def _clash(
-    bodies: Bodies, output: Output, problem: Problem, visits: list[Visit], shape: tuple[int, ...]
-) -> Finding | None:
-    clash = painted(output, visits, shape)
+def _clash(bodies: Bodies, output: Output, problem: Problem, visits: list[Visit]) -> Finding | None:
+    clash = painted(output, visits, problem.shapes[output.store.argument])
     if clash is None:
         return None
     name = output.store.name
@@ -322,9 +304,8 @@ def _clash(
     text, fix = _said(output, clash)
     text = f"{text}: the element {clash.at} of {name}, with {problem.text}"
     if clash.other.part.name == name and _same_values(bodies, problem):
-        return Finding(
-            Kind.SAME_OUTPUT, f"{text}. On the model, of random inputs, both store one value", fix, where=lines
-        )
+        text = f"{text}. On the model, of random inputs, both store one value"
+        return Finding(Kind.SAME_OUTPUT, text, fix, where=lines)
     return Finding(Kind.OUTPUT_RACE, text, fix, where=lines)
 
 
@@ -358,10 +339,8 @@ def _said(output: Output, clash: Clash) -> tuple[str, str]:
     text = f"the tiles at {_at(one)} and at {_at(other)} store to the same place"
     if differ:
         dims = " and ".join(differ)
-        return (
-            text,
-            f'declare {name} with reduce="add", give it {dims} as a dimension, or loop over {dims} within a tile',
-        )
+        fix = f'declare {name} with reduce="add", give it {dims} as a dimension, or loop over {dims} within a tile'
+        return text, fix
     return text, f"let the tiles of {name} start as far apart as they are long"
 
 
@@ -369,10 +348,8 @@ def _at(place: Any) -> str:
     return ", ".join(f"{dim} = {at}" for dim, at in place.items())
 
 
-def _left_out_by(
-    bodies: Bodies, output: Output, problem: Problem, visits: list[Visit], shape: tuple[int, ...]
-) -> Finding | None:
-    found = left_out(output, visits, shape)
+def _left_out_by(bodies: Bodies, output: Output, problem: Problem, visits: list[Visit]) -> Finding | None:
+    found = left_out(output, visits, problem.shapes[output.store.argument])
     if found is None:
         return None
     name, (count, first) = output.store.name, found
@@ -384,7 +361,7 @@ def _left_out_by(
 
 # ---- starts ----------------------------------------------------------------------------------------------------------
 #
-# Whether copies start at multiples of 16 bytes along the last dimension, wherever their tile lies: TMA traps at others.
+# Copies have to start at multiples of 16 bytes along the last dimension, wherever their tile lies: TMA traps at others.
 
 
 def uneven_starts(bodies: Bodies) -> dict[Any, str]:

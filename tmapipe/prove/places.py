@@ -1,4 +1,4 @@
-"""Places: which variables of a program are positions in rings, and which are still read from a place on."""
+"""What variables of a traced program are for: which are still read from a place on, and which are positions in rings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tmapipe.prove.symbols import variables
 
 # ---- liveness --------------------------------------------------------------------------------------------------------
 #
-# Which variables of a traced program are still read from a place on.
+# Which variables of a traced program are still read from a place on: the others are left out of a state.
 
 
 class Liveness:
@@ -70,12 +70,11 @@ def _values(*assigned: Assigned) -> set[Any]:
 
 # ---- places ----------------------------------------------------------------------------------------------------------
 #
-# Places: which variables of a program are positions in rings, and of which arrays of barriers and slots.
+# Which variables are positions in which arrays of barriers and slots.
 #
-# States of a run that differ only in how far all warps are around a ring are one. That is so where the program uses a
-# position in a few ways only: as the number of a barrier or slot, to go on to the next (`next`, `flipped`), as a
-# parity, to be kept for later, or to ask whether there is one (-1: none). An array for which something else is done
-# is *pinned*: its positions are told apart.
+# States that differ only in how far all warps are around a ring are one state, as long as the program uses a position only
+# as the number of a barrier or slot, to go on to the next one (`next`, `flipped`), as a parity, to keep it for later, or to
+# ask whether there is one (`>= 0`). An array with another use, such as ``slot == 2``, is *pinned*: its positions count.
 
 
 _FINITE = {"next", "flipped", "xor", "or", "and", "not", "eq", "ne", "lt", "le", "gt", "ge", "select", "mod", "lshift"}
@@ -84,9 +83,9 @@ _FINITE = {"next", "flipped", "xor", "or", "and", "not", "eq", "ne", "lt", "le",
 class Places:
     """The positions in a program.
 
-    finite: variables with few values, which need not be followed as formulas; offset: by slot variable, [(kind, array, number
-    of position 0)] with kind "bar" or "slot"; partner: parity variable -> slot variable; pinned: arrays told apart by
-    position.
+    finite: variables with few values, which need not be followed as formulas; offsets: by slot variable, (kind, array, what is
+    added to the variable) with kind "bar" or "slot"; partner: parity variable -> slot variable; pinned: arrays whose positions
+    are told apart; pinned_parities: arrays whose phases are.
     """
 
     def __init__(self, layout: Layout, nodes: list[Any]):
@@ -94,13 +93,13 @@ class Places:
         self._parent: dict[Any, Any] = {}
         self._uses: dict[Any, set[tuple[str, str, Any]]] = {}  # by variable
         self._bad: set[Any] = set()
-        self._flipped: set[Any] = set()  # parities that change by themselves, and not with a lap
+        self._flipped: set[Any] = set()  # parities that change at each use, and not with a lap of the slot
         self.partner: dict[Any, Any] = {}
         self._fixed: set[str] = set()
-        self.pinned_parities: set[str] = set()  # arrays whose phases are told apart, too
+        self.pinned_parities: set[str] = set()
         self._finite_steps: dict[Any, list[Any]] = {}
         self._together: list[list[tuple[Any, Any]]] = []  # assignments that happen at once
-        self._before = True  # whether no loop has been entered: what runs once before all boundaries
+        self._before = True  # whether no loop has been entered, so that nodes run once, before all boundaries
         self.turns: dict[Any, tuple[str, Any]] = {}  # parity variable -> (array, stage), of barriers used at one stage
         self._walk(nodes)
         self._find_partners()
@@ -223,8 +222,7 @@ class Places:
             self._used("slot", array, around, resolve(stage))
 
     def _used(self, kind: str, array: str, around: int, stage: Any) -> None:
-        """Notes that an array is used at this stage: a variable or its successor, perhaps with terms that only name the
-        CTA."""
+        """Notes that an array is used at this stage: a variable or its successor, perhaps plus the number of a CTA."""
         var, offset = self._position(stage)
         if isinstance(stage := resolve(stage), int) and stage < 0:
             return  # there is none to release, which its condition says as well
@@ -254,7 +252,7 @@ class Places:
     def _parity(self, array: str, stage: Any, parity: Any) -> None:
         parity, slot = resolve(parity), self._position(stage)[0]
         while isinstance(parity, Expr) and not isinstance(parity, Var):
-            if (parity.op == "xor" and _one(parity.args[1])) or parity.op == "flipped":
+            if (parity.op == "xor" and _is(parity.args[1], 1)) or parity.op == "flipped":
                 parity = resolve(parity.args[0])
             else:
                 break
@@ -275,14 +273,10 @@ class Places:
             self._join(to, x)
             return
         if isinstance(x, Expr):
-            if x.op in ("next", "flipped"):
-                base = resolve(x.args[0])
-                while isinstance(base, Expr) and not isinstance(base, Var) and base.op == x.op:
-                    base = resolve(base.args[0])
-                if isinstance(base, Var):
-                    self._join(to, base)
-                    return
-            if x.op == "xor" and isinstance(resolve(x.args[0]), Var) and _one(x.args[1]):
+            if x.op in ("next", "flipped") and isinstance(base := _bare(x, x.op), Var):
+                self._join(to, base)
+                return
+            if x.op == "xor" and isinstance(resolve(x.args[0]), Var) and _is(x.args[1], 1):
                 self._join(to, resolve(x.args[0]))
                 self._flipped.add(to)
                 return
@@ -293,16 +287,17 @@ class Places:
             self._bad.add(to)
 
     def _condition(self, x: Any) -> None:
-        """Variables are looked at as numbers; whether there is one (>= 0) may be asked."""
+        """Notes that the variables of *x* are used as numbers, except where it only asks whether there is a position."""
         x = resolve(x)
-        if isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("ge", "lt") and _zero(x.args[1]):
+        if isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("ge", "lt") and _is(x.args[1], 0):
             if isinstance(resolve(x.args[0]), Var):
                 return
         self._bad |= variables(x)
 
     def _find_partners(self) -> None:
         """Finds partners of parities that take the value of a parity whose slot is known, and of slots likewise."""
-        bare = [[(to, y) for to, x in each if (y := _bare(x)) is not None] for each in self._together]
+        pairs_at_once = [[(to, _bare(x, "next", "flipped")) for to, x in each] for each in self._together]
+        bare = [[(to, x) for to, x in pairs if isinstance(x, Var)] for pairs in pairs_at_once]
         while True:
             before = len(self.partner)
             for pairs in bare:
@@ -320,7 +315,8 @@ class Places:
     # ---- few values ---------------------------------------------------------------------------------------------------
 
     def _find_finite(self) -> None:
-        """The largest set of variables whose steps are made of each other and of numbers by operations that keep them few."""
+        """Finds the largest set of variables whose values are made of each other and of constants alone, by operations that
+        give few different values."""
         finite = set(self._finite_steps)
         while True:
             more = {v for v in finite if not all(self._few(x, finite) for x in self._finite_steps[v])}
@@ -342,25 +338,21 @@ class Places:
         return isinstance(x, (int, bool))
 
 
-def _bare(x: Any) -> Any:
-    """The variable that is this, or from which this goes on around a ring."""
+def _bare(x: Any, *ops: str) -> Any:
+    """What *x* is, without operations of these names on it."""
     x = resolve(x)
-    while isinstance(x, Expr) and not isinstance(x, Var) and x.op in ("next", "flipped"):
+    while isinstance(x, Expr) and not isinstance(x, Var) and x.op in ops:
         x = resolve(x.args[0])
-    return x if isinstance(x, Var) else None
+    return x
 
 
-def _one(x: Any) -> bool:
-    return type(x) is int and x == 1
+def _is(x: Any, number: int) -> bool:
+    return type(x) is int and x == number
 
 
 def is_role(node: Any) -> bool:
-    """Whether a branch is that of some warps."""
+    """Whether the number of the warp or CTA alone decides a branch."""
     return not variables(node.condition) and _of_warp(node.condition)
-
-
-def _zero(x: Any) -> bool:
-    return type(x) is int and x == 0
 
 
 def _of_warp(x: Any) -> bool:

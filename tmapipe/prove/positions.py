@@ -1,29 +1,38 @@
-"""How far each warp is in its arrays of barriers and slots, the names of stages from there, and operations that may
-still come."""
+"""How far each warp is in its arrays of barriers and slots, the names of stages from there, and the operations that may
+still come in a program."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from copy import copy
 from functools import cached_property
 from typing import Any
 
+import attrs
 import numpy as np
 
 from tmapipe.check.slots import COPY, COUNTED
-from tmapipe.isa import ArriveAt, Kind, declared
+from tmapipe.errors import PipelineError
+from tmapipe.isa import ArriveAt, Init, Kind, declared
 from tmapipe.model.layout import Layout
+from tmapipe.program.expressions import Call, For, If, While
+from tmapipe.prove.places import is_role
+from tmapipe.prove.shared import Shared
+from tmapipe.prove.symbols import Sym, leaf, truth
+from tmapipe.prove.walker import Open, Walker
 
 # ---- positions -------------------------------------------------------------------------------------------------------
 #
-# How far each warp is in its arrays of barriers and slots.
+# How far each warp is in its arrays of barriers and slots. The *sort* of an operation is its type, with the name of the
+# operand that is a slot, and whether it reaches peers.
 
 
 PositionKey = tuple[int, Any, str]  # warp, sort of operation, array of barriers or slots
 Place = tuple[Any, str, int, int]  # sort of operation, array, stage, stages: for waits, counted through two laps
 Shifts = dict[tuple[int, str], int]  # (CTA, array) -> stages
-PEERS = "peers"  # the last part of a sort of operations that reach them
+PEERS = "peers"  # the last part of the sort of operations that reach peers
 CLUSTER = -1  # the cluster's barrier, among the numbers of named ones
 
 
@@ -50,7 +59,7 @@ class Positions:
         return other
 
     def moved(self) -> None:
-        """Warps move on: where they are is looked up again."""
+        """Warps have moved on: `of` looks again where they are."""
         self._positions = None
 
     def places(self, op: Any) -> list[Place]:
@@ -67,8 +76,8 @@ class Positions:
             self.arrivals.add((agent, getattr(op, meets.barrier) if meets.barrier else CLUSTER))
 
     def of(self, live: Live) -> tuple[Any, bytes]:
-        """For each of these sorts of operations, where the warp is; and how far from the first one on the same array, and
-        whether the warp has executed one. Kept until the warps move on."""
+        """By key of *live*: the stage where the warp is; and, as bytes, how far that is from the first key of the array, and
+        whether the warp has executed such an operation. Kept until warps move on."""
         if self._positions is None:
             at, skipped = self.at, self.skipped
             now = np.array([at.get(key, 0) + skipped.get((key[0], key[2]), 0) for key in live.keys], np.int64)
@@ -82,11 +91,11 @@ class Positions:
 
 
 class Live:
-    """Sorts of operations that may come again.
+    """Warps' sorts of operations that may come again.
 
-    arrays: (CTAs, name, index in keys of the first sort of operation on it, a wait if there is one). By key: first, that index
-    of its array, and around, the positions in it. An array that no peer signals or writes to is one of each CTA by itself:
-    each may be as far in it as it likes.
+    arrays: (CTAs, name, first key): the index in *keys* of the array's first key, of a wait if there is one. first, around: by
+    key, the first key of its array, and the number of positions in it. An array that no peer signals or writes to counts as
+    one array a CTA: CTAs may stand at different positions of it.
     """
 
     def __init__(self, layout: Layout, keys: Iterable[PositionKey]):
@@ -106,7 +115,7 @@ class Live:
             self.arrays.append((ctas, array, first))
 
     def shifts(self, moved: Any) -> Shifts:
-        """By how many stages each array has moved on. moved: by key."""
+        """By how many stages each array has moved on. moved: the same by key, of which the array's first key counts."""
         found: Shifts = {}
         for ctas, array, first in self.arrays:
             found.update(dict.fromkeys([(cta, array) for cta in ctas], int(moved[first] % self.around[first])))
@@ -159,11 +168,11 @@ def _places(layout: Layout, op: Any) -> list[Place]:
 
 # ---- renaming --------------------------------------------------------------------------------------------------------
 #
-# Stages of one state, by their names in another: rings are uniform, so a state recurs wherever the warps are in them.
+# The barriers and slots of one state, by their numbers in another one in which all warps are further around the rings.
 
 
 class Renaming:
-    """Stages of one state, by their names in another. shifts: by CTA and array, as of `Positions.from_here`."""
+    """shifts: by CTA and array, by how many stages numbers differ, as of `Positions.from_here`."""
 
     def __init__(self, layout: Layout, shifts: Shifts):
         self.layout, self.shifts = layout, shifts
@@ -212,20 +221,19 @@ class Renaming:
 
 # ---- future ----------------------------------------------------------------------------------------------------------
 #
-# The operations that may still come in a run of a program.
-#
-# Rings are uniform: whoever uses one stage of a ring comes to use all.
+# Who will use what: which warps can be checked against a fact, by the operations that may still come. A warp that uses one
+# stage of a ring comes to use all.
 
 
-FactKey = tuple[Any, ...]  # of what can be known, or of who can know it
+FactKey = tuple[Any, ...]  # the name of a fact, or of a *knower*: a warp, or a barrier from which warps can learn
 
 
 class Future:
-    """The operations that may still come.
+    """What the operations that may still come do.
 
-    live: the sorts of operations that come again; busy: the warps that do more than return; sets: numbers of sets of warps;
-    checked: the warps of each set, by its number; as_one: whether one warp of the set is enough; waiters: the warps that wait
-    for each mbarrier of the cluster; visits: a `Visits`.
+    live: the sorts of operations that come again; busy: the warps that do more than return; sets: the numbers of sets of
+    warps, by name; checked: by number of a set and warp, whether the warp is in it; as_one: by number, whether it is enough
+    that one warp of the set knows a fact; waiters: by mbarrier of the cluster, the warps that wait for it; visits: a `Visits`.
     """
 
     def __init__(self, layout: Layout, ends: Iterable[Positions], busy: set[int]):
@@ -242,9 +250,10 @@ class Future:
                 if agent not in arrivers.setdefault(which, []):
                     arrivers[which].append(agent)
         self.live = Live(layout, self.touched)
-        self.waiters = self._waiters()
+        waits = self._by_bar(key for key in self.live.keys if tells_parity(key[1]))
+        self.waiters = {bar: tuple(agents) for bar, agents in waits.items()}
         sets: dict[FactKey, Iterable[int]] = {("all",): self.busy, ("nobody",): ()}
-        for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("use", self._bar_users())):
+        for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("use", self._by_bar(self.touched))):
             sets.update({(kind, place): agents for place, agents in by_place.items()})
         sets.update({("bar", bar): agents for bar, agents in self.waiters.items()})
         sets.update({("exit", cta): layout.cta_warps(cta) for cta in range(layout.ctas)})
@@ -254,19 +263,16 @@ class Future:
             row[list(agents)] = True
         self.as_one = np.array([key[0] == "exit" for key in sets])
         self.checked_of = _Numbers(lambda key: self.sets[_checked_against(key, self.sets)])  # by fact
-        self.facts: dict[FactKey, int] = {}  # numbers of all that can be known, the same in all states
-        self.knowers: dict[FactKey, int] = {}  # and of all who can know it
-        self.forms: dict[tuple[Any, ...], int] = {}  # and of what must be equal in two states
+        self.facts: dict[FactKey, int] = {}  # numbers of facts, the same in all states
+        self.knowers: dict[FactKey, int] = {}  # numbers of knowers, likewise
+        self.forms: dict[tuple[Any, ...], int] = {}  # numbers of what must be equal in two states, likewise
         self.visits: Any = None
-        self._here: dict[Renaming, Here] = {}
         self._renamings: dict[tuple[int, ...], Renaming] = {}
+        self._here = functools.cache(functools.partial(Here, self))
 
     def here(self, positions: Positions) -> Here:
         """Names where the warps are."""
-        rename = self.renaming(positions.from_here(self.live))
-        if rename not in self._here:
-            self._here[rename] = Here(self, rename)
-        return self._here[rename]
+        return self._here(self.renaming(positions.from_here(self.live)))
 
     def renaming(self, shifts: Shifts) -> Renaming:
         """The renaming by these shifts of the arrays of `live`."""
@@ -275,25 +281,15 @@ class Future:
             self._renamings[key] = Renaming(self.layout, shifts)
         return self._renamings[key]
 
-    def _waiters(self) -> dict[int, tuple[int, ...]]:
-        layout = self.layout
-        found: dict[int, tuple[int, ...]] = {}
-        for agent, sort, array in self.live.keys:
-            if tells_parity(sort):
-                first = agent // layout.warps * layout.nbars + layout.bar_base[array]
-                for stage in range(layout.plan.barrier(array).stages):
-                    found[first + stage] = (*found.get(first + stage, ()), agent)
-        return found
-
-    def _bar_users(self) -> dict[int, list[int]]:
-        """The users of each mbarrier: warps that wait for it, arrive at it, or start a copy that counts there."""
+    def _by_bar(self, keys: Iterable[PositionKey]) -> dict[int, list[int]]:
+        """By mbarrier of the cluster, the warps of those keys whose operations use it."""
         layout = self.layout
         found: dict[int, list[int]] = {}
-        for agent, sort, array in self.touched:
+        for agent, sort, array in keys:
             if array in layout.bar_base:
-                first, stages = layout.bar_base[array], layout.plan.barrier(array).stages
                 for cta in range(layout.ctas) if at_peers(sort) else (agent // layout.warps,):
-                    for bar in range(cta * layout.nbars + first, cta * layout.nbars + first + stages):
+                    first = cta * layout.nbars + layout.bar_base[array]
+                    for bar in range(first, first + layout.plan.barrier(array).stages):
                         found.setdefault(bar, []).append(agent)
         return found
 
@@ -318,7 +314,7 @@ class Future:
 
 
 class Here:
-    """Numbers of facts and knowers, by their names where the warps are. rename: to stages counted from there."""
+    """Numbers of facts and knowers, by their names in one state. rename: to stages counted from where the warps are."""
 
     def __init__(self, future: Future, rename: Renaming):
         knowers, facts = future.knowers, future.facts
@@ -364,3 +360,108 @@ def _number(numbers: dict[FactKey, int], rename: Renaming, key: FactKey) -> int:
     elif kind in ("bar", "present", "complete"):
         key = (kind, rename.bars[key[1]][0], *key[2:])
     return numbers.setdefault(key, len(numbers))
+
+
+# ---- everything ------------------------------------------------------------------------------------------------------
+#
+# All operations that may come in a program, found without running it. They say what a state has to remember.
+
+
+def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[PositionKey, int]]:
+    """All operations that may come, at all stages of their arrays; and, except in *pinned* arrays, the stage before each
+    warp's first operation of a sort."""
+    found = Positions(shared.layout)
+    origin: dict[PositionKey, int] = {}
+    for agent in range(shared.layout.agents):
+        _Everything(pinned, Walker(shared, agent), found, origin).nodes(shared.program.nodes)
+    return found, origin
+
+
+def foreseen(come: Positions, every: Positions) -> bool:
+    """Whether the operations that have come in a run are among *every* operation."""
+    sorts = ((agent, sort, array) for agent, sort, array in come.touched if not (type(sort) is type and _is_init(sort)))
+    return every.touched.keys() >= set(sorts) and come.arrivals <= every.arrivals
+
+
+def _is_init(op: type) -> bool:
+    return declared(op).effect(Init) is not None
+
+
+class _Everything:
+    """One warp's way through a program, through both arms of branches and one iteration of loops of open count."""
+
+    def __init__(self, pinned: Container[Any], walker: Walker, found: Positions, origin: dict[PositionKey, int]):
+        self.pinned, self.walker, self.found, self.origin = pinned, walker, found, origin
+        self.sure = True  # whether nodes are executed in a first iteration
+
+    def nodes(self, nodes: list[Any]) -> None:
+        for node in nodes:
+            self._node(node)
+
+    def _node(self, node: Any) -> None:
+        walker, kind = self.walker, type(node)
+        if kind is not Call and walker.shared.inert(node):
+            return
+        if kind is If:
+            condition = truth(walker.number(node.condition))
+            arms = [(node.then, 1), (node.other, 2)]
+            if not isinstance(condition, Sym):
+                (other, _), arms = arms[condition], [arms[not condition]]
+                if not is_role(node):
+                    self._maybe(other)
+            for body, which in arms:
+                self.nodes(body)
+                for phi in node.phis:
+                    if phi[0] in walker.shared.decides:
+                        walker.env[phi[0]] = walker.number(phi[which])
+        elif kind in (For, While):
+            count: Any = walker.number(node.count) if kind is For else None
+            walker._start(node)
+            if kind is For:
+                walker.env[node.index] = 0 if not isinstance(count, Sym) else leaf("turn", "some")
+            if kind is While or isinstance(count, Sym) or count > 0:
+                times = count if isinstance(count, int) and count <= 16 else 1
+                for i in range(times):
+                    if kind is For and isinstance(count, int):
+                        walker.env[node.index] = i
+                    self.nodes(node.body)
+                    walker._next(node)
+            walker.leave_loop(node)
+        elif kind is Call and node.method == "skip":
+            walker.env.update(zip(node.results, map(walker.number, node.args[:2]), strict=True))
+        elif kind is Call:
+            self._call(node)
+            if "when" in node.named and not walker.queue:
+                self._maybe([self._always(node)])
+
+    def _call(self, node: Call) -> None:
+        walker = self.walker
+        walker.queue.clear()
+        walker.frames = [("block", [node], 0)]
+        walker._call(node, lambda condition: True)
+        for op in walker.queue:
+            self._note(op)
+
+    def _always(self, node: Call) -> Call:
+        """An instruction without its condition."""
+        return attrs.evolve(node, named={**node.named, "when": True})
+
+    def _maybe(self, nodes: list[Any]) -> None:
+        """Notes the operations of nodes that the first iteration leaves out: a later one may come to them."""
+        env, sure = dict(self.walker.env), self.sure
+        self.sure = False
+        with contextlib.suppress(PipelineError, Open):
+            self.nodes(nodes)
+        self.walker.env, self.sure = env, sure
+
+    def _note(self, op: Any) -> None:
+        agent, found = self.walker.agent, self.found
+        if _is_init(type(op)):
+            return  # never again
+        if not found.places(op):
+            found.meet(agent, op)
+        for sort, array, position, around in found.places(op):
+            key = agent, sort, array
+            found.touched[key] = set(range(around))
+            if self.sure and key[2] not in self.pinned:
+                self.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others

@@ -1,5 +1,5 @@
-"""Concrete problems: tensor shapes, a cluster and tables; those that fulfil what is decided; and where a body moves a
-tile."""
+"""Concrete problems, that is shapes of tensors, a cluster and tables: how one is run, and how one is found in which given
+conditions hold. And moves, by which bodies are described."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 
 # ---- moves -----------------------------------------------------------------------------------------------------------
 #
-# Where a body moves a tile, as the traced program says it: starts are numbers over symbols.
-#
-# Coordinates of a tile are symbols (`coordinate`), and so is the index of a loop of open count.
+# Where a body moves a tile: starts are numbers over symbols. The coordinates of the output tile are symbols (`coordinate`),
+# and so is the index of a loop of open count.
 
 
 DATA = ("entry", "answer")  # kinds of symbols that are data
-#: of every cluster alike
+#: Coordinates of tiles that are the same in each CTA of a cluster
 OF_CLUSTER = ("first", "steps")
 
 
 def coordinate(dim: str) -> Sym:
-    """That of a cluster's tile along a dimension, in tiles of a cluster."""
+    """The symbol for the coordinate of a cluster's tile along a dimension, in tiles of a cluster."""
     return leaf("tile", dim)
 
 
@@ -47,18 +46,18 @@ def is_coordinate(x: Sym) -> bool:
 
 
 def is_turn(x: Sym) -> bool:
-    """Whether it is the index of a loop of a body."""
+    """Whether *x* is the index of a loop of a body."""
     return x.op == "leaf" and x.args[0] == "index"
 
 
 class Move(NamedTuple):
-    """One warp starts to move a tile, or threads move it.
+    """One warp moves a tile, or starts an engine that does.
 
     Args:
         part: The load or store.
         at: Where it starts, along each dimension.
         loops: The indices of the loops around it, and how often each runs.
-        sometimes: Whether only some iterations of a loop do, or threads store some elements only.
+        sometimes: Whether only some iterations of a loop move it, or only some of its elements are stored.
         agent: The warp.
         where: Its source line.
     """
@@ -83,7 +82,7 @@ class Visit(NamedTuple):
 
 
 class Fork(Exception):
-    """A condition that is to be decided."""
+    """A condition of a body on which stores depend, and which has to be decided first."""
 
     def __init__(self, condition: Sym):
         super().__init__()
@@ -92,9 +91,6 @@ class Fork(Exception):
 
 # ---- problem ---------------------------------------------------------------------------------------------------------
 #
-# Concrete problems: tensor shapes, a cluster and tables; and the run of one cluster in a problem.
-
-
 Tables = Mapping[str, Sequence[int]]
 ANY = 2**30  # an extent that no tile has
 MOST = 1_000_000  # operations of a cluster
@@ -102,9 +98,9 @@ MOST = 1_000_000  # operations of a cluster
 
 @attrs.frozen
 class Problem:
-    """Tensors of these shapes, for one of some clusters; what bodies find in tables.
+    """Shapes of tensors, one of some clusters, and entries of tables.
 
-    size: output tiles of a CTA, and steps of each, of problems that differ in these alone.
+    size: (output tiles of a CTA, steps of each tile), of problems that differ in these alone.
     """
 
     shapes: Shapes
@@ -140,8 +136,9 @@ class TooLarge(Exception):
 
 
 def run_problem(program: Any, layout: Layout, problem: Problem, most: int) -> tuple[list[Finding], int, Problem]:
-    """(findings, transitions, the problem of the cluster that goes wrong, or the given one) of the problem's clusters
-    (`every_cluster`), from beginning to end, until one goes wrong.
+    """Runs the problem's clusters (`every_cluster`) until one goes wrong.
+
+    Returns (findings, transitions, the problem of the cluster that went wrong, or the given problem).
 
     Raises:
         TooLarge: One has more than *most* operations.
@@ -254,10 +251,9 @@ class Sizes:
 
 # ---- solutions -------------------------------------------------------------------------------------------------------
 #
-# Problems that fulfil what is decided where a proof stops: extents, clusters and entries, found by a small search.
-#
-# Each condition has a *distance*: by how much it fails. The search changes one number at a time, by steps that a
-# failing condition suggests, as long as the distances together become less.
+# Problems in which given conditions hold, found by a local search for extents, clusters and entries. Each condition has a
+# *distance*: 0 if it holds, else by how much it fails. The search changes one number at a time, by steps that a failing
+# condition suggests, so that the sum of the distances becomes less.
 
 
 ROUNDS = 40
@@ -274,12 +270,8 @@ def solutions(facts: Iterable[Sym], sizes: Sizes) -> Iterator[Problem]:
             return
 
 
-class NoNumber(Exception):
-    """What has no number here."""
-
-
 class _Search:
-    """values: of leaves; distances: by condition, with these."""
+    """values: by leaf; distances: by condition, with these values."""
 
     def __init__(self, facts: list[Sym], sizes: Sizes, rng: random.Random):
         self.facts, self.sizes, self.rng = facts, sizes, rng
@@ -345,20 +337,14 @@ class _Search:
         found = {value + step * of for step in (-1, 1) for of in (1, 2, unit, 2 * unit)}
         for fact in self.facts:  # as far as a condition says, if it changes evenly
             if x in fact.leaves and fact.op in ("ge", "eq"):
-                here = self._sum(fact)
+                here = value_of(fact.args[0], self.values)
                 for step in {1, unit}:
-                    there = self._sum(fact, {x: value + step})
-                    if here is not None and there is not None and here != there:
+                    there = value_of(fact.args[0], {**self.values, x: value + step})
+                    if here != there:
                         times = -here / (there - here)
                         found |= {value + step * int(times + more) for more in (-1, 0, 1)}
         least = self._least(x)
         return [each for each in found if each != value and abs(each) < LARGE and (least is None or each >= least)]
-
-    def _sum(self, fact: Sym, changed: dict[Sym, int] | None = None) -> int | None:
-        try:
-            return value_of(fact.args[0], {**self.values, **(changed or {})})
-        except NoNumber:
-            return None
 
     def _with(self, x: Sym, value: int) -> int:
         before, self.values[x] = self.values[x], value
@@ -383,15 +369,9 @@ class _Search:
         tables: dict[str, dict[int, int]] = {}
         for x, value in self.values.items():
             if x.args[0] == "entry":
-                try:
-                    tables.setdefault(x.args[1], {})[value_of(x.args[2], self.values)] = value
-                except NoNumber:
-                    tables.setdefault(x.args[1], {})
-        entries = {
-            name: [at.get(i, 1) for i in range(1 + max([0, *at]))]
-            for name, at in tables.items()
-            if max([0, *at]) < 4096
-        }
+                tables.setdefault(x.args[1], {})[value_of(x.args[2], self.values)] = value
+        lengths = {name: 1 + max([0, *at]) for name, at in tables.items()}
+        entries = {name: [tables[name].get(i, 1) for i in range(n)] for name, n in lengths.items() if n <= 4096}
         for tiles, steps in ((1, 1), (2 * sizes.group, sizes.slots + 1), ((sizes.slots + 2) * sizes.group, 2)):
             every = {}
             for dim in (*sizes.dims, *sizes.others):
@@ -405,26 +385,18 @@ class _Search:
 
 
 def _distance(x: Any, values: Mapping[Sym, int]) -> int:
-    """By how much a condition fails; 0 if it holds, or has no number."""
-    try:
-        if not isinstance(x, Sym):
-            return int(not x)
-        if x.op == "ge":
-            return max(0, -value_of(x.args[0], values))
-        if x.op == "eq":
-            return abs(value_of(x.args[0], values))
-        if x.op == "all":
-            return sum(_distance(each, values) for each in x.args)
-        if x.op == "any":
-            return min(_distance(each, values) for each in x.args)
-        return int(not value_of(x, values))
-    except NoNumber:
-        return 0
+    """By how much a condition fails; 0 if it holds."""
+    if not isinstance(x, Sym):
+        return int(not x)
+    if x.op == "ge":
+        return max(0, -value_of(x.args[0], values))
+    if x.op == "eq":
+        return abs(value_of(x.args[0], values))
+    if x.op in ("all", "any"):
+        return (sum if x.op == "all" else min)(_distance(each, values) for each in x.args)
+    return int(not value_of(x, values))
 
 
 def value_of(x: Any, values: Mapping[Sym, int]) -> int:
-    """The number that a formula has with these leaves. Raises `NoNumber` if it has none."""
-    found = replaced(x, values)
-    if isinstance(found, Sym):
-        raise NoNumber
-    return int(found)
+    """The number that a formula has with these values of all its leaves."""
+    return int(replaced(x, values))

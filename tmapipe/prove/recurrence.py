@@ -1,4 +1,5 @@
-"""Whether one state of a run covers another: all that goes well from the first goes well from the second."""
+"""States of a run: whether one covers another, so that what goes well from the one goes well from the other; and the run from
+state to state."""
 
 from __future__ import annotations
 
@@ -17,19 +18,15 @@ from tmapipe.model.barriers import REGISTERS
 from tmapipe.model.layout import Layout
 from tmapipe.model.state import APPLY, WAITS, State
 from tmapipe.prove.positions import CLUSTER, FactKey, Future, Here, Positions
+from tmapipe.prove.shared import Stopped
 from tmapipe.prove.walker import Walker
 
 # ---- recurrence ------------------------------------------------------------------------------------------------------
 #
-# Whether everything that goes well from one state of a run goes well from another, up to the position in the rings.
-#
-# Compared are the machine's abstract state and what the checker knows. That is, for every fact that a later operation
-# can be checked against (the last accesses to each slot, what has counted in the present and last phases of each
-# mbarrier, waits, arrivals at peers): who knows it. Stages are counted from where the warps are in each array. Phases
-# count by their parity.
-#
-# Every rule asks that something is known. So a state is *covered* by another one if it has no fact that the other
-# lacks, and whoever knew a fact there, directly or through a barrier that it will come by, knows it here.
+# State X is covered by state Y if the machine's abstract state is the same, X has no fact that Y lacks, and whoever knows a
+# fact in Y knows it in X. For every rule asks that something is known (docs/internals/checker.md). Facts are what a later
+# operation can be checked against: the last accesses to each slot, what has counted in the last phases of each mbarrier,
+# waits, arrivals at peers. Stages are counted from where the warps are, and phases by their parity.
 
 
 OF_PHASES = "last", "now", "done", "wait"  # facts of an mbarrier's contributions, and of those who wait for them
@@ -56,7 +53,7 @@ class RunState:
         return not (state.loads or state.stores or state.open_group or any(p.loose for p in self.check.phases.now))
 
     def covered_by(self, other: RunState) -> bool:
-        """Whether everything that goes well from *other* goes well from here."""
+        """Whether whatever goes well from *other* goes well from here."""
         if self.form != other.form:
             return False
         (mine, _, enough), (theirs, known, _) = self.known, other.known
@@ -97,7 +94,7 @@ class RunState:
 
     @cached_property
     def form(self) -> int:
-        """A number for what must be equal: the machine's state, and how far the warps are from each other."""
+        """A number for what must be equal: the machine's abstract state, and how far the warps are from each other."""
         state, layout, rename = self.state, self.layout, self.here.rename
         warps = []
         for agent in range(layout.agents):
@@ -143,22 +140,55 @@ class RunState:
 
     @cached_property
     def facts(self) -> dict[FactKey, Known]:
-        """What a later operation may be checked against and not all warps know, and how it is known. What they all know is
-        known to everything that comes after."""
-        return _facts(self.state, self.check, self.future)
+        """The facts that not all warps know, each with how it is known. What all know, all that comes later knows."""
+        state, check = self.state, self.check
+        facts: dict[FactKey, Known] = {("there is a fact",): ()}
+        by_all = np.minimum.reduce(check.clocks.of).tolist()
+        for rules in check.holding:
+            facts.update([fact for fact in rules.facts(state) if not knows(by_all, fact[1])])
+        for thread, groups in state.groups.items():
+            for i, (flights, known_read) in enumerate(reversed(groups)):
+                facts["group", thread, i, len(flights), known_read] = ()
+        for agent, unfenced in enumerate(state.unfenced):
+            if unfenced:
+                facts["unfenced", agent] = ()
+        return facts
 
     @cached_property
     def knowers(self) -> dict[FactKey, Any]:
-        """Everything with a clock whose knowledge can still spread. The warps come first, by number."""
-        return _knowers(self.state, self.check, self.future)
+        """Everything whose knowledge can still spread, with its clock. The warps come first, by number. A complete phase tells
+        nothing that all who wait for it know already."""
+        state, check, future = self.state, self.check, self.future
+        found: dict[FactKey, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
+        for agent in range(check.clocks.agents):  # what an arrival by all of its lanes would tell
+            known = found["all lanes of", agent] = check.clocks.zero()
+            check.clocks.release(agent, known, all_lanes=True)
+        waited: dict[tuple[int, ...], Any] = {}
+        for bar, now in enumerate(check.phases.now):
+            done = check.phases.done[bar]
+            if now.by or now.landed:
+                found["present", bar] = now.clock
+            if waiters := future.waiters.get(bar):
+                if waiters not in waited:
+                    waited[waiters] = np.min([check.clocks.of[agent] for agent in waiters], axis=0)
+                known = waited[waiters]
+                found["complete", bar] = known if done is None else np.maximum(known, done.clock)
+        arrived = {seen[0] for seen in state.bar_seen if seen is not None}
+        arrived |= {CLUSTER} if any(seen >= 0 for seen in state.cluster_seen) else set()
+        for key, generation in check.barriers.recent():
+            if key[0] in arrived or not generation.complete:
+                found[("barrier", *key)] = generation.clock
+        for cta, clock in enumerate(check.lifetimes.exits):
+            if clock.any():
+                found["exit", cta] = clock
+        for (group, serial), clock in check.slots.mma_issued.items():
+            found["wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial] = clock
+        return found
 
     @cached_property
     def known(self) -> tuple[Any, Any, Any]:
-        """The numbers of open facts; who knows each, and who knows it or is of no matter: bits, one a knower. Open: someone
-        who can be checked against it does not know it.
-
-        Numbers of facts and knowers are the same at all states that differ only in how far the warps are.
-        """
+        """The numbers of open facts; by fact, bits of the knowers that know it; and bits of these knowers and of those that do
+        not matter. A fact is open if a warp that can be checked against it does not know it."""
         future, here, facts, knowers = self.future, self.here, self.facts, self.knowers
         clocks, agents = np.stack(list(knowers.values()), axis=1), self.layout.agents
         knowing = _known_by(clocks[:, :agents], facts.values())  # the warps come first
@@ -201,71 +231,18 @@ def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
     return found
 
 
-# ---- facts, and who can know them ----------------------------------------------------------------------------------------
-
-
-def _facts(state: State, check: LinearCheck, future: Future) -> dict[FactKey, Known]:
-    facts: dict[FactKey, Known] = {("there is a fact",): ()}
-    by_all = np.minimum.reduce(check.clocks.of).tolist()
-    for rules in check.holding:
-        facts.update([fact for fact in rules.facts(state) if not knows(by_all, fact[1])])
-    for thread, groups in state.groups.items():
-        for i, (flights, known_read) in enumerate(reversed(groups)):
-            facts["group", thread, i, len(flights), known_read] = ()
-    for agent, unfenced in enumerate(state.unfenced):
-        if unfenced:
-            facts["unfenced", agent] = ()
-    return facts
-
-
-def _knowers(state: State, check: LinearCheck, future: Future) -> dict[FactKey, Any]:
-    """Clocks. The warps come first, by number. A complete phase tells nothing that all who wait for it know already."""
-    found: dict[FactKey, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
-    for agent in range(check.clocks.agents):  # what an arrival by all of its lanes would tell
-        known = found["all lanes of", agent] = check.clocks.zero()
-        check.clocks.release(agent, known, all_lanes=True)
-    waited: dict[tuple[int, ...], Any] = {}
-    for bar, now in enumerate(check.phases.now):
-        done = check.phases.done[bar]
-        if now.by or now.landed:
-            found["present", bar] = now.clock
-        if waiters := future.waiters.get(bar):
-            if waiters not in waited:
-                waited[waiters] = np.min([check.clocks.of[agent] for agent in waiters], axis=0)
-            known = waited[waiters]
-            found["complete", bar] = known if done is None else np.maximum(known, done.clock)
-    arrived = {seen[0] for seen in state.bar_seen if seen is not None}
-    arrived |= {CLUSTER} if any(seen >= 0 for seen in state.cluster_seen) else set()
-    for key, generation in check.barriers.recent():
-        if key[0] in arrived or not generation.complete:
-            found[("barrier", *key)] = generation.clock
-    for cta, clock in enumerate(check.lifetimes.exits):
-        if clock.any():
-            found["exit", cta] = clock
-    for (group, serial), clock in check.slots.mma_issued.items():
-        found["wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial] = clock
-    return found
-
-
 # ---- driving ---------------------------------------------------------------------------------------------------------
 #
-# Operations of all warps, executed until each warp comes to something else: the machine's transitions, watched by the
-# check.
-#
-# The order is that of the machine's scheduler (policy "fair"). Operations come again and again here, so what is
-# looked up by their type is looked up once for each of them.
+# All warps execute operations until each comes to a decision, a loop, or its end. The check watches. The order is that of
+# the machine's scheduler (policy "fair"); here, operations come again and again, and each is looked up once.
 
 
 MOST_OPERATIONS = 1_000_000  # between two boundaries
 
 
-class TooMany(Exception):
-    """More operations than are looked at before warps come to a loop of open count, or to their end."""
-
-
 class Doing:
     """An operation of one warp. wait: of the machine, if it can block; apply: its transition; rules: of the check; moves: its
-    places, as (sort, stage, stages)."""
+    places, as (key, stage, stages); visits: as of `Visits.place`."""
 
     __slots__ = ("apply", "moves", "op", "rules", "visits", "wait")
 
@@ -354,7 +331,7 @@ class Driver:
             if not log.order & 63:
                 look_now()
                 if log.order > self.limit:
-                    raise TooMany
+                    raise Stopped("more operations than are looked at between two iterations")
 
     def _move_all(self) -> None:
         """Lets each copy or matmul in flight that can go on take one step."""

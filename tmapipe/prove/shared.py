@@ -1,12 +1,12 @@
-"""What all walkers of one proof share: the program, the points where warps stand, and loops that warps walk
-together."""
+"""What the walkers of one proof share: facts about the program, the points where all warps stand, and which loops they go
+through together."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, Let, every, resolve
 from tmapipe.protocol.tile import Tile
-from tmapipe.prove.solver import Solver, after, arithmetic, replaced
+from tmapipe.prove.solver import Solver, arithmetic, replaced
 from tmapipe.prove.symbols import (
     WITHOUT_OPERATIONS,
     Slice,
@@ -33,12 +33,15 @@ from tmapipe.prove.walker import Open, ProofIsa, Walker
 
 # ---- shared ----------------------------------------------------------------------------------------------------------
 #
-# What all walkers of one proof share: the program, its layout, symbols, and where operations go.
+# Facts about the program, each looked up once for all warps.
 
 
 class Operands(NamedTuple):
-    """found: (place, argument, whether only data depends on it); variables: in those on which more depends; special: the
-    walker's method, if it has one for this instruction."""
+    """The operands of an instruction.
+
+    found: (place, argument, whether only data depends on it); variables: of the arguments on which more depends; special: the
+    walker's method for this instruction, if there is one.
+    """
 
     found: list[tuple[int | str, Any, bool]]
     variables: tuple[Any, ...]
@@ -46,17 +49,19 @@ class Operands(NamedTuple):
 
 
 class Straight(NamedTuple):
-    """Instructions one after another on whose operations no decision bears. calls: (number in its block, instruction);
-    variables: on which the operations depend."""
+    """Instructions one after another, none of which has a condition. calls: (number in the block, instruction); variables:
+    on which the operations depend."""
 
     calls: list[tuple[int, Call]]
     variables: tuple[Any, ...]
 
 
 class Shared:
-    """What all walkers of one proof share: the program, its layout, symbols, and where operations go.
+    """The program, its layout, its symbols, and where operations go.
 
-    cta: the only one that is looked at; by_rank: whether somebody has asked for the rank of its CTA.
+    cta: the only CTA that is looked at; by_rank: whether a warp has asked for the rank of its CTA; emitting: the queue that
+    takes operations, and the node that they are of; foresee: told of each operation and its node; assume: told of conditions
+    that hold of a tile; decides: the variables on which operations depend.
     """
 
     def __init__(self, program: Any, cta: int | None = None):
@@ -64,14 +69,13 @@ class Shared:
         self.alone, self.by_rank = cta is not None, False
         self.layout.syncs, self.layout.written = program.isa.syncs, _written(program.schedule.declared)
         self.emitting: Any = None
-        #: told of each operation, and of the node it is of
         self.foresee: Callable[[Any, Any], None] = lambda node, op: None
         self.isas = [ProofIsa(self.layout, agent, self.emit) for agent in range(self.layout.agents)]
         self.stored = {store.argument for store in program.plan.stores}
         self.decides = Slice(program.nodes).decides
         self.teams = any(role.teams > 1 for role in program.plan.roles)
         self.tested = tested(program.nodes) if self.teams else frozenset()
-        self.assume: Callable[[Any], None] = lambda condition: None  # told of what holds of a tile
+        self.assume: Callable[[Any], None] = lambda condition: None
         self._next: dict[int, tuple[list[Any], list[int]]] = {}
         self.values: dict[Any, Any] = {}  # of expressions, by warp and values of their variables
         self.emitted: dict[Any, list[Any]] = {}  # operations of instructions, likewise
@@ -90,8 +94,8 @@ class Shared:
         return Operands(given, tuple(variables([x for _, x, data in given if not data])), "")
 
     def straight(self, nodes: list[Any], at: int) -> Straight:
-        """The instructions from number *at* of a block on that come one after another. None, if a decision bears on the first,
-        or if it gives a number."""
+        """The instructions from number *at* of a block on that come one after another; none if the first has a condition, or
+        gives a number."""
         found = self._straight.get((id(nodes), at))
         if found is None:
             calls: list[tuple[int, Call]] = []
@@ -119,7 +123,7 @@ class Shared:
         queue.append(op)
 
     def next_in(self, nodes: list[Any]) -> list[int]:
-        """By number, the next of these nodes that executes something, or gives something on which something depends."""
+        """By number of a node, the first node from there on that executes something or gives a number that is needed."""
         known = self._next.get(id(nodes))
         if known is None:
             found = [len(nodes)]
@@ -134,14 +138,14 @@ class Shared:
         return node.method in WITHOUT_OPERATIONS if type(node) is Call else self.inert(node)
 
     def coordinates(self, node: Let) -> tuple[Any, ...]:
-        """Where a body begins with a tile: its coordinates on which teams decide how many slots they take."""
+        """The coordinates of the tile with which a body begins, if teams decide by them how many slots they take."""
         tile = node.value
         if not self.teams or not isinstance(tile, Tile):
             return ()
         return tuple(x for x in map(resolve, tile._coordinates.values()) if x in self.decides or x in self.tested)
 
     def _is_inert(self, node: Any) -> bool:
-        """Whether a loop or branch executes nothing that synchronizes, and gives nothing on which something depends."""
+        """Whether a loop or branch executes nothing that synchronizes, and gives no number that is needed."""
         silent = all(map(self.inert, node.inside)) and (type(node) is not Call or is_silent(node))
         return silent and self.decides.isdisjoint(node.given)
 
@@ -170,11 +174,10 @@ class Shared:
         return arithmetic("max", found, 0)
 
     def entry(self, table: str, i: Any, walker: Walker, node: Any) -> Any:
-        """An entry of a table. One that the kernel stores to may be another one at each look."""
+        """An entry of a table. If the kernel stores to the table, each load may give another entry."""
         if table in self.stored:
-            return leaf(
-                "answer", f"an entry of {table} in {self.layout.agent_name(walker.agent)}", *walker.instance(node)
-            )
+            name = f"an entry of {table} in {self.layout.agent_name(walker.agent)}"
+            return leaf("answer", name, *walker.instance(node))
         return leaf("entry", table, i)
 
 
@@ -202,15 +205,17 @@ def bounds(x: Sym) -> tuple[int | None, int | None]:
 
 # ---- points ----------------------------------------------------------------------------------------------------------
 #
-# Where all warps of a cluster are between two boundaries, and what has been decided.
+# Where all warps of a cluster stand, and what has been decided.
 
 
 class Loop(NamedTuple):
     """An open loop that warps go through together.
 
-    site: which; index: the symbol of its iteration; turn: which iteration comes next, at most `apart`: earlier ones are told
-    apart from all others; members: (warp, node, first index, iterations left at entry, pace); before: facts at its entry; old:
-    what its members had carried at the beginning of the iteration.
+    A *turn* of the loop is `pace` iterations of each member.
+
+    site: its number; index: the symbol for the number of its turn; turn: the number of the turn that comes next, at most
+    `apart`: from there on, turns are not told apart; members: (warp, node, first index, iterations left at entry, pace);
+    before: facts at its entry; old: what its members carried when the turn began.
     """
 
     site: int
@@ -236,33 +241,27 @@ class Point:
         self.key: Any = None  # of the boundary, where states are compared
 
     def turns(self) -> dict[Any, Any]:
-        """The numbers of iterations, of loops that are in one that is told apart."""
+        """The numbers of turns, by symbol, of the loops whose turns are still told apart."""
         return {loop.index: loop.turn for loop in self.loops if loop.turn < loop.apart}
 
 
 class Stopped(Exception):
-    """Something goes wrong, or cannot be taken by itself."""
+    """The proof stops: an operation goes wrong, or is not understood."""
 
 
 class Again(Exception):
-    """A number is no formula of the iteration, which is known from now on: the search begins again."""
+    """The search begins again: a carried number was found to be no formula of the turn."""
 
 
 class Impossible(Exception):
-    """What has been decided cannot be so."""
-
-
-def with_facts(facts: frozenset[Sym], more: Iterable[Any]) -> frozenset[Sym]:
-    return facts | {each for each in more if isinstance(each, Sym)}
+    """The decisions that were taken cannot occur together."""
 
 
 # ---- skips -----------------------------------------------------------------------------------------------------------
 #
-# Positions of teams behind slots that other teams take: a slot, and how many slots later.
-#
-# That count is a formula. What it says does not change when a slot is taken from it and the position is one slot
-# later. So a loop in which the other team takes these slots brings the position to where its own are, iteration by
-# iteration.
+# The position of a team behind slots that other teams take: a position, and a formula for the slots between, such as
+# "5 * turn slots after slot 0 of 3". Five slots after slot 0 is as many as three slots after slot 2: so a turn that takes
+# slots is taken off the formula and added to the position, until the formula is a plain number.
 
 
 def arrays_of(plan: Any, ring: Any) -> list[str]:
@@ -277,34 +276,9 @@ def is_behind_skips(value: Any) -> bool:
     return isinstance(value, Sym) and value.op in ("slot after", "parity after")
 
 
-def restate(walker: Walker, say: Callable[[Any, str], Any]) -> None:
-    """Says how many slots a warp's positions are behind by what `say(count, ring)` gives, which is the same number."""
-    if not walker.behind:
-        return
-    moved: dict[str, int] = {}
-    said: dict[Any, Any] = {}
-    for var, value in walker.env.items():
-        if is_behind_skips(value):
-            base, slots, stages, ring = value.args
-            if (slots, ring) not in said:
-                said[slots, ring] = say(slots, ring)
-            slots = said[slots, ring]
-            walker.env[var] = after(value.op, base, slots, stages, ring)
-            moved[ring] = parts(slots)[0]
-    walker.behind = any(map(is_behind_skips, walker.env.values()))
-    walker.skips += [(ring, slots) for ring, slots in moved.items() if slots]
-
-
-def without(number: Any, other: Any) -> Any:
-    """The number less as many times another one as one of its terms has."""
-    terms, others = parts(number)[1], parts(other)[1]
-    times = next((n // others[term] for term, n in terms.items() if term in others), 1)
-    return number - times * other
-
-
 # ---- together --------------------------------------------------------------------------------------------------------
 #
-# Which loops warps go through together, and how many iterations of each make one.
+# Which loops warps go through together, and how many iterations of each are one turn.
 
 
 class Together:
@@ -315,20 +289,16 @@ class Together:
         self.arrays = functools.cache(self._arrays)
 
     def missing(self, now: Point, group: list[tuple[Walker, Any]], stops: list[Any]) -> set[str]:
-        """The arrays of these loops for which somebody waits that is not in a loop of its own yet."""
+        """The arrays of barriers of these loops for which a warp waits that has not come to its own loop."""
         names: set[str] = set().union(*(self.arrays(node) for _, node in group))
-        waits = [self._waited_for(w) for w, stop in zip(now.walkers, stops, strict=True) if stop is None]
+        waits = [self._of_op(w.queue[0]) for w, stop in zip(now.walkers, stops, strict=True) if stop is None]
         return names & set().union(*waits)
-
-    def _waited_for(self, walker: Walker) -> set[str]:
-        """The array of the barrier that a warp waits for."""
-        return self._of_op(walker.queue[0])
 
     def _of_op(self, op: Any) -> set[str]:
         return {self.shared.layout.bar_places[getattr(op, name)][0] for name in declared(type(op)).named(Kind.BAR)}
 
     def group(self, now: Point, heads: list[tuple[Walker, Any]]) -> list[tuple[Walker, Any]]:
-        """Those that go over the same rings; of several such groups, the one of which nobody is missing."""
+        """The warps whose loops use the same barriers; of several such groups, the group of which fewest warps are missing."""
         groups: list[tuple[set[str], list[tuple[Walker, Any]]]] = []
         for walker, node in heads:
             names = set(self.arrays(node)) or {f"{id(node)}"}
@@ -338,9 +308,8 @@ class Together:
 
         def missing(group: tuple[set[str], Any]) -> int:
             inside = {walker.agent for walker, _ in group[1]}
-            return sum(
-                walker.agent not in inside and bool(group[0] & self._remaining(walker)) for walker in now.walkers
-            )
+            others = (walker for walker in now.walkers if walker.agent not in inside)
+            return sum(bool(group[0] & self._remaining(walker)) for walker in others)
 
         found = min(groups, key=missing)[1]
         return sorted(found, key=lambda each: each[0].agent)
@@ -362,7 +331,7 @@ class Together:
         return {x.name for each in calls for x in each.args if isinstance(x, Barrier)}
 
     def paces(self, now: Point, nodes: list[Any], counts: list[Any]) -> list[int]:
-        """How many iterations of each loop go with those of the others."""
+        """How many iterations of each loop are one turn."""
         if all(self._as_often(now, counts[0], each) for each in counts[1:]):
             return [1] * len(nodes)
         slots = [max(self.waits(node).values(), default=0) for node in nodes]
@@ -370,9 +339,7 @@ class Together:
         found = [common // n if n else 1 for n in slots]
         if set(found) == {1}:  # a role of some teams, each of which takes its share of the iterations
             slopes = [_slope(count) for count in counts]
-            if not any(
-                role.teams > 1 for role in self.shared.program.plan.roles
-            ):  # one with one, also of a loop of loops
+            if not self.shared.teams:  # one with one, also of a loop of loops
                 slopes = [slope and Fraction(1, _share(count)) for slope, count in zip(slopes, counts, strict=True)]
             if min(slopes) > 0:
                 whole = [int(each * math.lcm(*(slope.denominator for slope in slopes))) for each in slopes]
@@ -407,7 +374,7 @@ class Together:
 
 
 def _slope(x: Any) -> Fraction:
-    """How fast a count grows with what it is computed of."""
+    """How fast a count grows with the numbers that it is a sum or a quotient of: 1/2 for ``n // 2``."""
     if isinstance(x, Sym) and x.op == "sum":
         return sum((n * _slope(term) for term, n in parts(x)[1].items()), Fraction(0))
     if isinstance(x, Sym) and x.op == "div" and type(x.args[1]) is int:
@@ -416,7 +383,7 @@ def _slope(x: Any) -> Fraction:
 
 
 def _share(count: Any) -> int:
-    """By how much a count of iterations is divided."""
+    """The number by which a count is divided: 4 for ``n // 4``."""
     if isinstance(count, Sym) and count.op == "sum":
         return math.lcm(*map(_share, parts(count)[1]))
     return count.args[1] if isinstance(count, Sym) and count.op == "div" and type(count.args[1]) is int else 1

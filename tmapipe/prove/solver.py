@@ -1,9 +1,10 @@
-"""Whether conditions can hold together, and the operations of a traced program on symbolic numbers."""
+"""The operations of a traced program on symbolic numbers, and whether conditions on them can hold together."""
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,8 +28,7 @@ from tmapipe.prove.symbols import (
 
 # ---- operations ------------------------------------------------------------------------------------------------------
 #
-# Operations of a traced program on symbolic numbers: arithmetic, positions behind skipped slots, other numbers for
-# leaves.
+# Arithmetic, positions behind skipped slots (`prove.shared`), and values with other numbers in the place of leaves.
 
 
 def _number(value: Any) -> Any:
@@ -100,8 +100,8 @@ def skipped(slot: Any, parity: Any, slots: Any, stages: int, ring: str) -> tuple
 
 
 def after(kind: str, base: int, slots: Any, stages: int, ring: str) -> Any:
-    """The slot, or parity, of the position that comes *slots* slots after position *base* of a ring. Positions are counted
-    through two laps. The known part of *slots* goes into the base, so each position has one form."""
+    """The slot, or the parity, of the position *slots* slots after position *base* of a ring, counted through two laps. The
+    constant in *slots* goes into the base, so that each position has one form."""
     known, terms = parts(slots)
     around = stages if kind == "slot after" else 2 * stages
     base = (base + known) % around
@@ -157,7 +157,7 @@ _OF: dict[str, Callable[..., Any]] = {
 
 
 def arithmetic(op: str, *args: Any) -> Any:
-    """What an operation of a program's expressions gives."""
+    """The value of an operation of a program's expressions; None if it has none here."""
     operate = _OF.get(op)
     if operate is None:
         return intern(op, *args) if any(isinstance(a, Sym) for a in args) else None
@@ -186,25 +186,21 @@ def _replaced(value: Sym, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> A
         for term, n in value.args[1]:
             found = add(found, replaced(term, changes, memo), n)
         return found + constant
-    args = [_inside(each, changes, memo) for each in value.args]
-    if value.op == "prod":
-        made: Any = 1
-        for each in args:
-            made = made * each
-        return made
-    if value.op == "ge":
-        return at_least_0(args[0])
-    if value.op == "eq":
-        return is_0(args[0])
-    if value.op == "not":
-        return negated(args[0])
-    if value.op in ("all", "any"):
-        return (both if value.op == "all" else either)(*args)
-    if value.op == "div":
-        return divide(*args)
-    if value.op == "number":
-        return _number(args[0])
-    return arithmetic(value.op, *args)
+    operate = _OF_SYMBOLS.get(value.op, functools.partial(arithmetic, value.op))
+    return operate(*(_inside(each, changes, memo) for each in value.args))
+
+
+#: operation of a symbol, if expressions of a program have none that is the same -> what it gives
+_OF_SYMBOLS: dict[str, Callable[..., Any]] = {
+    "prod": lambda *factors: functools.reduce(operator.mul, factors),
+    "ge": at_least_0,
+    "eq": is_0,
+    "not": negated,
+    "all": both,
+    "any": either,
+    "div": divide,
+    "number": _number,
+}
 
 
 def _inside(value: Any, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> Any:
@@ -215,16 +211,13 @@ def _inside(value: Any, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> Any
 
 # ---- solver ----------------------------------------------------------------------------------------------------------
 #
-# Whether conditions can hold together: Fourier and Motzkin's elimination over the integers' relaxation, in exact
-# arithmetic.
-#
-# The answer "no" is exact. "Yes" may be wrong: what cannot be decided counts as possible, which a proof may always
-# assume. Besides the conditions, the definitions of quotients by numbers, minima, maxima and choices are used, and
-# the bounds of leaves.
+# Fourier-Motzkin elimination over rational numbers, in exact arithmetic. "No" is exact. "Yes" may be wrong: what cannot be
+# decided counts as possible, which a proof may always assume. Known are, besides the conditions, the bounds of leaves and the
+# definitions of quotients by numbers, minima, maxima and choices.
 
 
 MOST = 300  # constraints; with more, everything is possible
-CASES = 24  # of "or", "not equal", minima and choices together
+CASES = 24  # how many cases of "or", "not equal", minima and choices are tried
 Choice = tuple[Any, ...]  # conditions of which one holds
 Rows = dict[frozenset[tuple[Sym, int]], int]  # by terms with factors, the constant with which their sum is at least 0
 
@@ -238,7 +231,7 @@ class Solver:
         self._defined: dict[Sym, tuple[list[Any], Choice, list[Sym]]] = {}
 
     def possible(self, conditions: Iterable[Any]) -> bool:
-        """Whether all of them may hold together."""
+        """Whether these conditions may hold together."""
         given: list[Sym] = []
         for each in conditions:
             if not isinstance(each, Sym):
@@ -269,8 +262,14 @@ class Solver:
     def _cases(
         self, todo: list[Sym], rows: list[Any], left: int, settled: frozenset[Sym] = frozenset()
     ) -> tuple[bool, int]:
-        """(whether they may hold, how many cases are left to look at). rows: sums that are at least 0. settled: terms of whose
-        cases one has been taken, or is among the conditions."""
+        """(whether the conditions may hold, how many cases may still be tried).
+
+        Args:
+            todo: Conditions.
+            rows: Sums that are at least 0.
+            left: How many cases may be tried.
+            settled: Terms of which a case has been taken.
+        """
         look_now()
         todo, rows = list(todo), list(rows)
         choices: list[Choice] = []
@@ -406,8 +405,8 @@ class Solver:
 
 
 def _add_row(rows: Rows, terms: dict[Sym, int], constant: int) -> None:
-    """Adds that a sum is at least 0, divided by the common factor of its terms, and rounded, since all are integers. Of two
-    that differ in their constants, the lesser one says more."""
+    """Adds that a sum is at least 0, divided by the common factor of its terms and rounded, since all are integers. Of two
+    sums with the same terms, the one with the lesser constant stays: it says more."""
     common = math.gcd(*terms.values())
     key = frozenset([(term, n // common) for term, n in terms.items() if n])
     constant //= common
@@ -423,8 +422,8 @@ def terms_of(value: Any) -> tuple[Sym, ...]:
 
 
 def _related(conditions: list[Sym]) -> list[Sym]:
-    """The conditions that share symbols with the first one, directly or through other conditions. Without the first one, all
-    are possible together."""
+    """The conditions that share symbols with the first condition, directly or through others. The rest is known to be possible
+    together: it was before the first was added."""
     if not conditions:
         return []
     found, rest, near = [conditions[0]], list(conditions[1:]), set(conditions[0].leaves)

@@ -1,4 +1,5 @@
-"""Knowledge of warps: by which ways a fact can still reach a warp, and who is going to know it in any case."""
+"""Two reasons why it does not matter whether a warp knows a fact: nobody can learn it from that warp, or all who need it are
+going to know it."""
 
 from __future__ import annotations
 
@@ -23,15 +24,14 @@ from tmapipe.prove.walker import Open, Walker
 
 # ---- spread ----------------------------------------------------------------------------------------------------------
 #
-# How what somebody knows can still come to others: by which barriers, from where all warps are.
+# By which barriers knowledge can still come from one warp to another.
 #
-# Whoever arrives at a barrier tells those who wait for it later. What an operation of a warp is checked against may
-# have come to it by a chain of such steps. If all of these chains pass warps that know a fact already, it is of no
-# matter who else does.
+# A warp that arrives at a barrier tells the warps that wait for it later, and so on, along a chain of warps. If all chains
+# that lead to the warps that need a fact pass a warp that knows it, it does not matter which others know it.
 
 
 class Uses(NamedTuple):
-    """Sets of arrays of barriers, as bits. tells: to whose waiters something is told; far: in all CTAs; hears: waited for."""
+    """Arrays of barriers, as bits. tells: at which a warp arrives; far: in other CTAs too; hears: for which it waits."""
 
     tells: int = 0
     far: int = 0
@@ -46,7 +46,7 @@ def _all(uses: Iterable[Uses]) -> Uses:
 
 
 class Spread:
-    """The uses of barriers in one program, by node, for each warp.
+    """The uses of barriers in one program, by node and warp.
 
     Arrays of mbarriers are bits, and three more stand for the named barriers of a CTA, the wgmmas of a warpgroup, and the
     cluster's barrier.
@@ -58,15 +58,12 @@ class Spread:
         self.named, self.group, self.cluster = (1 << len(self.arrays) + i for i in range(3))
         self._blocks: dict[tuple[int, int, int], Uses] = {}
         self._call = functools.cache(self._of_call)
-        self._tellings: dict[Any, Telling] = {}
+        self.telling = functools.cache(functools.partial(Telling, self))
         self._seen: set[tuple[int, type]] = set()
 
     def from_here(self, walkers: list[Walker]) -> Telling:
-        """Who can still tell whom."""
-        uses = tuple(map(self._rest, walkers))
-        if uses not in self._tellings:
-            self._tellings[uses] = Telling(self, uses)
-        return self._tellings[uses]
+        """Who can still tell whom, by what the warps still come to."""
+        return self.telling(tuple(map(self._rest, walkers)))
 
     def foresee(self, node: Call, op: Any) -> None:
         """Raises `Open` if an operation is not among those that its node is known for."""
@@ -80,7 +77,7 @@ class Spread:
     # ---- by warp and node ---------------------------------------------------------------------------------------------
 
     def _rest(self, walker: Walker) -> Uses:
-        """Of all that a warp still comes to. Whoever has returned counts as arrived where all warps have to be."""
+        """The uses in all that a warp still comes to, at the barriers of its CTA and cluster even by returning."""
         found = Uses(self.named | self.cluster)
         for frame in walker.frames:
             if frame[0] == "block":
@@ -143,9 +140,8 @@ class Telling:
         self.spread, self.layout, self.uses = spread, spread.layout, uses
         agents = range(self.layout.agents)
         self.tells = np.array([[self._tells(b, a) for a in agents] for b in agents])
-        self._hearers: dict[Any, Any] = {}
         self._reached: dict[bytes, bytes] = {}
-        self._by_knowers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self.heard, self.heard_by = functools.cache(self._heard), functools.cache(self._heard_by)
 
     def _tells(self, b: int, a: int) -> bool:
         layout, spread = self.layout, self.spread
@@ -171,7 +167,7 @@ class Telling:
         if new:
             self._reached.update(zip(new, self._reach(new), strict=True))
         reach = np.frombuffer(b"".join([self._reached[case] for case in cases]), np.uint8)
-        heard, own = self._heard_by(tuple(knowers))
+        heard, own = self.heard_by(tuple(knowers))
         return _meet(reach.reshape(len(cases), heard.shape[1]), heard) | (np.array(bars)[:, None] == own[None, :])
 
     def _reach(self, cases: list[bytes]) -> list[bytes]:
@@ -190,17 +186,13 @@ class Telling:
 
     def _heard_by(self, knowers: tuple[Any, ...]) -> tuple[Any, Any]:
         """By knower: bits of `_heard`, and the mbarrier whose present or complete phase it is, or -2."""
-        if knowers not in self._by_knowers:
-            own = [key[1] if key[0] in ("present", "complete") else -2 for key in knowers]
-            self._by_knowers[knowers] = np.packbits([self._heard(key) for key in knowers], axis=1), np.array(own)
-        return self._by_knowers[knowers]
+        own = [key[1] if key[0] in ("present", "complete") else -2 for key in knowers]
+        return np.packbits([self.heard(key) for key in knowers], axis=1), np.array(own)
 
     def _heard(self, key: Any) -> Any:
         """Who can learn directly what a warp or barrier knows, itself included."""
-        found = self._hearers.get(key)
-        if found is None:
-            found = self._hearers[key] = np.zeros(self.layout.agents, bool)
-            found[self._who_hears(key)] = True
+        found = np.zeros(self.layout.agents, bool)
+        found[self._who_hears(key)] = True
         return found
 
     def _who_hears(self, key: Any) -> list[int]:
@@ -221,7 +213,7 @@ class Telling:
 
 
 def _meet(some: Any, others: Any) -> Any:
-    """By set of one list and of another one, as bits: whether they have a member in common."""
+    """By set of *some* and set of *others*, as bits: whether they have a member in common."""
     found = np.zeros((len(some), len(others)), bool)
     for i in range(some.shape[1]):
         found |= (some[:, i, None] & others[None, :, i]) != 0
@@ -243,9 +235,9 @@ def _meet(some: Any, others: Any) -> Any:
 class Visits:
     """Warps that visit the slots of rings, and what they are going to know.
 
-    depth: by (warp, array of mbarriers that it waits for), in how many visits it does what it does to a slot; broken: (warp,
-    array) of visits that are not as described, and (CTA, array, warp) of contributions that do not come in each phase;
-    changed: whether one of the two has changed since `begin`.
+    depth: by (warp, array of mbarriers that it waits for), in how many visits the warp is done with a slot; broken: (warp,
+    array) of visits that are not as described, and (CTA, array, warp) of warps that do not contribute to each phase; changed:
+    whether depth or broken has changed since `begin`.
     """
 
     def __init__(self, layout: Layout):
@@ -262,7 +254,7 @@ class Visits:
         self.in_turn = {agent for agent in range(layout.agents) if layout.role(agent) in named}
 
     def begin(self, future: Future) -> None:
-        """What is described from now on. Assumes no more than before."""
+        """Begins a description, by what has been seen so far. It assumes no more than the one before."""
         layout, self.changed = self.layout, False
         waits: dict[tuple[int, str], list[PositionKey]] = {}
         self.tellers: dict[int, list[int]] = {}  # by mbarrier, who contributes to each phase
@@ -333,8 +325,8 @@ class Visits:
     # ---- whether visits are as described ----------------------------------------------------------------------------------
 
     def place(self, agent: int, sort: Any, array: str, stage: int) -> Any:
-        """Of an operation: its visit's sort of waits; the stage, or None for such a wait; and the places, of two laps,
-        of the wait before it. None: nothing is to be looked at."""
+        """What is to be looked at when an operation comes: the key of its visit's waits; its stage, or None for such a wait;
+        and the stages, of two laps, at which the last wait may have been. None: nothing."""
         visit = self.visit.get((agent, array))
         if visit is None:
             return None
@@ -345,7 +337,7 @@ class Visits:
         return key, stage, {(stage + i + lap) % laps for i in range(depth) for lap in (0, laps // 2)}
 
     def watch(self, key: PositionKey, stage: int | None, last: int | None) -> None:
-        """An operation comes after another wait than `place` says. last: where that was, if there was one."""
+        """An operation comes after another wait than `place` says. last: the stage of that wait, if there was one."""
         of = key[::2]
         if last is None and stage is None:
             return  # the first wait

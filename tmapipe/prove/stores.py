@@ -1,9 +1,9 @@
-"""Whether output tiles keep apart, for every shape, and which elements stores reach in one concrete problem."""
+"""Whether output tiles keep apart: shown for every shape, or looked at in one concrete problem."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import attrs
@@ -16,20 +16,15 @@ from tmapipe.prove.symbols import Sym, at_least_0, leaf, parts, text
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
 #
-# Whether output tiles keep apart, for every shape: a proof from where each tile's stores start.
+# For every shape: the argument is in docs/internals/checker.md. It takes starts that are affine: along each dimension, a
+# constant and a multiple E of one coordinate (of the output tile, or the index of a loop). It asks whether
 #
-# It takes starts that are affine: along each dimension, a multiple of one coordinate (of the output tile, or the
-# index of a loop) and a constant. Let such a dimension have the stride E. If all stores of a tile lie within E
-# elements, tiles of different coordinates keep apart, whatever the extents. So three things are left to see:
-#
-# * every coordinate that can differ is that of some dimension;
-# * within the box of these strides, what one tile stores keeps apart (of one tile, there are constants only);
+# * every coordinate that can differ is the coordinate of some dimension;
+# * all that a tile stores lies in a box of E elements along each dimension, and keeps apart there;
 # * this fills the box, and the coordinates times E reach the tensor's end.
 #
-# Tiles may also be stored mirrored: what belongs to the tile at (m, n) goes to where (n, m) would be stored. These
-# stores are looked at by themselves. They keep apart from the others if no tile mirrors to where some tile is.
-#
-# Where that does not hold, nothing is claimed: concrete problems are looked at instead (`tmapipe.prove.stores`).
+# Stores of the tile at (m, n) to where (n, m) would lie are *mirrored*, and looked at by themselves. They keep apart from the
+# others if no tile lies where another one is mirrored to. Where this is not shown, nothing is claimed.
 
 
 class Grid(NamedTuple):
@@ -48,7 +43,7 @@ class Grid(NamedTuple):
     lower: bool = False
 
     def below(self, by: int) -> tuple[Any, ...]:
-        """That a tile is so many tiles below the diagonal or more, if the order has none above it."""
+        """The condition that a tile lies *by* tiles below the diagonal or more, if the order has no tiles above it."""
         *_, m, n = ("", *self.tile)
         return (at_least_0(coordinate(m) - coordinate(n) - by),) if self.lower else ()
 
@@ -75,11 +70,11 @@ class Grid(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What is looked at.
+    """An output.
 
     Args:
-        store: Of the output.
-        loads: Of the same tensor.
+        store: The stage that stores it.
+        loads: Stages that load the same tensor.
         overlaps: Whether a piece of accumulators may have columns of the piece before, with the same values.
     """
 
@@ -97,12 +92,19 @@ class Shown(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Along one dimension, starts are multiples of a coordinate, `stride` elements apart; without one, constants. shift: what
-    moves all of them alike."""
+    """How a tile's stores start along one dimension: at *stride* times the coordinate *key*, plus constants; without a key, at
+    constants. shift: further terms, the same in all stores of the tile."""
 
     key: Sym | None
     stride: int
     shift: frozenset[tuple[Sym, int]] = frozenset()
+
+
+Axes = tuple[Axis, ...]  # of an output, by dimension
+Boxes = tuple[
+    np.ndarray, np.ndarray
+]  # the first elements of stores along each dimension, and the elements after the last
+Pairs = list[tuple[int, int]]  # of numbers of stores that have an element in common
 
 
 def stored_at(output: Output, visit: Visit) -> list[list[Move]]:
@@ -123,7 +125,7 @@ def stored_at(output: Output, visit: Visit) -> list[list[Move]]:
 
 
 def show(output: Output, grid: Grid, visits: Iterable[Visit], solver: Solver) -> Shown:
-    """What is shown of an output by all that tiles may do."""
+    """What is shown of an output. visits: all that tiles may do."""
     visits, mirrored = list(visits), _Mirrored(output, grid)
     others = [mirrored.of(visit, True) for visit in visits]
     if not any(map(mirrored.stores, others)):
@@ -178,11 +180,11 @@ class _Mirrored:
 
 def _show(
     output: Output, grid: Grid, visits: Iterable[Visit], solver: Solver, given: tuple[Any, ...]
-) -> tuple[tuple[Axis, ...], Shown]:
+) -> tuple[Axes, Shown]:
     """(how tiles start, what is shown) of the stores of these visits. given: what holds of the tiles that have to store."""
     if output.store.clipped:
         return (), Shown(*["its tiles have bounds of their own"] * 2)
-    known: dict[Any, tuple[tuple[Axis, ...], Shown]] = {}
+    known: dict[Any, tuple[Axes, Shown]] = {}
     some: list[frozenset[Sym]] = []
     none: list[frozenset[Sym]] = []
     names, loads = {load.name for load in output.loads}, dict[Any, None]()
@@ -212,15 +214,15 @@ def _show(
     return axes, Shown(apart, whole or _reaches(output, grid, axes, [facts.union(given) for facts in none], solver))
 
 
-def _free(grid: Grid, axes: tuple[Axis, ...]) -> list[Sym]:
+def _free(grid: Grid, axes: Axes) -> list[Sym]:
     """The coordinates of a tile that do not say where it is stored."""
     keys = {axis.key for axis in axes}
     return [coordinate(dim) for dim in grid.tile if coordinate(dim) not in keys and not grid.one(dim)]
 
 
-def _alone(grid: Grid, axes: tuple[Axis, ...], some: list[frozenset[Sym]], solver: Solver) -> str:
-    """What is in the way of that of all tiles which would store to the same places one alone does. some: what holds where a
-    tile stores."""
+def _alone(grid: Grid, axes: Axes, some: list[frozenset[Sym]], solver: Solver) -> str:
+    """Why two tiles may store to the same places that differ only in coordinates which no dimension has; empty if they do
+    not. some: the facts of each visit that stores."""
     free = _free(grid, axes)
     other = {each: leaf("tile", f"other {each.args[1]}") for each in free}
     for each in free:
@@ -232,8 +234,8 @@ def _alone(grid: Grid, axes: tuple[Axis, ...], some: list[frozenset[Sym]], solve
     return ""
 
 
-def _reaches(output: Output, grid: Grid, axes: tuple[Axis, ...], none: list[frozenset[Sym]], solver: Solver) -> str:
-    """What is in the way of that tiles reach all of the output. none: what holds where a tile stores nothing."""
+def _reaches(output: Output, grid: Grid, axes: Axes, none: list[frozenset[Sym]], solver: Solver) -> str:
+    """Why tiles may not reach all of the output; empty if they do. none: the facts of each visit that stores nothing."""
     first = dict.fromkeys(_free(grid, axes), 0)  # there is such a tile along each dimension
     if any(solver.possible([replaced(fact, first) for fact in facts]) for facts in none):
         return "not all tiles store it"
@@ -243,7 +245,7 @@ def _reaches(output: Output, grid: Grid, axes: tuple[Axis, ...], none: list[froz
     return ""
 
 
-def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[tuple[Axis, ...], Shown]:
+def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[Axes, Shown]:
     """How the stores of one tile start, and whether they keep apart and fill their box."""
     store = output.store
     moves = [move for own in stored for move in own]
@@ -305,7 +307,7 @@ def _axis(terms: Mapping[Sym, int], grid: Grid) -> Axis | None:
     return Axis(key, stride) if known and stride > 0 and not others else None
 
 
-def _overlapping(low: np.ndarray, high: np.ndarray) -> list[tuple[int, int]]:
+def _overlapping(low: np.ndarray, high: np.ndarray) -> Pairs:
     """Pairs of boxes, by number, that have an element in common."""
     meet = np.all((low[:, None] < high[None]) & (low[None] < high[:, None]), axis=2)
     return [(int(i), int(j)) for i, j in np.argwhere(np.triu(meet, 1))]
@@ -320,15 +322,8 @@ def same_pieces(output: Output, stored: list[list[Move]], i: int, j: int) -> boo
     return output.overlaps and bool(same_warp) and abs(i - j) == 1 and moves[i].at != moves[j].at
 
 
-def _fills(
-    output: Output,
-    grid: Grid,
-    axes: Sequence[Axis],
-    loops: Mapping[Sym, Any],
-    boxes: tuple[np.ndarray, np.ndarray],
-    pairs: list[tuple[int, int]],
-) -> str:
-    """What is in the way of that the stores of a tile fill its box, and loops reach the end."""
+def _fills(output: Output, grid: Grid, axes: Axes, loops: Mapping[Sym, Any], boxes: Boxes, pairs: Pairs) -> str:
+    """Why the stores of a tile may not fill its box, or loops not reach the end; empty if they do."""
     store, ends = output.store, []
     low, high = boxes
     for i, (dim, axis) in enumerate(zip(store.dims, axes, strict=True)):
@@ -361,8 +356,8 @@ def counts_to(count: Any, dim: str, stride: int, most: int | None) -> bool:
     return not isinstance(further, Sym) and further >= 0
 
 
-def _reads_apart(output: Output, axes: tuple[Axis, ...], loads: list[tuple[Any, ...]]) -> str:
-    """What is in the way of that a tile loads, of this tensor, what it has stored itself."""
+def _reads_apart(output: Output, axes: Axes, loads: list[tuple[Any, ...]]) -> str:
+    """Why a tile may load, of this tensor, what another tile stores; empty if it does not."""
     for *at, load in loads:
         for dim, axis, start, extent in zip(output.store.dims, axes, at, load.part, strict=True):
             if axis.key is not None and is_coordinate(axis.key):
@@ -374,10 +369,8 @@ def _reads_apart(output: Output, axes: tuple[Axis, ...], loads: list[tuple[Any, 
 
 # ---- painted ---------------------------------------------------------------------------------------------------------
 #
-# Which store reaches which element of an output, and which elements of inputs are loaded, in one concrete problem.
-#
-# All output tiles of the problem are gone through, as one cluster takes them one after the other; no data is moved.
-# Two tiles that reach the same element are two CTAs of another grid.
+# In one concrete problem: which store reaches which element, in all output tiles one after the other. No data is moved. Two
+# tiles that reach one element may be tiles of two CTAs.
 
 
 MOST = 20_000_000  # elements of an output that is painted
@@ -440,9 +433,8 @@ def _clashes(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> Ite
 
 def _box(move: Move, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """The elements of a tensor that are moved."""
-    return tuple(
-        slice(max(start, 0), max(start + extent, 0)) for start, extent in zip(move.at, move.part.part, strict=True)
-    )
+    reach = zip(move.at, move.part.part, strict=True)
+    return tuple(slice(max(start, 0), max(start + extent, 0)) for start, extent in reach)
 
 
 def _element(move: Move, shape: tuple[int, ...], at: np.ndarray) -> tuple[int, ...]:

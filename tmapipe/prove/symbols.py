@@ -1,4 +1,4 @@
-"""Symbolic numbers of a proof, and which numbers of a program decide what its warps do."""
+"""Symbolic numbers of a proof, in one form each, and which numbers of a program decide what its warps do."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ from tmapipe.program.expressions import Call, Expr, Let, Var, every, resolve
 
 # ---- symbols ---------------------------------------------------------------------------------------------------------
 #
-# Symbolic numbers of a proof: sums of products with integer factors, in one form for each value that is written
-# differently.
-#
-# A number that no launch has decided is a `Sym`. Two of them that are the same object are equal, whatever role they
-# come from: `2 * (i + 1)` and `i + i + 2` are one. Comparisons are kept as "this sum is at least 0" and "this sum is
-# 0", without common factors, so a condition and its opposite are found from each other.
+# A number that no launch has decided is a `Sym`: a sum of products with integer factors. Equal sums are one object, whatever
+# role they come from: `2 * (i + 1)` is `i + i + 2`. Comparisons are kept as "this sum is at least 0" and "this sum is 0",
+# without common factors, so a condition and its opposite are found from each other.
 
 
 LONG = 60  # parts of a number, beyond which a report does not spell it out
 LARGE = 80  # parts of a quotient or choice, beyond which it is a number of its own
-#: by operation and arguments, until the end of the check, which empties it
+#: The symbols by operation and arguments. The end of a check empties it.
 made: dict[Any, Sym] = {}
 _numbers = itertools.count()
 
@@ -306,7 +303,7 @@ def truth(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """In words, for reports. Of a long formula, only of what it is computed."""
+    """A number or condition in words, for reports; of a long formula, only the names in it."""
     if not isinstance(value, Sym):
         return str(value)
     if value.size > LONG:
@@ -338,10 +335,8 @@ def text(value: Any) -> str:
 
 # ---- slicing ---------------------------------------------------------------------------------------------------------
 #
-# Which numbers of a program decide what its warps do: conditions, counts, and operands that synchronize.
-#
-# Where a tile lies is computed at length and decides nothing, unless a body looks at it. So a proof follows only
-# numbers on which something depends that it looks at.
+# Which numbers of a program decide what its warps do: conditions, counts, and operands of operations that synchronize. The
+# proof follows these alone: where a tile lies is computed at length, and decides nothing unless a body looks at it.
 
 
 #: Instructions on fragments that execute no operation.
@@ -388,7 +383,7 @@ def operands(node: Call) -> list[tuple[int | str, Any, bool]]:
 
 
 class Slice:
-    """decides: the variables on which something depends."""
+    """decides: the variables on which conditions, counts or such operands depend."""
 
     def __init__(self, nodes: list[Any]):
         self.decides: set[Any] = set()

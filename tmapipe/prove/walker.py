@@ -1,7 +1,8 @@
-"""Walker: one warp's way through a traced program, with numbers that are open."""
+"""One warp's way through a traced program, in which extents, tiles, entries of tables and counts are symbols."""
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,15 +19,15 @@ from tmapipe.prove.symbols import Sym, at_least_0, leaf, parts, truth
 
 # ---- isa -------------------------------------------------------------------------------------------------------------
 #
-# The instruction set of a walker: operations of one warp, in which stages of barriers and slots are plain numbers.
+# The instruction set by which a walker makes operations. Their stages of barriers and slots have to be plain numbers.
 
 
 class Open(Exception):
-    """What the proof does not see through, in words."""
+    """Something that the proof does not see through, in words."""
 
 
 class ProofIsa(MachineIsa):
-    """The instructions of one warp, whose operations go to *emit*. Coordinates are of no use here."""
+    """The instructions of one warp, whose operations go to *emit*. Coordinates of tiles are left out."""
 
     def __init__(self, layout: Layout, agent: int, emit: Callable[[Any], None]):
         super().__init__(layout, agent, 0, 1, {}, emit)
@@ -60,37 +61,29 @@ def _known(number: Any, what: str) -> int:
 
 # ---- walker ----------------------------------------------------------------------------------------------------------
 #
-# Walker: one warp's way through a traced program, with numbers that are open.
-#
-# What a warp does is evaluated for its own number and its CTA's. Extents, tiles, entries of tables and counts stay
-# symbols. A walker goes on until it comes to a loop of open count, to a condition that nobody has decided, or to its
-# end.
+# A walker goes on until it comes to a loop of open count, to a condition that nobody has decided, or to its end. It knows
+# the numbers of its warp and of its CTA.
 
 
+ANSWERS = {"atomic_add": "a counter", "ballot": "votes", "smid": "the multiprocessor"}
 INLINE = 64  # iterations of a loop of known count that are taken one by one
 
 
 class Walker:
     """One warp.
 
-    frames: where it is, from the outermost block on; env: the values of variables; queue: operations that it has come to and
-    not executed; facts: asked for what is decided.
-    """
+    queue: operations that the warp has come to and not executed. env: the values of variables. frames: where the warp is, the
+    outermost block first:
 
-    __slots__ = (
-        "agent",
-        "behind",
-        "env",
-        "frames",
-        "isa",
-        "program",
-        "queue",
-        "rank",
-        "reads",
-        "shared",
-        "skips",
-        "warp",
-    )
+        ("block", nodes, i)                     before node i of a block
+        ("arm", branch, taken)                  in an arm of a branch
+        ("for", loop, i, count)                 in iteration i of a loop of known count
+        ("head", loop, i)                       before iteration i of a loop of open count
+        ("one", loop, i)                        in iteration i of such a loop, which the warp takes by itself
+        ("joint", loop, i, pace, done)          in iteration i + done of such a loop, of `pace` that are taken with other warps
+        ("again", loop, i, pace, done)          before iteration i + done of these, of a `while` loop
+        ("iterated",)                           behind the last of these
+    """
 
     def __init__(self, shared: Any, agent: int):
         self.shared, self.agent = shared, agent
@@ -99,17 +92,17 @@ class Walker:
         self.queue: deque[Any] = deque()
         self.isa = shared.isas[agent]
         self.env: dict[Any, Any] = {}
-        self.reads: Any = 0  # of the queue of a scheduler warp, so far
+        self.reads: Any = 0  # how many words of the tile queue the warp has read
         self.frames: list[tuple[Any, ...]] = [("block", self.program.nodes, 0)]
-        self.skips: list[tuple[str, int]] = []  # (ring, slots) by which its position has moved on without operations
-        self.behind = False  # whether it keeps positions behind slots whose number is open
+        self.skips: list[
+            tuple[str, int]
+        ] = []  # (ring, slots) by which the warp's position has moved on without operations
+        self.behind = False  # whether a variable has a position behind skipped slots whose number is a symbol
 
     def copy(self) -> Walker:
-        other = object.__new__(Walker)
-        for name in ("shared", "agent", "program", "rank", "warp", "isa", "reads"):
-            setattr(other, name, getattr(self, name))
+        other = copy.copy(self)
         other.queue, other.env, other.frames = deque(self.queue), dict(self.env), list(self.frames)
-        other.skips, other.behind = list(self.skips), self.behind
+        other.skips = list(self.skips)
         return other
 
     # ---- values -----------------------------------------------------------------------------------------------------
@@ -128,7 +121,7 @@ class Walker:
         return memo[x]
 
     def _remembered(self, x: Expr) -> Any:
-        """The value of an expression, which is computed once for each that its variables have in this warp."""
+        """The value of an expression, computed once for equal values of its variables."""
         on = self.shared.variables_in(x)
         key = x, self.agent, *[_exactly(self.env.get(var)) for var in on]
         values = self.shared.values
@@ -175,8 +168,8 @@ class Walker:
     # ---- going on ---------------------------------------------------------------------------------------------------
 
     def go_on(self, decide: Callable[[Any], bool | None]) -> tuple[Any, ...] | None:
-        """Comes to the next operations (then None, and they are in the queue), or says what it has come to:
-        ("decide", condition), ("loop", node), ("iterated",) or ("done",)."""
+        """Goes on to the next operations, which are then in the queue, and returns None; or returns what the warp has come to:
+        ("decide", condition), ("loop", node), ("iterated",) or ("done",). decide: the outcome of a condition; None: open."""
         while not self.queue:
             if not self.frames:
                 return ("done",)
@@ -246,14 +239,17 @@ class Walker:
             else:
                 self.frames += [("joint", node, base, pace, done), ("iterated",)]
 
-    def _next(self, node: Any) -> None:
-        carried = self._followed(node)
-        values = [self.number(last) for _, _, last, _ in carried]
-        self.env.update(zip((phi for phi, *_ in carried), values, strict=True))
-
     def _start(self, node: Any) -> None:
+        """What a loop carries takes its values before the loop."""
+        self._carry(node, 1)
+
+    def _next(self, node: Any) -> None:
+        """What a loop carries takes its values after an iteration."""
+        self._carry(node, 2)
+
+    def _carry(self, node: Any, which: int) -> None:
         carried = self._followed(node)
-        values = [self.number(initial) for _, initial, _, _ in carried]
+        values = [self.number(each[which]) for each in carried]
         self.env.update(zip((phi for phi, *_ in carried), values, strict=True))
 
     def _followed(self, node: Any) -> list[Any]:
@@ -274,7 +270,7 @@ class Walker:
             self.leave_loop(node)
 
     def _begin(self, node: Any, base: Any, pace: int, done: int) -> None:
-        """One iteration of an open loop, as the `done`-th of `pace` that go together."""
+        """Begins iteration number `done` of the `pace` iterations that other warps' loops are taken with."""
         if type(node) is For:
             self.env[node.index] = base + done
         self.frames += [("joint", node, base, pace, done), ("block", node.body, 0)]
@@ -318,7 +314,7 @@ class Walker:
     # ---- instructions -----------------------------------------------------------------------------------------------
 
     def _go_straight(self, nodes: list[Any], straight: Any) -> None:
-        """Comes to the operations of several instructions; of the first of them, if one has operations that cannot be told."""
+        """Queues the operations of instructions one after another, up to one whose operations cannot be told."""
         key = id(straight), self.agent, *[_exactly(self.env.get(var)) for var in straight.variables]
         known = self.shared.emitted.get(key)
         if known is None:
@@ -394,11 +390,12 @@ class Walker:
                 found.append(frame[2])
         return tuple(found)
 
-    def _answer(self, node: Call, *name: Any) -> None:
-        (result,) = node.results
-        self.env[result] = leaf(
-            "answer", f"{name[0]} of {self.shared.layout.agent_name(self.agent)}", *self.instance(node)
-        )
+    def _answer(self, node: Call) -> None:
+        """An instruction gives any number: another one at each execution."""
+        name = f"{ANSWERS[node.method]} of {self.shared.layout.agent_name(self.agent)}"
+        self.env[node.results[0]] = leaf("answer", name, *self.instance(node))
+
+    _atomic_add = _ballot = _smid = _answer
 
     def _here(self, node: Call) -> None:
         if node.results[0] in self.shared.decides:
@@ -428,31 +425,22 @@ class Walker:
             return
         self.env[node.results[0]] = self.shared.entry(table, self.number(i), self, node)
 
-    def _atomic_add(self, node: Call) -> None:
-        self._answer(node, "a counter")
-
     def _do_nothing(self, node: Call) -> None:
         pass
 
     _store_counter = _do_nothing
-
-    def _ballot(self, node: Call) -> None:
-        self._answer(node, "votes")
-
-    def _smid(self, node: Call) -> None:
-        self._answer(node, "the multiprocessor")
 
     def _shuffle(self, node: Call) -> None:
         self.env[node.results[0]] = self.number(node.args[0])
 
 
 def _exactly(value: Any) -> Any:
-    """A value, told from others that are equal."""
+    """A key that tells True from 1."""
     return (value,) if type(value) is bool else value
 
 
 def _nothing(x: Any) -> Any:
-    """In the place of what only data depends on."""
+    """What stands for an argument on which only data depends."""
     x = resolve(x)
     if isinstance(x, (list, tuple)) and type(x) in (list, tuple):
         return (0,) * len(x)
