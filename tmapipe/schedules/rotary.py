@@ -132,8 +132,7 @@ class RotaryTiles(ElementwiseTiles):
 
 # ---- rows as they lie ------------------------------------------------------------------------------------------------
 #
-# A tile is a number of rows, one after another, wherever they begin: the heads of some positions, or some heads of one. The
-# rows of a table that it takes are one after another, too.
+# A tile is rows, one after another, wherever they begin: of some positions, or of some heads of one. So are those of a table.
 
 
 @attrs.frozen
@@ -225,8 +224,7 @@ class RotaryRows(Schedule):
         begins: (x, cos, sin): elements after a multiple of 16 bytes where the tensor begins, and -1 where each tile begins at
             such a multiple.
         vector: Bytes of which rows of the output, or halves of them, are whole multiples.
-        pairs: As of `RotaryTiles`.
-        inverse: As of `RotaryTiles`.
+        pairs, inverse: As of `RotaryTiles`.
 
     Raises:
         InputError: An argument is not as above, such as a *form* of other rows.
@@ -250,8 +248,8 @@ class RotaryRows(Schedule):
         if not (is_count(columns) and is_count(heads)) or columns % 2:
             rule = "are an even number of columns, and rows of equal angles"
             raise InputError("RotaryRows(columns, heads)", (columns, heads), rule, "e.g. 128 and 8")
-        known = isinstance(form, RotaryForm) and all(map(is_count, attrs.astuple(form)))
-        if not known or form.angles < columns // 2 or (form.rows % heads and heads % form.rows):
+        known = isinstance(form, RotaryForm) and all(map(is_count, attrs.astuple(form))) and form.angles >= columns // 2
+        if not known or (form.rows % heads and heads % form.rows):
             rule = f"has a multiple or a divisor of {heads} rows, and {columns // 2} angles or more"
             raise InputError("RotaryRows(form)", form, rule, "see rotary_form()")
         counts = [isinstance(some, tuple) and len(some) for some in (sizes, begins)]
@@ -389,10 +387,10 @@ class Rotary:
             out = made_like(x, tuple(x.shape), (*strides_of(x)[:-1], 0))
         if tuple(out.shape) != tuple(x.shape):
             raise InputError("out.shape", tuple(out.shape), f"is that of x, {tuple(x.shape)}", "make it so")
-        if 0 not in x.shape and strides_of(out)[-1] != 1:
-            rule = "is contiguous along the last dimension"
-            raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
         if 0 not in x.shape:
+            if strides_of(out)[-1] != 1:
+                rule = "is contiguous along the last dimension"
+                raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
             tables = [expanded(table, shape) for table in (cos, sin)]
             call = self.by_rows(x, tables, out) or functools.partial(self._by_tiles, x, tables, out)
             remember(self, call, (x, cos, sin), given, {}, out)
@@ -414,24 +412,19 @@ class Rotary:
             out: Of x's shape.
             form: Of the kernel; None: what `rotary_form` says.
         """
-        if (found := _dense(x, tables, out)) is None:
+        (columns, angles), pairs = (x.shape[-1], tables[0].shape[-1]), self.pairs
+        found, sizes = _dense(x, tables, out, pairs), (x.dtype.itemsize, tables[0].dtype.itemsize)
+        form = form or (found and rotary_form(columns, found[2], sizes, pairs))
+        if found is None or form is None:
             return None
         batches, positions, heads, y = found
-        (columns, angles), pairs = (x.shape[-1], tables[0].shape[-1]), self.pairs
-        sizes = x.dtype.itemsize, tables[0].dtype.itemsize
-        form = form or rotary_form(columns, heads, sizes, pairs)
-        if form is None:
-            return None
-        turned = ceil_div(form.rows, heads) * angles
-        steps = (form.rows * columns, 0 if batches == 1 else positions * heads * columns), (turned,), (turned,)
+        table = ceil_div(form.rows, heads) * angles
+        steps = (form.rows * columns, 0 if batches == 1 else positions * heads * columns), (table,), (table,)
         starts = [address_of(each) % ALIGNMENT // each.dtype.itemsize for each in (x, *tables)]
         begins = tuple(
             -1 if not any(step * each.dtype.itemsize % ALIGNMENT for step in (start, *some)) else start
             for each, start, some in zip((x, *tables), starts, steps, strict=True)
         )
-        if not pairs:
-            (*_, rows, _), (batch, row, _) = y.shape, strides_of(y)
-            y = seen_as(y, (batches, 2, rows, angles), (batch, angles, row, 1))
         vector = min(vector_of(y), form.width * (1 + pairs) * out.dtype.itemsize)
         key: Any = columns, heads, form, sizes, begins, vector, pairs, self.inverse
         if key not in self.fitted:
@@ -448,7 +441,10 @@ class Rotary:
 
     def _pairs(self, x: Any, out: Any, tables: list[Any]) -> None:
         (x, *tables), out = collapsed([x[..., ::2], *tables], out[..., ::2])
-        x, out = (_matrix(_pairs_of(each)) for each in (x, out))
+        whole = [
+            seen_as(each, (*each.shape[:-1], 2 * each.shape[-1]), (*strides_of(each)[:-1], 1)) for each in (x, out)
+        ]
+        x, out = map(_matrix, whole)
         self._run([x, *map(_matrix, tables)], vector_of(out), {"y": out})
 
     def _run(self, views: list[Any], vector: int, outputs: dict[str, Any]) -> None:
@@ -465,8 +461,8 @@ class Rotary:
         self.fitted[key](**{f"x{i}": varying(x) for i, x in enumerate(views)}, **outputs)
 
 
-def _dense(x: Any, tables: list[Any], out: Any) -> tuple[int, int, int, Any] | None:
-    """(batches, positions, heads, out as [batches, rows, columns]) where `RotaryRows` takes these tensors; else None."""
+def _dense(x: Any, tables: list[Any], out: Any, pairs: bool) -> tuple[int, int, int, Any] | None:
+    """(batches, positions, heads, out as stored) of tensors that `RotaryRows` takes; else None."""
     columns, angles, (cos, sin) = x.shape[-1], tables[0].shape[-1], tables
     if columns > 2 * angles or cos.dtype != sin.dtype or strides_of(x)[-1] != 1 or _meet(x, out):
         return None
@@ -483,7 +479,10 @@ def _dense(x: Any, tables: list[Any], out: Any) -> tuple[int, int, int, Any] | N
     dense = dense and step == heads * next_row and (many == 1 or apart == rows * columns)
     if not dense or not all(map(begins_inside, (x, *tables))) or _reach(x) >= MOST_ELEMENTS:
         return None
-    return many, positions, heads, seen_as(y, (many, rows, columns), (batch or rows * next_row, next_row, 1))
+    batch = batch or rows * next_row
+    if pairs:
+        return many, positions, heads, seen_as(y, (many, rows, columns), (batch, next_row, 1))
+    return many, positions, heads, seen_as(y, (many, 2, rows, angles), (batch, angles, next_row, 1))
 
 
 def _meet(x: Any, y: Any) -> bool:
@@ -493,13 +492,8 @@ def _meet(x: Any, y: Any) -> bool:
 
 
 def _reach(x: Any) -> int:
-    """Elements of memory that a tensor has, from its first one to its last one, without those of repeated dimensions."""
+    """Elements of memory from a tensor's first one to its last one."""
     return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
-
-
-def _pairs_of(x: Any) -> Any:
-    """A tensor with all columns, of one with every second of them."""
-    return seen_as(x, (*x.shape[:-1], 2 * x.shape[-1]), (*strides_of(x)[:-1], 1))
 
 
 def _matrix(x: Any) -> Any:
