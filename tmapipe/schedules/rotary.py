@@ -44,17 +44,7 @@ from tmapipe.schedules.elementwise import (
     vector_of,
     whole_rows,
 )
-from tmapipe.schedules.rowform import (
-    BOX,
-    FLIGHT,
-    LINE,
-    address_of,
-    begins_inside,
-    expanded,
-    padded,
-    seen_as,
-    strides_of,
-)
+from tmapipe.schedules.rowform import BOX, LINE, address_of, begins_inside, expanded, padded, seen_as, strides_of
 from tmapipe.schedules.rows import KINDS, MOST_ELEMENTS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
@@ -156,13 +146,16 @@ class RotaryForm:
     each: int = 1
 
 
-ROWS, EIGHT = 1024, 8  # rows of a tile, at most; of which all begin at multiples of 16 bytes
-LEAST, SMALL, LARGEST = 2 << 10, 8 << 10, 40 << 10  # bytes of a tile of x; below the second, starting a CTA counts
-THREADS, WARPS = 2048, 24  # of a multiprocessor; and those with which its schedulers are busy
-REGISTERS, OTHERS = 1 << 16, 10  # of a multiprocessor; and of a thread beside what it reads
+EIGHT, MOST_WARPS = 8, 16  # rows of which all begin at multiples of 16 bytes; warps that share a tile, at most
+LEAST, SMALL, LARGEST = 2 << 10, 5 << 10, 40 << 10  # bytes of a tile of x: at least, with which CTAs do best, at most
+FLIGHT, MOST_FLIGHT = (
+    40 << 10,
+    64 << 10,
+)  # bytes of x on their way to a multiprocessor, with which memory is busy, and at most
+THREADS, REGISTERS, CTAS = 2048, 1 << 16, 32  # of a multiprocessor
 SHARED, OWN = 228 << 10, 2 << 10  # bytes of shared memory of a multiprocessor; and of a CTA beside its slots
-VALUES, MOST = (6, 12), 32  # angles of a thread, from which to which there is no loss; and at most
-MOST_WARPS, CTAS, VAIN = 16, 32, 1.15  # at most; and angles that are shared out for each one that is there
+VALUES, MOST = (8, 16), 32  # angles of a thread, from which to which there is no loss; and at most
+VAIN = 1.15  # angles that are shared out for each one that is there, at most, but for those that fill warps
 
 
 @functools.lru_cache(maxsize=4096)
@@ -180,37 +173,36 @@ def rotary_forms(columns: int, heads: int, sizes: tuple[int, int], pairs: bool) 
     angles, found = columns // 2, {}
     few, step = [n for n in range(1, heads) if heads % n == 0], math.lcm(heads, EIGHT)
     step = step if step * columns * sizes[0] * 2 <= LARGEST else heads
-    for n, width in itertools.product([*few, *range(step, ROWS + 1, step)], (8, 4, 2, 1)):
-        tile, beside = n * columns * sizes[0], 2 * ceil_div(n, heads) * angles * sizes[1]
-        if not LEAST <= tile <= LARGEST or angles % width or (1 + pairs) * width * sizes[0] > ALIGNMENT:
+    for n, width in itertools.product([*few, *range(step, LARGEST // (columns * sizes[0]) + 1, step)], (8, 4, 2, 1)):
+        tile, table = n * columns * sizes[0], ceil_div(n, heads) * angles * sizes[1]
+        if tile < LEAST or angles % width or (1 + pairs) * width * sizes[0] > ALIGNMENT:
             continue
-        anywhere = sum(bytes_ % ALIGNMENT > 0 for bytes_ in (tile, beside // 2)) if width > 1 else 0
         near, whole = range(angles, int(angles * VAIN) + 1, width), ceil_div(angles, WARP * width) * WARP * width
-        slots = ((n * columns, sizes[0]), *2 * ((ceil_div(n, heads) * angles, sizes[1]),))
-        most = sum(in_boxes(many + 2 * (whole - angles) + EIGHT, LINE // size) * size for many, size in slots)
+        slots = sum(
+            in_boxes(many // size + 2 * whole, LINE // size) * size
+            for many, size in ((tile, sizes[0]), *2 * ((table, sizes[1]),))
+        )
         for wide, warps in itertools.product({*near, whole}, range(1, MOST_WARPS + 1)):
             if n * wide % (width * WARP * warps) or (values := n * wide // (WARP * warps)) > MOST:
                 continue
             threads = WARP * (warps + 1)
-            registers = ceil_div(OTHERS + values * (4 + sizes[0] // 2) // 2, 8) * 8
-            if share := min(CTAS, THREADS // threads, REGISTERS // (threads * registers), SHARED // (most + OWN)):
-                ctas = min(share, max(2, ceil_div(FLIGHT, tile)))
+            registers = ceil_div(16 + values * (2 + sizes[0] // 2), 8) * 8
+            room = THREADS // threads, REGISTERS // (threads * registers), SHARED // (slots + OWN)
+            if ctas := min(CTAS, MOST_FLIGHT // tile + 1, *room):
                 form = RotaryForm(n, wide, warps, width, ctas)
-                found[form] = _cost(form, angles, tile, beside, pairs) + 0.1 * anywhere
+                apart = sum(each % ALIGNMENT > 0 for each in (tile, table)) if width > 1 else 0
+                found[form] = _cost(form, angles, tile, (1 + pairs) * width) + 0.1 * apart
     return sorted(found, key=found.__getitem__)
 
 
-def _cost(form: RotaryForm, angles: int, tile: int, beside: int, pairs: bool) -> float:
-    """What a form loses, as a share of the time. *tile*, *beside*: bytes of a tile of x, and of those of the tables."""
-    values = form.rows * form.angles // (WARP * form.warps)
-    lost = 0.6 * max(0.0, FLIGHT / (form.ctas * tile) - 1)
-    lost += 0.3 * max(0.0, WARPS / (form.ctas * form.warps) - 1)
-    lost += 0.03 * (8 // form.width // (1 + pairs) - 1)
-    lost += 0.05 * max(0.0, SMALL / tile - 1)
-    lost += 0.05 * max(0.0, VALUES[0] / values - 1) + 0.05 * max(0.0, values / VALUES[1] - 1)
-    lost += 0.1 * max(0.0, 3 / form.ctas - 1)
-    lost += 0.0 if VectorLayout((form.rows, form.angles), form.width, form.warps, 0).even else 0.05 / form.width
-    return lost + 0.2 * (form.angles / angles - 1) + 0.1 * beside / tile
+def _cost(form: RotaryForm, angles: int, tile: int, width: int) -> float:
+    """What a form loses, as a share of the time. *tile*: bytes of x; *width*: elements of x that lie side by side."""
+    layout, values = VectorLayout((form.rows, form.angles), form.width, form.warps, 0), VALUES
+    lost = 0.0 if layout.by_rows else (0.3 if layout.even else 0.6) / width  # places are found by divisions
+    lost += 0.25 * (form.angles / angles - 1) + 0.02 * math.log2(EIGHT / width)
+    lost += 0.06 * max(0.0, math.log2(tile / SMALL)) + 0.2 * max(0.0, SMALL / tile - 1)
+    lost += 0.05 * max(0.0, values[0] / layout.values - 1) + 0.2 * max(0.0, layout.values / values[1] - 1)
+    return lost + 0.6 * max(0.0, FLIGHT / (form.ctas * tile) - 1)
 
 
 class RotaryRows(Schedule):
@@ -392,8 +384,10 @@ class Rotary:
                 rule = "is contiguous along the last dimension"
                 raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
             tables = [expanded(table, shape) for table in (cos, sin)]
-            call = self.by_rows(x, tables, out) or functools.partial(self._by_tiles, x, tables, out)
-            remember(self, call, (x, cos, sin), given, {}, out)
+            if (call := self.by_rows(x, tables, out)) is not None:
+                remember(self, call, (x, cos, sin), given, {}, out)
+            else:
+                self._by_tiles(x, tables, out)
         return out
 
     def _by_tiles(self, x: Any, tables: list[Any], out: Any) -> None:
