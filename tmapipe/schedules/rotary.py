@@ -31,7 +31,7 @@ from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import VectorLayout
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.copy import Copy, in_boxes
+from tmapipe.schedules.copy import Copy, in_boxes, reach
 from tmapipe.schedules.elementwise import (
     DIMS,
     ElementwiseTiles,
@@ -44,7 +44,7 @@ from tmapipe.schedules.elementwise import (
     vector_of,
     whole_rows,
 )
-from tmapipe.schedules.rowform import BOX, LINE, address_of, begins_inside, expanded, padded, seen_as, strides_of
+from tmapipe.schedules.rowform import BOX, address_of, begins_inside, copied, expanded, padded, seen_as, strides_of
 from tmapipe.schedules.rows import KINDS, MOST_ELEMENTS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
@@ -179,7 +179,7 @@ def rotary_forms(columns: int, heads: int, sizes: tuple[int, int], pairs: bool) 
             continue
         near, whole = range(angles, int(angles * VAIN) + 1, width), ceil_div(angles, WARP * width) * WARP * width
         slots = sum(
-            in_boxes(many // size + 2 * whole, LINE // size) * size
+            in_boxes(many // size + 2 * whole, size) * size
             for many, size in ((tile, sizes[0]), *2 * ((table, sizes[1]),))
         )
         for wide, warps in itertools.product({*near, whole}, range(1, MOST_WARPS + 1)):
@@ -259,7 +259,7 @@ class RotaryRows(Schedule):
             ("x", "cos", "sin"), "wuv", rows, (columns, *2 * (self.angles,)), begins, self.units, strict=True
         ):
             beyond = (form.angles - self.angles) * length // self.angles + (0 if begin < 0 else unit - 1)
-            slot = in_boxes(many * length + beyond, LINE * unit // ALIGNMENT)
+            slot = in_boxes(many * length + beyond, ALIGNMENT // unit)
             setattr(self, name, TmaLoadStage(dim, tile=(slot,), ring=self.ring, l2_hint="evict_last"))
         tile = form.rows, form.angles * (1 + pairs)
         self.y = ThreadStoreStage("b q n" if pairs else "b h q n", tile=tile, role=self.work, vector=vector)
@@ -384,6 +384,10 @@ class Rotary:
                 rule = "is contiguous along the last dimension"
                 raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
             tables = [expanded(table, shape) for table in (cos, sin)]
+            if strides_of(x)[-1] != 1 or any(
+                n > 1 and not step for n, step in zip(x.shape, strides_of(x), strict=True)
+            ):
+                x = copied(x)
             if (call := self.by_rows(x, tables, out)) is not None:
                 remember(self, call, (x, cos, sin), given, {}, out)
             else:
@@ -392,7 +396,7 @@ class Rotary:
 
     def _by_tiles(self, x: Any, tables: list[Any], out: Any) -> None:
         """By `RotaryTiles`, which takes rows that lie apart, and then by `Copy` for other columns."""
-        x, both = x if strides_of(x)[-1] == 1 else padded(x), 2 * tables[0].shape[-1]
+        both = 2 * tables[0].shape[-1]
         (self._pairs if self.pairs else self._halves)(x[..., :both], out[..., :both], tables)
         if both < x.shape[-1]:
             self.copy(x[..., both:], out[..., both:])
@@ -424,7 +428,7 @@ class Rotary:
         if key not in self.fitted:
             self.fitted[key] = RotaryRows(*key)
         each = zip((x, *tables), starts, strict=True)
-        x, cos, sin = (seen_as(one, (start + _reach(one),), (1,), start) for one, start in each)
+        x, cos, sin = (seen_as(one, (start + reach(one),), (1,), start) for one, start in each)
         return functools.partial(self.fitted[key], x=x, cos=cos, sin=sin, y=y)
 
     def _halves(self, x: Any, out: Any, tables: list[Any]) -> None:
@@ -452,7 +456,10 @@ class Rotary:
         key = inputs, dims, tile, vector
         if key not in self.fitted:
             self.fitted[key] = RotaryTiles(inputs, dims, tile, vector, self.pairs, self.inverse)
-        self.fitted[key](**{f"x{i}": varying(x) for i, x in enumerate(views)}, **outputs)
+        whole, first = [varying(x) for x in views], views[0]
+        if self.pairs:  # of a single row, too, all dimensions
+            whole[0] = seen_as(first, tuple(first.shape), tuple(step or ALIGNMENT for step in strides_of(first)))
+        self.fitted[key](**{f"x{i}": x for i, x in enumerate(whole)}, **outputs)
 
 
 def _dense(x: Any, tables: list[Any], out: Any, pairs: bool) -> tuple[int, int, int, Any] | None:
@@ -462,6 +469,7 @@ def _dense(x: Any, tables: list[Any], out: Any, pairs: bool) -> tuple[int, int, 
         return None
     found, y = collapsed([x[..., :angles], *tables], out[..., :angles])
     *dims, last = zip(y.shape, *map(strides_of, (*found, y)), strict=True)
+    dims = dims or [(1, columns, angles, angles, columns)]  # a single row
     own = [i for i, (_, _, *steps, _) in enumerate(dims) if any(steps)]
     if last != (angles, 1, 1, 1, 1) or len(own) != 1 or not len(dims) - 2 <= own[0] <= 1:
         return None
@@ -471,7 +479,7 @@ def _dense(x: Any, tables: list[Any], out: Any, pairs: bool) -> tuple[int, int, 
     rows = positions * heads
     dense = (pitch, row, *steps) == (heads * columns, columns, angles, angles)
     dense = dense and step == heads * next_row and (many == 1 or apart == rows * columns)
-    if not dense or not all(map(begins_inside, (x, *tables))) or _reach(x) >= MOST_ELEMENTS:
+    if not dense or not all(map(begins_inside, (x, *tables))) or reach(x) >= MOST_ELEMENTS:
         return None
     batch = batch or rows * next_row
     if pairs:
@@ -482,12 +490,7 @@ def _dense(x: Any, tables: list[Any], out: Any, pairs: bool) -> tuple[int, int, 
 def _meet(x: Any, y: Any) -> bool:
     """Whether the memory of two tensors, from first to last element, overlaps."""
     apart = address_of(x) - address_of(y)
-    return -_reach(x) * x.dtype.itemsize < apart < _reach(y) * y.dtype.itemsize
-
-
-def _reach(x: Any) -> int:
-    """Elements of memory from a tensor's first one to its last one."""
-    return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
+    return -reach(x) * x.dtype.itemsize < apart < reach(y) * y.dtype.itemsize
 
 
 def _matrix(x: Any) -> Any:
