@@ -108,6 +108,8 @@ CHANGES = {
     "parity": ("runs of halves", r"(try_wait\S+ P1, \[%r\d+\], )0", r"\g<1>1"),
     "selector": ("runs of bytes", r"0x5410U", "0x1054U"),
     "sign": ("runs of bytes", r"0xaaa2U", "0x9991U"),
+    "pitch of a table": ("odd halves", r"(mul\.lo\.s32 \t%r\d+, %r\d+, )15;", r"\g<1>16;"),
+    "second half": ("odd halves", r"(ld\.shared\.b16 \t%rs\d+, \[%r\d+\+)158\]", r"\g<1>160]"),
     "halves of a pair": ("to another type", r"(cvt\.rn\.f16x2\.f32 \t%r\d+), (%r\d+), (%r\d+)", r"\1, \3, \2"),
     "place": ("transpose", r"(st\.global\.b16 \t\[%rd\d+)\]", r"\g<1>+2]"),
     "lanes": ("softmax", r"(shfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )16,", r"\g<1>8,"),

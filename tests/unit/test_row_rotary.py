@@ -111,6 +111,30 @@ def test_forms(name, pairs):
     assert schedule.check({"x": "bf16", "cos": "fp32", "sin": "fp32", "y": "bf16"}).ok
 
 
+@pytest.mark.parametrize("pairs", [False, True], ids=["halves", "pairs"])
+def test_tensors_that_begin_anywhere(pairs):
+    """Also the second of two batches, whose rows begin elsewhere than those of the first."""
+    source = torch.Generator().manual_seed(7)
+    x = torch.randn(3 + 2 * 9 * 3 * 30, generator=source).to(BF16)[3:].view(2, 9, 3, 30)
+    cos, sin = torch.randn(2, 1 + 9 * 15, generator=source)[:, 1:].reshape(2, 9, 1, 15)
+    rotary = tp.schedules.Rotary(pairs, inverse=True)
+    close(rotary(x, cos, sin), wanted(x, cos, -sin, pairs), BF16)
+    ((_, schedule),) = rotary.fitted.items()
+    assert isinstance(schedule, tp.schedules.RotaryRows) and schedule.begins[0] == 3
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["halves", "pairs"])
+def test_single_rows_and_rows_that_are_repeated(pairs):
+    """A row of 58 columns in pairs was refused, and so was x with dimensions along which it is repeated."""
+    for n in (58, 64):
+        x, angles = torch.randn(n), torch.rand(n // 2)
+        found = check((x, angles.cos(), angles.sin()), pairs)
+        torch.testing.assert_close(tp.schedules.Rotary(pairs)(x, angles.cos(), angles.sin(), out=x), found)
+    for columns in (40, 42):
+        x, angles = torch.randn(3, 1, 4, columns).expand(3, 5, 4, columns), torch.rand(5, 1, columns // 2)
+        check((x, angles.cos(), angles.sin()), pairs)
+
+
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 4), (4, 4)], ids=str)
 @pytest.mark.parametrize("heads", [1, 3, 24])
 def test_every_length_has_a_form(sizes, heads):

@@ -142,7 +142,7 @@ class Copy(Schedule):
         if same:
             x, y = _units(x, y)
         cut = max(range(x.ndim), key=lambda dim: x.shape[dim] * strides_of(x)[dim])
-        if _reach(x) >= MOST_ELEMENTS and x.shape[cut] > 1:
+        if reach(x) >= MOST_ELEMENTS and x.shape[cut] > 1:
             half = x.shape[cut] // 2
             for part in (slice(half), slice(half, None)):
                 some = (*[slice(None)] * cut, part)
@@ -199,11 +199,11 @@ class Copy(Schedule):
                 (*steps, pitch, _), (*out, other_pitch, _) = strides_of(one), strides_of(other)
                 *lead, height, length = one.shape
                 start = address_of(one) % ALIGNMENT // size
-                reach = _reach(one[..., :1, :1]) - 1 + (several - 1) * pitch
+                span = reach(one[..., :1, :1]) - 1 + (several - 1) * pitch
                 key = (*steps, pitch), length, size, start, *_together(one, other)
                 if key not in fitted:
                     fitted[key] = CopyPlaces(*key)
-                seen = seen_as(one, (height // several, start + reach + length), (several * pitch, 1), start)
+                seen = seen_as(one, (height // several, start + span + length), (several * pitch, 1), start)
                 shape = (*lead, several, height // several, length)
                 fitted[key](x=seen, y=seen_as(other, shape, (*out, other_pitch, several * other_pitch, 1)))
 
@@ -373,7 +373,7 @@ class CopyRuns(Schedule):
             raise InputError("CopyRuns(length)", length, rule, "use tiles of other elements")
         self.relations = (Dim("n", size=length),) if inside else ()
         slot = self.tile + self.unit - 1 + sum(ceil_div(self.tile - 1, length) * further for length, further in gaps)
-        slot = self.tile if alike else in_boxes(slot, LINE // size)
+        slot = self.tile if alike else in_boxes(slot, size)
         self.names = ("e", "d", "c", "b")[4 - len(steps) :]
         self.over = " ".join((*self.names, "n"))
         self.ring = BarrierRing(each, producer=self.load, consumer=self.work)
@@ -416,9 +416,9 @@ class CopyRuns(Schedule):
         k.y.store_from(*[getattr(tile, name) for name in self.names], begin, values=values)
 
 
-def in_boxes(elements: int, line: int) -> int:
-    """So many elements or a few more, which are whole boxes of whole lines: few elements, in few boxes."""
-    least = ceil_div(elements, BOX)
+def in_boxes(elements: int, size: int) -> int:
+    """So many elements of *size* bytes or a few more, which are whole boxes of whole lines: few elements, in few boxes."""
+    least, line = ceil_div(elements, BOX), LINE // size
     forms = ((ceil_div(elements, n * line) * n * line, n) for n in range(least, least + 4))
     return min(forms, key=lambda form: form[0] + form[1] * line // 2)[0]
 
@@ -428,7 +428,7 @@ def _by_engine(x: Any, y: Any) -> bool:
     return all(strides_of(each)[-1] == 1 for each in (x, y)) and _unit(x, y, ALIGNMENT) == ALIGNMENT
 
 
-def _reach(x: Any) -> int:
+def reach(x: Any) -> int:
     """Elements of memory from a tensor's first one to its last one."""
     return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
 
@@ -482,7 +482,7 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     pairs = tuple(zip(steps, begins, strict=True))
     length = n if any((begin, *begins)) else None
     key = pairs, tuple(gaps), (start, begin), (size, width, vector), (vectors, each, warps), alike, hint, length
-    return key, seen_as(x, (start + _reach(x),), (1,), start), seen_as(y, (*shape, n), (*out, 1))
+    return key, seen_as(x, (start + reach(x),), (1,), start), seen_as(y, (*shape, n), (*out, 1))
 
 
 def _unit(x: Any, y: Any, most: int) -> int:

@@ -31,7 +31,7 @@ from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import VectorLayout
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.copy import Copy, in_boxes
+from tmapipe.schedules.copy import Copy, in_boxes, reach
 from tmapipe.schedules.elementwise import (
     DIMS,
     ElementwiseTiles,
@@ -44,17 +44,7 @@ from tmapipe.schedules.elementwise import (
     vector_of,
     whole_rows,
 )
-from tmapipe.schedules.rowform import (
-    BOX,
-    FLIGHT,
-    LINE,
-    address_of,
-    begins_inside,
-    expanded,
-    padded,
-    seen_as,
-    strides_of,
-)
+from tmapipe.schedules.rowform import BOX, address_of, begins_inside, copied, expanded, padded, seen_as, strides_of
 from tmapipe.schedules.rows import KINDS, MOST_ELEMENTS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
@@ -132,8 +122,7 @@ class RotaryTiles(ElementwiseTiles):
 
 # ---- rows as they lie ------------------------------------------------------------------------------------------------
 #
-# A tile is a number of rows, one after another, wherever they begin: the heads of some positions, or some heads of one. The
-# rows of a table that it takes are one after another, too.
+# A tile is rows, one after another, wherever they begin: of some positions, or of some heads of one. So are those of a table.
 
 
 @attrs.frozen
@@ -157,13 +146,16 @@ class RotaryForm:
     each: int = 1
 
 
-ROWS, EIGHT = 1024, 8  # rows of a tile, at most; of which all begin at multiples of 16 bytes
-LEAST, SMALL, LARGEST = 2 << 10, 8 << 10, 40 << 10  # bytes of a tile of x; below the second, starting a CTA counts
-THREADS, WARPS = 2048, 24  # of a multiprocessor; and those with which its schedulers are busy
-REGISTERS, OTHERS = 1 << 16, 10  # of a multiprocessor; and of a thread beside what it reads
+EIGHT, MOST_WARPS = 8, 16  # rows of which all begin at multiples of 16 bytes; warps that share a tile, at most
+LEAST, SMALL, LARGEST = 2 << 10, 5 << 10, 40 << 10  # bytes of a tile of x: at least, with which CTAs do best, at most
+FLIGHT, MOST_FLIGHT = (
+    40 << 10,
+    64 << 10,
+)  # bytes of x on their way to a multiprocessor, with which memory is busy, and at most
+THREADS, REGISTERS, CTAS = 2048, 1 << 16, 32  # of a multiprocessor
 SHARED, OWN = 228 << 10, 2 << 10  # bytes of shared memory of a multiprocessor; and of a CTA beside its slots
-VALUES, MOST = (6, 12), 32  # angles of a thread, from which to which there is no loss; and at most
-MOST_WARPS, CTAS, VAIN = 16, 32, 1.15  # at most; and angles that are shared out for each one that is there
+VALUES, MOST = (8, 16), 32  # angles of a thread, from which to which there is no loss; and at most
+VAIN = 1.15  # angles that are shared out for each one that is there, at most, but for those that fill warps
 
 
 @functools.lru_cache(maxsize=4096)
@@ -181,37 +173,36 @@ def rotary_forms(columns: int, heads: int, sizes: tuple[int, int], pairs: bool) 
     angles, found = columns // 2, {}
     few, step = [n for n in range(1, heads) if heads % n == 0], math.lcm(heads, EIGHT)
     step = step if step * columns * sizes[0] * 2 <= LARGEST else heads
-    for n, width in itertools.product([*few, *range(step, ROWS + 1, step)], (8, 4, 2, 1)):
-        tile, beside = n * columns * sizes[0], 2 * ceil_div(n, heads) * angles * sizes[1]
-        if not LEAST <= tile <= LARGEST or angles % width or (1 + pairs) * width * sizes[0] > ALIGNMENT:
+    for n, width in itertools.product([*few, *range(step, LARGEST // (columns * sizes[0]) + 1, step)], (8, 4, 2, 1)):
+        tile, table = n * columns * sizes[0], ceil_div(n, heads) * angles * sizes[1]
+        if tile < LEAST or angles % width or (1 + pairs) * width * sizes[0] > ALIGNMENT:
             continue
-        anywhere = sum(bytes_ % ALIGNMENT > 0 for bytes_ in (tile, beside // 2)) if width > 1 else 0
         near, whole = range(angles, int(angles * VAIN) + 1, width), ceil_div(angles, WARP * width) * WARP * width
-        slots = ((n * columns, sizes[0]), *2 * ((ceil_div(n, heads) * angles, sizes[1]),))
-        most = sum(in_boxes(many + 2 * (whole - angles) + EIGHT, LINE // size) * size for many, size in slots)
+        slots = sum(
+            in_boxes(many // size + 2 * whole, size) * size
+            for many, size in ((tile, sizes[0]), *2 * ((table, sizes[1]),))
+        )
         for wide, warps in itertools.product({*near, whole}, range(1, MOST_WARPS + 1)):
             if n * wide % (width * WARP * warps) or (values := n * wide // (WARP * warps)) > MOST:
                 continue
             threads = WARP * (warps + 1)
-            registers = ceil_div(OTHERS + values * (4 + sizes[0] // 2) // 2, 8) * 8
-            if share := min(CTAS, THREADS // threads, REGISTERS // (threads * registers), SHARED // (most + OWN)):
-                ctas = min(share, max(2, ceil_div(FLIGHT, tile)))
+            registers = ceil_div(16 + values * (2 + sizes[0] // 2), 8) * 8
+            room = THREADS // threads, REGISTERS // (threads * registers), SHARED // (slots + OWN)
+            if ctas := min(CTAS, MOST_FLIGHT // tile + 1, *room):
                 form = RotaryForm(n, wide, warps, width, ctas)
-                found[form] = _cost(form, angles, tile, beside, pairs) + 0.1 * anywhere
+                apart = sum(each % ALIGNMENT > 0 for each in (tile, table)) if width > 1 else 0
+                found[form] = _cost(form, angles, tile, (1 + pairs) * width) + 0.1 * apart
     return sorted(found, key=found.__getitem__)
 
 
-def _cost(form: RotaryForm, angles: int, tile: int, beside: int, pairs: bool) -> float:
-    """What a form loses, as a share of the time. *tile*, *beside*: bytes of a tile of x, and of those of the tables."""
-    values = form.rows * form.angles // (WARP * form.warps)
-    lost = 0.6 * max(0.0, FLIGHT / (form.ctas * tile) - 1)
-    lost += 0.3 * max(0.0, WARPS / (form.ctas * form.warps) - 1)
-    lost += 0.03 * (8 // form.width // (1 + pairs) - 1)
-    lost += 0.05 * max(0.0, SMALL / tile - 1)
-    lost += 0.05 * max(0.0, VALUES[0] / values - 1) + 0.05 * max(0.0, values / VALUES[1] - 1)
-    lost += 0.1 * max(0.0, 3 / form.ctas - 1)
-    lost += 0.0 if VectorLayout((form.rows, form.angles), form.width, form.warps, 0).even else 0.05 / form.width
-    return lost + 0.2 * (form.angles / angles - 1) + 0.1 * beside / tile
+def _cost(form: RotaryForm, angles: int, tile: int, width: int) -> float:
+    """What a form loses, as a share of the time. *tile*: bytes of x; *width*: elements of x that lie side by side."""
+    layout, values = VectorLayout((form.rows, form.angles), form.width, form.warps, 0), VALUES
+    lost = 0.0 if layout.by_rows else (0.3 if layout.even else 0.6) / width  # places are found by divisions
+    lost += 0.25 * (form.angles / angles - 1) + 0.02 * math.log2(EIGHT / width)
+    lost += 0.06 * max(0.0, math.log2(tile / SMALL)) + 0.2 * max(0.0, SMALL / tile - 1)
+    lost += 0.05 * max(0.0, values[0] / layout.values - 1) + 0.2 * max(0.0, layout.values / values[1] - 1)
+    return lost + 0.6 * max(0.0, FLIGHT / (form.ctas * tile) - 1)
 
 
 class RotaryRows(Schedule):
@@ -225,8 +216,7 @@ class RotaryRows(Schedule):
         begins: (x, cos, sin): elements after a multiple of 16 bytes where the tensor begins, and -1 where each tile begins at
             such a multiple.
         vector: Bytes of which rows of the output, or halves of them, are whole multiples.
-        pairs: As of `RotaryTiles`.
-        inverse: As of `RotaryTiles`.
+        pairs, inverse: As of `RotaryTiles`.
 
     Raises:
         InputError: An argument is not as above, such as a *form* of other rows.
@@ -250,8 +240,8 @@ class RotaryRows(Schedule):
         if not (is_count(columns) and is_count(heads)) or columns % 2:
             rule = "are an even number of columns, and rows of equal angles"
             raise InputError("RotaryRows(columns, heads)", (columns, heads), rule, "e.g. 128 and 8")
-        known = isinstance(form, RotaryForm) and all(map(is_count, attrs.astuple(form)))
-        if not known or form.angles < columns // 2 or (form.rows % heads and heads % form.rows):
+        known = isinstance(form, RotaryForm) and all(map(is_count, attrs.astuple(form))) and form.angles >= columns // 2
+        if not known or (form.rows % heads and heads % form.rows):
             rule = f"has a multiple or a divisor of {heads} rows, and {columns // 2} angles or more"
             raise InputError("RotaryRows(form)", form, rule, "see rotary_form()")
         counts = [isinstance(some, tuple) and len(some) for some in (sizes, begins)]
@@ -269,7 +259,7 @@ class RotaryRows(Schedule):
             ("x", "cos", "sin"), "wuv", rows, (columns, *2 * (self.angles,)), begins, self.units, strict=True
         ):
             beyond = (form.angles - self.angles) * length // self.angles + (0 if begin < 0 else unit - 1)
-            slot = in_boxes(many * length + beyond, LINE * unit // ALIGNMENT)
+            slot = in_boxes(many * length + beyond, ALIGNMENT // unit)
             setattr(self, name, TmaLoadStage(dim, tile=(slot,), ring=self.ring, l2_hint="evict_last"))
         tile = form.rows, form.angles * (1 + pairs)
         self.y = ThreadStoreStage("b q n" if pairs else "b h q n", tile=tile, role=self.work, vector=vector)
@@ -389,18 +379,24 @@ class Rotary:
             out = made_like(x, tuple(x.shape), (*strides_of(x)[:-1], 0))
         if tuple(out.shape) != tuple(x.shape):
             raise InputError("out.shape", tuple(out.shape), f"is that of x, {tuple(x.shape)}", "make it so")
-        if 0 not in x.shape and strides_of(out)[-1] != 1:
-            rule = "is contiguous along the last dimension"
-            raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
         if 0 not in x.shape:
+            if strides_of(out)[-1] != 1:
+                rule = "is contiguous along the last dimension"
+                raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
             tables = [expanded(table, shape) for table in (cos, sin)]
-            call = self.by_rows(x, tables, out) or functools.partial(self._by_tiles, x, tables, out)
-            remember(self, call, (x, cos, sin), given, {}, out)
+            if strides_of(x)[-1] != 1 or any(
+                n > 1 and not step for n, step in zip(x.shape, strides_of(x), strict=True)
+            ):
+                x = copied(x)
+            if (call := self.by_rows(x, tables, out)) is not None:
+                remember(self, call, (x, cos, sin), given, {}, out)
+            else:
+                self._by_tiles(x, tables, out)
         return out
 
     def _by_tiles(self, x: Any, tables: list[Any], out: Any) -> None:
         """By `RotaryTiles`, which takes rows that lie apart, and then by `Copy` for other columns."""
-        x, both = x if strides_of(x)[-1] == 1 else padded(x), 2 * tables[0].shape[-1]
+        both = 2 * tables[0].shape[-1]
         (self._pairs if self.pairs else self._halves)(x[..., :both], out[..., :both], tables)
         if both < x.shape[-1]:
             self.copy(x[..., both:], out[..., both:])
@@ -414,30 +410,25 @@ class Rotary:
             out: Of x's shape.
             form: Of the kernel; None: what `rotary_form` says.
         """
-        if (found := _dense(x, tables, out)) is None:
+        (columns, angles), pairs = (x.shape[-1], tables[0].shape[-1]), self.pairs
+        found, sizes = _dense(x, tables, out, pairs), (x.dtype.itemsize, tables[0].dtype.itemsize)
+        form = form or (found and rotary_form(columns, found[2], sizes, pairs))
+        if found is None or form is None:
             return None
         batches, positions, heads, y = found
-        (columns, angles), pairs = (x.shape[-1], tables[0].shape[-1]), self.pairs
-        sizes = x.dtype.itemsize, tables[0].dtype.itemsize
-        form = form or rotary_form(columns, heads, sizes, pairs)
-        if form is None:
-            return None
-        turned = ceil_div(form.rows, heads) * angles
-        steps = (form.rows * columns, 0 if batches == 1 else positions * heads * columns), (turned,), (turned,)
+        table = ceil_div(form.rows, heads) * angles
+        steps = (form.rows * columns, 0 if batches == 1 else positions * heads * columns), (table,), (table,)
         starts = [address_of(each) % ALIGNMENT // each.dtype.itemsize for each in (x, *tables)]
         begins = tuple(
             -1 if not any(step * each.dtype.itemsize % ALIGNMENT for step in (start, *some)) else start
             for each, start, some in zip((x, *tables), starts, steps, strict=True)
         )
-        if not pairs:
-            (*_, rows, _), (batch, row, _) = y.shape, strides_of(y)
-            y = seen_as(y, (batches, 2, rows, angles), (batch, angles, row, 1))
         vector = min(vector_of(y), form.width * (1 + pairs) * out.dtype.itemsize)
         key: Any = columns, heads, form, sizes, begins, vector, pairs, self.inverse
         if key not in self.fitted:
             self.fitted[key] = RotaryRows(*key)
         each = zip((x, *tables), starts, strict=True)
-        x, cos, sin = (seen_as(one, (start + _reach(one),), (1,), start) for one, start in each)
+        x, cos, sin = (seen_as(one, (start + reach(one),), (1,), start) for one, start in each)
         return functools.partial(self.fitted[key], x=x, cos=cos, sin=sin, y=y)
 
     def _halves(self, x: Any, out: Any, tables: list[Any]) -> None:
@@ -448,7 +439,10 @@ class Rotary:
 
     def _pairs(self, x: Any, out: Any, tables: list[Any]) -> None:
         (x, *tables), out = collapsed([x[..., ::2], *tables], out[..., ::2])
-        x, out = (_matrix(_pairs_of(each)) for each in (x, out))
+        whole = [
+            seen_as(each, (*each.shape[:-1], 2 * each.shape[-1]), (*strides_of(each)[:-1], 1)) for each in (x, out)
+        ]
+        x, out = map(_matrix, whole)
         self._run([x, *map(_matrix, tables)], vector_of(out), {"y": out})
 
     def _run(self, views: list[Any], vector: int, outputs: dict[str, Any]) -> None:
@@ -462,16 +456,20 @@ class Rotary:
         key = inputs, dims, tile, vector
         if key not in self.fitted:
             self.fitted[key] = RotaryTiles(inputs, dims, tile, vector, self.pairs, self.inverse)
-        self.fitted[key](**{f"x{i}": varying(x) for i, x in enumerate(views)}, **outputs)
+        whole, first = [varying(x) for x in views], views[0]
+        if self.pairs:  # of a single row, too, all dimensions
+            whole[0] = seen_as(first, tuple(first.shape), tuple(step or ALIGNMENT for step in strides_of(first)))
+        self.fitted[key](**{f"x{i}": x for i, x in enumerate(whole)}, **outputs)
 
 
-def _dense(x: Any, tables: list[Any], out: Any) -> tuple[int, int, int, Any] | None:
-    """(batches, positions, heads, out as [batches, rows, columns]) where `RotaryRows` takes these tensors; else None."""
+def _dense(x: Any, tables: list[Any], out: Any, pairs: bool) -> tuple[int, int, int, Any] | None:
+    """(batches, positions, heads, out as stored) of tensors that `RotaryRows` takes; else None."""
     columns, angles, (cos, sin) = x.shape[-1], tables[0].shape[-1], tables
     if columns > 2 * angles or cos.dtype != sin.dtype or strides_of(x)[-1] != 1 or _meet(x, out):
         return None
     found, y = collapsed([x[..., :angles], *tables], out[..., :angles])
     *dims, last = zip(y.shape, *map(strides_of, (*found, y)), strict=True)
+    dims = dims or [(1, columns, angles, angles, columns)]  # a single row
     own = [i for i, (_, _, *steps, _) in enumerate(dims) if any(steps)]
     if last != (angles, 1, 1, 1, 1) or len(own) != 1 or not len(dims) - 2 <= own[0] <= 1:
         return None
@@ -481,25 +479,18 @@ def _dense(x: Any, tables: list[Any], out: Any) -> tuple[int, int, int, Any] | N
     rows = positions * heads
     dense = (pitch, row, *steps) == (heads * columns, columns, angles, angles)
     dense = dense and step == heads * next_row and (many == 1 or apart == rows * columns)
-    if not dense or not all(map(begins_inside, (x, *tables))) or _reach(x) >= MOST_ELEMENTS:
+    if not dense or not all(map(begins_inside, (x, *tables))) or reach(x) >= MOST_ELEMENTS:
         return None
-    return many, positions, heads, seen_as(y, (many, rows, columns), (batch or rows * next_row, next_row, 1))
+    batch = batch or rows * next_row
+    if pairs:
+        return many, positions, heads, seen_as(y, (many, rows, columns), (batch, next_row, 1))
+    return many, positions, heads, seen_as(y, (many, 2, rows, angles), (batch, angles, next_row, 1))
 
 
 def _meet(x: Any, y: Any) -> bool:
     """Whether the memory of two tensors, from first to last element, overlaps."""
     apart = address_of(x) - address_of(y)
-    return -_reach(x) * x.dtype.itemsize < apart < _reach(y) * y.dtype.itemsize
-
-
-def _reach(x: Any) -> int:
-    """Elements of memory that a tensor has, from its first one to its last one, without those of repeated dimensions."""
-    return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
-
-
-def _pairs_of(x: Any) -> Any:
-    """A tensor with all columns, of one with every second of them."""
-    return seen_as(x, (*x.shape[:-1], 2 * x.shape[-1]), (*strides_of(x)[:-1], 1))
+    return -reach(x) * x.dtype.itemsize < apart < reach(y) * y.dtype.itemsize
 
 
 def _matrix(x: Any) -> Any:
