@@ -11,9 +11,9 @@ import attrs
 from tmapipe.base import rank_stride
 from tmapipe.check import Finding
 from tmapipe.errors import InputError
+from tmapipe.model import MachineIsa
 from tmapipe.model.layout import Kind, Layout, locate
 from tmapipe.model.run import lines
-from tmapipe.model.warp import MachineIsa
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.program import replay
 from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, every, resolve
