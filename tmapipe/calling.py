@@ -211,10 +211,16 @@ def _keep(
 
 
 def remember(
-    schedule: Any, run: Callable[[], Any], tensors: Tensors, out: Any, named: dict[str, Any], *results: Any
+    schedule: Any,
+    run: Callable[[], Any],
+    tensors: Tensors,
+    out: Any,
+    named: dict[str, Any],
+    *results: Any,
+    parts: bool = False,
 ) -> None:
     """Runs a call of a schedule, or of a kernel of rows, that passes other views of its tensors on. If the call is one
-    launch, notes in `_again` a function that makes this launch again."""
+    launch, notes in `_again` a function that makes this launch again. parts: whether it may take parts of the tensors, too."""
     if named or not getattr(results[0], "is_cuda", False):
         run()
         return
@@ -223,8 +229,8 @@ def remember(
 
     with watched() as launches:
         run()
-    call = repeated(launches, tensors, out, results)
-    if call is not None:
+    call = repeated(launches, tensors, out, results, parts)
+    if call:
         schedule.__dict__["_again"] = (call, *schedule.__dict__.get("_again", ()))[:MOST]
 
 
