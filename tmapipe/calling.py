@@ -221,10 +221,17 @@ def _keep(
 
 
 def remember(
-    schedule: Any, run: Callable[[], Any], tensors: Tensors, out: Any, named: dict[str, Any], *results: Any
+    schedule: Any,
+    run: Callable[[], Any],
+    tensors: Tensors,
+    out: Any,
+    named: dict[str, Any],
+    *results: Any,
+    parts: bool = False,
 ) -> None:
     """Runs *run*, a call of a schedule or of a kernel of rows that launches kernels with other views of its tensors. If it
-    makes one launch, the schedule's `_again` gets a function that makes this launch again. *results*: the outputs."""
+    makes one launch, the schedule's `_again` gets a function that makes this launch again. *results*: the outputs. parts:
+    whether the launch may take parts of the tensors, too."""
     if named or not getattr(results[0], "is_cuda", False):
         run()
         return
@@ -233,7 +240,7 @@ def remember(
 
     with watched() as launches:
         run()
-    _put_first(schedule, "_again", repeated(launches, tensors, out, results))
+    _put_first(schedule, "_again", repeated(launches, tensors, out, results, parts))
 
 
 def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any], made: dict[str, Any]) -> Any:

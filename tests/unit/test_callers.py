@@ -19,7 +19,7 @@ class Code:
     """Stands for a compiled kernel."""
 
     def __init__(self, plan, copied):
-        self.plan, self.launches, self.copied = plan, [], copied
+        self.plan, self.launches, self.addresses, self.copied = plan, [], [], copied
 
         def function(tensors, numbers, stream):
             x, y = tensors[:2]
@@ -27,6 +27,7 @@ class Code:
                 raise ValueError("refused")
             shapes = [tuple(each.shape) for each in tensors]
             strides = [tuple(each.strides) for each in tensors]
+            self.addresses.append([each.data_ptr() for each in tensors])
             self.launches.append((shapes, strides, list(numbers), stream.value))
             ctypes.memmove(y.data_ptr(), x.data_ptr(), self.copied)
 
@@ -42,10 +43,11 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "stream_of", lambda device: 5)
     monkeypatch.setattr(callers, "_stream_of", lambda device: 5)
 
-    def make(*tensors, out=None, schedule=None):
+    def make(*tensors, out=None, schedule=None, **named):
         schedule = schedule or Move()
-        bound = schedule.bind(*tensors, out=out)
-        code = Code(schedule.plan(bound.dtypes), tensors[0].numel() * tensors[0].element_size())
+        bound = schedule.bind(*tensors, out=out, **named)
+        first = next(iter(bound.tensors.values()))
+        code = Code(schedule.plan(bound.dtypes), first.numel() * first.element_size())
         monkeypatch.setattr(launch, "compiled_for", lambda *given, **named: code)
         made = launch.Launcher(schedule, bound, lambda identity: None)
         made.one_device = True
@@ -249,6 +251,29 @@ def test_a_call_of_rotary_is_one_launch_with_its_tensors(launched, pairs, before
     rotary(x, cos, sin, out=x)  # in place, on the model: by another kernel
     rotary(x, cos.bfloat16(), sin.bfloat16())
     assert len(code.launches) == 2 and len(rotary.fitted) == 3
+
+
+@pytest.mark.parametrize("how", ["slices", "in place"])
+@pytest.mark.parametrize("pairs", [False, True], ids=["halves", "pairs"])
+def test_a_call_of_rotary_is_one_launch_with_parts_of_its_tensors(launched, monkeypatch, pairs, how):
+    """Halves of rows that lie apart, or that are overwritten, are tensors of the kernel's."""
+    wide, (cos, sin), rotary = half(2, 37, 12, 64), torch.rand(2, 2, 37, 1, 32), tp.schedules.Rotary(pairs)
+    x = wide[:, :, 4:8]
+    out, seen = x if how == "in place" else half(2, 37, 4, 64), {}
+    with monkeypatch.context() as context:
+        context.setattr(tp.schedules.RotaryTiles, "__call__", lambda self, **named: seen.update(named, schedule=self))
+        rotary(x, cos, sin, out=out)
+    schedule, addresses = seen.pop("schedule"), [each.data_ptr() for each in seen.values()]
+    assert len(addresses) == (4 if pairs else 6) and (pairs or addresses[1] == addresses[0] + 64)
+    _, launcher, code = launched(schedule=schedule, **seen)
+    code.copied = 0
+    call = launch.repeated([(launcher, addresses)], (x, cos, sin), out, (out,), parts=True)
+    rotary.__dict__["_again"] = (call,)
+    assert rotary(x, cos, sin, out=out) is out and code.addresses == [addresses]
+    other = half(2, 37, 4, 64)
+    assert (call((x, cos, sin), other, {}) is other) == (how == "slices") == (len(code.launches) == 2)
+    assert call((x, cos, sin), x, {}) is (x if how == "in place" else None)
+    assert call((wide[:, :, 5:9], cos, sin), x, {}) is None is call((x.float(), cos, sin), other, {})
 
 
 def test_what_a_kernel_does_not_fill_is_set_to_zero_again(launched):

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import math
 import os
 import threading
@@ -230,7 +231,7 @@ def caller_of(
     names: Sequence[str],
     out: Any,
     like: Sequence[Any] = (),
-    before: Sequence[int] = (),
+    places: Sequence[tuple[int, int]] = (),
 ) -> Caller:
     """Writes the function for calls with tensors of one signature. *launcher* has taken such a call.
 
@@ -239,13 +240,15 @@ def caller_of(
         names: Of the last tensors, which are given by name.
         out: The first output, or None.
         like: What the outputs that are made are like, if they are others than the launcher's.
-        before: Bytes before each input where the kernel's tensor begins: the last multiple of 16.
+        places: Of each of the kernel's tensors the number of that of the call, inputs first, in whose memory it lies, and how
+            many bytes after that one it begins, perhaps before it; (): the kernel's tensors are the call's.
     """
-    packed, count, inputs = launcher.packed, len(tensors) - len(names), launcher.inputs
+    packed, count, outputs = launcher.packed, len(tensors) - len(names), len(like) or len(launcher.outputs)
     given = [*tensors] if out is None else [*tensors, out]
+    inputs = 1 + max((i for i, _ in places[: launcher.inputs]), default=launcher.inputs - 1)
     at = [f"x{i}" for i in range(len(given))]
-    made = range(len(given) - inputs, len(launcher.outputs))
-    results = [f"d{i}" if i in made else f"x{inputs + i}" for i in range(len(launcher.outputs))]
+    made = range(len(given) - inputs, outputs)
+    results = [f"d{i}" if i in made else f"x{inputs + i}" for i in range(outputs)]
     fits: list[str] = []  # conditions, any of which sends a call the long way, where its launch is noted
     fits.append("out is not None" if out is not None else "out is None")
     fits.append(f"len(named) == {len(names)}" if names else "not named")
@@ -254,15 +257,20 @@ def caller_of(
     lines += [f"        {x} = named[{name!r}]" for x, name in zip(at[count:], names, strict=False)]
     lines += ["    except (ValueError, KeyError):", "        return None"]
     lines += [f"    {at[-1]} = out"] * (out is not None)
-    refused = ["noted.launches is not None", f"not same({', '.join(at)})"]
+    twice = {
+        j: i for i, j in itertools.combinations(range(len(given)), 2) if given[i] is given[j]
+    }  # an output in place
+    refused = ["noted.launches is not None", *(f"x{j} is not x{i}" for j, i in twice.items())]
+    refused.append(f"not same({', '.join(x for i, x in enumerate(at) if i not in twice)})")  # which takes each once
     refused += ["gradients()"] * any(x.requires_grad for x in given)  # which torch's comparison leaves out
     for i, x in enumerate(given):  # its address, and the end of its memory
         refused.append(f"(p{i} := x{i}.data_ptr()) % {ALIGNMENT} != {x.data_ptr() % ALIGNMENT}")
         refused.append(f"len(x{i}.untyped_storage()) < {span(x)} + x{i}.storage_offset() * {x.element_size()}")
-    begins = {i: n for i, n in enumerate(before) if n}
-    refused += [f"x{i}.storage_offset() < {n // given[i].element_size()}" for i, n in begins.items()]
-    for i in range(inputs, len(given)):
-        refused += [_overlapping(i, j, given[i], given[j]) for j in range(i)]
+    refused += [f"x{i}.storage_offset() < {-n // given[i].element_size()}" for i, n in places if n < 0]
+    for i, j in itertools.combinations(range(len(given)), 2):
+        if j >= inputs:
+            in_place = given[i].data_ptr() == given[j].data_ptr()
+            refused.append(f"p{i} != p{j}" if in_place else _overlapping(j, i, given[j], given[i]))
     refused.append(f"(stream := stream_of({launcher.index})) and capturing()")  # never the default stream
     refused += ["(scratch := scratch_of.get(stream)) is None"] * bool(launcher.scratch)
     refused += [f"current_device() != {launcher.index}"] * (not launcher.one_device)
@@ -272,9 +280,8 @@ def caller_of(
         if like:
             shape, strides = tuple(like[i].shape), like[i].stride()
         lines.append(f"    d{i} = empty({shape!r}, {strides!r}, type_{i}){'.zero_()' * added_to}")
-    addresses = [f"p{i} - {begins[i]}" if i in begins else f"p{i}" for i in range(len(given))] + [
-        f"d{i}.data_ptr()" for i in made
-    ]
+    begins = [*(f"p{i}" for i in range(len(given))), *(f"d{i}.data_ptr()" for i in made)]
+    addresses = [f"{begins[i]} + {n}" if n else begins[i] for i, n in places or ((i, 0) for i in range(len(begins)))]
     addresses += [f"scratch[{i}]" for i in range(len(launcher.scratch))]
     lines += ["    try:", "        memory = pop()", "    except IndexError:", "        memory = make()"]
     lines.append("    words, arguments, result = memory")
@@ -285,7 +292,7 @@ def caller_of(
     lines += [f"    written(({', '.join(at[inputs:])},))"] * (len(given) > inputs)
     lines.append(f"    return {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}")
     names_of: dict[str, Any] = {
-        "same": same_as(given),
+        "same": same_as([x for i, x in enumerate(given) if i not in twice]),
         "noted": noted,
         "gradients": torch.is_grad_enabled,
         "capturing": capturing,
@@ -301,11 +308,23 @@ def caller_of(
         "three": packed.count,
         "fail": launcher.fail,
         "written": increment_version,
-        **{f"type_{i}": like[i].dtype if like else output[2] for i, output in enumerate(launcher.outputs)},
+        **{f"type_{i}": like[i].dtype if like else launcher.outputs[i][2] for i in range(outputs)},
     }
     exec(compile("\n".join(lines), f"<a caller of {launcher.name}>", "exec"), names_of)
     made_here: Caller = names_of["call"]
     return made_here
+
+
+def parts_of(
+    launcher: Launcher, addresses: Sequence[int], tensors: Sequence[Any], results: Sequence[Any]
+) -> list[tuple[int, int]]:
+    """The places, as `caller_of` takes them, of a launch with tensors at these addresses, all of which lie in a call's tensors
+    or in its outputs, and which take some of each; [] for another launch."""
+    whole, places = [*tensors, *results], list[tuple[int, int]]()
+    for k, address in enumerate(addresses):
+        own = range(len(tensors)) if k < launcher.inputs else range(len(tensors), len(whole))
+        places += [(i, n) for i in own if 0 <= (n := address - whole[i].data_ptr()) < span(whole[i])][:1]
+    return places if len(places) == len(addresses) and {i for i, _ in places} == {*range(len(whole))} else []
 
 
 class _Noted(threading.local):

@@ -31,6 +31,7 @@ from tmapipe.gpu.kernels import (
     kernel_for,
     loaded,
     noted,
+    parts_of,
     stream_of,
 )
 from tmapipe.gpu.watchdog import Watchdog, seconds_of
@@ -228,14 +229,14 @@ class Launcher:
         names: Sequence[str],
         out: Any,
         like: Sequence[Any] = (),
-        before: Sequence[int] = (),
+        places: Sequence[tuple[int, int]] = (),
     ) -> Caller | None:
         """The function that `tmapipe.gpu.kernels.caller_of` makes; None in a capture, after several that did not take their
         own tensors, or if launches are waited for, or noted."""
         if capturing() or self.callers >= MOST_CALLERS or self.watchdog is not None or noted.launches is not None:
             return None
         self.callers += 1
-        return caller_of(self, tensors, names, out, like, before)
+        return caller_of(self, tensors, names, out, like, places)
 
     def _check_apart(self, arguments: list[Any]) -> None:
         """Raises `InputError` if an output overlaps another tensor. Looks closely only where their spans overlap."""
@@ -358,7 +359,11 @@ class Prepared:
 
 
 def repeated(
-    launches: Sequence[tuple[Launcher, list[int]]], tensors: Sequence[Any], out: Any, results: Sequence[Any]
+    launches: Sequence[tuple[Launcher, list[int]]],
+    tensors: Sequence[Any],
+    out: Any,
+    results: Sequence[Any],
+    parts: bool = False,
 ) -> Caller | None:
     """What makes a call again that was one launch of other views of its tensors, or two, of which the second takes what the
     first one makes, and then the call's other tensors; None if it was something else.
@@ -368,11 +373,14 @@ def repeated(
         tensors: The call's, in the launcher's order.
         out: Its first output, or None.
         results: All of its outputs.
+        parts: Whether a launch may take parts of these tensors, too: of a call that does nothing but launch.
     """
     if signature(tuple(tensors), out) is None:
         return None
     if len(launches) == 1:
-        return _again(*launches[0], tensors, out, results)
+        (launcher, places), found = launches[0], _again(*launches[0], tensors, out, results)
+        inside = () if found or not parts else parts_of(launcher, places, tensors, results)
+        return launcher.caller(tensors, (), out, results, inside) if inside else found
     if len(launches) != 2 or out is not None:
         return None
     (first, places), (second, others) = launches
@@ -407,13 +415,13 @@ def _again(
     launcher: Launcher, addresses: Sequence[int], tensors: Sequence[Any], out: Any, results: Sequence[Any]
 ) -> Caller | None:
     """As `repeated`, for one launch with tensors at these addresses."""
-    given = [*tensors] if out is None else [*tensors, out]
-    whole = [*given, *results[len(given) - launcher.inputs :]]
-    before = [x.data_ptr() - address for x, address in zip(whole, addresses, strict=False)]
-    inputs = launcher.inputs
-    if len(whole) != len(addresses) or any(before[inputs:]) or not all(0 <= n < ALIGNMENT for n in before[:inputs]):
+    given, inputs = [*tensors] if out is None else [*tensors, out], launcher.inputs
+    whole = [*given, *results[len(given) - inputs :]]
+    after = [address - x.data_ptr() for x, address in zip(whole, addresses, strict=False)]
+    if len(whole) != len(addresses) or any(after[inputs:]) or not all(-ALIGNMENT < n <= 0 for n in after[:inputs]):
         return None
-    return launcher.caller(tensors, (), out, results, before[:inputs])
+    made = [(i, 0) for i in range(len(whole), inputs + len(launcher.outputs))]
+    return launcher.caller(tensors, (), out, results, [*enumerate(after), *made])
 
 
 @contextlib.contextmanager

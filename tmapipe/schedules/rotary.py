@@ -388,10 +388,12 @@ class Rotary:
                 n > 1 and not step for n, step in zip(x.shape, strides_of(x), strict=True)
             ):
                 x = copied(x)
-            if (call := self.by_rows(x, tables, out)) is not None:
-                remember(self, call, (x, cos, sin), given, {}, out)
+            call = self.by_rows(x, tables, out)
+            if call is None and (2 * angles < x.shape[-1] or not all(map(fits_tma, (x, x[..., angles:], *tables)))):
+                self._by_tiles(x, tables, out)  # more than a launch
             else:
-                self._by_tiles(x, tables, out)
+                call = call or functools.partial(self._by_tiles, x, tables, out)
+                remember(self, call, (x, cos, sin), given, {}, out, parts=True)
         return out
 
     def _by_tiles(self, x: Any, tables: list[Any], out: Any) -> None:
