@@ -169,8 +169,8 @@ class Loop(Block):
         for c, initial, phis in zip(self.cells, self.cells_before, self.cells_inside, strict=True):
             c.values = [self._carry(n, *each) for n, *each in zip(c.names, initial, phis, c.values, strict=True)]
         memo: dict[Any, Any] = {}
-        names = zip(self.names, self.heads, self.live, self.before, self.inside, self.state, strict=True)
-        self.state = tuple([self._after(*each, sure, memo) for each in names])
+        names: Any = zip(self.names, self.heads, self.live, self.before, self.inside, self.state, strict=True)
+        self.state = tuple([self._after(*each, sure=sure, memo=memo) for each in names])
         for key, (each, contents, name) in self.lists.items():
             both = zip(contents, self.lists_inside[key], list(each), strict=True)
             label = name.split("`")[1]
