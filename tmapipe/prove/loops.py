@@ -397,9 +397,9 @@ class Loops:
             return self._any(loop, agent, phi, new, instance, widened)
         elif loop.turn == 0 and old is not None and loop.index not in leaves(old):
             step = value - old
-            if loop.index not in leaves(step) and not (not isinstance(step, Sym) and step == 0):
+            if loop.index not in leaves(step) and step != 0:
                 return old + step * loop.index
-        if loop.turn > 0 and not (new is old or (not isinstance(new, Sym) and new == old)):
+        if loop.turn > 0 and new != old:
             self.no_formula.add((agent, phi, loop.site))
             return self._any(loop, agent, phi, new, instance, widened)
         return new

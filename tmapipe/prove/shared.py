@@ -362,7 +362,7 @@ class Together:
         )
 
     def equal(self, now: Point, a: Any, b: Any) -> bool:
-        if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
+        if a == b:
             return True
         turns = now.turns()
         apart = replaced(a - b, turns)
