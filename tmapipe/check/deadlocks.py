@@ -121,10 +121,8 @@ class Deadlock:
             return None
         self.blame.append(Step(0, wait.agent, wait.op))
         one = "the slot" if ring.stages == 1 else f"all {ring.stages} slots"
-        return (
-            f"{wait.role} has acquired {one} of {ring.name} and waits for one more before it has loaded into them: load "
-            f"each slot before the next one is acquired, or give {ring.name} stages={ring.stages + 1}"
-        )
+        held = f"{wait.role} has acquired {one} of {ring.name} and waits for one more before it has loaded into them"
+        return f"{held}: load each slot before the next one is acquired, or give {ring.name} stages={ring.stages + 1}"
 
     def _bytes(self, wait: Blocked) -> str | None:
         """Bytes that were armed and do not come, or that came and were not armed."""

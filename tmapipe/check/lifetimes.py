@@ -87,7 +87,7 @@ class Lifetimes(Rules):
         why = f"fence_mbarrier_init, and then a {group} barrier," if far and not known else f"a {group} barrier"
         first = who(self.layout, init.agent)
         use = "the TMA engine" if declared(type(step.op)).effect(Start) and far else who(self.layout, agent)
-        text = f"{use} uses {bar_name(self.layout, bar)}; nothing makes its initialization by {first} visible there"
+        text = f"{use} uses {self._bar(bar)}; nothing makes its initialization by {first} visible there"
         fix = f"put {why} between the initialization and the first use"
         self.log.add(Kind.INIT_NOT_VISIBLE, text, fix, step, init, bar=bar)
 
@@ -108,10 +108,8 @@ class Lifetimes(Rules):
         """A remote arrival."""
         self.reached["arrival", bar // self.layout.nbars, step.agent] = step, bar
         if scope is Scope.CTA:
-            text = (
-                f"{who(self.layout, step.agent)} arrives at {bar_name(self.layout, bar)}, a peer's barrier, with "
-                f"{scope.value} scope: what it did before need not be visible to the peer"
-            )
+            arrives = f"{self._who(step)} arrives at {self._bar(bar)}, a peer's barrier, with {scope.value} scope"
+            text = f"{arrives}: what it did before need not be visible to the peer"
             fix = "arrive with cluster scope (mbarrier.arrive.release.cluster)"
             self.log.add(Kind.SCOPE, text, fix, step, bar=bar)
 
@@ -172,7 +170,7 @@ class Lifetimes(Rules):
 
     def _left(self, step: Step, bar: int, sent: bool, cta: int) -> None:
         """The last warp of a CTA returned without knowing that this load or copy is over."""
-        layout, issuer, phase = self.layout, who(self.layout, step.agent), step.phase
+        layout, issuer, phase = self.layout, self._who(step), step.phase
         slot = layout.slot_name(getattr(step.op, declared(type(step.op)).named(OperandKind.SLOT)[sent]))
         leaves = f"{f'CTA {cta}' if layout.ctas > 1 else 'the CTA'} can leave while a"
         bar_text, kind = f"phase {phase} of {bar_name(layout, bar)}", Kind.EXITED_PEER
@@ -276,7 +274,7 @@ class Contents(Rules):
             return
         cuts = frozenset().union(*self.short[slot].values())
         written = f"{len(cuts)} of {max(parts for _, _, parts in cuts)} parts" if cuts else "nothing"
-        reader = who(self.layout, step.agent)
+        reader = self._who(step)
         text = f"{reader} reads {name} in a slot in which {writer} has written {written} of it"
         fix = f"let {writer} write all of it, slot.{name}.write(...), each time that it enters a slot"
         self.log.add(Kind.UNFILLED, text, fix, step, slot=slot, line=where)

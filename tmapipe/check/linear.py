@@ -148,11 +148,9 @@ class LinearCheck:
             self.phases.arrive(step, bar, counted, lanes == ALL_LANES, order_only)
 
     def _laps_itself(self, step: Step, own: int, lanes: int) -> None:
-        bar = self.layout.flat_bar(step.agent, own)
-        text = (
-            f"{lanes.bit_count()} lanes of {who(self.layout, step.agent)} arrive at {bar_name(self.layout, bar)}, whose count "
-            f"is {self.layout.barrier(bar).count}: they complete phase {step.phase} and go on to count in the next"
-        )
+        bar, count = self.layout.flat_bar(step.agent, own), self.layout.barrier(own).count
+        arrive = f"{lanes.bit_count()} lanes of {who(self.layout, step.agent)} arrive at {bar_name(self.layout, bar)}"
+        text = f"{arrive}, whose count is {count}: they complete phase {step.phase} and go on to count in the next"
         fix = "let one lane arrive (lanes=1), or count every lane that arrives"
         self.log.add(Kind.SURPLUS_ARRIVAL, text, fix, step, bar=bar, phase=step.phase)
 

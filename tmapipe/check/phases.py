@@ -140,6 +140,12 @@ class Rules:
             setattr(other, name, {})
         return other
 
+    def _who(self, step: Step) -> str:
+        return who(self.layout, step.agent)
+
+    def _bar(self, bar: int) -> str:
+        return bar_name(self.layout, bar)
+
     def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
         """The facts that later operations are checked against, each with how it is known. Nothing is in flight."""
         return iter(())
@@ -320,20 +326,14 @@ class Phases(Rules):
     # ---- findings -------------------------------------------------------------------------------------------------
 
     def _two_phases_early(self, step: Step, bar: int, phase: int) -> None:
-        barrier, name = self.layout.barrier(bar).name, bar_name(self.layout, bar)
-        text = (
-            f"{who(self.layout, step.agent)} waits for phase {phase} of {name} (parity {step.op.parity}) and does not know "
-            f"that phase {phase - 1} is complete, so it can take phase {phase - 2}, of the same parity, for it"
-        )
-        role = self.layout.role(step.agent)
+        agent, role, last = self._who(step), self.layout.role(step.agent), f"phase {phase - 1}"
+        text = f"{agent} waits for phase {phase} of {self._bar(bar)} (parity {step.op.parity}) and does not know that {last}"
+        text += f" is complete, so it can take phase {phase - 2}, of the same parity, for it"
         turns = self._turnstiles() if self.layout.plan.role(role).teams > 1 else []
+        fix = f"let {role} wait for every phase of {self.layout.barrier(bar).name} in turn, and check its first parity"
         if turns:
-            fix = (
-                f"let each team of {role} take its turn before it waits, as `with k.{turns[0]}.turn():` around the loop that "
-                f"takes slots: so it knows what the other team has waited for"
-            )
-        else:
-            fix = f"let {role} wait for every phase of {barrier} in turn, and check its first parity"
+            turn = f"as `with k.{turns[0]}.turn():` around the loop that takes slots"
+            fix = f"let each team of {role} take its turn before it waits, {turn}: so it knows the other team's waits"
         self.log.add(Kind.LAPPED_WAIT, text, fix, step, *self.before[bar].steps, bar=bar, phase=phase)
 
     def _turnstiles(self) -> list[str]:
@@ -343,47 +343,38 @@ class Phases(Rules):
         return [name.removesuffix(".turn") for name in names if name.endswith(".turn")]
 
     def _overtaken(self, bar: int, phase: int, seen: Step) -> None:
-        barrier = self.layout.barrier(bar)
+        barrier, role = self.layout.barrier(bar), self.layout.role(seen.agent)
         missed = f"phase {phase - 1}" if phase else "the state before the first phase"
-        text = (
-            f"phase {phase} of {bar_name(self.layout, bar)} can complete before {who(self.layout, seen.agent)} has looked for "
-            f"{missed} (parity {seen.op.parity}), which it then misses"
-        )
-        fix = (
-            f"let {self.layout.role(seen.agent)} take part (directly, or by signalling those who do) in every phase of "
-            f"{barrier.name}, after its wait; the count is {barrier.count}"
-        )
+        text = f"phase {phase} of {self._bar(bar)} can complete before {self._who(seen)} has looked for {missed}"
+        text += f" (parity {seen.op.parity}), which it then misses"
+        fix = f"let {role} take part (directly, or by signalling those who do) in every phase of {barrier.name}, after its"
+        fix += f" wait; the count is {barrier.count}"
         self.log.add(Kind.LAPPED_WAIT, text, fix, seen, *self.now[bar].steps, bar=bar, phase=phase)
 
     def _early(self, step: Step, bar: int, phase: int) -> None:
-        barrier, name, of = self.layout.barrier(bar), bar_name(self.layout, bar), declared(type(step.op))
-        arm, starts = of.effect(Arm), of.effect(Start) is not None
+        barrier, name, of = self.layout.barrier(bar), self._bar(bar), declared(type(step.op))
+        arm, last = of.effect(Arm), f"phase {phase - 1}"
         verb = f"arrives at {name}" if arm is None else f"arms {getattr(step.op, arm.nbytes)} bytes on {name}"
-        verb = f"starts a load that counts on {name}" if starts else verb
-        text = (
-            f"{who(self.layout, step.agent)} {verb} in phase {phase} without knowing that phase {phase - 1} is complete, so "
-            f"it can count for phase {phase - 1}"
-        )
+        verb = f"starts a load that counts on {name}" if of.effect(Start) is not None else verb
+        text = f"{self._who(step)} {verb} in phase {phase} without knowing that {last} is complete, so it can count for {last}"
         fix = (
-            f"let {self.layout.role(step.agent)} wait for what phase {phase - 1} of {barrier.name} stands for before it does "
-            f"this, or make the count ({barrier.count}) and the bytes match what one phase gets"
+            f"let {self.layout.role(step.agent)} wait for what {last} of {barrier.name} stands for before it does this"
         )
+        fix += f", or make the count ({barrier.count}) and the bytes match what one phase gets"
         self.log.add(Kind.EARLY_ARRIVAL, text, fix, step, *self.done[bar].steps, bar=bar, phase=phase)
 
     def _armed_late(self, arming: Step, bar: int, phase: int) -> None:
         arm: Any = declared(type(arming.op)).effect(Arm)
+        arms = f"{self._who(arming)} arms {getattr(arming.op, arm.nbytes)} bytes for it"
         text = (
-            f"phase {phase} of {bar_name(self.layout, bar)} can complete before {who(self.layout, arming.agent)} arms "
-            f"{getattr(arming.op, arm.nbytes)} bytes for it: no arrival of the phase follows the arming"
+            f"phase {phase} of {self._bar(bar)} can complete before {arms}: no arrival of the phase follows the arming"
         )
         fix = "arm the bytes before the arrival of the same phase (mbarrier.arrive.expect_tx does both)"
         self.log.add(Kind.TX_MISMATCH, text, fix, arming, *self.now[bar].steps, bar=bar, phase=phase)
 
     def _before_armed(self, step: Step, bar: int, phase: int) -> None:
-        text = (
-            f"{who(self.layout, step.agent)} starts a load on {bar_name(self.layout, bar)} before the arming of its bytes, or "
-            "unordered with it; the bytes cancel out in the end"
-        )
+        load = f"{self._who(step)} starts a load on {self._bar(bar)}"
+        text = f"{load} before the arming of its bytes, or unordered with it; the bytes cancel out in the end"
         self.log.add(Kind.COPY_BEFORE_ARM, text, "arm the barrier, then start the load", step, bar=bar, phase=phase)
 
 
@@ -484,10 +475,8 @@ class Barriers(Rules):
         at = declared(type(step.op)).effect(ArriveAt)
         name = self.layout.named_barrier_name(getattr(step.op, at.barrier) if at is not None and at.barrier else 0)
         others = ", ".join(dict.fromkeys(self.layout.role(s.agent) for s in before.steps))
-        text = (
-            f"{who(self.layout, step.agent)} arrives at {name} for its use number {number} and does not know that use number "
-            f"{number - 1} (by {others}) is over, so it can count there"
-        )
+        text = f"{self._who(step)} arrives at {name} for its use number {number} and does not know that use number"
+        text += f" {number - 1} (by {others}) is over, so it can count there"
         fix = (
             "give each group of warps an id of its own; a warp that only arrives has to know that the last use is over"
         )

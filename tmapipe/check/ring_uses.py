@@ -277,10 +277,8 @@ def budget_findings(plan: Plan) -> Iterator[Finding]:
     budget, total = plan.launch_registers * groups, sum(given)
     if given and total > budget:
         terms = " + ".join(map(str, given))
-        message = (
-            f"setmaxnreg asks for {terms} = {total} registers a thread over {groups} warpgroups; the CTA is launched with "
-            f"{plan.launch_registers} x {groups} = {budget}"
-        )
+        asked = f"setmaxnreg asks for {terms} = {total} registers a thread over {groups} warpgroups"
+        message = f"{asked}; the CTA is launched with {plan.launch_registers} x {groups} = {budget}"
         yield Finding(Kind.REGISTERS, message, f"take {total - budget} registers from some role")
     owners: dict[int, str] = {}
     for barrier in plan.named_barriers:

@@ -46,10 +46,8 @@ def explain(schedule: Schedule, plan: Plan) -> str:
         lines += [f"    registers a thread: {', '.join(needs)}"] if needs else []
     if plan.registers:
         terms = " + ".join(str(count) for count in plan.registers.values())
-        lines.append(
-            f"  registers a thread by warpgroup: {terms} = {sum(plan.registers.values())} <= "
-            f"{plan.launch_registers} at launch x {len(plan.registers)} warpgroups"
-        )
+        launched = f"{plan.launch_registers} at launch x {len(plan.registers)} warpgroups"
+        lines.append(f"  registers a thread by warpgroup: {terms} = {sum(plan.registers.values())} <= {launched}")
     for ring in plan.rings:
         lines += _ring(plan, ring)
     in_rings = {barrier.name for ring in plan.rings for barrier in ring.barriers}
@@ -121,13 +119,11 @@ def _exchange(of: Exchanged) -> str:
 def _matmul(matmul: Matmul) -> str:
     sums, operand, slot = matmul.registers
     instructions = " and ".join(f"m64n{part}k{32 // matmul.b.dtype.bytes}" for part in matmul.n_instructions)
-    return (
-        f"matmul {matmul.name}: {_product(matmul.shape)} over {matmul.warpgroups} warpgroups, {matmul.k_instructions} wgmma "
-        f"{instructions} a slot and 64 rows, {sums} accumulator registers a thread"
-        + (f" and {operand} for a" if operand else "")
-        + (f" and {slot} for those of a slot" if slot else "")
-        + "".join(f", {x} transposed" for x, way in zip("ab", matmul.transposed, strict=True) if way)
-    )
+    text = f"matmul {matmul.name}: {_product(matmul.shape)} over {matmul.warpgroups} warpgroups, {matmul.k_instructions} wgmma"
+    text += f" {instructions} a slot and 64 rows, {sums} accumulator registers a thread"
+    text += f" and {operand} for a" if operand else ""
+    text += f" and {slot} for those of a slot" if slot else ""
+    return text + "".join(f", {x} transposed" for x, way in zip("ab", matmul.transposed, strict=True) if way)
 
 
 def _store(store: Store) -> str:
@@ -136,11 +132,9 @@ def _store(store: Store) -> str:
         wide = " (16 where the address allows)" if store.wide else ""
         return f"{text} by threads from registers, {store.vector} bytes at once{wide}"
     folded = ", ".join(f"{extent} along {d}" for d, extent in zip(store.dims, store.folded, strict=False))
-    return (
-        f"{text} from {store.buffer.name}, {store.buffer.stages} buffers of {store.buffer.slot_bytes} bytes"
-        + (f", {folded} added to one place" if folded else "")
-        + (", from transposed accumulators" if store.transposed else "")
-    )
+    text += f" from {store.buffer.name}, {store.buffer.stages} buffers of {store.buffer.slot_bytes} bytes"
+    text += f", {folded} added to one place" if folded else ""
+    return text + (", from transposed accumulators" if store.transposed else "")
 
 
 def _product(extents: tuple[int, ...]) -> str:

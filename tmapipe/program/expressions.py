@@ -104,24 +104,6 @@ def symbolic(value: Any) -> bool:
     return isinstance(value, Expr)
 
 
-def _new(key: Any, op: str, args: tuple[Any, ...]) -> Expr:
-    """The value that *key* stands for: of two threads, one makes it. `WeakValueDictionary` calls a function of Python for each
-    value that goes, which takes as long as making it."""
-    global _most
-    with _making:
-        kept = values.get(key)
-        known = None if kept is None else kept()
-        if known is not None:
-            return known
-        if len(values) >= _most:
-            for each in [each for each, of in values.items() if of() is None]:
-                del values[each]
-            _most = max(KEPT, 2 * len(values))
-        made = Expr(op, args)
-        values[key] = weakref.ref(made)
-        return made
-
-
 def unknown(what: str, number: Any, rest: str = "") -> ScopeError:
     """The error that *what* takes no number that only the kernel knows. rest: the end of its sentence."""
     return ScopeError(f"{what} `{show(number)}`, which only the kernel knows{rest}")
@@ -157,10 +139,21 @@ class Expr:
 
     @staticmethod
     def _interned(op: str, args: Any) -> Any:
+        """The value of these, of which one of two threads makes the only object. (`WeakValueDictionary` calls a function of
+        Python for each value that goes, which takes as long as making it.)"""
+        global _most
         key = (op, *(("e", id(a)) if isinstance(a, Expr) else (type(a), a) for a in args))
-        kept = values.get(key)
-        known = None if kept is None else kept()
-        return _new(key, op, args) if known is None else known
+        with _making:
+            kept = values.get(key)
+            made = None if kept is None else kept()
+            if made is None:
+                if len(values) >= _most:
+                    for each in [each for each, of in values.items() if of() is None]:
+                        del values[each]
+                    _most = max(KEPT, 2 * len(values))
+                made = Expr(op, args)
+                values[key] = weakref.ref(made)
+            return made
 
     @property
     def boolean(self) -> bool:

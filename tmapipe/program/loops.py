@@ -170,7 +170,7 @@ class Loop(Block):
             c.values = [self._carry(n, *each) for n, *each in zip(c.names, initial, phis, c.values, strict=True)]
         memo: dict[Any, Any] = {}
         names = zip(self.names, self.heads, self.live, self.before, self.inside, self.state, strict=True)
-        self.state = tuple([self._after(*each, sure, memo) for each in names])
+        self.state = tuple([self._after(sure, memo, *each) for each in names])
         for key, (each, contents, name) in self.lists.items():
             both = zip(contents, self.lists_inside[key], list(each), strict=True)
             label = name.split("`")[1]
@@ -206,9 +206,7 @@ class Loop(Block):
         self.carried.append((phi, initial, last, after))
         return after
 
-    def _after(
-        self, name: str, head: bool, live: bool, first: Any, phi: Any, last: Any, sure: bool, memo: dict[Any, Any]
-    ) -> Any:
+    def _after(self, sure: bool, memo: Any, name: str, head: bool, live: bool, first: Any, phi: Any, last: Any) -> Any:
         last = resolve(last)
         if name in self.stops:
             return self._stop(name, first, last)

@@ -309,19 +309,10 @@ _LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
 _SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 #: Packages that bodies may call, wherever they are installed: `pip install --target` puts them into any folder.
 _CALLED = ("cutlass", "numpy", "torch")
-_PACKAGES = tuple(
-    {
-        os.path.join(os.path.abspath(each), "")
-        for each in (
-            *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-            *(
-                place
-                for name in _CALLED
-                for place in getattr(find_spec(name), "submodule_search_locations", None) or ()
-            ),
-        )
-    }
-)
+_PLACES = list(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+for _name in _CALLED:
+    _PLACES += getattr(find_spec(_name), "submodule_search_locations", None) or ()
+_PACKAGES = tuple({os.path.join(os.path.abspath(each), "") for each in _PLACES})
 _homes: set[str] = set()  # folders of installed packages that have schedules, and such modules
 
 

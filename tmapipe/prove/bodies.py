@@ -119,7 +119,7 @@ class Walk(Walker):
         for phi, then, other in node.phis:
             values = [] if outcome is False else [self.number(then)]
             values += [] if outcome is True else [self.number(other)]
-            if all(each is values[0] or (not isinstance(each, Sym) and each == values[0]) for each in values):
+            if all(each == values[0] for each in values):
                 self.env[phi] = values[0]
 
     def _ask(self, value: Any, node: Any) -> None:

@@ -149,7 +149,7 @@ class Search:
 
     def run(self) -> None:
         every, origin = everything(self.shared, self.places.pinned)
-        self.future = Future(self.layout, [every], set(range(self.layout.agents)))
+        self.future = Future(self.layout, every)
         self.future.visits = self.visits
         while True:
             try:

@@ -151,7 +151,8 @@ class Loops:
         found: list[Any] = []
         if type(loop.members[0][1]) is While:
             ways: list[Any] = ["on", *(("out", i) for i in range(len(self._tests(now, loop))))]
-            return [each for each in ways if self.solver.possible((both(*self._by_tests(now, loop, each)), *now.facts))]
+            taken = ((each, self._conditions(now, loop, each)) for each in ways)
+            return [each for each, conditions in taken if self.solver.possible((both(*conditions), *now.facts))]
         if self.solver.possible((*self._on(loop), *now.facts)):
             found.append("on")
         seen, ends = list[Any](), list[int]()
@@ -177,8 +178,10 @@ class Loops:
         """The conditions of its members: several, if some have read further words of a tile queue than others."""
         return list(dict.fromkeys(self._test(now.walkers[agent], node) for agent, node, *_ in loop.members))
 
-    def _by_tests(self, now: Point, loop: Loop, option: Any) -> list[Any]:
-        """The outcomes of the tests: all true, or true up to the first test that is false."""
+    def _conditions(self, now: Point, loop: Loop, option: Any) -> list[Any]:
+        """The conditions on which an option is taken. Of tests, all are true, or the ones before the first that is false."""
+        if type(loop.members[0][1]) is For:
+            return self._on(loop) if option == "on" else self._out(loop, option[1])
         tests = self._tests(now, loop)
         return tests if option == "on" else [*tests[: option[1]], negated(tests[option[1]])]
 
@@ -198,46 +201,42 @@ class Loops:
     def leave_boundary(self, now: Point, option: Any) -> None:
         """Goes on from a boundary of the innermost loop, by an option of `_options`."""
         loop = now.loops[-1]
+        conditions = self._conditions(now, loop, option)
         if option == "on":
-            self.iterations += 1
-            if loop.turn == 0:  # so 0 is what is taken
-                taken = self._taken(loop)
-                for walker in now.walkers:
-                    restate(walker, lambda slots, ring: slots - taken[ring] * loop.index)
-            if self._is_plain(loop):
-                now.facts -= {is_0(loop.index), at_least_0(loop.index - 1)}
-                loop = loop._replace(turn=1)
-                now.loops = (*now.loops[:-1], loop)
-            if type(loop.members[0][1]) is While:
-                now.facts = with_facts(now.facts, self._by_tests(now, loop, option))
-            else:
-                now.facts = with_facts(now.facts, self._on(loop))
-            old = {}
-            for agent, node, base, _, pace in loop.members:
-                walker = now.walkers[agent]
-                walker.frames.pop()
-                for phi, *_ in self.shared.carried(node):
-                    old[agent, phi] = walker.env.get(phi)
-                old[agent, "reads"] = walker.reads
-                walker._begin(node, base + loop.index * pace, pace, 0)
-            now.loops = tuple(each._replace(old=old) if each is loop else each for each in now.loops)
-            return
-        if type(loop.members[0][1]) is While:
-            now.facts = with_facts(now.facts, self._by_tests(now, loop, option))
+            self._begin_turn(now, loop, conditions)
+        elif type(loop.members[0][1]) is While:
+            now.facts = with_facts(now.facts, conditions)
             self.end(now, loop)
-            return
-        now.loops = tuple(each for each in now.loops if each is not loop)
-        _, _, _, left, pace = loop.members[option[1]]
-        lasting = self._out(loop, option[1])
-        if loop.turn == 0:
-            last: Any = 0
-        elif loop.turn < loop.apart:
-            last = loop.turn
         else:
-            last = left // pace
+            self._leave(now, loop, option[1], conditions)
+
+    def _begin_turn(self, now: Point, loop: Loop, conditions: list[Any]) -> None:
+        self.iterations += 1
+        if loop.turn == 0:  # so 0 is what is taken
+            taken = self._taken(loop)
+            for walker in now.walkers:
+                restate(walker, lambda slots, ring: slots - taken[ring] * loop.index)
+        if self._is_plain(loop):
+            now.facts -= {is_0(loop.index), at_least_0(loop.index - 1)}
+            loop = loop._replace(turn=1)
+        now.facts = with_facts(now.facts, conditions)
+        old = {}
+        for agent, node, base, _, pace in loop.members:
+            walker = now.walkers[agent]
+            walker.frames.pop()
+            for phi, *_ in self.shared.carried(node):
+                old[agent, phi] = walker.env.get(phi)
+            old[agent, "reads"] = walker.reads
+            walker._begin(node, base + loop.index * pace, pace, 0)
+        now.loops = (*now.loops[:-1], loop._replace(old=old))
+
+    def _leave(self, now: Point, loop: Loop, which: int, conditions: list[Any]) -> None:
+        """Leaves a loop over a range, where member number *which* has too few iterations left."""
+        now.loops = now.loops[:-1]
+        _, _, _, left, pace = loop.members[which]
+        last: Any = left // pace if loop.turn == loop.apart else loop.turn
         changes = {loop.index: last}
-        facts = [replaced(each, changes) for each in (*now.facts, *lasting)]
-        now.facts = with_facts(frozenset(), facts)
+        now.facts = with_facts(frozenset(), [replaced(each, changes) for each in (*now.facts, *conditions)])
         rests = [left - n * (last * pace) for left, pace in loop.counts() for n in (0, 1)]
         members = {agent for agent, *_ in loop.members}
         for walker in now.walkers:
@@ -249,11 +248,9 @@ class Loops:
             walker = now.walkers[agent]
             walker.frames.pop()
             walker.reads = replaced(walker.reads, changes)
-            rest = 0
-            if type(node) is For:
-                if (own, pace) not in left_over:
-                    left_over[own, pace] = self._left_over(now, loop, own - last * pace)
-                rest = left_over[own, pace]
+            if (own, pace) not in left_over:
+                left_over[own, pace] = self._left_over(now, loop, own - last * pace)
+            rest = left_over[own, pace]
             if isinstance(rest, Sym) or rest > 0:
                 walker.frames.append(("head", node, base + last * pace))
             else:
@@ -400,9 +397,9 @@ class Loops:
             return self._any(loop, agent, phi, new, instance, widened)
         elif loop.turn == 0 and old is not None and loop.index not in leaves(old):
             step = value - old
-            if loop.index not in leaves(step) and not (not isinstance(step, Sym) and step == 0):
+            if loop.index not in leaves(step) and step != 0:
                 return old + step * loop.index
-        if loop.turn > 0 and not (new is old or (not isinstance(new, Sym) and new == old)):
+        if loop.turn > 0 and new != old:
             self.no_formula.add((agent, phi, loop.site))
             return self._any(loop, agent, phi, new, instance, widened)
         return new

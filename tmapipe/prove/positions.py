@@ -229,30 +229,23 @@ FactKey = tuple[Any, ...]  # the name of a fact, or of a *knower*: a warp, or a 
 
 
 class Future:
-    """What the operations that may still come do.
+    """What *every* operation that may come does.
 
-    live: the sorts of operations that come again; busy: the warps that do more than return; sets: the numbers of sets of
-    warps, by name; checked: by number of a set and warp, whether the warp is in it; as_one: by number, whether it is enough
-    that one warp of the set knows a fact; waiters: by mbarrier of the cluster, the warps that wait for it; visits: a `Visits`.
+    live: the sorts of operations; sets: the numbers of sets of warps, by name; checked: by number of a set and warp, whether
+    the warp is in it; as_one: by number, whether it is enough that one warp of the set knows a fact; waiters: by mbarrier of
+    the cluster, the warps that wait for it; visits: a `Visits`.
     """
 
-    def __init__(self, layout: Layout, ends: Iterable[Positions], busy: set[int]):
-        self.layout = layout
-        # what a CTA knows when it exits is what all of its warps know together: one that is busy is enough
-        self.busy = sorted(busy if len(set(map(layout.cta_of, busy))) == layout.ctas else range(layout.agents))
-        self.touched: dict[PositionKey, set[int]] = {}
+    def __init__(self, layout: Layout, every: Positions):
+        self.layout, self.touched = layout, every.touched
         arrivers: dict[int, list[int]] = {CLUSTER: []}
-        for end in ends:
-            for key, stages in end.touched.items():
-                self.touched.setdefault(key, set()).update(stages)
-            for agent, id in sorted(end.arrivals):
-                which = CLUSTER if id == CLUSTER else 16 * (agent // layout.warps) + id
-                if agent not in arrivers.setdefault(which, []):
-                    arrivers[which].append(agent)
+        for agent, id in sorted(every.arrivals):
+            which = CLUSTER if id == CLUSTER else 16 * (agent // layout.warps) + id
+            arrivers.setdefault(which, []).append(agent)
         self.live = Live(layout, self.touched)
         waits = self._by_bar(key for key in self.live.keys if tells_parity(key[1]))
         self.waiters = {bar: tuple(agents) for bar, agents in waits.items()}
-        sets: dict[FactKey, Iterable[int]] = {("all",): self.busy, ("nobody",): ()}
+        sets: dict[FactKey, Iterable[int]] = {("all",): range(layout.agents), ("nobody",): ()}
         for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("use", self._by_bar(self.touched))):
             sets.update({(kind, place): agents for place, agents in by_place.items()})
         sets.update({("bar", bar): agents for bar, agents in self.waiters.items()})
@@ -267,19 +260,15 @@ class Future:
         self.knowers: dict[FactKey, int] = {}  # numbers of knowers, likewise
         self.forms: dict[tuple[Any, ...], int] = {}  # numbers of what must be equal in two states, likewise
         self.visits: Any = None
-        self._renamings: dict[tuple[int, ...], Renaming] = {}
-        self._here = functools.cache(functools.partial(Here, self))
+        self._here: dict[tuple[int, ...], Here] = {}
 
     def here(self, positions: Positions) -> Here:
         """Names where the warps are."""
-        return self._here(self.renaming(positions.from_here(self.live)))
-
-    def renaming(self, shifts: Shifts) -> Renaming:
-        """The renaming by these shifts of the arrays of `live`."""
+        shifts = positions.from_here(self.live)
         key = tuple(shifts.values())
-        if key not in self._renamings:
-            self._renamings[key] = Renaming(self.layout, shifts)
-        return self._renamings[key]
+        if key not in self._here:
+            self._here[key] = Here(self, Renaming(self.layout, shifts))
+        return self._here[key]
 
     def _by_bar(self, keys: Iterable[PositionKey]) -> dict[int, list[int]]:
         """By mbarrier of the cluster, the warps of those keys whose operations use it."""

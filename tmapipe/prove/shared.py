@@ -82,7 +82,7 @@ class Shared:
         self._straight: dict[tuple[int, int], Straight] = {}
         self.inert, self.carried = functools.cache(self._is_inert), functools.cache(self._carried_by)
         self.operands_of, self.symbol = functools.cache(self._operands_of), functools.cache(self._symbol)
-        self.local = functools.cache(lambda kind: declared(kind).local)
+        self.local: Callable[[Any], bool] = functools.cache(lambda kind: declared(kind).local)
         self.variables_in = functools.cache(lambda x: tuple(variables(x)))  # in an expression, in some order
 
     def _operands_of(self, node: Call) -> Operands:
@@ -362,7 +362,7 @@ class Together:
         )
 
     def equal(self, now: Point, a: Any, b: Any) -> bool:
-        if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
+        if a == b:
             return True
         turns = now.turns()
         apart = replaced(a - b, turns)

@@ -52,7 +52,7 @@ def _select(condition: Any, a: Any, b: Any) -> Any:
     condition = truth(condition)
     if not isinstance(condition, Sym):
         return a if condition else b
-    if a is b or (not isinstance(a, Sym) and not isinstance(b, Sym) and a == b):
+    if a == b:
         return a
     if isinstance(a, bool) and isinstance(b, bool):
         return condition if a else negated(condition)

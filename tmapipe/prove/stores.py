@@ -284,7 +284,7 @@ def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[Axes
     pairs = _overlapping(low, high)
     if any(not same_pieces(output, stored, i, j) for i, j in pairs):
         return (), Shown(*["one tile stores the same place twice"] * 2)
-    return tuple(axes), Shown("", shifted or _fills(output, grid, axes, dict(around), (low, high), pairs))
+    return tuple(axes), Shown("", shifted or _fills(output, grid, tuple(axes), dict(around), (low, high), pairs))
 
 
 def _pins(store: Store, moves: list[Move], i: int, grid: Grid) -> Axis | None:

@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 
 class Sym:
-    """A number or a condition that is not decided. Interned: compare by `is`. Numbers have the operators + - * //.
+    """A number or a condition that is not decided. Interned: equal ones are one object. Numbers have the operators + - * //.
 
     op: "leaf" (args: its name, a tuple), "sum" (args: constant, ((term, factor), ...)), "prod" (terms), "ge" and "eq" (args: a
     sum that is at least 0, or 0), or the name of another operation. number: of its making, by which terms are ordered.
