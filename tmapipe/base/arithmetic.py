@@ -75,7 +75,7 @@ class DType:
         """Raises `InputError` for fp64, which fragments do not hold; of int64 they hold the lower 32 bits. *where*: what is
         read or written. *multiplied*: by a matmul, which does not take int64 either."""
         if self.bytes > 4 and (multiplied or not self.integer):
-            rule = "is moved and reduced by the engine alone: what threads read and write has at most 32 bits"
+            rule = "has 64 bits, which only the TMA engine moves and reduces; threads read and write at most 32 bits"
             raise InputError(where, self.name, rule, "store from the slot (source=), or convert the tensor first")
 
     @property

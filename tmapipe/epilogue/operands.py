@@ -139,7 +139,7 @@ class EpilogueOperand:
             batch: Names of the output's dimensions before m, each followed by a space.
         """
         if self.varies == ("l",) and not batch:
-            rule = "is one number a matrix of a batch, of which there is none with groups of rows or parts of k"
+            rule = "is one number a matrix of a batch, but with groups of rows or parts of k there is no batch"
             raise InputError(f"operands[{name!r}]", self, rule, "use a Scalar(), or for groups a PerRow()")
         dims = self.varies[0] if self.varies else name + ELEMENT
         elements = {"m": rows, "n": width}.get(dims, 1) + (ALIGNMENT if self.loose(batch) else 0)
