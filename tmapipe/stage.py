@@ -456,10 +456,10 @@ class DescriptorStage(SlotStage):
     """A descriptor in each slot of `ring`, through which another stage is loaded. The kernel says which rows of the tensor a
     descriptor shows.
 
-    The ring's producer, of one warp, calls ``slot.<stage>.set(first, rows)``. The role that loads calls ``view =
-    slot.<stage>.acquire()``, and loads with ``slot.b.load_through(view, ...)``. Coordinates then count from row *first*, and
-    beyond the rows there are zeros. A slot is rewritten once all consumers have released it. So one of the consumers must be
-    a role that has waited for the loads, such as the role that multiplies the loaded tiles.
+    The ring's producer, of one warp, calls ``slot.<stage>.set(first, rows)``. The role that loads calls
+    ``view = slot.<stage>.acquire()``, and loads with ``slot.b.load_through(view, ...)``. Coordinates then count from row
+    *first*, and beyond the rows there are zeros. A slot is rewritten once all consumers have released it. So one of the
+    consumers must be a role that has waited for the loads, such as the role that multiplies the loaded tiles.
 
     Args:
         of: The stage that is loaded through the descriptor. It has another ring, and a consumer of this ring loads it. Its

@@ -303,8 +303,8 @@ class Operands:
         return tuple("rows" if dim == self.dims[0] else "columns" for dim in stage.along)
 
     def reader(self, k: Any, tile: Tile) -> Iterator[dict[str, Fragment]]:
-        """Reads each piece's operands of this output tile, for the store: ``k.d.store(tile, acc, operands.epilogue,
-        operands=operands.reader(k, tile))``.
+        """Reads each piece's operands of this output tile. The store takes it: ``operands=operands.reader(k, tile)``. The
+        epilogue of the store is ``operands.epilogue``.
 
         It waits for a slot before the slot's first piece. A slot for the whole tile is released after the last store, so that
         the release does not delay stores. If there are several slots, each is released as soon as it has been read.
