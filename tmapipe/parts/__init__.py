@@ -352,9 +352,7 @@ class SharedStage(SlotStage):
     def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
         sent = isinstance(self.group, Exchange) and self.reduce is None
         if sent != (writer is None) or (writer is not None and self.ring.phase_of(writer) is None):
-            rule = (
-                "must be None if a sender writes the tiles, unless it reduces" if sent else "is one of the ring's roles"
-            )
+            rule = "must be None if a sender writes, unless it reduces" if sent else "must be one of the ring's roles"
             raise InputError("SharedStage(writer)", writer, rule, "leave it out" if sent else "name one of them")
 
     @over.validator
