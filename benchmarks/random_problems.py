@@ -37,7 +37,7 @@ from benchmarks import peers
 from benchmarks.cli import add_options, gpu_of, guarded, method_of, settings
 from benchmarks.results import OURS, Results, folder_of, print_table, read
 from tmapipe.tuning import Candidate, Device, Problem, candidates, estimate
-from tmapipe.tuning.compiling import compile_all, load
+from tmapipe.tuning.compiling import compile_each, jobs_of, load
 from tmapipe.tuning.cost import METHOD, estimates, fastest, rested, screen
 from tmapipe.tuning.tuner import unsure
 
@@ -166,11 +166,11 @@ class Ahead:
             folder = Path(self.folder.name, str(number))
             folder.mkdir()
 
-            def done(candidate: Candidate, error: str, group: Any = group) -> None:
-                self.errors[group, candidate] = error
+            def done(index: int, error: str, group: Any = group, few: Sequence[Candidate] = tuple(few)) -> None:
+                self.errors[group, few[index]] = error
                 self.changed.set()
 
-            compile_all(problem, list(few), folder, self.jobs, done)
+            compile_each(jobs_of(problem, list(few)), folder, self.jobs, done)
 
     def ready(self, problem: Problem, few: Iterable[Candidate]) -> bool:
         """Whether all of *few* are compiled, or have failed."""

@@ -186,9 +186,9 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 # ---- ring ------------------------------------------------------------------------------------------------------------
 #
-# A ring is a chain of phases. In ``load -> use`` the loader fills a slot and the user empties it. The chain ``load ->
-# transform -> store`` has one role more. Each phase has one mbarrier for each slot, which completes when the phase is done
-# with the slot:
+# A ring is a chain of phases. In ``load -> use`` the loader fills a slot and the user empties it. The chain
+# ``load -> transform -> store`` has one role more. Each phase has one mbarrier for each slot, which completes when the phase
+# is done with the slot:
 #
 # load    --full-->    transform    --ready-->    store
 #   ^                                               |

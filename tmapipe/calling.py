@@ -65,7 +65,7 @@ class Calls:
         them.
 
         Args:
-            tensors, out, named: As of a call.
+            tensors, out, named: As in a call.
 
         Raises:
             InputError: As a call.
@@ -86,7 +86,7 @@ class Calls:
         alone. A schedule whose call is several kernels is called, with outputs of its own unless they are passed.
 
         Args:
-            tensors, out, named: As of a call. If the call is one kernel, nothing is read or written.
+            tensors, out, named: As in a call. If the call is one kernel, nothing is read or written.
 
         Raises:
             InputError: As a call.
@@ -330,7 +330,7 @@ def _run_again(schedule: Schedule, bound: Bound) -> Any:
 
 
 def launcher_for(schedule: Schedule, bound: Bound, stamps: Sequence[int] = ()) -> Launcher:
-    """The launcher of the kernel for these tensors. The check has passed the schedule. stamps: as of `Launcher`."""
+    """The launcher of the kernel for these tensors. The check has passed the schedule. stamps: as in `Launcher`."""
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile a kernel"):
         from tmapipe.gpu.launch import Launcher
     from tmapipe.prove import require_safe_once
@@ -355,7 +355,7 @@ def export(path: str | os.PathLike[str], kernels: Mapping[str, tuple[Any, ...]],
         arch: The target; by default that of the schedules.
 
     Raises:
-        InputError, UnsafeError, MissingPackageError: As of `Schedule.export`.
+        InputError, UnsafeError, MissingPackageError: As in `Schedule.export`.
 
     Returns:
         The header's path.

@@ -25,13 +25,14 @@ KINDS |= {(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)}
 
 
 def load(path: str | os.PathLike[str]) -> Bundle:
-    """Opens a library that `Schedule.export` or `tmapipe.export` has written. That runs code: open only what you trust.
+    """Opens a library that `Schedule.export` or `tmapipe.export` has written. Opening it runs code, so open only libraries
+    that you trust.
 
     Args:
-        path: Of the library.
+        path: The library's path.
 
     Raises:
-        InputError: There is none, or no such library.
+        InputError: There is no file, or the file is no such library.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InputError("path", path, "is the path of an exported library", 'e.g. "gemm.so"')
@@ -53,9 +54,7 @@ def load(path: str | os.PathLike[str]) -> Bundle:
 class Bundle(Mapping[str, "Kernel"]):
     """The kernels of an exported library, by name: ``bundle["gemm"](a, b)``.
 
-    Attributes:
-        path: Of the library.
-        arch: The target that it was compiled for.
+    Attributes: path: The library's path. arch: The target for which it was compiled.
     """
 
     def __init__(self, path: Path, library: ctypes.CDLL, facts: Mapping[str, Any]):
@@ -247,7 +246,7 @@ def _span(wanted: _Wanted, have: _Given) -> tuple[int, int]:
 
 
 def _read(name: str, tensor: Any, stream: int) -> _Given:
-    """Where a tensor lies, and how."""
+    """The address, type, extents, strides and device of a tensor."""
     if str(type(tensor).__module__).partition(".")[0] == "torch":
         with contextlib.suppress(AttributeError, RuntimeError):  # what has no memory
             kind = str(tensor.dtype).removeprefix("torch.")

@@ -128,14 +128,16 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def cast(x: Fragment, dtype: DType | str) -> Fragment:
-    """The fragment rounded to what *dtype* can hold, to nearest even. 8-bit floats and int32 saturate.
+    """The fragment, rounded to the nearest numbers that *dtype* can hold (to even if two are as near). 8-bit floats and int32
+    saturate.
 
     Args:
         x: A fragment.
-        dtype: "bf16", "fp16", "fp8_e4m3" or "fp8_e5m2": fp32 that has been rounded; "fp32" or "int32": of that kind.
+        dtype: "bf16", "fp16", "fp8_e4m3" or "fp8_e5m2": the result is fp32 that has been rounded. "fp32" or "int32": the
+            result has this kind.
 
     Raises:
-        InputError: For anything else.
+        InputError: *dtype* is something else.
     """
     _check_fragment("cast", x)
     kind = as_dtype(dtype)
@@ -147,9 +149,9 @@ def cast(x: Fragment, dtype: DType | str) -> Fragment:
 
 
 def from_bits(x: Fragment) -> Fragment:
-    """The numbers in fp32 whose bits int32 have. Of small integers it converts faster than `cast`, by arithmetic alone:
-    ``from_bits(x + 0x4B400000) - 12582912.0`` is x in fp32, of x from -2^22 to 2^22 - 1, since the last place of numbers
-    from 2^23 to 2^24 is 1.
+    """The numbers in fp32 that have the bits of int32 numbers. It converts small integers faster than `cast`, by arithmetic
+    alone: ``from_bits(x + 0x4B400000) - 12582912.0`` is x in fp32, for x from -2^22 to 2^22 - 1, since the last place of
+    numbers from 2^23 to 2^24 is 1.
 
     Args:
         x: A fragment of int32.
@@ -159,20 +161,20 @@ def from_bits(x: Fragment) -> Fragment:
 
 
 def row_sum(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
-    """The sum of each row: one number a row, which broadcasts.
+    """The sum of each row: a fragment of one number for each row, which broadcasts.
 
     Args:
         x: A fragment of a whole tile.
-        inside: How many columns count, for a tile that reaches over the tensor's edge, or (first, end) of those that do; None:
-            all.
-        surely: (first, end) of columns that count whatever *inside* says; the GPU compares the others alone.
+        inside: Which columns count, for a tile that reaches over the tensor's edge: how many, or (first, end). None: all.
+        surely: (first, end) of columns that count whatever *inside* says. The GPU compares only the indices of the other
+            columns.
     """
     return _reduced("sum", "rows", x, inside, surely)
 
 
 def row_sum_parts(x: Fragment) -> Fragment:
-    """Of each row the sum of the elements that a thread has, for ``row_sum(parts)`` to add up over the threads: where rows are
-    summed over a loop, threads then exchange their sums once. Parts take arithmetic with parts and with one number a row.
+    """For each row, the sum of the elements that a thread has. ``row_sum(parts)`` adds these parts up over the threads. So if
+    a loop sums rows, threads exchange their sums only once. Parts take arithmetic with parts and with one number for each row.
 
     Args:
         x: A fragment of a whole tile in fp32.
@@ -182,38 +184,41 @@ def row_sum_parts(x: Fragment) -> Fragment:
 
 
 def row_max(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
-    """The maximum of each row; minus infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
+    """The maximum of each row; minus infinity for no columns; NaN if an element is NaN. The arguments are those of
+    `row_sum`."""
     return _reduced("maximum", "rows", x, inside, surely)
 
 
 def row_logsumexp(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
-    """log(sum of e^x) over each row, in one reduction: ``exp(x - row_logsumexp(x))`` is the row's softmax. Neither overflows;
-    minus infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
+    """log(sum of e^x) over each row, in one reduction, which does not overflow: ``exp(x - row_logsumexp(x))`` is the row's
+    softmax. Minus infinity for no columns; NaN if an element is NaN. The arguments are those of `row_sum`."""
     _check_fragment("row_logsumexp", x)
     return _reduced("logsumexp", "rows", combine("widen", x), inside, surely)
 
 
 def row_min(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
-    """The minimum of each row; infinity without columns; NaN if there is one. Arguments as of `row_sum`."""
+    """The minimum of each row; infinity for no columns; NaN if an element is NaN. The arguments are those of `row_sum`."""
     return _reduced("minimum", "rows", x, inside, surely)
 
 
 def row_cumsum(x: Fragment) -> Fragment:
-    """The running sums of each row: of each element and all before it. Where a row lies in several warps, the role's
-    `ReductionScratch` has room for as many numbers a row as a thread has vectors of it: ``rows=`` so many times the rows.
+    """The running sums of each row: each element plus all elements before it. If a row lies in several warps, the role's
+    `ReductionScratch` must have room for more numbers: its ``rows=`` is the number of rows times the number of vectors of a
+    row that a thread has.
 
     Args:
-        x: A fragment of a whole tile. What does not count is 0: ``where(x.columns >= first, x, 0.0)``.
+        x: A fragment of a whole tile. Elements that must not count are 0: ``where(x.columns >= first, x, 0.0)``.
     """
     _check_fragment("row_cumsum", x)
     return x.backend.cumsum(x)
 
 
 def swap_pairs(x: Fragment) -> Fragment:
-    """Each two neighbours of a row, columns 2 i and 2 i + 1, in each other's place: with complex numbers, the other part.
+    """The two elements of each pair of neighbours in a row, columns 2 i and 2 i + 1, exchanged: the other part of complex
+    numbers, say.
 
     Args:
-        x: A fragment of a whole tile, or of one number a column, whose threads have two or more columns side by side.
+        x: A fragment of a whole tile, or of one number for each column, whose threads have two or more columns side by side.
     """
     _check_fragment("swap_pairs", x)
     return x.backend.swap_pairs(x)
@@ -223,19 +228,19 @@ def split_pairs(x: Fragment) -> tuple[Fragment, Fragment]:
     """Columns 2 i, and columns 2 i + 1, of each row: two tiles of half as many columns, such as the parts of complex numbers.
 
     Args:
-        x: A fragment of a whole tile, or of one number a column, read from a slot, whose threads have two or more columns side
-            by side.
+        x: A fragment of a whole tile, or of one number for each column, read from a slot, whose threads have two or more
+            columns side by side.
     """
     _check_fragment("split_pairs", x)
     return x.backend.split_pairs(x)
 
 
 def join_pairs(even: Fragment, odd: Fragment) -> Fragment:
-    """A tile with the columns of two in turn: what `split_pairs` has taken apart.
+    """A tile that has the columns of two tiles in turn: it joins what `split_pairs` has split.
 
     Args:
-        even: A fragment of a whole tile, or of one number a column, whose threads have up to 4 columns side by side.
-        odd: Another one, distributed alike.
+        even: A fragment of a whole tile, or of one number for each column, whose threads have up to 4 columns side by side.
+        odd: Another fragment, distributed as *even* is.
     """
     _check_fragment("join_pairs(even)", even)
     _check_fragment("join_pairs(odd)", odd)
@@ -243,24 +248,24 @@ def join_pairs(even: Fragment, odd: Fragment) -> Fragment:
 
 
 def column_sum(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
-    """The sum of each column: one number a column, which broadcasts.
+    """The sum of each column: a fragment of one number for each column, which broadcasts.
 
     Args:
         x: A fragment of a whole tile.
-        inside: How many rows count, for a tile that reaches over the tensor's edge, or (first, end) of those that do; None:
-            all.
-        surely: (first, end) of rows that count whatever *inside* says; the GPU compares the others alone.
+        inside: Which rows count, for a tile that reaches over the tensor's edge: how many, or (first, end). None: all.
+        surely: (first, end) of rows that count whatever *inside* says. The GPU compares only the indices of the other rows.
     """
     return _reduced("sum", "columns", x, inside, surely)
 
 
 def column_max(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
-    """The maximum of each column; minus infinity without rows; NaN if there is one. Arguments as of `column_sum`."""
+    """The maximum of each column; minus infinity for no rows; NaN if an element is NaN. The arguments are those of
+    `column_sum`."""
     return _reduced("maximum", "columns", x, inside, surely)
 
 
 def column_min(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = None) -> Fragment:
-    """The minimum of each column; infinity without rows; NaN if there is one. Arguments as of `column_sum`."""
+    """The minimum of each column; infinity for no rows; NaN if an element is NaN. The arguments are those of `column_sum`."""
     return _reduced("minimum", "columns", x, inside, surely)
 
 

@@ -175,14 +175,14 @@ class Schedule(Calls):
         return dtypes
 
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
-        """Every derived number with its formula, as text. Arguments as of `plan`."""
+        """Every derived number with its formula, as text. The arguments are those of `plan`."""
         from tmapipe.program.explain import explain
 
         return explain(self, self.plan(dtypes, arch=arch))
 
     def program(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
         """The traced program as text: role by role, its loops and operations, with the lines of the bodies. The model, the
-        proof and the GPU read this program. Arguments as of `plan`.
+        proof and the GPU read this program. The arguments are those of `plan`.
 
         Raises:
             ScopeError: A body does what is not traced; names its line.
@@ -200,8 +200,8 @@ class Schedule(Calls):
         change. See docs/internals/checker.md. After 5 seconds the check says on a terminal what it is doing.
 
         Args:
-            dtypes: As of `plan`.
-            arch: As of `plan`.
+            dtypes: As in `plan`.
+            arch: As in `plan`.
             seconds: How long the proof may take, once the bodies are traced; None: as TMAPIPE_CHECK_SECONDS says, or else as
                 long as it needs. What it has not decided by then is "not shown", or shown "up to n" trips.
 
@@ -235,7 +235,7 @@ class Schedule(Calls):
 
     def ring_slots(self, k: KernelContext, ring: str, tile: Tile) -> Any:
         """How many slots of the ring called *ring* a tile takes, for schedules whose rings differ. By default as many as
-        `tile_slots` says. Arguments as of `tile_slots`: *k*, *tile*."""
+        `tile_slots` says. The arguments are those of `tile_slots`: *k*, *tile*."""
         return self.tile_slots(k, tile)
 
     def empty_value(self, bound: Bound) -> Any:
@@ -259,13 +259,13 @@ class Schedule(Calls):
         """Runs CPU tensors or NumPy arrays on the machine model. Returns a `Run`, which has counts of what happened.
 
         Args:
-            tensors: As of a call.
-            out: As of a call.
+            tensors: As in a call.
+            out: As in a call.
             clusters: How many clusters the grid has, 1 to 1024; by default up to 2, so that persistent CTAs get more than one
                 tile. Leave it out with `GridTiles`, which says how many there are.
             seed: Chooses the order in which the model's agents take their steps.
             trace: Whether to keep every step with its source line, for `Run.timeline`. (`Schedule.trace` has times too.)
-            named: As of a call.
+            named: As in a call.
 
         Raises:
             InputError: For tensors that do not fit.
@@ -282,8 +282,8 @@ class Schedule(Calls):
         return run
 
     def bind(self, *tensors: Any, out: Any = None, **named: Any) -> Bound:
-        """The tensors of a call by stage. Arguments as of `__call__`. Nothing runs. Raises `InputError` for tensors that a
-        call would refuse."""
+        """The tensors of a call by stage. The arguments are those of `__call__`. Nothing runs. Raises `InputError`
+        for tensors that a call would refuse."""
         tensors, named = as_declared(self, tensors, named)
         bound = tensors_.bind(self, tensors, named, out)
         check_rows(self.declared, self.axes, bound.shapes)
@@ -298,8 +298,8 @@ class Schedule(Calls):
         the timeline ends where it hangs.
 
         Args:
-            tensors, out, named: As of `simulate`.
-            clusters: On the model as of `simulate`; at most the first two clusters are drawn. On the GPU, how many clusters
+            tensors, out, named: As in `simulate`.
+            clusters: On the model as in `simulate`; at most the first two clusters are drawn. On the GPU, how many clusters
                 are drawn, by default two.
 
         Raises:
@@ -339,12 +339,12 @@ class Schedule(Calls):
         """Compiles the schedule. Nothing runs, and no GPU is needed.
 
         Args:
-            dtypes: As of `plan`.
-            arch: As of `plan`.
+            dtypes: As in `plan`.
+            arch: As in `plan`.
             unroll: False: no run-time loop is unrolled, so that the kernel is easy to read.
 
         Raises:
-            InputError: As of `plan`, or *unroll* is neither True nor False.
+            InputError: As in `plan`, or *unroll* is neither True nor False.
             MissingPackageError: CuTe DSL is not installed.
 
         Returns:

@@ -148,7 +148,7 @@ L = TypeVar("L", bound="LoadStage")
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class LoadStage(SlotStage):
-    """Base of the stages whose slots are loaded from tensors. Arguments as of `TmaLoadStage`."""
+    """Base of the stages whose slots are loaded from tensors. The arguments are those of `TmaLoadStage`."""
 
     filled_by = "engine"
     dims: tuple[str, ...] = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
@@ -330,9 +330,9 @@ class BulkLoadStage(LoadStage):
             the last one.
         tile: Elements of a piece, as a tuple of one number. A multiple of 16 bytes (PTX ISA, cp.async.bulk).
         ring: The ring whose slots hold the pieces.
-        dtype: As of `TmaLoadStage`.
-        loader: As of `TmaLoadStage`.
-        l2_hint: As of `TmaLoadStage`.
+        dtype: As in `TmaLoadStage`.
+        loader: As in `TmaLoadStage`.
+        l2_hint: As in `TmaLoadStage`.
         swizzle: None: a swizzle needs a descriptor.
 
     Raises:
@@ -394,7 +394,7 @@ class Im2colLoadStage(TmaLoadStage):
         tile: (windows, channels) of a slot; up to 1024 windows, and 256 channels or any whole number of swizzle spans.
         ring: The ring whose slots hold the tiles.
         windows: Their size, padding, stride and dilation.
-        **options: As of `TmaLoadStage`.
+        **options: As in `TmaLoadStage`.
 
     Raises:
         InputError: For any other value.
@@ -456,10 +456,10 @@ class DescriptorStage(SlotStage):
     """A descriptor in each slot of `ring`, through which another stage is loaded. The kernel says which rows of the tensor a
     descriptor shows.
 
-    The ring's producer, of one warp, calls ``slot.<stage>.set(first, rows)``. The role that loads calls ``view =
-    slot.<stage>.acquire()``, and loads with ``slot.b.load_through(view, ...)``. Coordinates then count from row *first*, and
-    beyond the rows there are zeros. A slot is rewritten once all consumers have released it. So one of the consumers must be
-    a role that has waited for the loads, such as the role that multiplies the loaded tiles.
+    The ring's producer, of one warp, calls ``slot.<stage>.set(first, rows)``. The role that loads calls
+    ``view = slot.<stage>.acquire()``, and loads with ``slot.b.load_through(view, ...)``. Coordinates then count from row
+    *first*, and beyond the rows there are zeros. A slot is rewritten once all consumers have released it. So one of the
+    consumers must be a role that has waited for the loads, such as the role that multiplies the loaded tiles.
 
     Args:
         of: The stage that is loaded through the descriptor. It has another ring, and a consumer of this ring loads it. Its
@@ -478,7 +478,7 @@ class DescriptorStage(SlotStage):
             rule = "is a TmaLoadStage whose tile has all extents of its tensor, two or more, and is loaded whole"
             raise InputError("DescriptorStage(of)", of, rule, "name such a stage")
         if not isinstance(ring, BarrierRing) or len(ring.phases[0]) != 1 or ring is of.ring:
-            rule = "is another ring than that of the stage, with one producer"
+            rule = "must be another ring than the stage's, with one producer"
             raise InputError("DescriptorStage(ring)", ring, rule, "declare a ring for the descriptors")
         if not any(of.loader is role for role in ring.phases[-1]):
             rule = "has the role that loads among its consumers"

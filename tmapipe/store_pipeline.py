@@ -43,7 +43,7 @@ S = TypeVar("S", bound="StoreStage")
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class StoreStage:
-    """Base of the stages that store tiles to tensors. Arguments as of `TmaStoreStage`."""
+    """Base of the stages that store tiles to tensors. The arguments are those of `TmaStoreStage`."""
 
     dims: tuple[str, ...] = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
     source: SlotStage | Wgmma | RegisterTile | None = attrs.field(
@@ -58,7 +58,9 @@ class StoreStage:
     role: Role | None = attrs.field(
         default=None,
         validator=must(
-            optional(lambda role: isinstance(role, Role)), "is the Role that computes what is stored", "pass a Role"
+            optional(lambda role: isinstance(role, Role)),
+            "must be the Role that computes the stored values",
+            "pass a Role",
         ),
     )
     stages: int = attrs.field(default=None)
@@ -271,10 +273,10 @@ class BulkStoreStage(StoreStage):
         source: The stage whose slots are stored; None: values that the threads of `role` have computed.
         tile: Elements of a piece, as a tuple of one number, by default the source's. A multiple of 16 bytes.
         role: The role that stores, where it does not follow from the source.
-        reduce: As of `TmaStoreStage`; "min" and "max" of int32 and int64 too.
-        stages: As of `TmaStoreStage`.
+        reduce: As in `TmaStoreStage`; "min" and "max" of int32 and int64 too.
+        stages: As in `TmaStoreStage`.
         columns: None: only stores of accumulators have columns.
-        dtype: As of `TmaStoreStage`.
+        dtype: As in `TmaStoreStage`.
 
     Raises:
         InputError: For a tile of more than one extent, or another source.

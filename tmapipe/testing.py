@@ -1,4 +1,4 @@
-"""For test suites of users: assert that a schedule cannot hang, race or corrupt."""
+"""Assertions for test suites of users: that a schedule cannot hang, race or corrupt."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def assert_safe(
     """Runs `schedule.check` and returns its report.
 
     Args:
-        dtypes: Element types by stage name, as of `Schedule.plan`.
-        every_trip_count: Whether "safe for up to n" is not enough.
-        notes: Whether notes are allowed.
+        schedule: The schedule.
+        dtypes: Element types by stage name, as in `Schedule.plan`.
+        every_trip_count: Whether the proof must cover every trip count, so that "safe for up to n" is not enough.
+        notes: Whether the report may have notes.
 
     Raises:
-        InputError: *schedule* is none, or an option is neither True nor False.
-        NotSafe: The report shows something that is not allowed; its text is the report. An `AssertionError`.
+        InputError: *schedule* is no schedule, or an option is neither True nor False.
+        NotSafe: The report has a finding, or something else that is not allowed. Its text is the report. It is an
+            `AssertionError`.
     """
     check_type("assert_safe(schedule)", schedule, Schedule, "make one of the class, e.g. Gemm()")
     check_bool("assert_safe(every_trip_count)", every_trip_count)
@@ -44,11 +46,11 @@ def assert_safe(
 
 
 class NotSafe(AssertionError):
-    """What `assert_safe` raises.
+    """The error of `assert_safe`.
 
     Args:
-        report: What shows it.
-        said: Comes before the report in the message.
+        report: The report that was not good enough.
+        said: A text that comes before the report in the message.
     """
 
     def __init__(self, report: Report, said: str = ""):

@@ -10,7 +10,15 @@ import pytest
 import tmapipe as tp
 from tests.unit.limits import ended
 from tmapipe.tuning import Candidate, Problem
-from tmapipe.tuning.compiling import compile_all, load
+from tmapipe.tuning.compiling import compile_each, jobs_of, load
+from tmapipe.tuning.problem import PLAIN
+
+
+def compile_all(few, folder, processes, done=lambda candidate, error: None, epilogue=PLAIN):
+    """Compiles candidates for one problem; returns "", or what went wrong, for each."""
+    jobs = jobs_of(Problem(256, 256, 256), few, epilogue)
+    errors = compile_each(jobs, folder, processes, lambda index, error: done(few[index], error))
+    return {few[index]: error for index, error in sorted(errors.items())}
 
 
 def test_compiled_elsewhere_and_loaded(tmp_path):
@@ -22,9 +30,7 @@ def test_compiled_elsewhere_and_loaded(tmp_path):
     )
     bad, good = Candidate("Gemm", (64, 1000), (1, 1)), Candidate("Gemm", (64, 64), (1, 1))
     few, said = [bad, good, Candidate("SplitK", (128, 1000), (1, 1), (("parts", 2),))], []
-    errors = compile_all(
-        Problem(256, 256, 256), few, tmp_path, 2, lambda c, error: said.append((c, error)), epilogue=epilogue
-    )
+    errors = compile_all(few, tmp_path, 2, lambda c, error: said.append((c, error)), epilogue)
     assert errors[good] == "" and "InputError" in errors[bad] and "1000" in errors[bad]
     assert "InputError" in errors[few[2]]
     assert dict(said) == errors
@@ -34,7 +40,7 @@ def test_compiled_elsewhere_and_loaded(tmp_path):
 def test_without_an_epilogue(tmp_path):
     """It comes to the same, and compiling takes seconds: so here as far as a refusal."""
     plain = Candidate("Gemm", (64, 1000), (1, 1))
-    errors = compile_all(Problem(256, 256, 256), [plain], tmp_path, 1)
+    errors = compile_all([plain], tmp_path, 1)
     assert "1000" in errors[plain]
 
 
@@ -43,7 +49,7 @@ FEW = [Candidate("Gemm", (64, 64), (1, 1)), Candidate("Gemm", (64, 128), (1, 1))
 
 def compiled(folder, epilogue):
     fused = tp.epilogue.Epilogue(epilogue)
-    return ended(lambda: compile_all(Problem(256, 256, 256), FEW, folder, 2, epilogue=fused))
+    return ended(lambda: compile_all(FEW, folder, 2, epilogue=fused))
 
 
 def test_an_epilogue_that_cannot_go_along(tmp_path):
@@ -79,7 +85,7 @@ def test_bodies_may_print_much(tmp_path):
         raise RuntimeError("heard")
 
     fused = tp.epilogue.Epilogue(loud)
-    errors = ended(lambda: compile_all(Problem(256, 256, 256), FEW[:2], tmp_path, 1, epilogue=fused))
+    errors = ended(lambda: compile_all(FEW[:2], tmp_path, 1, epilogue=fused))
     assert list(errors) == FEW[:2] and all("heard" in error for error in errors.values())
 
 

@@ -120,7 +120,7 @@ def test_reductions_are_checked():
 def test_outputs_of_reductions_that_cannot_begin_with_zero_are_passed():
     x = np.ones((2, 16, 64), np.int32)
     for reduce in ("min", "max", "and", "inc", "dec"):
-        refused(stacked(reduce), x, argument="d", rule=f"is reduced by {reduce}, so what it begins with counts")
+        refused(stacked(reduce), x, argument="d", rule=f"must be passed, since {reduce} combines")
     assert (stacked("xor")(x) == 0).all() and (stacked("or")(x) == 1).all()
 
 

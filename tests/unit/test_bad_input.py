@@ -315,7 +315,7 @@ def test_registers_over_budget():
 def test_registers_of_roles_that_share_a_warpgroup():
     both = copy_of(load=tp.Role(warps=1, registers=40), use=tp.Role(warps=1, registers=48), store=False)
     both.heavy = tp.Role(warpgroups=2)
-    refused(both.plan, argument="Role(use).registers", value=48, rule="shares warpgroup 0")
+    refused(both.plan, argument="Role(use).registers", value=48, rule="another role in warpgroup 0")
 
 
 def test_threads_over_budget():

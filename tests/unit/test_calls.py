@@ -63,8 +63,8 @@ def test_transposed_of_a_part():
 
 def test_so_many_ctas_find_room():
     for schedule, ctas, rule in (
-        (small(), 8, "of 48 that so many CTAs"),
-        (S.PingPong(), 2, "128 .* of 96 that so many CTAs"),
+        (small(), 8, "share an SM leave 48"),
+        (S.PingPong(), 2, "128 .* share an SM leave 96"),
         (S.PingPong(), 3, "at most 88"),
         (S.PingPong(), 16, "more than the 8 registers"),
     ):

@@ -14,7 +14,7 @@ from tmapipe import errors
 from tmapipe.schedule import Schedule
 
 PUBLIC = ("", ".schedules", ".tiles", ".schedules.mainloop", ".epilogue", ".math", ".tuning", ".torch", ".testing")
-AS_ANOTHER = re.compile(r"\b[Aa]s (of |in )?`|\barguments as of `", re.I)
+AS_ANOTHER = re.compile(r"\b[Aa]s (of |in )?`|\barguments\s+(as\s+of|are\s+those\s+of)\s+`", re.I)
 
 
 def exported(module):

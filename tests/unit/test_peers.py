@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused():
     assert repr(Rotated.z) == text
     alone = Rotated()
     alone.cluster = {}
-    refused(alone.plan, argument="z.group", rule="a CTA has no peers")
+    refused(alone.plan, argument="z.group", rule="a CTA has no peers in the cluster")
     wide = Rotated()
     wide.send = tp.Role(warps=2)
     refused(wide.plan, argument="Role(send)", rule="has one warp")

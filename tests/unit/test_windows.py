@@ -62,7 +62,7 @@ def test_wrong_parts_are_refused():
     for at in ((9, 0), (0, 33), (-1, 0), 3, (1,), (1, 2, 3)):
         schedule = Window()
         schedule.at = at
-        refused(schedule, x, out=y, argument="slot.x.read(at)", value=at, rule="begin|row and a column")
+        refused(schedule, x, out=y, argument="slot.x.read(at)", value=at, rule=r"begin|\(row, column\)")
     for tile in ((8,), 8, (0, 8), (8, 32, 1), "ab"):
         schedule = Window()
         schedule.tile = tile

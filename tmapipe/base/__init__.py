@@ -1,6 +1,8 @@
-"""What everything stands on. Here: CTAs of a cluster that want the same tile; the descriptor of a tensor.
+"""The lowest package. This file has groups of CTAs in a cluster (`MulticastGroup`) and the descriptor of a tensor
+(`TensorMap`).
 
-Beside it: `arithmetic`, numbers and their types; `tma_rules`, the rules of the TMA engine; `disk`, files that processes share.
+Other files: `arithmetic` has numbers and their types, `tma_rules` the rules of the TMA engine, and `disk` files that processes
+share.
 """
 
 from __future__ import annotations
@@ -28,21 +30,21 @@ MAX_CLUSTER = 16  # CTAs; above 8 the kernel asks for a non-portable cluster siz
 
 @attrs.frozen(init=False, repr=False)
 class MulticastGroup:
-    """The CTAs of a cluster that want the same tile: those that differ only along *axes* of the cluster.
+    """The CTAs of a cluster that want the same tile: all CTAs that differ only along *axes* of the cluster.
 
-    In a GEMM, CTAs along ``"n"`` share the tile of A and CTAs along ``"m"`` share the tile of B:
-    ``TmaLoadStage("m k", ..., multicast=MulticastGroup("n"))``. Each of the g peers loads 1/g of the tile and the
-    hardware writes it to all g of them. Along an axis of extent 1 the group is the CTA alone, and nothing is multicast.
+    In a GEMM, CTAs along ``"n"`` share the tile of A, and CTAs along ``"m"`` share the tile of B. So the stage of A has
+    ``multicast=MulticastGroup("n")``. Each of the g peers loads 1/g of the tile, and the hardware writes it to all g peers.
+    Along an axis of extent 1, the group is a single CTA, and nothing is multicast.
 
     Args:
         axes: Names of axes of the cluster.
-        whole: Whether the first CTA of the group loads all of the tile, and the others none, as for a tile that cannot be cut
-            into g equal parts.
-        ctas: How many CTAs side by side along the one axis make a group, where not all of them do: with 2, in a cluster of
-            four, the first two share one tile and the last two another.
+        whole: Whether the first CTA of the group loads all of the tile, and the other CTAs nothing, as for a tile that cannot
+            be cut into g equal parts.
+        ctas: How many CTAs side by side along the one axis make a group, if not all of them do. With 2, in a cluster of four,
+            the first two CTAs share one tile and the last two another tile.
 
     Raises:
-        InputError: Unless these are one or more different names; for `ctas` of fewer than two, or along several axes.
+        InputError: *axes* are not one or more different names, or *ctas* is less than two or given with several axes.
     """
 
     axes: tuple[str, ...] = attrs.field(
@@ -73,8 +75,8 @@ class MulticastGroup:
         return f"MulticastGroup({', '.join(map(repr, self.axes))}{unlike})"
 
     def along(self, cluster: Mapping[str, int]) -> tuple[Along, ...]:
-        """Where the CTAs of a group lie in a *cluster* of these extents by axis; empty if each is alone. Raises `InputError`
-        unless groups of `ctas` make an axis."""
+        """How the CTAs of a group lie in a *cluster* of these extents by axis; empty if each CTA is alone. Raises `InputError`
+        unless groups of `ctas` CTAs divide an axis."""
         axes = along(cluster, self.axes)
         if self.ctas is None:
             return axes
@@ -108,7 +110,7 @@ def check_cluster(cluster: Mapping[str, int], most: int = MAX_CLUSTER) -> None:
 
 
 def rank_stride(cluster: Mapping[str, int], axis: str) -> int:
-    """By how much a CTA's rank grows by one step along *axis*."""
+    """By how much a CTA's rank grows with one step along *axis*."""
     names = list(cluster)
     return math.prod(cluster[name] for name in names[: names.index(axis)])
 
@@ -129,7 +131,7 @@ class Along(NamedTuple):
 
 
 def along(cluster: Mapping[str, int], axes: Iterable[str]) -> tuple[Along, ...]:
-    """All CTAs along each of *axes*, without those along which there is one."""
+    """All CTAs along each of *axes*, without axes along which there is only one CTA."""
     several = ((axis, cluster[axis]) for axis in axes if cluster.get(axis, 1) > 1)
     return tuple(Along(axis, extent, extent, rank_stride(cluster, axis)) for axis, extent in several)
 
@@ -162,14 +164,14 @@ _corner = must(
 
 @attrs.frozen
 class Im2colBox:
-    """What one im2col load moves: so many channels of so many pixels, as a convolution's window meets them.
+    """The box of one im2col load: some channels of some pixels, in the order in which a convolution's windows meet them.
 
     Args:
-        lower: Where the box of windows' first pixels begins, relative to the image's first pixel, one number for each of
-            its 1 to 3 dimensions; with padding, negative.
-        upper: Where it ends, relative to the image's last pixel.
+        lower: Where the first pixels of windows begin, relative to the image's first pixel: one number for each of the image's
+            1 to 3 dimensions, negative with padding.
+        upper: Where they end, relative to the image's last pixel.
         channels: Elements along the contiguous dimension, 1 to 256.
-        pixels: How many, 1 to 1024.
+        pixels: How many pixels, 1 to 1024.
     """
 
     lower: tuple[int, ...] = attrs.field(converter=as_tuple, validator=_corner)
@@ -180,23 +182,26 @@ class Im2colBox:
 
 @attrs.frozen(init=False, repr=False)
 class TensorMap:
-    """The descriptor (128 bytes) of a tensor and of the boxes in which the TMA engine moves it.
+    """The descriptor (128 bytes) of a tensor, and of the boxes in which the TMA engine moves it.
 
     Every rule of ``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col`` is checked here; only `encode` needs a driver.
-    Sequences have one entry for each dimension of the tensor, in its order: the contiguous one last.
+    Sequences have one entry for each dimension of the tensor, in the tensor's order, so the entry for the contiguous dimension
+    is the last.
 
     Args:
-        tensor: A torch tensor, a NumPy array, or what has a ``__cuda_array_interface__``. Not kept: see that it lives.
-        box: Elements that one load or store moves, 1 to 256 along each dimension; or an `Im2colBox`.
-        dtype: How the engine sees the elements, by default as they are: uint8, uint16, uint32, int32, uint64, int64, fp16,
-            bf16, fp32, fp64, fp32_ftz, tf32, tf32_ftz. Of a tensor of bytes also 16u4_align8b, 16u4_align16b and
+        tensor: A torch tensor, a NumPy array, or an object that has a ``__cuda_array_interface__``. The descriptor does not
+            keep the tensor: see that it lives.
+        box: How many elements one load or store moves, 1 to 256 along each dimension; or an `Im2colBox`.
+        dtype: How the engine sees the elements, by default as their own type: uint8, uint16, uint32, int32, uint64, int64,
+            fp16, bf16, fp32, fp64, fp32_ftz, tf32, tf32_ftz. For a tensor of bytes also 16u4_align8b, 16u4_align16b and
             16u6_align16b (not on sm_90), whose box counts numbers of 4 or 6 bits.
-        steps: Of every so many elements one is moved, 1 to 8. A box of n x steps elements then moves n. Along the contiguous
-            dimension it counts with interleave only.
+        steps: A step of s, 1 to 8, along a dimension moves every s-th element. A box of n x s elements then moves n. Along the
+            contiguous dimension a step counts only with interleave.
         interleave: 0, 16 or 32 (bytes of channels that lie together).
-        swizzle: Span (bytes) 0, 32, 64 or 128; "128 atom 32", "128 atom 32 flip 8" or "128 atom 64" (not on sm_90).
-        l2_promotion: Bytes that L2 fetches at once: 0 (as they are asked for), 64, 128 or 256.
-        fill: What loads find outside of the tensor: "zeros", or of floating types "nan".
+        swizzle: The swizzle span (bytes) 0, 32, 64 or 128; "128 atom 32", "128 atom 32 flip 8" or "128 atom 64" (not on
+            sm_90).
+        l2_promotion: How many bytes L2 fetches at once: 0 (as many as are asked for), 64, 128 or 256.
+        fill: What loads find outside of the tensor: "zeros", or for floating types "nan".
 
     Raises:
         InputError: A rule is broken.
@@ -321,7 +326,7 @@ def _sequence(argument: str, value: Any, rank: int) -> tuple[Any, ...]:
 
 
 def _reversed(make: Callable[[int], Any], values: Sequence[int]) -> list[Any]:
-    """In the driver's order, the contiguous dimension first."""
+    """The values for the driver, whose order begins with the contiguous dimension."""
     return [make(value) for value in reversed(values)]
 
 

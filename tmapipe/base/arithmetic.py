@@ -46,10 +46,10 @@ class DType:
 
     Args:
         name: The library's name, such as "bf16".
-        bytes: Of an element.
-        numpy: The NumPy scalar type of the machine model.
-        torch: Name of the attribute in ``torch``.
-        cute: Name of the attribute in ``cutlass``.
+        bytes: How many bytes an element has.
+        numpy: The NumPy scalar type in the machine model.
+        torch: The name of the type in ``torch``.
+        cute: The name of the type in ``cutlass``.
     """
 
     name: str
@@ -67,20 +67,21 @@ class DType:
 
     @property
     def kind(self) -> str:
-        """Of what fragments hold of it: "int32" or "fp32". Raises `InputError` as `check_held`."""
+        """The kind of fragments that hold elements of this type: "int32" or "fp32". Raises `InputError` as
+        `check_held` does."""
         self.check_held("dtype")
         return "int32" if self.integer else "fp32"
 
     def check_held(self, where: str, multiplied: bool = False) -> None:
-        """Raises `InputError` for fp64, which fragments do not hold; of int64 they hold the lower 32 bits. *where*: what is
-        read or written. *multiplied*: by a matmul, which does not take int64 either."""
+        """Raises `InputError` for fp64, which fragments cannot hold. (Of int64 they hold the lower 32 bits.) *where*: the name
+        of what is read or written. *multiplied*: whether a matmul reads it; a matmul does not take int64 either."""
         if self.bytes > 4 and (multiplied or not self.integer):
-            rule = "is moved and reduced by the engine alone: what threads read and write has at most 32 bits"
+            rule = "has 64 bits, which only the TMA engine moves and reduces; threads read and write at most 32 bits"
             raise InputError(where, self.name, rule, "store from the slot (source=), or convert the tensor first")
 
     @property
     def in_memory(self) -> DType:
-        """The element type of the tensors that this one is loaded from: fp32 for tf32, itself for all others."""
+        """The element type of the tensors from which this type is loaded: fp32 for tf32; the type itself for all others."""
         return _BY_NAME[self.torch]
 
 
@@ -101,8 +102,8 @@ _BY_NAME = {d.name: d for d in ALL} | {d.torch: d for d in ALL if d is not tf32}
 
 
 def as_dtype(value: DType | str) -> DType:
-    """The `DType` that *value* names, such as "bf16" or torch's "bfloat16"; a `DType` as it is. Raises `InputError` for any
-    other value."""
+    """The `DType` that *value* names, such as "bf16" or torch's "bfloat16"; a `DType` is returned as it is. Raises
+    `InputError` for any other value."""
     if isinstance(value, DType):
         return value
     if isinstance(value, str) and value in _BY_NAME:
@@ -151,9 +152,9 @@ def products(a: np.ndarray, b: np.ndarray, depth: int) -> np.ndarray:
     """For each instruction, the sums over its k of the products of rows of a and of b: [k / depth, m, n] in float64.
 
     Args:
-        a: [m, k]; of each two elements of a and b, the product is exact in float64.
+        a: [m, k]. The product of any elements of a and b must be exact in float64.
         b: [n, k].
-        depth: Elements of k that an instruction takes, at most 32; divides k.
+        depth: How many elements of k an instruction takes: at most 32, and a divisor of k.
     """
     with np.errstate(all="ignore"):
         a, b = (np.ascontiguousarray(x, np.float64) for x in (a, b))
@@ -178,7 +179,7 @@ def accumulate(held: np.ndarray, sums: np.ndarray) -> None:
 
 
 def few_bits(x: np.ndarray) -> np.ndarray:
-    """Of each row, whether all elements are whole multiples, below 2^24, of one power of 2."""
+    """For each row, whether all its elements are whole multiples, below 2^24, of one power of 2."""
     _, exponent = np.frexp(np.abs(x).max(1, initial=0))
     scaled = x * np.ldexp(1.0, _WHOLE - exponent)[:, None]
     return (scaled - np.rint(scaled) == 0).all(1)  # neither infinite nor NaN, of which the difference is NaN
@@ -197,8 +198,8 @@ def _in_order(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def folded(combine: Callable[[Any, Any], Any], values: np.ndarray) -> np.ndarray:
-    """*values* [..., n], n > 0, combined along the last axis: element i with element i + h, where h is half of them, rounded
-    up, until one is left."""
+    """*values* [..., n], n > 0, combined along the last axis until one is left: element i with element i + h, where h is half
+    of the number of elements, rounded up."""
     while (size := values.shape[-1]) > 1:
         half = (size + 1) // 2
         kept = values[..., :half].copy()
@@ -328,7 +329,8 @@ def log2(x: Any) -> Any:
 
 @_in_float64
 def erf(x: Any) -> Any:
-    """2 / sqrt(pi) e^(-x^2) times the sum of x (2 x^2)^n / (1 3 5 ... (2 n + 1)), whose terms are all of one sign."""
+    """The error function: 2 / sqrt(pi) e^(-x^2) times the sum of x (2 x^2)^n / (1 3 5 ... (2 n + 1)), whose terms all have one
+    sign."""
     y = np.minimum(np.abs(x), 6)  # 1 - erf(6) < 2^-54
     square, term, total, odd = 2 * y * y, y, y, 1
     while np.any(term > total * 2.0**-60):  # further terms would not change the sum
@@ -345,21 +347,24 @@ def erf(x: Any) -> Any:
 
 @attrs.frozen(repr=False)
 class Dim:
-    """The extent of a dimension: ``Dim("r", size=3)``, at most ``Dim("n", at_most=1024)``, or that of another one,
-    ``* times / per``, rounded up, ``+ plus``.
+    """The extent of a dimension. It is fixed, ``Dim("r", size=3)``; or bounded, ``Dim("n", at_most=1024)``; or it follows from
+    the extent of another dimension: that extent ``* times / per``, rounded up, ``+ plus``.
 
-    A schedule lists them in `relations`. Tensors that do not fit are refused by name, and an output that a call leaves out can
-    have such a dimension.
+    A schedule lists its `Dim` objects in `relations`. Tensors that do not fit are refused by name. An output that a call
+    leaves out can have such a dimension.
 
     Args:
-        name: As stages name it.
-        size: Its extent (elements).
-        of: The dimension that it follows from.
-        per: Elements of that for one of its own: ``Dim("kb", of="k", per=128)`` for one scale for each 128 elements of k.
-        times: Elements of its own for each of that: ``Dim("s", of="l", times=4)`` for four parts of each matrix.
-        plus: How many more it has, perhaps a negative number: ``Dim("p", of="h", plus=-2)`` for a convolution without padding.
-        at_most: The largest extent (elements) that bodies are right for: of rows that have to lie in one tile, that of the
-            tile. By itself, or besides `of`.
+        name: The dimension's name in stages.
+        size: The dimension's extent (elements).
+        of: The other dimension, from which the extent follows.
+        per: How many elements of *of* there are for one element: ``Dim("kb", of="k", per=128)`` for one scale for each 128
+            elements of k.
+        times: How many elements there are for each element of *of*: ``Dim("s", of="l", times=4)`` for four parts of each
+            matrix.
+        plus: How many more elements there are, perhaps a negative number: ``Dim("p", of="h", plus=-2)`` for a convolution
+            without padding.
+        at_most: The largest extent (elements) for which bodies are right: if rows have to lie in one tile, the tile's extent.
+            It can be given alone, or with *of*.
 
     Raises:
         InputError: For any other value.
@@ -387,26 +392,26 @@ class Dim:
             raise InputError("Dim(size, of, at_most)", (self.size, self.of, self.at_most), rule, 'e.g. of="k"')
 
     def extent(self, extents: Mapping[str, int]) -> int | None:
-        """This dimension's extent, as it follows from the *extents* of others; None if that is not known. At least 0."""
+        """This dimension's extent, computed from the *extents* of others; None if they are not known. At least 0."""
         if self.size is not None or self.of is None:
             return self.size
         extent = extents.get(str(self.of))
         return None if extent is None else max(0, ceil_div(extent * self.times, self.per) + self.plus)
 
     def longest_of(self, extent: int) -> int:
-        """The largest extent of the other dimension for which this one is at most *extent*."""
+        """The largest extent of *of* for which this dimension's extent is at most *extent*."""
         return max(0, extent - self.plus) * self.per // self.times
 
     @property
     def formula(self) -> str:
-        """How it is computed, e.g. ``ceil(k / 128)``, of one that has a size or follows from another."""
+        """How the extent is computed, e.g. ``ceil(k / 128)``, if it is fixed or follows from another extent."""
         text = str(self.size or self.of) + (f" * {self.times}" if self.times > 1 else "")
         text = text if self.per == 1 else f"ceil({text} / {self.per})"
         return text + (f" {'+' if self.plus > 0 else '-'} {abs(self.plus)}" if self.plus else "")
 
     @property
     def text(self) -> str:
-        """What is known of it, e.g. ``kb = ceil(k / 128)`` or ``n <= 1024``."""
+        """What is known of the extent, e.g. ``kb = ceil(k / 128)`` or ``n <= 1024``."""
         known = "" if self.size is None and self.of is None else f" = {self.formula}"
         return self.name + known + ("" if self.at_most is None else f" <= {self.at_most}")
 

@@ -1,8 +1,9 @@
-"""What the library keeps on disk, in files that other processes read and write at the same time.
+"""Files that the library keeps on disk, and that several processes read and write at the same time.
 
-A file is written under another name and then renamed, so nobody sees half of one. What is read is trusted as far as its owner:
-a file is ignored, with a warning that names it, unless it is a plain file of this user's that nobody else can write, of a
-bounded size, and whole. Nothing is unpickled or evaluated, and nothing waits for a file without end.
+A file is written under another name and then renamed, so that nobody sees half of a file. A file is trusted only if nobody but
+this user could have written it. It must be a plain file that belongs to this user, that nobody else can write, whose size is
+bounded, and that is whole; any other file is ignored, with a warning that names it. Nothing is unpickled or evaluated, and
+nothing waits for a file without end.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """What is in a file; None if there is none, or one that is ignored."""
+    """The content of a file; None if there is no file, or it is ignored."""
     try:
         _check_folder(cache_folder())
         return _read(path)
@@ -199,8 +200,8 @@ def lock_of(name: str) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Holds the lock of a file among all processes. A lock that cannot be had in so many seconds is done without, with a
-    warning: then two processes do the same."""
+    """Holds the lock of a file among all processes. If the lock cannot be had within *patience* seconds, a warning follows and
+    the scope runs without it; then two processes do the same work."""
     from filelock import FileLock  # 40 ms, when something is made
 
     lock = None
@@ -220,7 +221,8 @@ def locked(path: Path, patience: float = PATIENCE) -> Iterator[None]:
 
 @functools.cache
 def library() -> str:
-    """A hash of the library's source, by which what is kept is called: nothing outlives a change to it."""
+    """A hash of the library's source. It is part of the names of kept files, so that no file outlives a change of
+    the library."""
     digest, root = hashlib.sha256(), Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())

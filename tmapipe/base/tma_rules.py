@@ -46,11 +46,11 @@ class TensorType:
     """An element type of descriptors.
 
     Args:
-        driver: How the driver calls it.
-        bits: Of an element.
+        driver: The driver's name for it.
+        bits: How many bits an element has.
         floating: Whether it is a floating type.
-        unit: Of which the last extent is a multiple (elements).
-        swizzles: That it allows; None for all.
+        unit: Of how many elements the last extent must be a multiple.
+        swizzles: The swizzles that it allows; None for all.
     """
 
     driver: str
@@ -65,7 +65,7 @@ class TensorType:
         return self.unit == 128
 
     def shared_bytes(self, elements: int) -> float:
-        """Of shared memory, of so many elements."""
+        """How many bytes of shared memory a number of elements takes."""
         return elements if self.padded else elements * self.bits / 8
 
 
@@ -90,7 +90,7 @@ TYPES = {
 
 
 def type_of(dtype: DType) -> str:
-    """What descriptors call the type of a stage's elements."""
+    """The descriptor's name for the type of a stage's elements."""
     return "uint8" if dtype.bytes == 1 else "uint16" if dtype.name == "int16" else dtype.name
 
 
@@ -105,7 +105,7 @@ def check_option(name: str, value: Any) -> None:
 
 
 def check_rank(argument: str, shape: Sequence[int], interleave: int, im2col: bool) -> None:
-    """Raises `InputError` unless the engine takes tensors of so many dimensions."""
+    """Raises `InputError` unless the engine takes tensors with this number of dimensions."""
     if im2col and not 3 <= len(shape) <= 5:
         rule = "has 3 to 5 dimensions for im2col: images, one to three of their own, channels"
         raise InputError(argument, tuple(shape), rule, "add dimensions of extent 1")
@@ -137,19 +137,19 @@ def check_strides(
     who: str = "TMA needs",
     other: str = "",
 ) -> None:
-    """Checks the strides of all dimensions but the last. Along an extent of 1 any stride will do.
+    """Checks the strides of all dimensions except the last. Along an extent of 1, every stride is right.
 
     Args:
-        argument: Named in errors.
-        shape: Elements.
-        strides: Elements.
+        argument: The name for errors.
+        shape: The extents (elements).
+        strides: The strides (elements).
         size: Bytes of an element.
-        unit: Bytes that strides are multiples of.
-        who: Needs that.
-        other: What else can be done.
+        unit: Of how many bytes strides must be multiples.
+        who: Who needs that, for errors.
+        other: What else the user can do, for errors.
 
     Raises:
-        InputError: One is no positive multiple of *unit* bytes below 2^40.
+        InputError: A stride is no positive multiple of *unit* bytes below 2^40.
     """
     for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
         if extent > 1 and (stride * size % unit or stride <= 0):
@@ -161,7 +161,7 @@ def check_strides(
 
 
 def check_extents(argument: str, shape: Sequence[int], dtype: str) -> None:
-    """Raises `InputError` unless the extents (elements of *dtype*) are ones that a descriptor can have."""
+    """Raises `InputError` unless a descriptor can have these extents (elements of *dtype*)."""
     if not all(1 <= extent <= 2**32 for extent in shape):
         raise InputError(argument, tuple(shape), "has extents from 1 to 2^32 elements", "pass another tensor")
     unit = TYPES[dtype].unit
@@ -182,7 +182,7 @@ def check_box(argument: str, box: Sequence[int], rows: int = MAX_BOX) -> None:
 
 
 def check_bytes(argument: str, box: Any, elements: int, dtype: str) -> None:
-    """Raises `InputError` unless a box of so many elements fits into shared memory."""
+    """Raises `InputError` unless a box of *elements* elements fits into shared memory."""
     nbytes = TYPES[dtype].shared_bytes(elements)
     if nbytes > MAX_BYTES:
         rule = f"is a box of {nbytes:g} bytes, more than the {MAX_BYTES} of a CTA's shared memory"
@@ -249,12 +249,12 @@ class Windows:
 
     Args:
         size: Elements of a window along each dimension of an image, such as (3, 3).
-        padding: Zeros before the image's first element and after its last one: one number, or one a dimension.
-        stride: From one window to the next, 1 to 8, likewise.
-        dilation: From one element of a window to the next, likewise.
+        padding: Zeros before the image's first element and after its last: one number, or one for each dimension.
+        stride: How far apart neighbouring windows begin, 1 to 8: one number, or one for each dimension.
+        dilation: How far apart neighbouring elements of a window are: one number, or one for each dimension.
 
     Raises:
-        InputError: For any other value, or a window too large for the descriptors of im2col.
+        InputError: For any other value, or a window that is too large for the descriptors of im2col.
     """
 
     size: tuple[int, ...]
@@ -292,7 +292,8 @@ class Windows:
 
     @property
     def corners(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Where windows begin: the first from the image's first element, the last (without a stride) from its last one."""
+        """(where the first window begins, relative to the image's first element; where the last window, with stride 1, begins,
+        relative to the image's last element)."""
         high = tuple(pad - last for pad, last in zip(self.padding, self.last, strict=True))
         return tuple(-pad for pad in self.padding), high
 

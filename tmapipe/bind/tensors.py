@@ -345,7 +345,7 @@ def _make_output(
     made = new_like(like, shape, dtype)
     if store.reduce:
         if store.reduce not in FROM_ZERO:
-            rule = f"is reduced by {store.reduce}, so what it begins with counts"
+            rule = f"must be passed, since {store.reduce} combines results with the numbers that it holds"
             raise InputError(name, None, rule, f"pass {name}=")
         made[...] = 0
     return made
@@ -393,7 +393,7 @@ def _check_output(name: str, tensor: Any, vector: int) -> None:
     unit, who = (vector, "threads") if vector else (ALIGNMENT, "TMA stores")
     if shape[-1] * size % unit:
         row = f"a row of {shape[-1]} x {size} bytes is no multiple of {unit}"
-        rule = f"{row}, and {who} write whole units of {unit} bytes: what follows would be overwritten"
+        rule = f"{row}, and {who} write whole units of {unit} bytes, so they would overwrite what follows"
         other = "pass a smaller vector=" if vector else "declare a ThreadStoreStage"
         fix = f"make the last extent a multiple of {unit // size}, or {other}"
         raise InputError(f"{name}.shape", shape, rule, fix)

@@ -263,7 +263,7 @@ def _runs_of(
     timeline: Path | None,
     step: Callable[[], object],
 ) -> Answer:
-    """What the runs say: `Answer.code` is `WRONG` if results differ. *step* is called after each run."""
+    """Runs the model and compares the results. `Answer.code` is `WRONG` if results differ. *step* is called after each run."""
     names = [*schedule.declared.stores] if isinstance(schedule, Schedule) else []
     wanted = {name: dtype for name, dtype in dtypes.items() if name in names}
     runs: list[dict[str, Any]] = []
@@ -290,8 +290,8 @@ def _runs_of(
 
 @contextlib.contextmanager
 def _launches(clusters: int | None, seed: int, trace: bool) -> Iterator[list[Run]]:
-    """Yields what is launched on the model meanwhile, in an interleaving of this seed: also what the call of one schedule
-    launches of others, such as the sum of the parts of a split k."""
+    """Yields the model's runs that are launched in this scope, in an interleaving of this seed: also runs of schedules that
+    another schedule calls, such as the sum of the parts of a split k."""
     runs: list[Run] = []
     simulate = Schedule._simulate
 
@@ -398,8 +398,8 @@ def timeline(
 def _traced_on_gpu(
     schedule: Any, inputs: dict[str, Any], clusters: int | None, shapes: list[str], dtypes: dict[str, DType]
 ) -> Trace:
-    """The trace of a kernel on the GPU, of random tensors there. Of a kernel of rows, of the schedule that it makes. Raises
-    `MissingGpuError` without one."""
+    """The trace of a kernel on the GPU, with random tensors; for a kernel of rows, the trace of the schedule that it makes.
+    Raises `MissingGpuError` without a GPU."""
     with needed("torch", "torch", "to run a kernel"):
         import torch
     if not torch.cuda.is_available():
@@ -435,7 +435,7 @@ def _traced(schedule: Any, inputs: dict[str, Any], clusters: int | None) -> Trac
 
 
 def _table(roles: dict[str, dict[str, float]]) -> Table:
-    """What each role spends its time on."""
+    """A table of how each role spends its time."""
     table = Table("role", "of its time", box=None)
     for role, parts in roles.items():
         shown = sorted(parts.items(), key=lambda part: -part[1])[:4]

@@ -1,4 +1,4 @@
-"""The verbs that are about this machine: doctor, with what it looks at, demo, cache, bench and tune."""
+"""The verbs about this machine: doctor, demo, cache, bench and tune; and the checks of `tmapipe doctor`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def examine() -> tuple[list[Item], bool]:
 
 
 def _installed() -> dict[str, tuple[str, str]]:
-    """(version, folder) of the packages that have metadata, by their names; of several, the one that is imported."""
+    """(version, folder) of each package that has metadata, by its name; if a package is installed twice, the one that is
+    imported."""
     installed: dict[str, tuple[str, str]] = {}
     for each in importlib.metadata.distributions():
         try:
@@ -133,13 +134,13 @@ def _says(module: str) -> str | None:
 
 
 def package_item(module: str, names: tuple[str, ...], least: tuple[int, ...], versions: dict[str, str]) -> Item:
-    """A package that a kernel needs on its way to the GPU.
+    """The state of a package that a kernel needs on its way to the GPU.
 
     Args:
-        module: That is imported of it.
-        names: Of the packages that may bring it.
-        least: The oldest version.
-        versions: Of the packages that have metadata.
+        module: The module that is imported.
+        names: The packages that may bring the module.
+        least: The oldest version that works.
+        versions: The versions of packages that have metadata.
     """
     fix = f"pip install '{names[0]}>={'.'.join(map(str, least))}'"
     if not _has(module):
@@ -211,8 +212,8 @@ def torch_item(version: str | None, built_for: str | None, usable: bool, gpu: bo
 
 
 def driver_and_gpus() -> tuple[int | None, list[tuple[str, int, int]]]:
-    """(CUDA version of the driver, None without one; (name, capability as 90, bytes of memory) of each GPU). Asks the
-    driver's library itself: no package has to be there."""
+    """(CUDA version of the driver, None without one; (name, capability as 90, bytes of memory) of each GPU). It asks the
+    driver's library, so it needs no package."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -280,7 +281,7 @@ def _nvdisasm() -> Item:
 
 
 def cache_item(folder: Path) -> Item:
-    """The folder of what is kept on disk."""
+    """The state of the folder in which the library keeps files."""
     fix = "make it yours alone (chmod go-w), or set TMAPIPE_CACHE_DIR to another folder"
     if not folder.exists():
         above = next(each for each in folder.parents if each.exists())

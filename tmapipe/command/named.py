@@ -1,4 +1,4 @@
-"""What a command line names: a schedule, its tensors, and the reference of its results; and how a verb ends."""
+"""The things that a command line names: a schedule, its tensors, the reference of its results. Also how a verb ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pairs(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:
-    """Keyword arguments from texts such as ``tile=128,128,64``: Python's literals, and anything else as text."""
+    """Keyword arguments from texts such as ``tile=128,128,64``. A value is a literal of Python, or else the text itself."""
     return {name: _literal(value) for name, value in pairs("--set", texts, "tile=128,128,64").items()}
 
 
@@ -211,7 +211,7 @@ def extents(argument: str, text: str) -> tuple[int, ...]:
 def tensors_of(
     schedule: Any, shapes: Sequence[str], dtypes: dict[str, DType], files: Sequence[str], seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """The inputs of a call by name: those in *files* (``rows=rows.npy``), and the others of random numbers.
+    """The inputs of a call by name: arrays from *files* (``rows=rows.npy``), and random numbers for the other inputs.
 
     Raises:
         InputError: An input has neither a shape nor a file, or there is no such input.
@@ -240,7 +240,7 @@ def tensors_of(
 
 
 def inputs_of(schedule: Any) -> dict[str, tuple[bool, DType | None, bool]]:
-    """By the name of each input: whether it is needed, the type that it is declared with, whether it is a table."""
+    """(whether it is needed, its declared type, whether it is a table) for each input, by name."""
     if not isinstance(schedule, Schedule):  # a kernel of rows
         given = inspect.signature(schedule.__call__).parameters
         return {name: (p.default is p.empty, None, False) for name, p in given.items() if name != "out"}
@@ -273,8 +273,8 @@ def _loaded(path: str) -> np.ndarray:
 
 
 def fitted(schedule: Any, shapes: Sequence[str], dtypes: dict[str, DType]) -> Schedule:
-    """*schedule*, or what a kernel of rows makes for rows of these lengths and types: for that, it computes two rows on the
-    CPU model."""
+    """*schedule*; for a kernel of rows, the schedule that it makes for rows of these lengths and types. To find that out, it
+    computes two rows on the CPU model."""
     if isinstance(schedule, Schedule):
         return schedule
     two = tensors_of(schedule, shapes, dtypes, ())
@@ -309,7 +309,7 @@ _KNOWN: dict[type, Reference] = {
 
 
 def references(schedule: Any, text: str | None) -> Reference | None:
-    """The function that *text* names, or what a shipped schedule is known to compute; None if that is not known."""
+    """The function that *text* names, or a function that computes what a shipped schedule computes; None if there is none."""
     if text is None:
         plain = not isinstance(schedule, Gemm) or schedule.epilogue.plain
         return _KNOWN.get(type(schedule)) if plain else None
@@ -352,7 +352,7 @@ def off(output: np.ndarray, right: np.ndarray) -> float:
 
 
 def within(output: np.ndarray) -> float:
-    """What `off` may be, by rounding."""
+    """The largest `off` that rounding explains."""
     return WITHIN_8_BITS if output.dtype.itemsize == 1 else WITHIN
 
 
@@ -367,11 +367,11 @@ _FOUND = (DeadlockError, HazardError, ScopeError, UnsafeError)  # errors that sa
 
 @attrs.define
 class Answer:
-    """What a verb says.
+    """The answer of a verb.
 
     Args:
-        facts: Its own fields of the JSON object.
-        text: For readers: text, or tables of rich's.
+        facts: The verb's own fields of the JSON object.
+        text: The answer for readers: text, or tables of rich's.
         code: The exit code.
     """
 

@@ -139,7 +139,7 @@ class EpilogueOperand:
             batch: Names of the output's dimensions before m, each followed by a space.
         """
         if self.varies == ("l",) and not batch:
-            rule = "is one number a matrix of a batch, of which there is none with groups of rows or parts of k"
+            rule = "is one number a matrix of a batch, but with groups of rows or parts of k there is no batch"
             raise InputError(f"operands[{name!r}]", self, rule, "use a Scalar(), or for groups a PerRow()")
         dims = self.varies[0] if self.varies else name + ELEMENT
         elements = {"m": rows, "n": width}.get(dims, 1) + (ALIGNMENT if self.loose(batch) else 0)
@@ -303,8 +303,8 @@ class Operands:
         return tuple("rows" if dim == self.dims[0] else "columns" for dim in stage.along)
 
     def reader(self, k: Any, tile: Tile) -> Iterator[dict[str, Fragment]]:
-        """Reads each piece's operands of this output tile, for the store: ``k.d.store(tile, acc, operands.epilogue,
-        operands=operands.reader(k, tile))``.
+        """Reads each piece's operands of this output tile. The store takes it: ``operands=operands.reader(k, tile)``. The
+        epilogue of the store is ``operands.epilogue``.
 
         It waits for a slot before the slot's first piece. A slot for the whole tile is released after the last store, so that
         the release does not delay stores. If there are several slots, each is released as soon as it has been read.

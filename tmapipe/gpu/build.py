@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # ---- sm80 ------------------------------------------------------------------------------------------------------------
 #
-# The instruction set on architectures before sm_90, whose mbarriers count no bytes and whose warps elect no lane.
+# The instruction set of architectures before sm_90: their mbarriers count no bytes, and their warps elect no lane.
 
 
 WAIT = """{
@@ -86,11 +86,11 @@ def backend_for(plan: Plan) -> type[GpuIsa]:
 
 # ---- caches ----------------------------------------------------------------------------------------------------------
 #
-# What CuTe DSL remembers of a compilation, and with it the whole of its IR, until later ones push it out.
+# CuTe DSL remembers values of each compilation, and with them all of its IR, until later compilations push them out.
 
 
 def forget_ir() -> None:
-    """Empties the DSL's caches of values in IR. Each keeps the last 128, each of which keeps megabytes."""
+    """Empties the DSL's caches of values in IR. Each cache keeps the last 128 values, and each value keeps megabytes of IR."""
     for clear in _clears():
         clear()
 
@@ -109,7 +109,7 @@ def _clears() -> tuple[Callable[[], None], ...]:
 
 
 def _functions(namespace: Any) -> Iterator[Any]:
-    """Functions, methods and properties, also those that another decorator is around."""
+    """Functions, methods and properties of *namespace*, also if another decorator is around them."""
     for value in list(namespace.values()):
         for each in vars(value).values() if isinstance(value, type) else (value,):
             function = each.fget if isinstance(each, property) else each
@@ -160,8 +160,8 @@ def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[in
     serialized = _WGMMA.search(text)
     if serialized:
         note = re.split(r" in function |in the function", serialized[0])[0].strip()
-        rule = "is what ptxas does where registers of a matmul in flight are used: its matmuls run one after another"
-        fix = "use an accumulator, or what was given to start() from registers, after .wait(), and start in one block of code"
+        rule = "makes the matmuls run one after another, since registers of a matmul in flight are used"
+        fix = "use an accumulator, or registers that start() got, only after .wait(), in the block of code of the start"
         raise InputError(f"compile of {plan.name}", note, rule, fix)
     if not _USED.search(text):
         return None
@@ -178,10 +178,11 @@ def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[in
 
 
 def _reason(plan: Plan, held: Mapping[str, tuple[int, str]], used: int) -> str:
-    """What the role holds whose registers are short by most, or nearest to it, or how many boxes one loads; and what to do.
+    """Why the kernel spills: what the role holds whose registers are short by most, or how many boxes one role loads; and what
+    to do.
 
     Args:
-        used: Registers a thread at launch.
+        used: Registers of a thread at launch.
     """
     most = (0, "")
     for role in plan.roles:
@@ -229,7 +230,7 @@ class Code:
 
     @staticmethod
     def of(compiled: Any) -> Code:
-        """Of what `cute.compile` has returned."""
+        """The code of a result of `cute.compile`."""
         return Code(functools.partial(_exported, compiled))
 
     @functools.cached_property
@@ -272,11 +273,11 @@ class Compiled:
     """A compiled schedule.
 
     Args:
-        plan: What it was compiled from.
+        plan: The plan from which it was compiled.
         code: The object file, and the function in it.
         used: What ptxas has noted, if that is known.
-        instrument: What it has besides, one of `tmapipe.gpu.watchdog.INSTRUMENTS`, or "".
-        ptx, cubin: Kept if the build was asked to.
+        instrument: The kernel's instrument, one of `tmapipe.gpu.watchdog.INSTRUMENTS`, or "".
+        ptx, cubin: Kept if the build was asked to keep them.
     """
 
     plan: Plan
@@ -288,11 +289,11 @@ class Compiled:
 
     @property
     def function(self) -> Any:
-        """Call it with a list of tensors and a list of numbers.
+        """The kernel's function. It is called with a list of tensors and a list of numbers.
 
-        Tensors: one per name in `plan.arguments`, then, for a queued order, its counters (`COUNTERS` int32 that are 0), then
-        memory for the descriptors that it makes. Numbers: how many clusters, then what the order adds, then `WORDS` of each
-        descriptor that the library encodes, then `NUMBERS` of an instrument.
+        Tensors: one for each name in `plan.arguments`; then, for an order with a queue, its counters (`COUNTERS` int32 that
+        are 0); then memory for the descriptors that the kernel makes. Numbers: how many clusters; then the numbers that the
+        order adds; then `WORDS` for each descriptor that the library encodes; then `NUMBERS` for an instrument.
         """
         return self.code.function
 
@@ -383,21 +384,22 @@ def build(
     backend: type[GpuIsa] | None = None,
     program: Traced | None = None,
 ) -> Compiled:
-    """Compiles *schedule* for `plan.arch`. Needs no GPU. Compilations in one process run one after another.
+    """Compiles *schedule* for `plan.arch`. It needs no GPU. Compilations in one process run one after another.
 
     Args:
         plan: The schedule's plan.
-        ranks: Number of dimensions of each tensor; by default as declared.
-        keep: Keep PTX and cubin. The function is then compiled when it is asked for: most of them are only read.
+        ranks: How many dimensions each tensor has; by default as declared.
+        keep: Whether to keep PTX and cubin. The function is then compiled when it is asked for, since most kept kernels are
+            only read.
         unroll: False keeps LLVM from unrolling run-time loops, so that each instruction of a body is in the PTX once.
-        instrument: One of `tmapipe.gpu.watchdog.INSTRUMENTS`: "watch", so that waits end, or "stamps" of when they do. A
-            launch then takes `NUMBERS` more numbers.
-        backend: The class that emits instructions, by default that of the architecture. Another may leave something out, to
-            measure what it costs.
-        program: The schedule's, if it has been traced.
+        instrument: One of `tmapipe.gpu.watchdog.INSTRUMENTS`: with "watch" waits end, with "stamps" the kernel records when
+            waits end. A launch then takes `NUMBERS` more numbers.
+        backend: The class that emits instructions, by default the class for the architecture. Another class may leave
+            something out, to measure what it costs.
+        program: The schedule's program, if it has been traced.
 
     Raises:
-        InputError: For a body without source, or if ptxas notes that it serializes matmuls.
+        InputError: A body has no source, or ptxas notes that it serializes matmuls.
     """
     _check_sources(schedule)
     fakes = [_fake_tensor(plan, name, ranks or {}) for name in plan.arguments]

@@ -55,7 +55,7 @@ def when(condition: Any, body: Callable[[], None]) -> None:
 
 
 def choice(condition: Any, then: Callable[[], Carried], other: Callable[[], Carried]) -> list[Any]:
-    """What *then* returns if *condition*, else what *other* does. Types are known once both are emitted."""
+    """The result of *then* if *condition* holds, and of *other* if not. Its types are known once both are emitted."""
     made = scf.IfOp(Boolean(condition).ir_value(), has_else=True)
     branches = []
     for block, emit in ((made.then_block, then), (made.else_block, other)):
@@ -98,7 +98,7 @@ def loop_while(carried: Carried, condition: Callable[..., Any], body: Callable[.
     """Runs ``body(*values)``, which returns the next values, as long as ``condition(*values)``.
 
     Returns:
-        The values of which the condition does not hold.
+        The first values for which the condition does not hold.
     """
     types = [type(value) for value in carried]
     before = _registers(carried)
@@ -161,12 +161,12 @@ def emit_ptx(
     """Emits an instruction, and returns the words that it gives.
 
     Args:
-        text: The instruction, with $0, $1, ... for the words that it gives and then its operands.
-        kinds: Of the operands' registers, such as "rl": r and f of 32 bits, l of 64, h of 16.
+        text: The instruction, with $0, $1, ... for the words that it gives and then for its operands.
+        kinds: The kind of register of each operand, such as "rl": r and f have 32 bits, l has 64, h has 16.
         operands: Numbers, or values of the IR.
-        words: How many it gives, each of 32 bits.
+        words: How many words it gives, each of 32 bits.
         pure: Whether it reads and writes nothing else; otherwise it may read and write memory.
-        ordered: Of one that does: whether reads and writes beside it keep their order with it.
+        ordered: If it is not pure: whether reads and writes around it keep their order with it.
     """
     values = [TYPES[kind](operand).ir_value() for kind, operand in zip(kinds, operands, strict=True)]
     several = f"!llvm.struct<({', '.join(['i32'] * words)})>"
@@ -227,7 +227,7 @@ def widened(values: Any, kind: str) -> list[Any]:
 
 
 def of_numbers(name: str, *arguments: Any) -> Any:
-    """The function on numbers, of which some are known at run time only."""
+    """The function on numbers, some of which are known only at run time."""
     if name == "where":
         condition, x, y = arguments
         return cutlass.select_(Boolean(condition), Float32(x), Float32(y))
@@ -250,7 +250,7 @@ def _floordiv(x: Any, y: Any) -> Any:
 
 
 def _mod(x: Any, y: Any) -> Any:
-    """With the sign of the divisor; the hardware's has that of the dividend."""
+    """The remainder, with the sign of the divisor. The hardware's remainder has the sign of the dividend."""
     _, rest = _divided(x, y)
     return rest + choose((rest != 0) & ((rest < 0) != (y < 0)), y, Int32(0))
 
@@ -312,20 +312,21 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 #
-# What the expressions of a program are in a kernel: numbers of CuTe DSL, each computed once a block of code.
+# Expressions of a program become numbers of CuTe DSL in a kernel, each computed once in a block of code.
 
 
 class Values:
-    """Numbers by expression. A block of code sees those of the blocks around it, as its operations come after theirs.
+    """Numbers of a kernel, by expression of the program. A block of code sees the numbers of the blocks around it, since its
+    operations come after theirs.
 
-    isa: what gives divisors. symbols: what a launch knows.
+    isa: gives divisors. symbols: the numbers of expressions that a launch knows.
     """
 
     def __init__(self, isa: Any, symbols: dict[Expr, Any]):
         self.isa, self.blocks, self.counts = isa, [dict(symbols)], set[Var]()
 
     def inside(self, emit: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """What *emit* returns, in a block of its own."""
+        """The result of *emit*, which runs in a block of its own."""
         self.blocks.append({})
         try:
             return emit(*arguments, **named)
@@ -333,7 +334,7 @@ class Values:
             self.blocks.pop()
 
     def bind(self, variable: Var, value: Any, counts: bool = False) -> None:
-        """What a variable is from here on, in this block. counts: whether it is never negative."""
+        """Gives a variable its number from here on, in this block. counts: whether the number is never negative."""
         self.blocks[-1][variable] = value
         if counts:
             self.counts.add(variable)
@@ -360,7 +361,8 @@ class Values:
         return bool(value.args) and value.op != "symbol" and all(map(self.known, value.args))
 
     def of(self, value: Any) -> Any:
-        """What *value* is here; itself if it is no expression. Computed here if no block around has."""
+        """The number of expression *value* here; *value* itself if it is no expression. Computed here unless a block around
+        has computed it."""
         value = resolve(value)
         if not isinstance(value, Expr):
             return value
@@ -371,7 +373,7 @@ class Values:
         return number
 
     def number(self, value: Any) -> Any:
-        """The same as a number of CuTe DSL, whose type stays the same in a loop."""
+        """The number of *value* as a number of CuTe DSL, whose type stays the same in a loop."""
         known = self.of(value)
         if isinstance(known, (bool, int, float)):
             return (Boolean if isinstance(known, bool) else Int32 if isinstance(known, int) else cutlass.Float32)(known)
@@ -387,12 +389,12 @@ class Values:
         return OPERATIONS[value.op](*map(self._operand, value.args))
 
     def _operand(self, value: Any) -> Any:
-        """A divisor is a number to all but the division."""
+        """The number of *value* as an operand. A divisor counts as a number, except for the division by it."""
         value = resolve(value)
         return self.of(value.args[1] if _divides(value) else value)
 
 
-#: Of what is not negative they make what is not.
+#: Operations whose result is not negative if their operands are not.
 _OF_COUNTS = {
     "add", "mul", "floordiv", "rshift", "lshift", "min", "max", "select", "next", "flipped", "divisor", "or", "xor",
 }  # fmt: skip
@@ -411,7 +413,7 @@ def _select(condition: Any, then: Any, other: Any) -> Any:
 
 
 def _mod_of_ints(a: Any, b: Any) -> Any:
-    """With the sign of *b*, as in Python; the hardware's has that of *a*."""
+    """The remainder, with the sign of *b*, as in Python. The hardware's remainder has the sign of *a*."""
     if isinstance(b, int) and b > 0 and b & (b - 1) == 0:
         return a & (b - 1)
     rest = a % b

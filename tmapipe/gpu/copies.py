@@ -52,7 +52,8 @@ def _cp_async(isa: GpuWarp, op: Any) -> None:
 
 @emits(ops.TileStore)
 def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: Fragment | None) -> None:
-    """The calling thread's stores, each of some numbers that lie side by side; of those that *mask* names, one by one."""
+    """The calling thread's stores, each of some numbers that lie side by side; with *mask*, the numbers for which it holds,
+    one by one."""
     fragments, store, at = isa.fragments, isa.plan.store(op.store), op.at
     layout, size = values.layout, store.buffer.dtype.bytes
     assert layout is not None
@@ -189,7 +190,7 @@ def _bulk_store(isa: GpuWarp, op: Any) -> None:
 
 
 def _element(tensor: Any, at: Sequence[Any], size: int) -> Any:
-    """The address of the element of so many bytes at *at*."""
+    """The address of the element at *at*. size: bytes of an element."""
     address = Int64(tensor.iterator.toint())
     for index, stride in zip(at, tensor.stride, strict=True):
         address = address + Int64(index) * Int64(stride) * size
@@ -201,7 +202,7 @@ _BULK_TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "fp64": "f64", "int
 
 
 def _reduction(reduce: str | None, dtype: str) -> tuple[str, str]:
-    """How an instruction that copies, or reduces, begins, and how it calls the reduction of elements of a type."""
+    """(how an instruction begins that copies, or reduces; how it names the reduction and the type)."""
     if reduce is None:
         return "cp.async", ""
     of = _BULK_TYPES[dtype]
@@ -294,7 +295,7 @@ def _inside(index: Any, extent: Any) -> Any:
 
 # ---- encoded ---------------------------------------------------------------------------------------------------------
 #
-# Copies as PTX that names a descriptor: loads of which TMA atoms cannot say everything, four rows at once (sm_100 and
+# Copies as PTX that names a descriptor: loads that TMA atoms cannot express, copies of four rows at once (sm_100 and
 # later), and loads through descriptors that the kernel changes.
 #
 # Each slot of a `DescriptorStage` has a place in global memory, since the TMA engine reads no descriptors from shared
@@ -367,7 +368,7 @@ def _acquire_descriptor(isa: GpuWarp, op: Any) -> None:
 
 
 def _place(isa: GpuWarp, buffer: Any, stage: Any) -> Any:
-    """Where the engine reads the descriptor in a slot."""
+    """Where, in global memory, the engine reads the descriptor of a slot."""
     counts = {each.name: each.stages for each in isa.plan.made}
     before = sum(list(counts.values())[: list(counts).index(buffer.name)])
     cta = isa.cluster_id * isa.plan.cluster_size + isa.cta_rank
@@ -375,21 +376,21 @@ def _place(isa: GpuWarp, buffer: Any, stage: Any) -> Any:
 
 
 def _four_rows(isa: GpuWarp, name: str, op: Any, part: Any) -> tuple[Any, list[Any]]:
-    """Where in shared memory rows 4 *part* to 4 *part* + 3 of a slot are, and the operands that name the rows of the matrix
-    that the load or store *name* is bound to."""
+    """(where in shared memory rows 4 *part* to 4 *part* + 3 of a slot are, the operands that name the four rows of the
+    matrix). *name*: the load or store of the matrix."""
     buffer = op.slot.buffer
     slot = isa.slot_address(*op.slot) + part * (4 * buffer.tile[1] * buffer.dtype.bytes)
     return slot, [address_of(isa.atoms[name][0]), op.at[-1], *op.numbers]
 
 
 def _boxes(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, copy: Callable[..., None]) -> None:
-    """The boxes of one tile, or of a share or a part of one.
+    """Copies the boxes of one tile, of a share of a tile, or of a part of a tile.
 
     Args:
-        stage: Index of the slot.
-        at: Where the tile, or the part, starts (elements), one per dimension of the tensor.
-        share: Which share, or part.
-        copy: The copy, with what it copies and where to, as `_load` takes it.
+        stage: The slot's index.
+        at: The first element of the tile or of the part, one index for each dimension of the tensor.
+        share: Which share, or which part.
+        copy: ``copy(target, at)`` emits the copy of one box to *target* in shared memory, as `_load` does.
     """
     buffer, size, core = load.buffer, load.buffer.dtype.bytes, load.core
     extents, steps, box = list(load.part[-core:]), load.steps[-core:], load.box
@@ -425,7 +426,8 @@ def _boxes(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, 
 
 
 def _windows(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, copy: Callable[..., None]) -> None:
-    """The windows of one tile, or of a share of one. Arguments as of `_boxes`; at: where the first window begins."""
+    """Copies the windows of one tile, or of a share of a tile. The arguments are those of `_boxes`; at: where the first window
+    begins."""
     buffer, (rows, columns) = load.buffer, load.box
     slot = isa.slot_address(buffer, stage) + share * (rows * _pitch(buffer))
     for left in range(0, buffer.tile[-1], columns):
@@ -439,7 +441,7 @@ def _pitch(buffer: Buffer) -> int:
 
 
 def _column(buffer: Buffer, column: int) -> int:
-    """Bytes from the first column of a slot to another one that a box begins with."""
+    """How many bytes after a slot's first column another column begins, at which a box begins."""
     nbytes = column * buffer.dtype.bytes
     span = buffer.swizzle
     return nbytes // span * (buffer.tile[0] * span) + nbytes % span if span else nbytes
@@ -455,16 +457,16 @@ def _load(
     policy: int | None = None,
     offsets: Sequence[Any] = (),
 ) -> None:
-    """One instruction, by one lane.
+    """Emits one load instruction, for one lane.
 
     Args:
         target: An address in shared memory.
-        at: The contiguous dimension first.
-        descriptor: Where it lies.
+        at: The first element, the contiguous dimension first.
+        descriptor: The descriptor's address.
         barrier: The mbarrier's pointer.
-        mask: CTAs that get the box; None: this one.
-        policy: Of L2, as createpolicy encodes it; None: the usual one.
-        offsets: In windows, in their order.
+        mask: The CTAs that get the box; None: this CTA.
+        policy: The L2 policy, as createpolicy encodes it; None: the usual policy.
+        offsets: Which element of each window is loaded, in the order of the window's dimensions.
     """
     operands, kinds = [target, descriptor, barrier.toint()], "rlr"
 

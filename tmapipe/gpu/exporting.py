@@ -47,13 +47,13 @@ Memory = tuple[Any, Any, Any]
 
 
 class Packed:
-    """A kernel's host code, with all arguments but addresses and the stream.
+    """A kernel's host code, with all its arguments except addresses and the stream.
 
     Args:
-        function: As `Code.function`.
-        tensors: (type code, bits, extents, strides) of each, as DLPack has them.
+        function: The function, as in `Code.function`.
+        tensors: (type code, bits, extents, strides) of each tensor, as DLPack has them.
         numbers: The launch's numbers.
-        device: On which the tensors lie.
+        device: The device on which the tensors lie.
     """
 
     def __init__(
@@ -180,14 +180,14 @@ class Exported:
 
 
 def export(path: Path, kernels: Mapping[str, Exported], prove: Prove, arch: str | None = None) -> Path:
-    """Writes the library *path* and, beside it, the header; returns the header's path. Needs no GPU.
+    """Writes the library *path* and, beside it, the header. Returns the header's path. It needs no GPU.
 
     Args:
-        path: With the ending .so.
-        kernels: By the names of their functions.
-        prove: Called with a schedule, types, the traced program and its identity. It raises an error for a kernel that is not
-            to be.
-        arch: As of `Schedule.plan`.
+        path: The library's path, with the ending .so.
+        kernels: The kernels, by the names of their functions.
+        prove: Called with a schedule, types, the traced program and its identity. It raises an error for a kernel that must
+            not be exported.
+        arch: As in `Schedule.plan`.
 
     Raises:
         InputError: A kernel cannot be exported.
@@ -248,7 +248,7 @@ def _clusters(each: Exported, plan: Plan) -> tuple[int, int]:
     """(how many clusters are launched, CTAs of each if no more than the device holds; 0 if all)."""
 
     def unknown() -> Any:
-        rule = "is launched by what the device says of its multiprocessors, at each place anew"
+        rule = "depends on the multiprocessors of the device, which an exported kernel cannot know"
         raise InputError("tiles", each.schedule.tiles, rule, "export it with PersistentTiles() or DynamicTiles()")
 
     tiles = each.schedule.cluster_count(each.bound.shapes)
@@ -286,7 +286,7 @@ def _facts(each: Exported, plan: Plan) -> dict[str, Any]:
 
 
 def _source(name: str, each: Exported, plan: Plan) -> str:
-    """The C function of one kernel, and what it passes on."""
+    """The source of the C function of one kernel, with the data that it passes on."""
     scratch, nbytes = _workspace(each, plan)
     clusters, per_cluster = _clusters(each, plan)
     words = [word for load in plan.encoded for word in encoded_words(load, each.bound.tensors[load.argument])]
@@ -366,7 +366,7 @@ def _header(name: str, facts: Mapping[str, Any]) -> str:
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:
-    """In elements."""
+    """The tensor's strides, in elements."""
     strides = getattr(tensor, "strides", None)
     return tuple(tensor.stride()) if strides is None else tuple(n // tensor.itemsize for n in strides)
 
@@ -409,7 +409,7 @@ def _symbols(file: Path, which: str, start: str) -> set[str]:
 
 
 def _run(command: Sequence[str], folder: Path) -> str:
-    """What a tool prints. Raises `MissingPackageError` if it is not installed."""
+    """The output of a tool. Raises `MissingPackageError` if the tool is not installed."""
     if shutil.which(command[0]) is None:
         raise MissingPackageError(
             f"{command[0]} is not installed, which links exported kernels. Fix: install gcc and binutils."

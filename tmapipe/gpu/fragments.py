@@ -1,4 +1,5 @@
-"""Fragments as CuTe DSL scalars, a list of a thread's numbers; what a warp of a kernel has; loads of tiles over an edge."""
+"""Fragments on the GPU: lists of a thread's numbers, as CuTe DSL scalars. Also the base of a warp's instructions, and loads of
+tiles over a tensor's edge."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, compared
 
 # ---- fragments -------------------------------------------------------------------------------------------------------
 #
-# Fragments as CuTe DSL scalars, a list of a thread's numbers: from accumulators, from and to slots, and epilogues on
-# them.
+# A fragment is a list of a thread's numbers, as CuTe DSL scalars. Fragments come from accumulators and slots, go to slots,
+# and are the operands of epilogues.
 
 
 #: $1, once $2 is there: with its sign and exponent set, $2 is minus infinity or not a number, so the larger one is $1.
@@ -39,7 +40,7 @@ LATER = (
 
 
 def pure_ptx(text: str, *numbers: Any) -> Float32:
-    """The number in fp32 that such instructions give for numbers in fp32."""
+    """The number in fp32 that PTX instructions compute from numbers in fp32."""
     (word,) = emit_ptx(text, "f" * len(numbers), *numbers, words=1, pure=True)
     return Float32(llvm.bitcast(T.f32(), word.ir_value()))
 
@@ -110,7 +111,7 @@ class GpuFragments(PeerFragments, Sums):
         write_piece(self, values, slot, transposed)
 
     def apply(self, function: Callable[..., Any], fragments: Sequence[Fragment], named: dict[str, Fragment]) -> Any:
-        # Applied to a whole piece (32 values per thread), ptxas keeps so many intermediate values that it spills.
+        # If the function worked on a whole piece (32 values per thread), ptxas would keep so many values that it spills.
         size = len(fragments[0].data)
         step = PART if size % PART == 0 else PART // 2
         made: dict[str, list[Any]] = {}
@@ -128,7 +129,7 @@ class GpuFragments(PeerFragments, Sums):
         return Fragment(self, None, "tile", "fp32", self.convert(whole[first : first + count], values.kind, "fp32"))
 
     def _numbers(self, values: Any, count: int) -> list[Any]:
-        """What an epilogue has returned for *count* values of a thread, in fp32."""
+        """An epilogue's result for *count* values of a thread, in fp32."""
         if not isinstance(values, Fragment):
             return [Float32(values)] * count
         data = self.convert(values.data, values.kind, "fp32")
@@ -293,19 +294,20 @@ class GpuFragments(PeerFragments, Sums):
 
 # ---- warp ------------------------------------------------------------------------------------------------------------
 #
-# What a warp of a kernel that is being traced has: its ids, the launch's arguments, the CTA's slots and mbarriers.
+# A warp, while the kernel is traced: its ids, the launch's arguments, the CTA's slots and mbarriers.
 
 
 class GpuWarp(Isa):
-    """What instructions are emitted with, as documented in `tmapipe.isa`. Loops and cells are the program's.
+    """The base of a warp's instructions on the GPU. `tmapipe.isa` documents the methods. Loops and cells are those of the
+    program.
 
     Args:
         plan: The kernel's plan.
         given: What the kernel was launched with. atoms: (TMA atom, coordinate tensor) of each load and store, and of each
             load's tiles over the edge, by name; divisors: by name, as the host prepared them; clusters: how many were
-            launched; addressed: tensors that are reached by their address, by name; scratch: counters, of a queued order, and
-            memory for descriptors that the kernel makes; kept: the words that the order adds to a launch; watch, stamps: of
-            a kernel with that instrument, as `tmapipe.gpu.watchdog` has them.
+            launched; addressed: tensors that are reached by their address, by name; scratch: counters, for an order with a
+            queue, and memory for descriptors that the kernel makes; kept: the words that the order adds to a launch; watch,
+            stamps: for a kernel with that instrument, as `tmapipe.gpu.watchdog` has them.
     """
 
     fragments: GpuFragments
@@ -368,7 +370,7 @@ class GpuWarp(Isa):
         return cute.recast_ptr(self.shared + barrier.offset, dtype=cutlass.Int64) + stage
 
     def slot_address(self, buffer: Buffer, stage: Any) -> Any:
-        """Of slot *stage*, in shared memory."""
+        """The address of slot *stage* in shared memory."""
         return self.shared.toint() + buffer.offset + stage * buffer.pitch
 
     def _buffer(self, buffer: Buffer) -> Any:
@@ -380,8 +382,8 @@ class GpuWarp(Isa):
         return cute.make_tensor(cute.recast_ptr(start.align(128), dtype=cute_type(buffer.dtype)), layout)
 
     def moves_of(self, part: Load | Store, share: Any = 0, peers: int = 1) -> Moves:
-        """How the TMA atom of *part* moves a tile, or share *share* of one. Known from the top of the kernel on, once, but for
-        a share, which is only known here."""
+        """The copies of *part*, or of share *share* of its tiles. They are made once, at the top of the kernel; but with
+        shares, here, since only this place knows the share."""
         atom, slots = self.atoms[part.name], self.buffers[part.buffer.name]
         if peers > 1:
             return Moves(part, atom, slots, share, peers)
@@ -411,17 +413,17 @@ def _opaque(pointer: Any) -> Any:
 
 
 def edge_of(load: Load) -> Load:
-    """The load of such tiles: in parts of `load.edge_rows` rows. One CTA loads each for all peers."""
+    """The load of a tile over the edge, in parts of `load.edge_rows` rows. One CTA loads each part for all peers."""
     return attrs.evolve(load, name=f"{load.name} edge", parts=load.buffer.tile[0] // load.edge_rows, peers=1)
 
 
 def load_edge(isa: GpuWarp, load: Load, stage: Any, at: Sequence[Any], share: Any, how: Mapping[str, Any]) -> None:
-    """The TMA load of one such tile.
+    """Emits the TMA load of a tile over the edge.
 
     Args:
-        stage: Index of the slot.
-        at: Where the tile starts (elements), one per dimension of the tensor.
-        share: Which of the multicast shares this CTA loads.
+        stage: The slot's index.
+        at: The tile's first element, one index for each dimension of the tensor.
+        share: Which share of a multicast tile this CTA loads.
         how: Options of the copies.
     """
     row, rows, own = len(load.dims) - 2, load.edge_rows, load.buffer.tile[0] // load.peers
@@ -446,9 +448,9 @@ def _in_blocks(buffer: Buffer, layout: AccumulatorLayout) -> bool:
 def _read_blocks(isa: GpuWarp, slot: SlotRef, layout: AccumulatorLayout) -> list[Any]:
     """A thread's values of a slot's tile, in the order of *layout*.
 
-    ``ldmatrix`` distributes four blocks of 8 x 8 numbers as accumulators are: two below each other of the warp's 16 rows, in
-    two times 8 columns. Each lane names 16 bytes of a row. From block to block, its address differs in those bits that the
-    swizzle changes, and by a known number.
+    ``ldmatrix`` distributes four blocks of 8 x 8 numbers as accumulators are distributed: two blocks below each other have the
+    warp's 16 rows, in two times 8 columns. Each lane names 16 bytes of a row. From block to block, its address changes by a
+    known number, and in the bits that the swizzle changes.
     """
     buffer, data = slot.buffer, list[Any]()
     span, lane, units = buffer.swizzle, isa.lane, buffer.swizzle // 16

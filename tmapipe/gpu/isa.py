@@ -35,7 +35,8 @@ from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, Whil
 
 
 class GpuIsa(GpuWarp):
-    """The instructions, as documented in `tmapipe.isa`: their operations go to the emitters. Arguments as of `GpuWarp`."""
+    """The instructions of a warp, as `tmapipe.isa` documents them. Their operations go to the emitters. The arguments are
+    those of `GpuWarp`."""
 
     emitters = EMITTERS
 
@@ -77,7 +78,7 @@ class GpuIsa(GpuWarp):
 
 # ---- emitters --------------------------------------------------------------------------------------------------------
 #
-# Of barriers, fences, wgmma, TMA, registers, counters and tables. Those of other copies are in `copies`.
+# Emitters of barriers, fences, wgmma, TMA, registers, counters and tables. `copies` has the emitters of other copies.
 
 
 #: Whether `cute.copy` elects the issuing lane by itself, as its PTX shows (CuTe DSL 4.8.1; tests/emit checks it).
@@ -241,8 +242,8 @@ def _load_entry(isa: GpuWarp, op: Any) -> list[Any]:
 #
 # Emission: a traced program, carried out on `GpuIsa` while CuTe DSL traces the kernel.
 #
-# Loops and branches of the program are those of MLIR, whose results are what they carry: a number, or the numbers of a
-# fragment that a thread has. Instructions are methods of `GpuIsa`.
+# Loops and branches of the program become loops and branches of MLIR. The values that they carry are their results: a
+# number, or a thread's numbers of a fragment. Instructions are methods of `GpuIsa`.
 
 
 def emit(program: Traced, isa: GpuIsa) -> None:
@@ -404,7 +405,7 @@ class _Emission:
         self._answer(node, [self.isa.ballot(table, self.values.of(first), self.values.of(count), look, without)])
 
     def function(self, function: Function, *fragments: Fragment, **named: Fragment) -> Any:
-        """What a function of fragments gives of these."""
+        """The result of a function of fragments."""
         for variable, each in zip(function.inputs, fragments, strict=True):
             self.values.bind(variable, each.data)
         for name, variable in function.named.items():
@@ -413,7 +414,7 @@ class _Emission:
         return function.of({name: self.operand(x) for name, x in function.outputs.items()})
 
     def operand(self, x: Any) -> Any:
-        """An argument of an instruction, with numbers in the place of expressions."""
+        """An argument of an instruction, with numbers in place of expressions."""
         if isinstance(x, Expr):
             return self.values.of(x)
         if isinstance(x, Function):
@@ -447,7 +448,7 @@ SPECIAL: dict[str, Callable[[_Emission, Call], None]] = {
 
 
 class _Names:
-    """Variables of a loop or branch: each a number, or a fragment of so many."""
+    """Variables of a loop or branch. Each is a number, or a fragment of several numbers."""
 
     def __init__(self, values: Values, carried: Sequence[Any], counts: Sequence[int | None]):
         self.values, self.carried, self.counts = values, carried, counts

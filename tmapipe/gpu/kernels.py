@@ -76,11 +76,11 @@ stay:
 
 
 def loaded(ptx: bytes, name: bytes, shared: int) -> tuple[driver.CUmodule, driver.CUfunction]:
-    """A module of the driver's, and its kernel, which may have clusters of 16 CTAs.
+    """(a module of the driver, its kernel). The kernel may have clusters of 16 CTAs.
 
     Args:
-        name: Of the kernel.
-        shared: Bytes of dynamic shared memory that a CTA may have.
+        name: The kernel's name.
+        shared: How many bytes of dynamic shared memory a CTA may have.
     """
     module = called(driver.cuModuleLoadData(ptx))
     kernel = called(driver.cuModuleGetFunction(module, name))
@@ -106,7 +106,7 @@ def gpcs(device: int) -> tuple[tuple[int, ...], ...]:
 
 
 def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """The numbers below *count* in sets, such that each of *clusters* lies in one set; sorted."""
+    """The numbers below *count* in sorted sets, such that all numbers of each of *clusters* are in one set."""
     of = {number: {number} for number in range(count)}
     for first, *others in clusters:
         for other in others:
@@ -117,7 +117,8 @@ def joined(count: int, clusters: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
 
 
 def in_clusters(size: int, ctas: int, threads: int, shared: int) -> driver.CUlaunchConfig:
-    """A launch of so many *ctas* in clusters of *size*, each of so many threads and bytes of dynamic shared memory."""
+    """The driver's configuration of a launch of *ctas* CTAs in clusters of *size*, with this many threads and bytes of dynamic
+    shared memory each."""
     config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
     cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
@@ -130,7 +131,7 @@ def in_clusters(size: int, ctas: int, threads: int, shared: int) -> driver.CUlau
 def clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]]:
     """The multiprocessors of each cluster, for as many clusters of *size* CTAs as fit on the device at once.
 
-    None if the device has no clusters of that size.
+    None if the device has no clusters of this size.
     """
     config = in_clusters(size, len(numbers) // size * size, 32, SHARED_BYTES)
     status, *most = driver.cuOccupancyMaxActiveClusters(kernel, config)
@@ -144,7 +145,7 @@ def clusters_of(kernel: Any, size: int, numbers: torch.Tensor) -> list[list[int]
 
 
 def called(result: tuple[Any, ...]) -> Any:
-    """What a driver call returned. Raises `RuntimeError` if it failed."""
+    """The result of a driver call. Raises `RuntimeError` if the call failed."""
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"the CUDA driver answered {status.name} when it was asked about the device")
@@ -153,15 +154,14 @@ def called(result: tuple[Any, ...]) -> Any:
 
 # ---- callers ---------------------------------------------------------------------------------------------------------
 #
-# Callers: one function a signature, written for it, which looks at what the signature fixes and launches.
-#
-# A caller is Python code of a few lines: one comparison of all tensors, by torch where it has one, then their
-# addresses and the size of their memory. What does not fit is None, and goes the long way, which says what is wrong.
+# A caller is a function for calls of one signature: Python code of a few lines, written for this signature. It compares all
+# tensors with the signature (by torch's function, if it has one), looks at their addresses and the size of their memory,
+# and launches. If a call does not fit, the caller returns None. Then the call goes the long way, which says what is wrong.
 
 
-#: (tensors, out, named) -> the outputs, or None for a call of another kind.
+#: (tensors, out, named) -> the outputs, or None for a call that does not fit the signature.
 Caller = Callable[[tuple[Any, ...], Any, dict[str, Any]], Any]
-NEWEST = (2, 13)  # of torch, whose comparison of tensors was tried
+NEWEST = (2, 13)  # the newest torch whose comparison of tensors was tried
 
 
 def _version() -> tuple[int, ...]:
@@ -190,8 +190,8 @@ _stream_of: Callable[[int], int] = getattr(
 
 
 def same_as(tensors: Sequence[Any]) -> Callable[..., bool]:
-    """Tells whether as many tensors are like these: type, element type, device, extents, strides, lazy views, and whether they
-    require gradients."""
+    """A function that tells whether tensors are like *tensors*: in type, element type, device, extents, strides, lazy views,
+    and whether they require gradients."""
     if GUARDS is not None:
         sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
         check: Callable[..., bool] = GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
@@ -214,8 +214,9 @@ def same_as(tensors: Sequence[Any]) -> Callable[..., bool]:
 
 
 def _overlapping(i: int, j: int, one: Any, other: Any) -> str:
-    """The condition that tensors *i* and *j* may share memory. They do not where rows of both lie in different parts of one
-    length, of which all of their other strides are multiples, as halves of rows do."""
+    """The condition, as text, that tensors *i* and *j* may share memory. They do not if all strides of both (except the last)
+    are multiples of one length, and their rows lie in different parts of that length, as the left and the right halves of a
+    matrix do."""
     said = f"p{i} < p{j} + {span(other)} and p{j} < p{i} + {span(one)}"
     steps = [step for x in (one, other) for n, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if n > 1]
     if one.itemsize != other.itemsize or {1} != {x.stride()[-1] for x in (one, other) if x.ndim} or not any(steps):
@@ -236,12 +237,13 @@ def caller_of(
     """Writes the function for calls with tensors of one signature. *launcher* has taken such a call.
 
     Args:
-        tensors: By position, then those given by name. They may have other shapes than the launcher's, for the same places.
-        names: Of the last tensors, which are given by name.
+        tensors: The tensors by position, then those by name. They may have other shapes than the launcher's tensors, but the
+            same elements.
+        names: Names of the last tensors, which are passed by name.
         out: The first output, or None.
-        like: What the outputs that are made are like, if they are others than the launcher's.
-        places: Of each of the kernel's tensors the number of that of the call, inputs first, in whose memory it lies, and how
-            many bytes after that one it begins, perhaps before it; (): the kernel's tensors are the call's.
+        like: Tensors like the outputs that the call makes, if these differ from the launcher's outputs.
+        places: For each of the kernel's tensors: the number of the call's tensor in whose memory it lies (inputs first), and
+            how many bytes after that tensor's first byte it begins, which may be negative. (): the tensors are the call's.
     """
     packed, count, outputs = launcher.packed, len(tensors) - len(names), len(like) or len(launcher.outputs)
     given = [*tensors] if out is None else [*tensors, out]
@@ -328,7 +330,7 @@ def parts_of(
 
 
 class _Noted(threading.local):
-    """Of a thread: launches that are noted, and by address the index from which on memory was set to zero before them."""
+    """The notes of a thread: launches; and by address, from which index on memory was set to zero before them."""
 
     launches: list[tuple[Launcher, list[int]]] | None = None
 
@@ -387,10 +389,11 @@ def stream_of(device: int) -> int:
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 #
-# Kernels are kept: a kernel is compiled once, in all processes, however many schedules it belongs to.
+# Kernels are kept: a kernel is compiled once for all processes, however many schedules it belongs to.
 #
-# It is known by its identity (`tmapipe.program.identity`), the number of dimensions of its tensors, the library's
-# source, and CuTe DSL's version, which says that of ptxas. On disk it is an object file with what ptxas has noted.
+# Its name is made of its identity (`tmapipe.program.identity`), the number of dimensions of its tensors, the library's
+# source, and the version of CuTe DSL, which implies the version of ptxas. On disk a kernel is an object file, with the
+# notes of ptxas.
 
 
 MOST = 256  # kernels that the process keeps, beside those of schedules that are in use
@@ -405,14 +408,14 @@ def kernel_for(
     gate: Callable[[Traced | None, str | None], object] = lambda program, identity: None,
     instrument: str = "",
 ) -> Compiled:
-    """The compiled kernel: one of this process's, from disk, or new.
+    """The compiled kernel: from this process, from disk, or newly compiled.
 
     Args:
         plan: The schedule's plan.
-        ranks: Number of dimensions of each tensor.
-        gate: Called with the traced program and its identity before the kernel is used. It raises an error for one that is
-            not to be.
-        instrument: As of `tmapipe.gpu.build.build`.
+        ranks: How many dimensions each tensor has.
+        gate: Called with the traced program and its identity before the kernel is used. It raises an error for a kernel that
+            must not be used.
+        instrument: As in `tmapipe.gpu.build.build`.
     """
     try:
         with ONE_AT_A_TIME:
@@ -447,13 +450,14 @@ def kernel_for(
 
 
 def name_of(known: str, ranks: Mapping[str, int], instrument: str) -> str:
-    """What a kernel is kept by: its identity *known*, and with what it is compiled. Others as of `kernel_for`."""
+    """The name by which a kernel is kept: its identity *known*, and what it is compiled with. The other arguments are those of
+    `kernel_for`."""
     return hashlib.sha256(repr((known, sorted(ranks.items()), instrument, _versions())).encode()).hexdigest()
 
 
 @functools.cache
 def _versions() -> tuple[Any, ...]:
-    """What compiles, beside the program."""
+    """The versions on which a compiled kernel depends, besides its program."""
     options = sorted((name, value) for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
     return disk.library(), cutlass.__version__, str(cutlass.CUDA_VERSION), options
 

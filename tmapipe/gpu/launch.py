@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 EMPTY_KERNEL = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\0"
-THREADS = 128  # of a CTA, of which one fits on a multiprocessor: it takes all shared memory
+THREADS = 128  # of a CTA, which takes all shared memory of a multiprocessor
 
 
 @functools.cache
@@ -87,12 +87,12 @@ HEAD_START_CYCLES = 4_000_000  # the device idles for about 2 ms, in which the h
 
 
 class CudaClock:
-    """Times kernels by the device's own clock. The cost of a launch on the host is hidden behind work of the device.
+    """Times kernels by the device's own clock. Work of the device hides what a launch costs on the host.
 
     Args:
-        flush: What is done before each launch: "write" zeroes a large buffer, which leaves dirty lines that the launch must
+        flush: What is done before each launch. "write" zeroes a large buffer, which leaves dirty lines that the launch must
             evict; "read" reads it, which leaves clean lines; "none" leaves the cache warm.
-        device: As torch names it.
+        device: The device, by its name in torch.
     """
 
     def __init__(self, flush: str = "write", device: str = "cuda"):
@@ -142,7 +142,7 @@ class CudaClock:
 
 Gate = Callable[[Traced | None, str | None], object]
 MOST_CALLERS = 16
-in_graphs: list[Any] = []  # what graphs use, for as long as the process runs: nobody tells when a graph ends
+in_graphs: list[Any] = []  # memory and kernels that graphs use. They are kept, since nobody tells when a graph ends
 
 
 class Launcher:
@@ -153,11 +153,11 @@ class Launcher:
     """
 
     def __init__(self, schedule: Schedule, bound: Bound, gate: Gate, stamps: Sequence[int] = ()):
-        """Compiles *schedule* for the tensors' types and ranks, unless it has been.
+        """Compiles *schedule* for the tensors' types and numbers of dimensions, unless it has been compiled.
 
         Args:
-            gate: Called with the traced program and its identity, as of `tmapipe.gpu.kernels.kernel_for`.
-            stamps: Of a stamped kernel, which no watchdog waits for: the address of its rows, and how many CTAs have some.
+            gate: Called with the traced program and its identity, as in `tmapipe.gpu.kernels.kernel_for`.
+            stamps: For a stamped kernel, for which no watchdog waits: (the address of its rows, how many CTAs have rows).
 
         Raises:
             MissingGpuError: There is no GPU.
@@ -266,15 +266,16 @@ class Launcher:
             self.watchdog.wait()
 
     def fail(self, arguments: Sequence[Any]) -> None:
-        """Raises what the kernel's host code says of a launch that it has refused."""
+        """Raises the error that the kernel's host code has for a launch that it has refused."""
         made = [torch.zeros(n, dtype=dtype, device=self.device) for n, dtype in self.scratch]
         viewed = [x.mT if i in self.views else x for i, x in enumerate(arguments)]
         self.packed.function([*viewed, *made], self.numbers, stream_of(self.index))
         raise RuntimeError(f"{self.name} could not be launched")
 
     def scratch_for(self, stream: int) -> list[int]:
-        """Where the kernel works in global memory, beside its tensors: each stream's own, and each captured graph's own. It is
-        never made by a capture: a graph that is replayed before the one that was captured first finds it at 0 all the same."""
+        """Addresses of the memory in which the kernel works, beside its tensors. Each stream has its own memory, and so has
+        each captured graph. A capture never makes the memory: graphs may be replayed in any order, and each must find its
+        memory at 0."""
         if not capturing():
             if self.scratch and stream not in self.scratch_of:
                 self.scratch_of[stream] = self._made()
@@ -288,7 +289,7 @@ class Launcher:
 
     @functools.cached_property
     def graphs(self) -> dict[tuple[int, int], list[int]]:
-        """By capture and stream: addresses of scratch memory."""
+        """Addresses of scratch memory, by capture and stream."""
         return {}
 
     @functools.cached_property
@@ -297,8 +298,9 @@ class Launcher:
         return []
 
     def _made(self) -> list[int]:
-        """Where nothing is captured, another thread asks for it: a graph's pool may serve this one, as when `torch.compile`
-        runs what it is to capture, and torch refuses what stays in there."""
+        """Addresses of new scratch memory. If nothing is captured, another thread makes it. Otherwise this thread could get it
+        from a graph's pool (as when `torch.compile` runs what it is going to capture), and torch refuses memory that stays in
+        such a pool."""
         if not self.scratch:
             return []
         with uncaptured(self.device) as inside, concurrent.futures.ThreadPoolExecutor(1) as aside:
@@ -351,7 +353,7 @@ class Prepared:
         return self.result
 
     def take(self) -> Memory:
-        """Memory of a launch with these tensors: one thread's while it launches."""
+        """The memory of a launch with these tensors. It belongs to one thread while that thread launches."""
         try:
             return self.free.pop()
         except IndexError:
@@ -365,15 +367,15 @@ def repeated(
     results: Sequence[Any],
     parts: bool = False,
 ) -> Caller | None:
-    """What makes a call again that was one launch of other views of its tensors, or two, of which the second takes what the
-    first one makes, and then the call's other tensors; None if it was something else.
+    """A function that makes a call again; None if that is not possible. The call was one launch, of other views of its
+    tensors; or it was two launches, of which the second takes the result of the first, and then the call's other tensors.
 
     Args:
-        launches: Of the call, as `watched` has noted them.
-        tensors: The call's, in the launcher's order.
-        out: Its first output, or None.
-        results: All of its outputs.
-        parts: Whether a launch may take parts of these tensors, too: of a call that does nothing but launch.
+        launches: The call's launches, as `watched` has noted them.
+        tensors: The call's tensors, in the launcher's order.
+        out: The call's first output, or None.
+        results: All outputs of the call.
+        parts: Whether a launch may take parts of these tensors, too: for a call that does nothing but launch.
     """
     if signature(tuple(tensors), out) is None:
         return None
@@ -414,7 +416,7 @@ def repeated(
 def _again(
     launcher: Launcher, addresses: Sequence[int], tensors: Sequence[Any], out: Any, results: Sequence[Any]
 ) -> Caller | None:
-    """As `repeated`, for one launch with tensors at these addresses."""
+    """As `repeated`, for one launch with tensors at *addresses*."""
     given, inputs = [*tensors] if out is None else [*tensors, out], launcher.inputs
     whole = [*given, *results[len(given) - inputs :]]
     after = [address - x.data_ptr() for x, address in zip(whole, addresses, strict=False)]
@@ -426,8 +428,8 @@ def _again(
 
 @contextlib.contextmanager
 def uncaptured(device: Any) -> Iterator[bool]:
-    """Within it, work is done now, also if the current stream of *device* is captured: on a stream of its own, which has ended
-    when the scope does. Yields whether there is a capture."""
+    """The scope in which work is done now, even if the current stream of *device* is captured: on a separate stream, which has
+    ended when the scope ends. Yields whether there is a capture."""
     if device.type != "cuda" or not torch.cuda.is_available() or not capturing():
         yield False
         return
@@ -440,7 +442,7 @@ def uncaptured(device: Any) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def relaxed() -> Iterator[None]:
-    """Within it, this thread may load kernels and wait for streams while one is captured."""
+    """The scope in which this thread may load kernels and wait for streams, while it captures a stream."""
     if not capturing():
         yield
         return

@@ -44,8 +44,8 @@ class MatmulHandles:
         self.accumulator = Accumulator(isa, shapes, sums_type(matmul.b.dtype), matmul.promote)
 
     def issue(self, acc: Accumulator, a: Any, b_stage: Any) -> None:
-        """a: the stage of a's slot, or of an a from registers what `operand` made."""
-        # Copies: what is set in one is known only in the block of code around this point.
+        """Issues the wgmmas of one slot. a: the stage of a's slot; or, if a comes from registers, the result of `operand`."""
+        # Copies of the tiled MMA: an option that is set in one is known only in the block of code around this point.
         tiled = [part.tiled.__new_from_mlir_values__(part.tiled.__extract_mlir_values__()) for part in self.parts]
         for block in range(self.matmul.k_instructions):
             for part, mma, registers in zip(self.parts, tiled, acc.registers, strict=True):
@@ -79,8 +79,8 @@ class _Part(Carried):
 class Accumulator(Carried):
     """The sums of one tile after another, in registers that live as long as the kernel.
 
-    Setting them to zero for each tile would leave the tensor cores idle (192 registers: some 400 clocks). So the first wgmma
-    of a tile overwrites what the last tile left. If a tile may have had no wgmma, zeros are read instead.
+    Setting the registers to zero for each tile would leave the tensor cores idle (192 registers: some 400 clocks). So the
+    first wgmma of a tile overwrites the sums of the last tile. If a tile may have had no wgmma, zeros are read instead.
     """
 
     def __init__(self, isa: GpuWarp, shapes: list, dtype: Any, promoted: bool):
@@ -158,9 +158,9 @@ def tiled_mma(
     """The tiled MMA of 64 x *n* for each warpgroup, with sums of `sums_type`.
 
     Args:
-        groups: Warpgroups along (m, n, k).
-        transposed: Of a and b, as in `plan.Matmul`.
-        a_in_slots: Whether a is read from shared memory; else from registers.
+        groups: How many warpgroups lie along (m, n, k).
+        transposed: For a and for b, as in `plan.Matmul`.
+        a_in_slots: Whether a is read from shared memory; if not, from registers.
     """
     source = warpgroup.OperandSource.SMEM if a_in_slots else warpgroup.OperandSource.RMEM
     majors = [OperandMajorMode.MN if way else OperandMajorMode.K for way in transposed]
@@ -196,7 +196,7 @@ def write_piece(fragments: GpuFragments, values: Fragment, slot: SlotRef, transp
 
 
 def _write_matrices(fragments: GpuFragments, values: Fragment, slot: SlotRef, transposed: bool) -> None:
-    """By `stmatrix`, if the type has 16 bits."""
+    """Writes by `stmatrix`, for types of 16 bits."""
     isa = fragments.isa
     dtype, columns = cute_type(slot.buffer.dtype), slot.buffer.tile[-2 if transposed else -1]
     one_group = tiled_mma(bf16, bf16, (1, 1, 1), columns)  # accumulators have the same layout for all types
@@ -231,7 +231,8 @@ def _write_pairs(fragments: GpuFragments, values: Fragment, slot: SlotRef) -> No
 
 
 def _write_numbers(fragments: GpuFragments, values: Fragment, slot: SlotRef) -> None:
-    """Transposed. In a swizzled slot, lanes that have different columns write to different banks."""
+    """Writes the transpose, number by number. In a swizzled slot, lanes that have different columns write to
+    different banks."""
     isa = fragments.isa
     target = isa.buffers[slot.buffer.name]
     row, pair = isa.warp % 4 * 16 + isa.lane // 4, isa.lane % 4 * 2
@@ -262,8 +263,8 @@ def read_blocks(isa: GpuWarp, slot: SlotRef, layout: AccumulatorLayout) -> list[
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
 #
-# Weights of few bits as operand a: two to a word, in few instructions. Integers come from bits: bf16 with the bits 0x4300
-# is 128, and its last place is 1, so what is or-ed into the last bits is added. fp16 with 0x6400 is 1024.
+# Weights of few bits as operand a: two to a word, in few instructions. The bits 0x4300 are 128 in bf16, and the last place
+# of 128 is worth 1. So a number that is or-ed into the last bits is added to 128. In fp16, 0x6400 is 1024, likewise.
 
 
 def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any) -> list[Any]:
@@ -311,8 +312,8 @@ def _four_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> list[Any]:
 
 
 def _four_bits_fused(pair: Any, signed: bool, in_bf16: bool, how: Any) -> list[Any]:
-    """The same times one and plus another number. A byte that begins at bit 15 has its low half where the last places of 256
-    in fp32 are worth 1 and more, and its high half where those of 16 are."""
+    """The words of `_four_bits`, times one number and plus another. A byte is shifted to bit 15. Then its low half lies where
+    the last places of 256 in fp32 are worth 1 and more, and its high half where the last places of 16 are."""
     scale, *added = how
     places = [emit_ptx(f"shl.b32 $0, $1, {by};", "r", pair, words=1, pure=True)[0] for by in (15, 7)]
     numbers = []
@@ -419,7 +420,8 @@ class PeerFragments(Runs):
         return Fragment(self, layout, "tile", "fp32", [values[i] for i in range(count)])
 
     def _own_part(self, slot: SlotRef, share: Any, shares: int) -> Any:
-        """Where the calling lane's first four numbers are in a part of a slot; its others follow those of the other lanes."""
+        """Where the calling lane's first four numbers are in a part of a slot. Its next four numbers come after the first four
+        of all other lanes."""
         start = slot.buffer.offset + slot.stage * slot.buffer.pitch
         return self.isa.shared + start + share * (slot.buffer.slot_bytes // shares) + self.isa.lane * UNIT
 
@@ -447,7 +449,7 @@ def store_words(start: Any, words: Sequence[Any], barrier: Any, cta: Any) -> Non
 
 
 def at_peer(address: Any, cta: Any) -> Any:
-    """Where *address* of the calling CTA's shared memory is in CTA *cta* of the cluster."""
+    """The address in CTA *cta* of the cluster that corresponds to *address* in the calling CTA's shared memory."""
     here, there = (llvm.PointerType.get(space) for space in (cute.AddressSpace.smem, cute.AddressSpace.dsmem))
     pointer = nvvm.mapa(there, llvm.inttoptr(here, Int32(address).ir_value()), Int32(cta).ir_value())
     return Int32(llvm.ptrtoint(T.i32(), pointer))
@@ -468,7 +470,7 @@ def _store_async(target: Any, words: Sequence[Any], barrier: Any, kind: str = "r
 
 
 def _reduction(how: str) -> str:
-    """``red.async`` of a word, whose bytes complete on the mbarrier that is its last operand."""
+    """``red.async`` of a word. Its bytes complete on the mbarrier, which is the last operand."""
     kind = {"and": "b32", "or": "b32", "xor": "b32", "inc": "u32", "dec": "u32"}.get(how, "s32")
     return f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{how}.{kind} [$0], $1, [$2];"
 

@@ -106,9 +106,8 @@ def _names(kind: Kind, default: Any) -> Any:
 
 @attrs.frozen
 class Until:
-    """When work that an operation has started is over. With `group`: when the group is waited for, by `thread` (one lane) or
-    by the warpgroup. Without: when the `nbytes` bytes of the work, or the arrivals of `lanes`, have been counted on
-    `bar`."""
+    """When work that an operation has started is over. With `group`: when `thread` (one lane), or the warpgroup, waits for the
+    group. Without `group`: when `bar` has counted the `nbytes` bytes of the work, or the arrivals of `lanes`."""
 
     group: Group | None = None
     thread: str = _names(Kind.LANES, "")
@@ -190,7 +189,7 @@ class FenceProxy:
 @attrs.frozen
 class Access:
     """Reads `slot`, or overwrites it if `write`, before the operation is over. With `part`, only this part of `parts` parts,
-    into which `cut` says how the slot is cut. mask: the CTA in which the slot lies."""
+    into which `cut` says that the slot is cut. mask: the CTA in which the slot lies."""
 
     slot: str = _names(Kind.SLOT, "slot")
     write: bool = False
@@ -399,8 +398,8 @@ TABLE: dict[type, Declared] = {}
 
 
 def operation(ptx: str, says: str | Says, *effects: Effect) -> Callable[[type[E]], type[E]]:
-    """Declares a `NamedTuple` as an operation. Arguments as of `Declared`. The operation gets one more operand, the last one:
-    `where`, the source line, if the run was asked to keep it."""
+    """Declares a `NamedTuple` as an operation. The arguments are those of `Declared`. The operation gets one more operand,
+    `where`, which comes last: the source line, if the run was asked to keep it."""
 
     def register(op: Any) -> Any:
         kinds = {name: _kind(hint) for name, hint in typing.get_type_hints(op, include_extras=True).items()}

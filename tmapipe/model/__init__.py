@@ -173,13 +173,13 @@ class MachineFragments(Reductions):
         if isinstance(value, Fragment):
             return Fragment(self, layout, "tile", "fp32", self.convert(value.data, value.kind, "fp32"))
         if not isinstance(value, (Number, np.generic)):
-            text = f"{where_is(function)} returned a {type(value).__name__} in the place of what it computes"
-            raise ScopeError(f"{text}. Return the value, or with further outputs a dictionary of all.")
+            text = f"{where_is(function)} returned a {type(value).__name__}, which is no result of fragments"
+            raise ScopeError(f"{text}. Return a fragment, or for further outputs a dictionary of fragments.")
         return Fragment(self, layout, "tile", "fp32", self.number(value, "fp32"))
 
     def raw(self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str) -> None:
         if self.memory is not None and cpu is None:
-            rule = "is what the model runs in place of CuTe DSL"
+            rule = "must be given on the model, which runs it in place of gpu"
             raise InputError("k.raw(cpu)", cpu, rule, "pass a function of arrays")
         mine, shares = (self.isa.warp - role.first_warp) % role.team_warps, role.team_warps
         name = raw_name(gpu)
@@ -200,8 +200,10 @@ class MachineFragments(Reductions):
     def only_inside(self, tile: Fragment, along: str, first: Any, end: Any, surely: Span, other: Any) -> Fragment:
         low, high = surely
         if self.memory is not None and low < high and not ((first or 0) <= low and high <= end):
-            rule = f"are {along} that count, but those that do are {first or 0} to {end}"
-            raise InputError("reduction of a tile (surely)", surely, rule, "say so only of tiles that always do")
+            rule = f"must be {along} that count; here only {first or 0} to {end} count"
+            raise InputError(
+                "reduction of a tile (surely)", surely, rule, "pass it only for tiles in which they always count"
+            )
         return super().only_inside(tile, along, first, end, surely, other)
 
     # ---- data -----------------------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ class Exchange(NamedTuple):
             sender is one warp, and its phase comes after the phase that fills the source.
         source: The stage of the same ring that is sent: a `TmaLoadStage`, or a `SharedStage` that threads write. To be
             reduced, it has as many times the rows as the group has CTAs. None: threads of the sender send registers.
-        reduce: "add", "min", "max", "and", "or", "xor", "inc" or "dec", as of a `TmaStoreStage`, of int32, or "add" of int64;
+        reduce: "add", "min", "max", "and", "or", "xor", "inc" or "dec", as in a `TmaStoreStage`, of int32, or "add" of int64;
             compared with their signs.
     """
 
@@ -352,7 +352,7 @@ class SharedStage(SlotStage):
     def _writer_is_of_the_ring(self, field: Any, writer: Any) -> None:
         sent = isinstance(self.group, Exchange) and self.reduce is None
         if sent != (writer is None) or (writer is not None and self.ring.phase_of(writer) is None):
-            rule = "is None where a sender writes, unless it reduces" if sent else "is one of the ring's roles"
+            rule = "must be None if a sender writes, unless it reduces" if sent else "must be one of the ring's roles"
             raise InputError("SharedStage(writer)", writer, rule, "leave it out" if sent else "name one of them")
 
     @over.validator
@@ -370,7 +370,7 @@ class SharedStage(SlotStage):
     @writer.validator
     def _sender_is_in_between(self, field: Any, writer: Any) -> None:
         if self.group is not None and self.ring.held:
-            rule = "is of a ring whose slots are released, so that no CTA leaves while others use them"
+            rule = "needs a ring whose slots are released, so that no CTA leaves while others use its slots"
             raise InputError("SharedStage(group)", self.group, rule, 'leave out per="cta"')
         filled = [role for role in (writer, self.source and self.source.filler, self.sender) if role is not None]
         phases: list[Any] = list(map(self.ring.phase_of, cast(list[Role], filled)))
@@ -379,12 +379,12 @@ class SharedStage(SlotStage):
         if isinstance(self.group, Exchange) and not (
             inside and self.sender and None not in phases and max([-1, *phases[:-1]]) < phases[-1] < last
         ):
-            rule = "is of a phase of the ring after those that fill its source and this stage, and not of the last one"
+            rule = "must be in a phase after the phases that fill its source and this stage, but not in the last phase"
             raise InputError("Exchange(sender)", self.sender, rule, "e.g. chain=(write, send, use)")
 
     def __attrs_post_init__(self) -> None:
         if self.source is not None and self.dtype != self.source.dtype:
-            raise InputError("SharedStage(dtype)", self.dtype, "is that of the source", "leave it out")
+            raise InputError("SharedStage(dtype)", self.dtype, "must be the source's", "leave it out")
 
     def __repr__(self) -> str:
         same = ("tile", "ring", "swizzle", "dims", "dtype")

@@ -28,7 +28,7 @@ from tmapipe.plan.rings import (
 )
 from tmapipe.plan.thread_layout import check_matmuls, vectors_of
 from tmapipe.plan.transfers import group_of, load_of, readers_of, ring_of, store_of, storing_roles, widest_swizzle
-from tmapipe.stage import RESERVED, SlotStage, TokenStage, as_matrix
+from tmapipe.stage import RESERVED, LoadStage, SlotStage, TokenStage, as_matrix
 from tmapipe.store_pipeline import StoreStage
 
 # ---- space -----------------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def _exchange_of(buffer: Buffer, part: SharedStage, layout: Layout) -> Exchanged
     if not axes:
         if part.sender is None:
             return None
-        rule = f"names axes of the cluster, which is {dict(declared.cluster)}: along these a CTA has no peers"
+        rule = f"names axes along which a CTA has no peers in the cluster, which is {dict(declared.cluster)}"
         raise InputError(f"{buffer.name}.group", part.group, rule, 'e.g. cluster = {"n": 2}')
     sender = None if part.sender is None else declared.name_of(part.sender)
     made = Exchanged(buffer.name, buffer, axes, sender, source, part.reduce)
@@ -400,7 +400,8 @@ def _check_supported(declared: Declarations, types: dict[str, DType], target: Ar
     """Raises `InputError` for the first part of a schedule for which *target* has no hardware. (Matmuls and clusters are
     checked elsewhere.)"""
     if not target.tma:
-        for name, part in (*declared.loads.items(), *declared.stores.items()):
+        moved: dict[str, LoadStage | StoreStage] = {**declared.loads, **declared.stores}
+        for name, part in moved.items():
             if not part.vector:
                 other = "a CpAsyncLoadStage" if name in declared.loads else "a ThreadStoreStage"
                 rule = f"needs the TMA engine, which {target.name} lacks"

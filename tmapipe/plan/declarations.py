@@ -380,7 +380,9 @@ def share_registers(
         inside = _of_group(group, roles.values())
         for role in inside:
             if role.registers and given.setdefault(group, role.registers) != role.registers:
-                rule = f"shares warpgroup {group}, of which setmaxnreg sets all 4 warps, with a role of {given[group]}"
+                rule = (
+                    f"must be {given[group]}, as for another role in warpgroup {group}: setmaxnreg sets all its 4 warps"
+                )
                 raise InputError(f"Role({role.name}).registers", role.registers, rule, "give both the same number")
         if group not in given and not any(declared.roles[role.name].by_warpgroup for role in inside):
             given[group] = LOAD_REGISTERS.get(groups, 24)

@@ -121,7 +121,7 @@ def next_id(taken: Sequence[NamedBarrier], instances: int, argument: str, value:
     first = 1 + sum(barrier.instances for barrier in taken)
     if first + instances > MAX_NAMED_BARRIERS:
         others = ", ".join(barrier.name for barrier in taken)
-        rule = f"a CTA has {MAX_NAMED_BARRIERS}, id 0 its own, and the others are those of {others}"
+        rule = f"a CTA has {MAX_NAMED_BARRIERS}, id 0 for itself; the other ones belong to {others}"
         raise InputError(argument, value, rule, "use fewer stores, or sync the same roles again")
     return first
 

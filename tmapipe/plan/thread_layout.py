@@ -379,7 +379,7 @@ def check_matmuls(
             rule = "takes operands of 8 and 32 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
             raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or use bf16")
         if mma.promote and a.integer:
-            rule = "is for sums in fp32; those of int8 are exact"
+            rule = "is only for sums in fp32; sums of int8 are exact"
             raise InputError(f"Wgmma({name}, promote)", True, rule, "leave it out")
         if m % (64 * warpgroups):
             rule = f"wgmma takes 64 rows, so a multiple of 64 x {warpgroups} warpgroups"
@@ -439,7 +439,7 @@ def _check_width(name: str, mma: Wgmma, blocks: int, launch: int) -> None:
     if n <= most:
         return
     if most < 8:  # the narrowest instruction
-        rule = f"needs more than the {launch} registers a thread that so many CTAs leave it"
+        rule = f"needs more than {launch} registers a thread, of which CTAs that share an SM leave no more"
         raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use GridTiles of fewer CTAs")
     rule = f"n is at most {most} with {launch} registers a thread at launch: wider tiles take two instructions, "
     fix = "use fewer warpgroups in all, or a narrower tile"
@@ -482,7 +482,7 @@ def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role, launch: 
     other. *launch*: registers of a thread at launch, if the roles do not set them."""
     room = _room(role) if launch is None else min(_room(role), launch - LEFT)
     if needed > room and launch is not None:
-        rule = f"needs {needed} accumulator registers a thread, and {LEFT} more, of {launch} that so many CTAs leave it"
+        rule = f"needs {needed} accumulator registers a thread and {LEFT} more; CTAs that share an SM leave {launch}"
         raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a smaller tile, or GridTiles of fewer CTAs")
     if needed > room:
         twice = f", twice {needed // 2} since sums are promoted" if mma.promote else ""

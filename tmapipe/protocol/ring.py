@@ -340,8 +340,8 @@ class RingEnd(Carried):
 
 
 class Slot(Carried):
-    """A slot between entry and exit. The tiles in the slot are its attributes, by the names of the stages: ``slot.a.load(tile,
-    k=i)``."""
+    """A slot between entry and exit. The tiles in the slot are its attributes, by the names of the stages, such as `a` in
+    ``slot.a.load(tile, k=i)``."""
 
     _carries, _apart = ("index", "touched_by_threads"), ("gone", "entered")
     _facts: ClassVar[dict[str, str]] = {

@@ -224,15 +224,15 @@ class PartInSlot(Carried):
         self, start: tuple[Any, ...], *, part: Any = None, anywhere: bool = False, offsets: tuple[Any, ...] = ()
     ) -> None:
         load = self._loaded()
-        how = verb = ""
+        form = verb = ""
         if load.through is not None:
-            how, verb = "through descriptors", "load_through()"
+            form, verb = "through descriptors", "load_through()"
         elif load.windows is not None and not offsets:
-            how, verb = "by windows", "load_windows()"
+            form, verb = "by windows", "load_windows()"
         elif load.parts > 1 and part is None:
-            how, verb = f"in {load.parts} parts, one by one", "load_part(i, ...) for each part"
+            form, verb = f"in {load.parts} parts, one by one", "load_part(i, ...) for each part"
         if verb:
-            rule = f"is no verb of a stage that is loaded {how}"
+            rule = f"is no verb of a stage that is loaded {form}"
             raise InputError(f"slot.{load.name}", "load()", rule, f"use {verb}")
         own, isa, index, signalled = self.part, self.part.isa, self.slot.index, self.end.signalled
         if load.vector:

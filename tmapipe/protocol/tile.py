@@ -321,7 +321,7 @@ def layout_of(where: str, values: Any) -> ThreadLayout:
 def two_extents(name: str, part: Any) -> tuple[int, int]:
     """The (rows, columns) of a part of a tile. Raises `InputError` for something else."""
     if not isinstance(part, (tuple, list)) or len(part) != 2 or not all(map(is_count, part)):
-        raise InputError(f"{name}(tile)", part, "must be positive extents (rows, columns)", "e.g. tile=(16, 64)")
+        raise InputError(f"{name}(tile)", part, "must be two positive extents (rows, columns)", "e.g. tile=(16, 64)")
     return part[0], part[1]
 
 

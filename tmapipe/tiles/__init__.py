@@ -79,7 +79,7 @@ class PartTiles(TileOrder):
     def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
         """As in `TileOrder`. The schedule must have the steps, and outputs for the parts."""
         if not any(each == self.stage and self.dim in load.dims for each, load in declared.loads.items()):
-            rule = f"is a load of {declared.name} and one of its dimensions, whose tiles are the steps"
+            rule = f"must be a load of {declared.name} and a dimension, along which the load's tiles are the steps"
             name = f"{type(self).__name__}(stage, dim)"
             raise InputError(name, (self.stage, self.dim), rule, "name such a stage and dimension")
         if "s" not in axes:
@@ -340,7 +340,9 @@ class GroupedTiles(PersistentTiles):
     def of_rows(self, rows: int) -> GroupedTiles:
         """This order for output tiles of *rows* rows along m. Raises `InputError` if it has another number."""
         if self.rows not in (None, rows):
-            raise InputError("GroupedTiles(rows)", self.rows, f"is that of the output tile, {rows}", "leave it out")
+            raise InputError(
+                "GroupedTiles(rows)", self.rows, f"must be the rows of the output tile, {rows}", "leave it out"
+            )
         return attrs.evolve(self, rows=rows)
 
     def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:

@@ -440,7 +440,7 @@ class GridTiles(PersistentTiles):
             raise InputError("GridTiles(ctas)", self.ctas, rule, f"use {min(MOST_CTAS, MOST_THREADS // plan.threads)}")
         if plan.smem_bytes > room:
             most = (plan.target.smem + SM_RESERVED) // (plan.smem_bytes + SM_RESERVED)
-            rule = f"are CTAs of {plan.smem_bytes} bytes of shared memory, of which so many have {max(room, 0)} each"
+            rule = f"need {plan.smem_bytes} bytes of shared memory each; there are {max(room, 0)} for each"
             raise InputError("GridTiles(ctas)", self.ctas, rule, f"use {most}, fewer stages or a smaller tile")
 
     def smem_bytes(self, plan: Plan) -> int:

@@ -249,7 +249,7 @@ class TilesOfRole(Carried):
 
     def each_in_turn(self, team: Any, teams: int, body: Callable[[Tile], None], skip: Callable[[Tile], None]) -> None:
         """Runs *body* for the tiles *team*, *team* + *teams*, ..., and *skip* for the other tiles."""
-        rule = "hands parts to whole CTAs, so a role cannot have teams"
+        rule = "hands parts to whole CTAs, not to teams"
         raise InputError(type(self.order).__name__, teams, rule, "use a role of one team")
 
     def finish(self) -> None:

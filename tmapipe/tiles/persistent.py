@@ -272,7 +272,7 @@ class PersistentTiles(TileOrder):
         """As in `TileOrder`."""
         extents = [axis.elements * declared.cluster.get(dim, 1) for dim, axis in list(axes.items())[-2:]]
         if self.lower and (len(extents) < 2 or len(set(extents)) > 1):
-            rule = f"is of square tiles of a cluster; these have {' x '.join(map(str, extents))} elements"
+            rule = f"needs clusters whose tiles together are square; they have {' x '.join(map(str, extents))} elements"
             raise InputError("tiles.raster", self.raster, rule, "e.g. a tile of 128 x 256 with cluster (2, 1)")
 
     def relations(self, declared: Declarations, given: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -75,9 +75,9 @@ def autotune(
 
     Args:
         space: The values of each parameter of the function, the likely values first.
-        key: A function of a call's tensors that returns further arguments for the decorated function, such as ``lambda x:
-            {"length": x.shape[1]}``. Calls of equal keys, element types and numbers of dimensions share a choice. None: there
-            are no further arguments, and calls of equal shapes share a choice.
+        key: A function of a call's tensors that returns further arguments for the decorated function. An example:
+            ``lambda x: {"length": x.shape[1]}``. Calls of equal keys, element types and numbers of dimensions share a choice.
+            None: there are no further arguments, and calls of equal shapes share a choice.
         most: How many candidates to try: the first that can be planned, in the order of the space, whose last parameter varies
             fastest.
         jobs: How many processes compile; None: one per core, at most 16.

@@ -57,8 +57,17 @@ def build_all(
     done: Callable[[Candidate, str], None] = lambda candidate, error: None,
     epilogue: Epilogue = PLAIN,
 ) -> tuple[dict[Candidate, Gemm], dict[Candidate, str]]:
-    """Schedules of the *candidates* that are safe and compile, and the reasons why other candidates do not. The arguments are
-    those of `compile_all`."""
+    """Schedules of the *candidates* that are safe and compile, and the reasons why other candidates do not.
+
+    Args:
+        problem: Its tensors have two dimensions, or three with a batch.
+        jobs: How many processes compile; None: one per core, at most 16.
+        done: Called with each candidate and "", or what went wrong.
+        epilogue: The epilogue.
+
+    Raises:
+        InputError: The epilogue cannot be sent to another process.
+    """
     made, errors = compiled(jobs_of(problem, candidates, epilogue), jobs, lambda i, error: done(candidates[i], error))
     return {candidates[i]: each for i, each in made.items()}, {candidates[i]: error for i, error in errors.items()}
 
@@ -70,31 +79,7 @@ def _pickled(value: Any) -> bytes:
     return bytes(cloudpickle.dumps(value))
 
 
-def compile_all(
-    problem: Problem,
-    candidates: Sequence[Candidate],
-    folder: Path,
-    jobs: int | None = None,
-    done: Callable[[Candidate, str], None] = lambda candidate, error: None,
-    epilogue: Epilogue = PLAIN,
-) -> dict[Candidate, str]:
-    """Compiles *candidates* into *folder*, in processes; returns "" or what went wrong for each.
-
-    Args:
-        problem: Its tensors have two dimensions, or three with a batch.
-        jobs: Number of processes; None: one per core, at most 16.
-        done: Called with each candidate and "" or what went wrong.
-        epilogue: The epilogue.
-
-    Raises:
-        InputError: The epilogue cannot be sent to another process.
-    """
-    made = jobs_of(problem, candidates, epilogue)
-    errors = compile_each(made, folder, jobs, lambda index, error: done(candidates[index], error))
-    return {candidate: errors[index] for index, candidate in enumerate(candidates)}
-
-
-def jobs_of(problem: Problem, candidates: Sequence[Candidate], epilogue: Epilogue) -> list[Job[Gemm]]:
+def jobs_of(problem: Problem, candidates: Sequence[Candidate], epilogue: Epilogue = PLAIN) -> list[Job[Gemm]]:
     """A job for each candidate. Raises `InputError` if the epilogue cannot be sent to another process."""
     try:
         _pickled(epilogue)
@@ -180,7 +165,7 @@ def ready(job: Job[AnySchedule], folder: Path, index: int) -> AnySchedule:
 
 
 def load(folder: Path, index: int) -> Code:
-    """What `compile_all` compiled for the *index*-th candidate."""
+    """The code that `compile_each` has compiled for job number *index*."""
     from tmapipe.gpu.build import Code
 
     content = _object(folder, index).read_bytes()

@@ -148,7 +148,7 @@ class Work(
     rows begin are multiples of. pingpong, by_gpc, in_parts, transposed: whether the candidate is one. elements: of the output,
     *stored* bytes each. read: bytes of the operands. memory: GB/s of the device's memory. slots: of the ring. one_buffer:
     whether a warpgroup has one output buffer. lines: bytes of the 128-byte lines that a tile's stores touch, over the bytes
-    stored. ragged: as of `_ragged`. boxes: boxes of rows that the slowest CTA loads again, instead of zeros. zeros: rows that
+    stored. ragged: as in `_ragged`. boxes: boxes of rows that the slowest CTA loads again, instead of zeros. zeros: rows that
     it fills with zeros, for itself and its peers. sharing: CTAs of a cluster that share k. short: of operands along m or n,
     their part of the bytes read over the lines of a row of a cluster's tile.
     """

@@ -63,7 +63,7 @@ def _of_a_and_b(problem: Any, attribute: Any, value: Any) -> None:
 def _of_rows(problem: Any, attribute: Any, value: Any) -> None:
     powers = {1, 2, 4, 8, 16, 32, 64, 128}
     if value is not None and not (isinstance(value, tuple) and len(value) in (3, 4) and powers.issuperset(value)):
-        rule = "is what the bytes at which rows of a, b and d begin are multiples of: powers of 2 up to 128"
+        rule = "must be powers of 2 up to 128, of which the first bytes of rows of a, b and d are multiples"
         raise InputError("Problem(aligned)", value, rule, "leave it out, or use Problem.of(a, b, out)")
 
 
@@ -126,7 +126,7 @@ class Problem:
             out = int32 if dtype.integer else dtype
         if tf32:
             if dtype != fp32:
-                raise InputError("tf32", True, f"is for operands of fp32, these are {dtype}", "leave it out")
+                raise InputError("tf32", True, f"is only for operands of fp32; they are {dtype}", "leave it out")
             dtype = as_dtype("tf32")
         majors = ("m" if last_but_one(a) else "k", "n" if last_but_one(b) else "k")
         problem = cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out, batch, majors)
@@ -168,7 +168,7 @@ class Problem:
 
 
 def _rows_of(tensor: Any, transposed: bool = False, start: bool = True) -> int:
-    """As of `Problem.rows_at`. transposed: whether the last dimension but one is contiguous; start: whether it counts."""
+    """As in `Problem.rows_at`. transposed: whether the last dimension but one is contiguous; start: whether it counts."""
     torch = hasattr(tensor, "data_ptr")
     size = tensor.element_size() if torch else tensor.itemsize
     first = tensor.data_ptr() if start and torch and tensor.is_cuda else 0  # no kernel reads others
