@@ -216,7 +216,7 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
     """
     import torch
 
-    from tmapipe.gpu.watchdog import places
+    from tmapipe.gpu.stamps import places
     from tmapipe.program import trace
     from tmapipe.timeline.stamped import launcher_of, recorded
 
@@ -235,7 +235,8 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
             times[name] += clock.batch(launch, LAUNCHES)
     plan = schedule.plan(bound.dtypes)
     program = trace(schedule, plan)
-    at, rows = places(program), stamps.rows()
+    at = places(program)
+    rows = stamps.rows(at)
     run = recorded(plan, program, at, rows)
     us = {name: statistics.median(found) for name, found in times.items()}
     paces = [pace_of(run.layout, [s for s in run.steps if s.cluster == i]) for i in {s.cluster for s in run.steps}]

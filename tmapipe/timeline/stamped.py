@@ -25,7 +25,7 @@ from tmapipe.timeline.timed import Step
 
 if TYPE_CHECKING:
     from tmapipe.bind import Bound
-    from tmapipe.gpu.watchdog import Place
+    from tmapipe.gpu.stamps import Place, Record
     from tmapipe.schedule import Schedule
 
 PASSED = 64  #: cycles: a wait that took no longer has found what it waits for
@@ -66,7 +66,7 @@ class Stamps:
     def __init__(self, plan: Plan, ctas: int, device: Any = "cuda"):
         import torch
 
-        from tmapipe.gpu.watchdog import ROW, stamping
+        from tmapipe.gpu.stamps import ROW, stamping
 
         self.warps, self.ctas = stamping(plan), ctas
         given = torch.zeros((ctas * len(self.warps) + 1) * ROW // 4, dtype=torch.int32, device=device)
@@ -74,35 +74,33 @@ class Stamps:
         self.memory = given[first : first + ctas * len(self.warps) * ROW // 4].view(-1, ROW // 4)
         self.numbers = [self.memory.data_ptr(), ctas]
 
-    def rows(self) -> list[Row]:
-        """What the last launch has written, of the CTAs that there were. Waits for it."""
-        from tmapipe.gpu.watchdog import HEAD, OVER
+    def rows(self, places: list[Place]) -> list[Row]:
+        """What the last launch has written, of the CTAs that there were. Waits for it. places: of the kernel's program."""
+        from tmapipe.gpu.stamps import HEAD, records
 
-        heads = self.memory[:, OVER // 4 : HEAD // 4].cpu().numpy()
+        made, heads = records(places), self.memory[:, : HEAD // 4].cpu().numpy()
         return [
-            row_of(i // len(self.warps), self.warps[i % len(self.warps)], self.memory[i, : self._end(i, head)].cpu().numpy())
+            row_of(i // len(self.warps), self.warps[i % len(self.warps)], self._words(i, head), made)
             for i, head in enumerate(heads)
             if head.any()
-        ]  # fmt: skip
+        ]
 
-    def _end(self, row: int, head: Any) -> int:
-        return (int(head[7].view(np.uint32)) - self.memory[row].data_ptr()) % (1 << 32) // 4
+    def _words(self, row: int, head: Any) -> Any:
+        end = (int(head[7].view(np.uint32)) - self.memory[row].data_ptr()) % (1 << 32)
+        return self.memory[row, : end // 4].cpu().numpy()
 
 
-def row_of(cta: int, warp: int, words: Any) -> Row:
-    """A row from its words of 32 bits, up to the last stamp."""
-    from tmapipe.gpu.watchdog import HEAD, OVER, ROW
+def row_of(cta: int, warp: int, words: Any, records: list[Record]) -> Row:
+    """A row from its words of 32 bits, up to the end of the last record. records: of the kernel's places."""
+    from tmapipe.gpu.stamps import HEAD, ROOM, ROW, read
 
-    head, stamps = words[OVER // 4 : HEAD // 4].view(np.uint32), words[HEAD // 4 :].reshape(-1, 2)
+    head = words[: HEAD // 4].view(np.uint32)
     began, ended = (int(head[i]) + (int(head[i + 1]) << 32) for i in (0, 4))
-    clocks = (int(head[2]), int(head[6]))
-    since = (
-        (stamps[:, 1].view(np.uint32) - np.uint32(clocks[0])).astype(np.int64) if len(stamps) else np.zeros(0, np.int64)
-    )
-    length = (clocks[1] - clocks[0]) % (1 << 32)
-    return Row(
-        cta, warp, (began, 0), (ended, length), stamps[:, 0] & 0xFFFF, stamps[:, 0] >> 16, since, len(words) * 4 >= ROW
-    )
+    first, length = int(head[2]), (int(head[6]) - int(head[2])) % (1 << 32)
+    stamps = np.array(list(read(warp, words[HEAD // 4 :].tolist(), records)), np.int64).reshape(-1, 3)
+    clocks = (stamps[:, 2] - first) % (1 << 32)
+    full = len(words) * 4 >= ROW - ROOM
+    return Row(cta, warp, (began, 0), (ended, length), stamps[:, 0], stamps[:, 1], clocks, full)
 
 
 @attrs.define
@@ -133,14 +131,15 @@ def launcher_of(schedule: Schedule, bound: Bound, clusters: int) -> tuple[Any, S
 
 def record(schedule: Schedule, bound: Bound, clusters: int) -> Recording:
     """Runs a call with these tensors on the GPU, and returns what its stamps say. clusters: that are recorded."""
-    from tmapipe.gpu.watchdog import places
+    from tmapipe.gpu.stamps import places
 
     launcher, stamps = launcher_of(schedule, bound, clusters)
     launcher.launch(list(bound.tensors.values()))
     plan = schedule.plan(bound.dtypes)
     with ONE_AT_A_TIME:
         program = trace(schedule, plan)
-    return recorded(plan, program, places(program), stamps.rows())
+    stamped = places(program)
+    return recorded(plan, program, stamped, stamps.rows(stamped))
 
 
 def recorded(plan: Plan, program: Traced, places: list[Place], rows: list[Row]) -> Recording:
