@@ -12,9 +12,9 @@ from tests.unit.test_timeline import well_formed
 from tmapipe.errors import InputError
 from tmapipe.gpu import stamps
 from tmapipe.gpu.build import build
+from tmapipe.isa.ops import ARRIVALS
 from tmapipe.program import trace
-from tmapipe.program.expressions import Expr
-from tmapipe.timeline.stamped import recorded, row_of
+from tmapipe.timeline.stamped import pace_of_rows, recorded, row_of
 from tmapipe.timeline.trace import Trace
 
 S = tp.schedules
@@ -70,30 +70,40 @@ def test_a_record_goes_on_across_a_branch_of_one_warp():
         ("tile", [1, 5]), ("mbarrier_wait", [1, 5]), ("bulk_wait_group", [1]), ("bulk_wait_group", [1]),
         ("bulk_commit_group", [1]), ("mbarrier_arrive", [1, 5]),
     ]  # fmt: skip
-    clocks = [100 + i for i in range(len(own))]
-    words = encoded(turn, stamps.records(places).index(turn), clocks, [3])
-    for warp in (1, 5):
-        read = list(stamps.read(warp, words * 2, stamps.records(places)))
-        one = [
-            (turn.first + i, 3 if isinstance(place.slot, Expr) else 0, clocks[i])
-            for i, place in enumerate(own)
-            if warp in place.warps
+    assert [method(place) for place in own if place.shared] == ["bulk_commit_group", "mbarrier_arrive"]
+    number = stamps.records(places).index(turn)
+    words = encoded(turn, number, [100, 110, 120, 130], [3]) + encoded(turn, number, [200, 210, 220, 230], [4])
+    for warp, stores in ((1, True), (5, False)):
+        read = [each.tolist() for each in stamps.read(warp, np.array(words, np.int32), stamps.records(places), 290)]
+        first = [(4, 0, 100), (5, 3, 110), (6, 0, 120), (7, 0, 130), (8, 0, 200), (9, 3, 200)]
+        second = [(4, 0, 200), (5, 4, 210), (6, 0, 220), (7, 0, 230), (8, 0, 290), (9, 4, 290)]
+        assert turn.first == 4
+        assert list(zip(*read, strict=True)) == [
+            each for each in first + second if stores or warp in places[each[0]].warps
         ]
-        assert read == one * 2 and len(one) == (6 if warp == 1 else 3)
 
 
 def test_clocks_do_not_wait_in_registers_while_a_warpgroup_computes():
-    """Nor is a wait for wgmma between arithmetic stamped before it: ptxas could not move it."""
     places = places_of(S.Attention(64))
     assert not any(place.kept and after.computes for place, after in itertools.pairwise(places))
-    assert not any(method(place) == "wgmma_wait" and not place.after for place in places)
-    assert any(method(place) == "mbarrier_wait" and not place.after for place in places)
+    assert any(place.kept for place in places)
+
+
+def test_only_adjacent_places_share_a_clock():
+    """An arrival at the end of a loop over tiles, but not behind a wait; a commit before an arrival, in the same loop."""
+    for schedule in (S.Copy((4, 64)), S.Gemm(), S.PingPong(), S.Attention(64), softmax_of(1024, 2, 8, held=True)):
+        places = places_of(schedule)
+        for place, after in itertools.pairwise(places):
+            if place.shared and method(place) == "bulk_commit_group":
+                assert method(after) == "mbarrier_arrive" and not after.passed and not after.computes
+            elif place.shared:
+                assert method(place) in ARRIVALS and place.last and not place.passed
 
 
 def encoded(record, number, clocks, slots):
     """A record's words. slots: of `record.slots`."""
     words = [0] * record.words
-    for (at, *_), clock in zip(record.places, clocks, strict=True):
+    for at, clock in zip([at for at, *_ in record.places if at is not None], clocks, strict=True):
         words[at] = clock
     slots = [*slots, 0, 0]
     words[-1] = slots[0] * 65536 + number
@@ -132,7 +142,7 @@ def test_stamps_become_a_trace():
         store.append((drain, [t + 50, t + 380, t + 390, t + 430], [slot]))
     rows = [row(0, records, load), row(1, records, store)]
     traced = Trace(copy.plan(), recorded(copy.plan(), program, places, rows), [])
-    assert traced.pace() == 400 and traced.gigahertz == 2
+    assert traced.pace() == pace_of_rows(copy.plan(), places, rows) == 400 and traced.gigahertz == 2
     slices, arrows, names = well_formed(traced.timeline())
     blocked = [each for each in slices if each["cat"] == "wait"]
     assert len(blocked) == 4 + 6 and len(arrows) == 4 + 6

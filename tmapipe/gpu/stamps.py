@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from tmapipe.gpu.control import emit_ptx
 from tmapipe.isa.ops import ARRIVALS, COMMITS
@@ -25,7 +26,7 @@ from tmapipe.program.expressions import FOLD, Call, Expr, For, If, Let, Node, Wh
 _WAITS = ("mbarrier_wait", "wgmma_wait", "bulk_wait_group", "cta_sync", "cluster_wait")
 _ISSUES = ("wgmma", "tma_store", "bulk_store")
 _IDLE = ("fragments.accumulator", "fragments.operand")  # of no instruction
-IN_RECORD = 8  #: places of a record, at most
+IN_RECORD = 12  #: places of a record, at most
 HELD = 4  #: clocks that wait in registers to be written, at most, of a kernel whose accumulators need them
 
 
@@ -41,6 +42,7 @@ class Place:
             that place, and waits that ended right before this one.
         issues: The wgmma or store before it, if there is one.
         warps: Those of the stamping ones that come here.
+        shared: Whether the clock of the stamp after it is its own, too: so little is between them.
         kept: Whether its clock waits in a register, to be written with that of the next place.
         last: Whether it is the last place of a record.
     """
@@ -51,6 +53,7 @@ class Place:
     passed: tuple[Call, ...]
     issues: Call | None
     warps: frozenset[int] = frozenset()
+    shared: bool = False
     kept: bool = False
     last: bool = False
 
@@ -93,6 +96,9 @@ class _Places:
     def add(self, node: Node, after: bool) -> None:
         if len(self.places) - self.first == IN_RECORD:
             self.end()
+        before = self.places[-1] if self.first < len(self.places) else None
+        if before and method_of(before.node) in COMMITS and self._follows(node) and before.warps <= self.warps:
+            self.share()
         if self.multiplies and (self.computes or self.held == HELD):
             self.held = 0
         if self.held:
@@ -100,6 +106,14 @@ class _Places:
         self.places.append(Place(node, after, self.computes, self.passed, self.issues, self.warps))
         self.computes, self.passed = False, ()
         self.held += 1
+
+    def _follows(self, node: Node) -> bool:
+        """Whether it is an arrival, and no wait or arithmetic is between it and the place before or after."""
+        return method_of(node) in ARRIVALS and not self.computes and not self.passed
+
+    def share(self) -> None:
+        """The last place needs no clock of its own."""
+        self.places[-1] = attrs.evolve(self.places[-1], shared=True)
 
     def end(self) -> None:
         """Ends the record: at the last place to which all of its warps come, and behind it those of some warps."""
@@ -118,9 +132,13 @@ class _Places:
         for node, following in zip(known, [*known[1:], None], strict=False):
             if isinstance(node, (For, While)):
                 self.end()
-                if f"tmapipe{os.sep}tiles{os.sep}" in str(node.where):
+                turned = f"tmapipe{os.sep}tiles{os.sep}" in str(node.where)
+                if turned:
                     self.add(node, False)
                 self.walk(node.body)
+                if turned and self.first < len(self.places):
+                    if self._follows(self.places[-1].node) and not self.places[-1].passed:
+                        self.share()
                 self.end()
             elif isinstance(node, If):
                 self.branch(node)
@@ -148,7 +166,7 @@ class _Places:
 
     def instruction(self, node: Any, following: Any) -> None:
         method = node.method
-        if method in _WAITS and self.computes and method != "wgmma_wait":
+        if method in _WAITS and self.computes:
             self.add(node, False)
         if method in _ISSUES:
             self.issues = node
@@ -158,6 +176,11 @@ class _Places:
             self.add(node, True)
         else:
             self.computes |= method.startswith("fragments.") and method not in _IDLE
+
+
+def method_of(node: Node) -> str:
+    """The name of an instruction; of a loop ""."""
+    return node.method if isinstance(node, Call) else ""
 
 
 def _at(x: Any, warp: int) -> Any:
@@ -184,16 +207,16 @@ class Record:
 
     Args:
         first: The number of its first place.
-        groups: Of how many places each group is.
+        groups: Of how many clocks each group is.
         slots: What differs from 0, each once.
-        places: Of each place the word of its clock, which of *slots* it has, or else what it has, and who comes there.
+        places: Of each place the word of its clock, if it has one; which of *slots* it has, or else its slot; its warps.
         words: Of all groups.
     """
 
     first: int
     groups: tuple[int, ...]
     slots: tuple[Any, ...]
-    places: tuple[tuple[int, int | None, int, frozenset[int]], ...]
+    places: tuple[tuple[int | None, int | None, int, frozenset[int]], ...]
     words: int
 
 
@@ -210,7 +233,7 @@ def records(stamped: Sequence[Place]) -> list[Record]:
 
 def _record(first: int, stamped: Sequence[Place]) -> Record:
     ends = [i + 1 for i, place in enumerate(stamped) if not place.kept]
-    groups = tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
+    groups = tuple(sum(not each.shared for each in stamped[i:end]) for i, end in zip([0, *ends], ends, strict=False))
     slots = tuple({place.slot: None for place in stamped if isinstance(place.slot, Expr)})
     which = {id(slot): i for i, slot in enumerate(slots)}
     words, clocks = 0, list[int]()
@@ -218,32 +241,63 @@ def _record(first: int, stamped: Sequence[Place]) -> Record:
         more = 1 + len(slots) // 2 if i + 1 == len(groups) else 0
         words += _whole(count + more)
         clocks += range(words - count - more, words - more)
+    read = iter(clocks)
     known = [
-        (clock, which.get(id(place.slot)), 0 if isinstance(place.slot, Expr) else place.slot, place.warps)
-        for clock, place in zip(clocks, stamped, strict=True)
+        (
+            None if place.shared else next(read),
+            which.get(id(place.slot)),
+            0 if isinstance(place.slot, Expr) else place.slot,
+            place.warps,
+        )
+        for place in stamped
     ]
     return Record(first, groups, slots, tuple(known), words)
 
 
-def read(warp: int, words: Sequence[int], made: Sequence[Record]) -> Iterator[tuple[int, int, int]]:
-    """(place, slot, clock) of each stamp of a warp, from the words of whole records."""
-    end, found = len(words), list[list[tuple[int, int, int]]]()
-    while end > 0:
-        record = made[words[end - 1] & 0xFFFF]
-        begin = end - record.words
-        slots = [words[end - 1] >> 16 & 0xFFFF]
-        for word in words[end - 1 - len(record.slots) // 2 : end - 1]:
-            slots += [word & 0xFFFF, word >> 16 & 0xFFFF]
-        found.append(
+def read(warp: int, words: Any, made: Sequence[Record], ended: int) -> tuple[Any, Any, Any]:
+    """Places, slots and clocks of a warp's stamps, as arrays.
+
+    Args:
+        warp: That has stamped.
+        words: Of whole records, as an array of 32-bit numbers.
+        made: The records of the kernel's places.
+        ended: The clock at the kernel's end.
+    """
+    known, at = words.tolist(), len(words)
+    begins: dict[int, list[int]] = {}
+    while at > 0:
+        number = known[at - 1] & 0xFFFF
+        at -= made[number].words
+        begins.setdefault(number, []).append(at)
+    parts = [_of_record(warp, words, made[number], np.array(each)) for number, each in begins.items()]
+    if not any(len(part) for part in parts):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    stamps = np.concatenate(parts)
+    _, numbers, slots, clocks = stamps[np.argsort(stamps[:, 0])].T
+    own = np.where(clocks < 0, len(clocks), np.arange(len(clocks)))  # of shared ones the next
+    after = np.minimum.accumulate(own[::-1])[::-1]
+    return numbers, slots, np.append(clocks, ended)[after]
+
+
+def _of_record(warp: int, words: Any, record: Record, begins: Any) -> Any:
+    """Of each stamp of a warp in records of one kind: where it comes, place, slot, and clock or -1."""
+    last = begins + record.words - 1
+    pairs = [words[last - len(record.slots) // 2 + i // 2] >> 16 * (i % 2) for i in range(len(record.slots) - 1)]
+    slots = [each & 0xFFFF for each in (words[last] >> 16, *pairs)]
+    stamps = [
+        np.stack(
             [
-                (record.first + i, constant if which is None else slots[which], words[begin + at])
-                for i, (at, which, constant, warps) in enumerate(record.places)
-                if warp in warps
-            ]
+                begins * IN_RECORD + i,
+                np.full(len(begins), record.first + i),
+                np.full(len(begins), constant) if which is None else slots[which],
+                np.full(len(begins), -1) if at is None else words[begins + at].astype(np.int64) % (1 << 32),
+            ],
+            axis=1,
         )
-        end = begin
-    for stamps in reversed(found):
-        yield from stamps
+        for i, (at, which, constant, warps) in enumerate(record.places)
+        if warp in warps
+    ]
+    return np.concatenate(stamps) if stamps else np.zeros((0, 4), np.int64)
 
 
 # ---- emission --------------------------------------------------------------------------------------------------------
@@ -267,7 +321,14 @@ mov.u64 now, %globaltimer; mov.u32 a, %clock; mov.u32 b, %smid;
 @mine st.global.b64 [row], now;
 @mine st.global.v2.b32 [row+8], {{a, b}};
 }}"""
-_CLOCK = "mov.u32 stamp_clock{}, %clock;"
+_CLOCK = """{{
+.reg .pred room; .reg .b32 low, high;
+mov.b64 {{low, high}}, stamp_at; setp.lt.u32 room, low, stamp_end;
+mov.u32 stamp_clock{0}, 0;
+@!room bra stamped_${{:uid}};
+mov.u32 stamp_clock{0}, %clock;
+stamped_${{:uid}}:
+}}"""
 _WRITE = """{{
 .reg .pred room; .reg .b32 low, high, word<{words}>;
 mov.b64 {{low, high}}, stamp_at; setp.lt.u32 room, low, stamp_end;
@@ -326,8 +387,9 @@ class Stamping:
         if number in self.of:
             self.now, self.group = self.of[number], 0
             self.slots.clear()
-        emit_ptx(_CLOCK.format(self.clocks), "", ordered=False)
-        self.clocks += 1
+        if not place.shared:
+            emit_ptx(_CLOCK.format(self.clocks), "", ordered=False)
+            self.clocks += 1
         if isinstance(place.slot, Expr):
             self.slots.setdefault(place.slot, operand(place.slot))
         if not place.kept:
@@ -344,8 +406,9 @@ class Stamping:
         lines += _stores(words, 4 * at)
         if last:
             lines.append(f"@room add.u32 low, low, {4 * record.words}; mov.b64 stamp_at, {{low, high}};")
-        text = _WRITE.format(words=len(words), lines="\n".join(lines))
-        emit_ptx(text, "r" * len(slots), *slots, ordered=False)
+        if words:
+            text = _WRITE.format(words=len(words), lines="\n".join(lines))
+            emit_ptx(text, "r" * len(slots), *slots, ordered=False)
         self.clocks, self.group = 0, self.group + 1
 
 

@@ -21,6 +21,7 @@ from tmapipe.model.layout import Layout
 from tmapipe.plan.model import Plan
 from tmapipe.program import ONE_AT_A_TIME, Traced, trace
 from tmapipe.program.expressions import Call
+from tmapipe.timeline.pace import Waits, pace_among
 from tmapipe.timeline.timed import Step
 
 if TYPE_CHECKING:
@@ -78,16 +79,15 @@ class Stamps:
         """What the last launch has written, of the CTAs that there were. Waits for it. places: of the kernel's program."""
         from tmapipe.gpu.stamps import HEAD, records
 
-        made, heads = records(places), self.memory[:, : HEAD // 4].cpu().numpy()
+        made, memory, each = records(places), self.memory.cpu().numpy(), len(self.warps)
         return [
-            row_of(i // len(self.warps), self.warps[i % len(self.warps)], self._words(i, head), made)
-            for i, head in enumerate(heads)
-            if head.any()
+            row_of(i // each, self.warps[i % each], words[: self._end(i, words)], made)
+            for i, words in enumerate(memory)
+            if words[: HEAD // 4].any()
         ]
 
-    def _words(self, row: int, head: Any) -> Any:
-        end = (int(head[7].view(np.uint32)) - self.memory[row].data_ptr()) % (1 << 32)
-        return self.memory[row, : end // 4].cpu().numpy()
+    def _end(self, row: int, words: Any) -> int:
+        return (int(words[7].view(np.uint32)) - self.memory[row].data_ptr()) % (1 << 32) // 4
 
 
 def row_of(cta: int, warp: int, words: Any, records: list[Record]) -> Row:
@@ -96,11 +96,12 @@ def row_of(cta: int, warp: int, words: Any, records: list[Record]) -> Row:
 
     head = words[: HEAD // 4].view(np.uint32)
     began, ended = (int(head[i]) + (int(head[i + 1]) << 32) for i in (0, 4))
-    first, length = int(head[2]), (int(head[6]) - int(head[2])) % (1 << 32)
-    stamps = np.array(list(read(warp, words[HEAD // 4 :].tolist(), records)), np.int64).reshape(-1, 3)
-    clocks = (stamps[:, 2] - first) % (1 << 32)
+    first, last = int(head[2]), int(head[6])
+    numbers, slots, clocks = read(warp, words[HEAD // 4 :], records, last)
     full = len(words) * 4 >= ROW - ROOM
-    return Row(cta, warp, (began, 0), (ended, length), stamps[:, 0], stamps[:, 1], clocks, full)
+    return Row(
+        cta, warp, (began, 0), (ended, (last - first) % (1 << 32)), numbers, slots, (clocks - first) % (1 << 32), full
+    )
 
 
 @attrs.define
@@ -161,6 +162,27 @@ def recorded(plan: Plan, program: Traced, places: list[Place], rows: list[Row]) 
             made.read(row, offsets[row.cta])
         steps += made.finished(len(steps))
     return Recording(layout, steps, round(gigahertz, 3))
+
+
+def pace_of_rows(plan: Plan, places: list[Place], rows: list[Row]) -> float:
+    """As `Trace.pace`, over all warps of these rows, without their steps. places: of the kernel's program."""
+    fulls = {ring.barriers[0]: ring.name for ring in plan.rings}
+    tiles = [i for i, place in enumerate(places) if not _method(place)]
+    waits: Waits = {}
+    for number, place in enumerate(places):
+        if place.after and _method(place) == "mbarrier_wait" and place.node.args[0] in fulls:
+            for row in rows:
+                found = np.flatnonzero(row.numbers == number)
+                if len(found):
+                    turns = np.cumsum(np.isin(row.numbers, tiles))[found].tolist()
+                    by_tile = waits.setdefault(fulls[place.node.args[0]], {}).setdefault((row.cta, row.warp), {})
+                    for turn, clock in zip(turns, row.clocks[found].tolist(), strict=True):
+                        by_tile.setdefault(turn, []).append(clock)
+    for of_ring in waits.values():
+        for by_tile in of_ring.values():
+            for clocks in by_tile.values():
+                clocks.sort()  # of several places
+    return pace_among(waits)
 
 
 def _offsets(layout: Layout, places: list[Place], rows: list[Row], began: int, gigahertz: float) -> dict[int, float]:
