@@ -37,7 +37,7 @@ from benchmarks.results import OURS, Results, folder_of, print_table, read
 from examples.softmax import softmax_of
 from tmapipe import schedules
 from tmapipe.errors import InputError
-from tmapipe.timeline.pace import pace_of
+from tmapipe.timeline.timed import pace_of
 from tmapipe.timeline.trace import share_of, timed
 
 RESULTS = folder_of() / "predicted.json"
@@ -222,8 +222,7 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
     import torch
 
     from tmapipe.calling import launcher_for
-    from tmapipe.gpu.stamps import places
-    from tmapipe.program import trace
+    from tmapipe.program import places, trace
     from tmapipe.timeline.stamped import launcher_of
 
     schedule = case.make()

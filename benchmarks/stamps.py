@@ -64,8 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     if not gpu_of("stamps"):
         return 2
     from tmapipe.gpu.launch import CudaClock
-    from tmapipe.gpu.stamps import places
-    from tmapipe.program import trace
+    from tmapipe.program import places, trace
     from tmapipe.timeline.stamped import launcher_of
     from tmapipe.tuning import Problem, ranked
 

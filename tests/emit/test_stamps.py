@@ -10,10 +10,10 @@ import tmapipe as tp
 from examples.softmax import softmax_of
 from tests.unit.test_timeline import well_formed
 from tmapipe.errors import InputError
-from tmapipe.gpu import stamps
+from tmapipe.gpu import records, stamps_of, watchdog
 from tmapipe.gpu.build import build
 from tmapipe.isa.ops import ARRIVALS
-from tmapipe.program import trace
+from tmapipe.program import places, trace
 from tmapipe.timeline.stamped import pace_of_rows, recorded, row_of
 from tmapipe.timeline.trace import Trace
 
@@ -21,7 +21,7 @@ S = tp.schedules
 
 
 def places_of(schedule):
-    return stamps.places(trace(schedule, schedule.plan()))
+    return places(trace(schedule, schedule.plan()))
 
 
 def method(place):
@@ -33,67 +33,65 @@ def test_stamps_are_in_a_kernel_of_their_own():
     plain = build(copy, copy.plan(), keep=True)
     assert "%clock" not in plain.ptx and "stamp_at" not in plain.ptx
     stamped = build(copy, copy.plan(), keep=True, instrument="stamps")
-    places = places_of(copy)
-    assert stamped.ptx.count("%clock;") >= len(places) + 2 > 9 and stamped.used.spill_bytes == 0
+    at = places_of(copy)
+    assert stamped.ptx.count("%clock;") >= len(at) + 2 > 9 and stamped.used.spill_bytes == 0
     assert build(copy, copy.plan(), keep=True).ptx == plain.ptx
 
 
 @pytest.mark.parametrize("schedule", [softmax_of(1024, 2, 8, held=True), S.Attention(64), S.Gemm(), S.PingPong()])
 def test_each_record_is_written_as_it_is_read(schedule):
     """The stores of a record are in units of 16 bytes, and together as long as the record."""
-    places = places_of(schedule)
-    made = stamps.records(places)
+    at = places_of(schedule)
+    made = records(at)
     ptx = build(schedule, schedule.plan(), keep=True, unroll=False, instrument="stamps").ptx
     written = re.findall(r"@room (st\.global.*?|add\.u32 low, low, \d+);", ptx)
-    assert ptx.count("stamp_clock") > len(places)
+    assert ptx.count("stamp_clock") > len(at)
     number = end = 0
     for line in written:
         if line.startswith("add"):
             assert int(line.split()[-1]) == 4 * made[number].words == end
             number, end = number + 1, 0
             continue
-        at, size = int(re.search(r"\+(\d+)\]", line)[1]), {"v2": 8, "v4": 16}.get(line.split(".")[2], 4)
-        assert at % size == 0 and at >= end, "aligned, and one after another"
-        end = at + size
-    assert number == len(made) and sum(len(record.places) for record in made) == len(places)
-    assert all(4 * record.words <= stamps.ROOM for record in made)
+        offset, size = int(re.search(r"\+(\d+)\]", line)[1]), {"v2": 8, "v4": 16}.get(line.split(".")[2], 4)
+        assert offset % size == 0 and offset >= end, "aligned, and one after another"
+        end = offset + size
+    assert number == len(made) and sum(len(record.places) for record in made) == len(at)
+    assert all(4 * record.words <= watchdog.ROOM for record in made)
 
 
 def test_a_record_goes_on_across_a_branch_of_one_warp():
     """Of a softmax of 8 warps, the first of which stores: each turn is one record, in which the other one leaves a gap."""
-    places = places_of(softmax_of(1024, 2, 8, held=True))
-    turn = next(r for r in stamps.records(places) if len(r.places) > 3)
+    at = places_of(softmax_of(1024, 2, 8, held=True))
+    turn = next(r for r in records(at) if len(r.places) > 3)
     assert len(turn.groups) == 1, "no accumulators: clocks wait in registers"
-    own = places[turn.first : turn.first + len(turn.places)]
+    own = at[turn.first : turn.first + len(turn.places)]
     names = [(method(place), sorted(place.warps)) for place in own]
     assert names == [
         ("tile", [1, 5]), ("mbarrier_wait", [1, 5]), ("bulk_wait_group", [1]), ("bulk_wait_group", [1]),
         ("bulk_commit_group", [1]), ("mbarrier_arrive", [1, 5]),
     ]  # fmt: skip
     assert [method(place) for place in own if place.shared] == ["bulk_commit_group", "mbarrier_arrive"]
-    number = stamps.records(places).index(turn)
+    number = records(at).index(turn)
     words = encoded(turn, number, [100, 110, 120, 130], [3]) + encoded(turn, number, [200, 210, 220, 230], [4])
     for warp, stores in ((1, True), (5, False)):
-        read = [each.tolist() for each in stamps.read(warp, np.array(words, np.int32), stamps.records(places), 290)]
+        read = [each.tolist() for each in stamps_of(warp, np.array(words, np.int32), records(at), 290)]
         first = [(4, 0, 100), (5, 3, 110), (6, 0, 120), (7, 0, 130), (8, 0, 200), (9, 3, 200)]
         second = [(4, 0, 200), (5, 4, 210), (6, 0, 220), (7, 0, 230), (8, 0, 290), (9, 4, 290)]
         assert turn.first == 4
-        assert list(zip(*read, strict=True)) == [
-            each for each in first + second if stores or warp in places[each[0]].warps
-        ]
+        assert list(zip(*read, strict=True)) == [each for each in first + second if stores or warp in at[each[0]].warps]
 
 
 def test_clocks_do_not_wait_in_registers_while_a_warpgroup_computes():
-    places = places_of(S.Attention(64))
-    assert not any(place.kept and after.computes for place, after in itertools.pairwise(places))
-    assert any(place.kept for place in places)
+    at = places_of(S.Attention(64))
+    assert not any(place.kept and after.computes for place, after in itertools.pairwise(at))
+    assert any(place.kept for place in at)
 
 
 def test_only_adjacent_places_share_a_clock():
     """An arrival at the end of a loop over tiles, but not behind a wait; a commit before an arrival, in the same loop."""
     for schedule in (S.Copy((4, 64)), S.Gemm(), S.PingPong(), S.Attention(64), softmax_of(1024, 2, 8, held=True)):
-        places = places_of(schedule)
-        for place, after in itertools.pairwise(places):
+        at = places_of(schedule)
+        for place, after in itertools.pairwise(at):
             if place.shared and method(place) == "bulk_commit_group":
                 assert method(after) == "mbarrier_arrive" and not after.passed and not after.computes
             elif place.shared:
@@ -126,23 +124,23 @@ def test_stamps_become_a_trace():
     """Six tiles through two slots: the loader waits for a free one, the storing warp for data."""
     copy = S.Copy((4, 64), 2, 0)
     program = trace(copy, copy.plan())
-    places = stamps.places(program)
-    records = stamps.records(places)
-    fill, drain = (i for i, r in enumerate(records) if method(places[r.first]) == "tile")
-    made = [[method(p) for p in places[r.first : r.first + len(r.places)]] for r in (records[fill], records[drain])]
+    at = places(program)
+    known = records(at)
+    fill, drain = (i for i, r in enumerate(known) if method(at[r.first]) == "tile")
+    made = [[method(p) for p in at[r.first : r.first + len(r.places)]] for r in (known[fill], known[drain])]
     assert made == [
         ["tile", "mbarrier_arrive_expect_tx"],
         ["tile", "mbarrier_wait", "bulk_commit_group", "mbarrier_arrive"],
     ]
-    assert [node.method for node in places[records[fill].first + 1].passed] == ["mbarrier_wait"]
+    assert [node.method for node in at[known[fill].first + 1].passed] == ["mbarrier_wait"]
     load, store = [], []
     for i in range(6):
         t, slot = 100 + 400 * i, i % 2
         load.append((fill, [t, t + (300 if i > 1 else 10)], [slot]))
         store.append((drain, [t + 50, t + 380, t + 390, t + 430], [slot]))
-    rows = [row(0, records, load), row(1, records, store)]
-    traced = Trace(copy.plan(), recorded(copy.plan(), program, places, rows), [])
-    assert traced.pace() == pace_of_rows(copy.plan(), places, rows) == 400 and traced.gigahertz == 2
+    rows = [row(0, known, load), row(1, known, store)]
+    traced = Trace(copy.plan(), recorded(copy.plan(), program, at, rows), [])
+    assert traced.pace() == pace_of_rows(copy.plan(), at, rows) == 400 and traced.gigahertz == 2
     slices, arrows, names = well_formed(traced.timeline())
     blocked = [each for each in slices if each["cat"] == "wait"]
     assert len(blocked) == 4 + 6 and len(arrows) == 4 + 6

@@ -6,8 +6,7 @@ import torch
 import tmapipe as tp
 from examples.softmax import softmax_of
 from tests.unit.test_timeline import well_formed
-from tmapipe.gpu.stamps import places
-from tmapipe.program import trace
+from tmapipe.program import places, trace
 from tmapipe.timeline.stamped import launcher_of
 
 S = tp.schedules

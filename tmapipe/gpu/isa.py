@@ -20,8 +20,7 @@ from tmapipe.gpu.control import EMITTERS, Values, emits
 from tmapipe.gpu.copies import load_encoded
 from tmapipe.gpu.fragments import GpuWarp, load_edge
 from tmapipe.gpu.matmuls import store_words
-from tmapipe.gpu.stamps import Stamping
-from tmapipe.gpu.watchdog import WAIT, emit_wait, sites
+from tmapipe.gpu.watchdog import WAIT, Stamping, emit_wait, sites
 from tmapipe.isa import ALL_LANES, ops
 from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.plan.model import Load

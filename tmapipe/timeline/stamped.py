@@ -19,14 +19,13 @@ from tmapipe.isa import ops
 from tmapipe.isa.ops import ARRIVALS, COMMITS, Counted, Flight
 from tmapipe.model.layout import Layout
 from tmapipe.plan.model import Plan
-from tmapipe.program import ONE_AT_A_TIME, Traced, trace
+from tmapipe.program import ONE_AT_A_TIME, Place, Traced, places, stamping, trace
 from tmapipe.program.expressions import Call
-from tmapipe.timeline.pace import Waits, pace_among
-from tmapipe.timeline.timed import Step
+from tmapipe.timeline.timed import Step, Waits, pace_among
 
 if TYPE_CHECKING:
     from tmapipe.bind import Bound
-    from tmapipe.gpu.stamps import Place, Record
+    from tmapipe.gpu import Record
     from tmapipe.schedule import Schedule
 
 PASSED = 64  #: cycles: a wait that took no longer has found what it waits for
@@ -67,7 +66,7 @@ class Stamps:
     def __init__(self, plan: Plan, ctas: int, device: Any = "cuda"):
         import torch
 
-        from tmapipe.gpu.stamps import ROW, stamping
+        from tmapipe.gpu.watchdog import ROW
 
         self.warps, self.ctas = stamping(plan), ctas
         given = torch.zeros((ctas * len(self.warps) + 1) * ROW // 4, dtype=torch.int32, device=device)
@@ -77,7 +76,8 @@ class Stamps:
 
     def rows(self, places: list[Place]) -> list[Row]:
         """What the last launch has written, of the CTAs that there were. Waits for it. places: of the kernel's program."""
-        from tmapipe.gpu.stamps import HEAD, records
+        from tmapipe.gpu import records
+        from tmapipe.gpu.watchdog import HEAD
 
         made, memory, each = records(places), self.memory.cpu().numpy(), len(self.warps)
         return [
@@ -92,12 +92,13 @@ class Stamps:
 
 def row_of(cta: int, warp: int, words: Any, records: list[Record]) -> Row:
     """A row from its words of 32 bits, up to the end of the last record. records: of the kernel's places."""
-    from tmapipe.gpu.stamps import HEAD, ROOM, ROW, read
+    from tmapipe.gpu import stamps_of
+    from tmapipe.gpu.watchdog import HEAD, ROOM, ROW
 
     head = words[: HEAD // 4].view(np.uint32)
     began, ended = (int(head[i]) + (int(head[i + 1]) << 32) for i in (0, 4))
     first, last = int(head[2]), int(head[6])
-    numbers, slots, clocks = read(warp, words[HEAD // 4 :], records, last)
+    numbers, slots, clocks = stamps_of(warp, words[HEAD // 4 :], records, last)
     full = len(words) * 4 >= ROW - ROOM
     return Row(
         cta, warp, (began, 0), (ended, (last - first) % (1 << 32)), numbers, slots, (clocks - first) % (1 << 32), full
@@ -132,7 +133,6 @@ def launcher_of(schedule: Schedule, bound: Bound, clusters: int) -> tuple[Any, S
 
 def record(schedule: Schedule, bound: Bound, clusters: int) -> Recording:
     """Runs a call with these tensors on the GPU, and returns what its stamps say. clusters: that are recorded."""
-    from tmapipe.gpu.stamps import places
 
     launcher, stamps = launcher_of(schedule, bound, clusters)
     launcher.launch(list(bound.tensors.values()))

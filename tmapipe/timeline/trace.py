@@ -19,8 +19,7 @@ from tmapipe.model.run import Drawn, Event, Timeline, describe, event_of
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier, Ring
 from tmapipe.timeline import H200, Costs, clock_of
-from tmapipe.timeline.pace import pace_of
-from tmapipe.timeline.timed import Share, Step, TimedMachine
+from tmapipe.timeline.timed import Share, Step, TimedMachine, pace_of
 
 if TYPE_CHECKING:
     from tmapipe.check import Report
