@@ -170,14 +170,16 @@ def pace_of_rows(plan: Plan, places: list[Place], rows: list[Row]) -> float:
     tiles = [i for i, place in enumerate(places) if not _method(place)]
     waits: Waits = {}
     for number, place in enumerate(places):
-        if place.after and _method(place) == "mbarrier_wait" and place.node.args[0] in fulls:
-            for row in rows:
-                found = np.flatnonzero(row.numbers == number)
-                if len(found):
-                    turns = np.cumsum(np.isin(row.numbers, tiles))[found].tolist()
-                    by_tile = waits.setdefault(fulls[place.node.args[0]], {}).setdefault((row.cta, row.warp), {})
-                    for turn, clock in zip(turns, row.clocks[found].tolist(), strict=True):
-                        by_tile.setdefault(turn, []).append(clock)
+        node = place.node
+        if not (isinstance(node, Call) and place.after and node.method == "mbarrier_wait" and node.args[0] in fulls):
+            continue
+        for row in rows:
+            found = np.flatnonzero(row.numbers == number)
+            if len(found):
+                turns = np.cumsum(np.isin(row.numbers, tiles))[found].tolist()
+                by_tile = waits.setdefault(fulls[node.args[0]], {}).setdefault((row.cta, row.warp), {})
+                for turn, clock in zip(turns, row.clocks[found].tolist(), strict=True):
+                    by_tile.setdefault(turn, []).append(clock)
     for of_ring in waits.values():
         for by_tile in of_ring.values():
             for clocks in by_tile.values():
