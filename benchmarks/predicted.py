@@ -8,17 +8,20 @@ python -m benchmarks.predicted --compile       compiles all kernels, in as many 
 
 Of each schedule there are nine problems. The constants of `tmapipe.timeline.Costs` were fitted to the first three
 alone. And there are four blind ones, predicted before anything like them was measured. A cycle time is `Trace.pace`:
-cycles from one slot of the ring to the next, in the middle half of a mainloop, or of all tiles. It is measured in
-CTAs of the first clusters, and predicted on a part of the problem that keeps one cluster as busy.
-slower: what stamps cost, the stamped kernel's time over the plain one's, less 1.
+cycles from one slot of the ring to the next, in the middle half of a mainloop, or of all tiles. It is measured in all
+CTAs, of which the mean counts, and predicted on a part of the problem that keeps one cluster as busy.
+slower: what stamps of the first four clusters cost, the stamped kernel's time over the plain one's, less 1.
+spread: over the CTAs, as a part of the median.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
+import random
 import statistics
 import sys
 from collections import Counter
@@ -33,13 +36,15 @@ from benchmarks.cli import gpu_of
 from benchmarks.results import OURS, Results, folder_of, print_table, read
 from examples.softmax import softmax_of
 from tmapipe import schedules
-from tmapipe.timeline.trace import pace_of, share_of, timed
+from tmapipe.errors import InputError
+from tmapipe.timeline.timed import pace_of
+from tmapipe.timeline.trace import share_of, timed
 
 RESULTS = folder_of() / "predicted.json"
 KINDS = ("Copy", "Gemm", "PingPong", "Softmax", "Attention")
 FITTED = 3  #: of each schedule's problems, the first ones
-RECORDED = 4  #: clusters
-LAUNCHES = 10  #: of each kernel, for what stamps cost
+RECORDED = 4  #: clusters whose stamps are timed
+ROUNDS, LAUNCHES, REST = 6, 4, 0.03  #: of each kernel, for what stamps cost; seconds before each batch of launches
 
 
 @attrs.frozen
@@ -189,8 +194,8 @@ def predict(case: Case, **costs: float) -> float:
     from tmapipe.timeline import H200
 
     schedule = case.make()
-    bound, random = schedule.bind(*_arrays(case)), np.random.default_rng(0)
-    part = schedule.bind(*(random.standard_normal(shape, np.float32).astype(case.dtype) for shape in case.part))
+    bound, drawn = schedule.bind(*_arrays(case)), np.random.default_rng(0)
+    part = schedule.bind(*(drawn.standard_normal(shape, np.float32).astype(case.dtype) for shape in case.part))
     constants = attrs.evolve(H200, **costs)
     machine, failure = timed(schedule, part, 1, share_of(schedule, bound, constants), constants)
     if failure is not None:
@@ -206,7 +211,7 @@ def _arrays(case: Case) -> list[Any]:
 
 
 def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) -> dict[str, float]:
-    """What stamps and events say of a problem.
+    """What stamps and events say of a problem: cycles of all CTAs, and times with stamps of a few of them.
 
     Args:
         case: The problem.
@@ -216,39 +221,62 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
     """
     import torch
 
-    from tmapipe.gpu.watchdog import places
-    from tmapipe.program import trace
-    from tmapipe.timeline.stamped import launcher_of, recorded
+    from tmapipe.calling import launcher_for
+    from tmapipe.program import places, trace
+    from tmapipe.timeline.stamped import launcher_of
 
     schedule = case.make()
     schedule.checked = False  # a test proves it
     tensors = [torch.randn(shape, device="cuda").to(getattr(torch, case.dtype)) for shape in case.shapes]
     bound = schedule.bind(*tensors)
-    given = list(bound.tensors.values())
-    launcher, stamps = launcher_of(schedule, bound, RECORDED)
-    runs: dict[str, Callable[[], Any]] = {"stamped": lambda: launcher.launch(given)}
+    given, plan = list(bound.tensors.values()), schedule.plan(bound.dtypes)
+    resident = torch.cuda.get_device_properties("cuda").multi_processor_count // plan.cluster_size
+    every, stamps = launcher_of(schedule, bound, resident)
+    few = launcher_for(schedule, bound, [stamps.numbers[0], RECORDED * plan.cluster_size])
+    runs: dict[str, Callable[[], Any]] = {"stamped": lambda: few.launch(given)}
     if beside:
         runs["plain"] = schedule.prepare(*tensors)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(3):
-        for name, launch in runs.items():
-            times[name] += clock.batch(launch, LAUNCHES)
-    plan = schedule.plan(bound.dtypes)
-    program = trace(schedule, plan)
-    at, rows = places(program), stamps.rows()
-    run = recorded(plan, program, at, rows)
-    us = {name: statistics.median(found) for name, found in times.items()}
-    paces = [pace_of(run.layout, [s for s in run.steps if s.cluster == i]) for i in {s.cluster for s in run.steps}]
+    rounds = [_round(clock, runs) for _ in range(ROUNDS + 1)][1:]
+    us = {name: statistics.median(each[name] for each in rounds) for name in runs}
+    clock.batch(lambda: every.launch(given), 2)
+    at = places(trace(schedule, plan))
+    rows = stamps.rows(at)
+    paces = _paces(plan, at, rows)
+    rates = [row.ended[1] / max(1, row.ended[0] - row.began[0]) for row in rows]
     found = {
-        "measured": pace_of(run.layout, run.steps),
+        "measured": statistics.mean(paces),
         "spread": (max(paces) - min(paces)) / statistics.median(paces),
-        "ghz": run.gigahertz,
+        "ghz": round(statistics.median(rates), 3),
         **{"us" if name == "plain" else name: us[name] for name in us},
     }
     if beside:
-        found["slower"] = us["stamped"] / us["plain"] - 1
-    raw[f"{case.kind}: {case.name}"] = {**found, "rows": [_gaps(at, row) for row in rows if row.cta < 2]}
+        found["slower"] = statistics.median(each["stamped"] / each["plain"] - 1 for each in rounds)
+    gaps = [_gaps(at, row) for row in rows if row.cta < 2]
+    raw[f"{case.kind}: {case.name}"] = {**found, "paces": [round(pace, 1) for pace in paces], "rows": gaps}
     return found
+
+
+def _round(clock: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Each in a batch of its own, after a rest and in random order: microseconds."""
+    us = {}
+    for name in random.sample(list(runs), len(runs)):
+        clock.rest(REST)
+        us[name] = statistics.median(clock.batch(runs[name], LAUNCHES))
+    return us
+
+
+def _paces(plan: Any, at: list[Any], rows: list[Any]) -> list[float]:
+    """Of each CTA that has waited for some slots."""
+    from tmapipe.timeline.stamped import pace_of_rows
+
+    by: dict[int, list[Any]] = {}
+    for row in rows:
+        by.setdefault(row.cta, []).append(row)
+    paces = []
+    for own in by.values():
+        with contextlib.suppress(InputError):
+            paces.append(pace_of_rows(plan, at, own))
+    return paces
 
 
 def _gaps(at: list[Any], row: Any) -> dict[str, Any]:

@@ -64,8 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     if not gpu_of("stamps"):
         return 2
     from tmapipe.gpu.launch import CudaClock
-    from tmapipe.gpu.watchdog import places
-    from tmapipe.program import trace
+    from tmapipe.program import places, trace
     from tmapipe.timeline.stamped import launcher_of
     from tmapipe.tuning import Problem, ranked
 
@@ -80,7 +79,8 @@ def main(argv: list[str] | None = None) -> int:
         for _ in range(3):
             clock.rest(0.1)
             (us,) = clock.batch(lambda made=launcher, given=bound: made.launch(list(given.tensors.values())), 1)
-        found = medians(plan, places(trace(schedule, plan)), stamps.rows())
+        at = places(trace(schedule, plan))
+        found = medians(plan, at, stamps.rows(at))
         lines.append([f"{m}x{n}x{k}", str(candidate), *(f"{value:.2f}" for value in found.values()), f"{us:.2f}"])
     print_table(lines, ["problem", "schedule", *PLACES, "GHz", "by events"])
     return 0

@@ -1,21 +1,17 @@
-"""The watchdog: its code in a kernel, its kernels beside plain ones in caches, its report of a hang. And stamps."""
+"""The watchdog: its code in a kernel, its kernels beside plain ones in caches, its report of a hang."""
 
 import math
 import pathlib
 
-import numpy as np
 import pytest
 
 import tmapipe as tp
 from tests import watched
-from tests.unit.test_timeline import well_formed
 from tmapipe.errors import InputError
 from tmapipe.gpu import kernels
 from tmapipe.gpu.build import build
 from tmapipe.gpu.watchdog import CTAS, WORDS, rows, sites
 from tmapipe.program import trace
-from tmapipe.timeline.stamped import recorded, row_of
-from tmapipe.timeline.trace import Trace
 
 torch = pytest.importorskip("torch")
 watchdog = pytest.importorskip("tmapipe.gpu.watchdog")
@@ -167,56 +163,3 @@ def line_of(text, which=1):
     lines = pathlib.Path(watched.__file__).read_text().splitlines()
     found = [i for i, line in enumerate(lines, 1) if text in line]
     return found[which - 1]
-
-
-# ---- stamps ----------------------------------------------------------------------------------------------------------
-
-
-def test_stamps_are_in_a_kernel_of_their_own():
-    copy = tp.schedules.Copy((4, 64), 2, 0)
-    plain = build(copy, copy.plan(), keep=True)
-    assert "%clock" not in plain.ptx and "stamp_at" not in plain.ptx
-    stamped = build(copy, copy.plan(), keep=True, instrument="stamps")
-    found = watchdog.places(trace(copy, copy.plan()))
-    written = [place for place in found if not place.kept]
-    assert stamped.ptx.count("%clock;") >= len(found) + 2 > 9 and stamped.used.spill_bytes == 0
-    assert 2 < len(written) < len(found) and stamped.ptx.count("setp.ge.u32 room") >= len(written)
-    assert build(copy, copy.plan(), keep=True).ptx == plain.ptx
-
-
-def row(warp, stamps):
-    """A row as the kernel writes it: (place, slot, clock) each. Nanoseconds are half of the clock, which goes round."""
-    first, end = 2**32 - 50, stamps[-1][2] + 10
-    words = [0] * (watchdog.OVER // 4) + [2000, 0, first, 0, 2000 + end // 2, 0, first + end, 0]
-    for number, slot, clock in stamps:
-        words += [slot * 65536 + number, first + clock]
-    return row_of(0, warp, np.array([word % 2**32 for word in words], np.uint32).view(np.int32))
-
-
-def test_stamps_become_a_trace():
-    """Six tiles through two slots: the loader waits for a free one, the storing warp for data."""
-    copy = tp.schedules.Copy((4, 64), 2, 0)
-    program = trace(copy, copy.plan())
-    found = watchdog.places(program)
-    at = {(getattr(place.node, "method", "tile"), place.after): i for i, place in enumerate(found)}
-    tiles = [i for i, place in enumerate(found) if not hasattr(place.node, "method")]
-    assert [node.method for node in found[at["mbarrier_arrive_expect_tx", True]].passed] == [watchdog.WAIT]
-    load, store = [], []
-    for i in range(6):
-        t, slot = 100 + 400 * i, i % 2
-        load += [(tiles[0], 0, t), (at["mbarrier_arrive_expect_tx", True], slot, t + (300 if i > 1 else 10))]
-        store += [(tiles[1], 0, t + 50), (at[watchdog.WAIT, True], slot, t + 380)]
-        store += [(at["bulk_commit_group", True], 0, t + 390), (at["mbarrier_arrive", True], slot, t + 430)]
-    made = Trace(copy.plan(), recorded(copy.plan(), program, found, [row(0, load), row(1, store)]), [])
-    assert made.pace() == 400 and made.gigahertz == 2
-    slices, arrows, names = well_formed(made.timeline())
-    blocked = [each for each in slices if each["cat"] == "wait"]
-    assert len(blocked) == 4 + 6 and len(arrows) == 4 + 6
-    reasons = {head["args"]["waits for"]: tail["name"].split()[0] for tail, head in arrows}
-    assert reasons == {"data": "x", "a free slot": "arrives"}
-    assert {each["args"]["role"] for each in slices if each["cat"] == "tile"} == {"load", "store"}
-    used = [each["args"]["iteration"] for each in slices if each["cat"] == "slot" and each["name"] == "in use"]
-    assert sorted(used) == list(range(6)), "each fill of a slot, from when it has landed until it is released"
-    assert {name for name in names.values() if "TMA" in name} == {"TMA loads 0", "TMA stores 0"}
-    with pytest.raises(InputError, match="ring = 'other'"):
-        made.pace("other")

@@ -183,12 +183,12 @@ def test_parts_that_there_are_not_are_named():
         (
             lambda s, k, t, slot, v: k.ring.produces(),
             tp.errors.MissingPartError,
-            r"`\.produces` of what has only .*consume",
+            r"`\.produces` does not exist here: this object has only .*consume",
         ),
         (
             lambda s, k, t, slot, v: k.y.put_all(t, v),
             tp.errors.MissingPartError,
-            r"`\.put_all` of what has only .*store_from",
+            r"`\.put_all` does not exist here: this object has only .*store_from",
         ),
         (lambda s, k, t, slot, v: k.y.store(t, ()), tp.InputError, r"y\.store = \(\): must have at least one"),
         (

@@ -1,6 +1,7 @@
 """The GPU backend, which emits CuTe DSL; it is the only package that imports cutlass.
 
-This file has what CuTe DSL needs for the parts of a plan: element types, layouts of slots, TMA atoms and TMA descriptors.
+This file has what CuTe DSL needs for the parts of a plan: element types, layouts of slots, TMA atoms and TMA descriptors; and the
+words that a kernel writes when it stamps the clock.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from tmapipe.base import collector_at_rest
 
@@ -27,6 +29,8 @@ from tmapipe.base.arithmetic import DType, tf32
 from tmapipe.base.tma_rules import type_of
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Buffer, cut_by_hand
+from tmapipe.program import IN_RECORD, Place
+from tmapipe.program.expressions import Expr
 
 # ---- layouts ---------------------------------------------------------------------------------------------------------
 #
@@ -324,3 +328,118 @@ def address_of(atom: Any) -> Any:
     kind = ir.Type.parse("!cute.ptr<!cute_nvgpu.tma_descriptor_tiled, generic, align<64>>")
     pointer = cute_nvgpu.get_tma_desc_addr(kind, executable)
     return pointer.toint()
+
+
+# ---- records ---------------------------------------------------------------------------------------------------------
+#
+# What a kernel writes when it stamps the clock: records, each of the clocks of some places, and a word that says of which, and
+# of which slots. So a place takes one instruction, which reads the clock, and a record some four more.
+
+UNIT = 4  #: words that are written at once, and of which records are made
+
+
+@attrs.frozen
+class Record:
+    """Places that are stamped one after another, and the words that say when.
+
+    The words of places that are written together are a group, with nothing in front so that they fill units. In the last group
+    are also the slots that differ, two a word, and at the end the record's number, with the first of these slots above it.
+
+    Args:
+        first: The number of its first place.
+        groups: Of how many clocks each group is.
+        slots: What differs from 0, each once.
+        places: Of each place the word of its clock, if it has one; which of *slots* it has, or else its slot; its warps.
+        words: Of all groups.
+    """
+
+    first: int
+    groups: tuple[int, ...]
+    slots: tuple[Any, ...]
+    places: tuple[tuple[int | None, int | None, int, frozenset[int]], ...]
+    words: int
+
+
+def records(stamped: Sequence[Place]) -> list[Record]:
+    """The records of a program's places."""
+    made: list[Record] = []
+    first = 0
+    for number, place in enumerate(stamped):
+        if place.last:
+            made.append(_record(first, stamped[first : number + 1]))
+            first = number + 1
+    return made
+
+
+def whole(words: int) -> int:
+    """So many words as whole units."""
+    return -(-words // UNIT) * UNIT
+
+
+def _record(first: int, stamped: Sequence[Place]) -> Record:
+    ends = [i + 1 for i, place in enumerate(stamped) if not place.kept]
+    groups = tuple(sum(not each.shared for each in stamped[i:end]) for i, end in zip([0, *ends], ends, strict=False))
+    slots = tuple({place.slot: None for place in stamped if isinstance(place.slot, Expr)})
+    which = {id(slot): i for i, slot in enumerate(slots)}
+    words, clocks = 0, list[int]()
+    for i, count in enumerate(groups):
+        more = 1 + len(slots) // 2 if i + 1 == len(groups) else 0
+        words += whole(count + more)
+        clocks += range(words - count - more, words - more)
+    read = iter(clocks)
+    known = [
+        (
+            None if place.shared else next(read),
+            which.get(id(place.slot)),
+            0 if isinstance(place.slot, Expr) else place.slot,
+            place.warps,
+        )
+        for place in stamped
+    ]
+    return Record(first, groups, slots, tuple(known), words)
+
+
+def stamps_of(warp: int, words: Any, made: Sequence[Record], ended: int) -> tuple[Any, Any, Any]:
+    """Places, slots and clocks of a warp's stamps, as arrays.
+
+    Args:
+        warp: That has stamped.
+        words: Of whole records, as an array of 32-bit numbers.
+        made: The records of the kernel's places.
+        ended: The clock at the kernel's end.
+    """
+    known, at = words.tolist(), len(words)
+    begins: dict[int, list[int]] = {}
+    while at > 0:
+        number = known[at - 1] & 0xFFFF
+        at -= made[number].words
+        begins.setdefault(number, []).append(at)
+    parts = [_of_record(warp, words, made[number], np.array(each)) for number, each in begins.items()]
+    if not any(len(part) for part in parts):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    stamps = np.concatenate(parts)
+    _, numbers, slots, clocks = stamps[np.argsort(stamps[:, 0])].T
+    own = np.where(clocks < 0, len(clocks), np.arange(len(clocks)))  # of shared ones the next
+    after = np.minimum.accumulate(own[::-1])[::-1]
+    return numbers, slots, np.append(clocks, ended)[after]
+
+
+def _of_record(warp: int, words: Any, record: Record, begins: Any) -> Any:
+    """Of each stamp of a warp in records of one kind: where it comes, place, slot, and clock or -1."""
+    last = begins + record.words - 1
+    pairs = [words[last - len(record.slots) // 2 + i // 2] >> 16 * (i % 2) for i in range(len(record.slots) - 1)]
+    slots = [each & 0xFFFF for each in (words[last] >> 16, *pairs)]
+    stamps = [
+        np.stack(
+            [
+                begins * IN_RECORD + i,
+                np.full(len(begins), record.first + i),
+                np.full(len(begins), constant) if which is None else slots[which],
+                np.full(len(begins), -1) if at is None else words[begins + at].astype(np.int64) % (1 << 32),
+            ],
+            axis=1,
+        )
+        for i, (at, which, constant, warps) in enumerate(record.places)
+        if warp in warps
+    ]
+    return np.concatenate(stamps) if stamps else np.zeros((0, 4), np.int64)

@@ -4,7 +4,8 @@ In a watched kernel each wait looks at the clock. The warp that gives up writes 
 the host's memory. It leaves others some time to do the same, and traps. Meanwhile the host waits for the kernel, and if that
 takes long, runs the check, so that its view is in the error.
 
-In a stamped kernel one thread of each role writes the clock before and after its waits, and after its arrivals.
+In a stamped kernel one thread of each role, and of each four of its warps, writes the clock before and after its waits, and
+after its arrivals.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import attrs
 
 from tmapipe.base.arithmetic import DType
 from tmapipe.errors import DeadlockError, InputError, PipelineError
+from tmapipe.gpu import UNIT, records, whole
 from tmapipe.gpu.control import emit_ptx
-from tmapipe.isa.ops import ARRIVALS, COMMITS
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier
-from tmapipe.program import ONE_AT_A_TIME, Traced, trace
-from tmapipe.program.expressions import Call, For, If, Let, Node, While
+from tmapipe.program import IN_RECORD, ONE_AT_A_TIME, Traced, places, stamping, trace
+from tmapipe.program.expressions import Call, Expr, For, If, Node, While
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -328,132 +329,41 @@ def _numbers(word: str, numbers: list[int]) -> str:
 
 # ---- stamps ----------------------------------------------------------------------------------------------------------
 #
-# Each role's first warp, and each of its warpgroups' first, has a row of memory. The kernel's first and last words in it are
-# the time in nanoseconds and the clock, by which rows are compared. Between them are the stamps: what it was, and the clock.
-# Clocks of places with no branch or arithmetic between stay in registers: the last of these writes all of their stamps.
-
+# Each warp that stamps has a row of memory. The kernel's first and last words in it are the time in nanoseconds and the clock,
+# by which rows are compared. Behind them are records.
 
 ROW = 1 << 17  #: bytes of a row, a power of two, at a multiple of it: when it is full, nothing more is written
-TOGETHER = 8  #: stamps that are written together, at most
-OVER = 8 * TOGETHER  #: bytes at a row's begin into which the one before may run over
-HEAD = OVER + 32  #: before the stamps: nanoseconds, clock and multiprocessor at the start; nanoseconds, clock and end
-_WAITS = (WAIT, "wgmma_wait", "bulk_wait_group", "cta_sync", "cluster_wait")
-_ISSUES = ("wgmma", "tma_store", "bulk_store")
+HEAD = 32  #: before the records: nanoseconds, clock and multiprocessor at the start; nanoseconds, clock and end
+ROOM = 256  #: bytes at a row's end, more than any record has
 
-# Two registers have the address of the next stamp. A thread without a row has 0 in both, and after a full row it is in what
-# the next row leaves free: neither writes. The lower one alone counts, as no row crosses a multiple of 2^32.
-_BEGIN = """.reg .b32 stamp_at, stamp_high;
+# A register pair has the address of the next record, another register the lower half of the row's end: a thread without a row
+# has 0 there. The lower half alone counts, as no row crosses a multiple of 2^32.
+_BEGIN = """.reg .b64 stamp_at; .reg .b32 stamp_end, stamp_none, stamp_clock<{places}>;
 {{
 .reg .pred mine; .reg .b32 a, b, warp, cta; .reg .b64 row, now;
 mov.u32 a, %tid.x; shr.u32 warp, a, 5; and.b32 b, a, 31; setp.eq.u32 mine, b, 0;
 shr.u32 a, {warps}, warp; and.b32 a, a, 1; setp.ne.and.u32 mine, a, 0, mine;
 mov.u32 cta, %ctaid.x; cvt.u32.u64 a, $1; setp.lt.and.u32 mine, cta, a, mine;
 mov.u32 a, 1; shl.b32 a, a, warp; sub.u32 a, a, 1; and.b32 a, a, {warps}; popc.b32 a, a;
-mad.lo.u32 a, cta, {each}, a; mad.wide.u32 row, a, {nbytes}, $0;
-mov.b64 {{a, b}}, row; add.u32 a, a, {head}; selp.b32 stamp_at, a, 0, mine; selp.b32 stamp_high, b, 0, mine;
+mad.lo.u32 a, cta, {each}, a; mad.wide.u32 row, a, {nbytes}, $0; add.u64 stamp_at, row, {head};
+cvt.u32.u64 a, row; add.u32 a, a, {nbytes} - {room}; selp.b32 stamp_end, a, 0, mine;
 mov.u64 now, %globaltimer; mov.u32 a, %clock; mov.u32 b, %smid;
-@mine st.global.b64 [row+{over}], now;
-@mine st.global.v2.b32 [row+{over}+8], {{a, b}};
+@mine st.global.b64 [row], now;
+@mine st.global.v2.b32 [row+8], {{a, b}};
 }}"""
-_CLOCK = "mov.u32 $0, %clock;"
-_ONE = "mad.lo.u32 word, ${}, 65536, {}; @room st.global.v2.b32 [at+{}], {{word, ${}}};"
+_CLOCK = "mov.u32 stamp_clock{}, %clock;"
 _WRITE = """{{
-.reg .pred room; .reg .b32 word; .reg .b64 at;
-and.b32 word, stamp_at, {last}; setp.ge.u32 room, word, {head}; mov.b64 at, {{stamp_at, stamp_high}};
-{stamps}
-@room add.u32 stamp_at, stamp_at, {nbytes};
+.reg .pred room; .reg .b32 low, high, word<{words}>;
+mov.b64 {{low, high}}, stamp_at; setp.lt.u32 room, low, stamp_end;
+{lines}
 }}"""
 _END = """{{
-.reg .pred mine; .reg .b32 a; .reg .b64 row, now;
-setp.ne.u32 mine, stamp_high, 0; sub.u32 a, stamp_at, {head}; and.b32 a, a, -{nbytes};
-mov.b64 row, {{a, stamp_high}}; mov.u64 now, %globaltimer; mov.u32 a, %clock;
-@mine st.global.b64 [row+{over}+16], now;
-@mine st.global.v2.b32 [row+{over}+24], {{a, stamp_at}};
+.reg .pred mine; .reg .b32 a, b; .reg .b64 row, now;
+setp.ne.u32 mine, stamp_end, 0; and.b64 row, stamp_at, -{nbytes}; cvt.u32.u64 b, stamp_at;
+mov.u64 now, %globaltimer; mov.u32 a, %clock;
+@mine st.global.b64 [row+16], now;
+@mine st.global.v2.b32 [row+24], {{a, b}};
 }}"""
-
-
-@attrs.frozen
-class Place:
-    """Where a program stamps.
-
-    Args:
-        node: An instruction, or a loop over tiles, each of whose turns is stamped when it begins.
-        after: Whether after the instruction.
-        computes: Whether the warp computes with fragments since the place before.
-        passed: Instructions since the place before that have no place of their own: commits of wgmmas, which came right after
-            that place, and waits that ended right before this one.
-        issues: The wgmma or store before it, if there is one.
-        kept: Whether its stamp is written with that of the next place: no branch or arithmetic is between them.
-    """
-
-    node: Node
-    after: bool
-    computes: bool
-    passed: tuple[Call, ...]
-    issues: Call | None
-    kept: bool = False
-
-
-def places(program: Traced) -> list[Place]:
-    """Where a program stamps, in its order, at as few places as tell what happened. Programs of one identity have the same."""
-    stamped: list[Place] = []
-    _places(program.nodes, stamped, _Before())
-    return stamped
-
-
-@attrs.define
-class _Before:
-    """What has come since the place before, or ever. straight: how many places are to be written together so far."""
-
-    straight: int = 0
-    computes: bool = False
-    passed: tuple[Call, ...] = ()
-    issues: Call | None = None
-
-
-def _places(nodes: Sequence[Any], stamped: list[Place], before: _Before) -> None:
-    def add(node: Node, after: bool) -> None:
-        together = 0 if before.computes else before.straight % TOGETHER  # arithmetic needs the registers
-        if together:
-            stamped[-1] = attrs.evolve(stamped[-1], kept=True)
-        stamped.append(Place(node, after, before.computes, before.passed, before.issues))
-        before.computes, before.passed, before.straight = False, (), together + 1
-
-    known = [node for node in nodes if not isinstance(node, Let)]
-    for node, following in zip(known, [*known[1:], None], strict=False):
-        method = node.method if isinstance(node, Call) else ""
-        if method in _WAITS and before.computes:
-            add(node, False)
-        if isinstance(node, (For, While)):
-            before.straight = 0
-            if f"tmapipe{os.sep}tiles{os.sep}" in str(node.where):
-                add(node, False)
-            _places(node.body, stamped, before)
-            before.straight = 0
-        elif isinstance(node, If):
-            for part in (node.then, node.other, ()):
-                before.straight = 0
-                _places(part, stamped, before)
-        elif method in _ISSUES:
-            before.issues = node
-        elif method == "wgmma_commit" or (method in _WAITS and getattr(following, "method", "") in ARRIVALS):
-            before.passed = (*before.passed, node)
-        elif method in (*_WAITS, *ARRIVALS, *COMMITS):
-            add(node, True)
-        else:
-            before.computes |= method.startswith("fragments.") and method != "fragments.accumulator"
-
-
-def slot_of(node: Node) -> Any:
-    """What is stamped besides the place: the stage of a barrier, or its instance."""
-    if isinstance(node, Call) and "barrier" in node.method and len(node.args) > 1:
-        return node.args[1]
-    return 0
-
-
-def stamping(plan: Plan) -> list[int]:
-    """The warps that stamp: of each role the first one, and the first of each warpgroup."""
-    return sorted({warp for role in plan.roles for warp in range(role.first_warp, role.first_warp + role.warps, 4)})
 
 
 class Stamping:
@@ -465,35 +375,86 @@ class Stamping:
     """
 
     def __init__(self, isa: Any, program: Traced):
-        stamped, warps = places(program), stamping(isa.plan)
-        self.numbers = {(id(place.node), place.after): (i, place.kept) for i, place in enumerate(stamped)}
-        self.stamps: list[tuple[int, Any, Any]] = []  # number, slot and clock of those that are not written yet
+        self.places, warps = places(program), stamping(isa.plan)
+        self.records = records(self.places)
+        self.numbers = {(id(place.node), place.after): i for i, place in enumerate(self.places)}
+        self.of = {record.first: i for i, record in enumerate(self.records)}
+        self.clocks = 0  # of the record that are read, and not written yet
+        self.slots: dict[Any, Any] = {}  # of the record so far
+        self.group = self.now = 0  # of how many that are written; the record
         mask, each = sum(1 << warp for warp in warps), len(warps)
-        emit_ptx(_BEGIN.format(warps=mask, each=each, nbytes=ROW, over=OVER, head=HEAD), "ll", *isa.stamps)
+        emit_ptx(
+            _BEGIN.format(warps=mask, each=each, nbytes=ROW, head=HEAD, room=ROOM, places=IN_RECORD), "ll", *isa.stamps
+        )
 
     def around(self, node: Node, operand: Callable[[Any], Any], emit: Callable[[], None]) -> None:
         """Emits a node, with the stamps before and after it. operand: gives what an operand is in the kernel."""
         for after in (False, True):
-            if (known := self.numbers.get((id(node), after))) and not isinstance(node, (For, While)):
-                self._stamp(*known, operand(slot_of(node)))
+            number = self.numbers.get((id(node), after))
+            if number is not None and not isinstance(node, (For, While)):
+                self._stamp(number, operand)
             if not after:
                 emit()
 
     def turn(self, node: Node) -> None:
         """At the beginning of a loop's turn, if it is stamped."""
-        if known := self.numbers.get((id(node), False)):
-            self._stamp(*known, 0)
-
-    def _stamp(self, number: int, kept: bool, slot: Any) -> None:
-        self.stamps.append((number, slot, *emit_ptx(_CLOCK, "", words=1, ordered=False)))
-        if kept:
-            return
-        lines = "\n".join(_ONE.format(2 * i, of, 8 * i, 2 * i + 1) for i, (of, _, _) in enumerate(self.stamps))
-        operands = [operand for stamp in self.stamps for operand in stamp[1:]]
-        text = _WRITE.format(last=ROW - 1, head=HEAD, nbytes=8 * len(self.stamps), stamps=lines)
-        emit_ptx(text, "r" * len(operands), *operands, ordered=False)
-        self.stamps.clear()
+        if (number := self.numbers.get((id(node), False))) is not None:
+            self._stamp(number, None)
 
     def end(self) -> None:
         """At the end of the kernel."""
-        emit_ptx(_END.format(nbytes=ROW, over=OVER, head=HEAD), "")
+        emit_ptx(_END.format(nbytes=ROW), "")
+
+    def _stamp(self, number: int, operand: Any) -> None:
+        place = self.places[number]
+        if number in self.of:
+            self.now, self.group = self.of[number], 0
+            self.slots.clear()
+        if not place.shared:
+            emit_ptx(_CLOCK.format(self.clocks), "", ordered=False)
+            self.clocks += 1
+        if isinstance(place.slot, Expr):
+            self.slots.setdefault(place.slot, operand(place.slot))
+        if not place.kept:
+            self._write()
+
+    def _write(self) -> None:
+        """Writes a group, and of the last one what the record is."""
+        record, words, lines = self.records[self.now], [f"stamp_clock{i}" for i in range(self.clocks)], list[str]()
+        at, slots = sum(map(whole, record.groups[: self.group])), list[Any]()
+        if last := self.group + 1 == len(record.groups):
+            slots = [self.slots[slot] for slot in record.slots]
+            lines, more = _told(self.now, len(slots))
+            words += more
+        lines += _stores(words, 4 * at)
+        if last:
+            lines.append(f"@room add.u32 low, low, {4 * record.words}; mov.b64 stamp_at, {{low, high}};")
+        if words:
+            text = _WRITE.format(words=len(words), lines="\n".join(lines))
+            emit_ptx(text, "r" * len(slots), *slots, ordered=False)
+        self.clocks, self.group = 0, self.group + 1
+
+
+def _told(number: int, slots: int) -> tuple[list[str], list[str]]:
+    """The instructions that make a record's last words, and these: the slots are operands $0, $1, ..."""
+    pairs = [(f"${i}", f"${i + 1}" if i + 1 < slots else "") for i in range(1, slots, 2)] + [
+        (str(number), "$0" * (slots > 0))
+    ]
+    lines = [
+        f"mad.lo.u32 word{i}, {high}, 65536, {low};" if high else f"mov.b32 word{i}, {low};"
+        for i, (low, high) in enumerate(pairs)
+    ]
+    return lines, [f"word{i}" for i in range(len(pairs))]
+
+
+def _stores(words: list[str], at: int) -> Iterator[str]:
+    """The instructions that write words at the end of units from the byte *at* on."""
+    padded = ["stamp_none"] * (-len(words) % UNIT) + words
+    for i in range(0, len(padded), UNIT):
+        unit = [word for word in padded[i : i + UNIT] if word != "stamp_none"]
+        if len(unit) == 1:
+            yield f"@room st.global.b32 [stamp_at+{at + 4 * i + 12}], {unit[0]};"
+        elif len(unit) == 2:
+            yield f"@room st.global.v2.b32 [stamp_at+{at + 4 * i + 8}], {{{unit[0]}, {unit[1]}}};"
+        else:
+            yield f"@room st.global.v4.b32 [stamp_at+{at + 4 * i}], {{{', '.join(padded[i : i + UNIT])}}};"

@@ -79,7 +79,9 @@ class Carried:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise MissingPartError(f"`.{name}` of what has only {_parts_of(self)}. Use one of them.")
+        raise MissingPartError(
+            f"`.{name}` does not exist here: this object has only {_parts_of(self)}. Use one of them."
+        )
 
 
 def _parts_of(part: Carried) -> str:

@@ -1,4 +1,5 @@
-"""The front end and the traced program: `trace` makes a program of a kernel, `replay` carries it out, `listing` prints it."""
+"""The front end, and the traced program: `trace` makes it of a kernel, `replay` carries it out, `listing` prints it, and
+`places` are where it stamps the clock."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from tmapipe.errors import ScopeError
 from tmapipe.isa import Kind, declared
 from tmapipe.isa.fragment import Fragment, SlotRef
-from tmapipe.isa.ops import Exit
+from tmapipe.isa.ops import ARRIVALS, COMMITS, Exit
 from tmapipe.kernel import kernel_main
 from tmapipe.model import MachineIsa
 from tmapipe.model.layout import Layout, Shapes, line_of, line_of_errors
 from tmapipe.plan.model import Plan
 from tmapipe.program.control import Tracing
-from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, Var, While, resolve, show
+from tmapipe.program.expressions import FOLD, Call, Expr, For, Function, If, Let, Node, Var, While, resolve, show
 from tmapipe.program.isa import TracingIsa
 from tmapipe.program.names import note_home
 from tmapipe.program.python_text import code_of
@@ -317,3 +320,169 @@ def _sentence(op: Any) -> str:
     text = re.sub(r"\[(.*?)\](?![^{]*})", optional, of.says) if "[" in of.says else of.says
     at = getattr(op, "at", ())
     return text.format(**shown) + (f", from ({', '.join(map(show, at))})" if at else "")
+
+
+# ---- places ----------------------------------------------------------------------------------------------------------
+#
+# Where a kernel stamps the clock: at as few places as tell what happened (docs/timeline.md).
+
+_WAITS = ("mbarrier_wait", "wgmma_wait", "bulk_wait_group", "cta_sync", "cluster_wait")
+_ISSUES = ("wgmma", "tma_store", "bulk_store")
+_IDLE = ("fragments.accumulator", "fragments.operand")  # of no instruction
+IN_RECORD = 12  #: places of a record, at most
+HELD = 4  #: clocks that wait in registers to be written, at most, of a kernel whose accumulators need them
+
+
+@attrs.frozen
+class Place:
+    """Where a program stamps.
+
+    Args:
+        node: An instruction, or a loop over tiles, each of whose turns is stamped when it begins.
+        after: Whether after the instruction.
+        computes: Whether the warp computes with fragments since the place before.
+        passed: Instructions since the place before that have no place of their own: commits of wgmmas, which came right after
+            that place, and waits that ended right before this one.
+        issues: The wgmma or store before it, if there is one.
+        warps: Those of the stamping ones that come here.
+        shared: Whether the clock of the stamp after it is its own, too: so little is between them.
+        kept: Whether its clock waits in a register, to be written with that of the next place.
+        last: Whether it is the last place of a record.
+    """
+
+    node: Node
+    after: bool
+    computes: bool
+    passed: tuple[Call, ...]
+    issues: Call | None
+    warps: frozenset[int] = frozenset()
+    shared: bool = False
+    kept: bool = False
+    last: bool = False
+
+    @property
+    def slot(self) -> Any:
+        """What is stamped besides the place: the stage of a barrier, or its instance. Of others 0."""
+        if isinstance(self.node, Call) and "barrier" in self.node.method and len(self.node.args) > 1:
+            return self.node.args[1]
+        return 0
+
+
+def places(program: Traced) -> list[Place]:
+    """Where a program stamps, in its order, at as few places as tell what happened. Programs of one identity have the same."""
+    planned = _Places(stamping(program.plan), bool(program.plan.matmuls))
+    planned.walk(program.nodes)
+    planned.end()
+    return planned.places
+
+
+def stamping(plan: Plan) -> list[int]:
+    """The warps that stamp: of each role the first one, and the first of each warpgroup."""
+    return sorted({warp for role in plan.roles for warp in range(role.first_warp, role.first_warp + role.warps, 4)})
+
+
+class _Places:
+    """What has come since the place before, or ever. warps: those of the stamping ones that come here; multiplies: whether
+    clocks do not wait in registers while the warp computes, nor across branches."""
+
+    def __init__(self, warps: Sequence[int], multiplies: bool):
+        self.places: list[Place] = []
+        self.warps, self.multiplies = frozenset(warps), multiplies
+        self.first = 0  # place of the record
+        self.held = 0  # clocks that are to be written together so far
+        self.computes, self.passed, self.issues = False, tuple[Call, ...](), None
+
+    def add(self, node: Node, after: bool) -> None:
+        if len(self.places) - self.first == IN_RECORD:
+            self.end()
+        before = self.places[-1] if self.first < len(self.places) else None
+        if before and method_of(before.node) in COMMITS and self._follows(node) and before.warps <= self.warps:
+            self.share()
+        if self.multiplies and (self.computes or self.held == HELD):
+            self.held = 0
+        if self.held:
+            self.places[-1] = attrs.evolve(self.places[-1], kept=True)
+        self.places.append(Place(node, after, self.computes, self.passed, self.issues, self.warps))
+        self.computes, self.passed = False, ()
+        self.held += 1
+
+    def _follows(self, node: Node) -> bool:
+        """Whether it is an arrival, and no wait or arithmetic is between it and the place before or after."""
+        return method_of(node) in ARRIVALS and not self.computes and not self.passed
+
+    def share(self) -> None:
+        """The last place needs no clock of its own."""
+        self.places[-1] = attrs.evolve(self.places[-1], shared=True)
+
+    def end(self) -> None:
+        """Ends the record: at the last place to which all of its warps come, and behind it those of some warps."""
+        while self.first < len(self.places):
+            of = self.places[self.first :]
+            every = frozenset().union(*(place.warps for place in of))
+            count = max((i + 1 for i, place in enumerate(of) if place.warps == every), default=0)
+            while not count or (count < len(of) and of[count].warps == of[count - 1].warps != every):
+                count += 1  # places of some warps in a row
+            self.first += count
+            self.places[self.first - 1] = attrs.evolve(self.places[self.first - 1], kept=False, last=True)
+        self.held = 0
+
+    def walk(self, nodes: Sequence[Any]) -> None:
+        known = [node for node in nodes if not isinstance(node, Let)]
+        for node, following in zip(known, [*known[1:], None], strict=False):
+            if isinstance(node, (For, While)):
+                self.end()
+                turned = f"tmapipe{os.sep}tiles{os.sep}" in str(node.where)
+                if turned:
+                    self.add(node, False)
+                self.walk(node.body)
+                last = self.places[-1] if turned and self.first < len(self.places) else None
+                if last and self._follows(last.node) and not last.passed:
+                    self.share()
+                self.end()
+            elif isinstance(node, If):
+                self.branch(node)
+            else:
+                self.instruction(node, following)
+
+    def branch(self, node: If) -> None:
+        """A record goes on where a warp's number says where it goes, unless slots are stamped that are known only inside."""
+        came, goes = self.warps, {warp: _at(node.condition, warp) for warp in self.warps}
+        straight = None not in goes.values()
+        for side, way in ((node.then, True), (node.other, False)):
+            self.warps = frozenset(warp for warp in came if goes[warp] is None or bool(goes[warp]) is way)
+            before, self.held = len(self.places), 0 if self.multiplies else self.held
+            if not straight:
+                self.end()
+            if self.warps:
+                self.walk(side)
+            if not straight or any(isinstance(place.slot, Expr) for place in self.places[before:]):
+                self.end()
+        self.warps, self.held = came, 0 if self.multiplies else self.held
+
+    def instruction(self, node: Any, following: Any) -> None:
+        method = node.method
+        if method in _WAITS and self.computes:
+            self.add(node, False)
+        if method in _ISSUES:
+            self.issues = node
+        elif method == "wgmma_commit" or (method in _WAITS and getattr(following, "method", "") in ARRIVALS):
+            self.passed = (*self.passed, node)
+        elif method in (*_WAITS, *ARRIVALS, *COMMITS):
+            self.add(node, True)
+        else:
+            self.computes |= method.startswith("fragments.") and method not in _IDLE
+
+
+def method_of(node: Node) -> str:
+    """The name of an instruction; of a loop ""."""
+    return node.method if isinstance(node, Call) else ""
+
+
+def _at(x: Any, warp: int) -> Any:
+    """What a value is in a warp, or None if it depends on more than the warp's number."""
+    if not isinstance(x, Expr):
+        return x
+    if x.op == "symbol":
+        return warp if x.args == ("warp",) else None
+    values = [_at(each, warp) for each in x.args]
+    return FOLD[x.op](*values) if x.op in FOLD and None not in values else None

@@ -29,7 +29,8 @@ class Costs:
 
     Args:
         clock: GHz while tensor cores work [fit]; kernels that do not use them run at `boosted` [fit].
-        l2: GB/s that L2 serves, where two CTAs next to each other that read the same lines count as one [fit].
+        l2: GB/s that L2 serves, where two CTAs next to each other that read the same lines count as one [fit; the mean over
+            all CTAs: a GPC serves about as much, however many multiprocessors it has].
         macs: Products of 16-bit numbers that the tensor cores of a multiprocessor add up per cycle [paper: 4 x 512].
         shared: Bytes per cycle of shared memory [paper].
         operands: The same, as wgmma reads its operands [fit].
@@ -69,7 +70,7 @@ class Costs:
 
     clock: float = 1.6
     boosted: float = 1.95
-    l2: float = 10300.0
+    l2: float = 10000.0
     macs: float = 2048.0
     shared: float = 128.0
     operands: float = 104.0

@@ -19,13 +19,13 @@ from tmapipe.isa import ops
 from tmapipe.isa.ops import ARRIVALS, COMMITS, Counted, Flight
 from tmapipe.model.layout import Layout
 from tmapipe.plan.model import Plan
-from tmapipe.program import ONE_AT_A_TIME, Traced, trace
+from tmapipe.program import ONE_AT_A_TIME, Place, Traced, places, stamping, trace
 from tmapipe.program.expressions import Call
-from tmapipe.timeline.timed import Step
+from tmapipe.timeline.timed import Step, Waits, pace_among
 
 if TYPE_CHECKING:
     from tmapipe.bind import Bound
-    from tmapipe.gpu.watchdog import Place
+    from tmapipe.gpu import Record
     from tmapipe.schedule import Schedule
 
 PASSED = 64  #: cycles: a wait that took no longer has found what it waits for
@@ -66,7 +66,7 @@ class Stamps:
     def __init__(self, plan: Plan, ctas: int, device: Any = "cuda"):
         import torch
 
-        from tmapipe.gpu.watchdog import ROW, stamping
+        from tmapipe.gpu.watchdog import ROW
 
         self.warps, self.ctas = stamping(plan), ctas
         given = torch.zeros((ctas * len(self.warps) + 1) * ROW // 4, dtype=torch.int32, device=device)
@@ -74,34 +74,34 @@ class Stamps:
         self.memory = given[first : first + ctas * len(self.warps) * ROW // 4].view(-1, ROW // 4)
         self.numbers = [self.memory.data_ptr(), ctas]
 
-    def rows(self) -> list[Row]:
-        """What the last launch has written, of the CTAs that there were. Waits for it."""
-        from tmapipe.gpu.watchdog import HEAD, OVER
+    def rows(self, places: list[Place]) -> list[Row]:
+        """What the last launch has written, of the CTAs that there were. Waits for it. places: of the kernel's program."""
+        from tmapipe.gpu import records
+        from tmapipe.gpu.watchdog import HEAD
 
-        heads = self.memory[:, OVER // 4 : HEAD // 4].cpu().numpy()
+        made, memory, each = records(places), self.memory.cpu().numpy(), len(self.warps)
         return [
-            row_of(i // len(self.warps), self.warps[i % len(self.warps)], self.memory[i, : self._end(i, head)].cpu().numpy())
-            for i, head in enumerate(heads)
-            if head.any()
-        ]  # fmt: skip
+            row_of(i // each, self.warps[i % each], words[: self._end(i, words)], made)
+            for i, words in enumerate(memory)
+            if words[: HEAD // 4].any()
+        ]
 
-    def _end(self, row: int, head: Any) -> int:
-        return (int(head[7].view(np.uint32)) - self.memory[row].data_ptr()) % (1 << 32) // 4
+    def _end(self, row: int, words: Any) -> int:
+        return (int(words[7].view(np.uint32)) - self.memory[row].data_ptr()) % (1 << 32) // 4
 
 
-def row_of(cta: int, warp: int, words: Any) -> Row:
-    """A row from its words of 32 bits, up to the last stamp."""
-    from tmapipe.gpu.watchdog import HEAD, OVER, ROW
+def row_of(cta: int, warp: int, words: Any, records: list[Record]) -> Row:
+    """A row from its words of 32 bits, up to the end of the last record. records: of the kernel's places."""
+    from tmapipe.gpu import stamps_of
+    from tmapipe.gpu.watchdog import HEAD, ROOM, ROW
 
-    head, stamps = words[OVER // 4 : HEAD // 4].view(np.uint32), words[HEAD // 4 :].reshape(-1, 2)
+    head = words[: HEAD // 4].view(np.uint32)
     began, ended = (int(head[i]) + (int(head[i + 1]) << 32) for i in (0, 4))
-    clocks = (int(head[2]), int(head[6]))
-    since = (
-        (stamps[:, 1].view(np.uint32) - np.uint32(clocks[0])).astype(np.int64) if len(stamps) else np.zeros(0, np.int64)
-    )
-    length = (clocks[1] - clocks[0]) % (1 << 32)
+    first, last = int(head[2]), int(head[6])
+    numbers, slots, clocks = stamps_of(warp, words[HEAD // 4 :], records, last)
+    full = len(words) * 4 >= ROW - ROOM
     return Row(
-        cta, warp, (began, 0), (ended, length), stamps[:, 0] & 0xFFFF, stamps[:, 0] >> 16, since, len(words) * 4 >= ROW
+        cta, warp, (began, 0), (ended, (last - first) % (1 << 32)), numbers, slots, (clocks - first) % (1 << 32), full
     )
 
 
@@ -133,14 +133,14 @@ def launcher_of(schedule: Schedule, bound: Bound, clusters: int) -> tuple[Any, S
 
 def record(schedule: Schedule, bound: Bound, clusters: int) -> Recording:
     """Runs a call with these tensors on the GPU, and returns what its stamps say. clusters: that are recorded."""
-    from tmapipe.gpu.watchdog import places
 
     launcher, stamps = launcher_of(schedule, bound, clusters)
     launcher.launch(list(bound.tensors.values()))
     plan = schedule.plan(bound.dtypes)
     with ONE_AT_A_TIME:
         program = trace(schedule, plan)
-    return recorded(plan, program, places(program), stamps.rows())
+    stamped = places(program)
+    return recorded(plan, program, stamped, stamps.rows(stamped))
 
 
 def recorded(plan: Plan, program: Traced, places: list[Place], rows: list[Row]) -> Recording:
@@ -162,6 +162,29 @@ def recorded(plan: Plan, program: Traced, places: list[Place], rows: list[Row]) 
             made.read(row, offsets[row.cta])
         steps += made.finished(len(steps))
     return Recording(layout, steps, round(gigahertz, 3))
+
+
+def pace_of_rows(plan: Plan, places: list[Place], rows: list[Row]) -> float:
+    """As `Trace.pace`, over all warps of these rows, without their steps. places: of the kernel's program."""
+    fulls = {ring.barriers[0]: ring.name for ring in plan.rings}
+    tiles = [i for i, place in enumerate(places) if not _method(place)]
+    waits: Waits = {}
+    for number, place in enumerate(places):
+        node = place.node
+        if not (isinstance(node, Call) and place.after and node.method == "mbarrier_wait" and node.args[0] in fulls):
+            continue
+        for row in rows:
+            found = np.flatnonzero(row.numbers == number)
+            if len(found):
+                turns = np.cumsum(np.isin(row.numbers, tiles))[found].tolist()
+                by_tile = waits.setdefault(fulls[node.args[0]], {}).setdefault((row.cta, row.warp), {})
+                for turn, clock in zip(turns, row.clocks[found].tolist(), strict=True):
+                    by_tile.setdefault(turn, []).append(clock)
+    for of_ring in waits.values():
+        for by_tile in of_ring.values():
+            for clocks in by_tile.values():
+                clocks.sort()  # of several places
+    return pace_among(waits)
 
 
 def _offsets(layout: Layout, places: list[Place], rows: list[Row], began: int, gigahertz: float) -> dict[int, float]:

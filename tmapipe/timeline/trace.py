@@ -4,7 +4,7 @@ are."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -19,7 +19,7 @@ from tmapipe.model.run import Drawn, Event, Timeline, describe, event_of
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier, Ring
 from tmapipe.timeline import H200, Costs, clock_of
-from tmapipe.timeline.timed import Share, Step, TimedMachine
+from tmapipe.timeline.timed import Share, Step, TimedMachine, pace_of
 
 if TYPE_CHECKING:
     from tmapipe.check import Report
@@ -206,38 +206,6 @@ class Trace(Drawn):
     def timeline(self) -> dict[str, Any]:
         """The Chrome trace events. Times are nanoseconds of the model's clock, over 1000 (the format's unit is 1 us)."""
         return _Drawing(self._machine, self.findings).document()
-
-
-def pace_of(layout: Layout, steps: Sequence[Step], ring: str | None = None) -> float:
-    """As `Trace.pace`."""
-    fulls = {r.barriers[0]: r.name for r in layout.plan.rings}
-    waits: dict[str, dict[Any, dict[str, list[float]]]] = {}  # by ring, warp and tile
-    for step in steps:
-        if isinstance(step.op, ops.MbarWait):
-            name = fulls.get(layout.barrier(step.op.bar))
-            if name is not None and ring in (None, name):
-                of_warp = waits.setdefault(name, {}).setdefault((step.cluster, step.agent), {})
-                of_warp.setdefault(step.tile, []).append(step.began)
-    most: dict[Any, dict[str, list[float]]] = max(waits.values(), key=_count_of, default={})
-    spans = []
-    for by_tile in most.values():
-        series = [times for times in by_tile.values() if len(times) >= LEAST] or [
-            [time for times in by_tile.values() for time in times]
-        ]
-        for times in series:
-            first, last = len(times) // 4, 3 * len(times) // 4
-            if last > first:
-                spans.append((times[last] - times[first], last - first))
-    if not spans:
-        raise InputError("ring", ring, "is one whose slots were waited for, four times or more", "pass larger tensors")
-    return sum(span for span, _ in spans) / sum(count for _, count in spans)
-
-
-LEAST = 8  #: waits of a tile of which `pace` takes the middle
-
-
-def _count_of(waits: dict[Any, dict[str, list[float]]]) -> int:
-    return sum(len(times) for by_tile in waits.values() for times in by_tile.values())
 
 
 class _Drawing:

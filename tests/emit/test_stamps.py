@@ -1,0 +1,154 @@
+"""Stamps: where a kernel reads the clock, how it writes what it has read, and the trace that is made of the words."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+import tmapipe as tp
+from examples.softmax import softmax_of
+from tests.unit.test_timeline import well_formed
+from tmapipe.errors import InputError
+from tmapipe.gpu import records, stamps_of, watchdog
+from tmapipe.gpu.build import build
+from tmapipe.isa.ops import ARRIVALS
+from tmapipe.program import places, trace
+from tmapipe.timeline.stamped import pace_of_rows, recorded, row_of
+from tmapipe.timeline.trace import Trace
+
+S = tp.schedules
+
+
+def places_of(schedule):
+    return places(trace(schedule, schedule.plan()))
+
+
+def method(place):
+    return getattr(place.node, "method", "tile")
+
+
+def test_stamps_are_in_a_kernel_of_their_own():
+    copy = S.Copy((4, 64), 2, 0)
+    plain = build(copy, copy.plan(), keep=True)
+    assert "%clock" not in plain.ptx and "stamp_at" not in plain.ptx
+    stamped = build(copy, copy.plan(), keep=True, instrument="stamps")
+    at = places_of(copy)
+    assert stamped.ptx.count("%clock;") >= len(at) + 2 > 9 and stamped.used.spill_bytes == 0
+    assert build(copy, copy.plan(), keep=True).ptx == plain.ptx
+
+
+@pytest.mark.parametrize("schedule", [softmax_of(1024, 2, 8, held=True), S.Attention(64), S.Gemm(), S.PingPong()])
+def test_each_record_is_written_as_it_is_read(schedule):
+    """The stores of a record are in units of 16 bytes, and together as long as the record."""
+    at = places_of(schedule)
+    made = records(at)
+    ptx = build(schedule, schedule.plan(), keep=True, unroll=False, instrument="stamps").ptx
+    written = re.findall(r"@room (st\.global.*?|add\.u32 low, low, \d+);", ptx)
+    assert ptx.count("stamp_clock") > len(at)
+    number = end = 0
+    for line in written:
+        if line.startswith("add"):
+            assert int(line.split()[-1]) == 4 * made[number].words == end
+            number, end = number + 1, 0
+            continue
+        offset, size = int(re.search(r"\+(\d+)\]", line)[1]), {"v2": 8, "v4": 16}.get(line.split(".")[2], 4)
+        assert offset % size == 0 and offset >= end, "aligned, and one after another"
+        end = offset + size
+    assert number == len(made) and sum(len(record.places) for record in made) == len(at)
+    assert all(4 * record.words <= watchdog.ROOM for record in made)
+
+
+def test_a_record_goes_on_across_a_branch_of_one_warp():
+    """Of a softmax of 8 warps, the first of which stores: each turn is one record, in which the other one leaves a gap."""
+    at = places_of(softmax_of(1024, 2, 8, held=True))
+    turn = next(r for r in records(at) if len(r.places) > 3)
+    assert len(turn.groups) == 1, "no accumulators: clocks wait in registers"
+    own = at[turn.first : turn.first + len(turn.places)]
+    names = [(method(place), sorted(place.warps)) for place in own]
+    assert names == [
+        ("tile", [1, 5]), ("mbarrier_wait", [1, 5]), ("bulk_wait_group", [1]), ("bulk_wait_group", [1]),
+        ("bulk_commit_group", [1]), ("mbarrier_arrive", [1, 5]),
+    ]  # fmt: skip
+    assert [method(place) for place in own if place.shared] == ["bulk_commit_group", "mbarrier_arrive"]
+    number = records(at).index(turn)
+    words = encoded(turn, number, [100, 110, 120, 130], [3]) + encoded(turn, number, [200, 210, 220, 230], [4])
+    for warp, stores in ((1, True), (5, False)):
+        read = [each.tolist() for each in stamps_of(warp, np.array(words, np.int32), records(at), 290)]
+        first = [(4, 0, 100), (5, 3, 110), (6, 0, 120), (7, 0, 130), (8, 0, 200), (9, 3, 200)]
+        second = [(4, 0, 200), (5, 4, 210), (6, 0, 220), (7, 0, 230), (8, 0, 290), (9, 4, 290)]
+        assert turn.first == 4
+        assert list(zip(*read, strict=True)) == [each for each in first + second if stores or warp in at[each[0]].warps]
+
+
+def test_clocks_do_not_wait_in_registers_while_a_warpgroup_computes():
+    at = places_of(S.Attention(64))
+    assert not any(place.kept and after.computes for place, after in itertools.pairwise(at))
+    assert any(place.kept for place in at)
+
+
+def test_only_adjacent_places_share_a_clock():
+    """An arrival at the end of a loop over tiles, but not behind a wait; a commit before an arrival, in the same loop."""
+    for schedule in (S.Copy((4, 64)), S.Gemm(), S.PingPong(), S.Attention(64), softmax_of(1024, 2, 8, held=True)):
+        at = places_of(schedule)
+        for place, after in itertools.pairwise(at):
+            if place.shared and method(place) == "bulk_commit_group":
+                assert method(after) == "mbarrier_arrive" and not after.passed and not after.computes
+            elif place.shared:
+                assert method(place) in ARRIVALS and place.last and not place.passed
+
+
+def encoded(record, number, clocks, slots):
+    """A record's words. slots: of `record.slots`."""
+    words = [0] * record.words
+    for at, clock in zip([at for at, *_ in record.places if at is not None], clocks, strict=True):
+        words[at] = clock
+    slots = [*slots, 0, 0]
+    words[-1] = slots[0] * 65536 + number
+    for i in range(len(record.slots) // 2):
+        words[len(words) - 1 - len(record.slots) // 2 + i] = slots[1 + 2 * i] + 65536 * slots[2 + 2 * i]
+    return words
+
+
+def row(warp, records, written):
+    """A row as the kernel writes it: of each record its number, the clocks and the slots. Nanoseconds are half of the clock,
+    which goes round."""
+    first, end = 2**32 - 50, written[-1][1][-1] + 10
+    words = [2000, 0, first, 0, 2000 + end // 2, 0, first + end, 0]
+    for number, clocks, slots in written:
+        words += encoded(records[number], number, [first + clock for clock in clocks], slots)
+    return row_of(0, warp, np.array([word % 2**32 for word in words], np.uint32).view(np.int32), records)
+
+
+def test_stamps_become_a_trace():
+    """Six tiles through two slots: the loader waits for a free one, the storing warp for data."""
+    copy = S.Copy((4, 64), 2, 0)
+    program = trace(copy, copy.plan())
+    at = places(program)
+    known = records(at)
+    fill, drain = (i for i, r in enumerate(known) if method(at[r.first]) == "tile")
+    made = [[method(p) for p in at[r.first : r.first + len(r.places)]] for r in (known[fill], known[drain])]
+    assert made == [
+        ["tile", "mbarrier_arrive_expect_tx"],
+        ["tile", "mbarrier_wait", "bulk_commit_group", "mbarrier_arrive"],
+    ]
+    assert [node.method for node in at[known[fill].first + 1].passed] == ["mbarrier_wait"]
+    load, store = [], []
+    for i in range(6):
+        t, slot = 100 + 400 * i, i % 2
+        load.append((fill, [t, t + (300 if i > 1 else 10)], [slot]))
+        store.append((drain, [t + 50, t + 380, t + 390, t + 430], [slot]))
+    rows = [row(0, known, load), row(1, known, store)]
+    traced = Trace(copy.plan(), recorded(copy.plan(), program, at, rows), [])
+    assert traced.pace() == pace_of_rows(copy.plan(), at, rows) == 400 and traced.gigahertz == 2
+    slices, arrows, names = well_formed(traced.timeline())
+    blocked = [each for each in slices if each["cat"] == "wait"]
+    assert len(blocked) == 4 + 6 and len(arrows) == 4 + 6
+    reasons = {head["args"]["waits for"]: tail["name"].split()[0] for tail, head in arrows}
+    assert reasons == {"data": "x", "a free slot": "arrives"}
+    assert {each["args"]["role"] for each in slices if each["cat"] == "tile"} == {"load", "store"}
+    used = [each["args"]["iteration"] for each in slices if each["cat"] == "slot" and each["name"] == "in use"]
+    assert sorted(used) == list(range(6)), "each fill of a slot, from when it has landed until it is released"
+    assert {name for name in names.values() if "TMA" in name} == {"TMA loads 0", "TMA stores 0"}
+    with pytest.raises(InputError, match="ring = 'other'"):
+        traced.pace("other")
