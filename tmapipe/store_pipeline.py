@@ -168,9 +168,8 @@ class StoreStage:
 
     @property
     def parts_tile(self) -> tuple[int, ...] | None:
-        """Elements of a buffer, for subclasses that store what a warpgroup makes of its accumulators; None: 64 rows of
-        these.
-        """
+        """Elements of shared memory in which each warpgroup's threads exchange what they store, for subclasses; None: of
+        none."""
         return None
 
     @property

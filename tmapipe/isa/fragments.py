@@ -112,14 +112,14 @@ class Fragments(Carried):
         raise NotImplementedError
 
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Value, before: Any | None) -> Any:
-        """For each row, *before* plus the sum of a piece's values in columns [first, inside). For `write_row_sums` alone: each
+        """For each row, *before* plus the sum of a piece's values in columns [first, inside). For `join_row_sums` alone: each
         thread has the sums of its own columns. *first* is a multiple of 8; *inside* a run-time value, perhaps negative or
         more than there are columns; *before* what `row_sums` gave for earlier columns, or None for zero."""
         raise NotImplementedError
 
-    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
-        """Writes the sums of `row_sums` to a slot of 64 elements, 16 per warp. They are added over the 4 lanes that share a
-        row by ``shfl.bfly``, always in the same order. Generic proxy."""
+    def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
+        """The sums of `row_sums` as one number a row of a piece of *layout*. They are added over the 4 lanes that share a row
+        by ``shfl.bfly``, always in the same order."""
         raise NotImplementedError
 
     def column_sums(self, values: Fragment, columns: int, inside: Value) -> Any:
@@ -129,7 +129,7 @@ class Fragments(Carried):
         raise NotImplementedError
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
-        """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns). Generic proxy."""
+        """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns or more). Generic proxy."""
         raise NotImplementedError
 
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> None:

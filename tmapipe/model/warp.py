@@ -126,15 +126,25 @@ class MachineFragments(Reductions):
         sums = total(self._piece(values, columns)[:, first : max(first, inside)])
         return sums if before is None else before + sums
 
+    def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
+        return Fragment(self, layout, "rows", "fp32", self._of_rows(layout, sums))
+
+    @of_data
+    def _of_rows(self, layout: AccumulatorLayout, sums: Any) -> Any:
+        """Numbers of the warp's rows of a piece, among those of all of its rows."""
+        whole = np.full(layout.rows, np.nan, np.float32)
+        whole[self._own(layout, "rows")] = sums
+        return whole
+
     @of_data
     def column_sums(self, values: Fragment, columns: int, inside: int) -> Any:
         rows = max(0, inside - 16 * (self.isa.warp % 4))
         return total(self._piece(values, columns)[:rows].T)
 
-    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
-        self._write(slot, sums, self._quarter())
-
-    write_column_sums = write_row_sums
+    def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
+        columns = slot.buffer.tile[-1]
+        whole = None if self.memory is None else np.concatenate((sums, np.zeros(columns - len(sums), np.float32)))
+        self._write(slot, whole, self._quarter())
 
     # ---- to other CTAs --------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import applied, where_is
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef
@@ -42,8 +41,7 @@ class Piece(NamedTuple):
     """64 rows x `width` columns of a tile of accumulators: what a warpgroup takes at a time.
 
     whole: layout of the tile; at: where the piece starts in the output (elements); strip: which 64 rows of the tile; first:
-    its first column in the tile; output: the store of the output that the tiles divide; stores: that the issuer issues (in
-    each piece, once a row).
+    its first column in the tile; output: the store of the output that the tiles divide; stores: that the issuer issues.
     """
 
     whole: AccumulatorLayout
@@ -53,7 +51,7 @@ class Piece(NamedTuple):
     first: int
     width: int
     output: Store
-    stores: tuple[int, int]
+    stores: int
 
     @property
     def seen(self) -> int:
@@ -66,14 +64,30 @@ class Piece(NamedTuple):
         return self.first + self.width == self.whole.columns
 
     @property
-    def a_row(self) -> int:
-        """How many pieces its rows have."""
-        return ceil_div(self.whole.columns, self.width)
+    def layout(self) -> AccumulatorLayout:
+        """That of its values, over all warpgroups that have pieces of the same block of rows."""
+        return self.whole.piece(self.width)
 
-    def stores_in(self, count: int) -> int:
-        """The least number of stores that the issuer starts from one of a piece up to that of *count* pieces later."""
-        each, once = self.stores
-        return each * count + once * (count // self.a_row)
+
+class PieceStore(Carried):
+    """What stores something of each piece of a tile, in the role that has the accumulators."""
+
+    def __init__(self, isa: Isa, store: Store):
+        self.isa, self.plan = isa, store
+
+    def reduced(self, piece: Piece, values: Fragment) -> Any:
+        """What is left of a piece's values to be `put`: all of them, except in subclasses."""
+        return values
+
+    def leave(self, piece: Piece, values: Any) -> None:
+        """Writes to shared memory what other threads of the warpgroup `put`: its threads meet before and after."""
+
+    def put(self, piece: Piece, values: Any) -> None:
+        """Stores what `reduced` has left of one piece of a tile."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """After the last tile: nothing is left to wait for."""
 
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
@@ -185,17 +199,11 @@ class StoreOfSlot(Carried):
 
 
 @stands_for(StoreStage)
-class BoundStore(Carried):
-    """A `TmaStoreStage` with buffers of its own, in the role that fills them. The next buffer is kept in a register.
-
-    `once_a_row` says whether it stores only after the last piece of its rows.
-    """
-
-    once_a_row = False
+class BoundStore(PieceStore):
+    """A `TmaStoreStage` with buffers of its own, in the role that fills them. The next buffer is kept in a register."""
 
     def __init__(self, k: Any, name: str, stage: StoreStage):
-        self.isa: Isa = k.isa
-        self.plan: Store = k.plan.store(name)
+        super().__init__(k.isa, k.plan.store(name))
         self.stages, self.width = stage.stages, 0 if stage.sums is None else self.plan.columns
         self.barrier = next((each for each in k.plan.named_barriers if each.name == f"{name}.sync"), None)
         isa, store, role, barrier = self.isa, self.plan, k.role, self.barrier
@@ -212,7 +220,7 @@ class BoundStore(Carried):
         values: Held | tuple[Held, ...],
         epilogue: Epilogue | None = None,
         *,
-        also: Mapping[str, BoundStore] | None = None,
+        also: Mapping[str, PieceStore] | None = None,
         operands: Iterator[dict[str, Fragment]] | None = None,
         mirror: Any = False,
     ) -> None:
@@ -280,7 +288,7 @@ class BoundStore(Carried):
         tile: Tile,
         sums: tuple[Held, ...],
         epilogue: Epilogue | None,
-        stores: dict[str, BoundStore],
+        stores: dict[str, PieceStore],
         operands: Iterator[dict[str, Fragment]] | None,
         mirror: Any,
     ) -> None:
@@ -297,23 +305,27 @@ class BoundStore(Carried):
         whole = self.plan.whole or (*self.plan.tile[:-2], *last)
         group = layout.group(self.isa.warp)
         start = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
-        once = sum(store.once_a_row for store in stores.values())
+        beside = [store for store in stores.values() if not isinstance(store, BoundStore)]
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [_piece_of(each, block, first, self.width) for each in sums]
             named = next(operands) if operands else {}
             values = fragments[0] if epilogue is None else self.isa.fragments.apply(epilogue, fragments, named)
             strip = block * groups + group
             at = strip_start(self.plan, start, strip, first)
-            piece = Piece(layout, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
+            piece = Piece(layout, tile, at, strip, first, self.width, self.plan, len(stores) - len(beside))
             # All are reduced before the first is stored: few registers wait meanwhile.
             parts = [(store, store.reduced(piece, part)) for store, part in self._parts(stores, values, epilogue)]
+            also = [functools.partial(store.leave, piece, part) for store, part in parts if store in beside]
             for store, part in parts:
-                store.put(piece, part)
-                self.isa.when(mirror, functools.partial(store.put_mirrored, piece, part))
+                if isinstance(store, BoundStore):
+                    store.put(piece, part, also if store is self else ())
+                    self.isa.when(mirror, functools.partial(store.put_mirrored, piece, part))
+                else:
+                    store.put(piece, part)
         if operands:
             next(operands, None)
         if any(store.plan.shared for store in stores.values()):
-            self._hand_over(list(stores.values()))
+            self._hand_over([store for store in stores.values() if isinstance(store, BoundStore)])
 
     def _hand_over(self, stores: list[BoundStore]) -> None:
         """Waits until this warpgroup's stores have read their buffers, which the next team uses from the first one on."""
@@ -323,16 +335,17 @@ class BoundStore(Carried):
             if store.plan.shared:
                 store.next[0] = 0
 
-    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
-        """What is left of a piece's values to be `put`: all of them, except in subclasses."""
-        return values
-
-    def put(self, piece: Piece, values: Fragment) -> None:
-        """Stores one piece of a tile, of these *values*."""
-        write = functools.partial(self.isa.fragments.write_columns, values, transposed=self.plan.transposed)
+    def put(self, piece: Piece, values: Fragment, also: Sequence[Any] = ()) -> None:
+        """Stores one piece of a tile, of these *values*. also: what else writes to shared memory meanwhile."""
         own = piece.tile.size(self.plan.dims[-2])
         rows = None if own is None else within(self.isa, own - piece.strip * 64, 64)
-        self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
+
+        def write(slot: SlotRef) -> None:
+            self.isa.fragments.write_columns(values, slot, transposed=self.plan.transposed)
+            for each in also:
+                each()
+
+        self._store_piece(piece.at, write, piece.stores * self.stages, rows)
 
     def put_mirrored(self, piece: Piece, values: Fragment) -> None:
         """Stores the transpose of one piece, with *values* in it, to where rows and columns are exchanged."""
@@ -350,7 +363,7 @@ class BoundStore(Carried):
             rule = "is of accumulators that are stored to one output of 16 bits, in pieces of 64 x 64, and not reduced"
             raise InputError(f"{plan.name}.store(mirror)", mirror, rule, "e.g. dtype bf16, columns=64")
 
-    def _parts(self, stores: dict[str, BoundStore], values: Any, epilogue: Any) -> list[tuple[BoundStore, Fragment]]:
+    def _parts(self, stores: dict[str, PieceStore], values: Any, epilogue: Any) -> list[tuple[PieceStore, Fragment]]:
         """What *epilogue* has returned, by store."""
         if len(stores) == 1 and not isinstance(values, dict):
             values = {self.plan.name: values}
@@ -472,13 +485,13 @@ class BoundThreadStore(Carried):
         pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
         if not pair:
             raise InputError(f"{name}(surely)", surely, "is (first, end) of columns inside the tensor", "leave it out")
-        self.isa.store_values(plan, start, made, surely, None if when is None else _mask(name, when, made))
+        self.isa.store_values(plan, start, made, surely, None if when is None else mask_of(name, when, made))
 
     def finish(self) -> None:
         """After the last tile: nothing is left to wait for."""
 
 
-def _mask(name: str, when: Any, values: Fragment) -> Fragment:
+def mask_of(name: str, when: Any, values: Fragment) -> Fragment:
     """A comparison of fragments for each of *values*. Raises `InputError` for something else."""
     alike = isinstance(when, Fragment) and when.kind == "bool" and when.layout in (None, values.layout)
     if not alike or values.along != "tile" or when.along not in ("tile", "rows", "columns", "one"):
