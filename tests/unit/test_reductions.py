@@ -180,7 +180,7 @@ def test_sums_of_columns_are_written_and_read_between_the_barriers_of_a_piece(ki
 
 
 def test_a_small_buffer_takes_no_slot_of_the_ring():
-    """The default tile with both sums has as many stages as with none: what column sums are left in lies beside the barriers."""
+    """The default tile with both sums has as many stages as with none: sums of columns lie beside the barriers."""
     gemm = S.Gemm(epilogue=E.Epilogue(both, outputs=BOTH))
     plan = gemm.plan()
     assert plan.ring("ring").stages == S.Gemm().plan().ring("ring").stages == 4

@@ -11,8 +11,9 @@ import attrs
 import numpy as np
 
 from tmapipe.barrier import Role
-from tmapipe.base.arithmetic import DType, ceil_div, fp32, total
+from tmapipe.base.arithmetic import DType, ceil_div, dtype_of, fp32, total
 from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.bind import Bound, check_apart, check_kind, check_memory
 from tmapipe.epilogue.operands import (
     EpilogueOperand,
     EpilogueOutput,
@@ -26,7 +27,7 @@ from tmapipe.epilogue.operands import (
     StoreForm,
     columns_of,
 )
-from tmapipe.errors import NOTHING, InputError, frozen, must, optional
+from tmapipe.errors import NOTHING, InputError, ScopeError, frozen, must, optional
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment, SlotRef, combine
 from tmapipe.parts import RegisterTile, Wgmma
@@ -38,8 +39,8 @@ from tmapipe.stage import TmaLoadStage, optional_hint
 from tmapipe.store_pipeline import StoreStage, ThreadStoreStage
 
 __all__ = [
-    "ColumnSum", "Epilogue", "Matrix", "OperandSum", "Operands", "Output", "PerBatch", "PerColumn", "PerRow", "RowSum",
-    "Scalar",
+    "ColumnSum", "Epilogue", "Matrix", "OperandSum", "Operands", "Output", "PerBatch", "PerColumn", "PerRow",
+    "RowSum", "Scalar",
     "columns_of",
 ]  # fmt: skip
 
@@ -278,6 +279,83 @@ class BoundColumnParts(PieceStore):
 def _extent(bound: PieceStore, output: Store, dim: int) -> Any:
     """The output's extent along its dimension *dim*, counted from the end."""
     return bound.isa.extent(output.argument, len(output.dims) + dim)
+
+
+# ---- reduced ---------------------------------------------------------------------------------------------------------
+#
+# Reductions: what a GEMM with outputs that are sums over rows or columns does around its kernel.
+
+
+class Reductions:
+    """The reductions among a GEMM's outputs. Its kernel stores parts to workspaces, and another adds these up.
+
+    kinds: of the reductions, by name; adding: gives, for the shape of a workspace, what adds up its rows.
+    """
+
+    def __init__(self, kinds: Mapping[str, Reduction], adding: Callable[[tuple[int, ...]], Callable[[Any], Any]]):
+        self.kinds, self.adding = dict(kinds), adding
+
+    def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
+        """Calls *run*, which makes the workspaces, then adds up the parts. Returns all outputs."""
+        loads, stores = tuple(schedule.declared.loads), tuple(schedule.declared.stores)
+        tensors, named = self._split((*loads, *stores), tensors, named)
+        wanted = {name: named.pop(name, None) for name in self.kinds}
+        wanted = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+        if wanted:
+            self._check(schedule, wanted, {**dict(zip((*loads, *stores), tensors, strict=False)), **named}, out)
+        results = dict(zip(stores, run(*tensors, out=out, **named), strict=True))
+        *_, m, n = results["d"].shape
+        for name, kind in self.kinds.items():
+            parts = results[name]
+            extent = {"m": m, "n": n}.get(kind.along, parts.shape[-1])
+            sums = self.adding((*parts.shape[:-1], extent))(parts[..., :extent])
+            if name in wanted:
+                wanted[name][...] = sums
+            results[name] = wanted.get(name, sums)
+        return tuple(results.values())
+
+    def whole(self, values: Any, bound: Bound) -> dict[str, Any]:
+        """*values*, which an epilogue gives for a whole output, with workspaces for those that are reduced."""
+        if not isinstance(values, dict):
+            fix = f"Return a dictionary of d, {', '.join(self.kinds)}."
+            raise ScopeError(f"an epilogue returned a {type(values).__name__}, not one value for each output. {fix}")
+        found = dict(values)
+        for name, kind in self.kinds.items():
+            sums = kind.whole(values[name], bound.shapes["d"])
+            found[name] = np.zeros(bound.shapes[name], np.float32)
+            found[name][:, :1, : sums.shape[-1]] = sums[:, None]
+        return found
+
+    def _split(
+        self, names: tuple[str, ...], tensors: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tensors by position up to the first reduction, and all others by name."""
+        first = next((i for i, name in enumerate(names[: len(tensors)]) if name in self.kinds), None)
+        if first is None or len(tensors) > len(names):
+            return tensors, dict(named)
+        moved = dict(zip(names[first:], tensors[first:], strict=False))
+        for name in moved:
+            if name in named:
+                raise InputError(name, type(named[name]).__name__, "is given twice", "pass it once")
+        return tensors[:first], {**named, **moved}
+
+    def _check(self, schedule: Any, wanted: dict[str, Any], others: dict[str, Any], out: Any) -> None:
+        """Raises `InputError` for tensors that the sums cannot be written to."""
+        *batch, m, n = schedule.shape_of_output(others)
+        a = next(iter(others.values()))
+        for name, tensor in wanted.items():
+            check_kind(name, tensor)
+            check_memory(name, tensor, output=True)
+            shape = (*batch, {"m": m, "n": n, "k": a.shape[-1]}[self.kinds[name].along])
+            if tuple(tensor.shape) != tuple(shape):
+                rule = f"has one element for each of {self.kinds[name].along}, and of the batch: {tuple(shape)}"
+                raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "pass such a tensor, or leave it out")
+            if dtype_of(tensor, name) != fp32:
+                raise InputError(name, dtype_of(tensor, name).name, "sums are in fp32", "pass a tensor of fp32")
+            if type(tensor) is not type(a) or getattr(tensor, "device", None) != getattr(a, "device", None):
+                raise InputError(name, type(tensor).__name__, "is of the kind and device of a", "convert or move it")
+        given = {**others, **wanted} | ({} if out is None else {"d": out})
+        check_apart({n: t for n, t in given.items() if hasattr(t, "shape")}, tuple(wanted))
 
 
 # ---- epilogue --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tmapipe.protocol.tile import (
     check_own,
     check_rounded,
     checked_values,
+    mask_of,
     move_rows,
     part_start,
     rows_start,
@@ -76,14 +77,15 @@ class PieceStore(Carried):
         self.isa, self.plan = isa, store
 
     def reduced(self, piece: Piece, values: Fragment) -> Any:
-        """What is left of a piece's values to be `put`: all of them, except in subclasses."""
+        """What is left of a piece's *values* to be `put`: all of them, except in subclasses."""
         return values
 
     def leave(self, piece: Piece, values: Any) -> None:
-        """Writes to shared memory what other threads of the warpgroup `put`: its threads meet before and after."""
+        """Writes to shared memory what other threads of the warpgroup `put`, of *values* of a *piece*: all meet before and
+        after."""
 
     def put(self, piece: Piece, values: Any) -> None:
-        """Stores what `reduced` has left of one piece of a tile."""
+        """Stores *values*, what `reduced` has left of a *piece*."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -489,14 +491,3 @@ class BoundThreadStore(Carried):
 
     def finish(self) -> None:
         """After the last tile: nothing is left to wait for."""
-
-
-def mask_of(name: str, when: Any, values: Fragment) -> Fragment:
-    """A comparison of fragments for each of *values*. Raises `InputError` for something else."""
-    alike = isinstance(when, Fragment) and when.kind == "bool" and when.layout in (None, values.layout)
-    if not alike or values.along != "tile" or when.along not in ("tile", "rows", "columns", "one"):
-        rule = "is a comparison of fragments of the tile that is stored"
-        raise InputError(f"{name}(when)", when, rule, "e.g. when=values > 0")
-    backend = values.backend
-    data = backend.expand(values.layout, when.along, when.data, "tile")
-    return Fragment(backend, values.layout, "tile", "bool", data)

@@ -1,4 +1,4 @@
-"""Fused: what schedules whose output tiles end with an `Epilogue` share; and AddParts, the end of a split-K GEMM."""
+"""Fused: what schedules whose output tiles end with an `Epilogue` share; AddParts and AddRows, which add up parts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, DType, ceil_div, int32
+from tmapipe.base.arithmetic import Dim, DType, ceil_div, fp32, int32
 from tmapipe.bind import Bound
-from tmapipe.epilogue import ADD, Epilogue, OperandSum, SumsOfRows
+from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reductions, SumsOfRows
 from tmapipe.epilogue.operands import Matrix, Operands, Output, StoreForm, columns_of
 from tmapipe.errors import NOTHING, InputError, is_count
 from tmapipe.isa import applied
@@ -31,9 +31,8 @@ from tmapipe.plan.model import Plan
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile, check_rounded
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.reductions import Reductions
 from tmapipe.stage import TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 
 # ---- required --------------------------------------------------------------------------------------------------------
 #
@@ -135,6 +134,71 @@ class AddParts(Schedule):
         return functools.reduce(operator.add, (*before, *parts))
 
 
+# ---- addrows ---------------------------------------------------------------------------------------------------------
+#
+# AddRows: ``y[n] = x[0, n] + x[1, n] + ...`` of a matrix x of few rows, in an order that depends on the tile alone.
+
+
+class AddRows(Schedule):
+    """``y[n] = sum over s of x[s, n]`` in fp32, with a batch dimension before each if the tensors have one.
+
+    Each CTA has some columns of all rows. One warp loads, and threads of four add up the rows that they have of each slot,
+    then those of each other.
+
+    Args:
+        tile: (rows, columns) of a slot; columns are a multiple of 32.
+        stages: Slots in flight.
+
+    Raises:
+        InputError: For any other tile.
+    """
+
+    load, add = Role(warps=1), Role(warps=4)
+
+    def __init__(self, tile: tuple[int, int] = (64, 32), stages: int = 8):
+        shape = isinstance(tile, tuple) and len(tile) == 2 and all(map(is_count, tile))
+        if not shape or tile[1] % 32:
+            raise InputError("AddRows(tile)", tile, "is (rows, columns), of a multiple of 32 columns", "e.g. (64, 32)")
+        self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
+        self.x = TmaLoadStage("l s n", tile=tile, ring=self.ring, dtype=fp32)
+        self.scratch = ReductionScratch(self.add, columns=tile[1])
+        self.y = ThreadStoreStage("l n", tile=tile[1:], role=self.add, dtype=fp32, vector=fp32.bytes)
+
+    def empty_value(self, bound: Bound) -> Any:
+        """The sum of nothing."""
+        return 0.0
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        for some in range(k.steps("x", "s")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, s=some)
+
+    @add.jit
+    def total(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            total = slot.x.read()
+        for _ in range(k.steps("x", "s") - 1):
+            with k.ring.consume() as slot:
+                total = total + slot.x.read()
+        k.y.store(tile, functions.column_sum(total))
+
+
+FEW, MANY = 16, 264  # rows up to which slots have no more; tiles of 32 columns up to which they are not wider
+
+
+@functools.cache
+def _add_rows(tile: tuple[int, int]) -> AddRows:
+    return AddRows(tile)
+
+
+def _adding(shape: tuple[int, ...]) -> AddRows:
+    """What adds up the rows of a tensor of *shape*, [rows, columns] or [l, rows, columns]: in tiles of so many columns that
+    most multiprocessors have one."""
+    columns = 32 if math.prod(shape[:-2]) * shape[-1] <= 32 * MANY else 128
+    return _add_rows((FEW if shape[-2] <= FEW else 64, columns))
+
+
 # ---- room ------------------------------------------------------------------------------------------------------------
 #
 # Whether an epilogue has enough registers beside the accumulators.
@@ -232,7 +296,7 @@ class Fused(Schedule):
                 setattr(self, name, stage)
         self._check_free("outputs", stored.outputs)
         self.outputs = ("d", *stored.outputs)
-        self.reductions = Reductions(stored.reductions)
+        self.reductions = Reductions(stored.reductions, _adding)
         if self.reductions.kinds and self.tiles.bounded:
             name, kind = next(iter(self.reductions.kinds.items()))
             rule = f"is a sum of whole rows or columns, which do not end where tiles of {type(self.tiles).__name__} do"
@@ -261,7 +325,7 @@ class Fused(Schedule):
         if parts:
             self.add_scratch = ReductionScratch(ADD, columns=stage.tile[-1])
             self.relations = (*self.relations, Dim(f"{stage.dims[-2]}_tiles", of=stage.dims[-2], per=stage.tile[0]))
-        self.reductions = Reductions({**self.reductions.kinds, **parts})
+        self.reductions = Reductions({**self.reductions.kinds, **parts}, _adding)
 
     def _check_sums(self, where: str, sums: Mapping[str, OperandSum], side: str) -> None:
         """Raises `InputError` for sums that two warps cannot add up beside the matmul."""
