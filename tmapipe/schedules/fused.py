@@ -195,8 +195,9 @@ def _add_rows(tile: tuple[int, int]) -> AddRows:
 def _adding(shape: tuple[int, ...]) -> AddRows:
     """What adds up the rows of a tensor of *shape*, [rows, columns] or [l, rows, columns]: in tiles of so many columns that
     most multiprocessors have one."""
-    columns = 32 if math.prod(shape[:-2]) * shape[-1] <= 32 * MANY else 128
-    return _add_rows((FEW if shape[-2] <= FEW else 64, columns))
+    if math.prod(shape[:-2]) * shape[-1] > 32 * MANY:
+        return _add_rows((FEW, 128))
+    return _add_rows((FEW if shape[-2] <= FEW else 64, 32))
 
 
 # ---- room ------------------------------------------------------------------------------------------------------------
