@@ -323,24 +323,27 @@ class Sums(Scans):
 
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Any, before: Any) -> Any:
         mine = inside - self.isa.lane % 4 * 2  # columns inside, counted from the lane's first one
-        data = _where(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine)
-        sums = []
-        for half in range(2):
-            total = None if before is None else before[half]
-            for eight, i in itertools.product(range(first // 8, columns // 8), range(2)):
+
+        def added(data: list[Any]) -> list[Any]:
+            sums = [None, None] if before is None else list(before)
+            for half, eight, i in itertools.product(range(2), range(first // 8, columns // 8), range(2)):
                 value = data[i + 2 * half + 4 * eight]
-                total = value if total is None else total + value
-            sums.append(total)
-        return sums
+                sums[half] = value if sums[half] is None else sums[half] + value
+            return sums
+
+        return _where(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added)
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
         return Fragment(self, layout, "rows", "fp32", [_over_lanes(operator.add, value, QUAD) for value in sums])
 
     def column_sums(self, values: Fragment, columns: int, inside: Any) -> Any:
         mine = inside - self.isa.warp % 4 * 16 - self.isa.lane // 4  # rows inside, counted from the lane's first one
-        data = _where(inside < 64, values.data, lambda i: 8 * (i // 2 % 2) < mine)
-        places = (i + 4 * eight for eight in range(columns // 8) for i in range(2))
-        return columns_over_lanes(self.isa.lane, [data[i] + data[i + 2] for i in places])
+
+        def added(data: list[Any]) -> list[Any]:
+            return [data[i + 4 * eight] + data[i + 2 + 4 * eight] for eight in range(columns // 8) for i in range(2)]
+
+        sums = _where(inside < 64, values.data, lambda i: 8 * (i // 2 % 2) < mine, added)
+        return columns_over_lanes(self.isa.lane, sums)
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
@@ -475,8 +478,14 @@ def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:
     return combine(_tree(combine, values[:half]), _tree(combine, values[half:]))
 
 
-def _where(some: Any, values: list[Any], holds: Callable[[int], Any]) -> list[Any]:
-    """The values; where *some* of them do not count, which few warps find, those are 0 that do not *hold*, by number."""
-    whole = [Float32(value) for value in values]
-    zero = Float32(0.0)
-    return control.choice(some, lambda: [choose(holds(i), x, zero) for i, x in enumerate(whole)], lambda: whole)
+def _where(
+    some: Any, values: list[Any], holds: Callable[[int], Any], added: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """The sums that *added* makes of values. Where *some* of these do not count, which few warps find, those are 0 that do not
+    *hold*, by number."""
+    whole, zero = [Float32(value) for value in values], Float32(0.0)
+    return control.choice(
+        some,
+        lambda: added([choose(holds(i), value, zero) for i, value in enumerate(whole)]),
+        lambda: added(whole),
+    )
