@@ -13,7 +13,7 @@ from tmapipe.errors import InputError, check_type, is_count
 from tmapipe.plan.declarations import launch_registers
 from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.plan.thread_layout import LEFT, multiplies
-from tmapipe.schedules.gemm import PACKED, DequantGemm
+from tmapipe.schedules.gemm import PACKED, SLOTS, DequantGemm
 from tmapipe.schedules.mainloop import in_shares
 from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.dynamic import GridTiles
@@ -377,8 +377,8 @@ def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tup
 # of the schedulers, which issue what converts the weights, and of L2 and DRAM. The longest counts; of the first two,
 # also a part of the shorter one, which is not hidden. Of few rows, warps wait for each other at each slot besides.
 
-#: Tile, cluster, parts of k, CTAs of a multiprocessor: of several, each has one tile.
-DequantForm = tuple[tuple[int, int, int], tuple[int, int], int, int]
+#: Tile, cluster, parts of k, CTAs of a multiprocessor, and slots: of several CTAs, each has one tile.
+DequantForm = tuple[tuple[int, int, int], tuple[int, int], int, int, int | None]
 PRODUCTS = 0.87 * MACS  # a clock: what cuBLAS reaches for large products
 INSTRUCTIONS = {"int8": 3.0, "fp8": 2.7, "int4": 1.7}  # a weight, counted in SASS (benchmarks.sass_loops)
 SCALED, A_STEP = {"int8": 5.0, "fp8": 3.7, "int4": 3.6}, 60  # with groups or zeros; and a tile of k, of a warp
@@ -394,7 +394,7 @@ SHARED_STEP, SHARED_EACH = 0.73, 1.16
 FEW_SPANS = (64, 64), (64, 128), (128, 64), (128, 128), (192, 128), (256, 64)
 SHARED_SPANS = (64, 128), (64, 256)  # of CTAs that share a multiprocessor
 FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 9100, 160, 6200, 4.3  # the last: bytes of each sum of a part
-MOST_SHARING, SHARED_SLOTS = 3, 4  # CTAs of a multiprocessor, and slots of each
+MOST_SHARING, LEAST_SHARED = 3, 4  # CTAs of a multiprocessor, and slots of each
 
 
 def ranked_dequant(
@@ -415,39 +415,37 @@ def ranked_dequant(
     sizes = [*((each, 1) for each in spans), *itertools.product(shared, range(2, MOST_SHARING + 1))]
     for tm, ((tn, tk), share), parts in itertools.product(rows, sizes, range(1, MOST_PARTS + 1)):
         fits = not group or group % tk == 0 or (tk % group == 0 and group % PACKED == 0)
-        tile, tiles = (tm, tn, tk), ceil_div(m, tm) * ceil_div(n, tn) * parts
+        tile, tiles, slots = (tm, tn, tk), ceil_div(m, tm) * ceil_div(n, tn) * parts, None
         if share > 1:  # all at once, as many on some
-            fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors
-            fits = fits and _fit_together(tile, share, parts, 4 if weights.endswith("int4") else 8, group)
+            slots = _slots_of_each(tile, share, parts, 4 if weights.endswith("int4") else 8, group)
+            fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors and slots >= LEAST_SHARED
         if fits and (parts == 1 or k // tk // parts >= 2):
-            found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share))
+            found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share, slots))
     scaled = bool(group) or zeros
     return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, scaled, multiprocessors))
 
 
-def _fit_together(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> bool:
-    """Whether *share* CTAs of a tile have shared memory and registers on one multiprocessor."""
+def _slots_of_each(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> int:
+    """For how many slots *share* CTAs of a tile have room on one multiprocessor; 0 if not enough registers."""
     tm, tn, tk = tile
     slot = 2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)
-    nbytes = SHARED_SLOTS * slot + 2 * tn * tm * (4 if parts > 1 else 2) + 2 * BARRIERS  # with the scales of columns
+    room = (GridTiles(ctas=share).room("sm_90a") or 0) - 2 * tn * tm * (4 if parts > 1 else 2) - 2 * BARRIERS
     held = (tm + tk) // 2 + LEFT  # registers of a thread: sums, two sets of weights, and others
-    room = GridTiles(ctas=share).room("sm_90a") or 0
-    return nbytes <= room and held <= launch_registers(tn // 16 + 2, arch_named("sm_90a"), share)
+    return min(SLOTS, room // slot) if held <= launch_registers(tn // 16 + 2, arch_named("sm_90a"), share) else 0
 
 
 def built_dequant(form: DequantForm, made: Callable[..., DequantGemm]) -> DequantGemm:
     """A *form* of the `DequantGemm` that *made* makes of a tile, a cluster, slots and tiles."""
-    tile, cluster, parts, share = form
+    tile, cluster, parts, share, slots = form
     order = PersistentTiles() if share == 1 else GridTiles(Grouped(1), share)
-    tiles = order if parts == 1 else SplitKTiles(parts, order)
-    return made(tile, cluster, None if share == 1 else SHARED_SLOTS, tiles=tiles)
+    return made(tile, cluster, slots, tiles=order if parts == 1 else SplitKTiles(parts, order))
 
 
 def dequant_clocks(
     shape: tuple[int, int, int], form: DequantForm, weights: str, scaled: bool, multiprocessors: int = 132
 ) -> float:
     """What *form* takes, by the model. scaled: whether weights have groups or zeros. Others: as of `ranked_dequant`."""
-    (m, n, k), ((tm, tn, tk), (_, across), parts, share) = shape, form
+    (m, n, k), ((tm, tn, tk), (_, across), parts, share, _) = shape, form
     bits = 4 if weights.endswith("int4") else 8
     kind = "int4" if bits == 4 else weights.split("_")[0]
     each = (SCALED if scaled else INSTRUCTIONS)[kind]
