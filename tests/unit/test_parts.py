@@ -6,7 +6,7 @@ import torch
 
 import tmapipe as tp
 from tests.unit.errors import refused
-from tmapipe.schedules.fused import AddRows, _adding
+from tmapipe.schedules.fused import AddRows, adding_rows
 
 S, E = tp.schedules, tp.epilogue
 SMALL = ((64, 64, 32), (1, 1), 2)
@@ -193,6 +193,6 @@ def test_rows_in_no_tile(tile):
 @pytest.mark.parametrize("shape,tile", [((40, 8448), (64, 32)), ((16, 100), (16, 32)), ((4, 32, 8192), (16, 128))])
 def test_more_columns_are_added_in_wider_tiles(shape, tile):
     """One schedule for all of a kind, whose slots find room."""
-    adding = _adding(shape)
+    adding = adding_rows(shape)
     assert adding.x.tile == tile and adding.plan().smem_bytes < 100_000
-    assert adding is _adding(shape)
+    assert adding is adding_rows(shape)

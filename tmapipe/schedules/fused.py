@@ -192,7 +192,7 @@ def _add_rows(tile: tuple[int, int]) -> AddRows:
     return AddRows(tile)
 
 
-def _adding(shape: tuple[int, ...]) -> AddRows:
+def adding_rows(shape: tuple[int, ...]) -> AddRows:
     """What adds up the rows of a tensor of *shape*, [rows, columns] or [l, rows, columns]: in tiles of so many columns that
     most multiprocessors have one."""
     if math.prod(shape[:-2]) * shape[-1] > 32 * MANY:
@@ -297,7 +297,7 @@ class Fused(Schedule):
                 setattr(self, name, stage)
         self._check_free("outputs", stored.outputs)
         self.outputs = ("d", *stored.outputs)
-        self.reductions = Reductions(stored.reductions, _adding)
+        self.reductions = Reductions(stored.reductions, adding_rows)
         if self.reductions.kinds and self.tiles.bounded:
             name, kind = next(iter(self.reductions.kinds.items()))
             rule = f"is a sum of whole rows or columns, which do not end where tiles of {type(self.tiles).__name__} do"
@@ -326,7 +326,7 @@ class Fused(Schedule):
         if parts:
             self.add_scratch = ReductionScratch(ADD, columns=stage.tile[-1])
             self.relations = (*self.relations, Dim(f"{stage.dims[-2]}_tiles", of=stage.dims[-2], per=stage.tile[0]))
-        self.reductions = Reductions({**self.reductions.kinds, **parts}, _adding)
+        self.reductions = Reductions({**self.reductions.kinds, **parts}, adding_rows)
 
     def _check_sums(self, where: str, sums: Mapping[str, OperandSum], side: str) -> None:
         """Raises `InputError` for sums that two warps cannot add up beside the matmul."""
