@@ -30,8 +30,7 @@ from benchmarks.random_problems import log_uniform
 from benchmarks.results import OURS, Results, print_table
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.schedules import DequantGemm
-from tmapipe.tiles import SplitKTiles
-from tmapipe.tuning.candidates import ranked_dequant
+from tmapipe.tuning.candidates import built_dequant, ranked_dequant
 from tmapipe.tuning.compiling import compile_each, ready
 from tmapipe.tuning.cost import rested
 
@@ -79,17 +78,16 @@ def forms(problem: Quantized) -> dict[str, Callable[[], DequantGemm]]:
     """What makes the forms that are measured, by name."""
     found: dict[str, Callable[[], DequantGemm]] = {}
     kinds = set()
-    for tile, cluster, parts in ranked_dequant(
-        (problem.m, problem.n, problem.k), problem.weights, problem.group, problem.zeros
-    ):
-        kind = tile[1:] if problem.m <= FEW else (ceil_div(problem.m, tile[0]), tile[1])
+    made = functools.partial(DequantGemm, problem.weights, group=problem.group, zeros=problem.zeros)
+    shape = problem.m, problem.n, problem.k
+    for form in ranked_dequant(shape, problem.weights, problem.group, problem.zeros):
+        tile, cluster, parts, share, _ = form
+        kind = (*tile[1:], share) if problem.m <= FEW else (ceil_div(problem.m, tile[0]), tile[1])
         if kind not in kinds and len(kinds) < MOST:
             kinds.add(kind)
-            name = f"{'x'.join(map(str, tile))} {'x'.join(map(str, cluster))} parts {parts}{'' if found else CHOSEN}"
-            more: dict[str, Any] = {"tiles": SplitKTiles(parts)} if parts > 1 else {}
-            found[name] = functools.partial(
-                DequantGemm, problem.weights, tile, cluster, group=problem.group, zeros=problem.zeros, **more
-            )
+            name = f"{'x'.join(map(str, tile))} {'x'.join(map(str, cluster))} parts {parts}"
+            name += (f" {share} CTAs" if share > 1 else "") + ("" if found else CHOSEN)
+            found[name] = functools.partial(built_dequant, form, made)
     return found
 
 

@@ -168,8 +168,8 @@ class StoreStage:
 
     @property
     def parts_tile(self) -> tuple[int, ...] | None:
-        """Elements of a buffer, for subclasses that store what a warpgroup computes from its accumulators. None: a buffer
-        holds 64 rows of the accumulators."""
+        """Extents of the shared memory in which each warpgroup's threads exchange what they store, for subclasses. None: they
+        exchange nothing."""
         return None
 
     @property

@@ -213,6 +213,7 @@ EPILOGUES = {
     ),
     "gemm 2x1, row sums": Kernel(lambda: with_sums(S.Gemm, (128, 128, 64), rows=True), {}, GEMM),
     "gemm 1x2, row and column sums": Kernel(lambda: with_sums(S.Gemm, (128, 64, 64), (1, 2)), {}, GEMM),
+    "gemm 128x24, row and column sums": Kernel(lambda: with_sums(S.Gemm, (128, 24, 64), (1, 1)), {}, GEMM),
     "gemm m64 n72, row and column sums": Kernel(lambda: with_sums(S.Gemm, (64, 72, 64), (1, 1)), {}, GEMM),
     "gemm m256, row and column sums to fp32": Kernel(
         lambda: with_sums(S.Gemm, (256, 32, 64), (2, 1), dtype="fp32"), {"d": "fp32"}, TALL
@@ -303,6 +304,7 @@ THREADS = {
     "elementwise, rows that begin anywhere": Kernel(
         READY_MADE["Elementwise, rows that begin anywhere"], {}, {"m": 100, "n": 101, "w": 10100, "r": 100}
     ),
+    "add rows": Kernel(READY_MADE["AddRows"], {}, {"l": 2, "s": 150, "n": 72}),
     "add parts": Kernel(READY_MADE["AddParts"], {"x": "fp32", "d": "bf16"}, MATRIX | {"l": 2, "s": 3}),
     "add parts of vectors": Kernel(
         lambda: S.AddParts((1, 256)), {"x": "fp32", "d": "fp32"}, MATRIX | {"l": 2, "m": 5, "s": 5}

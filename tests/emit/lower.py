@@ -50,7 +50,7 @@ def _lower(event: Event, plan: Plan, launch: Launch, warp: int, lane: int) -> li
         sent = [("store_words", start + 4 * i, words[i : i + 4], barrier, stage, lane) for i in range(0, width, 4)]
         return sent if mask >> lane & 1 else []
     if kind in (
-        "prefetch", "read", "write", "write_columns", "write_row_sums", "write_column_sums", "promote",
+        "prefetch", "read", "write", "write_columns", "join_row_sums", "write_column_sums", "promote",
         "read_words", "received", "scale",
     ):  # fmt: skip
         return []

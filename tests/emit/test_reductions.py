@@ -1,5 +1,6 @@
 """Which values of the accumulator each stored sum is made of, by the emitted PTX executed in all lanes of a warp."""
 
+import itertools
 import re
 import types
 from collections import Counter
@@ -19,14 +20,15 @@ NAMES = [name for name in swept(EPILOGUES) if "sums" in name]
 
 class Sums(Execution):
     """Follows sums of squares. terms: what was added up in each register: ("sum", block, which value of the accumulator) or
-    ("lane", lane, n), what that lane gave to its n-th shuffle. written: address -> what was stored there, in order."""
+    ("lane", lane, n), what that lane gave to its n-th shuffle. written: address -> what was left there, in order; stored:
+    likewise in global memory."""
 
     def __init__(self, kernel, launch, warp, lane):
         super().__init__(kernel.ptx, kernel.schedule, launch, warp, lane)
         matmul = kernel.plan.matmuls[0]
         self.blocks, self.wgmmas = matmul.shape[0] // (64 * matmul.warpgroups), 0
-        self.buffers = [each for each in kernel.plan.buffers if each.name in ("rows", "columns")]
-        self.terms, self.shuffled, self.written = {}, [], {}
+        self.buffers = [each for each in kernel.plan.buffers if each.name == "columns"]
+        self.terms, self.shuffled, self.written, self.stored = {}, [], {}, {}
 
     def step(self, i, action):
         to, *given = [re.findall(r"%\w+|0f00000000", operand) for operand in i.operands] or [[]]
@@ -49,13 +51,16 @@ class Sums(Execution):
             if any(0 <= start - each.offset < each.stages * each.slot_bytes for each in self.buffers):
                 for n, each in enumerate(terms):
                     self.written.setdefault(start + 4 * n, []).append(each)
-        elif i.is_a("mov.b32"):
+        elif i.is_a("st.global") and any(terms):  # those of columns have been read from shared memory
+            self.stored.setdefault(self.address(i.operands[0]), []).extend(terms)
+        elif i.is_a("mov.b32", "mov.f32"):
             self.terms[to[0]] = terms[0] if terms else ()
         super().step(i, action)
 
 
 def run(kernel, warp, m, n):
-    """Address -> stored sums in order, each a count of (row of the warp's 16, column), by block."""
+    """Address -> sums in order, each a count of (row of the warp's 16, column), by block: of those left in shared memory,
+    and of those stored."""
     k = kernel.plan.matmuls[0].shape[2]
     sizes = {"l": 1, "m": m, "n": n, "k": k}
     for store in kernel.schedule.declared.stores.values():
@@ -72,11 +77,12 @@ def run(kernel, warp, m, n):
             else:
                 yield which, lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
 
-    found = {}
+    found = [{}, {}]
     for lane, thread in enumerate(lanes):
-        for address, stored in thread.written.items():
-            assert address not in found, "two lanes write to one place"
-            found[address] = [Counter(places(lane, terms)) for terms in stored]
+        for of, sums_of in zip(found, (thread.written, thread.stored), strict=True):
+            for address, given in sums_of.items():
+                assert address not in of, "two lanes write to one place"
+                of[address] = [Counter(places(lane, terms)) for terms in given]
     return found
 
 
@@ -89,21 +95,24 @@ def test_each_value_inside_is_counted_once(name):
     blocks = tile_m // (64 * matmul.warpgroups)
     width = kernel.plan.buffer("d").tile[1]
     for warp in (role.first_warp, role.first_warp + 4 * matmul.warpgroups - 1):
-        found = run(kernel, warp, m, n)
+        found, stored = run(kernel, warp, m, n)
         group, part = AccumulatorLayout.of(matmul).group(warp), warp % 4
         first_rows = [64 * (block * matmul.warpgroups + group) + 16 * part for block in range(blocks)]
-        slot = kernel.plan.buffer("rows").offset + 256 * group
-        for row in range(16):
-            expected = [Counter((block, row, column) for column in range(n)) for block in range(blocks)]
-            assert found.pop(slot + 4 * (16 * part + row)) == expected
+        start = min(stored) - 4 * first_rows[0]
+        for block, row in itertools.product(range(blocks), range(16)):
+            if first_rows[block] + row < -(-m // 4) * 4:  # of the workspace
+                expected = [Counter((block, row, column) for column in range(n))]
+                assert stored.pop(start + 4 * (first_rows[block] + row)) == expected
+        assert not stored
         if "columns" in kernel.schedule.outputs:
-            slot = kernel.plan.buffer("columns").offset + 16 * width * group
+            columns = kernel.plan.buffer("columns").tile[1]
+            slot = kernel.plan.buffer("columns").offset + 16 * columns * group
             for column in range(width):
                 expected = [
                     Counter((block, row, first + column) for row in range(16) if first_rows[block] + row < m)
                     for block, first in pieces(tile_m, tile_n, matmul.warpgroups, width)
                 ]
-                assert found.pop(slot + 4 * (width * part + column)) == expected
+                assert found.pop(slot + 4 * (columns * part + column)) == expected
         assert not found
 
 

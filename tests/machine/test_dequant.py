@@ -7,6 +7,8 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.schedules import DequantGemm
+from tmapipe.tiles.dynamic import GridTiles
+from tmapipe.tiles.persistent import Grouped
 from tmapipe.tuning import choose_dequant
 
 ROWS, COLUMNS, K = 37, 136, 192
@@ -80,6 +82,13 @@ def test_a_form_is_chosen():
     many = choose_dequant((5937, 4736, 8320), "fp8_e4m3")
     assert many.a.tile[0] >= 192 and many.cluster["n"] == 2 and not many.tiles.in_parts
     assert choose_dequant((40, 64, 4096), "int8").tiles.in_parts
+    together = choose_dequant(
+        (8, 10880, 1152), "uint4", group=128, zeros=True
+    )  # more CTAs than multiprocessors, all at once
+    assert together.tiles == GridTiles(Grouped(1), 2) and together.plan().smem_bytes < 227 << 9
+    beside = choose_dequant((8, 10880, 1152), "uint4", group=128, epilogue=lambda acc: acc * 2)
+    assert not isinstance(beside.tiles, GridTiles)  # whose operands might want room
+    assert choose_dequant((70, 2816, 2560), "int8").a.tile[0] == 24
     assert choose_dequant((40, 640, 640), "int4", group=160).weight.shape[1] == 32
     refused(choose_dequant, (40, 64), argument="shape", rule="three positive")
     refused(choose_dequant, (40, 64, 64), "int8", group=33, argument="group", rule="multiple of")

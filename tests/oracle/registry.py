@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import attrs
+
 from tmapipe.base.tma_rules import Windows
-from tmapipe.epilogue import Epilogue, Matrix, OperandSum
+from tmapipe.epilogue import ColumnSum, Epilogue, Matrix, OperandSum, RowSum
 from tmapipe.math import relu
 from tmapipe.schedule import Schedule
 from tmapipe.schedules import (
@@ -46,6 +48,7 @@ from tmapipe.schedules import (
     TransposeRows,
     TransposeTiles,
 )
+from tmapipe.schedules.fused import AddRows
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.schedules.rotary import RotaryForm
 from tmapipe.schedules.rowform import RowForm, row_form
@@ -83,7 +86,12 @@ def _weighted(x: Any, column: Any, row: Any) -> Any:
     return relu(x) * column + row
 
 
+def _reduced(acc: Any) -> dict[str, Any]:
+    return {"d": acc, "rows": acc, "columns": acc}
+
+
 SUMS = {"sums": OperandSum("k")}
+REDUCED = Epilogue(_reduced, outputs={"rows": RowSum(), "columns": ColumnSum()})
 RESIDUAL = Epilogue(_added, operands={"c": Matrix()}, stages=1)
 
 
@@ -114,6 +122,7 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: AddParts((4, 64), stages=2, together=4),
         ((1, 1, {}), (4, 2, {})),
     ),
+    Registered("AddRows", AddRows, lambda: AddRows((2, 64), 2), ((1, 1, {}), (3, 2, {}))),
     Registered(
         "FinishParts",
         lambda: FinishParts(Epilogue(relu)),
@@ -152,6 +161,12 @@ REGISTRY: tuple[Registered, ...] = (
         "Gemm, sums of an operand",
         lambda: Gemm((64, 128, 64), (1, 1), 3, a=Operand(sums=SUMS)),
         lambda: Gemm((64, 64, 16), (1, 1), 2, a=Operand(sums=SUMS), epilogue=ONE),
+        ((1, 1, {}), (2, 2, {})),
+    ),
+    Registered(
+        "Gemm, sums of rows and columns",
+        lambda: Gemm(epilogue=REDUCED),
+        lambda: Gemm((64, 64, 16), (1, 1), 2, epilogue=attrs.evolve(REDUCED, stages=1)),
         ((1, 1, {}), (2, 2, {})),
     ),
     Registered(

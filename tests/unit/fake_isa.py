@@ -159,8 +159,9 @@ class RecordingIsa(Isa, Fragments):
     def row_sums(self, values: Any, columns: int, first: int, inside: int, before: Any) -> tuple[Any, ...]:
         return (*(before or ()), (values.data, first, inside))
 
-    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
-        self._note("write_row_sums", slot.buffer.name, slot.stage, sums)
+    def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
+        self._note("join_row_sums", sums)
+        return Fragment(self, layout, "rows", "fp32", sums)  # type: ignore[arg-type]
 
     def column_sums(self, values: Any, columns: int, inside: int) -> tuple[Any, ...]:
         return values.data, columns, inside

@@ -6,6 +6,7 @@ import torch
 
 import tmapipe as tp
 from tests.unit.errors import refused
+from tmapipe.schedules.fused import AddRows, adding_rows
 
 S, E = tp.schedules, tp.epilogue
 SMALL = ((64, 64, 32), (1, 1), 2)
@@ -172,3 +173,26 @@ def test_parts_in_a_slot_are_added_one_after_another(parts, together):
 @pytest.mark.parametrize("together", [0, 2.5, True])
 def test_of_no_parts_in_a_slot(together):
     refused(S.AddParts, together=together, argument="AddParts(together)", value=together, rule="number of parts")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_rows_are_added_up(rows, batch):
+    """Beyond the edge, slots hold zeros."""
+    x = np.random.default_rng(0).standard_normal((*batch, rows, 72)).astype(np.float32)
+    found = AddRows((4, 32), 2)(x)
+    assert found.shape == (*batch, 72)
+    np.testing.assert_allclose(found, x.astype(np.float64).sum(-2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [64, (64,), (0, 32), (64, 48), (64, 32, 1)])
+def test_rows_in_no_tile(tile):
+    refused(AddRows, tile, argument="AddRows(tile)", value=tile, rule="multiple of 32 columns")
+
+
+@pytest.mark.parametrize("shape,tile", [((40, 8448), (64, 32)), ((16, 100), (16, 32)), ((4, 32, 8192), (16, 128))])
+def test_more_columns_are_added_in_wider_tiles(shape, tile):
+    """One schedule for all of a kind, whose slots find room."""
+    adding = adding_rows(shape)
+    assert adding.x.tile == tile and adding.plan().smem_bytes < 100_000
+    assert adding is adding_rows(shape)

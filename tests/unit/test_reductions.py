@@ -120,21 +120,21 @@ def test_every_element_is_counted_once(kind, tile):
     """The parts of all tiles together: row sums take each column of the output in one part, column sums each row."""
     shape = (2, 2 * tile[0] - 40, 3 * tile[1] - 12)
     rows, columns = {}, {}
-    for matmul, _, events in events_of(kind, tile, shape):
+    for matmul, warp, events in events_of(kind, tile, shape):
         firsts = [first for _, first in pieces(*tile[:2], matmul.warpgroups, 64 if tile[1] >= 64 else 32)]
-        of_sums = [e for e in events if e[0] in ("store", "write_row_sums", "write_column_sums")]
-        for event, store in itertools.pairwise(of_sums):
-            if event[0] == "write_row_sums":
-                batch, part, m = store[3]
-                for (_, _, first, width), seen, inside in event[3]:
+        of_sums = [e for e in events if e[0] in ("store_values", "join_row_sums", "write_column_sums")]
+        for i, event in enumerate(of_sums):
+            if event[0] == "join_row_sums":
+                (batch, part, m), layout = of_sums[i + 1][2:4]
+                for (_, _, first, width), seen, inside in event[1]:
                     assert inside == shape[2] - part * tile[1] - first
                     for column in range(first + seen, first + max(seen, min(width, inside))):
-                        place = batch, m, part * tile[1] + column
+                        place = batch, m + 64 * layout.group(warp), part * tile[1] + column
                         rows[place] = rows.get(place, 0) + 1
             elif event[0] == "write_column_sums":
-                batch, part, n = store[3]
+                batch, part, n = next(e[2] for e in of_sums[i:] if e[:2] == ("store_values", "columns"))
                 for i in range(max(0, min(64, event[3][-1]))):
-                    place = batch, 16 * part + i, n
+                    place = batch, 64 * part + i, n
                     columns[place] = columns.get(place, 0) + 1
     starts = range(0, 2 * tile[0], 64)
     assert rows == dict.fromkeys(itertools.product(range(2), starts, range(shape[2])), 1)
@@ -145,7 +145,7 @@ def test_every_element_is_counted_once(kind, tile):
 @pytest.mark.parametrize("kind,tile", TILES)
 @pytest.mark.parametrize("store_stages", [1, 2, 3])
 def test_a_buffer_is_written_when_its_last_store_has_been_read(kind, tile, store_stages):
-    """The issuer counts the bulk groups of all stores, those too that come once a row, and waits for at most one more."""
+    """The issuer counts the bulk groups of its stores, and waits for at most one more."""
     for _, _, events in events_of(kind, tile, (1, 300, 520), stages=store_stages):
         issued, read, waited = [], 0, None
         for event in events:
@@ -154,16 +154,33 @@ def test_a_buffer_is_written_when_its_last_store_has_been_read(kind, tile, store
             elif event[0] == "wait_group":
                 waited = len(issued) - event[1]
                 read = max(read, waited)
-            elif event[0] in ("write_columns", "write_row_sums", "write_column_sums"):
+            elif event[0] == "write_columns":
                 assert event[1:3] not in issued[read:], "a buffer is written while a store of it may still read"
                 if waited == read > 0:  # and not more when the other team's turn came
                     after = issued[:waited][::-1].index(event[1:3])  # younger stores that were waited for too
-                    assert after <= (event[0] != "write_row_sums")
-        assert {name for name, _ in issued} == {"d", "rows", "columns"}
+                    assert after <= 1
+        assert {name for name, _ in issued} == {"d"}
+
+
+@pytest.mark.parametrize("kind,tile", TILES)
+def test_sums_of_columns_are_written_and_read_between_the_barriers_of_a_piece(kind, tile):
+    """Its threads meet before they leave the sums, after that, and before the next ones, when the first warp has read them."""
+    for _, _, events in events_of(kind, tile, (1, 300, 520)):
+        kinds = []
+        for event in events:
+            if event[0] == "named_sync" and kinds[-1:] != ["sync"]:
+                kinds.append("sync")
+            elif event[0] == "write_column_sums" or (event[0] == "store_values" and event[1] == "columns"):
+                kinds.append(event[0])
+        found = [place for place, kind_of in enumerate(kinds) if kind_of == "write_column_sums"]
+        assert found
+        for place in found:
+            assert kinds[place - 1 : place + 3] == ["sync", "write_column_sums", "sync", "store_values"]
+            assert kinds[place + 3 : place + 4] in (["sync"], [])
 
 
 def test_a_small_buffer_takes_no_slot_of_the_ring():
-    """The default tile with both sums has as many stages as with none: the buffer of row sums lies beside the barriers."""
+    """The default tile with both sums has as many stages as with none: sums of columns lie beside the barriers."""
     gemm = S.Gemm(epilogue=E.Epilogue(both, outputs=BOTH))
     plan = gemm.plan()
     assert plan.ring("ring").stages == S.Gemm().plan().ring("ring").stages == 4

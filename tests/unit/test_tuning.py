@@ -327,6 +327,13 @@ def test_looks_are_at_other_tiles_first():
     assert {each.schedule for each in only} == {"Gemm", "PingPong"} and len(only) == 4
 
 
+@pytest.mark.parametrize("m,tile", [(368, (96, 192)), (376, (192, 128))])
+def test_three_short_spans_where_rows_begin_at_sectors(m, tile):
+    """Rows of 752 bytes begin within sectors of 32 bytes."""
+    (best, _), *_ = ranked(Problem(m, 5736, 2816, majors=("m", "n")), H200, 1)
+    assert best.tile == tile
+
+
 def test_small_products_share_multiprocessors():
     """One tile a CTA, with room for all of them; of these, the best by estimate is among those that are looked at."""
     for m, n, k in ((64, 64, 64), (96, 40, 256)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,8 +11,9 @@ import attrs
 import numpy as np
 
 from tmapipe.barrier import Role
-from tmapipe.base.arithmetic import DType, ceil_div, fp32, total
+from tmapipe.base.arithmetic import DType, ceil_div, dtype_of, fp32, total
 from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.bind import Bound, check_apart, check_kind, check_memory
 from tmapipe.epilogue.operands import (
     EpilogueOperand,
     EpilogueOutput,
@@ -25,19 +27,20 @@ from tmapipe.epilogue.operands import (
     StoreForm,
     columns_of,
 )
-from tmapipe.errors import NOTHING, InputError, frozen, must, optional
+from tmapipe.errors import NOTHING, InputError, ScopeError, frozen, must, optional
 from tmapipe.isa import applied
-from tmapipe.isa.fragment import Fragment, combine
+from tmapipe.isa.fragment import Fragment, SlotRef, combine
 from tmapipe.parts import RegisterTile, Wgmma
-from tmapipe.plan.model import Store
-from tmapipe.protocol.stores import BoundStore, Piece
+from tmapipe.plan.model import WARP, Store
+from tmapipe.plan.thread_layout import VectorLayout
+from tmapipe.protocol.stores import Piece, PieceStore, mask_of
 from tmapipe.protocol.tile import stands_for
 from tmapipe.stage import TmaLoadStage, optional_hint
-from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
+from tmapipe.store_pipeline import StoreStage, ThreadStoreStage
 
 __all__ = [
-    "ColumnSum", "Epilogue", "Matrix", "OperandSum", "Operands", "Output", "PerBatch", "PerColumn", "PerRow", "RowSum",
-    "Scalar",
+    "ColumnSum", "Epilogue", "Matrix", "OperandSum", "Operands", "Output", "PerBatch", "PerColumn", "PerRow",
+    "RowSum", "Scalar",
     "columns_of",
 ]  # fmt: skip
 
@@ -46,29 +49,25 @@ __all__ = [
 #
 # Outputs of an epilogue that are sums over rows or columns: RowSum and ColumnSum.
 #
-# The kernel stores partial sums to a workspace in fp32, by TMA, and `AddParts` adds them in a fixed order. So the
+# The kernel stores partial sums to a workspace in fp32, by threads, and `SumParts` adds them in a fixed order. So the
 # bits are the same in every run.
 #
 # RowSum       one part per output tile along n: a warpgroup adds up the pieces of its 64 rows, and stores 64 sums
-# ColumnSum    one part per 16 rows: each warp adds up its 16 rows of a piece, and a warpgroup stores 4 rows of sums
+# ColumnSum    one part per 64 rows: each warp adds up its 16 rows of a piece and leaves the sums in shared memory, before
+#              the barrier that the store of the piece waits at; behind it, one warp adds those of the four
 #
-# Each warpgroup has one small buffer for them. What lies outside the output does not count, whatever the epilogue
-# gives there.
+# What lies outside the output does not count, whatever the epilogue gives there.
 
 
-WARP_ROWS = 16  # of a piece: 64 rows over the 4 warps of a warpgroup
-UNIT = ALIGNMENT // fp32.bytes  # elements that rows which TMA stores write are multiples of
+ROWS, WARPS = 64, 4  # of a piece, and those of the warpgroup that has it
+UNIT = ALIGNMENT // fp32.bytes  # elements that rows which TMA loads are multiples of
 
 
 class Reduction(EpilogueOutput):
-    """Base of both. `along`: the output's dimension that is left; `first`: parts of a tile that are added before those of
-    different tiles, of *rows* rows."""
+    """Base of both. `along`: the output's dimension that is left."""
 
     along: str
     reduced = True
-
-    def first(self, rows: int) -> int:
-        return 1
 
     def type_of(self, sums: DType) -> DType:
         return fp32
@@ -85,8 +84,8 @@ class RowSum(Reduction):
 
     along = "m"
 
-    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
-        return RowParts(mma, form.batch)
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> StoreStage:
+        return RowParts(mma, form)
 
 
 @attrs.frozen
@@ -95,22 +94,24 @@ class ColumnSum(Reduction):
 
     along = "n"
 
-    def first(self, rows: int) -> int:
-        return rows // WARP_ROWS
-
-    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
-        return ColumnParts(mma, width, form.batch)
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> StoreStage:
+        return ColumnParts(mma, width, form)
 
 
-class RowParts(TmaStoreStage):
-    """Stores the sums of each tile's rows to a workspace [l, tiles along n, m], 64 rows at a time."""
+class Parts(StoreStage):
+    """Base of what stores such sums: threads do, so many bytes at once."""
 
-    def __init__(self, mma: Wgmma | RegisterTile, batch: str):
-        super().__init__(f"{batch}n_tiles m_padded", source=mma, tile=(64,), stages=1, dtype=fp32)
+    def __init__(self, dims: str, source: Any, tile: int, vector: int):
+        super().__init__(dims, source=source, tile=(tile,), stages=1, dtype=fp32)
+        object.__setattr__(self, "vector", vector)
 
-    @property
-    def parts_tile(self) -> tuple[int, ...]:
-        return self.tile
+
+class RowParts(Parts):
+    """Stores the sums of each tile's rows to a workspace [l, tiles along n, m], those of a block of rows at a time."""
+
+    def __init__(self, mma: Wgmma | RegisterTile, form: StoreForm):
+        rows = ROWS * (form.role.warps // WARPS // form.role.teams)
+        super().__init__(f"{form.batch}n_tiles m_padded", mma, rows, fp32.bytes)
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
         assert isinstance(self.source, (Wgmma, RegisterTile))
@@ -118,20 +119,20 @@ class RowParts(TmaStoreStage):
         return {"n_tiles": tiles, "m_padded": ceil_div(extents["m"], UNIT) * UNIT}
 
 
-class ColumnParts(TmaStoreStage):
-    """Stores the sums of each 16 rows' columns to a workspace [l, 16s of rows, n], 4 x *width* of them at a time."""
+class ColumnParts(Parts):
+    """Stores the sums of each 64 rows' columns to a workspace [l, 64s of rows, n], *width* of them at a time."""
 
-    def __init__(self, mma: Wgmma | RegisterTile, width: int, batch: str):
-        super().__init__(f"{batch}m_warps n", source=mma, tile=(4, width), stages=1, dtype=fp32)
+    def __init__(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm):
+        super().__init__(f"{form.batch}m_blocks n", mma, width, ceil_div(width, WARP) * fp32.bytes)
 
     @property
     def parts_tile(self) -> tuple[int, ...]:
-        return self.tile
+        return WARPS, ceil_div(self.tile[0], WARP) * WARP  # a warp reads a whole row at once
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
         assert isinstance(self.source, (Wgmma, RegisterTile))
         rows = self.source.shape[0]
-        return {"m_warps": ceil_div(extents["m"], rows) * (rows // WARP_ROWS)}
+        return {"m_blocks": ceil_div(extents["m"], rows) * (rows // ROWS)}
 
 
 # ---- sums of operands ------------------------------------------------------------------------------------------------
@@ -217,47 +218,144 @@ class SumsOfRows(Reduction):
 
 
 @stands_for(RowParts)
-class BoundRowParts(BoundStore):
+class BoundRowParts(PieceStore):
     """`RowParts` in the role that adds up. While a tile is stored, the sums so far are in registers."""
 
-    once_a_row = True
-    sums: Any = None
+    def __init__(self, k: Any, name: str, stage: RowParts):
+        super().__init__(k.isa, k.plan.store(name))
+        self.sums: Any = None
 
-    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+    def reduced(self, piece: Piece, values: Fragment) -> Any:
         """Adds the piece's columns, except those that the piece before had."""
         before = None if piece.first == 0 else self.sums
         inside = _extent(self, piece.output, -1) - piece.at[-1]
         self.sums = self.isa.fragments.row_sums(values, piece.width, piece.seen, inside, before)
         return self.sums
 
-    def put(self, piece: Piece, values: Fragment) -> None:
+    def put(self, piece: Piece, values: Any) -> None:
         """After the last piece of its rows, stores the sums."""
         if piece.last:
             *batch, m, _ = piece.at
-            write = functools.partial(self.isa.fragments.write_row_sums, values)
-            self._store_piece((*batch, piece.tile.n, m), write, piece.stores_in(self.stages * piece.a_row))
+            joined = self.isa.fragments.join_row_sums(piece.layout, values)
+            first = m - piece.layout.group(self.isa.warp) * ROWS
+            self.isa.store_values(self.plan, (*batch, piece.tile.n, first), joined)
 
 
 @stands_for(ColumnParts)
-class BoundColumnParts(BoundStore):
+class BoundColumnParts(PieceStore):
     """`ColumnParts` in the role that adds up."""
 
-    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
+    def __init__(self, k: Any, name: str, stage: ColumnParts):
+        super().__init__(k.isa, k.plan.store(name))
+        (_, columns), role = stage.parts_tile, k.role
+        self.layout = VectorLayout((1, columns), columns // WARP, 1, role.first_warp, role.warps)
+        self.slot = SlotRef(self.plan.buffer, k.isa.warp // WARPS - role.first_warp // WARPS)
+
+    def reduced(self, piece: Piece, values: Fragment) -> Any:
         """Each warp's sums of the piece."""
         inside = _extent(self, piece.output, -2) - piece.at[-2]
         return self.isa.fragments.column_sums(values, piece.width, inside)
 
-    def put(self, piece: Piece, values: Fragment) -> None:
-        """Stores them."""
+    def leave(self, piece: Piece, values: Any) -> None:
+        self.isa.fragments.write_column_sums(values, self.slot)
+
+    def put(self, piece: Piece, values: Any) -> None:
+        """One warp stores the sums of all four, always added in the same order."""
         *batch, _, n = piece.at
-        part = piece.tile.m * (piece.whole.rows // WARP_ROWS) + piece.strip * (64 // WARP_ROWS)
-        write = functools.partial(self.isa.fragments.write_column_sums, values)
-        self._store_piece((*batch, part, n), write, piece.stores_in(self.stages))
+        part = piece.tile.m * (piece.whole.rows // ROWS) + piece.strip
+        isa, columns = self.isa, self.layout.columns
+
+        def store() -> None:
+            first, *others = (isa.fragments.read_part(self.slot, self.layout, (warp, 0)) for warp in range(WARPS))
+            total = functools.reduce(operator.add, others, first)
+            inside = None
+            if piece.width < columns:
+                inside = mask_of(self.plan.name, total.columns < piece.width, total)
+            isa.store_values(self.plan, (*batch, part, n), total, (0, 0), inside)
+
+        isa.when(isa.warp % WARPS == 0, store)
 
 
-def _extent(bound: BoundStore, output: Store, dim: int) -> Any:
+def _extent(bound: PieceStore, output: Store, dim: int) -> Any:
     """The output's extent along its dimension *dim*, counted from the end."""
     return bound.isa.extent(output.argument, len(output.dims) + dim)
+
+
+# ---- reduced ---------------------------------------------------------------------------------------------------------
+#
+# Reductions: what a GEMM with outputs that are sums over rows or columns does around its kernel.
+
+
+class Reductions:
+    """The reductions among a GEMM's outputs. Its kernel stores parts to workspaces, and another adds these up.
+
+    kinds: of the reductions, by name; adding: gives, for the shape of a workspace, what adds up its rows.
+    """
+
+    def __init__(self, kinds: Mapping[str, Reduction], adding: Callable[[tuple[int, ...]], Callable[[Any], Any]]):
+        self.kinds, self.adding = dict(kinds), adding
+
+    def call(self, schedule: Any, run: Callable[..., Any], tensors: tuple[Any, ...], out: Any, named: Any) -> Any:
+        """Calls *run*, which makes the workspaces, then adds up the parts. Returns all outputs."""
+        loads, stores = tuple(schedule.declared.loads), tuple(schedule.declared.stores)
+        tensors, named = self._split((*loads, *stores), tensors, named)
+        wanted = {name: named.pop(name, None) for name in self.kinds}
+        wanted = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+        if wanted:
+            self._check(schedule, wanted, {**dict(zip((*loads, *stores), tensors, strict=False)), **named}, out)
+        results = dict(zip(stores, run(*tensors, out=out, **named), strict=True))
+        *_, m, n = results["d"].shape
+        for name, kind in self.kinds.items():
+            parts = results[name]
+            extent = {"m": m, "n": n}.get(kind.along, parts.shape[-1])
+            sums = self.adding((*parts.shape[:-1], extent))(parts[..., :extent])
+            if name in wanted:
+                wanted[name][...] = sums
+            results[name] = wanted.get(name, sums)
+        return tuple(results.values())
+
+    def whole(self, values: Any, bound: Bound) -> dict[str, Any]:
+        """*values*, which an epilogue gives for a whole output, with workspaces for those that are reduced."""
+        if not isinstance(values, dict):
+            fix = f"Return a dictionary of d, {', '.join(self.kinds)}."
+            raise ScopeError(f"an epilogue returned a {type(values).__name__}, not one value for each output. {fix}")
+        found = dict(values)
+        for name, kind in self.kinds.items():
+            sums = kind.whole(values[name], bound.shapes["d"])
+            found[name] = np.zeros(bound.shapes[name], np.float32)
+            found[name][:, :1, : sums.shape[-1]] = sums[:, None]
+        return found
+
+    def _split(
+        self, names: tuple[str, ...], tensors: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tensors by position up to the first reduction, and all others by name."""
+        first = next((i for i, name in enumerate(names[: len(tensors)]) if name in self.kinds), None)
+        if first is None or len(tensors) > len(names):
+            return tensors, dict(named)
+        moved = dict(zip(names[first:], tensors[first:], strict=False))
+        for name in moved:
+            if name in named:
+                raise InputError(name, type(named[name]).__name__, "is given twice", "pass it once")
+        return tensors[:first], {**named, **moved}
+
+    def _check(self, schedule: Any, wanted: dict[str, Any], others: dict[str, Any], out: Any) -> None:
+        """Raises `InputError` for tensors that the sums cannot be written to."""
+        *batch, m, n = schedule.shape_of_output(others)
+        a = next(iter(others.values()))
+        for name, tensor in wanted.items():
+            check_kind(name, tensor)
+            check_memory(name, tensor, output=True)
+            shape = (*batch, {"m": m, "n": n, "k": a.shape[-1]}[self.kinds[name].along])
+            if tuple(tensor.shape) != tuple(shape):
+                rule = f"has one element for each of {self.kinds[name].along}, and of the batch: {tuple(shape)}"
+                raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "pass such a tensor, or leave it out")
+            if dtype_of(tensor, name) != fp32:
+                raise InputError(name, dtype_of(tensor, name).name, "sums are in fp32", "pass a tensor of fp32")
+            if type(tensor) is not type(a) or getattr(tensor, "device", None) != getattr(a, "device", None):
+                raise InputError(name, type(tensor).__name__, "is of the kind and device of a", "convert or move it")
+        given = {**others, **wanted} | ({} if out is None else {"d": out})
+        check_apart({n: t for n, t in given.items() if hasattr(t, "shape")}, tuple(wanted))
 
 
 # ---- epilogue --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from tmapipe.barrier import BarrierRing
+from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import Bound
@@ -22,7 +22,7 @@ from tmapipe.plan.transfers import even_columns
 from tmapipe.protocol.matmuls import pieces
 from tmapipe.protocol.tile import Tile
 from tmapipe.stage import TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import StoreStage, TmaStoreStage
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------
 #
@@ -33,11 +33,12 @@ from tmapipe.store_pipeline import TmaStoreStage
 class StoreForm:
     """What the stores of all outputs of an epilogue have in common.
 
-    batch: names of the dimensions before m, each followed by a space. For whole outputs: stages: buffers of a warpgroup;
-    columns: columns of a buffer (None: as many as fill 128 bytes); l2_hint: the L2 hint of the stores.
+    batch: names of the dimensions before m, each followed by a space. role: the role that stores. For whole outputs: stages:
+    buffers of a warpgroup; columns: columns of a buffer (None: as many as fill 128 bytes); l2_hint: the L2 hint of the stores.
     """
 
     batch: str
+    role: Role
     stages: int
     columns: int | None = None
     l2_hint: str | None = None
@@ -48,7 +49,7 @@ class EpilogueOutput:
 
     reduced = False
 
-    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> TmaStoreStage:
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> StoreStage:
         """The store of what the epilogue makes of *mma*'s tiles, in pieces of *width* columns."""
         raise NotImplementedError
 

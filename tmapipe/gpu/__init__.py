@@ -1,7 +1,7 @@
 """The GPU backend, which emits CuTe DSL; it is the only package that imports cutlass.
 
-This file has what CuTe DSL needs for the parts of a plan: element types, layouts of slots, TMA atoms and TMA descriptors; and the
-words that a kernel writes when it stamps the clock.
+This file has what CuTe DSL needs for the parts of a plan: element types, layouts of slots, TMA atoms and TMA descriptors. It
+also has the words that a kernel writes when it stamps the clock.
 """
 
 from __future__ import annotations

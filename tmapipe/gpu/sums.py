@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -321,39 +322,28 @@ class Sums(Scans):
     """Reductions, as documented in `tmapipe.isa.fragments`."""
 
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Any, before: Any) -> Any:
-        isa = self.isa
-        mine = inside - isa.lane % 4 * 2  # columns inside, counted from the lane's first one
-        sums = []
-        for half in range(2):
-            total = Float32(0.0) if before is None else before[half]
-            for eight in range(first // 8, columns // 8):
-                for i in range(2):
-                    value = values.data[i + 2 * half + 4 * eight]
-                    total = total + _if(8 * eight + i < mine, value)
-            sums.append(total)
-        return sums
+        mine = inside - self.isa.lane % 4 * 2  # columns inside, counted from the lane's first one
 
-    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
-        isa = self.isa
-        target = isa.buffers[slot.buffer.name]
-        row = isa.warp % 4 * 16 + isa.lane // 4
-        totals = [_over_lanes(operator.add, value, QUAD) for value in sums]
+        def added(data: list[Any]) -> list[Any]:
+            sums = [None, None] if before is None else list(before)
+            for half, eight, i in itertools.product(range(2), range(first // 8, columns // 8), range(2)):
+                value = data[i + 2 * half + 4 * eight]
+                sums[half] = value if sums[half] is None else sums[half] + value
+            return sums
 
-        def write() -> None:
-            for half, total in enumerate(totals):
-                target[row + 8 * half, slot.stage] = total
+        return _where(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added)
 
-        control.when(isa.lane % 4 == 0, write)
+    def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
+        return Fragment(self, layout, "rows", "fp32", [_over_lanes(operator.add, value, QUAD) for value in sums])
 
     def column_sums(self, values: Fragment, columns: int, inside: Any) -> Any:
-        isa = self.isa
-        mine = inside - isa.warp % 4 * 16 - isa.lane // 4  # rows inside, counted from the lane's first one
-        sums = []
-        for eight in range(columns // 8):
-            for i in range(2):
-                upper, lower = (_if(8 * half < mine, values.data[i + 2 * half + 4 * eight]) for half in range(2))
-                sums.append(upper + lower)
-        return columns_over_lanes(isa.lane, sums)
+        mine = inside - self.isa.warp % 4 * 16 - self.isa.lane // 4  # rows inside, counted from the lane's first one
+
+        def added(data: list[Any]) -> list[Any]:
+            return [data[i + 4 * eight] + data[i + 2 + 4 * eight] for eight in range(columns // 8) for i in range(2)]
+
+        sums = _where(inside < 64, values.data, lambda i: 8 * (i // 2 % 2) < mine, added)
+        return columns_over_lanes(self.isa.lane, sums)
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
         isa = self.isa
@@ -488,6 +478,14 @@ def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:
     return combine(_tree(combine, values[:half]), _tree(combine, values[half:]))
 
 
-def _if(condition: Any, value: Any) -> Any:
-    """The value where *condition*, else 0."""
-    return cutlass.select_(condition, Float32(value), Float32(0.0))
+def _where(
+    some: Any, values: list[Any], holds: Callable[[int], Any], added: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """The sums that *added* makes of values. Where *some* of these do not count, which few warps find, those are 0 that do not
+    *hold*, by number."""
+    whole, zero = [Float32(value) for value in values], Float32(0.0)
+    return control.choice(
+        some,
+        lambda: added([choose(holds(i), value, zero) for i, value in enumerate(whole)]),
+        lambda: added(whole),
+    )

@@ -112,13 +112,13 @@ class Fragments(Carried):
 
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Value, before: Any | None) -> Any:
         """For each row, *before* plus the sum of a piece's values in columns [first, inside). Each thread has the sums of its
-        own columns, so only `write_row_sums` can use them. *first* is a multiple of 8. *inside* is a run-time value; it may be
+        own columns, so only `join_row_sums` can use them. *first* is a multiple of 8. *inside* is a run-time value; it may be
         negative or larger than the number of columns. *before* is a result of `row_sums` for earlier columns, or None for
         zero."""
 
-    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
-        """Writes the sums of `row_sums` to a slot of 64 elements, 16 per warp. They are added over the 4 lanes that share a
-        row by ``shfl.bfly``, always in the same order. Generic proxy."""
+    def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
+        """The sums of `row_sums` as one number a row of a piece of *layout*. They are added over the 4 lanes that share a row
+        by ``shfl.bfly``, always in the same order."""
 
     def column_sums(self, values: Fragment, columns: int, inside: Value) -> Any:
         """For each warp and column, the sum of a piece's values over the warp's rows, of the piece's first *inside* rows.
@@ -126,7 +126,7 @@ class Fragments(Carried):
         add by ``shfl.bfly``, always in the same order."""
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
-        """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns). Generic proxy."""
+        """Writes the sums of `column_sums` to the warp's row of a slot of (4, columns or more). Generic proxy."""
 
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Value, share: Value, shares: int) -> None:
         """``st.async`` (each lane): sends the warp's part of a piece in fp32 to part *share* of *shares* of the slot in CTA

@@ -46,8 +46,6 @@ class MachineFragments(Reductions):
     def __init__(self, isa: MachineIsa):
         self.isa, self.memory, self.exchanges = isa, isa.memory, {}
 
-    # ---- accumulators ---------------------------------------------------------------------------------------------
-
     def accumulator(self, matmul: Matmul, empty: bool = True) -> Any:
         self.isa.emit(ops.AccumulatorWrite(matmul.name))
         return None if self.memory is None else Accumulator(matmul, self.isa.warp, empty)
@@ -67,17 +65,15 @@ class MachineFragments(Reductions):
         return values
 
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
-        data = values.data
-        return None if self.memory is None else convert(data, matmul.b.dtype).astype(np.float32)
+        return None if self.memory is None else convert(values.data, matmul.b.dtype).astype(np.float32)
 
     def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any, registers: str) -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers))
-        (rows, _, k), groups = matmul.shape, matmul.warpgroups
-        halves = 2 if kind.endswith("int4") else 1
-        data = self.read(slot, AccumulatorLayout(rows, k // halves, groups, matmul.first_warp, matmul.teams)).data
+        (rows, _, k), where = matmul.shape, (matmul.warpgroups, matmul.first_warp, matmul.teams)
+        data = self.read(slot, AccumulatorLayout(rows, k // (1 + kind.endswith("int4")), *where)).data
         if self.memory is None:
             return None
-        layout = AccumulatorLayout(rows, k, groups, matmul.first_warp, matmul.teams)
+        layout = AccumulatorLayout(rows, k, *where)
         by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in (zero, scale)]
         return convert(weights(data, kind, *by), matmul.b.dtype).astype(np.float32)
 
@@ -92,8 +88,8 @@ class MachineFragments(Reductions):
 
     def accumulator_values(self, matmul: Matmul, acc: Any) -> Fragment:
         values = self._accumulated(matmul, acc)
-        data = None if values is None else values.copy()
-        return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
+        values = None if values is None else values.copy()
+        return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, values)
 
     def _accumulated(self, matmul: Matmul, acc: Any) -> Any:
         self.isa.emit(ops.AccumulatorRead(matmul.name))
@@ -107,12 +103,10 @@ class MachineFragments(Reductions):
         self.isa.reduces(values, along, inside[1] if isinstance(inside, tuple) else inside)
         return super().reduce(values, op, along, inside, surely)
 
-    # ---- pieces ---------------------------------------------------------------------------------------------------
-
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
         assert isinstance(values.layout, AccumulatorLayout)
-        data = None if self.memory is None else values.data[[block], :, first : first + columns]
-        return Fragment(self, values.layout.piece(columns), "tile", values.kind, data)
+        own = None if self.memory is None else values.data[[block], :, first : first + columns]
+        return Fragment(self, values.layout.piece(columns), "tile", values.kind, own)
 
     def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         mine, columns = self.isa.warp % 4, slot.buffer.tile[-2]
@@ -131,15 +125,20 @@ class MachineFragments(Reductions):
         sums = total(self._piece(values, columns)[:, first : max(first, inside)])
         return sums if before is None else before + sums
 
+    def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
+        whole = np.full(layout.rows, np.nan, np.float32)
+        whole[self._own(layout, "rows")] = np.nan if sums is None else sums  # of the warp's own rows
+        return Fragment(self, layout, "rows", "fp32", None if self.memory is None else whole)
+
     @of_data
     def column_sums(self, values: Fragment, columns: int, inside: int) -> Any:
         rows = max(0, inside - 16 * (self.isa.warp % 4))
         return total(self._piece(values, columns)[:rows].T)
 
-    def write_row_sums(self, sums: Any, slot: SlotRef) -> None:
-        self._write(slot, sums, (self.isa.warp % 4, 4, "rows"))
-
-    write_column_sums = write_row_sums
+    def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
+        columns = slot.buffer.tile[-1]
+        whole = None if self.memory is None else np.concatenate((sums, np.zeros(columns - len(sums), np.float32)))
+        self._write(slot, whole, (self.isa.warp % 4, 4, "rows"))
 
     def send(self, values: Fragment, slot: SlotRef, barrier: Barrier, cta: Any, share: Any, shares: int) -> None:
         self.isa.give(values.data)

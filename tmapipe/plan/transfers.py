@@ -219,7 +219,7 @@ def _check_result(name: str, load: LoadStage, store: StoreStage) -> None:
     """Raises `InputError` unless a stage loads exactly the tiles that a CTA stores."""
     alike = load.dims == store.dims and load.tile == store.tile
     plain = load.tensor_map and load.outside == "zeros" and not (load.windows or load.multicast or load.strides)
-    once = not (store.reduce or store.folded or store.parts > 1 or store.parts_tile is not None or store.transposed)
+    once = not (store.reduce or store.folded or store.parts > 1 or store.transposed)
     if not (alike and plain and once):
         rule = "must be stored whole, not reduced, and loaded in the same tiles by a plain TmaLoadStage"
         raise InputError(f"{name}.of_result", store, rule, "give both the same dims and tile")
@@ -230,7 +230,7 @@ def _check_in_place(declared: Declarations, name: str, load: LoadStage, outputs:
     store = declared.stores[name]
     alike = load.dims == store.dims and load.extents == store.extents and load.result is None
     plain = load.parts == 1 and not (load.windows or load.multicast or load.strides)
-    once = not (store.reduce or store.folded or store.parts > 1 or store.parts_tile is not None or store.transposed)
+    once = not (store.reduce or store.folded or store.parts > 1 or store.transposed)
     if not (alike and plain and once) or outputs > 1 or _clipped(declared, name, store):
         rule = "must be stored whole, not reduced, over a load of the same dims and tile, without multicast or parts"
         raise InputError(f"{name}.in_place", load, rule, "give both the same dims and tile")
@@ -273,14 +273,17 @@ def store_of(layout: Layout, name: str, store: StoreStage) -> Store:
             rule = f"must be at least an element of {dtype.bytes} bytes, and divide rows of {tile[-1]} elements"
             raise InputError(f"{name}.vector", store.vector, rule, f"e.g. vector={dtype.bytes}")
         buffer = Buffer(name, 0, 0, as_matrix(tile), dtype)
+        if store.parts_tile is not None:  # in which a warpgroup's threads exchange what they store
+            owners = layout.roles[layout.storing_roles[name]].warps // 4
+            buffer = layout.buffer(name, owners, store.parts_tile, owners=owners)
     elif store.slot is not None:
         buffer = layout.of[layout.declared.name_of(store.slot)]
     elif store.sums is None:
         buffer = _buffer_of_values(layout, name, store)
     else:
         buffer = _buffer_of_sums(layout, name, store, in_turn)
-        tile = buffer.tile if store.parts_tile is None else store.parts_tile
-        if len(store.tile) > 2 and store.parts_tile is None:
+        tile = buffer.tile
+        if len(store.tile) > 2:
             whole, tile = store.span, _box_of_rows(name, store, tile)
     made = Store(
         name,
@@ -322,20 +325,18 @@ def _buffer_of_values(layout: Layout, name: str, store: StoreStage) -> Buffer:
 def _buffer_of_sums(layout: Layout, name: str, store: StoreStage, in_turn: bool) -> Buffer:
     """The buffers that warpgroups fill from accumulators: one for each warpgroup; if teams store *in_turn*, they
     share them."""
-    role, dtype, tile = layout.roles[layout.storing_roles[name]], layout.types[name], store.parts_tile
-    if tile is None:
-        tile = (64, _columns(layout, name, store))
+    role, dtype = layout.roles[layout.storing_roles[name]], layout.types[name]
+    tile = (64, _columns(layout, name, store))
     if store.transposed:
         if dtype.bytes == 1:
             rule = "must have 16 or 32 bits if a store transposes accumulators"
             raise InputError(f"{name}.dtype", dtype.name, rule, "use bf16, or dims in the matmul's order")
-        if store.parts_tile is not None or store.reduce or len(store.tile) > 2:
-            rule = "needs accumulators that are not transposed, since the store has parts, a reduction or three dims"
+        if store.reduce or len(store.tile) > 2:
+            rule = "needs accumulators that are not transposed, since the store has a reduction or three dims"
             raise InputError(f"{name}.dims", store.dims, rule, "use dims in the matmul's order")
         tile = tile[::-1]
     row = tile[-1] * dtype.bytes
-    spread = store.parts_tile is None and row % 32 == 0
-    swizzle = widest_swizzle(f"{name}.tile", row) if spread else 0
+    swizzle = widest_swizzle(f"{name}.tile", row) if row % 32 == 0 else 0
     owners = (role.team_warps if in_turn else role.warps) // 4
     layout.sync(name, 128, role.warps // 4)
     return layout.buffer(name, owners * store.stages, tile, swizzle, owners)

@@ -156,6 +156,9 @@ class TracingFragments(Fragments):
     def elementwise(self, name: str, operands: Any) -> Any:
         return self._record("elementwise", name, list(operands))
 
+    def join_row_sums(self, layout: Any, sums: Any) -> Fragment:
+        return Fragment(self, layout, "rows", "fp32", self._record("join_row_sums", layout, sums))
+
 
 def _fragment_method(name: str, result: str | None) -> Any:
     def method(self: TracingFragments, *arguments: Any, **named: Any) -> Any:
@@ -196,7 +199,7 @@ _PLAIN = {
     ),
     **dict.fromkeys(
         (
-            "accumulator_promote", "accumulator_scale", "write", "write_columns", "write_row_sums", "write_column_sums",
+            "accumulator_promote", "accumulator_scale", "write", "write_columns", "write_column_sums",
             "write_partial", "send", "send_tile", "send_partial",
         ),
         None,

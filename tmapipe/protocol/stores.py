@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import InputError, ScopeError
 from tmapipe.isa import applied, where_is
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef
@@ -22,6 +21,7 @@ from tmapipe.protocol.tile import (
     check_own,
     check_rounded,
     checked_values,
+    mask_of,
     move_rows,
     part_start,
     rows_start,
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
     whole: the layout of the tile. at: the piece's first element in the output. strip: which 64 rows of the tile. first: the
     piece's first column in the tile. output: the store of the output that tiles divide. stores: how many stores the issuer
-    starts (for each piece, and once for each row of pieces).
+    starts for each piece.
     """
 
     whole: AccumulatorLayout
@@ -51,7 +51,7 @@ class Piece(NamedTuple):
     first: int
     width: int
     output: Store
-    stores: tuple[int, int]
+    stores: int
 
     @property
     def seen(self) -> int:
@@ -64,14 +64,31 @@ class Piece(NamedTuple):
         return self.first + self.width == self.whole.columns
 
     @property
-    def a_row(self) -> int:
-        """How many pieces a row of pieces has."""
-        return ceil_div(self.whole.columns, self.width)
+    def layout(self) -> AccumulatorLayout:
+        """The layout of the piece's values, over all warpgroups that have pieces of the same block of rows."""
+        return self.whole.piece(self.width)
 
-    def stores_in(self, count: int) -> int:
-        """At least how many stores the issuer starts from a store of one piece to the same store, *count* pieces later."""
-        each, once = self.stores
-        return each * count + once * (count // self.a_row)
+
+class PieceStore(Carried):
+    """A store of something that is computed from each piece of a tile, in the role that has the accumulators."""
+
+    def __init__(self, isa: Isa, store: Store):
+        self.isa, self.plan = isa, store
+
+    def reduced(self, piece: Piece, values: Fragment) -> Any:
+        """What `put` gets of a piece's values. Here all of them; a subclass may reduce them first."""
+        return values
+
+    def leave(self, piece: Piece, values: Any) -> None:
+        """Writes to shared memory what other threads of the warpgroup then `put` of this piece. All threads of the warpgroup
+        meet before and after this call."""
+
+    def put(self, piece: Piece, values: Any) -> None:
+        """Stores *values*, which `reduced` has made from a piece."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Does nothing: after the last tile, there is nothing to wait for."""
 
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
@@ -187,17 +204,11 @@ class StoreOfSlot(Carried):
 
 
 @stands_for(StoreStage)
-class BoundStore(Carried):
-    """A `TmaStoreStage` that has its own buffers, in the role that fills them. A register holds which buffer is next.
-
-    once_a_row: whether this store stores only after the last piece of a row of pieces.
-    """
-
-    once_a_row = False
+class BoundStore(PieceStore):
+    """A `TmaStoreStage` that has its own buffers, in the role that fills them. A register holds which buffer is next."""
 
     def __init__(self, k: Any, name: str, stage: StoreStage):
-        self.isa: Isa = k.isa
-        self.plan: Store = k.plan.store(name)
+        super().__init__(k.isa, k.plan.store(name))
         self.stages, self.width = stage.stages, 0 if stage.sums is None else self.plan.columns
         self.barrier = next((each for each in k.plan.named_barriers if each.name == f"{name}.sync"), None)
         isa, store, role, barrier = self.isa, self.plan, k.role, self.barrier
@@ -214,7 +225,7 @@ class BoundStore(Carried):
         values: Held | tuple[Held, ...],
         epilogue: Epilogue | None = None,
         *,
-        also: Mapping[str, BoundStore] | None = None,
+        also: Mapping[str, PieceStore] | None = None,
         operands: Iterator[dict[str, Fragment]] | None = None,
         mirror: Any = False,
     ) -> None:
@@ -283,7 +294,7 @@ class BoundStore(Carried):
         tile: Tile,
         sums: tuple[Held, ...],
         epilogue: Epilogue | None,
-        stores: dict[str, BoundStore],
+        stores: dict[str, PieceStore],
         operands: Iterator[dict[str, Fragment]] | None,
         mirror: Any,
     ) -> None:
@@ -300,23 +311,27 @@ class BoundStore(Carried):
         whole = self.plan.whole or (*self.plan.tile[:-2], *last)
         group = layout.group(self.isa.warp)
         start = start_of(f"{self.plan.name}.store", self.plan.dims, whole, tile, {})
-        once = sum(store.once_a_row for store in stores.values())
+        beside = [store for store in stores.values() if not isinstance(store, BoundStore)]
         for block, first in pieces(rows, columns, groups, self.width):
             fragments = [_piece_of(each, block, first, self.width) for each in sums]
             named = next(operands) if operands else {}
             values = fragments[0] if epilogue is None else self.isa.fragments.apply(epilogue, fragments, named)
             strip = block * groups + group
             at = strip_start(self.plan, start, strip, first)
-            piece = Piece(layout, tile, at, strip, first, self.width, self.plan, (len(stores) - once, once))
+            piece = Piece(layout, tile, at, strip, first, self.width, self.plan, len(stores) - len(beside))
             # All values are reduced before the first store: so few registers are held while stores wait.
             parts = [(store, store.reduced(piece, part)) for store, part in self._parts(stores, values, epilogue)]
+            also = [functools.partial(store.leave, piece, part) for store, part in parts if store in beside]
             for store, part in parts:
-                store.put(piece, part)
-                self.isa.when(mirror, functools.partial(store.put_mirrored, piece, part))
+                if isinstance(store, BoundStore):
+                    store.put(piece, part, also if store is self else ())
+                    self.isa.when(mirror, functools.partial(store.put_mirrored, piece, part))
+                else:
+                    store.put(piece, part)
         if operands:
             next(operands, None)
         if any(store.plan.shared for store in stores.values()):
-            self._hand_over(list(stores.values()))
+            self._hand_over([store for store in stores.values() if isinstance(store, BoundStore)])
 
     def _hand_over(self, stores: list[BoundStore]) -> None:
         """Waits until this warpgroup's stores have read their buffers. The next team uses them, from the first buffer on."""
@@ -326,16 +341,17 @@ class BoundStore(Carried):
             if store.plan.shared:
                 store.next[0] = 0
 
-    def reduced(self, piece: Piece, values: Fragment) -> Fragment:
-        """What `put` gets of a piece's values. Here all of them; a subclass may reduce them first."""
-        return values
-
-    def put(self, piece: Piece, values: Fragment) -> None:
-        """Stores *values* to one piece of a tile."""
-        write = functools.partial(self.isa.fragments.write_columns, values, transposed=self.plan.transposed)
+    def put(self, piece: Piece, values: Fragment, also: Sequence[Any] = ()) -> None:
+        """Stores *values* to one piece of a tile. also: functions that write to shared memory between the same barriers."""
         own = piece.tile.size(self.plan.dims[-2])
         rows = None if own is None else within(self.isa, own - piece.strip * 64, 64)
-        self._store_piece(piece.at, write, piece.stores_in(self.stages), rows)
+
+        def write(slot: SlotRef) -> None:
+            self.isa.fragments.write_columns(values, slot, transposed=self.plan.transposed)
+            for each in also:
+                each()
+
+        self._store_piece(piece.at, write, piece.stores * self.stages, rows)
 
     def put_mirrored(self, piece: Piece, values: Fragment) -> None:
         """Stores the transpose of *values* to the mirrored piece: its rows are this piece's columns."""
@@ -353,7 +369,7 @@ class BoundStore(Carried):
             rule = "needs one output of 16 bits, in pieces of 64 x 64, without a reduction"
             raise InputError(f"{plan.name}.store(mirror)", mirror, rule, "e.g. dtype bf16, columns=64")
 
-    def _parts(self, stores: dict[str, BoundStore], values: Any, epilogue: Any) -> list[tuple[BoundStore, Fragment]]:
+    def _parts(self, stores: dict[str, PieceStore], values: Any, epilogue: Any) -> list[tuple[PieceStore, Fragment]]:
         """The values that *epilogue* has returned, each with its store."""
         if len(stores) == 1 and not isinstance(values, dict):
             values = {self.plan.name: values}
@@ -473,18 +489,7 @@ class BoundThreadStore(Carried):
         pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
         if not pair:
             raise InputError(f"{name}(surely)", surely, "must be two columns (first, end)", "leave it out")
-        self.isa.store_values(plan, start, made, surely, None if when is None else _mask(name, when, made))
+        self.isa.store_values(plan, start, made, surely, None if when is None else mask_of(name, when, made))
 
     def finish(self) -> None:
         """Does nothing: after the last tile, there is nothing to wait for."""
-
-
-def _mask(name: str, when: Any, values: Fragment) -> Fragment:
-    """The comparison *when*, with a truth value for each element of *values*. Raises `InputError` for something else."""
-    alike = isinstance(when, Fragment) and when.kind == "bool" and when.layout in (None, values.layout)
-    if not alike or values.along != "tile" or when.along not in ("tile", "rows", "columns", "one"):
-        rule = "must be a comparison of fragments of the tile that is stored"
-        raise InputError(f"{name}(when)", when, rule, "e.g. when=values > 0")
-    backend = values.backend
-    data = backend.expand(values.layout, when.along, when.data, "tile")
-    return Fragment(backend, values.layout, "tile", "bool", data)

@@ -268,6 +268,17 @@ def write_values(isa: Isa, where: str, slot: SlotRef, values: Any, at: Any = Non
     isa.fragments.write(slot, checked_values(where, slot.buffer, values, at), at)
 
 
+def mask_of(name: str, when: Any, values: Fragment) -> Fragment:
+    """A comparison of fragments for each of *values*. Raises `InputError` for something else."""
+    alike = isinstance(when, Fragment) and when.kind == "bool" and when.layout in (None, values.layout)
+    if not alike or values.along != "tile" or when.along not in ("tile", "rows", "columns", "one"):
+        rule = "is a comparison of fragments of the tile that is stored"
+        raise InputError(f"{name}(when)", when, rule, "e.g. when=values > 0")
+    backend = values.backend
+    data = backend.expand(values.layout, when.along, when.data, "tile")
+    return Fragment(backend, values.layout, "tile", "bool", data)
+
+
 def checked_values(where: str, buffer: Buffer, values: Any, at: Any = None, narrower: bool = False) -> Fragment:
     """*values*, which a slot of *buffer* can take, with 0 and 1 for bool. Arguments and errors are those of `write_values`.
 

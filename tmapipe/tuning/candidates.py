@@ -12,10 +12,12 @@ from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, check_type, is_count
 from tmapipe.plan.declarations import launch_registers
 from tmapipe.plan.rings import SM_RESERVED, arch_named
-from tmapipe.plan.thread_layout import multiplies
-from tmapipe.schedules.gemm import PACKED, DequantGemm
+from tmapipe.plan.thread_layout import LEFT, multiplies
+from tmapipe.schedules.gemm import PACKED, SLOTS, DequantGemm
 from tmapipe.schedules.mainloop import in_shares
 from tmapipe.tiles import SplitKTiles
+from tmapipe.tiles.dynamic import GridTiles
+from tmapipe.tiles.persistent import Grouped, PersistentTiles
 from tmapipe.tuning.problem import LINE, SECTOR, SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
 COOPERATIVE: dict[int, tuple[int, ...]] = {
@@ -265,8 +267,10 @@ def _wasted(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -
 
 
 def _in_short_spans(problem: Problem, tile: tuple[int, int]) -> bool:
-    """Whether an operand that is contiguous along m or n would be swizzled in short spans."""
-    return any(major != "k" and extent % 64 for major, extent in zip(problem.majors, tile, strict=True))
+    """Whether an operand along m or n would be swizzled in short spans, but for three of 64 bytes where rows begin at sectors
+    (368 x 5736 x 2816: 26.8 us in tiles of 96 x 192, 28.7 of 192 x 128)."""
+    sides = zip(problem.majors, tile, problem.rows_at, strict=False)
+    return any(major != "k" and extent % 64 and (extent != 96 or rows < SECTOR) for major, extent, rows in sides)
 
 
 def _options(kind: str, tile: tuple[int, int], problem: Problem, device: Device, along: str = "m") -> dict[str, Any]:
@@ -372,11 +376,10 @@ def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tup
 #
 # Which form of `DequantGemm` is fastest, by clocks of a multiprocessor. For each tile of k: those of the tensor cores,
 # of the schedulers, which issue what converts the weights, and of L2 and DRAM. The longest counts; of the first two,
-# also a quarter of the shorter one, which is not hidden. Of few rows, warps wait for each other at each slot besides.
+# also a part of the shorter one, which is not hidden. Of few rows, warps wait for each other at each slot besides.
 
-
-DequantForm = tuple[tuple[int, int, int], tuple[int, int], int]  #: tile, cluster, parts of k
-
+#: Tile, cluster, parts of k, CTAs of a multiprocessor, and slots: of several CTAs, each has one tile.
+DequantForm = tuple[tuple[int, int, int], tuple[int, int], int, int, int | None]
 PRODUCTS = 0.87 * MACS  # a clock: what cuBLAS reaches for large products
 INSTRUCTIONS = {"int8": 3.0, "fp8": 2.7, "int4": 1.7}  # a weight, counted in SASS (benchmarks.sass_loops)
 SCALED, A_STEP = {"int8": 5.0, "fp8": 3.7, "int4": 3.6}, 60  # with groups or zeros; and a tile of k, of a warp
@@ -384,37 +387,59 @@ ISSUED = 0.7  # instructions a clock and scheduler, of one to four warps: 9 x 60
 DRAM, L2 = 2280.0, 32.0  # bytes a clock: 4.0 TB/s at 1.755 GHz; and of one multiprocessor
 LAUNCH, EPILOGUE = 5000, 3000  # clocks of a kernel, and of a tile besides its loop
 ADDING = 4500  # clocks of the kernel that adds parts, besides its bytes
-SMALL_M, MOST_PARTS = 64, 16
-#: Of few rows, fitted to 41 forms of 9 problems (2.5 % off in the mean): clocks of a slot, and of each weight of a thread.
-FEW_STEP, FEW_EACH = 209, {"int8": 3.4, "fp8": 3.2, "int4": 2.0}
-FEW_SCALED = {"int8": 4.6, "fp8": 3.8, "int4": 2.5}
+SMALL_M, MOST_PARTS = 128, 16
+#: Of few rows, fitted to 101 forms of 9 problems (6 % off): clocks of a slot, of a thread's weight; of several CTAs, factors.
+FEW_STEP, FEW_EACH = 174, {"int8": 3.5, "fp8": 3.3, "int4": 2.2}
+FEW_SCALED = {"int8": 4.7, "fp8": 3.9, "int4": 2.8}
+SHARED_STEP, SHARED_EACH = 0.73, 1.16
 FEW_SPANS = (64, 64), (64, 128), (128, 64), (128, 128), (192, 128), (256, 64)
-FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 8500, 1700, 6500, 20.0  # the last: bytes of each sum of a part
+SHARED_SPANS = (64, 128), (64, 256)  # of CTAs that share a multiprocessor
+FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 9100, 160, 6200, 4.3  # the last: bytes of each sum of a part
+MOST_SHARING, LEAST_SHARED = 3, 4  # CTAs of a multiprocessor, and slots of each
 
 
 def ranked_dequant(
-    shape: tuple[int, int, int],
-    weights: str,
-    group: int | None = None,
-    zeros: bool = False,
-    multiprocessors: int = 132,
+    shape: tuple[int, int, int], weights: str, group: int | None = None, zeros: bool = False, multiprocessors: int = 132
 ) -> list[DequantForm]:
     """Forms of `DequantGemm` for a product of *shape* (m, n, k), the form that the model finds fastest first. The arguments
     are those of `choose_dequant`."""
     m, n, k = shape
-    if m <= SMALL_M:
-        rows, spans = [ceil_div(m, 8) * 8], list(FEW_SPANS)
-    else:
-        rows, spans = list(range(min(256, ceil_div(m, 8) * 8), 56, -8)), [(128, 64), (64, 64)]
+    spans, shared = [(128, 64), (64, 64)], list[tuple[int, int]]()
+    rows = list(range(min(256, ceil_div(m, 8) * 8), 56, -8))
+    if m <= SMALL_M // 2:
+        rows, spans, shared = [ceil_div(m, 8) * 8], list(FEW_SPANS), list(SHARED_SPANS)
+    elif m <= SMALL_M:  # tiles of fewer rows convert weights again, and leave no multiprocessor idle
+        rows, spans = [ceil_div(m, 8 * i) * 8 for i in (3, 2, 1)], [(64, 128), *spans]
     if group and group % 64 and 64 % group:  # slots of a divisor of it
-        spans = [(128, PACKED), (64, PACKED)]
+        spans, shared = [(128, PACKED), (64, PACKED)], []
     found: list[DequantForm] = []
-    for tm, (tn, tk), parts in itertools.product(rows, spans, range(1, MOST_PARTS + 1)):
+    sizes = [*((each, 1) for each in spans), *itertools.product(shared, range(2, MOST_SHARING + 1))]
+    for tm, ((tn, tk), share), parts in itertools.product(rows, sizes, range(1, MOST_PARTS + 1)):
         fits = not group or group % tk == 0 or (tk % group == 0 and group % PACKED == 0)
+        tile, tiles, slots = (tm, tn, tk), ceil_div(m, tm) * ceil_div(n, tn) * parts, None
+        if share > 1:  # all at once, as many on some
+            slots = _slots_of_each(tile, share, parts, 4 if weights.endswith("int4") else 8, group)
+            fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors and slots >= LEAST_SHARED
         if fits and (parts == 1 or k // tk // parts >= 2):
-            found.append(((tm, tn, tk), (1, 2) if m > SMALL_M and n > tn else (1, 1), parts))
+            found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share, slots))
     scaled = bool(group) or zeros
     return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, scaled, multiprocessors))
+
+
+def _slots_of_each(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> int:
+    """For how many slots *share* CTAs of a tile have room on one multiprocessor; 0 if not enough registers."""
+    tm, tn, tk = tile
+    slot = 2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)
+    room = (GridTiles(ctas=share).room("sm_90a") or 0) - 2 * tn * tm * (4 if parts > 1 else 2) - 2 * BARRIERS
+    held = (tm + tk) // 2 + LEFT  # registers of a thread: sums, two sets of weights, and others
+    return min(SLOTS, room // slot) if held <= launch_registers(tn // 16 + 2, arch_named("sm_90a"), share) else 0
+
+
+def built_dequant(form: DequantForm, made: Callable[..., DequantGemm]) -> DequantGemm:
+    """A *form* of the `DequantGemm` that *made* makes of a tile, a cluster, slots and tiles."""
+    tile, cluster, parts, share, slots = form
+    order = PersistentTiles() if share == 1 else GridTiles(Grouped(1), share)
+    return made(tile, cluster, slots, tiles=order if parts == 1 else SplitKTiles(parts, order))
 
 
 def dequant_clocks(
@@ -422,22 +447,24 @@ def dequant_clocks(
 ) -> float:
     """How many clocks *form* takes, by the model. scaled: whether weights have groups or zeros. The other arguments are those
     of `ranked_dequant`."""
-    (m, n, k), ((tm, tn, tk), (_, across), parts) = shape, form
+    (m, n, k), ((tm, tn, tk), (_, across), parts, share, _) = shape, form
     bits = 4 if weights.endswith("int4") else 8
     kind = "int4" if bits == 4 else weights.split("_")[0]
     each = (SCALED if scaled else INSTRUCTIONS)[kind]
     down, right = ceil_div(m, tm), ceil_div(ceil_div(n, tn), across) * across
     tiles = down * right * parts
-    waves, busy = ceil_div(tiles, multiprocessors), min(tiles, multiprocessors)
+    waves, busy = ceil_div(tiles, share * multiprocessors), min(tiles, share * multiprocessors)
+    at_once = min(share, ceil_div(tiles, multiprocessors))
     tensor = tm * tn * tk / PRODUCTS
     issue = tn / 64 * (each * tk / 2 + A_STEP) / ISSUED
     launch, epilogue, adding, added = LAUNCH, EPILOGUE, ADDING, 8.0
     if m <= SMALL_M:
-        issue = FEW_STEP + tn / 64 * tk * (FEW_SCALED if scaled else FEW_EACH)[kind]
+        converted = tn / 64 * tk * (FEW_SCALED if scaled else FEW_EACH)[kind]
+        issue = max(FEW_STEP + converted, SHARED_STEP * FEW_STEP + SHARED_EACH * at_once * converted)
         launch, epilogue, adding, added = FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED
     few, of_a = tn * tk * bits / 8, 2 * tm * tk / across
-    memory = max((few + of_a) / L2, few * busy / down / DRAM)
-    step = max(tensor, issue, memory) + min(tensor, issue) / 4
+    memory = max(at_once * (few + of_a) / L2, few * busy / down / DRAM)
+    step = max(tensor * at_once, issue, memory) + min(tensor, issue) / (3 if m > SMALL_M and tn == 64 else 4)
     whole = launch + waves * (ceil_div(ceil_div(k, tk), parts) * step + epilogue)
     return whole if parts == 1 else whole + adding + added * parts * m * n / DRAM
 
@@ -455,10 +482,7 @@ def choose_dequant(
 
     Args:
         shape: (m, n, k) of the product.
-        weights: As in `DequantGemm`.
-        group: As in `DequantGemm`.
-        zeros: As in `DequantGemm`.
-        epilogue: As in `DequantGemm`.
+        weights, group, zeros, epilogue: As in `DequantGemm`.
         multiprocessors: How many multiprocessors the device has.
 
     Raises:
@@ -472,5 +496,5 @@ def choose_dequant(
     made = functools.partial(DequantGemm, weights, group=group, zeros=zeros, epilogue=epilogue)
     made((64, 64, 32), (1, 1))  # which checks the others
     m, n, k = shape
-    tile, cluster, parts = ranked_dequant((m, n, k), weights, group, zeros, multiprocessors)[0]
-    return made(tile, cluster, tiles=SplitKTiles(parts)) if parts > 1 else made(tile, cluster)
+    ranked = ranked_dequant((m, n, k), weights, group, zeros, multiprocessors)
+    return built_dequant(next(each for each in ranked if epilogue is None or each[3] == 1), made)
