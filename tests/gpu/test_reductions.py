@@ -68,6 +68,13 @@ def test_many_tiles_a_cta(kind, tile):
     )
 
 
+def test_of_more_rows_than_narrow_tiles_are_added_for():
+    torch.manual_seed(0)
+    a, b = (torch.randn(rows, 304, device="cuda", dtype=torch.bfloat16) for rows in (9536, 9000))
+    found = S.Gemm(epilogue=E.Epilogue(squares, outputs=KINDS))(a, b)
+    check(found, a.double() @ b.double().T + 1.0)
+
+
 def test_one_alone():
     torch.manual_seed(0)
     a, b = (torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16) for rows in (1300, 2056))
