@@ -94,9 +94,9 @@ class MachineFragments(Reductions):
 
     # ---- reductions -----------------------------------------------------------------------------------------------
 
-    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
+    def reduced_in_warp(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Any:
         self.isa.reduces(values, along, inside[1] if isinstance(inside, tuple) else inside)
-        return super().reduce(values, op, along, inside, surely)
+        return super().reduced_in_warp(values, op, along, inside, surely)
 
     # ---- pieces ---------------------------------------------------------------------------------------------------
 
