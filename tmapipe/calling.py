@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tmapipe.base.arithmetic import DType, as_dtype, bf16, fp32, int32
-from tmapipe.bind import Bound, check_held, check_kind, note_written
+from tmapipe.bind import Bound, check_held, check_kind, note_written, span
 from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, check_type, is_count, needed
 
@@ -251,6 +251,46 @@ def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any],
             if call is not None:
                 kernel.__dict__["_again"] = ((names, call), *kernel.__dict__.get("_again", ()))[:MOST]
     return result
+
+
+class _At:
+    """An address, where a launch takes a tensor's."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int):
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def again_of(
+    launches: Sequence[tuple[Launcher, Sequence[int]]], places: Sequence[Mapping[str, int]], tensors: Sequence[Any]
+) -> Callable[[Sequence[Any]], None] | None:
+    """What makes the launches of a call again, with tensors of the same signatures of which no output overlaps another one.
+
+    Args:
+        launches: Of the call, as `watched` has noted them.
+        places: For each launch: in which of *tensors* that of each name lies.
+        tensors: The call's, and those that it made.
+
+    Returns:
+        A function of as many tensors; None if a launch takes memory that does not lie in them.
+    """
+    starts, steps = [x.data_ptr() for x in tensors], []
+    for (launcher, addresses), of in zip(launches, places, strict=True):
+        at = [(of[name], address - starts[of[name]]) for name, address in zip(launcher.names, addresses, strict=True)]
+        if not all(0 <= offset < span(tensors[i]) for i, offset in at):
+            return None
+        steps.append((launcher, at))
+
+    def again(others: Sequence[Any]) -> None:
+        starts = [x.data_ptr() for x in others]
+        for launcher, at in steps:
+            launcher.launch([_At(starts[i] + offset) for i, offset in at])
+
+    return again
 
 
 def set_to_zero(workspace: Any, first: int) -> None:
