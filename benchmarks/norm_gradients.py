@@ -26,9 +26,8 @@ from benchmarks.random_rows import SIZES
 from benchmarks.results import OURS
 from benchmarks.row_kernels import Runs
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.schedules import NormBackwardRows
-from tmapipe.schedules.gradientforms import gradient_forms
-from tmapipe.schedules.rowform import RowForm
+from tmapipe.schedules import LayerNormBackward, NormBackwardRows, RmsNormBackward
+from tmapipe.schedules.normgradients import GradientForm, gradient_forms
 from tmapipe.tiles.dynamic import GridTiles
 
 DRAWN = {
@@ -42,30 +41,33 @@ LINES = 2048  # compared at a time
 TYPES = {size: dict.fromkeys(("x", "dy", "weight", "dx"), name) for name, size in SIZES.items()}
 
 
-def label(form: RowForm) -> str:
+def label(form: GradientForm) -> str:
     """A form in words."""
     kind = "packed" if form.packed else "apart" if form.apart > 1 else "plain"
+    kind += " in turn" * form.in_turn
     shape = f"{form.rows} x {form.columns}, {form.warps} warps, {form.ctas} CTAs, width {form.width}"
     return f"{kind} {shape}, {form.slots} slots, {form.share} a multiprocessor"
 
 
-def others(length: int, size: int, sums: int, most: int) -> list[RowForm]:
+def others(length: int, size: int, sums: int, most: int) -> list[GradientForm]:
     """Forms that differ in kind, in CTAs, or about twofold in warps or in elements of a thread; the first one with other
-    slots, and with one more CTA on a multiprocessor."""
+    rows, with other slots, and with one more CTA on a multiprocessor."""
     if not most:
         return []
-    found, kinds = dict[Any, RowForm](), dict[Any, RowForm]()
+    found, kinds = dict[Any, GradientForm](), dict[Any, GradientForm]()
     forms = gradient_forms(length, size, math.gcd(ALIGNMENT, length * size), sums)
     for form in forms:
-        sort = form.packed, form.ctas, (form.warps - 1).bit_length(), (form.values - 1) // 8
-        found.setdefault(sort, form)
-        kinds.setdefault((form.packed, form.ctas), form)
-    first, several = forms[0], dict.fromkeys([*[*kinds.values()][:4], *found.values()])
-    alike = [form for form in forms if attrs.evolve(form, slots=first.slots, share=first.share) == first][1:]
+        kind = form.packed, form.in_turn, form.ctas
+        found.setdefault((*kind, (form.warps - 1).bit_length(), (form.values - 1) // 8), form)
+        kinds.setdefault(kind, form)
+    first, several = forms[0], dict.fromkeys([*[*kinds.values()][:5], *found.values()])
+    same = {"slots": first.slots, "share": first.share, "rows": first.rows}
+    alike = [form for form in forms if attrs.evolve(form, **same) == first][1:]
+    alike = list({(form.rows, form.slots if form.rows == first.rows else 0): form for form in reversed(alike)}.values())
     room = GridTiles(ctas=(first.share or 1) + 1).room("sm_90a") or 0
     more = attrs.evolve(first, share=(first.share or 1) + 1)
     fits = NormBackwardRows(attrs.evolve(first, share=1), centered=sums > 1).plan(TYPES[size]).smem_bytes <= room
-    return list(dict.fromkeys([*[*several][1 : most - 2], *alike[:2], *[more] * fits]))[:most]
+    return list(dict.fromkeys([*[*several][1 : most - 2], *alike[::-1][:3], *[more] * fits]))[:most]
 
 
 def wanted(centered: bool, eps: float, x: Any, weight: Any, dy: Any) -> list[Any]:
@@ -128,14 +130,14 @@ class Ours:
         return found
 
 
-def of_form(form: RowForm, eps: float, centered: bool, x: Any, weight: Any, dy: Any, out: Any) -> Any:
+def of_form(form: GradientForm, eps: float, centered: bool, x: Any, weight: Any, dy: Any, out: Any) -> Any:
     """The gradients by a kernel of this form."""
-    made = schedule_of(form, eps, centered)
-    return out, *made.run({"x": x, "dy": dy, "dx": out}, {"weight": weight})
+    made = schedule_of(form, eps, centered).run({"x": x, "dy": dy, "dx": out}, {"weight": weight})
+    return (LayerNormBackward if centered else RmsNormBackward)(eps).results(out, *made)
 
 
 @functools.lru_cache(maxsize=256)
-def schedule_of(form: RowForm, eps: float, centered: bool) -> NormBackwardRows:
+def schedule_of(form: GradientForm, eps: float, centered: bool) -> NormBackwardRows:
     return NormBackwardRows(form, eps, centered, form.vector)
 
 

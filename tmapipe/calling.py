@@ -265,30 +265,46 @@ class _At:
         return self.address
 
 
+Again = Callable[[Sequence[Any], Any], "list[Any] | None"]
+
+
 def again_of(
-    launches: Sequence[tuple[Launcher, Sequence[int]]], places: Sequence[Mapping[str, int]], tensors: Sequence[Any]
-) -> Callable[[Sequence[Any]], None] | None:
-    """What makes the launches of a call again, with tensors of the same signatures of which no output overlaps another one.
+    launches: Sequence[tuple[Launcher, Sequence[int]]],
+    places: Sequence[Mapping[str, int]],
+    given: Sequence[Any],
+    made: Sequence[Any],
+) -> Again | None:
+    """What makes the launches of a call again, whose tensors have the same signatures.
 
     Args:
         launches: Of the call, as `watched` has noted them.
-        places: For each launch: in which of *tensors* that of each name lies.
-        tensors: The call's, and those that it made.
+        places: For each launch: in which of *given* and *made* the tensor of each name lies.
+        given: What the call takes.
+        made: What it writes, of which the first may be passed.
 
     Returns:
-        A function of as many tensors; None if a launch takes memory that does not lie in them.
+        A function of what a call takes and of the first that it writes, or None: what is written; None where that one overlaps
+        what is taken. No such function if a launch takes other memory.
     """
-    starts, steps = [x.data_ptr() for x in tensors], []
+    every, steps = (*given, *made), list[Any]()
+    starts, like = [x.data_ptr() for x in every], [(tuple(x.shape), x.dtype) for x in made]
     for (launcher, addresses), of in zip(launches, places, strict=True):
         at = [(of[name], address - starts[of[name]]) for name, address in zip(launcher.names, addresses, strict=True)]
-        if not all(0 <= offset < span(tensors[i]) for i, offset in at):
+        if not all(0 <= offset < span(every[i]) for i, offset in at):
             return None
         steps.append((launcher, at))
 
-    def again(others: Sequence[Any]) -> None:
-        starts = [x.data_ptr() for x in others]
+    def again(given: Sequence[Any], out: Any) -> list[Any] | None:
+        first, end = (0, 0) if out is None else (out.data_ptr(), out.data_ptr() + span(out))
+        if any(x.data_ptr() < end and first < x.data_ptr() + span(x) for x in given):
+            return None
+        made = [given[0].new_empty(shape, dtype=dtype) for shape, dtype in like[out is not None :]]
+        made = made if out is None else [out, *made]
+        starts = [x.data_ptr() for x in (*given, *made)]
         for launcher, at in steps:
             launcher.launch([_At(starts[i] + offset) for i, offset in at])
+        note_written(() if out is None else (out,))
+        return made
 
     return again
 

@@ -184,7 +184,7 @@ def row_sums(
     _check_surely("row_sums", "rows", inside, surely)
     for each in (x, *others):
         _check_fragment("row_sums", each)
-    return x.backend.sums_of_rows((x, *others), inside, surely)
+    return x.backend.reduce_all((x, *others), "sum", "rows", inside, surely)
 
 
 def row_sum_parts(x: Fragment) -> Fragment:

@@ -46,6 +46,7 @@ from tmapipe.schedules import (
     TransposeTiles,
 )
 from tmapipe.schedules.mainloop import Cooperative, Operand
+from tmapipe.schedules.normgradients import GradientForm
 from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles, GridTiles
 from tmapipe.tiles.persistent import Grouped, PersistentTiles
@@ -245,20 +246,20 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "LayerNorm, gradient",
-        lambda: NormBackwardRows(RowForm(4096, 1, 4096, 8, share=1, each=2), centered=True),
-        lambda: NormBackwardRows(RowForm(256, 1, 256, 1, each=2)),
+        lambda: NormBackwardRows(GradientForm(4096, 1, 4096, 8, share=1), centered=True),
+        lambda: NormBackwardRows(GradientForm(256, 1, 256, 1)),
         ((1, 1, {"m": 2, "c": 1}),),
     ),
     Registered(
         "RmsNorm, gradient over CTAs",
-        lambda: NormBackwardRows(RowForm(11784, 1, 3072, 4, 4, 3, size=4, each=2)),
-        lambda: NormBackwardRows(RowForm(512, 1, 256, 1, 2, each=2)),
+        lambda: NormBackwardRows(GradientForm(11784, 1, 3072, 4, 4, 3, size=4)),
+        lambda: NormBackwardRows(GradientForm(512, 1, 256, 1, 2)),
         ((1, 1, {"m": 1, "c": 1}), (1, 1, {"m": 2, "c": 1})),
     ),
     Registered(
         "RmsNorm, gradient of rows side by side",
-        lambda: NormBackwardRows(RowForm(185, 8, 192, 4, 1, 4, 2, each=2, width=1, packed=True, slots=3), stored=2),
-        lambda: NormBackwardRows(RowForm(30, 4, 32, 2, 1, 1, 4, each=2, width=2, packed=True), stored=4),
+        lambda: NormBackwardRows(GradientForm(185, 8, 192, 4, 1, 4, 2, width=1, packed=True, slots=3), stored=2),
+        lambda: NormBackwardRows(GradientForm(30, 4, 32, 2, 1, 1, 4, width=2, packed=True), stored=4),
         ((1, 1, {"m": 8, "w": 240, "c": 1}),),
     ),
     Registered(

@@ -10,39 +10,42 @@ from tests.unit.errors import refused
 from tests.unit.test_row_kernels import near, rows_of
 from tests.unit.test_row_schedules import BF16, FP32
 from tmapipe import schedules as S
-from tmapipe.schedules.gradientforms import gradient_forms, registers_of, resident
-from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.waves import clusters_of
+from tmapipe.schedules.normgradients import GradientForm, gradient_forms, registers_of, resident
 
 #: Kinds of forms, each with rows that fill no whole tile at the end.
 FORMS = {
-    "a row a tile": (RowForm(256, 1, 256, 1, each=2), 7),
-    "several rows, one a warp": (RowForm(200, 4, 256, 2, each=2, width=8), 23),
-    "several rows of each warp": (RowForm(64, 8, 64, 1, each=2, width=8), 61),
-    "several rows, each over all warps": (RowForm(512, 3, 512, 2, each=2, width=8, slots=3), 23),
-    "warps that share rows in pairs": (RowForm(480, 2, 512, 4, each=2, width=8), 11),
-    "fp32": (RowForm(80, 4, 128, 2, size=4, each=2, width=4), 33),
-    "side by side": (RowForm(86, 8, 128, 4, vector=4, each=2, width=2, packed=True), 61),
-    "side by side, of odd lengths": (RowForm(93, 8, 96, 2, vector=2, each=2, width=1, packed=True), 50),
-    "rows that begin anywhere": (RowForm(185, 1, 256, 1, vector=2, each=2, width=8), 30),
-    "several that begin alike": (RowForm(86, 4, 128, 2, vector=4, each=2, width=8, slots=3), 61),
-    "over CTAs": (RowForm(512, 1, 256, 1, 2, each=2), 7),
-    "over CTAs, beginning anywhere": (RowForm(250, 1, 256, 1, 2, vector=4, each=2, width=8), 30),
-    "weights that stay in shared memory": (RowForm(700, 1, 704, 1, size=4, each=2, width=2), 5),
-    "one slot": (RowForm(256, 2, 256, 2, each=2, slots=1), 9),
+    "a row a tile": (GradientForm(256, 1, 256, 1), 7),
+    "several rows, one a warp": (GradientForm(200, 4, 256, 2, width=8), 23),
+    "several rows of each warp": (GradientForm(64, 8, 64, 1, width=8), 61),
+    "several rows, each over all warps": (GradientForm(512, 3, 512, 2, width=8, slots=3), 23),
+    "warps that share rows in pairs": (GradientForm(480, 2, 512, 4, width=8), 11),
+    "fp32": (GradientForm(80, 4, 128, 2, size=4, width=4), 33),
+    "side by side": (GradientForm(86, 8, 128, 4, vector=4, width=2, packed=True), 61),
+    "side by side, of odd lengths": (GradientForm(93, 8, 96, 2, vector=2, width=1, packed=True), 50),
+    "rows that begin anywhere": (GradientForm(185, 1, 256, 1, vector=2, width=8), 30),
+    "several that begin alike": (GradientForm(86, 4, 128, 2, vector=4, width=8, slots=3), 61),
+    "over CTAs": (GradientForm(512, 1, 256, 1, 2), 7),
+    "over CTAs, beginning anywhere": (GradientForm(250, 1, 256, 1, 2, vector=4, width=8), 30),
+    "weights that stay in shared memory": (GradientForm(700, 1, 704, 1, size=4, width=2), 5),
+    "several in turn": (GradientForm(512, 3, 512, 2, width=8, in_turn=True), 23),
+    "in turn, over CTAs": (GradientForm(512, 3, 256, 1, 2, in_turn=True), 17),
+    "in turn, beginning anywhere": (GradientForm(500, 2, 512, 2, vector=8, width=8, in_turn=True, slots=3), 23),
+    "in turn, over CTAs, beginning anywhere": (GradientForm(250, 2, 256, 1, 2, vector=4, width=8, in_turn=True), 30),
+    "one slot": (GradientForm(256, 2, 256, 2, slots=1), 9),
 }
 
 
 @pytest.mark.parametrize("centered", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("name", FORMS)
 def test_forms(name, centered, monkeypatch):
-    monkeypatch.setattr("tmapipe.schedules.normgradients.clusters_of", lambda form: 3 * form.apart)
+    monkeypatch.setattr(GradientForm, "clusters", property(lambda form: 3 * form.apart))
     form, height = FORMS[name]
     dtype, eps = (FP32 if form.size == 4 else BF16), 1e-5
     x, dy = rows_of((height, form.length), dtype, 2)
     x, weight, dx = x + 1, rows_of((form.length,), dtype), torch.full_like(x, torch.nan)
     schedule = S.NormBackwardRows(form, eps, centered, form.vector)
-    found = dx, *schedule.run({"x": x, "dy": dy, "dx": dx}, {"weight": weight})
+    kernel = (S.LayerNormBackward if centered else S.RmsNormBackward)(eps)
+    found = kernel.results(dx, *schedule.run({"x": x, "dy": dy, "dx": dx}, {"weight": weight}))
     wide, weights = (each.double().requires_grad_() for each in (x, weight))
     biases = torch.zeros_like(weights).requires_grad_()
     if centered:
@@ -91,7 +94,7 @@ def test_rows_that_fit_no_cluster_are_refused():
 
 @pytest.mark.parametrize("ctas, share, wanted", [(1, 3, 396), (2, 1, 64), (16, 2, 16), (16, 1, 8)])
 def test_clusters_that_run_at_once(ctas, share, wanted):
-    assert clusters_of(RowForm(4096 * ctas, 1, 4096, 8, ctas, share)) == wanted
+    assert GradientForm(4096 * ctas, 1, 4096, 8, ctas, share).clusters == wanted
 
 
 class Pair(tp.Schedule):

@@ -77,8 +77,7 @@ def test_rows_that_do_not_fit_are_refused():
     refused(row_form, 1 << 21, argument="row length", rule="at most")
     refused(lambda: RowForm(300, 1, 256, 1), argument="RowForm", rule="room for rows of 300")
     refused(lambda: RowForm(300, 1, 512, 1, piece=384), argument="RowForm(piece)", rule="divides the columns")
-    apart = RowForm(60, 4, 128, 1, vector=8)
-    refused(lambda: SoftmaxRows(apart), argument="RowForm(rows)", rule="of rows that begin anywhere")
+    refused(lambda: RowForm(60, 4, 128, 1, vector=8), argument="RowForm(rows)", rule="of rows that begin anywhere")
     refused(
         lambda: RowForm(256, 1, 256, 1, vector=2), argument="RowForm", rule="room for rows"
     )  # and what is before them

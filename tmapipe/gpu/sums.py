@@ -15,8 +15,8 @@ from cutlass import Boolean, Float32, Int32
 from tmapipe.base.arithmetic import DType
 from tmapipe.gpu import control, cute_type
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
-from tmapipe.isa.fragment import Fragment, SlotRef
-from tmapipe.isa.fragments import NEUTRAL, Fragments
+from tmapipe.isa.fragment import NEUTRAL, Fragment, SlotRef
+from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import WARP
 from tmapipe.plan.rings import Buffer
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
@@ -348,6 +349,13 @@ def _refuse_attribute(self: Fragment, name: str) -> NoReturn:
 Fragment.__getattr__ = _refuse_attribute  # type: ignore[assignment, method-assign]
 
 
+#: What a reduction begins with, by operation and kind.
+NEUTRAL = {
+    ("sum", "fp32"): 0.0, ("maximum", "fp32"): -math.inf, ("minimum", "fp32"): math.inf, ("logsumexp", "fp32"): -math.inf,
+    ("sum", "int32"): 0, ("maximum", "int32"): -(2**31), ("minimum", "int32"): 2**31 - 1,
+}  # fmt: skip
+
+
 # ---- exchange --------------------------------------------------------------------------------------------------------
 #
 # Numbers that the warps of a role exchange through shared memory, for reductions over several warps, or several CTAs.
@@ -417,6 +425,23 @@ class ClusterExchange(WarpExchange):
     def read(self) -> None:
         self.isa.fence_proxy_async()
         self.isa.warp_sync()
+
+
+def exchange_of(exchange: WarpExchange | None, layout: ThreadLayout, kind: str, along: str, width: int) -> WarpExchange:
+    """A role's `ReductionScratch`. Raises `InputError` if it has none that so many numbers a warp go through."""
+    if exchange is not None and exchange.peers > 1 and (along == "columns" or layout.row_lanes < 32):
+        rule = "has rows over CTAs of the cluster, and over all lanes of a warp" if along == "rows" else ""
+        rule = rule or "has columns in several warps, in a role whose reductions are over rows in several CTAs"
+        fix = "read the tile in its own distribution, with rows of 32 vectors or more" if along == "rows" else ""
+        raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix or "use another role")
+    if exchange is None or exchange.width < width:
+        rule = f"has {along} that lie in several warps of its role, {width} in a warp"
+        fix = f"declare tp.ReductionScratch(role, {along}={width}) in the schedule"
+        raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix)
+    if kind != "fp32":
+        rule = f"is over several warps, for {along}, in fp32 alone"
+        raise InputError("reduction of a tile", kind, rule, 'use tp.math.cast(values, "fp32")')
+    return exchange
 
 
 def joined_places(slot: SlotRef, at: tuple[int, int], gaps: tuple[tuple[int, int], ...], columns: Any) -> Any:

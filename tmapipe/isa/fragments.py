@@ -7,25 +7,20 @@ rows of a warpgroup and some columns, distributed as wgmma does it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
+
 from tmapipe.errors import InputError, ScopeError
-from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef, Value, WarpExchange, combine, in_range
-from tmapipe.isa.roworder import RowOrder
+from tmapipe.isa import fragment
+from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef, Value, WarpExchange, combine, in_range
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Barrier, Matmul
-from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
-
-#: What a reduction begins with, by operation and kind.
-NEUTRAL = {
-    ("sum", "fp32"): 0.0, ("maximum", "fp32"): -math.inf, ("minimum", "fp32"): math.inf, ("logsumexp", "fp32"): -math.inf,
-    ("sum", "int32"): 0, ("maximum", "int32"): -(2**31), ("minimum", "int32"): 2**31 - 1,
-}  # fmt: skip
+from tmapipe.plan.thread_layout import WIDTHS, AccumulatorLayout, ThreadLayout, VectorLayout
 
 
-class Fragments(RowOrder):
+class Fragments(Carried):
     """What one warp does with fragments.
 
     exchanges: for reductions over several warps, by the first warp of the role. numbers: (kind, types), tried in order.
@@ -250,10 +245,30 @@ class Fragments(RowOrder):
                 without any gives what the operation begins with: 0, or an infinity.
             surely: The first, and the one after the last, of elements that count in any case.
         """
-        layout, partial = values.layout, self.reduced_in_warp(values, op, along, inside, surely)
+        return self.reduce_all((values,), op, along, inside, surely)[0]
+
+    def reduce_all(self, several: Sequence[Fragment], op: str, along: str, inside: Any, surely: Any) -> list[Fragment]:
+        """What `reduce` gives of each of *several* fragments. Those of rows in fp32 go together over warps and CTAs."""
+        partials = [self.reduced_in_warp(values, op, along, inside, surely) for values in several]
+        layout, kind = several[0].layout, "int32" if several[0].kind == "bool" else several[0].kind
         assert layout is not None
-        kind = "int32" if values.kind == "bool" else values.kind
-        return self.over_warps(layout, op, kind, along, partial)[0]
+        if len(several) > 1 and any((each.layout, each.kind) != (layout, "fp32") for each in several):
+            raise ScopeError(f"sums of {', '.join(map(repr, several))}. They are in fp32, and distributed alike.")
+        exchange = self.exchanges.get(layout.first_warp)
+        far = exchange is not None and exchange.peers > 1 and along == "rows"
+        if far or len(layout.sharing_warps(0, along)) > 1:
+            width = len(several) * layout.row_slots if along == "rows" else layout.columns
+            exchange = fragment.exchange_of(exchange, layout, kind, along, width)
+            slot = exchange.take()
+            if isinstance(exchange, ClusterExchange):
+                self.send_partial(layout, partials, slot, exchange)
+            else:
+                self.write_partial(layout, along, partials, slot)
+            exchange.sync()
+            each = range(len(several))
+            partials = [self.read_partials(layout, op, along, slot, exchange.peers, nth) for nth in each]
+            exchange.read()
+        return [Fragment(self, layout, along, kind, partial) for partial in partials]
 
     def reduced_in_warp(
         self, values: Fragment, op: str, along: str, inside: Any = None, surely: tuple[int, int] | None = None
@@ -277,39 +292,8 @@ class Fragments(RowOrder):
         tile = self.whole_tile(op, values)
         if inside is not None:
             first, end = inside if isinstance(inside, tuple) else (None, inside)
-            tile = self.only_inside(tile, along, first, end, surely or (0, 0), NEUTRAL[op, tile.kind])
+            tile = self.only_inside(tile, along, first, end, surely or (0, 0), fragment.NEUTRAL[op, tile.kind])
         return self.reduce_in_warp(layout, op, tile.kind, along, tile.data)
-
-    def over_warps(self, layout: ThreadLayout, op: str, kind: str, along: str, *partials: Any) -> list[Fragment]:
-        """What a warp has (*partials*), combined with what the other warps and CTAs have that share the rows or columns: of
-        several reductions of rows, in one exchange."""
-        exchange, found = self.exchanges.get(layout.first_warp), [*partials]
-        far = exchange is not None and exchange.peers > 1 and along == "rows"
-        if far or len(layout.sharing_warps(0, along)) > 1:
-            several = len(found) * layout.row_slots if len(found) > 1 else 0
-            exchange = self.exchange_for(layout, kind, along, several)
-            slot = exchange.take()
-            if isinstance(exchange, ClusterExchange):
-                self.send_partial(layout, found, slot, exchange)
-            else:
-                self.write_partial(layout, along, found, slot)
-            exchange.sync()
-            found = [self.read_partials(layout, op, along, slot, exchange.peers, i) for i in range(len(found))]
-            exchange.read()
-        return [Fragment(self, layout, along, kind, each) for each in found]
-
-    def sums_of_rows(
-        self, several: Sequence[Fragment], inside: Any = None, surely: tuple[int, int] | None = None
-    ) -> list[Fragment]:
-        """The sums of the rows of several fragments in fp32 that are distributed alike, each as `reduce` gives it. Over warps
-        or CTAs they go in one exchange. Arguments as of `reduce`."""
-        layout = several[0].layout
-        if layout is None or any(values.layout != layout or values.kind != "fp32" for values in several):
-            raise ScopeError(
-                f"sums of rows of {', '.join(map(repr, several))}. They are in fp32, and distributed alike."
-            )
-        parts = [self.reduced_in_warp(values, "sum", "rows", inside, surely) for values in several]
-        return self.over_warps(layout, "sum", "fp32", "rows", *parts)
 
     def only_inside(
         self, tile: Fragment, along: str, first: Value | None, end: Value, surely: tuple[int, int], other: Any
@@ -318,25 +302,6 @@ class Fragments(RowOrder):
         place = tile.columns if along == "rows" else tile.rows
         holds = place < end if first is None else (place >= first) & (place < end)
         return combine("where", holds, tile, other)
-
-    def exchange_for(self, layout: ThreadLayout, kind: str, along: str, width: int = 0) -> WarpExchange:
-        """The role's `ReductionScratch`, for *width* numbers a warp, if not one a row or a column. Raises `InputError` if it
-        has none that these numbers go through."""
-        exchange = self.exchanges.get(layout.first_warp)
-        width = width or (layout.row_slots if along == "rows" else layout.columns)
-        if exchange is not None and exchange.peers > 1 and (along == "columns" or layout.row_lanes < 32):
-            rule = "has rows over CTAs of the cluster, and over all lanes of a warp" if along == "rows" else ""
-            rule = rule or "has columns in several warps, in a role whose reductions are over rows in several CTAs"
-            fix = "read the tile in its own distribution, with rows of 32 vectors or more" if along == "rows" else ""
-            raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix or "use another role")
-        if exchange is None or exchange.width < width:
-            rule = f"has {along} that lie in several warps of its role, {width} in a warp"
-            fix = f"declare tp.ReductionScratch(role, {along}={width}) in the schedule"
-            raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix)
-        if kind != "fp32":
-            rule = f"is over several warps, for {along}, in fp32 alone"
-            raise InputError("reduction of a tile", kind, rule, 'use tp.math.cast(values, "fp32")')
-        return exchange
 
     def row_parts(self, values: Fragment) -> Fragment:
         """Of each row the sum of the elements that each thread has: for `reduce`, which adds them up."""
@@ -375,6 +340,121 @@ class Fragments(RowOrder):
         """One number a row or column: those of the warps that share it, in so many CTAs, combined in the same order in all of
         them; *op* "before": of `chunk_totals`, what `chunks_before` gives, over these warps. *nth*: which of several
         reductions. Generic proxy."""
+        raise NotImplementedError
+
+    # ---- the order of a row's elements ----------------------------------------------------------------------------
+    #
+    # A row lies in *chunks*, one after another: of each, every warp that shares the row has a piece, and every lane a vector.
+
+    def cumsum(self, values: Fragment) -> Fragment:
+        """Of each row the running sums, in fp32 or int32: of each element and all before it.
+
+        They are made in a thread, then over the lanes that share a row by ``shfl.up``, then over its chunks and, through
+        shared memory, over warps. The order depends on the layout alone.
+        """
+        tile = self.whole_tile("the running sums of rows", values)
+        layout, kind = tile.layout, tile.kind
+        assert layout is not None
+        several = len(layout.sharing_warps(0, "rows")) > 1
+        exchange = self.exchanges.get(layout.first_warp)
+        if exchange is not None and exchange.peers > 1:
+            rule = "lies in a role whose reductions are over rows in several CTAs, which running sums are not"
+            raise InputError("row_cumsum of a tile", (layout.rows, layout.columns), rule, "use another role")
+        data = self.scan_in_warp(layout, kind, tile.data)
+        if layout.chunks == 1 and not several:
+            return Fragment(self, layout, "tile", kind, data)
+        totals = self.chunk_totals(layout, data)
+        if several:
+            exchange = fragment.exchange_of(exchange, layout, kind, "rows", layout.row_slots * layout.chunks)
+            slot = exchange.take()
+            self.write_partial(layout, "rows", [totals], slot)
+            exchange.sync()
+            before = self.read_partials(layout, "before", "rows", slot)
+            exchange.read()
+        else:
+            before = self.chunks_before(layout, totals)
+        return Fragment(self, layout, "tile", kind, self.add_chunks(layout, data, before))
+
+    def swap_pairs(self, values: Fragment) -> Fragment:
+        """Columns 2 i and 2 i + 1 of a tile, or of one number a column, swapped: a thread has both."""
+        layout = values.layout
+        if layout is None or values.along not in ("tile", "columns"):
+            raise ScopeError(f"neighbours of {values!r} swapped. They are of a whole tile, or of one number a column.")
+        if layout.width % 2:
+            rule = "has its columns one by one in threads, where neighbours are in different ones"
+            raise InputError("swap_pairs of a tile", (layout.rows, layout.columns), rule, "use fewer warps")
+        data = self.swapped_pairs(layout, values.along, values.data)
+        return Fragment(self, layout, values.along, values.kind, data)
+
+    def split_pairs(self, values: Fragment) -> tuple[Fragment, Fragment]:
+        """Columns 2 i, and columns 2 i + 1, of a tile or of one number a column: a thread has both."""
+        layout = values.layout
+        if layout is None or values.along not in ("tile", "columns"):
+            raise ScopeError(f"the pairs of {values!r}. They are of a whole tile, or of one number a column.")
+        if not isinstance(layout, VectorLayout) or layout.width % 2:
+            rule = "has two or more columns side by side in a thread, as a tile read from a slot"
+            raise InputError("split_pairs of a tile", (layout.rows, layout.columns), rule, "use fewer warps")
+        half = attrs.evolve(layout, tile=(*layout.tile[:-1], layout.columns // 2), width=layout.width // 2)
+        halves = [self.picked_of_pairs(layout, values.along, values.data, i) for i in (0, 1)]
+        even, odd = (Fragment(self, half, values.along, values.kind, data) for data in halves)
+        return even, odd
+
+    def join_pairs(self, even: Fragment, odd: Fragment) -> Fragment:
+        """What `split_pairs` gave two fragments of, or functions of them, as columns 2 i and 2 i + 1 of one tile."""
+        layout, (along, kind, (first, second)) = even.layout, self.alike("join_pairs", even, odd)
+        if not isinstance(layout, VectorLayout) or 2 * layout.width > max(WIDTHS):
+            rule = f"has at most {max(WIDTHS) // 2} columns side by side in a thread, as of split_pairs"
+            raise InputError("join_pairs of tiles", repr(even), rule, "read it with width=4")
+        whole = attrs.evolve(layout, tile=(*layout.tile[:-1], layout.columns * 2), width=layout.width * 2)
+        data = self.joined_pairs(layout, along, first, second)
+        return Fragment(self, whole, along, kind, data)
+
+    def alike(self, name: str, one: Fragment, other: Fragment) -> tuple[str, str, list[Any]]:
+        """Along what, of which kind, and the data of two fragments that are distributed alike, or are made so."""
+        layout = one.layout
+        if layout is None or other.layout != layout or {one.along, other.along} - {"tile", "rows", "columns"}:
+            raise ScopeError(f"{name} of {one!r} and {other!r}. They are distributed alike, such as by split_pairs.")
+        along = one.along if one.along == other.along == "columns" else "tile"
+        kind = one.kind if one.kind == other.kind else "fp32"
+        data = [self.expand(layout, x.along, self.convert(x.data, x.kind, kind), along) for x in (one, other)]
+        return along, kind, data
+
+    def whole_tile(self, what: str, values: Fragment) -> Fragment:
+        """*values* of a whole tile in fp32 or int32."""
+        layout = values.layout
+        if layout is None or values.along == "parts":
+            raise ScopeError(f"{what} of {values!r}. They are of a whole tile, such as acc.values().")
+        layout.check_rows()
+        kind = "int32" if values.kind == "bool" else values.kind
+        data = self.expand(layout, values.along, self.convert(values.data, values.kind, kind), "tile")
+        return Fragment(self, layout, "tile", kind, data)
+
+    def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
+        """The running sums of each row and chunk of a whole tile's data, over the lanes of a warp."""
+        raise NotImplementedError
+
+    def chunk_totals(self, layout: ThreadLayout, data: Any) -> Any:
+        """What `scan_in_warp` gave for the last element of each row and chunk: `layout.chunks` numbers a row slot."""
+        raise NotImplementedError
+
+    def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
+        """For each row and chunk, the sum of the totals of earlier chunks, as `chunk_totals` gave them."""
+        raise NotImplementedError
+
+    def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
+        """A whole tile's data with a number added for each row and chunk."""
+        raise NotImplementedError
+
+    def swapped_pairs(self, layout: ThreadLayout, along: str, data: Any) -> Any:
+        """Data along a "tile" or its "columns" in which neighbours have changed places."""
+        raise NotImplementedError
+
+    def picked_of_pairs(self, layout: VectorLayout, along: str, data: Any, which: int) -> Any:
+        """Of each pair of neighbours the first (0) or the second (1), from data along a "tile" or its "columns"."""
+        raise NotImplementedError
+
+    def joined_pairs(self, layout: VectorLayout, along: str, even: Any, odd: Any) -> Any:
+        """Data of a *layout* twice as wide, in which those of *even* and of *odd* alternate."""
         raise NotImplementedError
 
     # ---- data -----------------------------------------------------------------------------------------------------

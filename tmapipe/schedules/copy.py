@@ -34,8 +34,7 @@ from tmapipe.schedules.rowform import (
     seen_as,
     strides_of,
 )
-from tmapipe.schedules.rows import KINDS
-from tmapipe.schedules.waves import MULTIPROCESSORS
+from tmapipe.schedules.rows import KINDS, MULTIPROCESSORS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles

@@ -3,31 +3,229 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math as math_
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
+
+import attrs
 
 from tmapipe import math
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base import MulticastGroup
 from tmapipe.base.arithmetic import ceil_div, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind import check_kind, note_written, span
+from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import new_like, signature
-from tmapipe.calling import again_of
-from tmapipe.errors import InputError
+from tmapipe.calling import Again, again_of
+from tmapipe.errors import InputError, changed
 from tmapipe.kernel import KernelContext
 from tmapipe.parts.stages import ReductionScratch
+from tmapipe.plan.model import WARP
+from tmapipe.plan.rings import SM_RESERVED, arch_named
+from tmapipe.plan.thread_layout import VectorLayout
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.gradientforms import KEPT, gradient_forms
-from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import RowKernel, Rows
-from tmapipe.schedules.waves import clusters_of
+from tmapipe.schedules.rowform import BOX, CTAS, LINE, MARGIN, MOST_CLUSTER, THREADS, RowForm
+from tmapipe.schedules.rows import MULTIPROCESSORS, RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
+
+# ---- gradient forms --------------------------------------------------------------------------------------------------
+#
+# All clusters run at once, and each takes tiles of rows one after another: x and dy of them in one slot of a ring.
+
+
+@attrs.frozen
+class GradientForm(RowForm):
+    """How a kernel takes rows whose gradients it adds up. All clusters run at the same time, each with a tile of sums.
+
+    Args:
+        slots: Of a CTA's ring, with a tile of rows each.
+        in_turn: Whether all threads take a tile's rows one after another, not each warp some of them. Of rows that begin
+            anywhere, a tile has such that begin alike.
+    """
+
+    each: int = 2
+    slots: int = 2
+    in_turn: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        RowForm(self.length, 1, self.columns, 1, self.ctas, vector=self.vector, size=self.size, packed=self.packed)
+
+    @property
+    def at_once(self) -> int:
+        """Rows that threads take at once."""
+        return 1 if self.in_turn else self.rows
+
+    @property
+    def values(self) -> int:
+        return self.at_once * self.columns // (WARP * self.warps)
+
+    @property
+    def layout(self) -> VectorLayout:
+        return VectorLayout((self.at_once, self.columns), self.width or self.unit, self.warps, 1)
+
+    @property
+    def clusters(self) -> int:
+        """How many run at the same time."""
+        share = self.share or 1
+        return MULTIPROCESSORS // GPC * (GPC * share // self.ctas) if self.ctas > 1 else MULTIPROCESSORS * share
+
+
+LOADS = 2  # tensors of rows
+GPC = 16  # multiprocessors of a part of the GPU that a cluster lies in
+KEPT, MOST_VALUES = 16, 32  # weights of a thread that stay in registers; elements of a thread
+ROWS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32
+MOST_IN_TURN = 8
+WARPS = 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16
+SLOTS = 2, 3, 4
+TARGET = arch_named("sm_90a")
+QUARTER = TARGET.registers // 4 // WARP  # registers of a quarter of a multiprocessor, for each lane
+CLOCK, LOADING = 1.7e3, 2500  # cycles a microsecond; in which a tile comes, where none is on its way meanwhile
+BYTES = 128 << 20  # of x, for which times are estimated
+MEMORY = 98.0  # microseconds in which so many are read twice and written
+LEAST_FLIGHT, MOST_FLIGHT = 48 << 10, 80 << 10  # bytes on their way to a multiprocessor
+
+
+@functools.lru_cache(maxsize=1024)
+def gradient_forms(
+    length: int, size: int, vector: int, sums: int, dense: bool = True, width: int = 0, weight: int = 0
+) -> tuple[GradientForm, ...]:
+    """All forms, the best one first.
+
+    Args:
+        length: Of a row (elements).
+        size: Bytes of an element.
+        vector: As of `RowForm`.
+        sums: Gradients that are sums over rows: 1 or 2.
+        dense: Whether one row follows another in memory.
+        width: Elements that a thread has side by side at most; 0: any number.
+        weight: Bytes of a weight; 0: as many as of an element.
+
+    Raises:
+        InputError: No form has room for such rows.
+    """
+    found = {
+        form: time_of(form, sums) for form in _forms(length, size, vector, sums, dense, width or 8, weight or size)
+    }
+    if not found:
+        raise InputError("row length", length, "fits into the registers of a cluster", "split the rows")
+    return tuple(sorted(found, key=found.__getitem__))
+
+
+def _forms(
+    length: int, size: int, vector: int, sums: int, dense: bool, most_wide: int, weight: int
+) -> Iterator[GradientForm]:
+    further = (ALIGNMENT - vector) // size
+    widest = min(most_wide, 8, ALIGNMENT // size)
+    inside = min(widest, vector // size)
+    kinds = [(widest, False), (min(4, widest), False), (min(2, widest), False)]
+    if dense:
+        kinds += [(inside, True), (min(2, inside), True), (1, True)]
+    ctas = [2**i for i in range(5)]
+    sorts = [(*kind, in_turn) for kind in dict.fromkeys(kinds) for in_turn in (False, True)]
+    for (width, packed, in_turn), count, warps, rows in itertools.product(sorts, ctas, WARPS, ROWS):
+        far = count > 1 and (packed or length * size < 2048 * count or (rows > 1 and not in_turn))
+        if far or (packed and (rows * vector % ALIGNMENT or rows == 1 or vector == ALIGNMENT)):
+            continue
+        if in_turn and (packed or not 1 < rows <= MOST_IN_TURN):
+            continue
+        whole = length if packed else length + further
+        unit = max(64, 1 if packed else LINE // size)
+        columns = _columns(ceil_div(whole, count), 1 if in_turn else rows, warps, width, unit)
+        if columns is None or (count > 1 and ceil_div(whole, columns) < count):
+            continue
+        sizes, how = (length, rows, columns, warps, count, 1, vector, size), {"width": width, "packed": packed}
+        form = GradientForm(*sizes, **how, in_turn=in_turn)
+        if form.values > MOST_VALUES or (packed and not form.layout.by_rows):
+            continue
+        for slots in SLOTS if count < MOST_CLUSTER else (1, *SLOTS):
+            made = attrs.evolve(form, slots=slots)
+            share = resident(made, sums, weight)
+            if share or (count == MOST_CLUSTER and room_of(made, weight)):
+                yield attrs.evolve(made, share=share or 1)
+
+
+def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | None:
+    """The least number of columns that has *piece* of a row, of which threads have the same number in vectors of *width*; if
+    it takes several boxes, whole units."""
+    if piece <= WARP * width:
+        candidates = [width << i for i in range(1, 6) if width << i >= piece]
+    else:
+        first = ceil_div(piece, WARP * width)
+        candidates = [(first + i) * WARP * width for i in range(warps)]
+    for columns in candidates:
+        if rows * columns % (WARP * warps * width) or (columns > BOX and columns % unit):
+            continue
+        if VectorLayout((rows, columns), width, warps, 1).regular:
+            return columns
+    return None
+
+
+def keeps(form: GradientForm) -> bool:
+    """Whether a thread keeps the weights of its columns in registers: where reading them takes long, any number."""
+    return form.layout.column_slots <= KEPT or (form.apart > 1 and not form.packed)
+
+
+def registers_of(form: GradientForm, sums: int) -> int:
+    """Of a thread, about."""
+    columns, values, apart = form.layout.column_slots, form.values, form.apart > 1
+    registers = 40 + (2 + sums) * values + (columns if keeps(form) else 4) + 8 * (sums - 1) + (14 if apart else 0)
+    registers += columns if form.packed and not keeps(form) else 0
+    if form.in_turn:
+        return registers + 6 * (form.rows - 1)
+    return registers + (0 if form.packed else math_.ceil(3.1 * max(0, form.layout.row_slots - 2)))
+
+
+def resident(form: GradientForm, sums: int, weight: int) -> int:
+    """How many CTAs fit on a multiprocessor, without spilling registers."""
+    warps = QUARTER // (ceil_div(registers_of(form, sums), 8) * 8) * 4  # of a multiprocessor, a quarter of them in each
+    return min(room_of(form, weight), warps // (form.warps + 1))
+
+
+def room_of(form: GradientForm, weight: int) -> int:
+    """How many CTAs a multiprocessor has threads and shared memory for."""
+    threads, layout = WARP * (form.warps + 1), form.layout
+    smem = form.slots * LOADS * form.slot * form.size + (form.columns + (MARGIN if form.apart > 1 else 0)) * weight
+    several = 2 * (form.rows if form.in_turn else layout.row_slots)
+    width = max(several, form.columns if layout.row_warps < form.warps else 1)
+    smem += 8 * ceil_div(width, 4) * 4 * form.warps * form.ctas + 1024
+    return min(CTAS, THREADS // threads, (TARGET.smem + SM_RESERVED) // (smem + SM_RESERVED))
+
+
+def time_of(form: GradientForm, sums: int) -> float:
+    """What a form is expected to take for `BYTES` of x (microseconds).
+
+    Three things go on at the same time: memory moves bytes, as long as enough of them are on their way, and not too many;
+    warps issue instructions; and of each cluster, one tile is computed after another.
+    """
+    layout, share, values = form.layout, form.share or 1, form.values
+    turns, apart = form.rows if form.in_turn else 1, form.apart > 1 and not form.packed
+    tiles = BYTES / (form.length * form.size) / form.rows / form.clusters + 0.5  # of a cluster that has one more
+    flight = share * form.slots * LOADS * form.rows * min(form.length / form.ctas, form.columns) * form.size
+    memory = 1 + 0.25 * max(0.0, LEAST_FLIGHT / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
+    memory *= MEMORY * (1 + 0.06 * math_.log2(form.ctas))  # CTAs wait for the slowest of a cluster
+    width = form.width or form.unit
+    each = 30 + (7 + 3 * sums) * values + 12 * sums * layout.row_slots * (layout.row_lanes.bit_length() - 1)
+    each += 3 * (sums + 1) * values / width + (0 if keeps(form) else 1.5 * layout.column_slots / min(4, width))
+    issue = tiles * share * form.warps * turns * each / 4 / CLOCK
+    exchange = 0
+    if form.ctas > 1:  # each warp sends its sums to all CTAs
+        exchange = 740 + 15 * form.ctas + 21 * form.ctas * form.warps
+    elif layout.row_warps > 1:
+        exchange = 120 + 28 * form.warps
+    latency = 450 + sums * exchange + (7 + 7 * sums + 20 * apart) * values * turns
+    chain = tiles * (latency + (0 if form.slots > 1 else LOADING)) / CLOCK
+    spilled = registers_of(form, sums) > QUARTER // ceil_div(share * (form.warps + 1), 4) // 8 * 8
+    return (1.5 if spilled else 1.0) * math_.hypot((memory**3.5 + issue**3.5) ** (1 / 3.5), chain)
+
+
+# ---- norm gradients --------------------------------------------------------------------------------------------------
+#
+# The kernels: one that takes all rows, and one that adds up what its clusters have.
 
 PART = 2048  # elements of a slot of partial sums
 MOST_KNOWN = 64  # signatures of calls that a kernel knows
@@ -46,32 +244,28 @@ class NormBackwardRows(Rows):
     """
 
     loaded, columns, stored, bulk = ("x", "dy"), ("weight",), ("dx",), False
-    classes = True
 
-    def __init__(self, form: RowForm, eps: float = 1e-6, centered: bool = False, stored: int = ALIGNMENT):
+    def __init__(self, form: GradientForm, eps: float = 1e-6, centered: bool = False, stored: int = ALIGNMENT):
         super().__init__(form, stored)
-        self.eps, self.centered = eps, centered
+        self.form, self.eps, self.centered = form, eps, centered
         self.over = "c n" if form.apart == 1 else "c b n"
         self.tiles = GridTiles(Grouped(1), form.share)
+        self.ring = BarrierRing(form.slots, producer=self.load, consumer=self.work)
+        for name in self.loaded:
+            setattr(self, name, self._rows_in())
+        self.dx = changed(self.dx, tile=(form.at_once, form.columns))
         layout, group = form.layout, MulticastGroup("n") if form.ctas > 1 else None
         several = 2 * len(self.turns) * layout.row_slots  # sums of rows that go together
         apart = layout.row_warps < form.warps  # warps that have other rows
         self.across = ReductionScratch(self.work, rows=several, columns=form.columns if apart else 1, group=group)
+        how: dict[str, Any] = {"role": self.work, "vector": 4, "wide": form.apart > 1, "dtype": fp32}
         for name in self.sums:
-            part = ThreadStoreStage(
-                self.over, tile=(form.columns,), role=self.work, vector=4, wide=form.apart > 1, dtype=fp32
-            )
-            setattr(self, name, part)
+            setattr(self, name, ThreadStoreStage(self.over, tile=(form.columns,), **how))
 
     @property
     def turns(self) -> tuple[int, ...]:
         """Rows of a tile that threads take one after another; 0 where they take all at once."""
         return tuple(range(self.form.rows)) if self.form.in_turn else (0,)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether a thread keeps the weights of its columns in registers."""
-        return self.form.layout.column_slots <= KEPT
 
     @property
     def sums(self) -> tuple[str, ...]:
@@ -105,7 +299,7 @@ class NormBackwardRows(Rows):
     def differentiate(self, k: KernelContext, tile: Tile) -> None:
         form = self.form
         dweight = k.full("dx" if form.packed or form.in_turn else "x", 0.0, width=form.width or form.unit)
-        dbias, weight = dweight, self.read_column(k, None, "weight", tile, dweight) if self.keeps else None
+        dbias, weight = dweight, self.read_column(k, None, "weight", tile, dweight) if keeps(form) else None
         for i in range(self.count(k, tile)):
             with k.ring.consume() as slot:
                 own = self.read_column(k, None, "weight", tile, dweight) if weight is None else weight
@@ -167,13 +361,13 @@ class NormBackwardRows(Rows):
         return stage.read(tile=(1, form.columns), at=(i, 0), width=form.width or form.unit)
 
     def run(self, given: dict[str, Any], others: dict[str, Any]) -> tuple[Any, ...]:
-        """As in `Rows`; returns the sums over rows, and what clusters had of these."""
-        form, length, count = self.form, self.form.length, len(self.sums)
-        pitch = ceil_div(count * length, 4) * 4  # where TMA may begin
+        """As in `Rows`; returns what clusters have of the sums over rows, and these side by side."""
+        form, length = self.form, self.form.length
+        pitch = ceil_div(len(self.sums) * length, 4) * 4  # where TMA may begin
         parts, heights = [*self.parts(given)], list[tuple[int, ...]]()
         for part in parts:
             *classes, height, _ = part["dx"].shape
-            clusters = max(1, clusters_of(form) // math_.prod(classes))
+            clusters = max(1, form.clusters // math_.prod(classes))
             heights.append((min(ceil_div(height, form.rows), clusters), *classes))
         several = [math_.prod(each) for each in heights]
         made, first = new_like(given["x"], (sum(several), pitch), fp32), 0
@@ -182,8 +376,7 @@ class NormBackwardRows(Rows):
             sums = {name: own[..., i * length : (i + 1) * length] for i, name in enumerate(self.sums)}
             self(**part, **sums, **others)
             first += some
-        totals = part_sums(len(made))(made)
-        return *(totals[i * length : (i + 1) * length] for i in range(count)), made
+        return made, part_sums(len(made))(made)
 
 
 class PartSums(Schedule):
@@ -225,12 +418,6 @@ def part_sums(rows: int) -> PartSums:
     return PartSums(min(256, max(32, 1 << (PART // rows).bit_length() - 1)))
 
 
-def overlap(one: Any, other: Any) -> bool:
-    """Whether the spans of two torch tensors have bytes in common."""
-    first, second = one.data_ptr(), other.data_ptr()
-    return first < second + span(other) and second < first + span(one)
-
-
 class RmsNormBackward(RowKernel):
     """The gradients of `RmsNorm` without a residual.
 
@@ -243,7 +430,7 @@ class RmsNormBackward(RowKernel):
     def __init__(self, eps: float = 1e-6):
         super().__init__()
         self.eps = eps
-        self.known: dict[Any, Callable[..., tuple[Any, ...] | None]] = {}  # by signature, what makes such calls again
+        self.known: dict[Any, Again] = {}  # by signature, what makes such calls again
 
     def __call__(self, x: Any, weight: Any, dy: Any, *, out: Any = None) -> Any:
         """The gradients of x, of the weights, and of `LayerNormBackward` of the biases.
@@ -262,16 +449,25 @@ class RmsNormBackward(RowKernel):
         """
         known = signature((x, weight, dy), out)
         again = self.known.get(known) if known else None
-        found = again(x, weight, dy, out) if again else None
+        found = again((x, weight, dy), out) if again else None
         if found is not None:
-            return found
+            return self.results(*found)
         check_kind("x", x)
         if 0 in x.shape[:-1]:
             raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")
-        *results, made, launches = self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight})
+        *made, launches = self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight})
         if known and launches:
-            self.remember(known, launches, (x, weight, dy), results, made)
-        return tuple(results)
+            of_rows = {"x": 0, "weight": 1, "dy": 2, "dx": 3, "dweight": 4, "dbias": 4}
+            places = [of_rows] * (len(launches) - 1) + [{"x": 4, "y": 5}]
+            again = again_of(launches, places, (x, weight, dy), made)
+            if again is not None:
+                self.known = {**(self.known if len(self.known) < MOST_KNOWN else {}), known: again}
+        return self.results(*made)
+
+    def results(self, dx: Any, made: Any, totals: Any) -> tuple[Any, ...]:
+        """What a call returns, of dx, of what clusters had of sums, and of the sums."""
+        length = dx.shape[-1]
+        return dx, *(totals[i * length : (i + 1) * length] for i in range(1 + self.centered))
 
     def apply(
         self, rows: dict[str, Any], stored: dict[str, Any], others: dict[str, Any], more: dict[str, Any]
@@ -285,43 +481,13 @@ class RmsNormBackward(RowKernel):
             found = super().apply(rows, stored, others, more)
         return *found, launches
 
-    def remember(self, known: Any, launches: list[Any], given: tuple[Any, ...], results: list[Any], made: Any) -> None:
-        """Notes what makes a call's launches again, for calls with tensors of a signature *known*.
-
-        Args:
-            launches: As `watched` has noted them.
-            given: x, weight and dy.
-            results: What the call returns.
-            made: What clusters had of the sums.
-        """
-        of_rows = {"x": 0, "weight": 1, "dy": 2, "dx": 3, "dweight": 4, "dbias": 4}
-        places = [of_rows] * (len(launches) - 1) + [{"x": 4, "y": 5}]
-        launch = again_of(launches, places, (*given, results[0], made, results[1]))
-        if launch is None:
-            return
-        shape, length, count = tuple(made.shape), results[1].shape[0], len(results) - 1
-
-        def again(x: Any, weight: Any, dy: Any, out: Any) -> tuple[Any, ...] | None:
-            dx = new_like(x) if out is None else out
-            if out is not None and any(overlap(out, each) for each in (x, weight, dy)):
-                return None
-            made, totals = new_like(x, shape, fp32), new_like(x, shape[1:], fp32)
-            launch((x, weight, dy, dx, made, totals))
-            if out is not None:
-                note_written((out,))
-            return dx, *(totals[i * length : (i + 1) * length] for i in range(count))
-
-        if len(self.known) >= MOST_KNOWN:
-            self.known.clear()
-        self.known[known] = again
-
     def forms(
         self, length: int, size: int, vector: int, loads: int = 2, vectors: int = 0, dense: bool = True, width: int = 0
-    ) -> list[RowForm]:
+    ) -> list[GradientForm]:
         """As in `RowKernel`."""
         return [*gradient_forms(length, size, vector, 1 + self.centered, dense, width, vectors)]
 
-    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
+    def rows(self, form: GradientForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
         return NormBackwardRows(form, self.eps, self.centered, stored)
 

@@ -205,8 +205,6 @@ class RowForm:
         alike: Whether rows of results begin as many bytes after such a multiple, or a whole number of times as many.
         piece: Columns of a row that threads take at once, where numbers of columns come piece by piece; 0: all at once.
         ahead: Such pieces of numbers that are on their way.
-        slots: Of a CTA's ring; 0: two where it takes several tiles or pieces, else one.
-        in_turn: Whether all threads take a tile's rows one after another, not each warp some of them.
     """
 
     length: int
@@ -226,13 +224,13 @@ class RowForm:
     alike: bool = True
     piece: int = 0
     ahead: int = 2
-    slots: int = 0
-    in_turn: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
             rule = f"has room for rows of {self.length} elements"
             raise InputError("RowForm(columns, ctas)", (self.columns, self.ctas), rule, "take more of either")
+        if self.rows > 1 and self.apart > 1:
+            raise InputError("RowForm(rows)", self.rows, "is 1 of rows that begin anywhere", "use packed=True, or 1")
         if self.piece and (
             self.columns % self.piece or (self.rows, self.each, self.held, self.packed) != (1, 1, False, False)
         ):
@@ -280,16 +278,11 @@ class RowForm:
     @property
     def values(self) -> int:
         """Of a thread."""
-        return self.at_once * self.columns // (WARP * self.warps)
-
-    @property
-    def at_once(self) -> int:
-        """Rows that threads take at once."""
-        return 1 if self.in_turn else self.rows
+        return self.rows * self.columns // (WARP * self.warps)
 
     @property
     def layout(self) -> VectorLayout:
-        return VectorLayout((self.at_once, self.columns), self.width or self.unit, self.warps, 1)
+        return VectorLayout((self.rows, self.columns), self.width or self.unit, self.warps, 1)
 
     @property
     def single(self) -> bool:

@@ -31,10 +31,10 @@ from tmapipe.schedules.rowform import (
     copied,
     loadable,
     place_of,
+    resident,
     row_forms,
     together,
 )
-from tmapipe.schedules.waves import of_height
 from tmapipe.stage import BulkLoadStage, LoadStage, TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
 from tmapipe.tiles.dynamic import GridTiles
@@ -78,8 +78,6 @@ class Rows(Schedule):
     numbers: tuple[str, ...] = ()
     #: Whether all rows that are loaded lie inside the tensor.
     bulk = True
-    #: Whether a tile may be several rows that begin alike, each as many rows after the one before as begin differently.
-    classes = False
     #: Tables of integers, as many a row.
     tables: tuple[str, ...] = ()
     #: Whether the first result may be the first tensor of rows, where tiles are whole rows of a matrix.
@@ -89,8 +87,6 @@ class Rows(Schedule):
         if not isinstance(form, RowForm):
             name = f"{type(self).__name__}(form)"
             raise InputError(name, form, "says how rows are shared out", "e.g. row_form(1024), of schedules.rowform")
-        if form.rows > 1 and form.apart > 1 and not self.classes:
-            raise InputError("RowForm(rows)", form.rows, "is 1 of rows that begin anywhere", "use packed=True, or 1")
         self.form = form
         self.over = "m" if form.apart == 1 else "a b"
         self.tiles = GridTiles(Grouped(1), form.share, form.each)
@@ -101,8 +97,7 @@ class Rows(Schedule):
             self.relations = (Dim("n", size=form.length),)
         self.work = Role(warps=form.warps)
         pieces = not self.stored and form.ctas > 1
-        slots = form.slots or (2 if form.each > 1 or pieces else 1)
-        self.ring = BarrierRing(slots, producer=self.load, consumer=self.work)
+        self.ring = BarrierRing(2 if form.each > 1 or pieces else 1, producer=self.load, consumer=self.work)
         if self.columns and form.each > 1:  # loaded once for a cluster's tiles
             self.once = BarrierRing(producer=self.load, consumer=self.work, per="cta")
         if form.piece:
@@ -148,7 +143,7 @@ class Rows(Schedule):
     def _rows_out(self, vector: int) -> ThreadStoreStage:
         form = self.form
         dims = "m n" if form.apart == 1 else "b a n"
-        tile, wide = (form.at_once, form.columns), form.apart > 1
+        tile, wide = (form.rows, form.columns), form.apart > 1
         return ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector, wide=wide)
 
     # ---- bodies ---------------------------------------------------------------------------------------------------
@@ -345,6 +340,7 @@ class Rows(Schedule):
 
 
 KINDS = ("bf16", "fp16", "fp32")
+MULTIPROCESSORS = 132  # of an H200
 
 
 class RowKernel:
@@ -466,6 +462,18 @@ class RowKernel:
             more = remember_by_name(self, run, given, made)
         results = (*made.values(), *more)
         return results[0] if len(results) == 1 else results
+
+
+def of_height(form: RowForm, height: int) -> RowForm:
+    """The form for so many rows that CTAs read by pieces: fewer a CTA, where else some multiprocessors would have none; more
+    CTAs on a multiprocessor, where else the last few would start when all others have ended."""
+    each, share = form.each, form.share or 1
+    while form.ctas > 1 and each > 1 and ceil_div(height, each) < MULTIPROCESSORS * share:
+        each //= 2
+    wanted = ceil_div(ceil_div(height, each), MULTIPROCESSORS)
+    if form.ctas > 1 and share < wanted <= resident(form, 1, 0):
+        share = wanted
+    return attrs.evolve(form, each=each, share=share)
 
 
 def as_matrix(name: str, x: Any, number: bool | None = None) -> Any:
