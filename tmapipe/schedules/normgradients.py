@@ -79,15 +79,15 @@ LOADS = 2  # tensors of rows
 GPC = 16  # multiprocessors of a part of the GPU that a cluster lies in
 KEPT, MOST_VALUES = 16, 32  # weights of a thread that stay in registers; elements of a thread
 ROWS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32
-MOST_IN_TURN = 8
+MOST_IN_TURN = 4
 WARPS = 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16
 SLOTS = 2, 3, 4
 TARGET = arch_named("sm_90a")
 QUARTER = TARGET.registers // 4 // WARP  # registers of a quarter of a multiprocessor, for each lane
-CLOCK, LOADING = 1.7e3, 2500  # cycles a microsecond; in which a tile comes, where none is on its way meanwhile
+CLOCK = 1.7e3  # cycles a microsecond
 BYTES = 128 << 20  # of x, for which times are estimated
-MEMORY = 98.0  # microseconds in which so many are read twice and written
-LEAST_FLIGHT, MOST_FLIGHT = 48 << 10, 80 << 10  # bytes on their way to a multiprocessor
+MEMORY = 97.0  # microseconds in which so many are read twice and written
+LEAST_FLIGHT, MOST_FLIGHT = 54 << 10, 45 << 10  # bytes on their way: fewer lose much, more lose little
 
 
 @functools.lru_cache(maxsize=1024)
@@ -131,7 +131,7 @@ def _forms(
         far = count > 1 and (packed or length * size < 2048 * count or (rows > 1 and not in_turn))
         if far or (packed and (rows * vector % ALIGNMENT or rows == 1 or vector == ALIGNMENT)):
             continue
-        if in_turn and (packed or not 1 < rows <= MOST_IN_TURN):
+        if in_turn and (count == 1 or not 1 < rows <= MOST_IN_TURN):  # else, threads would hold all these rows
             continue
         whole = length if packed else length + further
         unit = max(64, 1 if packed else LINE // size)
@@ -142,16 +142,17 @@ def _forms(
         form = GradientForm(*sizes, **how, in_turn=in_turn)
         if form.values > MOST_VALUES or (packed and not form.layout.by_rows):
             continue
-        for slots in SLOTS if count < MOST_CLUSTER else (1, *SLOTS):
+        for slots in SLOTS:
             made = attrs.evolve(form, slots=slots)
-            share = resident(made, sums, weight)
-            if share or (count == MOST_CLUSTER and room_of(made, weight)):
-                yield attrs.evolve(made, share=share or 1)
+            if share := resident(made, sums, weight):
+                yield attrs.evolve(made, share=share)
+        made = attrs.evolve(form, slots=2 if room_of(form, weight) else 1)
+        if count == MOST_CLUSTER and not resident(made, sums, weight) and room_of(made, weight):
+            yield attrs.evolve(made, share=1)  # with some registers spilled
 
 
 def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | None:
-    """The least number of columns that has *piece* of a row, of which threads have the same number in vectors of *width*; if
-    it takes several boxes, whole units."""
+    """The least number of columns that has *piece* of a row, which threads share evenly; of several boxes, whole units."""
     if piece <= WARP * width:
         candidates = [width << i for i in range(1, 6) if width << i >= piece]
     else:
@@ -175,9 +176,8 @@ def registers_of(form: GradientForm, sums: int) -> int:
     columns, values, apart = form.layout.column_slots, form.values, form.apart > 1
     registers = 40 + (2 + sums) * values + (columns if keeps(form) else 4) + 8 * (sums - 1) + (14 if apart else 0)
     registers += columns if form.packed and not keeps(form) else 0
-    if form.in_turn:
-        return registers + 6 * (form.rows - 1)
-    return registers + (0 if form.packed else math_.ceil(3.1 * max(0, form.layout.row_slots - 2)))
+    slots = 0 if form.packed or form.in_turn else max(0, form.layout.row_slots - 2)
+    return registers + math_.ceil(3.1 * slots) + 6 * (form.rows - 1) * form.in_turn
 
 
 def resident(form: GradientForm, sums: int, weight: int) -> int:
@@ -190,45 +190,41 @@ def room_of(form: GradientForm, weight: int) -> int:
     """How many CTAs a multiprocessor has threads and shared memory for."""
     threads, layout = WARP * (form.warps + 1), form.layout
     smem = form.slots * LOADS * form.slot * form.size + (form.columns + (MARGIN if form.apart > 1 else 0)) * weight
-    several = 2 * (form.rows if form.in_turn else layout.row_slots)
-    width = max(several, form.columns if layout.row_warps < form.warps else 1)
-    smem += 8 * ceil_div(width, 4) * 4 * form.warps * form.ctas + 1024
+    sums = 2 * (form.rows if form.in_turn else layout.row_slots), form.columns * (layout.row_warps < form.warps)
+    smem += 8 * ceil_div(max(sums), 4) * 4 * form.warps * form.ctas + 1024
     return min(CTAS, THREADS // threads, (TARGET.smem + SM_RESERVED) // (smem + SM_RESERVED))
 
 
 def time_of(form: GradientForm, sums: int) -> float:
-    """What a form is expected to take for `BYTES` of x (microseconds).
-
-    Three things go on at the same time: memory moves bytes, as long as enough of them are on their way, and not too many;
-    warps issue instructions; and of each cluster, one tile is computed after another.
-    """
+    """What a form is expected to take for `BYTES` of x (microseconds). Memory moves bytes, as long as enough are on their way;
+    warps issue instructions; each cluster computes one tile after another. Fitted to 191 forms of 22 lengths on an H200."""
     layout, share, values = form.layout, form.share or 1, form.values
     turns, apart = form.rows if form.in_turn else 1, form.apart > 1 and not form.packed
-    tiles = BYTES / (form.length * form.size) / form.rows / form.clusters + 0.5  # of a cluster that has one more
+    tiles = BYTES / (form.length * form.size) / form.rows / form.clusters  # of a cluster
     flight = share * form.slots * LOADS * form.rows * min(form.length / form.ctas, form.columns) * form.size
-    memory = 1 + 0.25 * max(0.0, LEAST_FLIGHT / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
-    memory *= MEMORY * (1 + 0.06 * math_.log2(form.ctas))  # CTAs wait for the slowest of a cluster
-    width = form.width or form.unit
-    each = 30 + (7 + 3 * sums) * values + 12 * sums * layout.row_slots * (layout.row_lanes.bit_length() - 1)
-    each += 3 * (sums + 1) * values / width + (0 if keeps(form) else 1.5 * layout.column_slots / min(4, width))
+    memory = 1 + 0.4 * max(0.0, LEAST_FLIGHT / flight - 1) + 0.037 * max(0.0, flight / MOST_FLIGHT - 1)
+    memory *= MEMORY * (1 + 0.041 * math_.log2(form.ctas))  # CTAs wait for the slowest of a cluster
+    width, more, far = form.width or form.unit, sums - 1, form.ctas > 1
+    each = 3 + (13 + 4.7 * more + 7.3 * apart) * values
+    each += 10.2 * sums * layout.row_slots * (layout.row_lanes.bit_length() - 1)
+    each += 4.8 * (sums + 1) * values / width + (0 if keeps(form) else 2.4 * layout.column_slots / min(4, width))
     issue = tiles * share * form.warps * turns * each / 4 / CLOCK
-    exchange = 0
-    if form.ctas > 1:  # each warp sends its sums to all CTAs
-        exchange = 740 + 15 * form.ctas + 21 * form.ctas * form.warps
-    elif layout.row_warps > 1:
-        exchange = 120 + 28 * form.warps
-    latency = 450 + sums * exchange + (7 + 7 * sums + 20 * apart) * values * turns
-    chain = tiles * (latency + (0 if form.slots > 1 else LOADING)) / CLOCK
+    exchange = (
+        725 + 7.6 * form.ctas + 20.9 * form.ctas * form.warps if far else 0.0
+    )  # a warp sends its sums to all CTAs
+    exchange += 169 + 4.1 * form.warps if layout.row_warps > 1 and not far else 0.0
+    of_value = max(11.3 + 5.7 * more + 38.7 * apart, (8.4 + 4.2 * more + 23 * apart) * form.warps / 4)
+    chain = tiles * (218 + (210 + exchange) * sums + of_value * values * turns) / CLOCK
     spilled = registers_of(form, sums) > QUARTER // ceil_div(share * (form.warps + 1), 4) // 8 * 8
-    return (1.5 if spilled else 1.0) * math_.hypot((memory**3.5 + issue**3.5) ** (1 / 3.5), chain)
+    many = 1 + 0.069 * max(0, share - 4)  # CTAs of few warps
+    return many * (1.5 if spilled else 1.0) * math_.hypot((memory**8 + issue**8) ** (1 / 8), chain)
 
 
 # ---- norm gradients --------------------------------------------------------------------------------------------------
 #
 # The kernels: one that takes all rows, and one that adds up what its clusters have.
 
-PART = 2048  # elements of a slot of partial sums
-MOST_KNOWN = 64  # signatures of calls that a kernel knows
+PART, MOST_KNOWN = 2048, 64  # elements of a slot of partial sums; signatures of calls that a kernel knows
 
 
 class NormBackwardRows(Rows):
@@ -344,12 +340,12 @@ class NormBackwardRows(Rows):
         return dweight, dbias
 
     def loaded_of(self, slot: Any, i: int, weight: Any) -> tuple[Any, Any, Any]:
-        """x, dy and dy times *weight*, of the *i*-th row of a tile, or of all its rows at once."""
+        """x, dy and dy times *weight*, of a *slot*'s *i*-th row, or of all its rows at once."""
         x, dy = (self.taken(getattr(slot, name), i) for name in self.loaded)
         return x, dy, dy * weight
 
     def off(self, slot: Any, i: int, weight: Any, centers: tuple[Any, Any]) -> tuple[Any, Any, Any]:
-        """The same, x and dy times *weight* without their means, which are *centers*."""
+        """As `loaded_of`, of *slot*, *i* and *weight*: x and the product without their means, which are *centers*."""
         x, dy, g = self.loaded_of(slot, i, weight)
         return (x - centers[0], dy, g - centers[1]) if self.centered else (x, dy, g)
 
@@ -465,9 +461,8 @@ class RmsNormBackward(RowKernel):
         return self.results(*made)
 
     def results(self, dx: Any, made: Any, totals: Any) -> tuple[Any, ...]:
-        """What a call returns, of dx, of what clusters had of sums, and of the sums."""
-        length = dx.shape[-1]
-        return dx, *(totals[i * length : (i + 1) * length] for i in range(1 + self.centered))
+        """What a call returns: *dx*, and pieces of the sums *totals*. *made*: what clusters had of these."""
+        return dx, *(totals[i * dx.shape[-1] :][: dx.shape[-1]] for i in range(1 + self.centered))
 
     def apply(
         self, rows: dict[str, Any], stored: dict[str, Any], others: dict[str, Any], more: dict[str, Any]
