@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tmapipe.base.arithmetic import DType, as_dtype, bf16, fp32, int32
-from tmapipe.bind import Bound, check_held, check_kind, note_written
+from tmapipe.bind import Bound, check_held, check_kind, note_written, span
 from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, check_type, is_count, needed
 
@@ -265,6 +265,62 @@ def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any],
             call = repeated(launches, [given[name] for name in names], None, tuple(made.values()))
             _put_first(kernel, "_again", call and (names, call))
     return result
+
+
+class _At:
+    """An address, where a launch takes a tensor's."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int):
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+Again = Callable[[Sequence[Any], Any], "list[Any] | None"]
+
+
+def again_of(
+    launches: Sequence[tuple[Launcher, Sequence[int]]],
+    places: Sequence[Mapping[str, int]],
+    given: Sequence[Any],
+    made: Sequence[Any],
+) -> Again | None:
+    """What makes the launches of a call again, whose tensors have the same signatures.
+
+    Args:
+        launches: Of the call, as `watched` has noted them.
+        places: For each launch: in which of *given* and *made* the tensor of each name lies.
+        given: What the call takes.
+        made: What it writes, of which the first may be passed.
+
+    Returns:
+        A function of what a call takes and of the first that it writes, or None: what is written; None where that one overlaps
+        what is taken. No such function if a launch takes other memory.
+    """
+    every, steps = (*given, *made), list[Any]()
+    starts, like = [x.data_ptr() for x in every], [(tuple(x.shape), x.dtype) for x in made]
+    for (launcher, addresses), of in zip(launches, places, strict=True):
+        at = [(of[name], address - starts[of[name]]) for name, address in zip(launcher.names, addresses, strict=True)]
+        if not all(0 <= offset < span(every[i]) for i, offset in at):
+            return None
+        steps.append((launcher, at))
+
+    def again(given: Sequence[Any], out: Any) -> list[Any] | None:
+        first, end = (0, 0) if out is None else (out.data_ptr(), out.data_ptr() + span(out))
+        if any(x.data_ptr() < end and first < x.data_ptr() + span(x) for x in given):
+            return None
+        made = [given[0].new_empty(shape, dtype=dtype) for shape, dtype in like[out is not None :]]
+        made = made if out is None else [out, *made]
+        starts = [x.data_ptr() for x in (*given, *made)]
+        for launcher, at in steps:
+            launcher.launch([_At(starts[i] + offset) for i, offset in at])
+        note_written(() if out is None else (out,))
+        return made
+
+    return again
 
 
 def set_to_zero(workspace: Any, first: int) -> None:

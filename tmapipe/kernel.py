@@ -23,7 +23,7 @@ from tmapipe.errors import InputError, MissingPartError, ScopeError
 from tmapipe.isa.fragment import Carried, Fragment, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations, Part, branches_of, without_role
-from tmapipe.plan.model import RoleWarps
+from tmapipe.plan.model import WIDTHS, RoleWarps
 from tmapipe.plan.rings import Distributed, Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, vectors_of
 from tmapipe.protocol import raw, sync
@@ -243,7 +243,7 @@ class KernelContext(Carried):
         own = share_index(self.isa, load.axes) * (load.buffer.tile[0] // load.peers) if load.peers > 1 else 0
         return self.isa.window_start(load, number + own)
 
-    def full(self, part: str, value: float, along: str = "tile") -> Fragment:
+    def full(self, part: str, value: float, along: str = "tile", width: int = 8) -> Fragment:
         """A fragment of equal numbers, such as the zeros with which a sum begins.
 
         Args:
@@ -251,9 +251,10 @@ class KernelContext(Carried):
                 the fragment is distributed as the tile, or the accumulators, are.
             value: The number. A float gives fp32, an int gives int32.
             along: "tile", or "rows" or "columns" for one number a row or column.
+            width: Of a stage, elements that a thread has side by side, at most: 8, 4, 2 or 1, as `read` takes it.
 
         Raises:
-            InputError: For another part or *along*.
+            InputError: For another part, *along* or *width*.
         """
         buffers = {store.name: store.buffer for store in self.plan.stores if store.vector}  # without memory
         buffers |= {buffer.name: buffer for buffer in self.plan.buffers}
@@ -263,8 +264,12 @@ class KernelContext(Carried):
         if part not in buffers and part not in matmuls:
             rule = f"names a stage or a matmul ({', '.join((*buffers, *matmuls))})"
             raise InputError("k.full", part, rule, "name one of them")
+        if width not in WIDTHS or type(width) is not int:
+            raise InputError("k.full(width)", width, "is 8, 4, 2 or 1 elements", "leave it out for the most that fit")
         of = matmuls.get(part)
-        layout: ThreadLayout = AccumulatorLayout.of(of) if of else vectors_of(part, buffers[part].tile, self.role)
+        layout: ThreadLayout = (
+            AccumulatorLayout.of(of) if of else vectors_of(part, buffers[part].tile, self.role, width)
+        )
         if along != "tile":
             layout.check_rows()
         return self.isa.fragments.full(layout, along, value)

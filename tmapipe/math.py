@@ -22,7 +22,7 @@ from tmapipe.model import elements
 __all__ = [
     "abs", "cast", "column_max", "column_min", "column_sum", "erf", "exp", "exp2", "floor", "from_bits", "gelu",
     "join_pairs", "log", "log2", "maximum", "minimum", "relu", "row_cumsum", "row_logsumexp", "row_max",
-    "row_min", "row_sum", "rsqrt", "sigmoid", "silu", "split_pairs", "sqrt", "swap_pairs", "tanh", "where",
+    "row_min", "row_sum", "row_sums", "rsqrt", "sigmoid", "silu", "split_pairs", "sqrt", "swap_pairs", "tanh", "where",
 ]  # fmt: skip
 
 
@@ -172,6 +172,23 @@ def row_sum(x: Fragment, inside: Any = None, surely: tuple[int, int] | None = No
     return _reduced("sum", "rows", x, inside, surely)
 
 
+def row_sums(
+    x: Fragment, *others: Fragment, inside: Any = None, surely: tuple[int, int] | None = None
+) -> list[Fragment]:
+    """The sums of the rows of several fragments, each as `row_sum` gives it. Where a row lies in several warps, or CTAs, these
+    exchange all sums at once; the role's `ReductionScratch` has ``rows=`` so many times the rows.
+
+    Args:
+        x: A fragment of a whole tile in fp32.
+        others: More of them, distributed alike.
+        inside, surely: As of `row_sum`, for all.
+    """
+    _check_surely("row_sums", "rows", inside, surely)
+    for each in (x, *others):
+        _check_fragment("row_sums", each)
+    return x.backend.reduce_all((x, *others), "sum", "rows", inside, surely)
+
+
 def row_sum_parts(x: Fragment) -> Fragment:
     """For each row, the sum of the elements that a thread has. ``row_sum(parts)`` adds these parts up over the threads. So if
     a loop sums rows, threads exchange their sums only once. Parts take arithmetic with parts and with one number for each row.
@@ -272,14 +289,19 @@ def column_min(x: Fragment, inside: Any = None, surely: tuple[int, int] | None =
 def _reduced(op: str, along: str, x: Fragment, inside: Any, surely: Any) -> Fragment:
     name = f"{along.removesuffix('s')}_{op.removesuffix('imum')}"
     _check_fragment(name, x)
-    if surely is not None:
-        pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
-        if not pair or inside is None:
-            rule = f"is (first, end) of the {along} that count in any case, beside inside="
-            raise InputError(f"tmapipe.math.{name}(surely)", surely, rule, "leave it out")
+    _check_surely(name, along, inside, surely)
     if op == "maximum" and inside is None and x.product and x.product[1] > 0:
         return x.backend.reduce(x.product[0], op, along, inside, surely) * x.product[1]
     return x.backend.reduce(x, op, along, inside, surely)
+
+
+def _check_surely(name: str, along: str, inside: Any, surely: Any) -> None:
+    if surely is None:
+        return
+    pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
+    if not pair or inside is None:
+        rule = f"is (first, end) of the {along} that count in any case, beside inside="
+        raise InputError(f"tmapipe.math.{name}(surely)", surely, rule, "leave it out")
 
 
 def _check_fragment(name: str, x: Any) -> None:

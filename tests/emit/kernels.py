@@ -262,6 +262,14 @@ THREADS = {
     ),
     "softmax's gradient": Kernel(READY_MADE["Softmax, gradient"], {}, {"a": 1, "b": 8, "w": 8 * 3001, "n": 3001}),
     "layernorm's gradient": Kernel(READY_MADE["LayerNorm, gradient"], {}, {"m": 16, "n": 4096, "c": 2}),
+    "rmsnorm's gradient over CTAs": Kernel(
+        READY_MADE["RmsNorm, gradient over CTAs"],
+        dict.fromkeys(("x", "dy", "weight", "dx"), "fp32"),
+        {"m": 3, "c": 2, "n": 11784},
+    ),
+    "rmsnorm's gradient of rows side by side": Kernel(
+        READY_MADE["RmsNorm, gradient of rows side by side"], {}, {"m": 100, "w": 18500, "n": 185, "c": 2}
+    ),
     "copy of rows of several dimensions": Kernel(
         READY_MADE["Copy, rows of several dimensions"], {}, {"d": 2, "c": 3, "r": 8, "a": 29, "n": 89, "w": 30000}
     ),

@@ -229,7 +229,7 @@ def _values(
     store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, ...], layout: Any, along: str
 ) -> list[Event]:
     """The lane's stores of its values of a tile, those that lie inside the tensor, some side by side at once; of numbers of
-    rows, each by the first lane that has the row."""
+    rows, each by the first lane that has the row, and of columns likewise."""
     extents, size, found = launch.extents[store.argument], store.buffer.dtype.bytes, []
     if along == "rows":
         assert store.vector == size
@@ -247,6 +247,10 @@ def _values(
     width = min(layout.width, store.vector // size)
     wide = min(layout.width, 16 // size) if store.wide else width
     rows, columns = (array[lane::32].ravel() for array in indices_of(layout, warp))
+    if along == "columns":
+        first = lane < layout.row_lanes and layout.warp(warp) < layout.row_warps
+        columns = columns[: layout.column_slots] if first else columns[:0]
+        rows = 0 * columns
 
     def offset_of(place: list[int]) -> int:
         return functools.reduce(lambda number, x: number * extents[x[0]] + x[1], enumerate(place), 0) * size

@@ -50,6 +50,7 @@ from tmapipe.schedules import (
 )
 from tmapipe.schedules.fused import AddRows
 from tmapipe.schedules.mainloop import Cooperative, Operand
+from tmapipe.schedules.normgradients import GradientForm
 from tmapipe.schedules.rotary import RotaryForm
 from tmapipe.schedules.rowform import RowForm, row_form
 from tmapipe.tiles.dynamic import DynamicTiles, GpcTiles, GridTiles
@@ -262,9 +263,21 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "LayerNorm, gradient",
-        lambda: NormBackwardRows(RowForm(4096, 1, 4096, 8, share=2, each=4), centered=True, steps=8),
-        lambda: NormBackwardRows(RowForm(256, 1, 256, 1, each=2), steps=2),
-        ((1, 1, {"m": 2}),),
+        lambda: NormBackwardRows(GradientForm(4096, 1, 4096, 8, share=1), centered=True),
+        lambda: NormBackwardRows(GradientForm(256, 1, 256, 1)),
+        ((1, 1, {"m": 2, "c": 1}),),
+    ),
+    Registered(
+        "RmsNorm, gradient over CTAs",
+        lambda: NormBackwardRows(GradientForm(11784, 1, 3072, 4, 4, 3, size=4)),
+        lambda: NormBackwardRows(GradientForm(512, 1, 256, 1, 2)),
+        ((1, 1, {"m": 1, "c": 1}), (1, 1, {"m": 2, "c": 1})),
+    ),
+    Registered(
+        "RmsNorm, gradient of rows side by side",
+        lambda: NormBackwardRows(GradientForm(185, 8, 192, 4, 1, 4, 2, width=1, packed=True, slots=3), stored=2),
+        lambda: NormBackwardRows(GradientForm(30, 4, 32, 2, 1, 1, 4, width=2, packed=True), stored=4),
+        ((1, 1, {"m": 8, "w": 240, "c": 1}),),
     ),
     Registered(
         "Copy, rows of several dimensions",

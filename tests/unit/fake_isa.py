@@ -197,8 +197,8 @@ class RecordingIsa(Isa, Fragments):
 
     # ---- reductions, of which the exchanges over warps and CTAs are noted -----------------------------------------
 
-    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
-        return Fragments.reduce(self, values, op, along)  # type: ignore[arg-type]
+    def reduced_in_warp(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Any:
+        return Fragments.reduced_in_warp(self, values, op, along)  # type: ignore[arg-type]
 
     def expand(self, layout: Any, along: str, data: Any, to: str) -> Any:
         return data
@@ -215,7 +215,7 @@ class RecordingIsa(Isa, Fragments):
             exchange.full.name,
             exchange.mask,
             mine,
-            layout.slots("rows"),
+            len(data) * layout.slots("rows"),
         )
 
     def swapped_pairs(self, layout: Any, along: str, data: Any) -> tuple[Any, ...]:

@@ -429,7 +429,8 @@ class PeerFragments(Runs):
         isa, (rows, width) = self.isa, slot.buffer.tile
         mine = exchange.rank * (rows // exchange.peers) + layout.warp(isa.warp)
         start = cute.recast_ptr(isa.shared + slot.buffer.offset + slot.stage * slot.buffer.pitch, dtype=Int32)
-        words = [*map(_bits, data), *[Int32(0)] * (width - len(data))]
+        words = [_bits(value) for value in itertools.chain(*data)]
+        words += [Int32(0)] * (width - len(words))
 
         def send() -> None:
             store_words(start + mine * width, words, isa.mbarrier(exchange.full, slot.stage), isa.lane)

@@ -15,8 +15,8 @@ from cutlass import Boolean, Float32, Int32
 from tmapipe.base.arithmetic import DType
 from tmapipe.gpu import control, cute_type
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
-from tmapipe.isa.fragment import Fragment, SlotRef
-from tmapipe.isa.fragments import NEUTRAL, Fragments
+from tmapipe.isa.fragment import NEUTRAL, Fragment, SlotRef
+from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import WARP
 from tmapipe.plan.rings import Buffer
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
@@ -370,28 +370,31 @@ class Sums(Scans):
         target, mine = self.isa.buffers[slot.buffer.name], layout.warp(self.isa.warp)
 
         def write() -> None:
-            for i, value in enumerate(data):
+            for i, value in enumerate(itertools.chain(*data)):
                 target[(mine, self._place(layout, along, i), slot.stage)] = value
 
         self.isa.when(self.isa.lane < (1 if along == "rows" else layout.row_lanes), write)
 
-    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
+    def read_partials(
+        self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1, nth: int = 0
+    ) -> Any:
         if op == "before":
             return self.chunks_read(layout, slot)
         if peers > 1:
-            return self._read_far(layout, op, slot, peers)
+            return self._read_far(layout, op, slot, peers, nth)
         source = self.isa.buffers[slot.buffer.name]
-        warps, places = layout.sharing_warps(layout.warp(self.isa.warp), along), range(layout.slots(along))
+        warps, many = layout.sharing_warps(layout.warp(self.isa.warp), along), layout.slots(along)
+        places = range(nth * many, (nth + 1) * many)
         at = [self._place(layout, along, i) for i in places]
         return [_reduced(op, [source[(warp, place, slot.stage)] for warp in warps], ()) for place in at]
 
-    def _read_far(self, layout: ThreadLayout, op: str, slot: SlotRef, peers: int) -> list[Any]:
+    def _read_far(self, layout: ThreadLayout, op: str, slot: SlotRef, peers: int, nth: int) -> list[Any]:
         """Numbers of rows from all warps of all CTAs: lane i takes those of warps i, i + 32, ..., then lanes are combined."""
         isa = self.isa
         source, each = isa.buffers[slot.buffer.name], slot.buffer.tile[0] // peers
         warps, first = layout.row_warps, layout.sharing_warps(layout.warp(isa.warp), "rows")[0]
         totals = []
-        for place in range(layout.slots("rows")):
+        for place in range(nth * layout.row_slots, (nth + 1) * layout.row_slots):
             values = []
             for i in range(0, peers * warps, 32):
                 entry = isa.lane + i

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
@@ -363,6 +364,13 @@ def _refuse_attribute(self: Fragment, name: str) -> NoReturn:
 
 
 Fragment.__getattr__ = _refuse_attribute  # type: ignore[assignment, method-assign]
+
+
+#: What a reduction begins with, by operation and kind.
+NEUTRAL = {
+    ("sum", "fp32"): 0.0, ("maximum", "fp32"): -math.inf, ("minimum", "fp32"): math.inf, ("logsumexp", "fp32"): -math.inf,
+    ("sum", "int32"): 0, ("maximum", "int32"): -(2**31), ("minimum", "int32"): 2**31 - 1,
+}  # fmt: skip
 
 
 # ---- exchange --------------------------------------------------------------------------------------------------------

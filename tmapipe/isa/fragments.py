@@ -10,13 +10,13 @@ as wgmma distributes them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 
 from tmapipe.errors import InputError, ScopeError
+from tmapipe.isa import fragment
 from tmapipe.isa.fragment import (
     Accesses,
     Carried,
@@ -36,12 +36,6 @@ from tmapipe.isa.fragment import (
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Barrier, Matmul
 from tmapipe.plan.thread_layout import WIDTHS, AccumulatorLayout, ThreadLayout, VectorLayout
-
-#: What a reduction begins with, by operation and kind.
-NEUTRAL = {
-    ("sum", "fp32"): 0.0, ("maximum", "fp32"): -math.inf, ("minimum", "fp32"): math.inf, ("logsumexp", "fp32"): -math.inf,
-    ("sum", "int32"): 0, ("maximum", "int32"): -(2**31), ("minimum", "int32"): 2**31 - 1,
-}  # fmt: skip
 
 
 class Fragments(Carried):
@@ -219,6 +213,35 @@ class Fragments(Carried):
                 None: all count. A row without any gives what the operation begins with: 0, or an infinity.
             surely: (the first, the one after the last) of elements that count in any case, for all rows or columns.
         """
+        return self.reduce_all((values,), op, along, inside, surely)[0]
+
+    def reduce_all(self, several: Sequence[Fragment], op: str, along: str, inside: Any, surely: Any) -> list[Fragment]:
+        """What `reduce` gives of each of *several* fragments. Those of rows in fp32 go together over warps and CTAs."""
+        partials = [self.reduced_in_warp(values, op, along, inside, surely) for values in several]
+        layout, kind = several[0].layout, "int32" if several[0].kind == "bool" else several[0].kind
+        assert layout is not None
+        if len(several) > 1 and any((each.layout, each.kind) != (layout, "fp32") for each in several):
+            raise ScopeError(f"sums of {', '.join(map(repr, several))}. They are in fp32, and distributed alike.")
+        exchange = self.exchanges.get(layout.first_warp)
+        far = exchange is not None and exchange.peers > 1 and along == "rows"
+        if far or len(layout.sharing_warps(0, along)) > 1:
+            width = len(several) * layout.row_slots if along == "rows" else layout.columns
+            exchange = exchange_of(exchange, layout, kind, along, width)
+            slot = exchange.take()
+            if isinstance(exchange, ClusterExchange):
+                self.send_partial(layout, partials, slot, exchange)
+            else:
+                self.write_partial(layout, along, partials, slot)
+            exchange.sync()
+            each = range(len(several))
+            partials = [self.read_partials(layout, op, along, slot, exchange.peers, nth) for nth in each]
+            exchange.read()
+        return [Fragment(self, layout, along, kind, partial) for partial in partials]
+
+    def reduced_in_warp(
+        self, values: Fragment, op: str, along: str, inside: Any = None, surely: tuple[int, int] | None = None
+    ) -> Any:
+        """What a warp has for `reduce`, with these arguments: one number a row or column."""
         layout = values.layout
         if layout is None:
             what = f"{op} of the {along} of a piece in an epilogue"
@@ -228,34 +251,17 @@ class Fragments(Carried):
             if (op, along, inside) != ("sum", "rows", None):
                 what = f"{op} of the {along} of a row's sum in parts"
                 raise ScopeError(f"{what}. tp.math.row_sum(parts) gives the whole sum.")
-            return self.over_warps(layout, op, values.kind, along, self.join_parts(layout, values.data))
+            return self.join_parts(layout, values.data)
         many = layout.columns if along == "rows" else layout.rows
         for place in inside if isinstance(inside, tuple) else (inside,):
             in_range("lt", place, "int32")
         if isinstance(inside, int) and inside >= many:  # of a fixed extent: all count
             inside = None
         tile = self.whole_tile(op, values)
-        kind = tile.kind
         if inside is not None:
             first, end = inside if isinstance(inside, tuple) else (None, inside)
-            tile = self.only_inside(tile, along, first, end, surely or (0, 0), NEUTRAL[op, kind])
-        return self.over_warps(layout, op, kind, along, self.reduce_in_warp(layout, op, kind, along, tile.data))
-
-    def over_warps(self, layout: ThreadLayout, op: str, kind: str, along: str, partial: Any) -> Fragment:
-        """A warp's *partial* numbers, combined with the numbers of the other warps and CTAs that share the rows or columns."""
-        exchange = self.exchanges.get(layout.first_warp)
-        far = exchange is not None and exchange.peers > 1 and along == "rows"
-        if far or len(layout.sharing_warps(0, along)) > 1:
-            exchange = self.exchange_for(layout, kind, along)
-            slot = exchange.take()
-            if isinstance(exchange, ClusterExchange):
-                self.send_partial(layout, partial, slot, exchange)
-            else:
-                self.write_partial(layout, along, partial, slot)
-            exchange.sync()
-            partial = self.read_partials(layout, op, along, slot, exchange.peers)
-            exchange.read()
-        return Fragment(self, layout, along, kind, partial)
+            tile = self.only_inside(tile, along, first, end, surely or (0, 0), fragment.NEUTRAL[op, tile.kind])
+        return self.reduce_in_warp(layout, op, tile.kind, along, tile.data)
 
     def only_inside(self, tile: Fragment, along: str, first: Value, end: Value, surely: Span, other: Any) -> Fragment:
         """A whole tile in which *other* replaces some elements: the elements before *first* and from *end* on, in each row
@@ -263,25 +269,6 @@ class Fragments(Carried):
         place = tile.columns if along == "rows" else tile.rows
         holds = place < end if first is None else (place >= first) & (place < end)
         return combine("where", holds, tile, other)
-
-    def exchange_for(self, layout: ThreadLayout, kind: str, along: str, width: int = 0) -> WarpExchange:
-        """The role's `ReductionScratch`, for *width* numbers a warp, if not one a row or a column. Raises `InputError` if it
-        has none that these numbers go through."""
-        exchange = self.exchanges.get(layout.first_warp)
-        width = width or (layout.row_slots if along == "rows" else layout.columns)
-        if exchange is not None and exchange.peers > 1 and (along == "columns" or layout.row_lanes < 32):
-            rule = "has rows over CTAs of the cluster, and over all lanes of a warp" if along == "rows" else ""
-            rule = rule or "has columns in several warps, in a role whose reductions are over rows in several CTAs"
-            fix = "read the tile in its own distribution, with rows of 32 vectors or more" if along == "rows" else ""
-            raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix or "use another role")
-        if exchange is None or exchange.width < width:
-            rule = f"has {along} that lie in several warps of its role, {width} in a warp"
-            fix = f"declare tp.ReductionScratch(role, {along}={width}) in the schedule"
-            raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix)
-        if kind != "fp32":
-            rule = f"is over several warps, for {along}, in fp32 alone"
-            raise InputError("reduction of a tile", kind, rule, 'use tp.math.cast(values, "fp32")')
-        return exchange
 
     def row_parts(self, values: Fragment) -> Fragment:
         """For each row, the sum of the elements that each thread has. `reduce` adds up these parts."""
@@ -302,17 +289,19 @@ class Fragments(Carried):
 
     def write_partial(self, layout: ThreadLayout, along: str, data: Any, slot: SlotRef) -> None:
         """Writes what `reduce_in_warp` gave to the warp's row of a slot: one number a row slot, or one a column, at its index.
-        Generic proxy."""
+        *data*: of several reductions of rows, one after another. Generic proxy."""
 
     def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
         """``st.async``, by lane i to CTA i for each bit i of `exchange.mask`: writes the numbers of rows from `reduce_in_warp`
         to this warp's row of the slot there, which has a row for each warp of each CTA. Its bytes complete on
-        ``exchange.full[stage]`` there. Async proxy, as for `store_words`."""
+        ``exchange.full[stage]`` there. *data* as in `write_partial`. Async proxy, as for `store_words`."""
 
-    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
+    def read_partials(
+        self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1, nth: int = 0
+    ) -> Any:
         """One number for each row or column: the numbers of all warps that share it, also of other CTAs, combined by *op*, in
         the same order in all of them. With *op* "before": for numbers from `chunk_totals`, the result of `chunks_before` over
-        these warps. Generic proxy."""
+        these warps. *nth*: which of several reductions. Generic proxy."""
 
     # ---- the order of a row's elements ----------------------------------------------------------------------------
     #
@@ -337,9 +326,9 @@ class Fragments(Carried):
             return Fragment(self, layout, "tile", kind, data)
         totals = self.chunk_totals(layout, data)
         if several:
-            exchange = self.exchange_for(layout, kind, "rows", layout.row_slots * layout.chunks)
+            exchange = exchange_of(exchange, layout, kind, "rows", layout.row_slots * layout.chunks)
             slot = exchange.take()
-            self.write_partial(layout, "rows", totals, slot)
+            self.write_partial(layout, "rows", [totals], slot)
             exchange.sync()
             before = self.read_partials(layout, "before", "rows", slot)
             exchange.read()
@@ -449,3 +438,20 @@ class Fragments(Carried):
 
     def elementwise(self, name: str, operands: list[Any]) -> Any:
         """The operation on data of the right kinds, which vary along the same or, of a number, along nothing."""
+
+
+def exchange_of(exchange: WarpExchange | None, layout: ThreadLayout, kind: str, along: str, width: int) -> WarpExchange:
+    """A role's `ReductionScratch`. Raises `InputError` unless it takes *width* numbers of each warp."""
+    if exchange is not None and exchange.peers > 1 and (along == "columns" or layout.row_lanes < 32):
+        rule = "has rows over CTAs of the cluster, and over all lanes of a warp" if along == "rows" else ""
+        rule = rule or "has columns in several warps, in a role whose reductions are over rows in several CTAs"
+        fix = "read the tile in its own distribution, with rows of 32 vectors or more" if along == "rows" else ""
+        raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix or "use another role")
+    if exchange is None or exchange.width < width:
+        rule = f"has {along} that lie in several warps of its role, {width} in a warp"
+        fix = f"declare tp.ReductionScratch(role, {along}={width}) in the schedule"
+        raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix)
+    if kind != "fp32":
+        rule = f"is over several warps, for {along}, in fp32 alone"
+        raise InputError("reduction of a tile", kind, rule, 'use tp.math.cast(values, "fp32")')
+    return exchange

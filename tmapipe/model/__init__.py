@@ -99,9 +99,9 @@ class MachineFragments(Reductions):
             raise ScopeError(f"accumulate(empty=False) of {matmul.name} ended without acc.add(). Leave out empty=.")
         return acc.values
 
-    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
+    def reduced_in_warp(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Any:
         self.isa.reduces(values, along, inside[1] if isinstance(inside, tuple) else inside)
-        return super().reduce(values, op, along, inside, surely)
+        return super().reduced_in_warp(values, op, along, inside, surely)
 
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:
         assert isinstance(values.layout, AccumulatorLayout)

@@ -457,10 +457,11 @@ class Reductions(Scans):
         if self.memory is not None:
             at, places = self._shared(layout, along)
             partial = np.zeros((1, columns), np.float32)
-            if data.ndim == 1:
-                partial[0, places] = data[at]
-            else:  # chunks of rows
-                partial[0, : data[at].size] = data[at].ravel()
+            for nth, each in enumerate(data):
+                if each.ndim == 1:
+                    partial[0, nth * len(places) + places] = each[at]
+                else:  # chunks of rows
+                    partial[0, : each[at].size] = each[at].ravel()
         self._write(slot, partial, (layout.warp(self.isa.warp), warps, "rows"))
 
     def send_partial(self, layout: ThreadLayout, data: Any, slot: SlotRef, exchange: ClusterExchange) -> None:
@@ -468,17 +469,20 @@ class Reductions(Scans):
         words: Any = ()
         if self.memory is not None:
             at, _ = self._shared(layout, "rows")
-            words = tuple(data[at].astype(np.float32).view(np.uint32).tolist())
+            words = tuple(np.concatenate([each[at] for each in data]).astype(np.float32).view(np.uint32).tolist())
         mine = int(exchange.rank) * (rows // exchange.peers) + layout.warp(isa.warp)
         place = isa.slot(slot.buffer, slot.stage), isa.bar(exchange.full, slot.stage)
         isa.emit(ops.StAsync(*place, 4 * width, exchange.mask, words, mine, rows))
 
-    def read_partials(self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1) -> Any:
-        return self._combined(layout, op, along, self._read(slot), peers)
+    def read_partials(
+        self, layout: ThreadLayout, op: str, along: str, slot: SlotRef, peers: int = 1, nth: int = 0
+    ) -> Any:
+        return self._combined(layout, op, along, self._read(slot), peers, nth)
 
     @of_data
-    def _combined(self, layout: ThreadLayout, op: str, along: str, partials: Any, peers: int) -> Any:
+    def _combined(self, layout: ThreadLayout, op: str, along: str, partials: Any, peers: int, nth: int) -> Any:
         at, places = self._shared(layout, along)
+        places = places + nth * len(places)
         if op == "before":
             return self.chunks_read(layout, at, partials)
         each = len(partials) // peers

@@ -86,12 +86,12 @@ class TracingFragments(Fragments):
         self.registers[data] = 0
         return Fragment(self, AccumulatorLayout.of(matmul), "tile", matmul.b.dtype.kind, data)
 
-    def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Fragment:
+    def reduced_in_warp(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Any:
         counted, layout = inside[1] if isinstance(inside, tuple) else inside, values.layout
         if layout is not None and (counted is None or isinstance(counted, Expr)):
             reduction = Reduction(layout.rows, layout.columns, along, counted)
             self.isa.reductions.setdefault(reduction, locate())
-        return super().reduce(values, op, along, inside, surely)
+        return super().reduced_in_warp(values, op, along, inside, surely)
 
     # pieces
     def columns_of(self, values: Fragment, block: int, first: int, columns: int) -> Fragment:

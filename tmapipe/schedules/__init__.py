@@ -30,14 +30,12 @@ from tmapipe.schedules.gemms import (
     SymmetricGemm,
 )
 from tmapipe.schedules.mainloop import FinishParts
+from tmapipe.schedules.normgradients import LayerNormBackward, NormBackwardRows, RmsNormBackward
 from tmapipe.schedules.norms import (
     LayerNorm,
-    LayerNormBackward,
     LayerNormRows,
     LogSoftmaxBackward,
-    NormBackwardRows,
     RmsNorm,
-    RmsNormBackward,
     RmsNormRows,
     SoftmaxBackward,
     SoftmaxBackwardRows,

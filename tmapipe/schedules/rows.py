@@ -182,7 +182,7 @@ class Rows(Schedule):
             elif form.apart == 1 and self.bulk:
                 stage.load(tile, **piece)
             elif form.apart == 1:
-                stage.load_from(tile.m, n * form.columns)
+                stage.load_from(self.row(tile), n * form.columns)
             else:
                 stage.load_from(tile.a, self._begin(tile) // form.unit * form.unit + n * form.columns)
         for name in self.given:
