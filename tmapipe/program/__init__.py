@@ -20,7 +20,21 @@ from tmapipe.model import MachineIsa
 from tmapipe.model.layout import Layout, Shapes, line_of, line_of_errors
 from tmapipe.plan.model import Plan
 from tmapipe.program.control import Tracing
-from tmapipe.program.expressions import FOLD, Call, Expr, For, Function, If, Let, Node, Var, While, resolve, show
+from tmapipe.program.expressions import (
+    FOLD,
+    Call,
+    Expr,
+    For,
+    Function,
+    If,
+    Let,
+    Node,
+    Var,
+    While,
+    of_warp,
+    resolve,
+    show,
+)
 from tmapipe.program.isa import TracingIsa
 from tmapipe.program.names import note_home
 from tmapipe.program.python_text import code_of
@@ -278,14 +292,10 @@ def _argument(x: Any) -> str:
 
 def _role_of(plan: Plan, condition: Any) -> str | None:
     """The role whose warps a branch is for, with the numbers of the warps."""
-    text = show(condition)
+    warps = [warp for warp in range(plan.warps) if of_warp(condition, warp) is True]
     for role in plan.roles:
         first, last = role.first_warp, role.first_warp + role.warps
-        forms = {f"warp >= {first} & warp < {last}", f"(warp >= {first}) & (warp < {last})"}
-        forms |= {f"warp == {first}"} if role.warps == 1 else set()
-        forms |= {f"warp < {last}"} if first == 0 else set()
-        forms |= {f"warp >= {first}"} if last == plan.warps else set()
-        if text in forms:
+        if warps == list(range(first, last)):
             return f"{role.name}, warp {first}" if role.warps == 1 else f"{role.name}, warps {first} to {last - 1}"
     return None
 

@@ -13,7 +13,7 @@ from tmapipe.plan.model import WARP, Load, Plan, Store
 from tmapipe.plan.rings import Buffer, Exchanged, Matmul, Ring
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 from tmapipe.program import Traced, trace
-from tmapipe.program.expressions import FOLD, Call, Expr, For, If, Let, Var, While, resolve
+from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, of_warp, resolve
 from tmapipe.program.python_text import parts
 
 if TYPE_CHECKING:
@@ -206,20 +206,9 @@ class _OfWarp:
 
     def arms(self, node: If) -> Sequence[tuple[Nodes, int]]:
         """The arms that the warp may take, with the place of their values in `node.phis`."""
-        holds = self._value(node.condition)
+        holds = of_warp(node.condition, self.warp)
         both = (node.then, 1), (node.other, 2)
         return both if isinstance(holds, Expr) else both[:1] if holds else both[1:]
-
-    def _value(self, x: Any) -> Any:
-        """A number if the warp decides it, else an expression."""
-        if not isinstance(x, Expr):
-            return x
-        if x.op == "symbol" and x.args[0] == "warp":
-            return self.warp
-        if x.op not in FOLD:
-            return x
-        args = [self._value(each) for each in x.args]
-        return x if any(isinstance(each, Expr) for each in args) else FOLD[x.op](*args)
 
     def calls(self, nodes: Nodes) -> Iterator[Call]:
         for node in nodes:

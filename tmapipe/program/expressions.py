@@ -294,6 +294,16 @@ def resolve(value: Any) -> Any:
     return value
 
 
+def of_warp(x: Any, warp: int) -> Any:
+    """The value of *x* in the warp of this number, or *x* itself if more decides it."""
+    if not isinstance(x, Expr):
+        return x
+    if x.op == "symbol" and x.args[0] == "warp":
+        return warp
+    args = [of_warp(each, warp) for each in x.args]
+    return x if x.op not in FOLD or any(isinstance(each, Expr) for each in args) else FOLD[x.op](*args)
+
+
 # ---- text -------------------------------------------------------------------------------------------------------------
 
 #: Operation -> its sign in Python, and how tightly it binds.

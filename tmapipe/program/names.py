@@ -22,6 +22,7 @@ import tmapipe
 
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 Names = frozenset[str]
@@ -68,13 +69,10 @@ def stored(statements: Iterable[ast.AST]) -> list[str]:
 def _note_stored(node: ast.AST, names: dict[str, None]) -> None:
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         names[node.id] = None
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
-        if node.name:
-            names[node.name] = None
+    elif isinstance(node, _NAMED) and node.name:
+        names[node.name] = None
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         names.update(dict.fromkeys((alias.asname or alias.name).split(".")[0] for alias in node.names))
-    elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
-        names[node.name] = None
     elif isinstance(node, ast.MatchMapping) and node.rest:
         names[node.rest] = None
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):

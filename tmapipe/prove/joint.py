@@ -249,9 +249,14 @@ class Search:
 
     def _drive(self, now: Point, state: RunState, choose: Any) -> Loop | None:
         """Goes on until the next boundary, and returns its loop; None at the end of all warps."""
-        decided: dict[Sym, bool | None] = {}
+        decided: dict[Sym, bool | None] = {}  # by *point*, which is that of the facts and loops
+        point: Any = None
 
         def decide(condition: Sym) -> bool | None:
+            nonlocal point
+            if point is None or point[0] is not now.facts or point[1] is not now.loops:
+                point = now.facts, now.loops
+                decided.clear()
             if condition not in decided:
                 turns = now.turns()
                 facts = [replaced(each, turns) for each in now.facts]
@@ -261,7 +266,6 @@ class Search:
         def assume(condition: Any) -> None:
             if isinstance(condition, Sym) and condition not in now.facts:
                 now.facts = now.facts | {condition}
-                decided.clear()
 
         idle, before, began = 0, self.log.order, self.log.order
 
@@ -271,7 +275,6 @@ class Search:
             if idle > MOST_IDLE:
                 raise Stopped(f"iterations in which nobody goes on ({self._said(now)})")
             self.loops.take_one(now, group, choose)
-            decided.clear()
 
         self.shared.assume = assume
         entered: set[int] = set()  # loops that were entered without a boundary: each at most once, so that this ends
@@ -284,7 +287,6 @@ class Search:
             if open_ is not None:
                 taken = choose([True, False])
                 now.facts = now.facts | {open_ if taken else negated(open_)}
-                decided.clear()
                 continue
             iterated = {agent for agent, stop in enumerate(stops) if stop == ("iterated",)}
             over = next((l for l in reversed(now.loops) if iterated.issuperset(a for a, *_ in l.members)), None)
@@ -293,12 +295,10 @@ class Search:
                 if len(now.options) != 1 or (now.options[0] == "on" and now.loops[-1].turn == over.turn):
                     return over
                 self.loops.leave_boundary(now, now.options[0])
-                decided.clear()
                 continue
             left = next((l for l in reversed(now.loops) if self.loops.is_left(now, l, stops)), None)
             if left is not None:
                 self.loops.end(now, left)
-                decided.clear()
                 continue
             stopped = [(w, stop) for w, stop in zip(now.walkers, stops, strict=True) if stop is not None]
             heads = [(w, stop[1]) for w, stop in stopped if stop[0] == "loop"]
@@ -319,7 +319,6 @@ class Search:
                 if not now.options:
                     raise Impossible
                 self.loops.leave_boundary(now, choose(now.options) if len(now.options) > 1 else now.options[0])
-                decided.clear()
                 continue
             if all(stop == ("done",) for stop in stops):
                 return None

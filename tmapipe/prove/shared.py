@@ -211,7 +211,7 @@ def bounds(x: Sym) -> tuple[int | None, int | None]:
 class Loop(NamedTuple):
     """An open loop that warps go through together.
 
-    A *turn* of the loop is `pace` iterations of each member.
+    A *turn* of the loop is a joint iteration: `pace` iterations of each member. (Turns of turnstiles are others.)
 
     site: its number; index: the symbol for the number of its turn; turn: the number of the turn that comes next, at most
     `apart`: from there on, turns are not told apart; members: (warp, node, first index, iterations left at entry, pace);
