@@ -11,14 +11,8 @@ from torch.nn import functional
 
 from tmapipe.errors import InputError, is_whole
 from tmapipe.schedules.crossentropy import CrossEntropy, CrossEntropyBackward, LogSoftmax, Softmax
-from tmapipe.schedules.norms import (
-    LayerNorm,
-    LayerNormBackward,
-    LogSoftmaxBackward,
-    RmsNorm,
-    RmsNormBackward,
-    SoftmaxBackward,
-)
+from tmapipe.schedules.normgradients import LayerNormBackward, RmsNormBackward
+from tmapipe.schedules.norms import LayerNorm, LogSoftmaxBackward, RmsNorm, SoftmaxBackward
 from tmapipe.schedules.transpose import Transpose
 from tmapipe.torch.operators import by_kernel, eager, otherwise, require_tensors, where
 
