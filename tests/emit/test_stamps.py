@@ -152,3 +152,21 @@ def test_stamps_become_a_trace():
     assert {name for name in names.values() if "TMA" in name} == {"TMA loads 0", "TMA stores 0"}
     with pytest.raises(InputError, match="ring = 'other'"):
         traced.pace("other")
+
+
+def test_a_release_may_be_stamped_after_the_next_fill():
+    """Where it takes the clock of the next turn. It counts in the phase that its warp has waited for."""
+    copy = S.Copy((4, 64), 2, 0)
+    program = trace(copy, copy.plan())
+    at = places(program)
+    known = records(at)
+    fill, drain = (i for i, r in enumerate(known) if method(at[r.first]) == "tile")
+    load, store = [], []
+    for i in range(8):
+        t, slot = 100 + 400 * i, i % 2
+        load.append((fill, [t - 770, t - 380] if i > 1 else [t // 40, t // 40 + 8], [slot]))
+        store.append((drain, [t + 50, t + 380, t + 390, t + 445], [slot]))
+    rows = [row(0, known, load), row(1, known, store)]
+    slices, _, _ = well_formed(Trace(copy.plan(), recorded(copy.plan(), program, at, rows), []).timeline())
+    used = [each["args"]["iteration"] for each in slices if each["cat"] == "slot" and each["name"] == "in use"]
+    assert sorted(used) == list(range(8))

@@ -219,6 +219,7 @@ class _Cluster:
         self.arrivals: dict[tuple[int, int], list[tuple[float, int]]] = {}  # -> (time, step)
         self.fills: dict[tuple[int, int], list[float]] = {}
         self.loads: list[tuple[int, int, str, int, float, Any]] = []  # CTA, issuer, load, mbarrier, time, where
+        self.waited: dict[tuple[Any, int], tuple[list[float], list[int]]] = {}  # (agent, mbarrier) -> ends and phases
         self.turns: dict[tuple[int, int], int] = {}  # (agent, mbarrier) -> waits or arrivals so far
 
     # ---- a row ----------------------------------------------------------------------------------------------------
@@ -361,30 +362,47 @@ class _Cluster:
 
     def _number_phases(self) -> None:
         """Counts the fills of each slot, by which waits for it and releases know their phases."""
-        plan = self.layout.plan
-        for ring in plan.rings:
-            for cta in range(self.layout.ctas):
-                for slot in range(ring.stages):
-                    full, *others = (self.layout.bar_base[b.name] + slot for b in ring.barriers)
-                    fills: list[float] = []
-                    by_agent: dict[Any, int] = {}
-                    for now, number in self.arrivals.get((cta, full), []):
-                        agent = self.steps[number].agent
-                        phase = by_agent[agent] = by_agent.get(agent, -1) + 1
-                        if phase == len(fills):
-                            fills.append(now)
-                        self._count(number, cta, full, phase, False)
-                    for _, now, number in self.waits.get((cta, full), []):
-                        phase = bisect.bisect(fills, now + ISSUED) - 1
-                        step = self.steps[number]
-                        self.steps[number] = step._replace(facts=phase, op=step.op._replace(parity=phase & 1))
-                    for bar in others:
-                        last: dict[int, int] = {}
-                        for now, number in self.arrivals.get((cta, bar), []):
-                            last[bisect.bisect(fills, now) - 1] = number
-                        for now, number in self.arrivals.get((cta, bar), []):
-                            phase = bisect.bisect(fills, now) - 1
-                            self._count(number, cta, bar, phase, last[phase] == number)
+        slots = [
+            (cta, *(self.layout.bar_base[barrier.name] + slot for barrier in ring.barriers))
+            for ring in self.layout.plan.rings
+            for cta in range(self.layout.ctas)
+            for slot in range(ring.stages)
+        ]
+        filled = {(cta, full): self._fill(cta, full) for cta, full, *_ in slots}
+        for cta, full, *others in slots:
+            for bar in others:
+                phases = {
+                    number: self._released(full, filled[cta, full], now, number)
+                    for now, number in self.arrivals.get((cta, bar), [])
+                }
+                last = {phase: number for number, phase in phases.items()}
+                for number, phase in phases.items():
+                    self._count(number, cta, bar, phase, last[phase] == number)
+
+    def _fill(self, cta: int, full: int) -> list[float]:
+        """When a slot has been filled, of which its waits get their phases."""
+        fills: list[float] = []
+        by_agent: dict[Any, int] = {}
+        for now, number in self.arrivals.get((cta, full), []):
+            agent = self.steps[number].agent
+            phase = by_agent[agent] = by_agent.get(agent, -1) + 1
+            if phase == len(fills):
+                fills.append(now)
+            self._count(number, cta, full, phase, False)
+        for _, now, number in self.waits.get((cta, full), []):
+            phase = bisect.bisect(fills, now + ISSUED) - 1
+            step = self.steps[number]
+            self.steps[number] = step._replace(facts=phase, op=step.op._replace(parity=phase & 1))
+            ends, of = self.waited.setdefault((step.agent, full), ([], []))
+            ends.append(now)
+            of.append(phase)
+        return fills
+
+    def _released(self, full: int, fills: list[float], now: float, number: int) -> int:
+        """The phase of a slot's arrival: that of its warp's last wait for it, as the stamp may come after the next fill."""
+        ends, phases = self.waited.get((self.steps[number].agent, full), ([], []))
+        before = bisect.bisect(ends, now)
+        return phases[before - 1] if before else bisect.bisect(fills, now) - 1
 
     def _order(self) -> None:
         """A stamp comes some cycles after its arrival, which is over when a wait for its phase is."""
