@@ -148,10 +148,7 @@ class RotaryForm:
 
 EIGHT, MOST_WARPS = 8, 16  # rows of which all begin at multiples of 16 bytes; warps that share a tile, at most
 LEAST, SMALL, LARGEST = 2 << 10, 5 << 10, 40 << 10  # bytes of a tile of x: at least, with which CTAs do best, at most
-FLIGHT, MOST_FLIGHT = (
-    40 << 10,
-    64 << 10,
-)  # bytes of x on their way to a multiprocessor, with which memory is busy, and at most
+FLIGHT, MOST_FLIGHT = 36 << 10, 64 << 10  # bytes of x on their way to a multiprocessor: enough for memory, and at most
 THREADS, REGISTERS, CTAS = 2048, 1 << 16, 32  # of a multiprocessor
 SHARED, OWN = 228 << 10, 2 << 10  # bytes of shared memory of a multiprocessor; and of a CTA beside its slots
 VALUES, MOST = (8, 16), 32  # angles of a thread, from which to which there is no loss; and at most
@@ -200,7 +197,7 @@ def _cost(form: RotaryForm, angles: int, tile: int, width: int) -> float:
     layout, values = VectorLayout((form.rows, form.angles), form.width, form.warps, 0), VALUES
     lost = 0.0 if layout.by_rows else (0.3 if layout.even else 0.6) / width  # places are found by divisions
     lost += 0.25 * (form.angles / angles - 1) + 0.02 * math.log2(EIGHT / width)
-    lost += 0.06 * max(0.0, math.log2(tile / SMALL)) + 0.2 * max(0.0, SMALL / tile - 1)
+    lost += 0.1 * max(0.0, math.log2(tile / SMALL)) + 0.2 * max(0.0, SMALL / tile - 1)
     lost += 0.05 * max(0.0, values[0] / layout.values - 1) + 0.2 * max(0.0, layout.values / values[1] - 1)
     return lost + 0.6 * max(0.0, FLIGHT / (form.ctas * tile) - 1)
 
