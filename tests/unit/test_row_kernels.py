@@ -192,7 +192,7 @@ def test_rows_side_by_side_that_begin_later_and_count_often():
     assert torch.equal(Later()(x, torch.empty(24)), (rows.sum(2) - rows[..., :2].sum(2)).flatten())
     assert Later().check().ok
     for more, argument, rule in (
-        ({"at": 120}, "slot.x.read(at)", "where 8 rows begin, 15 apart"),
+        ({"at": 120}, "slot.x.read(at)", "where 8 rows begin, 15 elements apart"),
         ({"at": -1}, "slot.x.read(at)", "where 8 rows begin"),
         ({"each": 0}, "slot.x.read(each)", "for how many rows"),
     ):
