@@ -78,8 +78,7 @@ class GradientForm(RowForm):
 LOADS = 2  # tensors of rows
 GPC = 16  # multiprocessors of a part of the GPU that a cluster lies in
 KEPT, MOST_VALUES = 16, 32  # weights of a thread that stay in registers; elements of a thread
-ROWS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32
-MOST_IN_TURN = 4
+ROWS, MOST_IN_TURN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
 WARPS = 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16
 SLOTS = 2, 3, 4
 TARGET = arch_named("sm_90a")
@@ -138,8 +137,8 @@ def _forms(
         columns = _columns(ceil_div(whole, count), 1 if in_turn else rows, warps, width, unit)
         if columns is None or (count > 1 and ceil_div(whole, columns) < count):
             continue
-        sizes, how = (length, rows, columns, warps, count, 1, vector, size), {"width": width, "packed": packed}
-        form = GradientForm(*sizes, **how, in_turn=in_turn)
+        sizes = length, rows, columns, warps, count, 1, vector, size
+        form = GradientForm(*sizes, width=width, packed=packed, in_turn=in_turn)
         if form.values > MOST_VALUES or (packed and not form.layout.by_rows):
             continue
         for slots in SLOTS:
@@ -239,6 +238,7 @@ class NormBackwardRows(Rows):
         centered: Whether it is LayerNorm's.
     """
 
+    form: GradientForm
     loaded, columns, stored, bulk = ("x", "dy"), ("weight",), ("dx",), False
 
     def __init__(self, form: GradientForm, eps: float = 1e-6, centered: bool = False, stored: int = ALIGNMENT):
@@ -249,7 +249,7 @@ class NormBackwardRows(Rows):
         self.ring = BarrierRing(form.slots, producer=self.load, consumer=self.work)
         for name in self.loaded:
             setattr(self, name, self._rows_in())
-        self.dx = changed(self.dx, tile=(form.at_once, form.columns))
+        self.dx: ThreadStoreStage = changed(getattr(self, "dx"), tile=(form.at_once, form.columns))  # noqa: B009
         layout, group = form.layout, MulticastGroup("n") if form.ctas > 1 else None
         several = 2 * len(self.turns) * layout.row_slots  # sums of rows that go together
         apart = layout.row_warps < form.warps  # warps that have other rows
@@ -478,13 +478,13 @@ class RmsNormBackward(RowKernel):
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 2, vectors: int = 0, dense: bool = True, width: int = 0
-    ) -> list[GradientForm]:
+    ) -> list[RowForm]:
         """As in `RowKernel`."""
         return [*gradient_forms(length, size, vector, 1 + self.centered, dense, width, vectors)]
 
-    def rows(self, form: GradientForm, stored: int, loads: int, columns: int) -> Rows:
+    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
-        return NormBackwardRows(form, self.eps, self.centered, stored)
+        return NormBackwardRows(form, self.eps, self.centered, stored)  # type: ignore[arg-type]
 
 
 class LayerNormBackward(RmsNormBackward):
