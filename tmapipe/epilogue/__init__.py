@@ -238,7 +238,7 @@ class BoundRowParts(PieceStore):
             *batch, m, _ = piece.at
             joined = self.isa.fragments.join_row_sums(piece.layout, values)
             first = m - piece.layout.group(self.isa.warp) * ROWS
-            self.isa.store_values(self.plan, (*batch, piece.tile.n, first), joined)
+            self.isa.store_values(self.plan, (*batch, piece.tile.n, first), joined, (0, 0), None)
 
 
 @stands_for(ColumnParts)
