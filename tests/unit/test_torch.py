@@ -429,6 +429,7 @@ def test_what_no_kernel_takes_is_counted_and_said_once(monkeypatch):
     ("call", "reason"),
     [
         (lambda: tt.linear(torch.randn(8, 64), torch.randn(16, 64)), "linear: float32, as torch allows no tf32"),
+        (lambda: tt.linear(half(8, 64), half(13, 64)), "linear: few products of rows that TMA does not load"),
         (lambda: tt.gemm(half(8, 64).t().contiguous().t(), half(16, 64)), ""),
         (lambda: tt.linear(half(8, 64).int(), half(16, 64).int()), "linear: int32"),
         (lambda: tt.softmax(torch.randn(8, 64), 0), "softmax: a dimension that is not the last"),

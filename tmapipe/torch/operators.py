@@ -127,6 +127,10 @@ def require_tensors(operator: str, **given: Any) -> None:
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # whose extents are numbers
 TYPES = (torch.bfloat16, torch.float16)
 NO_TF32 = "float32, as torch allows no tf32"
+FEW, MANY = (
+    "few products of rows that TMA does not load",
+    25e9,
+)  # below which copies cost more than torch's slow kernels
 MOST = 4096  # signatures of calls that are known
 _callers: dict[Any, Any] = {}  # extents of a call -> its callers, as of `tmapipe.gpu.kernels`
 
@@ -246,9 +250,12 @@ def _product(
         if tf32:  # of which wgmma loads both along k
             a, b = a.contiguous(), b.contiguous()
         at_a, at_b, _ = Problem.of(a, b, tf32=tf32).rows_at
-        columns = b.shape[-2]
+        columns, whole = b.shape[-2], (_loaded(a, at_a), _loaded(b, at_b))
         units = -columns % (ALIGNMENT // b.itemsize)  # columns of d that its rows lack to be whole 16 bytes
-        loaded = _as_loaded(a, at_a), _as_loaded(b, at_b, units)
+        copied = units > 0 or not all(whole)
+        if copied and a.numel() * columns < MANY and not settings.forbidden:
+            return otherwise(operator, FEW, run)
+        loaded = a if whole[0] else _spaced(a, 0), b if whole[1] and not units else _spaced(b, units)
         if units:
             more = [functional.pad(each, (0, units)) for each in more]
         schedule = chosen(Problem.of(*loaded, tf32=tf32), a.device, _schedule, bool(more))
@@ -257,7 +264,6 @@ def _product(
                 found = called(schedule, (*loaded, *more), {}, keep=False)
             else:  # whose third tensor is the result
                 found = schedule(*loaded, **dict(zip(BIASED.operands, more, strict=False)))
-        copied = loaded[0] is not a or loaded[1] is not b
         _last.launches = () if copied else launches or ()
         result: torch.Tensor = (found[..., :columns].contiguous() if units else found).view(shape)
         return result
@@ -266,31 +272,21 @@ def _product(
     return found
 
 
-def _as_loaded(x: torch.Tensor, at: int, rows: int = 0) -> torch.Tensor:
-    """The matrices *x* as TMA loads them: copied, unless their rows begin at multiples of 16 bytes.
-
-    Args:
-        x: [..., rows, k]. What is contiguous along neither is copied, too.
-        at: What the bytes at which its rows begin are multiples of.
-        rows: Rows of zeros to add.
-    """
-    along_rows = last_but_one(x)
-    dense = along_rows or x.stride(-1) == 1 or x.shape[-1] == 1
-    if dense and not rows and at % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0:
-        return x
-    if along_rows:
-        return _spaced(x.mT, 0, rows).mT
-    return _spaced(x, rows, 0)
+def _loaded(x: torch.Tensor, at: int) -> bool:
+    """Whether TMA loads the matrices *x*, whose rows begin at multiples of *at* bytes."""
+    dense = last_but_one(x) or x.stride(-1) == 1 or x.shape[-1] == 1
+    return dense and at % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0
 
 
-def _spaced(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A copy of matrices with zeros below and to the right, whose rows begin at multiples of 16 bytes."""
-    height, width = x.shape[-2] + rows, x.shape[-1] + columns
+def _spaced(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """A copy of the matrices *x* [..., m, k], with *rows* of zeros below, that TMA loads; contiguous along m if x is so."""
+    turned = last_but_one(x)
+    source = x.mT if turned else x
+    height, width = source.shape[-2] + (0 if turned else rows), source.shape[-1] + (rows if turned else 0)
     pitch = width + -width % (ALIGNMENT // x.itemsize)
-    make = x.new_zeros if rows or columns else x.new_empty
-    made = make(*x.shape[:-2], height, pitch)[..., :width]
-    made[..., : x.shape[-2], : x.shape[-1]].copy_(x)
-    return made
+    made = (x.new_zeros if rows else x.new_empty)(*x.shape[:-2], height, pitch)[..., :width]
+    made[..., : source.shape[-2], : source.shape[-1]].copy_(source)
+    return made.mT if turned else made
 
 
 def chosen(problem: Problem, device: torch.device, choice: Callable[..., Gemm], *how: Any) -> Gemm:

@@ -14,7 +14,7 @@ from tmapipe.schedules.crossentropy import CrossEntropy, CrossEntropyBackward, L
 from tmapipe.schedules.normgradients import LayerNormBackward, RmsNormBackward
 from tmapipe.schedules.norms import LayerNorm, LogSoftmaxBackward, RmsNorm, SoftmaxBackward
 from tmapipe.schedules.transpose import Transpose
-from tmapipe.torch.operators import by_kernel, eager, otherwise, require_tensors, where
+from tmapipe.torch.operators import PLAIN, by_kernel, differentiated, eager, otherwise, require_tensors, where
 
 # ---- functions: over the last dimension ---------------------------------------------------------------------------------
 
@@ -28,7 +28,8 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """
     if not _last("softmax", x, dim):
         return otherwise("softmax", "a dimension that is not the last", lambda: torch.softmax(x, dim))
-    return _softmax(x) if eager(x) else torch.ops.tmapipe.softmax(x)
+    found: torch.Tensor = _called("softmax", x)
+    return found
 
 
 def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -40,7 +41,8 @@ def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """
     if not _last("log_softmax", x, dim):
         return otherwise("log_softmax", "a dimension that is not the last", lambda: torch.log_softmax(x, dim))
-    return _log_softmax(x) if eager(x) else torch.ops.tmapipe.log_softmax(x)
+    found: torch.Tensor = _called("log_softmax", x)
+    return found
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -53,7 +55,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
     """
     require_tensors("rms_norm", x=x, weight=weight)
     _check_eps("rms_norm", eps)
-    return _rms_norm(x, weight, eps) if eager(x, weight) else torch.ops.tmapipe.rms_norm(x, weight, eps)
+    found: torch.Tensor = _called("rms_norm", x, weight, eps)
+    return found
 
 
 def layer_norm(
@@ -70,8 +73,7 @@ def layer_norm(
     given = {"x": x, "weight": weight} if bias is None else {"x": x, "weight": weight, "bias": bias}
     require_tensors("layer_norm", **given)
     _check_eps("layer_norm", eps)
-    run: Any = _layer_norm if eager(*given.values()) else torch.ops.tmapipe.layer_norm
-    found: torch.Tensor = run(x, weight, bias, eps)
+    found: torch.Tensor = _called("layer_norm", x, weight, bias, eps)
     return found
 
 
@@ -104,7 +106,7 @@ def cross_entropy(
         rows = x.movedim(classes, -1).reshape(-1, x.shape[classes])
         loss = cross_entropy(rows, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
         return loss.reshape(others) if reduction == "none" else loss
-    loss = torch.ops.tmapipe.cross_entropy(x, target, ignore_index)[0].to(x.dtype if reduction == "none" else None)
+    loss = _called("cross_entropy", x, target, ignore_index)[0].to(x.dtype if reduction == "none" else None)
     if reduction == "none":
         return loss
     total = loss.sum()
@@ -125,7 +127,19 @@ def transpose(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tenso
     order = tuple(reversed(range(x.ndim))) if dims is None else tuple(dims) if isinstance(dims, (tuple, list)) else ()
     if len(order) != x.ndim or not all(map(is_whole, order)) or sorted(order) != [*range(x.ndim)]:
         raise InputError("tmapipe.torch.transpose(dims)", dims, f"has each of {x.ndim} dimensions once", "e.g. (1, 0)")
-    return _transpose(x, order) if eager(x) else torch.ops.tmapipe.transpose(x, order)
+    found: torch.Tensor = _called("transpose", x, order)
+    return found
+
+
+def _called(operator: str, *given: Any) -> Any:
+    """What an operator of these rows computes: at once, or, where something traces the tensors, by torch.library."""
+    tensors = [x for x in given if isinstance(x, torch.Tensor)]
+    if eager(*tensors):
+        return _FUNCTIONS[operator].run(*given)
+    plain = all(type(x) in PLAIN for x in tensors) and not torch.compiler.is_compiling()
+    if plain and differentiated(*tensors):
+        return _FUNCTIONS[operator].apply(*given)
+    return getattr(torch.ops.tmapipe, operator)(*given)
 
 
 def _last(operator: str, x: Any, dim: Any) -> bool:
@@ -406,7 +420,27 @@ _OPERATORS: tuple[
         _keep_dims,
     ),
 )
+_FUNCTIONS: dict[str, Any] = {}  # what computes an operator's result, and its gradients, without torch.library
+
+
+def _function_of(run: Callable[..., Any], gradient: Callable[..., Any], keep: Callable[..., None]) -> Any:
+    """The autograd.Function of an operator. An operator of torch.library takes ten times the host time (`differentiated`)."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            output = run(*given)
+            keep(ctx, given, output)
+            return output
+
+        backward = staticmethod(gradient)
+
+    Function.run = staticmethod(run)
+    return Function
+
+
 for _name, _schema, _run, _fake, _gradient, _kept in _OPERATORS:
+    _FUNCTIONS[_name] = _function_of(_run, _gradient, _kept)
     _made = torch.library.custom_op(f"tmapipe::{_name}", _run, mutates_args=(), schema=_schema)
     _made.register_fake(_fake)
     _made.register_autograd(_gradient, setup_context=_kept)
