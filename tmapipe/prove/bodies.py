@@ -89,10 +89,7 @@ class Walk(Walker):
             for name, value in tile._coordinates.items():
                 value = resolve(value)
                 if isinstance(value, Expr):
-                    self._is(value, self._coordinate(name))
-
-    def _is(self, x: Expr, value: Any) -> None:
-        (self.env if isinstance(x, Var) else self.known)[x] = value
+                    (self.env if isinstance(value, Var) else self.known)[value] = self._coordinate(name)
 
     def _coordinate(self, name: str) -> Any:
         plan = self.bodies.layout.plan
@@ -123,8 +120,9 @@ class Walk(Walker):
                 self.env[phi] = values[0]
 
     def _ask(self, value: Any, node: Any) -> None:
-        if self.into is not None and not self.shared.inert(node):
-            self.bodies.asks(value, node.where)
+        """Notes a condition or a count on which a body decides."""
+        if isinstance(value, Sym) and self.into is not None and not self.shared.inert(node):
+            self.bodies.asked.setdefault(value, node.where)
 
     def _decided(self, condition: Sym, node: If) -> bool | None:
         if self.into is None or not self.bodies.stores(node) or any(map(is_turn, leaves(condition))):
@@ -347,11 +345,6 @@ class Bodies:
                     visit = found.setdefault(key, Visit(place, frozenset(), {}))
                     visit.moves.setdefault(agent, []).extend(moves)
         return list(found.values())
-
-    def asks(self, value: Any, where: str | None) -> None:
-        """Notes a condition or a count."""
-        if isinstance(value, Sym):
-            self.asked.setdefault(value, where)
 
     def _move_of(self, node: Call) -> Any:
         """(load or store, where it starts) of an instruction; None if it moves nothing."""

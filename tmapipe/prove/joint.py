@@ -98,7 +98,7 @@ def _prove(program: Any, cta: int | None = None) -> tuple[Proof, bool]:
         search = Search(program, not teams, joining=False, cta=cta)
         error = search.error()
     why = "" if error is None else str(error).split("\n")[0]
-    facts = frozenset() if error is None else search.facts()
+    facts = frozenset() if error is None or search.now is None else search.now.facts
     free, late = tuple(sorted(search.loops.free)), isinstance(error, OutOfTime)
     found = Proof(error is None, search.count, search.log.order, why, free, facts, late), search.shared.by_rank
     search.forget()
@@ -230,10 +230,6 @@ class Search:
         self.driver = Driver(self.layout.agents)
         for state in chain.from_iterable(self.known.values()):
             vars(state).pop("known", None)
-
-    def facts(self) -> frozenset[Sym]:
-        """What is decided at the present point."""
-        return frozenset() if self.now is None else self.now.facts
 
     def _look(self, now: Point) -> None:
         for finding in self.log.found.values():

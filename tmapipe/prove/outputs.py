@@ -17,6 +17,7 @@ from tmapipe.check.linear import look
 from tmapipe.errors import PipelineError
 from tmapipe.model import Machine
 from tmapipe.model.layout import Kind
+from tmapipe.model.run import lines
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.plan.rings import units_of
 from tmapipe.program import replay
@@ -67,16 +68,15 @@ def _reduced(bodies: Bodies, grid: Grid, each: Reduction, where: str | None) -> 
         return None
     size = each.columns if each.along == "rows" else each.rows
     fix = f'say how long it may be, relations = (Dim("{dim}", at_most={grid.tile[dim]}),), which refuses longer ones'
-    lines = (where,) if where else ()
     if whole:
         said = f"a reduction counts all elements along {dim}, of which a tile has {size}: the others lie in other tiles"
-        return Finding(Kind.ROW_IN_PARTS, said, fix, where=lines)
+        return Finding(Kind.ROW_IN_PARTS, said, fix, where=lines([where]))
     plan = bodies.program.plan
     parts_of = any(store.reduce for store in plan.stores) or any(d.of == dim for d in plan.relations)
     if each.inside is not None or parts_of:
         return None  # parts are what is meant
     said = f"a reduction is over {size} elements along {dim}, and a tensor may have more, which lie in other tiles"
-    return Finding(Kind.PART_REDUCED, said, fix + "; else, none", where=lines)
+    return Finding(Kind.PART_REDUCED, said, fix + "; else, none", where=lines([where]))
 
 
 def _dim_of(bodies: Bodies, each: Reduction) -> str | None:
@@ -99,22 +99,21 @@ def _loaded(bodies: Bodies, grid: Grid, load: Load, moves: list[Move]) -> Iterat
         most, extent = grid.plan.most.get(dim), load.part[i] * load.steps[i]
         if not starts or load.steps[i] > 1 or dim in bodies.fixed:
             continue
-        where = bodies.lines.get(load.name)
-        lines = (where,) if where else ()
+        where = lines([bodies.lines.get(load.name)])
         if not any(isinstance(start, Sym) for start in starts):
             reached = max(starts) + extent
             if most is None or most > reached:
                 said = f"{load.name} is loaded up to element {reached} along {dim}, and a tensor may have more"
                 fix = f'say how many there may be, relations = (Dim("{dim}", at_most={reached}),), or load the others'
-                yield Finding(Kind.UNREAD, said, fix, where=lines)
+                yield Finding(Kind.UNREAD, said, fix, where=where)
             continue
         short = [_short(grid, move, i, dim, most) for move in starts.values()]
         if all(short):
             fix = f'let the loop run to the end, k.steps("{load.name}", "{dim}"), in all roles of the ring'
-            yield Finding(Kind.UNREAD, f"{load.name} is loaded along {dim} {short[0]}", fix, where=lines)
+            yield Finding(Kind.UNREAD, f"{load.name} is loaded along {dim} {short[0]}", fix, where=where)
         elif not any(short) and (said := _left_out(grid, starts.values(), i, dim)):
             fix = f'let the loop go through all tiles, k.steps("{load.name}", "{dim}"), in all roles of the ring'
-            yield Finding(Kind.UNREAD, f"{load.name} is loaded along {dim} without {said}", fix, where=lines)
+            yield Finding(Kind.UNREAD, f"{load.name} is loaded along {dim} without {said}", fix, where=where)
 
 
 def _left_out(grid: Grid, moves: Iterable[Move], i: int, dim: str) -> str:
@@ -300,13 +299,13 @@ def _clash(bodies: Bodies, output: Output, problem: Problem, visits: list[Visit]
     if clash is None:
         return None
     name = output.store.name
-    lines = tuple(dict.fromkeys(line for line in (clash.other.where, clash.one.where) if line))
+    where = lines([clash.other.where, clash.one.where])
     text, fix = _said(output, clash)
     text = f"{text}: the element {clash.at} of {name}, with {problem.text}"
     if clash.other.part.name == name and _same_values(bodies, problem):
         text = f"{text}. On the model, of random inputs, both store one value"
-        return Finding(Kind.SAME_OUTPUT, text, fix, where=lines)
-    return Finding(Kind.OUTPUT_RACE, text, fix, where=lines)
+        return Finding(Kind.SAME_OUTPUT, text, fix, where=where)
+    return Finding(Kind.OUTPUT_RACE, text, fix, where=where)
 
 
 def _same_values(bodies: Bodies, problem: Problem) -> bool:
@@ -353,10 +352,9 @@ def _left_out_by(bodies: Bodies, output: Output, problem: Problem, visits: list[
     if found is None:
         return None
     name, (count, first) = output.store.name, found
-    where = bodies.lines.get(name)
     text = f"{count} elements of {name}, the first one at {first}, are stored by nobody, with {problem.text}"
     fix = "store all tiles of it; or pass it with a call, if its other elements are to stay as they are"
-    return Finding(Kind.UNWRITTEN, text, fix, where=(where,) if where else ())
+    return Finding(Kind.UNWRITTEN, text, fix, where=lines([bodies.lines.get(name)]))
 
 
 # ---- starts ----------------------------------------------------------------------------------------------------------

@@ -85,10 +85,6 @@ class Positions:
             self._positions = now, apart.tobytes() + bytes([key in at for key in live.keys])
         return self._positions
 
-    def from_here(self, live: Live) -> Shifts:
-        """Shifts to stages counted from where the warps are."""
-        return live.shifts(-self.of(live)[0])
-
 
 class Live:
     """Warps' sorts of operations that may come again.
@@ -172,7 +168,7 @@ def _places(layout: Layout, op: Any) -> list[Place]:
 
 
 class Renaming:
-    """shifts: by CTA and array, by how many stages numbers differ, as of `Positions.from_here`."""
+    """shifts: by CTA and array, by how many stages numbers differ, as of `Live.shifts`."""
 
     def __init__(self, layout: Layout, shifts: Shifts):
         self.layout, self.shifts = layout, shifts
@@ -264,7 +260,7 @@ class Future:
 
     def here(self, positions: Positions) -> Here:
         """Names where the warps are."""
-        shifts = positions.from_here(self.live)
+        shifts = self.live.shifts(-positions.of(self.live)[0])
         key = tuple(shifts.values())
         if key not in self._here:
             self._here[key] = Here(self, Renaming(self.layout, shifts))

@@ -15,7 +15,6 @@ from tmapipe.check.linear import LinearCheck, look_now
 from tmapipe.check.phases import Known, knows
 from tmapipe.isa.ops import Flight
 from tmapipe.model.barriers import REGISTERS
-from tmapipe.model.layout import Layout
 from tmapipe.model.state import APPLY, WAITS, State
 from tmapipe.prove.positions import CLUSTER, FactKey, Future, Here, Positions
 from tmapipe.prove.shared import Stopped
@@ -95,7 +94,7 @@ class RunState:
     @cached_property
     def form(self) -> int:
         """A number for what must be equal: the machine's abstract state, and how far the warps are from each other."""
-        state, layout, rename = self.state, self.layout, self.here.rename
+        state, layout, rename = self.state, self.check.layout, self.here.rename
         warps = []
         for agent in range(layout.agents):
             group, seen, issued = layout.group_of(agent), state.bar_seen[agent], state.issued[agent]
@@ -129,10 +128,6 @@ class RunState:
         return self.future.forms.setdefault(form, len(self.future.forms))
 
     # ---- what is known --------------------------------------------------------------------------------------------
-
-    @property
-    def layout(self) -> Layout:
-        return self.check.layout
 
     @cached_property
     def here(self) -> Here:
@@ -190,7 +185,7 @@ class RunState:
         """The numbers of open facts; by fact, bits of the knowers that know it; and bits of these knowers and of those that do
         not matter. A fact is open if a warp that can be checked against it does not know it."""
         future, here, facts, knowers = self.future, self.here, self.facts, self.knowers
-        clocks, agents = np.stack(list(knowers.values()), axis=1), self.layout.agents
+        clocks, agents = np.stack(list(knowers.values()), axis=1), self.check.layout.agents
         knowing = _known_by(clocks[:, :agents], facts.values())  # the warps come first
         sets = np.fromiter(map(future.checked_of.__getitem__, facts), np.int64, len(facts))
         checked = future.checked[sets]
