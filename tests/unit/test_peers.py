@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused():
     refused(sent_by, Rotated.load, argument="sender", rule="after the source's")
     refused(sent_by, tp.Role(warps=1), argument="sender", rule="a phase of the ring")
     refused(sent_by, ring=Swapped.ring, argument="sender", rule="a phase of the ring")
-    refused(sent_by, dtype="fp32", argument="SharedStage(dtype)", rule="that of the source")
+    refused(sent_by, dtype="fp32", argument="SharedStage(dtype)", rule="the source's")
     refused(sent_by, writer=Rotated.load, argument="SharedStage(writer)", rule="unless it reduces")
     text = f"SharedStage(group=Exchange(group=MulticastGroup('m'), sender={Rotated.send!r}, source={x!r}, reduce=None))"
     assert repr(Rotated.z) == text
