@@ -147,6 +147,6 @@ def test_what_bulk_stores_do_not_take():
     refused(tp.BulkStoreStage, "m n", tile=(4, 64), role=work, argument="tile", rule="one extent")
     assert not hasattr(tp.BulkStoreStage(source=x), "in_parts")  # which is of the TMA engine
     refused(tp.BulkStoreStage, "n", source="x", argument="source", rule="stage of slots")
-    refused(tp.BulkStoreStage, "n", source=x, columns=8, argument="columns", rule="other stores")
+    refused(tp.BulkStoreStage, "n", source=x, columns=8, argument="columns", rule="stores of matrices")
     refused(BulkReduced("add"), np.zeros(257, np.int32), argument="y.shape", rule="no multiple of 16")
     refused(BulkReduced("min", "fp32").plan, argument="y", rule="no type in which")

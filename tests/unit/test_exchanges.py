@@ -85,7 +85,7 @@ def test_all_ctas_reduce():
 
 def test_longer_rows_than_a_cluster_has_are_refused():
     x = np.ones((4, 1028), np.float32)
-    refused(rows_over(2), x, argument="shape", rule="at most 2 x 512 elements along n: across")
+    refused(rows_over(2), x, argument="shape", rule="at most 2 x 512 elements along n, since across")
     refused(rows_over(1), x, argument="shape", rule="at most 1 x 512 elements along n")
     refused(rows_over(2).simulate, x, argument="shape", rule="at most 2 x 512")
 

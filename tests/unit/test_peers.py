@@ -122,11 +122,11 @@ def test_what_does_not_fit_is_refused():
     refused(sent_by, source=Rotated.z, argument="Exchange(source)", rule="TMA or threads fill")
     refused(sent_by, group="m", argument="group", rule="MulticastGroup")
     refused(sent_by, sender=None, argument="Exchange(sender)", rule="a phase of the ring")
-    refused(sent_by, Rotated.work, argument="Exchange(sender)", rule="not of the last one")
-    refused(sent_by, Rotated.load, argument="sender", rule="after those that fill")
+    refused(sent_by, Rotated.work, argument="Exchange(sender)", rule="not in the last phase")
+    refused(sent_by, Rotated.load, argument="sender", rule="after the source's")
     refused(sent_by, tp.Role(warps=1), argument="sender", rule="a phase of the ring")
     refused(sent_by, ring=Swapped.ring, argument="sender", rule="a phase of the ring")
-    refused(sent_by, dtype="fp32", argument="SharedStage(dtype)", rule="that of the source")
+    refused(sent_by, dtype="fp32", argument="SharedStage(dtype)", rule="the source's")
     refused(sent_by, writer=Rotated.load, argument="SharedStage(writer)", rule="unless it reduces")
     text = f"SharedStage(group=Exchange(group=MulticastGroup('m'), sender={Rotated.send!r}, source={x!r}, reduce=None))"
     assert repr(Rotated.z) == text
@@ -268,7 +268,7 @@ def test_what_threads_cannot_send():
     how = {"tile": (4, 64), "ring": Swapped.ring, "dtype": "fp32"}
     last = tp.Exchange(tp.MulticastGroup("m"), sender=Swapped.add)
     refused(tp.SharedStage, **how, group="m", argument="group", rule="MulticastGroup")
-    refused(tp.SharedStage, **how, group=last, argument="sender", rule="not of the last one")
+    refused(tp.SharedStage, **how, group=last, argument="sender", rule="not in the last phase")
     refused(Narrow(), whole(8, 64), argument="theirs.send", rule="the shape of")
     text = "SharedStage(group=Exchange(group=MulticastGroup('m'), sender=Role(warps=2), source=None, reduce=None), "
     assert repr(Swapped.theirs).startswith(f"{text}tile=(4, 64), ring=")
@@ -412,7 +412,7 @@ def test_reductions_that_are_refused():
     refused(reduced, source="x", argument="Exchange(source)", rule="TMA or threads fill")
     refused(reduced, writer=None, argument="SharedStage(writer)", rule="one of the ring's roles")
     refused(reduced, reduce=None, argument="writer", rule="unless it reduces")
-    refused(reduced, sender=right.store, argument="sender", rule="not of the last")
+    refused(reduced, sender=right.store, argument="sender", rule="not in the last")
     real = tp.SharedStage(tile=(8, 32), dtype="fp32", ring=right.ring, writer=right.write)
     refused(reduced, source=real, argument="reduce", rule="the tile is of fp32")
     wide = Reduced()

@@ -247,7 +247,7 @@ def test_columns_from_one_on():
         load, work = Inside.load, Inside.work
         surely = (8, 48)
 
-    refused(Wrong(), x, argument="surely", rule="those that do are 3 to 40")
+    refused(Wrong(), x, argument="surely", rule="only 3 to 40 count")
 
     class NoPair(Inside):
         load, work = Inside.load, Inside.work

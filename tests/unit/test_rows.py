@@ -167,7 +167,7 @@ def test_refused(form, role, name):
     cases = [
         (lambda k, slot, tile: move(slot)(k.index.entry(0), 0, n=tile.n), f"{name}(table)", "table of row numbers"),
         (lambda k, slot, tile: move(slot)(k.index, 0.5, n=tile.n), f"{name}(first)", "number of an entry"),
-        (lambda k, slot, tile: move(slot)(k.index, 0, r=1, n=tile.n), f"{name}(r)", "from the table"),
+        (lambda k, slot, tile: move(slot)(k.index, 0, r=1, n=tile.n), f"{name}(r)", "the table says"),
         (lambda k, slot, tile: move(slot)(k.index, 0), name, "coordinate"),
     ]
     for use, argument, rule in cases:

@@ -352,7 +352,7 @@ def test_only_tiles_that_are_loaded_are_stored_in_place():
         refused(made(y).plan, {"x": "fp32"}, argument="y.in_place", rule="same dims and tile")
     other = tp.TmaLoadStage("s n", tile=(4, 64), ring=InPlace.ring)
     refused(made(InPlace.y, over="s m n", z=other).check, argument="y.in_place", rule="all dimensions of the grid")
-    refused(InPlace.y.in_place, argument="in_place", rule="names stages")
+    refused(InPlace.y.in_place, argument="in_place", rule="names one or more stages")
 
 
 def test_one_tensor_for_two_stages():
@@ -369,4 +369,4 @@ def test_one_tensor_for_two_stages():
     refused(TwoStages.x.of_input, TwoStages.first, argument="of_input", rule="a tensor of its own")
     other = TwoStages()
     other.first = tp.TmaLoadStage("m n", tile=(4, 16), ring=TwoStages.ring, dtype="fp32").of_input(TwoStages.x)
-    refused(other.plan, {"x": "fp16"}, argument="first.dtype", rule="of the tensor of x")
+    refused(other.plan, {"x": "fp16"}, argument="first.dtype", rule="loads the same tensor")

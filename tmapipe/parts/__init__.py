@@ -379,7 +379,7 @@ class SharedStage(SlotStage):
         if isinstance(self.group, Exchange) and not (
             inside and self.sender and None not in phases and max([-1, *phases[:-1]]) < phases[-1] < last
         ):
-            rule = "must be in a phase after the phases that fill its source and this stage, but not in the last phase"
+            rule = "must be in a phase of the ring after the source's and the writer's, but not in the last phase"
             raise InputError("Exchange(sender)", self.sender, rule, "e.g. chain=(write, send, use)")
 
     def __attrs_post_init__(self) -> None:

@@ -439,7 +439,7 @@ def _check_width(name: str, mma: Wgmma, blocks: int, launch: int) -> None:
     if n <= most:
         return
     if most < 8:  # the narrowest instruction
-        rule = f"needs more than {launch} registers a thread, of which CTAs that share an SM leave no more"
+        rule = f"needs more than the {launch} registers a thread that CTAs that share an SM leave"
         raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use GridTiles of fewer CTAs")
     rule = f"n is at most {most} with {launch} registers a thread at launch: wider tiles take two instructions, "
     fix = "use fewer warpgroups in all, or a narrower tile"

@@ -365,7 +365,7 @@ def _box_of_rows(name: str, store: StoreStage, tile: tuple[int, ...]) -> tuple[i
         box.insert(0, taken)
         rows //= taken
     if len(box) < len(outer) or rows > 1 or (math.prod(outer), columns) != tuple(store.sums.shape[:2]):
-        rule = f"must have the {store.sums.shape[:2]} rows and columns of its accumulators, each {tile[0]} rows a box"
+        rule = f"must have rows and columns of {store.sums.shape[:2]} accumulators; every {tile[0]} rows make a box"
         raise InputError(f"{name}.tile", store.tile, rule, "e.g. tile=(8, 16, n) for 128 rows")
     return (*box, tile[1])
 

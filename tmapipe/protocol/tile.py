@@ -191,7 +191,7 @@ def check_own(where: str, plan: Plan, part: Load | Store, tile: Tile | None, coo
     if part.memory in both and (
         tile is None or tile._moved or not tile._coordinates or any(tile.get(dim) is not None for dim in coordinates)
     ):
-        rule = "must be the output tile's coordinates, since the CTA loads what it has stored"
+        rule = "must be at the coordinates of its output tile, since the CTA loads what it has stored"
         fix = "pass the tile, and coordinates only along dimensions that the tile does not have"
         raise InputError(where, ", ".join(coordinates) or None, rule, fix)
 

@@ -79,7 +79,7 @@ class PartTiles(TileOrder):
     def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
         """As in `TileOrder`. The schedule must have the steps, and outputs for the parts."""
         if not any(each == self.stage and self.dim in load.dims for each, load in declared.loads.items()):
-            rule = f"must be a load of {declared.name} and a dimension, along which the load's tiles are the steps"
+            rule = f"must be a load of {declared.name} and one of its dimensions, along which its tiles are the steps"
             name = f"{type(self).__name__}(stage, dim)"
             raise InputError(name, (self.stage, self.dim), rule, "name such a stage and dimension")
         if "s" not in axes:
