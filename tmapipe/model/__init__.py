@@ -176,7 +176,9 @@ class MachineFragments(Reductions):
             raise ScopeError(f"{text}. Return a fragment, or for further outputs a dictionary of fragments.")
         return Fragment(self, layout, "tile", "fp32", self.number(value, "fp32"))
 
-    def raw(self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str) -> None:
+    def raw(
+        self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str = "generic"
+    ) -> None:
         if self.memory is not None and cpu is None:
             rule = "must be given on the model, which runs it in place of gpu"
             raise InputError("k.raw(cpu)", cpu, rule, "pass a function of arrays")
@@ -330,8 +332,7 @@ class MachineIsa(Isa):
         return places[holds], numbers[holds]
 
     def reduces(self, values: Fragment, along: str, inside: Any) -> None:
-        """Called for each reduction of a fragment, with the arguments of `Fragments.reduce`. Does nothing here; subclasses may
-        count."""
+        """Called for each reduction of a fragment, with the arguments of `Fragments.reduce`. For subclasses that count."""
 
     def wgmma(self, matmul: Matmul, acc: Any, a: Any, b: SlotRef, registers: str = "") -> None:
         self.give((acc, None if isinstance(a, SlotRef) else a))
