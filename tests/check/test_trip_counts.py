@@ -381,7 +381,7 @@ def test_knowing_less_is_not_covered(run_state, monkeypatch):
 
 
 def test_knowing_less_is_covered_only_of_slots_that_are_visited_again(run_state):
-    visits, layout = run_state.future.visits, run_state.layout
+    visits, layout = run_state.future.visits, run_state.check.layout
     covered = [(q, key) for q, key, forgets in forgetful(run_state) if forgets.covered_by(run_state)]
     assert covered and len(covered) < len(list(forgetful(run_state)))
     for q, (kind, place, *_) in covered:
