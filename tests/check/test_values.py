@@ -70,7 +70,7 @@ MISTAKES = {
     "an unknown stage": (lambda k, tile, slot: k.y.store(tile, k.full("z", 0.0)), "x, w, y"),
     "two forms at once": (
         lambda k, tile, slot: k.y.store(tile, slot.x.read(like=slot.x.read(), transposed=True)),
-        "one way",
+        "exclude each other",
     ),
     "transposed by four warps that are no warpgroup": (
         lambda k, tile, slot: k.y.store(tile, slot.x.read(transposed=True)),
