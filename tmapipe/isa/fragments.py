@@ -183,9 +183,7 @@ class Fragments(Carried):
         """``st.shared``: writes *values* to a slot, converted to its type: a whole tile, or a part that begins at *at*, a
         multiple of its rows and of its columns; or one number a row or a column, in a slot with one extent. Generic proxy."""
 
-    def raw(
-        self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str = "generic"
-    ) -> None:
+    def raw(self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str) -> None:
         """Calls *gpu* with tensors, or *cpu* with arrays, in the order of *accesses*.
 
         Args:
