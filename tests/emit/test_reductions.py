@@ -121,6 +121,12 @@ def test_no_spills(name):
     assert built(name).compiled.resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_sum_is_fused_with_the_product_before(name):
+    """A compiler would fuse them in one kernel and not in another, whose bits would then differ."""
+    assert "fma.rn.f32" not in built(name).compiled.ptx
+
+
 @pytest.mark.parametrize("width", [8, 24, 32, 40, 64])
 def test_lanes_share_out_their_columns(width, monkeypatch):
     """Of arrays with a number for each lane: each column's sum is with some lane, where it says that it is."""

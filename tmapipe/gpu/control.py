@@ -183,6 +183,15 @@ def emit_ptx(
     return [Int32(llvm.extractvalue(T.i32(), result, [i])) for i in range(words)]
 
 
+def exact_sum(x: Any, y: Any) -> Float32:
+    """x + y in fp32. No compiler fuses this sum with a product before it, so all kernels make the same bits."""
+    values = [Float32(each).ir_value() for each in (x, y)]
+    text, kinds = "add.rn.f32 $0, $1, $2;", "=f,f,f"
+    return Float32(
+        llvm.inline_asm(T.f32(), values, text, kinds, has_side_effects=False, asm_dialect=llvm.AsmDialect.AD_ATT)
+    )
+
+
 # ---- emitters --------------------------------------------------------------------------------------------------------
 #
 # How each operation of the table is emitted: a function of the instruction set, the operation, and what data its

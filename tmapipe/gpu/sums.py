@@ -328,7 +328,7 @@ class Sums(Scans):
             sums = [None, None] if before is None else list(before)
             for half, eight, i in itertools.product(range(2), range(first // 8, columns // 8), range(2)):
                 value = data[i + 2 * half + 4 * eight]
-                sums[half] = value if sums[half] is None else sums[half] + value
+                sums[half] = value if sums[half] is None else control.exact_sum(sums[half], value)
             return sums
 
         return _where(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added)
@@ -340,7 +340,8 @@ class Sums(Scans):
         mine = inside - self.isa.warp % 4 * 16 - self.isa.lane // 4  # rows inside, counted from the lane's first one
 
         def added(data: list[Any]) -> list[Any]:
-            return [data[i + 4 * eight] + data[i + 2 + 4 * eight] for eight in range(columns // 8) for i in range(2)]
+            places = (i + 4 * eight for eight in range(columns // 8) for i in range(2))
+            return [control.exact_sum(data[i], data[i + 2]) for i in places]
 
         sums = _where(inside < 64, values.data, lambda i: 8 * (i // 2 % 2) < mine, added)
         return columns_over_lanes(self.isa.lane, sums)

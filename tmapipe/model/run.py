@@ -160,12 +160,16 @@ class Timeline:
         self.events.append({"name": name, "cat": "ring", "ph": "C", "ts": time / 1000, "pid": pid, "args": numbers})
 
     def arrow(self, number: int, tail: dict[str, Any], head: dict[str, Any], name: str) -> None:
-        """An arrow from the end of the slice *tail* to the end of the slice *head*, which *tail* has ended. number: the
-        arrow's."""
+        """An arrow from the end of the slice *tail* to the end of the slice *head*, which *tail* has ended. On a GPU, a warp
+        reads the clock some cycles after it arrives: then an arrow begins inside *tail*. There is none if *tail* begins after
+        the end of *head*. number: the arrow's."""
+        ends = [max(round(x["ts"] * 1000), round((x["ts"] + x["dur"]) * 1000) - 1) / 1000 for x in (tail, head)]
+        begin = max(tail["ts"], min(ends))
+        if begin > ends[1]:
+            return
         both: dict[str, Any] = {"name": name, "cat": "ends", "id": number}
-        for slice_, ph in ((tail, {"ph": "s"}), (head, {"ph": "f", "bp": "e"})):
-            last = max(round(slice_["ts"] * 1000), round((slice_["ts"] + slice_["dur"]) * 1000) - 1) / 1000
-            self.events.append({**both, **ph, "ts": last, "pid": slice_["pid"], "tid": slice_["tid"]})
+        for slice_, ph, at in ((tail, {"ph": "s"}, begin), (head, {"ph": "f", "bp": "e"}, ends[1])):
+            self.events.append({**both, **ph, "ts": at, "pid": slice_["pid"], "tid": slice_["tid"]})
 
     def flag(self, place: dict[str, Any], name: str, args: dict[str, Any]) -> None:
         """A finding, at the beginning of a slice."""
