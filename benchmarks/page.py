@@ -254,6 +254,13 @@ def layers() -> str:
     return table(["tokens, us", *(" ".join(way) for way in ways)], body, source)
 
 
+def first_calls() -> str:
+    """Seconds of the first calls of processes, and how many kernels were compiled."""
+    rows, source = rows_of("first_calls")
+    body = [[r["problem"], r["variant"], f"{r['first_s']:.2f}", f"{r['second_s']:.3f}", r["kernels"]] for r in rows]
+    return table(["of", "store of kernels", "first call, s", "second call, s", "compiled"], body, source)
+
+
 def samples() -> str:
     """PyTorch's own samples of its operators, of all types."""
     rows, source = rows_of("operators")
@@ -421,6 +428,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "predicted": predicted,
     "host": host_times,
     "layers": layers,
+    "first-calls": first_calls,
+    "steps": lambda: beside_peers("steps", "us", "microseconds", _rested),
     "operators": samples,
     "checker": checks,
     "mutants-schedules": lambda: mutants(0),

@@ -264,6 +264,7 @@ reduce: v = v + tp.math.row_sum(v) - tp.math.column_sum(v) | v = v + tp.math.row
     v = v + tp.math.row_sum(v, inside=JUNK) | v = v + tp.math.row_sum(v, inside=k.extent("n")) | v = tp.math.row_sum(JUNK) |
     v = v + tp.math.row_sum(tp.math.row_sum(v)) | v = tp.math.column_max(v) | v = v + tp.math.row_sum(v, v) |
     v = v + tp.math.row_sum(v, inside=-1) | v = v + tp.math.row_sum(v > 0) | v = sum(v) | v = v + v.rows.rows |
+    v = v + tp.math.row_sums(v, v * 2.0)[1] | v = v + tp.math.row_sums(v, JUNK)[0] | v = tp.math.row_sums() |
     v = v + tp.math.column_sum(v, inside=k.extent("m") - tile.m * 8) | v = v + k.extent(JUNK) | v = v + k.extent("q") |
     s = 0\n        for i in range(3):\n            s = s + v\n        v = s |
     s = k.full("x", 0.0)\n        for i in range(3):\n            s = s + v\n        v = s |

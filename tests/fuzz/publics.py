@@ -87,7 +87,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     },
     **{
         f"math.{name}": (getattr(tp.math, name), dict.fromkeys(inspect.signature(getattr(tp.math, name)).parameters, MATRIX))
-        for name in ("exp", "log2", "tanh", "gelu", "maximum", "where", "row_sum", "cast", "rsqrt")
+        for name in ("exp", "log2", "tanh", "gelu", "maximum", "where", "row_sum", "row_sums", "cast", "rsqrt")
     },
 } | calls_of_rows.CALLABLES | calls_of_methods.CALLABLES  # fmt: skip
 #: Of methods, whose signatures take any: further arguments.

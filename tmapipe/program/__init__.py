@@ -441,11 +441,11 @@ class _Places:
         for node, following in zip(known, [*known[1:], None], strict=False):
             if isinstance(node, (For, While)):
                 self.end()
-                turned = f"tmapipe{os.sep}tiles{os.sep}" in str(node.where)
-                if turned:
+                of_tiles = f"tmapipe{os.sep}tiles{os.sep}" in str(node.where)
+                if of_tiles:
                     self.add(node, False)
                 self.walk(node.body)
-                last = self.places[-1] if turned and self.first < len(self.places) else None
+                last = self.places[-1] if of_tiles and self.first < len(self.places) else None
                 if last and self._follows(last.node) and not last.passed:
                     self.share()
                 self.end()

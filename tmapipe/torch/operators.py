@@ -280,13 +280,13 @@ def _loaded(x: torch.Tensor, at: int) -> bool:
 
 def _spaced(x: torch.Tensor, rows: int) -> torch.Tensor:
     """A copy of the matrices *x* [..., m, k], with *rows* of zeros below, that TMA loads; contiguous along m if x is so."""
-    turned = last_but_one(x)
-    source = x.mT if turned else x
-    height, width = source.shape[-2] + (0 if turned else rows), source.shape[-1] + (rows if turned else 0)
+    along_m = last_but_one(x)
+    source = x.mT if along_m else x
+    height, width = source.shape[-2] + (0 if along_m else rows), source.shape[-1] + (rows if along_m else 0)
     pitch = width + -width % (ALIGNMENT // x.itemsize)
     made = (x.new_zeros if rows else x.new_empty)(*x.shape[:-2], height, pitch)[..., :width]
     made[..., : source.shape[-2], : source.shape[-1]].copy_(source)
-    return made.mT if turned else made
+    return made.mT if along_m else made
 
 
 def chosen(problem: Problem, device: torch.device, choice: Callable[..., Gemm], *how: Any) -> Gemm:
