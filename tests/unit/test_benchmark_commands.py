@@ -34,6 +34,7 @@ ON_A_GPU = [
     "kernels",
     "l2_requests",
     "mlp",
+    "norm_gradients",
     "steps",
     "predicted",
     "programs",

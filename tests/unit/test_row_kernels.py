@@ -194,7 +194,7 @@ def test_rows_side_by_side_that_begin_later_and_count_often():
     for more, argument, rule in (
         ({"at": 120}, "slot.x.read(at)", "where 8 rows begin, 15 elements apart"),
         ({"at": -1}, "slot.x.read(at)", "where 8 rows begin"),
-        ({"each": 0}, "slot.x.read(each)", "for how many rows"),
+        ({"each": 0}, "slot.x.read(each)", "how many rows or columns share"),
     ):
 
         class Wrong(SideBySide):

@@ -272,7 +272,7 @@ def mask_of(name: str, when: Any, values: Fragment) -> Fragment:
     """A comparison of fragments for each of *values*. Raises `InputError` for something else."""
     alike = isinstance(when, Fragment) and when.kind == "bool" and when.layout in (None, values.layout)
     if not alike or values.along != "tile" or when.along not in ("tile", "rows", "columns", "one"):
-        rule = "is a comparison of fragments of the tile that is stored"
+        rule = "must be a comparison of fragments of the tile that is stored"
         raise InputError(f"{name}(when)", when, rule, "e.g. when=values > 0")
     backend = values.backend
     data = backend.expand(values.layout, when.along, when.data, "tile")
