@@ -12,7 +12,7 @@ import tmapipe as tp
 from tests import browser
 from tests.check.test_timeline import Forgets
 from tmapipe.isa import ops
-from tmapipe.model.run import page
+from tmapipe.model.run import Timeline, page
 from tmapipe.timeline import H200, cycles_of_wgmma, wgmmas_of
 from tmapipe.timeline.trace import REASONS, share_of, timed
 
@@ -59,6 +59,16 @@ def slice_at(threads, event):
     around = [s for s in threads[event["pid"], event["tid"]] if s["ts"] <= event["ts"] < s["ts"] + s["dur"]]
     assert around, f"{event} lies in no slice"
     return around[-1]
+
+
+@pytest.mark.parametrize("late, begins", [(0.0, 1.009), (0.005, 1.011), (0.02, None)])
+def test_an_arrow_never_ends_before_it_begins(late, begins):
+    """On a GPU an arrival is stamped a little later than it is made, perhaps after the end of the wait that it ends."""
+    made = Timeline("a kernel")
+    arrival, wait = {"ts": 1.0 + late, "dur": 0.01, "pid": 0, "tid": 0}, {"ts": 0.5, "dur": 0.512, "pid": 0, "tid": 1}
+    made.arrow(1, arrival, wait, "full")
+    ends = [event["ts"] for event in made.events if event["ph"] in "sf"]
+    assert ends == ([] if begins is None else [begins, 1.011])
 
 
 @pytest.fixture(scope="module")
