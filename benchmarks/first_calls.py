@@ -1,4 +1,4 @@
-"""First calls of processes: what they take, and how many kernels they compile; suite `first_calls`, seconds.
+"""How long first calls of processes take, and how many kernels the processes compile; suite `first_calls`, seconds.
 
 python -m benchmarks.first_calls
 

@@ -1,4 +1,4 @@
-"""Forms of the gradients of norms beside the peers: the chosen one, and others that may be faster. Suite `norm_gradients`.
+"""Forms of the gradients of norms beside the peers: the form that is chosen, and likely ones besides. Suite `norm_gradients`.
 
 python -m benchmarks.norm_gradients --seconds 140            the lengths drawn in `benchmarks.random_kernels`, then others
 python -m benchmarks.norm_gradients --others 0 --more 3      others drawn with seed 3 alone, as they are called

@@ -221,7 +221,7 @@ def time_of(form: GradientForm, sums: int) -> float:
 
 # ---- norm gradients --------------------------------------------------------------------------------------------------
 #
-# The kernels: one that takes all rows, and one that adds up what its clusters have.
+# Two kernels: the first takes all rows; the second adds up the sums of the first one's clusters.
 
 PART, MOST_KNOWN = 2048, 64  # elements of a slot of partial sums; signatures of calls that a kernel knows
 

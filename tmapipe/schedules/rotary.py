@@ -122,7 +122,8 @@ class RotaryTiles(ElementwiseTiles):
 
 # ---- rows as they lie ------------------------------------------------------------------------------------------------
 #
-# A tile is rows, one after another, wherever they begin: of some positions, or of some heads of one. So are those of a table.
+# A tile has rows that follow one another, wherever they begin: all heads of a few positions, or a few heads of one position. A
+# table's rows follow one another, too.
 
 
 @attrs.frozen

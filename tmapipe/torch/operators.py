@@ -249,7 +249,8 @@ def _product(
         a, b, *more = tensors
         if tf32:  # of which wgmma loads both along k
             a, b = a.contiguous(), b.contiguous()
-        at_a, at_b, _ = Problem.of(a, b, tf32=tf32).rows_at
+        problem = Problem.of(a, b, tf32=tf32)
+        at_a, at_b, _ = problem.rows_at
         columns, whole = b.shape[-2], (_loaded(a, at_a), _loaded(b, at_b))
         units = -columns % (ALIGNMENT // b.itemsize)  # columns of d that its rows lack to be whole 16 bytes
         copied = units > 0 or not all(whole)
@@ -258,7 +259,8 @@ def _product(
         loaded = a if whole[0] else _spaced(a, 0), b if whole[1] and not units else _spaced(b, units)
         if units:
             more = [functional.pad(each, (0, units)) for each in more]
-        schedule = chosen(Problem.of(*loaded, tf32=tf32), a.device, _schedule, bool(more))
+        problem = Problem.of(*loaded, tf32=tf32) if copied else problem
+        schedule = chosen(problem, a.device, _schedule, bool(more))
         with _watched(a) as launches:
             if schedule.one_kernel:
                 found = called(schedule, (*loaded, *more), {}, keep=False)
