@@ -3,12 +3,14 @@
 python -m benchmarks.host_time
 
 The problems are so small that the GPU is always ahead. All calls take turns, some at a time, in one process; the least and the
-middle time of a turn are kept. ratio is the middle time over that of torch.mm. Writes ``benchmarks/results/host_time.json``.
+middle time of a turn are kept. ratio is the middle time over that of torch.mm; of functions of rows, and of steps, which
+are calls with their gradients, over that of torch's function. Writes ``benchmarks/results/host_time.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import statistics
 import sys
@@ -20,6 +22,7 @@ from benchmarks.cli import gpu_of
 from benchmarks.results import OURS, Results
 
 M, N, K = 256, 256, 64
+ROWS = 256, 1024
 TURNS, CALLS = 60, 100
 
 
@@ -80,6 +83,41 @@ def cases(operators: bool = True) -> dict[tuple[str, str], Callable[[], Any]]:
     return found
 
 
+def steps() -> dict[tuple[str, str], Callable[[], Any]]:
+    """By peer and variant: functions of rows and products by `tmapipe.torch` and by torch, forward where gradients are asked
+    for, and forward and backward."""
+    import torch
+    from torch.nn import functional
+
+    import tmapipe.torch as ops
+
+    def half(*shape: int) -> Any:
+        return torch.randn(*shape, device="cuda").bfloat16().requires_grad_()
+
+    (m, n), x, weight, bias = ROWS, half(*ROWS), half(ROWS[1]), half(ROWS[1])
+    a, b, c, target = half(M, K), half(N, K), half(N), torch.randint(0, n, (m,), device="cuda")
+    whole, narrow = torch.randn_like(x), torch.randn(M, N, device="cuda").bfloat16()
+    # The function of ours, that of torch's, what both take, and the gradient.
+    functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...], Any]] = {
+        "softmax": (ops.softmax, lambda x: torch.softmax(x, -1), (x,), whole),
+        "rms_norm": (ops.rms_norm, lambda x, w: functional.rms_norm(x, (n,), w, 1e-6), (x, weight), whole),
+        "layer_norm": (ops.layer_norm, lambda x, w, b: functional.layer_norm(x, (n,), w, b), (x, weight, bias), whole),
+        "cross_entropy": (ops.cross_entropy, functional.cross_entropy, (x, target), None),
+        "linear": (ops.linear, functional.linear, (a, b, c), narrow),
+        "gemm": (ops.gemm, lambda a, b: torch.mm(a, b.t()), (a, b), narrow),
+    }
+
+    def step(function: Callable[..., Any], given: tuple[Any, ...], grad: Any) -> Any:
+        return torch.autograd.grad(function(*given), [each for each in given if each.requires_grad], grad)
+
+    found: dict[tuple[str, str], Callable[[], Any]] = {}
+    for name, (ours, theirs, given, grad) in functions.items():
+        for peer, function in (("torch", theirs), (OURS, ours)):
+            found[peer, f"{name}, forward"] = functools.partial(function, *given)
+            found[peer, f"{name}, step"] = functools.partial(step, function, given, grad)
+    return found
+
+
 def measured(
     calls: dict[tuple[str, str], Callable[[], Any]], turns: int, synchronize: Callable[[], Any]
 ) -> dict[Any, list[float]]:
@@ -115,11 +153,12 @@ def main(argv: list[str] | None = None) -> int:
 
     with torch.no_grad():
         found = measured(cases(not args.schedules), TURNS, torch.cuda.synchronize)
+    stepped = {} if args.schedules else measured(steps(), TURNS, torch.cuda.synchronize)
     results = Results("host_time", gpu, method={"turns": TURNS, "calls": CALLS})
-    base = statistics.median(found["torch", "mm"])
-    for (peer, variant), times in found.items():
+    for (peer, variant), times in (found | stepped).items():
         us, least = statistics.median(times), min(times)
         row = {"problem": f"{M}x{N}x{K}", "dtype": "bf16", "peer": peer, "variant": variant}
+        base = statistics.median(stepped.get(("torch", variant), found["torch", "mm"]))
         results.add(**row, us=us, least_us=least, ratio=us / base)
         print(f"{peer:10} {variant:36} {us:7.2f} {least:7.2f} {us / base:6.2f}")
     print(results.write(args.out))

@@ -4,6 +4,7 @@ for many calls, and the export of kernels.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tmapipe.base.arithmetic import DType, as_dtype, bf16, fp32, int32
-from tmapipe.bind import Bound, check_held, check_kind, note_written, span
+from tmapipe.bind import Bound, check_held, check_kind, note_written
 from tmapipe.bind.tensors import signature
 from tmapipe.errors import InputError, check_type, is_count, needed
 
@@ -34,6 +35,8 @@ MOST = 4  # how many callers a schedule keeps, and tries in turn
 class Calls:
     """The methods of a `Schedule` that call it, prepare calls of it, or export it."""
 
+    _callers: tuple[Any, ...] = ()  # what makes calls of kinds that were made before
+
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule.
 
@@ -52,7 +55,7 @@ class Calls:
         Raises:
             InputError: Before anything is launched.
         """
-        for call in self.__dict__.get("_callers", ()):
+        for call in self._callers:
             result = call(tensors, out, named)
             if result is not None:
                 return result
@@ -220,6 +223,15 @@ def _keep(
         launchers[known_as] = launcher
 
 
+def watching(tensor: Any) -> contextlib.AbstractContextManager[list[Any]]:
+    """Notes this thread's launches, as `tmapipe.gpu.kernels.watched`, where a tensor like this one may have some."""
+    if not getattr(tensor, "is_cuda", False):
+        return contextlib.nullcontext([])
+    from tmapipe.gpu.kernels import watched
+
+    return watched()
+
+
 def remember(
     schedule: Any,
     run: Callable[[], Any],
@@ -232,14 +244,12 @@ def remember(
     """Runs *run*, a call of a schedule or of a kernel of rows that launches kernels with other views of its tensors. If it
     makes one launch, the schedule's `_again` gets a function that makes this launch again. *results*: the outputs. parts:
     whether the launch may take parts of the tensors, too."""
-    if named or not getattr(results[0], "is_cuda", False):
+    with watching(None if named else results[0]) as launches:
         run()
+    if not launches:
         return
-    from tmapipe.gpu.kernels import watched
     from tmapipe.gpu.launch import repeated
 
-    with watched() as launches:
-        run()
     _put_first(schedule, "_again", repeated(launches, tensors, out, results, parts))
 
 
@@ -251,76 +261,17 @@ def remember_by_name(kernel: Any, run: Callable[[], Any], given: dict[str, Any],
         given: Tensors by stage; None for outputs that the call makes.
         made: All outputs by stage.
     """
-    if not getattr(next(iter(made.values()), None), "is_cuda", False):
-        return run()
-    from tmapipe.gpu.kernels import watched
-    from tmapipe.gpu.launch import repeated
-
-    with watched() as launches:
+    with watching(next(iter(made.values()), None)) as launches:
         result = run()
     if len(launches) == 1 and not result:
+        from tmapipe.gpu.launch import repeated
+
         launcher = launches[0][0]
         names = [name for name in launcher.names if given.get(name) is not None]
         if tuple(made) == launcher.names[launcher.inputs :] and all(name in given for name in launcher.names):
             call = repeated(launches, [given[name] for name in names], None, tuple(made.values()))
             _put_first(kernel, "_again", call and (names, call))
     return result
-
-
-class _At:
-    """An address, where a launch takes a tensor's."""
-
-    __slots__ = ("address",)
-
-    def __init__(self, address: int):
-        self.address = address
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
-Again = Callable[[Sequence[Any], Any], "list[Any] | None"]
-
-
-def again_of(
-    launches: Sequence[tuple[Launcher, Sequence[int]]],
-    places: Sequence[Mapping[str, int]],
-    given: Sequence[Any],
-    made: Sequence[Any],
-) -> Again | None:
-    """What makes the launches of a call again, whose tensors have the same signatures.
-
-    Args:
-        launches: Of the call, as `watched` has noted them.
-        places: For each launch: in which of *given* and *made* the tensor of each name lies.
-        given: What the call takes.
-        made: What it writes, of which the first may be passed.
-
-    Returns:
-        A function of what a call takes and of the first that it writes, or None: what is written; None where that one overlaps
-        what is taken. No such function if a launch takes other memory.
-    """
-    every, steps = (*given, *made), list[Any]()
-    starts, like = [x.data_ptr() for x in every], [(tuple(x.shape), x.dtype) for x in made]
-    for (launcher, addresses), of in zip(launches, places, strict=True):
-        at = [(of[name], address - starts[of[name]]) for name, address in zip(launcher.names, addresses, strict=True)]
-        if not all(0 <= offset < span(every[i]) for i, offset in at):
-            return None
-        steps.append((launcher, at))
-
-    def again(given: Sequence[Any], out: Any) -> list[Any] | None:
-        first, end = (0, 0) if out is None else (out.data_ptr(), out.data_ptr() + span(out))
-        if any(x.data_ptr() < end and first < x.data_ptr() + span(x) for x in given):
-            return None
-        made = [given[0].new_empty(shape, dtype=dtype) for shape, dtype in like[out is not None :]]
-        made = made if out is None else [out, *made]
-        starts = [x.data_ptr() for x in (*given, *made)]
-        for launcher, at in steps:
-            launcher.launch([_At(starts[i] + offset) for i, offset in at])
-        note_written(() if out is None else (out,))
-        return made
-
-    return again
 
 
 def set_to_zero(workspace: Any, first: int) -> None:

@@ -156,6 +156,18 @@ def test_gradients(name):
         agrees(case, case.mine, given, *exact_of(case, given))
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "rms_norm", "layer_norm", "cross_entropy", "transpose"])
+def test_steps_are_remembered(name, monkeypatch):
+    """Forward and backward: kernels are launched again, on other tensors, without what chooses them."""
+    case = OPERATORS[name]
+    for number in range(3):
+        given = case.given(160)
+        agrees(case, case.mine, given, *exact_of(case, given))
+        if not number:
+            fail = lambda operator, *_: pytest.fail(f"{operator} is not remembered")  # noqa: E731
+            monkeypatch.setattr("tmapipe.torch.rows.by_kernel", fail)
+
+
 @pytest.mark.parametrize("name", [name for name, case in OPERATORS.items() if case.op is not None])
 def test_opcheck(name):
     case = OPERATORS[name]

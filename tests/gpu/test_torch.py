@@ -136,7 +136,7 @@ def test_calls_with_workspaces_are_remembered(kind, shares, bias, monkeypatch):
     """Also where some tiles have fewer parts than others: the rest of the workspace is set to zero again."""
     made = kind(shares, (128, 128, 64), (1, 1), epilogue=operators.BIASED if bias else None)
     monkeypatch.setattr(operators, "_schedule", lambda problem, bias: made)
-    monkeypatch.setattr(operators, "_callers", callers := {})
+    monkeypatch.setattr(operators, "callers", callers := {})
     x, weight, bias = half(384, 1600), half(640, 1600), bias and half(640)
     for _ in range(3):  # what adds the parts has a caller then, which products of this shape share
         made(x, weight, **({"bias": bias} if bias is not None else {}))
@@ -161,7 +161,7 @@ def test_graphs_of_compiled_layers(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(operators, "choose", queued)
-    monkeypatch.setattr(operators, "_callers", {})
+    monkeypatch.setattr(operators, "callers", {})
     kinds = {"bias": False, "device": "cuda", "dtype": torch.bfloat16}
     layers = torch.nn.Sequential(tt.Linear(1024, 2048, **kinds), torch.nn.GELU(), tt.Linear(2048, 1024, **kinds))
     wide = torch.nn.Sequential(torch.nn.Linear(1024, 2048, False), torch.nn.GELU(), torch.nn.Linear(2048, 1024, False))

@@ -228,6 +228,33 @@ def test_two_launches_are_made_again(launched):
         assert launch.repeated(others, (x,), None, (y,)) is None
 
 
+def test_launches_of_parts_are_made_again(launched):
+    """As of a norm's gradients: kernels of some rows each, and one that takes what they have made."""
+    x, between, y = half(64, 128), half(64, 128), half(64, 128)
+    _, begin, begun = launched(x[:32])
+    _, end, ended = launched(x)
+    part = 32 * 128 * 2
+    launches = [(begin, [each.data_ptr() + n for each in (x, between)]) for n in (0, part)]
+    launches.append((end, [between.data_ptr(), y.data_ptr()]))
+    call = launch.repeated(launches, (x,), None, (between, y), parts=True)
+    other = half(64, 128)
+    made, found = call((other,), None, {})
+    assert torch.equal(made, other) and torch.equal(found, other) and len(begun.launches) == 2
+    assert [b - a for a, b in zip(*begun.addresses, strict=True)] == [part, part] and len(ended.launches) == 1
+    assert call((half(32, 128),), None, {}) is None and call((other,), y, {}) is None
+    elsewhere = half(64, 128)
+    for others in (launches[:1], [*launches[:2], (end, [elsewhere.data_ptr(), y.data_ptr()])]):
+        assert launch.repeated(others, (x,), None, (between, y), parts=True) is None
+
+
+def test_what_is_noted_within_is_noted_outside():
+    with callers.watched() as outside:
+        with callers.watched() as inside:
+            inside.append("launch")
+        assert callers.watchers and outside == ["launch"]
+    assert not callers.watchers and callers.noted.launches is None
+
+
 @pytest.mark.parametrize("pairs", [False, True], ids=["halves", "pairs"])
 @pytest.mark.parametrize("before", [0, 4])
 def test_a_call_of_rotary_is_one_launch_with_its_tensors(launched, pairs, before):

@@ -237,7 +237,7 @@ def test_calls_are_remembered_outside_of_operators(model, monkeypatch):
     """Inside, torch's state is another one, and a comparison that is made there never holds outside."""
     checks = []
     launched = (object(), [])
-    monkeypatch.setattr(operators, "_watched", lambda tensor: contextlib.nullcontext([launched]))
+    monkeypatch.setattr(operators, "watching", lambda tensor: contextlib.nullcontext([launched]))
     monkeypatch.setattr("tmapipe.gpu.launch.repeated", lambda launches, given, *_: checks.append(same_as(given)))
     x, weight, bias = half(2, 12, 64), half(16, 64), half(16)
     tt.linear(x, weight, bias)
@@ -247,8 +247,8 @@ def test_calls_are_remembered_outside_of_operators(model, monkeypatch):
 
 def test_graphs_take_what_is_remembered_and_tracing_does_not(model, monkeypatch):
     x, weight = half(8, 72), half(16, 72)
-    monkeypatch.setattr(operators, "_callers", {})
-    monkeypatch.setattr(operators, "_watched", lambda tensor: contextlib.nullcontext([(object(), [])]))
+    monkeypatch.setattr(operators, "callers", {})
+    monkeypatch.setattr(operators, "watching", lambda tensor: contextlib.nullcontext([(object(), [])]))
     taken = []
 
     def repeated(launches, given, out, results):
@@ -354,6 +354,19 @@ def test_cross_entropy(model, shape, reduction):
     torch.testing.assert_close(mine.double(), exact, atol=1e-5, rtol=1e-4)
     rule = "mean, sum or none"
     refused(tt.cross_entropy, x, target, argument="cross_entropy(reduction)", rule=rule, reduction="most")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_gradients_of_cross_entropy_are_differentiated_again(model, reduction):
+    """lse was a constant then."""
+    x, target = torch.randn(5, 7), torch.tensor([0, 1, 2, -100, 4])
+
+    def twice(function, x):
+        (of_x,) = torch.autograd.grad(function(x, target, reduction=reduction).sum(), x, create_graph=True)
+        return torch.autograd.grad(of_x.square().sum(), x)[0]
+
+    exact = twice(functional.cross_entropy, x.double().requires_grad_())
+    torch.testing.assert_close(twice(tt.cross_entropy, x.requires_grad_()).double(), exact, atol=1e-5, rtol=1e-4)
 
 
 SHAPES = [((8, 16), (16, 24)), ((16,), (16, 24)), ((8, 16), (16,)), ((16,), (16,)), ((2, 8, 16), (16, 24))]

@@ -6,7 +6,10 @@ also has the words that a kernel writes when it stamps the clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -24,7 +27,7 @@ from cutlass._mlir.dialects import cute as cute_ir
 from cutlass._mlir.dialects import cute_nvgpu, vector
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from tmapipe.base import Im2colBox, TensorMap
+from tmapipe.base import Im2colBox, TensorMap, disk
 from tmapipe.base.arithmetic import DType, tf32
 from tmapipe.base.tma_rules import type_of
 from tmapipe.plan.model import Load, Store
@@ -443,3 +446,19 @@ def _of_record(warp: int, words: Any, record: Record, begins: Any) -> Any:
         if warp in warps
     ]
     return np.concatenate(stamps) if stamps else np.zeros((0, 4), np.int64)
+
+
+# ---- names of kernels ------------------------------------------------------------------------------------------------
+
+
+def name_of(known: str, ranks: Mapping[str, int], instrument: str) -> str:
+    """The name by which a kernel is kept: its identity *known*, and what it is compiled with. The other arguments are those of
+    `tmapipe.gpu.kernels.kernel_for`."""
+    return hashlib.sha256(repr((known, sorted(ranks.items()), instrument, _versions())).encode()).hexdigest()
+
+
+@functools.cache
+def _versions() -> tuple[Any, ...]:
+    """The versions on which a compiled kernel depends, besides its program."""
+    options = sorted((name, value) for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
+    return disk.library(), cutlass.__version__, str(cutlass.CUDA_VERSION), options

@@ -22,6 +22,7 @@ from cutlass._mlir import ir
 from cutlass._mlir_helpers.op import _set_enable_frame_filtering
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from tmapipe.base import disk
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError
 from tmapipe.gpu import WORDS, control, cute_type, describe, full_shape, make_atom, to_core_first
@@ -475,3 +476,24 @@ def _forbid_unrolling(owner: Any, module: Any, name: str) -> None:
     with module.context:
         once = control.no_unrolling()
         module.operation.walk(visit)
+
+
+# ---- store -----------------------------------------------------------------------------------------------------------
+
+
+def recalled(name: str, plan: Plan, instrument: str = "") -> Compiled | None:
+    """The kernel of this name on disk; None if there is none."""
+    entry = disk.recall("kernels", name)
+    if entry is None:
+        return None
+    facts, content = entry
+    used = facts.get("used")
+    fields = {field.name for field in attrs.fields(Resources)}
+    sound = isinstance(used, dict) and set(used) == fields and all(type(value) is int for value in used.values())
+    return Compiled(plan, Code(lambda: content), Resources(**used) if sound and used else None, instrument=instrument)
+
+
+def put_by(name: str, compiled: Compiled) -> Compiled:
+    """Keeps a kernel on disk under its name, and returns it."""
+    disk.keep("kernels", name, {"used": compiled.used and attrs.asdict(compiled.used)}, compiled.code.object)
+    return compiled

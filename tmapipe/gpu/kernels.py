@@ -6,17 +6,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import itertools
 import math
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
-import cutlass
 import torch
 from cuda.bindings import driver
 
@@ -24,7 +20,8 @@ from tmapipe.base import disk
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import span
 from tmapipe.errors import PipelineError
-from tmapipe.gpu.build import Code, Compiled, Resources, build
+from tmapipe.gpu import name_of
+from tmapipe.gpu.build import Compiled, build, put_by, recalled
 from tmapipe.plan.model import Plan
 from tmapipe.program import ONE_AT_A_TIME, Traced, trace
 from tmapipe.program.identity import identity
@@ -233,6 +230,7 @@ def caller_of(
     out: Any,
     like: Sequence[Any] = (),
     places: Sequence[tuple[int, int]] = (),
+    more: Sequence[tuple[Launcher, Sequence[tuple[int, int]]]] = (),
 ) -> Caller:
     """Writes the function for calls with tensors of one signature. *launcher* has taken such a call.
 
@@ -244,8 +242,10 @@ def caller_of(
         like: Tensors like the outputs that the call makes, if these differ from the launcher's outputs.
         places: For each of the kernel's tensors: the number of the call's tensor in whose memory it lies (inputs first), and
             how many bytes after that tensor's first byte it begins, which may be negative. (): the tensors are the call's.
+        more: The call's further launches, with the places of their tensors. No launch adds to its outputs then.
     """
-    packed, count, outputs = launcher.packed, len(tensors) - len(names), len(like) or len(launcher.outputs)
+    count, outputs = len(tensors) - len(names), len(like) or len(launcher.outputs)
+    steps = [(launcher, places), *more]
     given = [*tensors] if out is None else [*tensors, out]
     inputs = 1 + max((i for i, _ in places[: launcher.inputs]), default=launcher.inputs - 1)
     at = [f"x{i}" for i in range(len(given))]
@@ -262,7 +262,7 @@ def caller_of(
     twice = {
         j: i for i, j in itertools.combinations(range(len(given)), 2) if given[i] is given[j]
     }  # an output in place
-    refused = ["noted.launches is not None", *(f"x{j} is not x{i}" for j, i in twice.items())]
+    refused = ["watchers and noted.launches is not None", *(f"x{j} is not x{i}" for j, i in twice.items())]
     refused.append(f"not same({', '.join(x for i, x in enumerate(at) if i not in twice)})")  # which takes each once
     refused += ["gradients()"] * any(x.requires_grad for x in given)  # which torch's comparison leaves out
     for i, x in enumerate(given):  # its address, and the end of its memory
@@ -274,41 +274,49 @@ def caller_of(
             in_place = given[i].data_ptr() == given[j].data_ptr()
             refused.append(f"p{i} != p{j}" if in_place else _overlapping(j, i, given[j], given[i]))
     refused.append(f"(stream := stream_of({launcher.index})) and capturing()")  # never the default stream
-    refused += ["(scratch := scratch_of.get(stream)) is None"] * bool(launcher.scratch)
+    for s, (each, _) in enumerate(steps):
+        refused += [f"(scratch{s} := scratch_of{s}.get(stream)) is None"] * bool(each.scratch)
     refused += [f"current_device() != {launcher.index}"] * (not launcher.one_device)
     lines += [f"    if {each}:\n        return None" for each in refused]
     for i in made:
-        shape, strides, _, added_to = launcher.outputs[i]
-        if like:
-            shape, strides = tuple(like[i].shape), like[i].stride()
+        shape, strides = (tuple(like[i].shape), like[i].stride()) if like else launcher.outputs[i][:2]
+        added_to = not more and launcher.outputs[i][3]
         lines.append(f"    d{i} = empty({shape!r}, {strides!r}, type_{i}){'.zero_()' * added_to}")
-    begins = [*(f"p{i}" for i in range(len(given))), *(f"d{i}.data_ptr()" for i in made)]
-    addresses = [f"{begins[i]} + {n}" if n else begins[i] for i, n in places or ((i, 0) for i in range(len(begins)))]
-    addresses += [f"scratch[{i}]" for i in range(len(launcher.scratch))]
-    lines += ["    try:", "        memory = pop()", "    except IndexError:", "        memory = make()"]
-    lines.append("    words, arguments, result = memory")
-    lines += [f"    words[{place}] = {each}" for place, each in zip(packed.places, addresses, strict=True)]
-    lines.append(f"    words[{packed.stream}] = stream")
+        lines += [f"    q{i} = d{i}.data_ptr()"] * bool(more)
+    begins = [*(f"p{i}" for i in range(len(given))), *(f"q{i}" if more else f"d{i}.data_ptr()" for i in made)]
     whole = ", ".join([*at, *(f"d{i}" for i in made)])
-    lines += ["    if launch(handle, arguments, three, result):", f"        fail(({whole},))", "    push(memory)"]
+    names_of: dict[str, Any] = {}
+    for s, (each, of) in enumerate(steps):
+        packed = each.packed
+        addresses = [f"{begins[i]} + {n}" if n else begins[i] for i, n in of or ((i, 0) for i in range(len(begins)))]
+        addresses += [f"scratch{s}[{i}]" for i in range(len(each.scratch))]
+        lines += ["    try:", f"        memory = pop{s}()", "    except IndexError:", f"        memory = make{s}()"]
+        lines.append("    words, arguments, result = memory")
+        lines += [f"    words[{place}] = {address}" for place, address in zip(packed.places, addresses, strict=True)]
+        lines.append(f"    words[{packed.stream}] = stream")
+        lines += [f"    if launch(handle{s}, arguments, three, result):", f"        fail{s}(({whole},))"]
+        lines.append(f"    push{s}(memory)")
+        names_of |= {
+            f"scratch_of{s}": each.scratch_of,
+            f"pop{s}": packed.free.pop,
+            f"push{s}": packed.free.append,
+            f"make{s}": packed.make,
+            f"handle{s}": packed.handle,
+            f"fail{s}": each.fail,
+        }
     lines += [f"    written(({', '.join(at[inputs:])},))"] * (len(given) > inputs)
     lines.append(f"    return {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}")
-    names_of: dict[str, Any] = {
+    names_of |= {
         "same": same_as([x for i, x in enumerate(given) if i not in twice]),
         "noted": noted,
+        "watchers": watchers,
         "gradients": torch.is_grad_enabled,
         "capturing": capturing,
         "stream_of": _stream_of,
-        "scratch_of": launcher.scratch_of,
         "current_device": torch.cuda.current_device,
         "empty": (launcher.device.type == "cuda" and EMPTY_ON_CUDA) or _empty_on(launcher.device),
-        "pop": packed.free.pop,
-        "push": packed.free.append,
-        "make": packed.make,
-        "launch": packed.call,
-        "handle": packed.handle,
-        "three": packed.count,
-        "fail": launcher.fail,
+        "launch": launcher.packed.call,
+        "three": launcher.packed.count,
         "written": increment_version,
         **{f"type_{i}": like[i].dtype if like else launcher.outputs[i][2] for i in range(outputs)},
     }
@@ -318,15 +326,37 @@ def caller_of(
 
 
 def parts_of(
-    launcher: Launcher, addresses: Sequence[int], tensors: Sequence[Any], results: Sequence[Any]
-) -> list[tuple[int, int]]:
-    """The places, as `caller_of` takes them, of a launch with tensors at these addresses, all of which lie in a call's tensors
-    or in its outputs, and which take some of each; [] for another launch."""
-    whole, places = [*tensors, *results], list[tuple[int, int]]()
-    for k, address in enumerate(addresses):
-        own = range(len(tensors)) if k < launcher.inputs else range(len(tensors), len(whole))
-        places += [(i, n) for i in own if 0 <= (n := address - whole[i].data_ptr()) < span(whole[i])][:1]
-    return places if len(places) == len(addresses) and {i for i, _ in places} == {*range(len(whole))} else []
+    launches: Sequence[tuple[Launcher, Sequence[int]]], tensors: Sequence[Any], results: Sequence[Any]
+) -> list[list[tuple[int, int]]]:
+    """The places, as `caller_of` takes them, of launches with tensors at these addresses, all of which lie in a call's tensors
+    or in its outputs, and which take some of each; [] for other launches."""
+    whole, found, used = [*tensors, *results], list[list[tuple[int, int]]](), set[int]()
+    for launcher, addresses in launches:
+        places: list[tuple[int, int]] = []
+        for k, address in enumerate(addresses):
+            own = range(len(whole)) if found or k >= launcher.inputs else range(len(tensors))
+            own = own[len(tensors) :] if k >= launcher.inputs else own
+            places += [(i, n) for i in own if 0 <= (n := address - whole[i].data_ptr()) < span(whole[i])][:1]
+        if len(places) < len(addresses):
+            return []
+        used |= {i for i, _ in places}
+        found.append(places)
+    return found if used == {*range(len(whole))} else []
+
+
+def in_parts(
+    launches: Sequence[tuple[Launcher, list[int]]], tensors: Sequence[Any], out: Any, results: Sequence[Any]
+) -> Caller | None:
+    """As `tmapipe.gpu.launch.repeated`, for launches that take parts of the tensors and of the results."""
+    places, every = parts_of(launches, tensors, results), [launcher for launcher, _ in launches]
+    last = max((i for i, _ in places[0][: every[0].inputs]), default=0) if places else 0
+    alone = len(every) == 1
+    if not places or last != len(tensors) - 1:
+        return None
+    if not alone and any(x.watchdog is not None or any(each[3] for each in x.outputs) for x in every):
+        return None
+    more = [*zip(every[1:], places[1:], strict=True)]
+    return every[0].caller(tensors, (), out, results, places[0], more)
 
 
 class _Noted(threading.local):
@@ -339,17 +369,26 @@ class _Noted(threading.local):
 
 
 noted = _Noted()
+watchers: list[
+    None
+] = []  # one for each `watched` that is open in some thread: a list is read faster than a thread's notes
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[tuple[Launcher, list[int]]]]:
-    """Notes this thread's launches: each launcher, and the addresses of its tensors."""
+    """Notes this thread's launches: each launcher, and the addresses of its tensors. What is noted within is noted outside,
+    too."""
+    watchers.append(None)
     before, noted.launches = noted.launches, []
-    noted.zeroed.clear()
+    if before is None:
+        noted.zeroed.clear()
     try:
         yield noted.launches
+        if before is not None:
+            before += noted.launches
     finally:
         noted.launches = before
+        watchers.pop()
 
 
 def note_zeroed(tensor: Any, first: int) -> None:
@@ -430,44 +469,17 @@ def kernel_for(
         return make()
     with _lock:
         name = name_of(known, ranks, instrument)
-        compiled = kept.get(name) or _on_disk(name, plan, instrument)
+        compiled = kept.get(name) or recalled(name, plan, instrument)
         if compiled is not None:
             gate(program, known)
         else:
             with disk.locked(disk.lock_of(name)):  # others wait, and find it on disk
                 gate(program, known)
-                compiled = _on_disk(name, plan, instrument)
+                compiled = recalled(name, plan, instrument)
                 if compiled is None:
-                    compiled = make()
-                    disk.keep(
-                        "kernels", name, {"used": compiled.used and attrs.asdict(compiled.used)}, compiled.code.object
-                    )
+                    compiled = put_by(name, make())
         kept[name] = compiled
         kept.move_to_end(name)
         while len(kept) > MOST:
             kept.popitem(last=False)
         return compiled
-
-
-def name_of(known: str, ranks: Mapping[str, int], instrument: str) -> str:
-    """The name by which a kernel is kept: its identity *known*, and what it is compiled with. The other arguments are those of
-    `kernel_for`."""
-    return hashlib.sha256(repr((known, sorted(ranks.items()), instrument, _versions())).encode()).hexdigest()
-
-
-@functools.cache
-def _versions() -> tuple[Any, ...]:
-    """The versions on which a compiled kernel depends, besides its program."""
-    options = sorted((name, value) for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
-    return disk.library(), cutlass.__version__, str(cutlass.CUDA_VERSION), options
-
-
-def _on_disk(name: str, plan: Plan, instrument: str) -> Compiled | None:
-    entry = disk.recall("kernels", name)
-    if entry is None:
-        return None
-    facts, content = entry
-    used = facts.get("used")
-    fields = {field.name for field in attrs.fields(Resources)}
-    sound = isinstance(used, dict) and set(used) == fields and all(type(value) is int for value in used.values())
-    return Compiled(plan, Code(lambda: content), Resources(**used) if sound and used else None, instrument=instrument)

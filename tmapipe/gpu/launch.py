@@ -27,11 +27,11 @@ from tmapipe.gpu.kernels import (
     capturing,
     gpcs,
     in_clusters,
+    in_parts,
     increment_version,
     kernel_for,
     loaded,
     noted,
-    parts_of,
     stream_of,
 )
 from tmapipe.gpu.watchdog import Watchdog, seconds_of
@@ -230,13 +230,14 @@ class Launcher:
         out: Any,
         like: Sequence[Any] = (),
         places: Sequence[tuple[int, int]] = (),
+        more: Sequence[tuple[Launcher, Sequence[tuple[int, int]]]] = (),
     ) -> Caller | None:
         """The function that `tmapipe.gpu.kernels.caller_of` makes; None in a capture, after several that did not take their
         own tensors, or if launches are waited for, or noted."""
         if capturing() or self.callers >= MOST_CALLERS or self.watchdog is not None or noted.launches is not None:
             return None
         self.callers += 1
-        return caller_of(self, tensors, names, out, like, places)
+        return caller_of(self, tensors, names, out, like, places, more)
 
     def _check_apart(self, arguments: list[Any]) -> None:
         """Raises `InputError` if an output overlaps another tensor. Looks closely only where their spans overlap."""
@@ -379,10 +380,11 @@ def repeated(
     """
     if signature(tuple(tensors), out) is None:
         return None
-    if len(launches) == 1:
-        (launcher, places), found = launches[0], _again(*launches[0], tensors, out, results)
-        inside = () if found or not parts else parts_of(launcher, places, tensors, results)
-        return launcher.caller(tensors, (), out, results, inside) if inside else found
+    found = _again(*launches[0], tensors, out, results) if len(launches) == 1 else None
+    if found is not None:
+        return found
+    if parts:
+        return in_parts(launches, tensors, out, results)
     if len(launches) != 2 or out is not None:
         return None
     (first, places), (second, others) = launches

@@ -153,7 +153,7 @@ class Gemm(Fused):
 
         Outputs that are reductions are vectors in fp32: [m] or [n], or [l, m] or [l, n] of a batch.
         """
-        for call in self.__dict__.get("_callers", ()):  # calls of one kernel with these tensors
+        for call in self._callers:  # calls of one kernel with these tensors
             found = call(tensors, out, named)
             if found is not None:
                 return found

@@ -13,11 +13,11 @@ import attrs
 from tmapipe import math
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base import MulticastGroup
-from tmapipe.base.arithmetic import ceil_div, fp32
+from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import new_like, signature
-from tmapipe.calling import Again, again_of
+from tmapipe.calling import watching
 from tmapipe.errors import InputError, changed
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import ReductionScratch
@@ -236,14 +236,17 @@ class NormBackwardRows(Rows):
         form, stored: As of `Rows`, with several tiles for each cluster.
         eps: As of `RmsNorm` or `LayerNorm`.
         centered: Whether it is LayerNorm's.
+        totals: The type of the sums over all rows.
     """
 
     form: GradientForm
     loaded, columns, stored, bulk = ("x", "dy"), ("weight",), ("dx",), False
 
-    def __init__(self, form: GradientForm, eps: float = 1e-6, centered: bool = False, stored: int = ALIGNMENT):
+    def __init__(
+        self, form: GradientForm, eps: float = 1e-6, centered: bool = False, stored: int = ALIGNMENT, totals: Any = fp32
+    ):
         super().__init__(form, stored)
-        self.form, self.eps, self.centered = form, eps, centered
+        self.form, self.eps, self.centered, self.totals = form, eps, centered, totals
         self.over = "c n" if form.apart == 1 else "c b n"
         self.tiles = GridTiles(Grouped(1), form.share)
         self.ring = BarrierRing(form.slots, producer=self.load, consumer=self.work)
@@ -359,20 +362,20 @@ class NormBackwardRows(Rows):
     def run(self, given: dict[str, Any], others: dict[str, Any]) -> tuple[Any, ...]:
         """As in `Rows`; returns what clusters have of the sums over rows, and these side by side."""
         form, length = self.form, self.form.length
-        pitch = ceil_div(len(self.sums) * length, 4) * 4  # where TMA may begin
+        pitch = ceil_div(length, 4) * 4  # where TMA may begin
         parts, heights = [*self.parts(given)], list[tuple[int, ...]]()
         for part in parts:
             *classes, height, _ = part["dx"].shape
             clusters = max(1, form.clusters // math_.prod(classes))
             heights.append((min(ceil_div(height, form.rows), clusters), *classes))
         several = [math_.prod(each) for each in heights]
-        made, first = new_like(given["x"], (sum(several), pitch), fp32), 0
+        made, first = new_like(given["x"], (sum(several), len(self.sums) * pitch), fp32), 0
         for part, shape, some in zip(parts, heights, several, strict=True):
-            own = made[first : first + some].reshape(*shape, pitch)
-            sums = {name: own[..., i * length : (i + 1) * length] for i, name in enumerate(self.sums)}
+            own = made[first : first + some].reshape(*shape, len(self.sums) * pitch)
+            sums = {name: own[..., i * pitch :][..., :length] for i, name in enumerate(self.sums)}
             self(**part, **sums, **others)
             first += some
-        return made, part_sums(len(made))(made)
+        return made, part_sums(len(made), self.totals)(made)
 
 
 class PartSums(Schedule):
@@ -380,18 +383,19 @@ class PartSums(Schedule):
 
     Args:
         columns: That a CTA takes: a power of two from 32 to 256.
+        dtype: The type of y.
     """
 
     over = "n"
     load, work = Role(warps=1), Role(warps=4)
     tiles = GridTiles(Grouped(1))
 
-    def __init__(self, columns: int = 32):
+    def __init__(self, columns: int = 32, dtype: DType = fp32):
         rows = PART // columns
         self.ring = BarrierRing(8, producer=self.load, consumer=self.work)
         self.across = ReductionScratch(self.work, columns=columns)
         self.x = TmaLoadStage("c n", tile=(rows, columns), ring=self.ring, dtype=fp32)
-        self.y = ThreadStoreStage("n", tile=(columns,), role=self.work, vector=4, dtype=fp32)
+        self.y = ThreadStoreStage("n", tile=(columns,), role=self.work, vector=4, dtype=dtype)
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
@@ -409,9 +413,9 @@ class PartSums(Schedule):
 
 
 @functools.cache
-def part_sums(rows: int) -> PartSums:
+def part_sums(rows: int, dtype: DType = fp32) -> PartSums:
     """The sums of so many rows: few rows take wide tiles."""
-    return PartSums(min(256, max(32, 1 << (PART // rows).bit_length() - 1)))
+    return PartSums(min(256, max(32, 1 << (PART // rows).bit_length() - 1)), dtype)
 
 
 class RmsNormBackward(RowKernel):
@@ -419,14 +423,15 @@ class RmsNormBackward(RowKernel):
 
     Args:
         eps: As of the forward pass.
+        totals: The type of the sums over rows.
     """
 
     schedule, centered = NormBackwardRows, False
 
-    def __init__(self, eps: float = 1e-6):
+    def __init__(self, eps: float = 1e-6, totals: DType | str = fp32):
         super().__init__()
-        self.eps = eps
-        self.known: dict[Any, Again] = {}  # by signature, what makes such calls again
+        self.eps, self.totals = eps, as_dtype(totals)
+        self.known: dict[Any, Any] = {}  # by signature, what makes such calls again
 
     def __call__(self, x: Any, weight: Any, dy: Any, *, out: Any = None) -> Any:
         """The gradients of x, of the weights, and of `LayerNormBackward` of the biases.
@@ -438,43 +443,37 @@ class RmsNormBackward(RowKernel):
             out: dx, of x's shape; None: made, as x.
 
         Returns:
-            (dx, dweight), or (dx, dweight, dbias). Sums over rows are fp32.
+            (dx, dweight), or (dx, dweight, dbias).
 
         Raises:
             InputError: For shapes or types that do not fit.
         """
-        known = signature((x, weight, dy), out)
+        given = x, weight, dy
+        known = signature(given, out)
         again = self.known.get(known) if known else None
-        found = again((x, weight, dy), out) if again else None
-        if found is not None:
-            return self.results(*found)
+        made = again(given, out, {}) if again else None
+        if made is None:
+            with watching(x) as launches:
+                made = self.made(*given, out)
+            if known and launches:
+                from tmapipe.gpu.launch import repeated
+
+                if again := repeated(launches, given, out, made, parts=True):
+                    self.known = {**(self.known if len(self.known) < MOST_KNOWN else {}), known: again}
+        return self.results(*made)
+
+    def made(self, x: Any, weight: Any, dy: Any, out: Any = None) -> tuple[Any, ...]:
+        """(dx, parts of the sums, the sums side by side). Arguments are those of `RmsNormBackward`, and so are errors."""
         check_kind("x", x)
         if 0 in x.shape[:-1]:
             raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")
-        *made, launches = self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight})
-        if known and launches:
-            of_rows = {"x": 0, "weight": 1, "dy": 2, "dx": 3, "dweight": 4, "dbias": 4}
-            places = [of_rows] * (len(launches) - 1) + [{"x": 4, "y": 5}]
-            again = again_of(launches, places, (x, weight, dy), made)
-            if again is not None:
-                self.known = {**(self.known if len(self.known) < MOST_KNOWN else {}), known: again}
-        return self.results(*made)
+        return tuple(self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight}))
 
     def results(self, dx: Any, made: Any, totals: Any) -> tuple[Any, ...]:
         """What a call returns: *dx*, and pieces of the sums *totals*. *made*: what clusters had of these."""
-        return dx, *(totals[i * dx.shape[-1] :][: dx.shape[-1]] for i in range(1 + self.centered))
-
-    def apply(
-        self, rows: dict[str, Any], stored: dict[str, Any], others: dict[str, Any], more: dict[str, Any]
-    ) -> tuple[Any, ...]:
-        """As in `RowKernel`, and returns the launches, too."""
-        if not getattr(stored["dx"], "is_cuda", False):
-            return *super().apply(rows, stored, others, more), []
-        from tmapipe.gpu.kernels import watched
-
-        with watched() as launches:
-            found = super().apply(rows, stored, others, more)
-        return *found, launches
+        pitch, length = totals.shape[0] // (1 + self.centered), dx.shape[-1]
+        parts = totals.unsafe_split(pitch) if hasattr(totals, "unsafe_split") else totals.reshape(-1, pitch)
+        return dx, *((each if pitch == length else each[:length]) for each in parts)
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 2, vectors: int = 0, dense: bool = True, width: int = 0
@@ -484,7 +483,7 @@ class RmsNormBackward(RowKernel):
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """As in `RowKernel`."""
-        return NormBackwardRows(form, self.eps, self.centered, stored)  # type: ignore[arg-type]
+        return NormBackwardRows(form, self.eps, self.centered, stored, self.totals)  # type: ignore[arg-type]
 
 
 class LayerNormBackward(RmsNormBackward):
@@ -492,9 +491,10 @@ class LayerNormBackward(RmsNormBackward):
 
     Args:
         eps: As of the forward pass.
+        totals: The type of the sums over rows.
     """
 
     centered = True
 
-    def __init__(self, eps: float = 1e-5):
-        super().__init__(eps)
+    def __init__(self, eps: float = 1e-5, totals: DType | str = fp32):
+        super().__init__(eps, totals)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import outputs_of
 from tmapipe.bind.tensors import last_but_one, signature
-from tmapipe.calling import called
+from tmapipe.calling import called, watching
 from tmapipe.epilogue import Epilogue, PerColumn
 from tmapipe.errors import InputError, check_type
 from tmapipe.schedules.gemm import Gemm
@@ -132,7 +132,7 @@ FEW, MANY = (
     25e9,
 )  # below which copies cost more than torch's slow kernels
 MOST = 4096  # signatures of calls that are known
-_callers: dict[Any, Any] = {}  # extents of a call -> its callers, as of `tmapipe.gpu.kernels`
+callers: dict[Any, Any] = {}  # extents of a call -> its callers, as of `tmapipe.gpu.kernels`
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -261,12 +261,12 @@ def _product(
             more = [functional.pad(each, (0, units)) for each in more]
         problem = Problem.of(*loaded, tf32=tf32) if copied else problem
         schedule = chosen(problem, a.device, _schedule, bool(more))
-        with _watched(a) as launches:
+        with watching(a) as launches:
             if schedule.one_kernel:
                 found = called(schedule, (*loaded, *more), {}, keep=False)
             else:  # whose third tensor is the result
                 found = schedule(*loaded, **dict(zip(BIASED.operands, more, strict=False)))
-        _last.launches = () if copied else launches or ()
+        _last.launches = () if copied else launches
         result: torch.Tensor = (found[..., :columns].contiguous() if units else found).view(shape)
         return result
 
@@ -308,15 +308,6 @@ def chosen(problem: Problem, device: torch.device, choice: Callable[..., Gemm], 
         return choice(rounded, *how)
 
 
-def _watched(tensor: torch.Tensor) -> Any:
-    """Notes the launches, where there are some."""
-    if not tensor.is_cuda:
-        return contextlib.nullcontext()
-    from tmapipe.gpu.kernels import watched
-
-    return watched()
-
-
 class _Last(threading.local):
     launches: Any = ()  # of the operator that ran last in this thread, until they are looked at
 
@@ -332,7 +323,7 @@ def _recall(
     tensors compare otherwise: so this is called above, or where there is none."""
     traced = torch._C._len_torch_dispatch_stack()
     if not traced:
-        for call in _callers.get(_known_as(operator, given), ()):
+        for call in callers.get(_known_as(operator, given), ()):
             found: torch.Tensor | None = call(given, None, {})
             if found is not None:
                 return found
@@ -340,15 +331,21 @@ def _recall(
     made = run(*arguments)
     launches, _last.launches = _last.launches, ()
     if launches and not traced:
-        from tmapipe.gpu.launch import repeated
-
-        again = repeated(launches, given, None, (made,))
-        if again is not None:
-            if len(_callers) >= MOST:
-                _callers.clear()
-            key = _known_as(operator, given)
-            _callers[key] = (again, *_callers.get(key, ()))[:4]
+        keep(_known_as(operator, given), launches, given, (made,))
     return made
+
+
+def keep(key: Any, launches: Any, given: Any, made: Any, finish: Callable[..., Any] | None = None, **how: Any) -> None:
+    """Keeps under *key* what makes the *launches* of a call again, and what *finish* makes of the results, where
+    `tmapipe.gpu.launch.repeated` can make it."""
+    from tmapipe.gpu.launch import repeated
+
+    again: Any = repeated(launches, given, None, made, **how)
+    if again is not None:
+        if len(callers) >= MOST:
+            callers.clear()
+        whole = again if finish is None else lambda *of: None if (found := again(*of)) is None else finish(*found)
+        callers[key] = (whole, *callers.get(key, ()))[:4]
 
 
 def _known_as(operator: str, given: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:

@@ -9,12 +9,24 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tmapipe.base.arithmetic import DType, bf16, fp16, fp32
+from tmapipe.calling import watching
 from tmapipe.errors import InputError, is_whole
 from tmapipe.schedules.crossentropy import CrossEntropy, CrossEntropyBackward, LogSoftmax, Softmax
 from tmapipe.schedules.normgradients import LayerNormBackward, RmsNormBackward
 from tmapipe.schedules.norms import LayerNorm, LogSoftmaxBackward, RmsNorm, SoftmaxBackward
 from tmapipe.schedules.transpose import Transpose
-from tmapipe.torch.operators import PLAIN, by_kernel, differentiated, eager, otherwise, require_tensors, where
+from tmapipe.torch.operators import (
+    PLAIN,
+    by_kernel,
+    callers,
+    differentiated,
+    eager,
+    keep,
+    otherwise,
+    require_tensors,
+    where,
+)
 
 # ---- functions: over the last dimension ---------------------------------------------------------------------------------
 
@@ -28,8 +40,7 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """
     if not _last("softmax", x, dim):
         return otherwise("softmax", "a dimension that is not the last", lambda: torch.softmax(x, dim))
-    found: torch.Tensor = _called("softmax", x)
-    return found
+    return _called("softmax", (x,))
 
 
 def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -41,8 +52,7 @@ def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """
     if not _last("log_softmax", x, dim):
         return otherwise("log_softmax", "a dimension that is not the last", lambda: torch.log_softmax(x, dim))
-    found: torch.Tensor = _called("log_softmax", x)
-    return found
+    return _called("log_softmax", (x,))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -55,8 +65,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
     """
     require_tensors("rms_norm", x=x, weight=weight)
     _check_eps("rms_norm", eps)
-    found: torch.Tensor = _called("rms_norm", x, weight, eps)
-    return found
+    return _called("rms_norm", (x, weight), eps)
 
 
 def layer_norm(
@@ -70,11 +79,11 @@ def layer_norm(
         bias: One number a column, or None.
         eps: Added to the variance.
     """
-    given = {"x": x, "weight": weight} if bias is None else {"x": x, "weight": weight, "bias": bias}
-    require_tensors("layer_norm", **given)
+    require_tensors("layer_norm", x=x, weight=weight, bias=x if bias is None else bias)
     _check_eps("layer_norm", eps)
-    found: torch.Tensor = _called("layer_norm", x, weight, bias, eps)
-    return found
+    if bias is None:
+        return _called("layer_norm", (x, weight), None, eps)
+    return _called("layer_norm", (x, weight, bias), eps)
 
 
 def cross_entropy(
@@ -106,11 +115,13 @@ def cross_entropy(
         rows = x.movedim(classes, -1).reshape(-1, x.shape[classes])
         loss = cross_entropy(rows, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
         return loss.reshape(others) if reduction == "none" else loss
-    loss = _called("cross_entropy", x, target, ignore_index)[0].to(x.dtype if reduction == "none" else None)
     if reduction == "none":
-        return loss
-    total = loss.sum()
-    return (total / (target != ignore_index).sum() if reduction == "mean" else total).to(x.dtype)
+        return _called("cross_entropy", (x, target), ignore_index)[0].to(x.dtype)
+    if _recorded((x, target)):
+        total: torch.Tensor = _MeanEntropy.apply(x, target, ignore_index, reduction == "mean")
+        return total
+    loss = _called("cross_entropy", (x, target), ignore_index)[0]
+    return _reduced(loss, target, ignore_index, reduction == "mean")[0].to(x.dtype)
 
 
 def transpose(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tensor:
@@ -127,19 +138,49 @@ def transpose(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tenso
     order = tuple(reversed(range(x.ndim))) if dims is None else tuple(dims) if isinstance(dims, (tuple, list)) else ()
     if len(order) != x.ndim or not all(map(is_whole, order)) or sorted(order) != [*range(x.ndim)]:
         raise InputError("tmapipe.torch.transpose(dims)", dims, f"has each of {x.ndim} dimensions once", "e.g. (1, 0)")
-    found: torch.Tensor = _called("transpose", x, order)
+    return _called("transpose", (x,), order)
+
+
+def _called(operator: str, tensors: tuple[torch.Tensor, ...], *how: Any) -> torch.Tensor:
+    """What an operator of these rows computes of *tensors*, and then *how*."""
+    of = _FUNCTIONS[operator]
+    found: torch.Tensor = of.apply(*tensors, *how) if _recorded(tensors) else _at_once(operator, of.run, tensors, how)
     return found
 
 
-def _called(operator: str, *given: Any) -> Any:
-    """What an operator of these rows computes: at once, or, where something traces the tensors, by torch.library."""
-    tensors = [x for x in given if isinstance(x, torch.Tensor)]
-    if eager(*tensors):
-        return _FUNCTIONS[operator].run(*given)
-    plain = all(type(x) in PLAIN for x in tensors) and not torch.compiler.is_compiling()
-    if plain and differentiated(*tensors):
-        return _FUNCTIONS[operator].apply(*given)
-    return getattr(torch.ops.tmapipe, operator)(*given)
+def _recorded(tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether an autograd.Function takes a call with these tensors."""
+    return not torch.compiler.is_compiling() and differentiated(*tensors) and all(type(x) in PLAIN for x in tensors)
+
+
+def _at_once(
+    operator: str, run: Callable[..., Any], tensors: tuple[torch.Tensor, ...], how: tuple[Any, ...], totals: Any = None
+) -> Any:
+    """What *run* computes of *tensors*, and then *how*: by a call that is remembered, or by *run*, of which is kept what makes
+    its launches again, or, where something traces the tensors, by torch.library. totals: as of `_norm_gradients`."""
+    if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
+        key = operator, how, totals, tensors[0].shape
+        for call in callers.get(key, ()):
+            found = call(tensors, None, {})
+            if found is not None:
+                return found
+        if eager(*tensors):
+            if totals is not None:
+                return run(*tensors, *how, totals, key)
+            with watching(tensors[0]) as launches:
+                found = run(*tensors, *how)
+            if launches:
+                keep(key, launches, tensors, found if isinstance(found, tuple) else (found,), parts=True)
+            return found
+    return getattr(torch.ops.tmapipe, operator)(*tensors, *how)
+
+
+def _reduced(loss: torch.Tensor, target: torch.Tensor, ignored: int, mean: bool) -> tuple[torch.Tensor, Any]:
+    """(the sum of the losses of rows, or the mean of those that count; how many count, of a mean)."""
+    if not mean:
+        return loss.sum(), None
+    count = (target != ignored).sum()
+    return loss.sum() / count, count
 
 
 def _last(operator: str, x: Any, dim: Any) -> bool:
@@ -165,15 +206,13 @@ _rows: dict[str, Callable[..., Any]] = {
     "softmax's gradient": SoftmaxBackward(),
     "log_softmax's gradient": LogSoftmaxBackward(),
 }
+KINDS = {torch.bfloat16: bf16, torch.float16: fp16, torch.float32: fp32}
 _of_eps = functools.lru_cache(maxsize=64)(lambda kind, *given: kind(*given))
 
 
-def _softmax(x: torch.Tensor) -> torch.Tensor:
-    return _by_rows("softmax", x, _rows["softmax"], lambda: torch.softmax(x, -1))
-
-
-def _log_softmax(x: torch.Tensor) -> torch.Tensor:
-    return _by_rows("log_softmax", x, _rows["log_softmax"], lambda: torch.log_softmax(x, -1))
+def _softmax(x: torch.Tensor, log: bool = False) -> torch.Tensor:
+    operator, run = ("log_softmax", torch.log_softmax) if log else ("softmax", torch.softmax)
+    return _by_rows(operator, x, _rows[operator], lambda: run(x, -1))
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -224,13 +263,6 @@ def _by_rows(
     return found
 
 
-# ---- operators --------------------------------------------------------------------------------------------------------
-
-
-def _like(x: torch.Tensor, *others: Any) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 # ---- gradients: by kernels, or by torch where they are to be differentiated again ---------------------------------------
 
 
@@ -243,54 +275,62 @@ def _softmax_gradient(y: torch.Tensor, dy: torch.Tensor, log: bool) -> torch.Ten
         found: torch.Tensor = computed(dy, y, -1, y.dtype)
         return found
 
-    def kernel() -> torch.Tensor:
-        found: torch.Tensor = _rows[f"{operator}'s gradient"](*_as_rows(y, dy))
-        return found.view(y.shape)
+    def kernel() -> Any:
+        return _rows[f"{operator}'s gradient"](*_as_rows(y, dy)).view(y.shape)
 
     found: torch.Tensor = _by_kernel(operator, (y, dy), kernel, run)
     return found
 
 
-def _rms_norm_gradients(
-    x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
+def _norm_gradients(
+    centered: bool, x: Any, weight: Any, dy: Any, eps: float, totals: DType = fp32, key: Any = None
+) -> tuple[torch.Tensor, ...]:
+    """(dx, dweight), or (dx, dweight, dbias) if *centered*.
+
+    Args:
+        totals: The type of the sums over rows, which a kernel makes as parts of one tensor.
+        key: Under which is kept what makes the launches again; None: nothing is.
+    """
+
+    def run() -> tuple[torch.Tensor, ...]:
         wide, of_y = x.float(), dy.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        unit, weighted = wide * scale, of_y * weight.float()
-        of_x = scale * (weighted - unit * (weighted * unit).mean(-1, keepdim=True))
-        return of_x.to(x.dtype), (of_y * unit).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
-
-    def kernel() -> tuple[torch.Tensor, torch.Tensor]:
-        rows, of_y = _as_rows(x, dy)
-        of_x, of_weight = _of_eps(RmsNormBackward, eps)(rows, weight.detach(), of_y)
-        return of_x.view(x.shape), of_weight.to(weight.dtype)
-
-    found: tuple[torch.Tensor, torch.Tensor] = _by_kernel("rms_norm", (x, dy), kernel, run)
-    return found
-
-
-def _layer_norm_gradients(
-    x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    def run() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        wide, of_y = x.float(), dy.float()
-        off = wide - wide.mean(-1, keepdim=True)
+        off = wide - wide.mean(-1, keepdim=True) if centered else wide
         scale = torch.rsqrt(off.square().mean(-1, keepdim=True) + eps)
         unit, weighted = off * scale, of_y * weight.float()
-        means = weighted.mean(-1, keepdim=True) + unit * (weighted * unit).mean(-1, keepdim=True)
-        columns = of_y.reshape(-1, x.shape[-1])
-        of_weight = (columns * unit.reshape(-1, x.shape[-1])).sum(0)
-        return (scale * (weighted - means)).to(x.dtype), of_weight.to(weight.dtype), columns.sum(0)
+        means = unit * (weighted * unit).mean(-1, keepdim=True)
+        means = means + weighted.mean(-1, keepdim=True) if centered else means
+        of_weight = (of_y * unit).reshape(-1, x.shape[-1]).sum(0)
+        more = (of_y.reshape(-1, x.shape[-1]).sum(0),) if centered else ()
+        return (scale * (weighted - means)).to(x.dtype), of_weight, *more
 
-    def kernel() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows, of_y = _as_rows(x, dy)
-        of_x, *sums = _of_eps(LayerNormBackward, eps)(rows, weight.detach(), of_y)
-        of_weight, of_bias = (each.clone() for each in sums)  # rows of one tensor, of which a graph may want one alone
-        return of_x.view(x.shape), of_weight.to(weight.dtype), of_bias
+    def kernel() -> Any:
+        of = _of_eps(LayerNormBackward if centered else RmsNormBackward, eps, totals)
+        with watching(x) as launches:
+            (rows, of_y), columns = _as_rows(x, dy), weight.detach()
+            of_x, *sums = of.made(rows, columns, of_y)
+        made = of_x.view(x.shape), *sums
+        if key is not None and launches:
+            keep(key, launches, (x, weight, dy), made, of.results, parts=True)
+        return of.results(*made)
 
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _by_kernel("layer_norm", (x, dy), kernel, run)
+    found: tuple[torch.Tensor, ...] = _by_kernel("layer_norm" if centered else "rms_norm", (x, dy), kernel, run)
     return found
+
+
+def _norm_gradients_apart(
+    centered: bool, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, ...]:
+    """As an operator gives them: tensors of their own, of which a graph may want one alone."""
+    of_x, of_weight, *of_bias = _norm_gradients(centered, x, weight, dy, eps)
+    return of_x, of_weight.to(weight.dtype, copy=True), *(each.clone() for each in of_bias)
+
+
+_of_rms, _of_layer = (functools.partial(_norm_gradients, centered) for centered in (False, True))
+
+
+def _totals(weight: torch.Tensor, bias: torch.dtype | None = None) -> DType:
+    """The type in which a kernel stores the gradients of weights, and of biases of this type, if there are some."""
+    return KINDS.get(weight.dtype, fp32) if bias in (None, weight.dtype) else fp32
 
 
 def _cross_entropy_gradient(
@@ -300,13 +340,13 @@ def _cross_entropy_gradient(
         counts = target != ignored
         of_loss = torch.where(counts, dloss.float(), 0.0)[:, None]
         column = torch.where(counts, target, 0).long()[:, None]
-        powers = torch.exp(x.float() - lse[:, None])
+        again = torch.is_grad_enabled()  # then lse, which has no gradient, would be taken for a constant
+        powers = torch.softmax(x.float(), -1) if again else torch.exp(x.float() - lse[:, None])
         return (powers * of_loss).scatter_add(1, column, -of_loss).to(x.dtype)
 
-    def kernel() -> torch.Tensor:
+    def kernel() -> Any:
         given = (x.detach(), target, lse.detach(), dloss.detach().float().contiguous())
-        found: torch.Tensor = _of_eps(CrossEntropyBackward, ignored)(*given)
-        return found
+        return _of_eps(CrossEntropyBackward, ignored)(*given)
 
     found: torch.Tensor = _by_kernel("cross_entropy", (x, dloss), kernel, run)
     return found
@@ -325,46 +365,45 @@ def _as_rows(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _of_softmax(ctx: Any, grad: torch.Tensor, log: bool = False) -> torch.Tensor:
-    (y,) = ctx.saved_tensors
-    return _apply(_softmax_gradient, torch.ops.tmapipe.softmax_gradient, y, grad, log)
+    found: torch.Tensor = _apply("softmax_gradient", _softmax_gradient, (*ctx.saved_tensors, grad), log)
+    return found
 
 
 def _of_rms_norm(ctx: Any, grad: torch.Tensor) -> Any:
     x, weight = ctx.saved_tensors
-    found = _apply(_rms_norm_gradients, torch.ops.tmapipe.rms_norm_gradients, x, weight, grad, ctx.eps)
-    return *found, None
+    of_x, of_weight = _apply("rms_norm_gradients", _of_rms, (x, weight, grad), ctx.eps, _totals(weight))
+    return of_x, of_weight.to(weight.dtype), None
 
 
 def _of_layer_norm(ctx: Any, grad: torch.Tensor) -> Any:
     x, weight = ctx.saved_tensors
-    op = torch.ops.tmapipe.layer_norm_gradients
-    of_x, of_weight, of_bias = _apply(_layer_norm_gradients, op, x, weight, grad, ctx.eps)
-    return of_x, of_weight, None if ctx.bias is None else of_bias.to(ctx.bias), None
+    given, totals = (x, weight, grad), _totals(weight, ctx.bias)
+    of_x, of_weight, of_bias = _apply("layer_norm_gradients", _of_layer, given, ctx.eps, totals)
+    return of_x, of_weight.to(weight.dtype), None if ctx.bias is None else of_bias.to(ctx.bias), None
 
 
 def _of_cross_entropy(ctx: Any, grad: torch.Tensor, of_lse: Any) -> Any:
-    given = (*ctx.saved_tensors, grad, ctx.ignored)
-    return _apply(_cross_entropy_gradient, torch.ops.tmapipe.cross_entropy_gradient, *given), None, None
+    given = (*ctx.saved_tensors, grad)
+    return _apply("cross_entropy_gradient", _cross_entropy_gradient, given, ctx.ignored), None, None
 
 
-def _apply(run: Callable[..., Any], op: Any, *given: Any) -> Any:
-    """A gradient: at once, or where something traces it, by an operator."""
-    tensors = [x for x in given if isinstance(x, torch.Tensor)]
-    return run(*given) if torch.is_grad_enabled() or eager(*tensors) else op(*given)
+def _apply(
+    operator: str, run: Callable[..., Any], tensors: tuple[torch.Tensor, ...], how: Any, totals: Any = None
+) -> Any:
+    """A gradient, which may itself be differentiated."""
+    if torch.is_grad_enabled():
+        return run(*tensors, how)
+    given = tuple([x if x.is_contiguous() else x.contiguous() for x in tensors])
+    return _at_once(operator, run, given, (how,), totals)
 
 
 def _keep_output(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(output)
 
 
-def _keep_rms(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, ctx.eps = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _keep_layer(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, ctx.eps = inputs
-    ctx.bias = None if bias is None else bias.dtype
+def _keep_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, *bias, ctx.eps = inputs
+    ctx.bias = bias[0].dtype if bias and bias[0] is not None else None
     ctx.save_for_backward(x, weight)
 
 
@@ -380,92 +419,82 @@ def _keep_dims(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _of_transpose(ctx: Any, grad: torch.Tensor) -> Any:
     back = sorted(range(len(ctx.dims)), key=lambda i: ctx.dims[i])
-    return torch.ops.tmapipe.transpose(grad.contiguous(), back), None
+    return _called("transpose", (grad.contiguous(),), tuple(back)), None
 
 
-_OPERATORS: tuple[
-    tuple[str, str, Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]], ...
-] = (
-    ("softmax", "(Tensor x) -> Tensor", _softmax, _like, _of_softmax, _keep_output),
-    (
-        "log_softmax",
-        "(Tensor x) -> Tensor",
-        _log_softmax,
-        _like,
-        lambda ctx, grad: _of_softmax(ctx, grad, log=True),
-        _keep_output,
-    ),
-    ("rms_norm", "(Tensor x, Tensor weight, float eps) -> Tensor", _rms_norm, _like, _of_rms_norm, _keep_rms),
-    (
-        "layer_norm",
-        "(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor",
-        _layer_norm,
-        _like,
-        _of_layer_norm,
-        _keep_layer,
-    ),
-    (
-        "cross_entropy",
-        "(Tensor x, Tensor target, int ignored) -> (Tensor, Tensor)",
-        _cross_entropy,
-        lambda x, target, ignored: tuple(x.new_empty(x.shape[:1], dtype=torch.float32) for _ in range(2)),
-        _of_cross_entropy,
-        _keep_cross_entropy,
-    ),
-    (
-        "transpose",
-        "(Tensor x, int[] dims) -> Tensor",
-        _transpose,
-        lambda x, dims: x.new_empty([x.shape[dim] for dim in dims]),
-        _of_transpose,
-        _keep_dims,
-    ),
-)
+class _MeanEntropy(torch.autograd.Function):
+    """The mean, or the sum, of `cross_entropy`: torch's operators are not recorded one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, ignored: int, mean: bool) -> torch.Tensor:
+        loss, lse = _at_once("cross_entropy", _cross_entropy, (x, target), (ignored,))
+        found, count = _reduced(loss, target, ignored, mean)
+        ctx.ignored = ignored
+        ctx.save_for_backward(x, target, lse, count)
+        return found.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, target, lse, count = ctx.saved_tensors
+        of_loss = grad.float().expand(lse.shape)
+        given = x, target, lse, of_loss if count is None else of_loss / count
+        return _apply("cross_entropy_gradient", _cross_entropy_gradient, given, ctx.ignored), None, None, None
+
+
 _FUNCTIONS: dict[str, Any] = {}  # what computes an operator's result, and its gradients, without torch.library
 
 
-def _function_of(run: Callable[..., Any], gradient: Callable[..., Any], keep: Callable[..., None]) -> Any:
-    """The autograd.Function of an operator. An operator of torch.library takes ten times the host time (`differentiated`)."""
+def _register(name: str, schema: str, *of: Callable[..., Any]) -> None:
+    """Registers an operator, and its autograd.Function. An operator of torch.library takes ten times the host time
+    (`differentiated`). of: what it computes, of what shape, its gradient, and what it keeps for that."""
+    run, fake, gradient, keep_for = of
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
-            output = run(*given)
-            keep(ctx, given, output)
+            tensors = tuple([x for x in given if isinstance(x, torch.Tensor)])
+            output = _at_once(name, run, tensors, given[len(tensors) :])
+            keep_for(ctx, given, output)
             return output
 
         backward = staticmethod(gradient)
 
     Function.run = staticmethod(run)
-    return Function
+    _FUNCTIONS[name] = Function
+    made = torch.library.custom_op(f"tmapipe::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(fake)
+    made.register_autograd(gradient, setup_context=keep_for)
 
 
-for _name, _schema, _run, _fake, _gradient, _kept in _OPERATORS:
-    _FUNCTIONS[_name] = _function_of(_run, _gradient, _kept)
-    _made = torch.library.custom_op(f"tmapipe::{_name}", _run, mutates_args=(), schema=_schema)
-    _made.register_fake(_fake)
-    _made.register_autograd(_gradient, setup_context=_kept)
+def _like(x: torch.Tensor, *others: Any) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-_GRADIENTS: tuple[tuple[str, str, Callable[..., Any], Callable[..., Any]], ...] = (
-    ("softmax_gradient", "(Tensor y, Tensor dy, bool log) -> Tensor", _softmax_gradient, _like),
-    (
-        "rms_norm_gradients",
-        "(Tensor x, Tensor weight, Tensor dy, float eps) -> (Tensor, Tensor)",
-        _rms_norm_gradients,
-        lambda x, weight, *_: (_like(x), _like(weight)),
-    ),
-    (
-        "layer_norm_gradients",
-        "(Tensor x, Tensor weight, Tensor dy, float eps) -> (Tensor, Tensor, Tensor)",
-        _layer_norm_gradients,
-        lambda x, weight, *_: (_like(x), _like(weight), torch.empty_like(weight, dtype=torch.float32)),
-    ),
-    (
-        "cross_entropy_gradient",
-        "(Tensor x, Tensor target, Tensor lse, Tensor dloss, int ignored) -> Tensor",
-        _cross_entropy_gradient,
-        _like,
-    ),
+
+_log_softmax, _of_log_softmax = (functools.partial(each, log=True) for each in (_softmax, _of_softmax))
+_register("softmax", "(Tensor x) -> Tensor", _softmax, _like, _of_softmax, _keep_output)
+_register("log_softmax", "(Tensor x) -> Tensor", _log_softmax, _like, _of_log_softmax, _keep_output)
+_schema = "(Tensor x, Tensor weight, float eps) -> Tensor"
+_register("rms_norm", _schema, _rms_norm, _like, _of_rms_norm, _keep_norm)
+_schema = "(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor"
+_register("layer_norm", _schema, _layer_norm, _like, _of_layer_norm, _keep_norm)
+_schema = "(Tensor x, Tensor target, int ignored) -> (Tensor, Tensor)"
+_fake: Callable[..., Any] = lambda x, *_: tuple(x.new_empty(x.shape[:1], dtype=torch.float32) for _ in range(2))  # noqa: E731
+_register("cross_entropy", _schema, _cross_entropy, _fake, _of_cross_entropy, _keep_cross_entropy)
+_fake = lambda x, dims: x.new_empty([x.shape[dim] for dim in dims])  # noqa: E731
+_register("transpose", "(Tensor x, int[] dims) -> Tensor", _transpose, _fake, _of_transpose, _keep_dims)
+
+
+def _register_gradient(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    torch.library.custom_op(f"tmapipe::{name}", run, mutates_args=(), schema=schema).register_fake(fake)
+
+
+_register_gradient("softmax_gradient", "(Tensor y, Tensor dy, bool log) -> Tensor", _softmax_gradient, _like)
+_rms_apart, _layer_apart = (functools.partial(_norm_gradients_apart, centered) for centered in (False, True))
+_schema = "(Tensor x, Tensor weight, Tensor dy, float eps) -> "
+_register_gradient(
+    "rms_norm_gradients", _schema + "(Tensor, Tensor)", _rms_apart, lambda x, w, *_: (_like(x), _like(w))
 )
-for _name, _schema, _run, _fake in _GRADIENTS:
-    torch.library.custom_op(f"tmapipe::{_name}", _run, mutates_args=(), schema=_schema).register_fake(_fake)
+_schema, _fake = _schema + "(Tensor, Tensor, Tensor)", lambda x, w, *_: (_like(x), _like(w), _like(w.float()))
+_register_gradient("layer_norm_gradients", _schema, _layer_apart, _fake)
+_schema = "(Tensor x, Tensor target, Tensor lse, Tensor dloss, int ignored) -> Tensor"
+_register_gradient("cross_entropy_gradient", _schema, _cross_entropy_gradient, _like)
