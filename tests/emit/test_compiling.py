@@ -2,6 +2,7 @@
 
 import gc
 import pathlib
+import subprocess
 import sys
 import threading
 
@@ -35,6 +36,34 @@ def test_compiled_elsewhere_and_loaded(tmp_path):
     assert "InputError" in errors[few[2]]
     assert dict(said) == errors
     assert callable(load(tmp_path, 1).function)
+
+
+OTHER = """
+import tmapipe as tp
+from tmapipe import prove
+from tmapipe.gpu import kernels
+from tmapipe.prove import require_safe_once
+from tmapipe.tuning import Candidate, Problem
+
+kernels.build = prove.require_safe = lambda *_, **__: 1 / 0
+problem, candidate = Problem(256, 256, 256), Candidate("Gemm", (64, 64), (1, 1))
+schedule, dtypes, ranks = candidate.build(problem), candidate.dtypes(problem), candidate.ranks(problem)
+gate = lambda program, known: require_safe_once(schedule, dtypes, program, known)
+print(len(kernels.kernel_for(schedule, schedule.plan(dtypes), ranks, gate).code.object))
+"""
+
+
+def test_what_was_compiled_to_be_measured_is_in_the_store(tmp_path, monkeypatch):
+    """Another process took its winner from the cache, and then compiled it anew."""
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    few = [Candidate("Gemm", (64, 64), (1, 1))]
+    assert compile_all(few, tmp_path, 1)[few[0]] == ""
+    made = (tmp_path / "0.o").read_bytes()
+    done = subprocess.run([sys.executable, "-c", OTHER], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(made)
+    assert compile_all(few, tmp_path, 1)[few[0]] == "" and (tmp_path / "0.o").read_bytes() == made
+    assert len([*(tmp_path / "cache" / "kernels").iterdir()]) == 1
 
 
 def test_without_an_epilogue(tmp_path):

@@ -22,13 +22,16 @@ import attrs
 import tmapipe
 from tmapipe.base import disk
 from tmapipe.epilogue import Epilogue
-from tmapipe.errors import InputError, MissingPackageError, needed
+from tmapipe.errors import InputError, MissingPackageError, UnsafeError, needed
+from tmapipe.program import trace
+from tmapipe.program.identity import identity
+from tmapipe.prove import require_safe_once
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.tuning.problem import PLAIN, Candidate, Problem, fingerprint
 
 if TYPE_CHECKING:
-    from tmapipe.gpu.build import Code
+    from tmapipe.gpu.build import Code, Compiled
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------------
@@ -36,8 +39,9 @@ if TYPE_CHECKING:
 # Compiling many schedules at once, in processes of their own, since two compilations in one process break CuTe DSL.
 #
 # Each process proves its schedules (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller
-# loads. Such a process runs `main`: it reads jobs from its standard input and writes one line for each that is done.
-# It looks for modules where its parent does, before it imports anything else. Jobs are sent with cloudpickle.
+# loads. The store gets verdicts and kernels too, so that no other process makes them again. Such a process runs `main`:
+# it reads jobs from its standard input and writes one line for each that is done. It looks for modules where its parent
+# does, before it imports anything else. Jobs are sent with cloudpickle.
 
 
 #: What such a process begins with: only then does it know where the library is.
@@ -211,6 +215,27 @@ def _import_tvm_ffi() -> None:
             del sys.modules["torch"]
 
 
+def _kernel(schedule: Schedule, dtypes: Mapping[str, Any], ranks: dict[str, int]) -> Compiled:
+    """The kernel from the store, where the process that launches it finds it, or newly compiled. Its verdict is kept, too.
+
+    Raises:
+        UnsafeError: The schedule is not safe.
+    """
+    plan = schedule.plan(dtypes)
+    program = trace(schedule, plan)
+    known = identity(program)
+    require_safe_once(schedule, dtypes, program, known)
+    _import_tvm_ffi()
+    from tmapipe.gpu import name_of  # some seconds, which a process does not need that only refuses
+    from tmapipe.gpu.build import build, put_by, recalled
+
+    if known is None:
+        return build(schedule, plan, ranks, program=program)
+    name = name_of(known, ranks, "")
+    with disk.locked(disk.lock_of(name)):
+        return recalled(name, plan) or put_by(name, build(schedule, plan, ranks, program=program))
+
+
 def main() -> None:
     """Runs in a compiling process: compiles the jobs from standard input, and writes a line for each."""
     said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
@@ -219,20 +244,14 @@ def main() -> None:
     for index, job in share:
         try:
             schedule, dtypes, ranks = job()
-            if os.environ.get("TMAPIPE_CHECK", "1") != "0":
-                report = schedule.check(dtypes)
-                if not report.ok:
-                    said.write(f"{index} not safe: {str(report).splitlines()[0]}\n")
-                    continue
-            _import_tvm_ffi()
-            from tmapipe.gpu.build import build  # some seconds, which a process does not need that only refuses
-
-            compiled = build(schedule, schedule.plan(dtypes), ranks)
+            compiled = _kernel(schedule, dtypes, ranks)
             if not spills and compiled.resources.spill_bytes:
                 said.write(f"{index} keeps {compiled.resources.spill_bytes} bytes of registers in local memory\n")
                 continue
             _object(folder, index).write_bytes(compiled.code.object)
             said.write(f"{index}\n")
+        except UnsafeError as error:
+            said.write(f"{index} not safe: {str(error).splitlines()[0]}\n")
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             said.write(f"{index} {type(error).__name__}: {first}\n")
