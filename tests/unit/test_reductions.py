@@ -102,8 +102,8 @@ TILES = [
 ]
 
 
-def events_of(kind, tile, shape, **options):
-    """(matmul, warp, what it does) for the first warp of each warpgroup, for an output of *shape*."""
+def events_of(kind, tile, shape, each=4, **options):
+    """(matmul, warp, what it does) for the first warp of each *each* (of each warpgroup), for an output of *shape*."""
     gemm = kind(tile, (1, 1), 2, epilogue=E.Epilogue(both, outputs=BOTH, **options))
     plan = gemm.plan()
     sizes = {"l": shape[0], "m": shape[1], "n": shape[2], "k": 64}
@@ -111,7 +111,7 @@ def events_of(kind, tile, shape, **options):
         sizes |= store.derive(sizes)
     extents = {part.argument: tuple(sizes[dim] for dim in part.dims) for part in plan.transfers}
     math = plan.role("math")
-    for warp in range(math.first_warp, math.first_warp + math.warps, 4):
+    for warp in range(math.first_warp, math.first_warp + math.warps, each):
         yield plan.matmuls[0], warp, record(gemm, plan, warp, extents)
 
 
@@ -120,19 +120,21 @@ def test_every_element_is_counted_once(kind, tile):
     """The parts of all tiles together: row sums take each column of the output in one part, column sums each row."""
     shape = (2, 2 * tile[0] - 40, 3 * tile[1] - 12)
     rows, columns = {}, {}
-    for matmul, warp, events in events_of(kind, tile, shape):
+    for matmul, warp, events in events_of(kind, tile, shape, each=1):
         firsts = [first for _, first in pieces(*tile[:2], matmul.warpgroups, 64 if tile[1] >= 64 else 32)]
         of_sums = [e for e in events if e[0] in ("store_values", "join_row_sums", "write_column_sums")]
         for i, event in enumerate(of_sums):
-            if event[0] == "join_row_sums":
+            if event[0] == "join_row_sums" and warp % 4 == 0:  # of all rows of the warpgroup
                 (batch, part, m), layout = of_sums[i + 1][2:4]
                 for (_, _, first, width), seen, inside in event[1]:
                     assert inside == shape[2] - part * tile[1] - first
                     for column in range(first + seen, first + max(seen, min(width, inside))):
                         place = batch, m + 64 * layout.group(warp), part * tile[1] + column
                         rows[place] = rows.get(place, 0) + 1
-            elif event[0] == "write_column_sums":
-                batch, part, n = next(e[2] for e in of_sums[i:] if e[:2] == ("store_values", "columns"))
+        of_columns = [e for e in of_sums if e[0] == "write_column_sums" or e[:2] == ("store_values", "columns")]
+        for event, after in itertools.pairwise(of_columns):
+            if (event[0], after[0]) == ("write_column_sums", "store_values"):  # by the warp that adds sums of all four
+                batch, part, n = after[2]
                 for i in range(max(0, min(64, event[3][-1]))):
                     place = batch, 64 * part + i, n
                     columns[place] = columns.get(place, 0) + 1
@@ -164,19 +166,23 @@ def test_a_buffer_is_written_when_its_last_store_has_been_read(kind, tile, store
 
 @pytest.mark.parametrize("kind,tile", TILES)
 def test_sums_of_columns_are_written_and_read_between_the_barriers_of_a_piece(kind, tile):
-    """Its threads meet before they leave the sums, after that, and before the next ones, when the first warp has read them."""
-    for _, _, events in events_of(kind, tile, (1, 300, 520)):
+    """Its threads meet before they leave the sums, after that, and before the next ones, when one warp has read them."""
+    stored = {}
+    for _, warp, events in events_of(kind, tile, (1, 300, 520), each=1):
         kinds = []
         for event in events:
-            if event[0] == "named_sync" and kinds[-1:] != ["sync"]:
+            if event[0] == "named_sync":
                 kinds.append("sync")
             elif event[0] == "write_column_sums" or (event[0] == "store_values" and event[1] == "columns"):
                 kinds.append(event[0])
         found = [place for place, kind_of in enumerate(kinds) if kind_of == "write_column_sums"]
         assert found
-        for place in found:
-            assert kinds[place - 1 : place + 3] == ["sync", "write_column_sums", "sync", "store_values"]
-            assert kinds[place + 3 : place + 4] in (["sync"], [])
+        for i, place in enumerate(found):
+            assert kinds[place - 1 : place + 2] == ["sync", "write_column_sums", "sync"]
+            stores = kinds[place + 2 : place + 3] == ["store_values"]
+            assert kinds[place + 2 + stores : place + 3 + stores] in (["sync"], [])
+            stored.setdefault((warp // 4, i), []).extend([warp % 4] * stores)
+    assert all(len(warps) == 1 and warps != [0] for warps in stored.values())
 
 
 def test_a_small_buffer_takes_no_slot_of_the_ring():

@@ -260,7 +260,8 @@ class BoundColumnParts(PieceStore):
         self.isa.fragments.write_column_sums(values, self.slot)
 
     def put(self, piece: Piece, values: Any) -> None:
-        """One warp stores the sums of all four, always added in the same order."""
+        """One warp stores the sums of all four, always added in the same order: warps take turns, but for the first one, which
+        starts the store of d's piece."""
         *batch, _, n = piece.at
         part = piece.tile.m * (piece.whole.rows // ROWS) + piece.strip
         isa, columns = self.isa, self.layout.columns
@@ -273,7 +274,7 @@ class BoundColumnParts(PieceStore):
                 inside = mask_of(self.plan.name, total.columns < piece.width, total)
             isa.store_values(self.plan, (*batch, part, n), total, (0, 0), inside)
 
-        isa.when(isa.warp % WARPS == 0, store)
+        isa.when(isa.warp % WARPS == 1 + piece.first // piece.width % (WARPS - 1), store)
 
 
 def _extent(bound: PieceStore, output: Store, dim: int) -> Any:

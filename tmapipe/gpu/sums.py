@@ -325,16 +325,17 @@ class Sums(Scans):
         mine = inside - self.isa.lane % 4 * 2  # columns inside, counted from the lane's first one
 
         def added(data: list[Any]) -> list[Any]:
-            sums = [None, None] if before is None else list(before)
-            for half, eight, i in itertools.product(range(2), range(first // 8, columns // 8), range(2)):
-                value = data[i + 2 * half + 4 * eight]
-                sums[half] = value if sums[half] is None else control.exact_sum(sums[half], value)
+            sums = [None] * 4 if before is None else list(before)  # four chains, since a sum takes four clocks
+            for eight, i in itertools.product(range(first // 8, columns // 8), range(4)):
+                value = data[i + 4 * eight]
+                sums[i] = value if sums[i] is None else control.exact_sum(sums[i], value)
             return sums
 
         return _where(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added)
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
-        return Fragment(self, layout, "rows", "fp32", [_over_lanes(operator.add, value, QUAD) for value in sums])
+        halves = (control.exact_sum(*sums[i : i + 2]) for i in (0, 2))
+        return Fragment(self, layout, "rows", "fp32", [_over_lanes(operator.add, value, QUAD) for value in halves])
 
     def column_sums(self, values: Fragment, columns: int, inside: Any) -> Any:
         mine = inside - self.isa.warp % 4 * 16 - self.isa.lane // 4  # rows inside, counted from the lane's first one
