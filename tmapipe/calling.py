@@ -298,8 +298,10 @@ def again_of(
 
     Returns:
         A function of what a call takes and of the first that it writes, or None: what is written; None where that one overlaps
-        what is taken. No such function if a launch takes other memory.
+        what is taken. No such function if a launch takes other memory, or one that is made anew is not dense.
     """
+    if not all(x.is_contiguous() for x in made[1:]):
+        return None
     every, steps = (*given, *made), list[Any]()
     starts, like = [x.data_ptr() for x in every], [(tuple(x.shape), x.dtype) for x in made]
     for (launcher, addresses), of in zip(launches, places, strict=True):

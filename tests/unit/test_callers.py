@@ -10,6 +10,7 @@ import tvm_ffi
 
 import tmapipe as tp
 from tests.unit.test_export import Move
+from tmapipe.calling import again_of
 from tmapipe.gpu import kernels as callers
 from tmapipe.gpu import launch
 from tmapipe.gpu.exporting import Packed
@@ -226,6 +227,32 @@ def test_two_launches_are_made_again(launched):
     ]  # of which neither takes the other's result
     for others in (apart, launches * 2, launches[:1] + [(second, [*addresses[1:], 0])]):
         assert launch.repeated(others, (x,), None, (y,)) is None
+
+
+def test_launches_of_parts_of_tensors_are_made_again(launched):
+    """Each with the tensors of the new call, from where the first call's launch had them."""
+    x, y, between = half(32, 128), half(16, 128), half(32, 128)
+    _, launcher, code = launched(x[:16], out=y)
+    steps = [(x[16:], between[:16]), (x[:16], between[16:]), (between[8:24], y)]
+    launches = [(launcher, [each.data_ptr() for each in step]) for step in steps]
+    places = [{"x": 0, "y": 2}, {"x": 0, "y": 2}, {"x": 2, "y": 1}]
+    again = again_of(launches, places, (x,), (y, between))
+    assert again is not None
+    other = half(32, 128)
+    wanted = torch.cat([other[24:], other[:8]])
+    found, space = again((other,), None)
+    assert torch.equal(found, wanted) and space.shape == (32, 128) and len(code.launches) == 3
+    out = half(16, 128)
+    product = half(16, 128).requires_grad_() * out
+    assert again((other,), out)[0] is out and torch.equal(out, wanted)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    assert again((other,), other[8:24]) is None and len(code.launches) == 6  # it would be overwritten while it is read
+    elsewhere = [(launcher, [x.data_ptr(), other.data_ptr()])]
+    behind = [(launcher, [x.data_ptr() + x.nbytes, y.data_ptr()])]
+    for wrong in (elsewhere, behind):
+        assert again_of(wrong, [{"x": 0, "y": 1}], (x,), (y, between)) is None
+    assert again_of(launches, places, (x,), (y, half(32, 256)[:, :128])) is None
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["halves", "pairs"])

@@ -1,5 +1,6 @@
 """The gradients of norms: every kind of form, sums of rows that go together, the model that chooses, and what is refused."""
 
+import ctypes
 import math
 
 import pytest
@@ -9,8 +10,11 @@ import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.test_row_kernels import near, rows_of
 from tests.unit.test_row_schedules import BF16, FP32
+from tmapipe import calling
 from tmapipe import schedules as S
+from tmapipe.bind import span
 from tmapipe.schedules.normgradients import GradientForm, gradient_forms, registers_of, resident
+from tmapipe.schedules.rows import RowKernel
 
 #: Kinds of forms, each with rows that fill no whole tile at the end.
 FORMS = {
@@ -44,8 +48,7 @@ def test_forms(name, centered, monkeypatch):
     x, dy = rows_of((height, form.length), dtype, 2)
     x, weight, dx = x + 1, rows_of((form.length,), dtype), torch.full_like(x, torch.nan)
     schedule = S.NormBackwardRows(form, eps, centered, form.vector)
-    kernel = (S.LayerNormBackward if centered else S.RmsNormBackward)(eps)
-    found = kernel.results(dx, *schedule.run({"x": x, "dy": dy, "dx": dx}, {"weight": weight}))
+    _, *sums = schedule.run({"x": x, "dy": dy, "dx": dx}, {"weight": weight})
     wide, weights = (each.double().requires_grad_() for each in (x, weight))
     biases = torch.zeros_like(weights).requires_grad_()
     if centered:
@@ -53,11 +56,51 @@ def test_forms(name, centered, monkeypatch):
     else:
         y = torch.nn.functional.rms_norm(wide, wide.shape[1:], weights, eps)
     y.backward(dy.double())
-    for each, wanted in zip(found, (wide, weights, biases), strict=False):
+    for each, wanted in zip((dx, *sums), (wide, weights, biases), strict=False):
         near(each, wanted.grad, dtype if each is dx else FP32)
     types = dict.fromkeys(("x", "dy", "weight", "dx"), "fp32" if form.size == 4 else "bf16")
     report = schedule.check(types, seconds=2)
     assert report.ok and "every trip count" in str(report)
+
+
+class Noted:
+    """Stands for the launcher of a call, which it makes again on the model with tensors at other addresses."""
+
+    def __init__(self, schedule, bound):
+        self.schedule, self.bound, self.names = schedule, bound, tuple(bound.tensors)
+
+    def launch(self, arguments):
+        given = {}
+        for (name, old), new in zip(self.bound.tensors.items(), arguments, strict=True):
+            memory = (ctypes.c_byte * span(old)).from_address(new.data_ptr())
+            given[name] = torch.frombuffer(memory, dtype=old.dtype).as_strided(old.shape, old.stride())
+        self.schedule.simulate(**given)
+
+
+@pytest.mark.parametrize("length", [72, 93])
+@pytest.mark.parametrize("kind", [S.RmsNormBackward, S.LayerNormBackward])
+def test_launches_are_made_again(kind, length, monkeypatch):
+    """Sums have tensors of their own, not parts of one."""
+    kernel, launches, apply = kind(), [], RowKernel.apply
+
+    def called(schedule, tensors, named, out=None):
+        bound = schedule.bind(*tensors, out=out, **named)
+        launches.append((Noted(schedule, bound), [x.data_ptr() for x in bound.tensors.values()]))
+        schedule.simulate(**bound.tensors)
+        return bound.result()
+
+    with monkeypatch.context() as context:
+        context.setattr(calling, "called", called)
+        context.setattr(kind, "apply", lambda *given: (*apply(*given), launches))
+        (x, dy), weight = rows_of((19, length), FP32, 2), rows_of((length,), FP32)
+        kernel(x, weight, dy)
+    wanted = kind()(x + 1, weight, dy + 1)
+    assert len(kernel.known) == 1
+    monkeypatch.setattr(kind, "run", None)  # by no other call
+    found = kernel(x + 1, weight, dy + 1)
+    assert len({each.untyped_storage().data_ptr() for each in found}) == len(found)
+    for each, other in zip(found, wanted, strict=True):
+        assert torch.equal(each, other)
 
 
 def test_more_clusters_than_tiles():

@@ -147,6 +147,7 @@ class AddRows(Schedule):
     Args:
         tile: (rows, columns) of a slot; columns are a multiple of 32.
         stages: Slots in flight.
+        outputs: Names of tensors [n], in the place of y, one for each matrix of a batch.
 
     Raises:
         InputError: For any other tile.
@@ -154,14 +155,18 @@ class AddRows(Schedule):
 
     load, add = Role(warps=1), Role(warps=4)
 
-    def __init__(self, tile: tuple[int, int] = (64, 32), stages: int = 8):
+    def __init__(self, tile: tuple[int, int] = (64, 32), stages: int = 8, outputs: tuple[str, ...] = ()):
         shape = isinstance(tile, tuple) and len(tile) == 2 and all(map(is_count, tile))
         if not shape or tile[1] % 32:
             raise InputError("AddRows(tile)", tile, "is (rows, columns), of a multiple of 32 columns", "e.g. (64, 32)")
+        self.outputs, self.over = outputs, "l n"
+        self.relations = (Dim("l", size=len(outputs)),) if outputs else ()
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
         self.x = TmaLoadStage("l s n", tile=tile, ring=self.ring, dtype=fp32)
         self.scratch = ReductionScratch(self.add, columns=tile[1])
-        self.y = ThreadStoreStage("l n", tile=tile[1:], role=self.add, dtype=fp32, vector=fp32.bytes)
+        how: dict[str, Any] = {"tile": tile[1:], "role": self.add, "dtype": fp32, "vector": fp32.bytes}
+        for name in outputs or ("y",):
+            setattr(self, name, ThreadStoreStage("n" if outputs else "l n", **how))
 
     def empty_value(self, bound: Bound) -> Any:
         """The sum of nothing."""
@@ -180,23 +185,25 @@ class AddRows(Schedule):
         for _ in range(k.steps("x", "s") - 1):
             with k.ring.consume() as slot:
                 total = total + slot.x.read()
-        k.y.store(tile, functions.column_sum(total))
+        sums = functions.column_sum(total)
+        if not self.outputs:
+            k.y.store(tile, sums)
+        for i, name in enumerate(self.outputs):
+            if tile.l == i:
+                getattr(k, name).store(tile, sums)
 
 
 FEW, MANY = 16, 264  # rows up to which slots have no more; tiles of 32 columns up to which they are not wider
+_add_rows = functools.cache(AddRows)
 
 
-@functools.cache
-def _add_rows(tile: tuple[int, int]) -> AddRows:
-    return AddRows(tile)
-
-
-def adding_rows(shape: tuple[int, ...]) -> AddRows:
+def adding_rows(shape: tuple[int, ...], *outputs: str) -> AddRows:
     """What adds up the rows of a tensor of *shape*, [rows, columns] or [l, rows, columns]: in tiles of so many columns that
-    most multiprocessors have one."""
+    most multiprocessors have one. outputs: as of `AddRows`."""
+    tile = FEW if shape[-2] <= FEW else 64, 32
     if math.prod(shape[:-2]) * shape[-1] > 32 * MANY:
-        return _add_rows((FEW, 128))
-    return _add_rows((FEW if shape[-2] <= FEW else 64, 32))
+        tile = FEW, 128
+    return _add_rows(tile, outputs=outputs)
 
 
 # ---- room ------------------------------------------------------------------------------------------------------------

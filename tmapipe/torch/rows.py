@@ -285,8 +285,7 @@ def _layer_norm_gradients(
 
     def kernel() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rows, of_y = _as_rows(x, dy)
-        of_x, *sums = _of_eps(LayerNormBackward, eps)(rows, weight.detach(), of_y)
-        of_weight, of_bias = (each.clone() for each in sums)  # rows of one tensor, of which a graph may want one alone
+        of_x, of_weight, of_bias = _of_eps(LayerNormBackward, eps)(rows, weight.detach(), of_y)
         return of_x.view(x.shape), of_weight.to(weight.dtype), of_bias
 
     found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _by_kernel("layer_norm", (x, dy), kernel, run)
