@@ -13,7 +13,7 @@ import attrs
 __all__ = [
     "DeadlockError", "FrozenMap", "HazardError", "IS_BOOL", "IS_NAME", "InputError", "MissingGpuError", "MissingPackageError",
     "MissingPartError", "NOTHING", "PipelineError", "ScopeError", "UnsafeError", "as_tuple", "changed", "check_bool",
-    "check_type", "fill", "frozen", "is_count", "is_whole", "must", "needed", "optional", "shown",
+    "check_type", "fill", "frozen", "is_count", "is_whole", "must", "needed", "optional", "require", "shown",
 ]  # fmt: skip
 
 
@@ -154,6 +154,12 @@ def is_count(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether *value* is an int or a float; a bool is neither here."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def require(holds: object, argument: str, value: object, rule: str, fix: str) -> None:
+    """Raises an `InputError` of the other arguments, unless *holds* is true."""
+    if not holds:
+        raise InputError(argument, value, rule, fix)
 
 
 def check_type(argument: str, value: object, kind: type, fix: str) -> None:

@@ -210,6 +210,8 @@ def test_fp16_and_a_scale(scale):
         ({"causal": "end", "window": 0}, "Attention(window) = 0"),
         ({"tile": (100, 1, 128)}, "Attention(tile)"),
         ({"tile": (128, 128)}, "Attention(tile)"),
+        ({"tile": (128, 1, 0)}, "Attention(tile)"),
+        ({"tile": (None, 1, 128)}, "Attention(tile)"),
         ({"tile": (32, 4, 128), "lse": True}, "Attention(lse)"),
         ({"d": (64, 64, 64)}, "Attention(d)"),
         ({"window": 2.5, "causal": "end"}, "Attention(window)"),
@@ -274,6 +276,7 @@ def test_of_tensors():
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)
     assert schedule(8, 8, 5000, 16384).keys_a_block == 176
+    assert [schedule(8, 8, 300, 300, d, tile=(128, 1, None)).keys_a_block for d in (128, 192)] == [128, 96]
     assert schedule(8, 8, 5000, 16384, causal="end").keys_a_block == 128
     assert schedule(8, 8, 300, 300, 64).rows == 192
     assert schedule(8, 8, 300, 300, 64, causal="end").rows == 128

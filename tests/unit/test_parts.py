@@ -185,6 +185,18 @@ def test_rows_are_added_up(rows, batch):
     np.testing.assert_allclose(found, x.astype(np.float64).sum(-2), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("names", [("v",), ("v", "w")])
+def test_rows_are_added_up_to_tensors_of_their_own(names):
+    x = np.random.default_rng(0).standard_normal((len(names), 9, 72)).astype(np.float32)
+    adding = AddRows((4, 32), 2, names)
+    found = adding(x[..., :67])
+    for each, rows in zip(found if len(names) > 1 else (found,), x[..., :67], strict=True):
+        assert each.base is None
+        np.testing.assert_allclose(each, rows.astype(np.float64).sum(0), rtol=1e-5, atol=1e-5)
+    report = adding.check()
+    assert report.ok and not report.findings
+
+
 @pytest.mark.parametrize("tile", [64, (64,), (0, 32), (64, 48), (64, 32, 1)])
 def test_rows_in_no_tile(tile):
     refused(AddRows, tile, argument="AddRows(tile)", value=tile, rule="multiple of 32 columns")

@@ -179,8 +179,8 @@ def test_attention(model, causal, shapes):
     ],
 )
 def test_attention_with_masks(model, mask, dims, monkeypatch):
-    make, used = attention.Attention, []
-    monkeypatch.setattr(attention, "Attention", lambda *d, **of: used.append(of["score"].mask) or make(*d, **of))
+    make, used = attention.Score, []
+    monkeypatch.setattr(attention, "Score", lambda mask: used.append(mask) or make(mask=mask))
     q, k, v = heads(4, 6, 32), heads(2, 16, 32), heads(2, 16, 32)
     found = tt.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
     wide = mask if mask.dtype == torch.bool else mask.double()

@@ -230,7 +230,7 @@ def smaller(x: Any, y: Any) -> Any:
 _LN2 = 0.6931471805599453
 _LN2_HIGH = 0.693147180369123816490  # 32 bits, so that a small whole number times it is exact
 _LN2_LOW = 1.90821492927058770002e-10  # the rest
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 #: 1/1!, 1/2!, ... and 1, 1/3, 1/5, ...: the coefficients, highest first, which suffice for |r| <= ln(2) / 2 and for m in
 #: [sqrt(1/2), sqrt(2)).
 _OF_EXP = [1 / math.factorial(i) for i in range(14, 0, -1)]
@@ -266,7 +266,7 @@ def _power(n: Any, r: Any) -> tuple[Any, Any]:
 def _natural(x: Any) -> tuple[Any, Any]:
     """(2^n, e^x - 2^n), where n is x log2(e) to nearest."""
     x = np.clip(x, -709, 709)
-    n = np.rint(x * _LOG2_E)
+    n = np.rint(x * LOG2_E)
     return _power(n, (x - n * _LN2_HIGH) - n * _LN2_LOW)
 
 
@@ -324,7 +324,7 @@ def log(x: Any) -> Any:
 def log2(x: Any) -> Any:
     """n + log(m) / ln(2)."""
     n, rest = _halves(x)
-    return _of_positive(x, n + rest * _LOG2_E)
+    return _of_positive(x, n + rest * LOG2_E)
 
 
 @_in_float64

@@ -13,7 +13,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm, scf, vector
 from cutlass.cutlass_dsl import T
 
-from tmapipe.base.arithmetic import OPERATORS
+from tmapipe.base.arithmetic import LOG2_E, OPERATORS
 from tmapipe.plan.rings import UNROLLED
 from tmapipe.program.expressions import Expr, Var, resolve
 
@@ -216,7 +216,7 @@ def emits(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 # The operations of fragments on one thread's numbers, as CuTe DSL scalars: Float32, Int32 and Boolean.
 
 
-LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
+LN_2 = 0.6931471805599453
 KINDS = {"fp32": Float32, "int32": Int32, "bool": Boolean}
 
 

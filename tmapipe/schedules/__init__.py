@@ -17,7 +17,7 @@ from tmapipe.schedules.crossentropy import (
     SoftmaxRows,
 )
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
-from tmapipe.schedules.fused import AddParts
+from tmapipe.schedules.fused import AddParts, CombineParts
 from tmapipe.schedules.gemm import DequantGemm, Gemm
 from tmapipe.schedules.gemms import (
     ClusterSplitK,
@@ -41,7 +41,7 @@ from tmapipe.schedules.norms import (
     SoftmaxBackwardRows,
 )
 from tmapipe.schedules.rotary import Rotary, RotaryRows, RotaryTiles
-from tmapipe.schedules.splitattention import CombineParts, SplitAttention
+from tmapipe.schedules.splitattention import SplitAttention
 from tmapipe.schedules.transpose import Transpose, TransposeRows, TransposeTiles
 
 __all__ = [

@@ -8,36 +8,38 @@ work (warpgroups)    64 queries each. While the tensor core multiplies a block o
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from numbers import Real
 from typing import Any
 
 import attrs
-import numpy as np
 
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role, Turnstile
-from tmapipe.base.arithmetic import Dim, fp32
+from tmapipe.base.arithmetic import LOG2_E, Dim, fp32
 from tmapipe.bind import check_kind
-from tmapipe.bind.tensors import match, new_in_order, new_like
-from tmapipe.errors import InputError, ScopeError, check_bool, is_count
+from tmapipe.bind.tensors import in_integers, match, new_in_order, new_like
+from tmapipe.errors import IS_BOOL, ScopeError, check_bool, is_count, must, optional, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import Wgmma
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
+from tmapipe.schedules.fused import LEAST
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import Backwards
 
-LOG2_E = math.log2(math.e)
 ROOM = 226 << 10  # bytes of shared memory for slots and buffers of results, or a little more
-NEVER, LEAST = float("-inf"), -1e30  # of a key that is not seen; what a row without any is less by
+NEVER = float("-inf")  # of a key that is not seen
 SINKS, UNIT = 128, 8  # of a tile; it begins at a multiple of so many heads, which are 16 bytes or more
 MASKS = ("s", "h s", "b s", "b h s", "m s", "h m s", "b m s", "b h m s")
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
 
 
 @attrs.frozen
@@ -56,29 +58,25 @@ class Score:
         InputError: For any other value.
     """
 
-    function: Callable[..., Any] | None = None
-    mask: str | None = attrs.field(default=None, kw_only=True)
-    sinks: bool = attrs.field(default=False, kw_only=True)
-
-    def __attrs_post_init__(self) -> None:
-        function, mask = self.function, self.mask
-        fits, rule = function is None or _is_function(function), "is a function of scores, and of where they are"
-        _require(fits, "function", function, rule, "pass a function", of="Score")
-        rule = 'names dimensions of "b h m s" in this order, s the last one'
-        _require(mask is None or mask in MASKS, "mask", mask, rule, 'e.g. "h m s", or "b s"', of="Score")
-        check_bool("Score(sinks)", self.sinks)
+    function: Callable[..., Any] | None = attrs.field(
+        default=None,
+        validator=must(optional(_is_function), "is a function of scores, and of where they are", "pass a function"),
+    )
+    mask: str | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=must(
+            optional(MASKS.__contains__), 'names dimensions of "b h m s" in this order, s the last one', 'e.g. "b s"'
+        ),
+    )
+    sinks: bool = attrs.field(default=False, kw_only=True, validator=IS_BOOL)
 
     @classmethod
     def of(cls, value: Score | Callable[..., Any] | None) -> Score:
         """*value*, or the score of a plain function. Raises `InputError` for anything else."""
-        fits = value is None or isinstance(value, Score) or _is_function(value)
-        _require(fits, "score", value, "is a Score, or a function of scores and of where they are", "pass a function")
+        fits, rule = isinstance(value, Score | None) or _is_function(value), "is a Score, or a function of scores"
+        require(fits, "Attention(score)", value, f"{rule} and of where they are", "pass a function")
         return value if isinstance(value, Score) else cls(value)
-
-    @property
-    def dims(self) -> tuple[str, ...]:
-        """Of the mask; none without one."""
-        return tuple(self.mask.split()) if self.mask else ()
 
 
 class MaskStage(TmaLoadStage):
@@ -107,8 +105,8 @@ class Attention(Schedule):
         lse: Whether the call returns (o, lse), lse [batch, heads, queries] in fp32: the logarithm of the sum over j of the
             powers of e, a sink's among them; minus infinity of a query that sees no key, of which o is 0.
         tile: (queries, heads, keys) of a tile, the first two together 64 for each warpgroup. The heads are of one group, the
-            queries of each next to each other: for few queries. None: 192 or 128 queries of one head, and 128 keys, or as many
-            as there is room for.
+            queries of each next to each other: for few queries. None: 192 or 128 queries of one head. keys: None: 128, or as
+            many as there is room for.
         tiles: The order of tiles.
 
     Raises:
@@ -129,50 +127,49 @@ class Attention(Schedule):
         scale: float | None = None,
         score: Score | Callable[..., Any] | None = None,
         lse: bool = False,
-        tile: tuple[int, int, int] | None = None,
+        tile: tuple[int, int, int | None] | None = None,
         tiles: TileOrder | None = None,
     ):
         pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
         fits: Any = all(is_count(n) and n % 16 == 0 and n <= 256 for n in pair)
-        _require(fits, "d", d, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)")
-        d, width = pair
+        require(fits, "Attention(d)", d, "is a multiple of 16 up to 256, or a pair", "e.g. 64, or (192, 128)")
         fits = isinstance(causal, str | None) and causal in (None, "start", "end")
         rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
-        _require(fits, "causal", causal, rule, 'use "end"')
-        fits, rule = is_count(window) and causal, "is a positive number of keys, of causal attention"
-        _require(window is None or fits, "window", window, rule, 'e.g. window=512, causal="end"')
-        fits = scale is None or (not isinstance(scale, bool) and isinstance(scale, Real) and abs(scale) < 1e30)
-        _require(fits, "scale", scale, "is a finite number", "e.g. 0.125")
-        fits, rule = tiles is None or isinstance(tiles, TileOrder), "is an order of output tiles"
-        _require(fits, "tiles", tiles, rule, "e.g. PersistentTiles()")
-        check_bool("Attention(lse)", lse)
-        score = Score.of(score)
-        dims = score.dims
-        tile = (rows := rows_of(d, width), 1, keys_of(d, width, rows, "m" in dims)) if tile is None else tile
-        fits = isinstance(tile, tuple) and len(tile) == 3 and all(map(is_count, tile)) and tile[0] * tile[1] % 64 == 0
-        rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
-        _require(fits, "tile", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
-        queries, self.packed, n = tile
-        _require(
-            self.packed == 1 or not lse, "lse", lse, "is of tiles of one head", "leave it out, or pass such a tile"
+        require(fits, "Attention(causal)", causal, rule, 'use "end"')
+        fits, rule = (
+            window is None or (is_count(window) and causal),
+            "is a positive number of keys, of causal attention",
         )
+        require(fits, "Attention(window)", window, rule, 'e.g. window=512, causal="end"')
+        fits = scale is None or (isinstance(scale, Real) and not isinstance(scale, bool) and abs(scale) < 1e30)
+        require(fits, "Attention(scale)", scale, "is a finite number", "e.g. 0.125")
+        check_bool("Attention(lse)", lse)
+        (d, width), score = pair, Score.of(score)
+        self.mask_dims = dims = tuple(score.mask.split()) if score.mask else ()
+        of: Any = (rows_of(d, width), 1, None) if tile is None else tile
+        fits = isinstance(of, tuple) and len(of) == 3 and all(map(is_count, of[:2])) and of[0] * of[1] % 64 == 0
+        fits = fits and (of[2] is None or is_count(of[2]))
+        rule = "is (queries, heads, keys), of which the first two are together a multiple of 64"
+        require(fits, "Attention(tile)", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
+        queries, self.packed, n = of
+        several = self.packed > 1
+        fits = not (several and lse)
+        require(fits, "Attention(lse)", lse, "is of tiles of one head", "leave it out, or pass such a tile")
+        fits = not {"h", "m"} & {*dims} or not (several or self.merges_heads)
         rule = "varies with no heads or queries, where tiles have several heads"
-        fits = not {"h", "m"} & {*dims} or not (self.packed > 1 or self.merges_heads)
-        _require(fits, "mask", score.mask, rule, 'e.g. mask="b s", or a tile of one head')
-        self.d, self.causal, self.window, self.score, self.mask_dims = d, causal, window, score.function, dims
+        require(fits, "Attention(mask)", score.mask, rule, 'e.g. mask="b s", or a tile of one head')
+        self.rows = queries * self.packed
+        self.keys_a_block = n = n or keys_of(d, width, self.rows, "m" in dims)
+        self.d, self.width, self.causal, self.window, self.score = d, width, causal, window, score.function
         self.scale = 1 / math.sqrt(d) if scale is None else float(scale)
-        self.rows, self.keys_a_block, self.width = queries * self.packed, n, width
         self.scales_late = max(d, width) <= 64 and self.rows > 128
-        self.relations = (Dim("d", size=d), Dim("e", size=width))
-        self.relations += (Dim("p", at_most=self.packed),) if self.packed > 1 else ()
-        groups = self.rows // 64
-        if groups != 2:
-            self.work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
-        load, work = self.load, self.work
+        self.relations = (Dim("d", size=d), Dim("e", size=width), *[Dim("p", at_most=self.packed)] * several)
+        groups, load = self.rows // 64, self.load
+        self.work = work = Role(warpgroups=groups, registers=160 if groups > 2 else 240)
         slots = slots_of(d, width, n, self.rows, "m" in dims)
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
-        self.over, extents = ("b g m", (queries, self.packed)) if self.packed > 1 else ("b h m", (self.rows,))
-        own = f"{self.over} p" if self.packed > 1 else self.over
+        self.over, extents = ("b g m", (queries, self.packed)) if several else ("b h m", (self.rows,))
+        own = self.over + " p" * several
         self.q = TmaLoadStage(f"{own} d", tile=(*extents, d), ring=self.queries)
         self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
         self.v = TmaLoadStage("b g s e", tile=(n, width), ring=self.values)
@@ -190,7 +187,8 @@ class Attention(Schedule):
         if groups > 1:
             self.order = Turnstile(work)
         # Those with most keys first, of several heads in turn, and none before its cluster has loaded the one before.
-        self.tiles = tiles or (DynamicTiles(Backwards(8), stages=0) if causal else DynamicTiles(Backwards(1)))
+        default = DynamicTiles(Backwards(8), stages=0) if causal else DynamicTiles(Backwards(1))
+        self.tiles = default if tiles is None else tiles
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> Attention:
@@ -200,17 +198,15 @@ class Attention(Schedule):
         `SplitAttention`. As measured on an H200, blocks of 176 keys are faster where each query sees 8,192 or more, and of
         heads of 64 elements, tiles of 128 queries where causal ones see few. Causal tiles go through several heads at once.
         """
-        from tmapipe.schedules.splitattention import SplitAttention, options_for, parts_for, width_of
+        from tmapipe.schedules.splitattention import Choice
 
-        width = width_of(q, k, v, options)
-        if cls is Attention and parts_for(q.shape, k.shape, width, options):
-            return SplitAttention.of(q, k, v, **options)
-        return cls((q.shape[3], width), **options_for(q.shape, k.shape, width, options))
+        kind, chosen = Choice(q, k, v, options).form(cls)
+        return kind(**chosen)
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
         given = self.given(tensors, out, named)
-        packed = {name: heads_last(given[name], given["k"].shape[1]) for name in "qo" if self.packed > 1}
+        packed = {name: by_group(given[name], given["k"]).swapaxes(2, 3) for name in "qo" if self.packed > 1}
         super().__call__(**(given | packed))
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
 
@@ -225,23 +221,23 @@ class Attention(Schedule):
         Raises:
             InputError: Heads and batches do not go together.
         """
-        more = {"mask": self.mask_dims, "sinks": self.with_sinks, "o": True, "lse": self.returns_lse}
-        given = match([*"qkv", *(name for name, there in more.items() if there)], tensors, named, out, "o")
-        for name, x in {**dict.fromkeys("qkv"), **given}.items():
+        names = [name for name in self.declared.arguments if name != "lse" or self.returns_lse]
+        given = match(names, tensors, named, out, "o")
+        for name in dict.fromkeys([*"qkv", *given]):
+            x: Any = given.get(name)
             check_kind(name, x)
             dims = "batch, heads, queries" if name == "lse" else "batch, heads, tokens, d"
-            if name not in ("mask", "sinks") and x.ndim != dims.count(",") + 1:
-                raise InputError(f"{name}.shape", tuple(x.shape), f"has dimensions {dims}", "pass a view with these")
+            fits = name in ("mask", "sinks") or x.ndim == dims.count(",") + 1
+            require(fits, f"{name}.shape", tuple(x.shape), f"has dimensions {dims}", "pass a view with these")
         q, heads, groups = given["q"], given["q"].shape[1], max(1, given["k"].shape[1])
-        if heads % groups:
-            rule = f"has a multiple of {groups} heads, as many as k has"
-            raise InputError("q.shape[1]", heads, rule, "repeat keys and values, or leave heads out")
-        if "sinks" in given and (given["sinks"].shape[0] != heads or heads > groups * (SINKS - UNIT)):
-            rule = f"is {heads}, the number of heads, up to {SINKS - UNIT} a group"
-            raise InputError("sinks.shape[0]", given["sinks"].shape[0], rule, "pass one number a head")
-        mask: Any = given.get("mask")
-        if str(getattr(mask, "dtype", "")).endswith("bool"):
-            given["mask"] = mask.view(np.int8 if isinstance(mask, np.ndarray) else sys.modules["torch"].int8)
+        rule = f"has a multiple of {groups} heads, as many as k has"
+        require(heads % groups == 0, "q.shape[1]", heads, rule, "repeat keys and values, or leave heads out")
+        if "sinks" in given:
+            count, rule = given["sinks"].shape[0], f"is {heads}, the number of heads, up to {SINKS - UNIT} a group"
+            fits = count == heads <= groups * (SINKS - UNIT)
+            require(fits, "sinks.shape[0]", count, rule, "pass one number a head")
+        if str(getattr(given.get("mask"), "dtype", "")).endswith("bool"):
+            given["mask"] = in_integers(given["mask"], 1)
         if "o" not in given:
             given["o"] = new_in_order(q, self.width)
         if self.returns_lse and "lse" not in given:
@@ -250,42 +246,41 @@ class Attention(Schedule):
 
     def _offset(self, k: KernelContext) -> Any:
         """How much the number of the last key that a query sees is above its own, where attention is causal."""
-        return k.extent("s") - self._queries(k) if self.causal == "end" else 0
-
-    def _queries(self, k: KernelContext) -> Any:
-        """How many queries a head has."""
-        return k.extent("m")
+        if self.causal == "start":
+            return 0
+        rows = self.together // self.packed  # along m, of one query
+        return k.extent("s") - k.extent("m") // rows
 
     def _query(self, tile: Tile, row: Any) -> Any:
         """The number of the query of a row of the tile."""
         return (row + tile.m * self.rows) // self.together
+
+    def _bounds(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
+        """The numbers of the tile's first and last blocks of keys, and between: of the first that all queries see as a whole,
+        and of the end of those. In the order first, whole, end, last."""
+        n, last = self.keys_a_block, k.steps("k", "s") - 1
+        if self.causal is None:
+            return 0, 0, last, last
+        low, high = (self._query(tile, row) + self._offset(k) for row in (0, self.rows - 1))  # keys that are seen last
+        last = clamp(k.isa, high // n, last)
+        end = clamp(k.isa, (low + 1) // n, last)
+        if self.window is None:
+            return 0, 0, end, last
+        first = clamp(k.isa, (low + 1 - self.window) // n, last)
+        end = clamp(k.isa, end, last, first)
+        return first, clamp(k.isa, (high - self.window + n) // n, end, first), end, last
 
     def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, tuple[Any, ...], Any]:
         """The number of the block of keys that comes first, the loops over those after it, and the number of the last one.
 
         Of each loop: how many blocks are before it, how many it has, and which keys some query does not see, as of `_block`.
         """
-        n, isa, last = self.keys_a_block, k.isa, k.steps("k", "s") - 1
-        if self.causal is None:
-            return self._part(k, tile, 0, 0, last, last)
-        low, high = (self._query(tile, row) + self._offset(k) for row in (0, self.rows - 1))  # keys that are seen last
-        last = clamp(isa, high // n, 0, last)
-        free = clamp(isa, (low + 1) // n, 0, last)  # the end of the blocks that all queries see as a whole
-        if self.window is None:
-            return self._part(k, tile, 0, 0, free, last)
-        first = clamp(isa, (low + 1 - self.window) // n, 0, last)
-        free = clamp(isa, free, first, last)
-        return self._part(k, tile, first, clamp(isa, (high - self.window + n) // n, first, free), free, last)
-
-    def _part(
-        self, k: KernelContext, tile: Tile, first: Any, begin: Any, free: Any, last: Any
-    ) -> tuple[Any, tuple[Any, ...], Any]:
-        """What `_blocks` returns, of blocks *first* to *last*, of which those from *begin* on and before *free* are whole."""
+        first, whole, end, last = self._bounds(k, tile)
         if self.causal is None:
             return last, ((0, last - first, ""),), first
         wide = self.window is None or self.window >= self.rows + self.keys_a_block  # no block has keys of both kinds
         later, earlier = (">", "<") if wide else ("<>", "<>")
-        loops = (0, last - free, later), (last - free, free - begin, ""), (last - begin, begin - first, earlier)
+        loops = (0, last - end, later), (last - end, end - whole, ""), (last - whole, whole - first, earlier)
         return last, loops[: 2 if self.window is None else 3], first
 
     def _visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, unseen: str, last: bool) -> Any:
@@ -309,9 +304,7 @@ class Attention(Schedule):
 
     def _scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, unseen: str, last: bool = False) -> Any:
         """What the softmax of a block is of."""
-        scores = sums.values()
-        if not self._plain:
-            scores = scores * self.scale
+        scores = sums.values() if self._plain else sums.values() * self.scale
         if self.score is not None:
             scores = self.score(scores, self._query(tile, scores.rows), scores.columns + block * self.keys_a_block)
             if getattr(scores, "along", None) != "tile":
@@ -328,18 +321,6 @@ class Attention(Schedule):
         """Of scores, for powers of 2."""
         return self.scale * LOG2_E if self._plain else LOG2_E
 
-    def _powers(self, scores: Any, less: Any) -> Any:
-        """The weights, before they are divided by their sum."""
-        return values_.exp2(scores * self._factor - less)
-
-    def _group(self, k: KernelContext, tile: Tile) -> Any:
-        """Whose keys and values the tile's queries see."""
-        return tile.g if self.packed > 1 else tile.h * k.extent("g") // k.extent("h")
-
-    def _whole(self, tile: Tile) -> Tile:
-        """The tile, with the dimensions that a single tile covers."""
-        return tile.also(p=0, d=0, e=0) if self.packed > 1 else tile.also(d=0, e=0)
-
     def _first_sink(self, tile: Tile) -> Any:
         """The head of the tile's first row."""
         return (tile.g if self.packed > 1 else tile.h) * self.together
@@ -354,10 +335,10 @@ class Attention(Schedule):
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
-        last, loops, first = self._blocks(k, tile)
+        (last, loops, first), tile = self._blocks(k, tile), tile.also(p=0, d=0, e=0)  # of a single tile
         self._fill_keys(k, tile, last)
         with k.queries.produce() as slot:
-            slot.q.load(self._whole(tile))
+            slot.q.load(tile)
             if self.with_sinks:
                 slot.sinks.load_from(self._first_sink(tile) // UNIT * UNIT)
         for done, count, _ in loops:
@@ -366,20 +347,20 @@ class Attention(Schedule):
                 self._fill_values(k, tile, last - done - i)
         self._fill_values(k, tile, first)
 
+    def _group(self, k: KernelContext, tile: Tile) -> Any:
+        """Whose keys and values the tile's queries see."""
+        return tile.g if self.packed > 1 else tile.h * k.extent("g") // k.extent("h")
+
     def _fill_keys(self, k: KernelContext, tile: Tile, block: Any) -> None:
         with k.keys.produce() as slot:
-            slot.k.load(self._whole(tile), g=self._group(k, tile), s=block)
+            slot.k.load(tile, g=self._group(k, tile), s=block)
         if self.mask_dims:
             with k.masks.produce() as slot:
                 slot.mask.load(tile, s=block)
 
     def _fill_values(self, k: KernelContext, tile: Tile, block: Any) -> None:
         with k.values.produce() as slot:
-            slot.v.load(self._whole(tile), g=self._group(k, tile), s=block)
-
-    def _turn(self, k: KernelContext) -> AbstractContextManager[object]:
-        """The scope in which a warpgroup starts its matmuls."""
-        return nullcontext() if self.work.warps == 4 else k.order.turn()
+            slot.v.load(tile, g=self._group(k, tile), s=block)
 
     def _block(
         self, k: KernelContext, tile: Tile, out: Any, own: Any, state: tuple[Any, ...], at: Any, unseen: str
@@ -391,7 +372,7 @@ class Attention(Schedule):
         unseen: which keys some query does not see: those after its last one, ">", before its first one, "<", or both.
         """
         weights, total, less, fewer = state
-        with k.keys.consume() as slot, self._turn(k):
+        with k.keys.consume() as slot, nullcontext() if self.work.warps == 4 else k.order.turn():
             block = k.qk.start(own.q, slot.k)
             if not self.scales_late:
                 out.scale(fewer)
@@ -403,7 +384,7 @@ class Attention(Schedule):
         if not self.scales_late:
             # Some powers are found while the product runs, and the others while the next warpgroup's do.
             least = values_.where(scores.columns < 64, higher, product.wait().after(higher))
-        weights = self._powers(scores, least)
+        weights = values_.exp2(scores * self._factor - least)
         total = total * fewer + values_.row_sum_parts(weights)
         if self.scales_late:
             # What the loop carries is tied to the product, or ptxas finds all powers twice, to save registers.
@@ -424,7 +405,7 @@ class Attention(Schedule):
                 less: Any = values_.row_max(scores) * self._factor
                 if self.causal is not None or not self._plain:  # a row may see no key of this block
                     less = values_.maximum(less, LEAST)
-                weights = self._powers(scores, less)
+                weights = values_.exp2(scores * self._factor - less)
                 state: Any = k.pv.operand(weights), values_.row_sum_parts(weights), less, k.full("qk", 1.0, "rows")
                 for done, count, unseen in loops:
                     for i in range(count):
@@ -443,24 +424,9 @@ class Attention(Schedule):
                 sums, less = sums * scale + values_.exp2(sink - higher), higher
             product.wait()
             out.scale(scale / values_.where(sums == 0, 1.0, sums))
-        k.o.store(self._whole(tile), out)
+        k.o.store(tile.also(p=0, e=0), out)
         if self.with_lse:
             k.lse.store(tile, (less + values_.log2(sums)) * (1 / LOG2_E))
-
-
-def clamp(isa: Any, x: Any, low: Any, high: Any) -> Any:
-    """*x*, but at most *high* and at least *low*, which is no more than that."""
-    x = isa.select(x < high, x, high)
-    return isa.select(x > low, x, low)
-
-
-def _require(holds: Any, name: str, value: Any, rule: str, fix: str, of: str = "Attention") -> None:
-    if not holds:
-        raise InputError(f"{of}({name})", value, rule, fix)
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, type)
 
 
 def rows_of(d: int, width: int) -> int:
@@ -486,8 +452,13 @@ def slots_of(d: int, width: int, keys: int, rows: int, masked: bool = False) -> 
     return (1, 3, 3) if rows == 64 else (2, 2, 2)
 
 
-def heads_last(x: Any, groups: int) -> Any:
-    """A view of [batch, heads, queries, d] as [batch, groups, queries, heads, d]."""
-    shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
-    found = x.reshape(shape) if not hasattr(x, "data_ptr") else x.unflatten(1, shape[1:3])
-    return found.swapaxes(2, 3)
+def clamp(isa: Any, x: Any, most: Any, least: Any = 0) -> Any:
+    """*x*, but at most *most* and at least *least*, which is no more."""
+    lower = isa.select(x < most, x, most)
+    return isa.select(lower > least, lower, least)
+
+
+def by_group(x: Any, k: Any) -> Any:
+    """A view of [batch, heads, queries, d] as [batch, groups, heads, queries, d], of the groups that *k* has."""
+    groups = k.shape[1]
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])

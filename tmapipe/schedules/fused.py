@@ -1,4 +1,4 @@
-"""Fused: what schedules whose output tiles end with an `Epilogue` share; AddParts and AddRows, which add up parts."""
+"""Fused: what schedules whose output tiles end with an `Epilogue` share; and what adds up parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,11 +15,11 @@ import numpy as np
 
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, DType, ceil_div, fp32, int32
+from tmapipe.base.arithmetic import LOG2_E, Dim, DType, fp32, int32
 from tmapipe.bind import Bound
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reductions, SumsOfRows
-from tmapipe.epilogue.operands import Matrix, Operands, Output, StoreForm, columns_of
-from tmapipe.errors import NOTHING, InputError, is_count
+from tmapipe.epilogue.operands import Operands, Output, StoreForm, check_room, columns_of
+from tmapipe.errors import NOTHING, InputError, check_bool, is_count
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
@@ -28,7 +27,7 @@ from tmapipe.parts import ReductionScratch, RegisterTile, Wgmma
 from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.ring import Slot
-from tmapipe.protocol.tile import Tile, check_rounded
+from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
@@ -147,6 +146,8 @@ class AddRows(Schedule):
     Args:
         tile: (rows, columns) of a slot; columns are a multiple of 32.
         stages: Slots in flight.
+        outputs: Names of tensors [n], in the place of y, one for each matrix of a batch.
+        dtype: The type of the sums when they are stored.
 
     Raises:
         InputError: For any other tile.
@@ -154,14 +155,20 @@ class AddRows(Schedule):
 
     load, add = Role(warps=1), Role(warps=4)
 
-    def __init__(self, tile: tuple[int, int] = (64, 32), stages: int = 8):
+    def __init__(
+        self, tile: tuple[int, int] = (64, 32), stages: int = 8, outputs: tuple[str, ...] = (), dtype: DType = fp32
+    ):
         shape = isinstance(tile, tuple) and len(tile) == 2 and all(map(is_count, tile))
         if not shape or tile[1] % 32:
             raise InputError("AddRows(tile)", tile, "is (rows, columns), of a multiple of 32 columns", "e.g. (64, 32)")
+        self.outputs, self.over = outputs, "l n"
+        self.relations = (Dim("l", size=len(outputs)),) if outputs else ()
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.add)
         self.x = TmaLoadStage("l s n", tile=tile, ring=self.ring, dtype=fp32)
         self.scratch = ReductionScratch(self.add, columns=tile[1])
-        self.y = ThreadStoreStage("l n", tile=tile[1:], role=self.add, dtype=fp32, vector=fp32.bytes)
+        how: dict[str, Any] = {"tile": tile[1:], "role": self.add, "dtype": dtype, "vector": 4}
+        for name in outputs or ("y",):
+            setattr(self, name, ThreadStoreStage("n" if outputs else "l n", **how))
 
     def empty_value(self, bound: Bound) -> Any:
         """The sum of nothing."""
@@ -180,80 +187,77 @@ class AddRows(Schedule):
         for _ in range(k.steps("x", "s") - 1):
             with k.ring.consume() as slot:
                 total = total + slot.x.read()
-        k.y.store(tile, functions.column_sum(total))
+        sums = functions.column_sum(total)
+        if not self.outputs:
+            k.y.store(tile, sums)
+        for i, name in enumerate(self.outputs):
+            if tile.l == i:
+                getattr(k, name).store(tile, sums)
 
 
 FEW, MANY = 16, 264  # rows up to which slots have no more; tiles of 32 columns up to which they are not wider
+_add_rows = functools.cache(AddRows)
 
 
-@functools.cache
-def _add_rows(tile: tuple[int, int]) -> AddRows:
-    return AddRows(tile)
-
-
-def adding_rows(shape: tuple[int, ...]) -> AddRows:
+def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> AddRows:
     """What adds up the rows of a tensor of *shape*, [rows, columns] or [l, rows, columns]: in tiles of so many columns that
-    most multiprocessors have one."""
+    most multiprocessors have one. outputs, dtype: as of `AddRows`."""
+    tile = FEW if shape[-2] <= FEW else 64, 32
     if math.prod(shape[:-2]) * shape[-1] > 32 * MANY:
-        return _add_rows((FEW, 128))
-    return _add_rows((FEW if shape[-2] <= FEW else 64, 32))
+        tile = FEW, 128
+    return _add_rows(tile, outputs=outputs, dtype=dtype)
 
 
-# ---- room ------------------------------------------------------------------------------------------------------------
-#
-# Whether an epilogue has enough registers beside the accumulators.
-#
-# The numbers are from compiling random configurations: ``python -m tests.fuzz.compiling``.
+# ---- combineparts: the end of attention whose keys are taken in parts ------------------------------------------------
+
+LEAST = -1e30  # what the numbers of a row are less by, of which no part sees any
 
 
-def check_room(plan: Plan, epilogue: Epilogue) -> None:
-    """Checks a plan whose accumulators end with *epilogue*.
+class CombineParts(Schedule):
+    """``o[b, h, m] = sum over c of w[c] x[b, h, c, m]``, w the softmax over c of the logarithms ``l[b, h, c, m]``.
 
-    Raises:
-        InputError: The compiler would keep accumulators in local memory, or results would be rounded to integers.
-
-    Warns:
-        UserWarning: It may keep some there.
+    Args:
+        width: Elements of a row of x and o.
+        lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
     """
-    for name in epilogue.whole_outputs:
-        if epilogue.function is not None:
-            check_rounded(name, plan.store(name).buffer.dtype)
-    if not plan.matmuls:
-        return
-    first = plan.matmuls[0]
-    groups = first.warpgroups * first.teams
-    kinds = (*epilogue.operands.values(), *epilogue.outputs.values())
-    tiles = any(isinstance(kind, (Matrix, Output)) for kind in kinds)
-    # A second set of registers for operands is in use before the epilogue alone.
-    needed = sum(each.registers.sums + each.registers.a // (1 + each.in_flight) for each in plan.matmuls)
-    if len(plan.matmuls) > 1:  # the planner has checked these
-        room, sure = 184 if first.transposed[0] else 192, 168
-        sure = 0 if groups > 2 and all(first.transposed) else sure
-        spans = ceil_div(first.shape[2] * first.b.dtype.bytes, 128)
-        if first.promote and spans > 1:  # each adds wgmmas between two promotions
-            room, sure = (112, 104) if spans == 2 else (96, 88)
-            room, sure = (room, sure) if groups < 3 else (sure - 32, sure - 32)
-    elif epilogue.plain:
-        room, sure = 200, 192
-        if first.shape[0] // (64 * first.warpgroups) > 2:  # blocks of 64 rows
-            sure = 184
-    elif tiles:
-        room, sure = (152, 144) if groups < 3 else (96, 80)
-    elif kinds:
-        room, sure = (160, 152) if groups < 3 else (104, 96)
-    else:
-        room, sure = 200, 160
-    what = (
-        "the stores"
-        if epilogue.plain
-        else "an epilogue" + " with further tiles" * tiles + " with operands or sums" * (bool(kinds) and not tiles)
-    )
-    rule = f"needs {needed} accumulator registers a thread; {room} leave room for {what} with {groups} warpgroups"
-    if needed > room:
-        raise InputError(f"Wgmma({first.name}) tile", first.shape[:2], rule, "use a smaller tile or more warpgroups")
-    if needed > sure:
-        text = f"{plan.name}: {needed} accumulator registers a thread beside {what} may spill to local memory. "
-        warnings.warn(text + "Fix: use a smaller tile or more warpgroups.", stacklevel=4)
+
+    load, work = Role(warps=1), Role(warps=4)
+
+    def __init__(self, width: int = 128, lse: bool = False):
+        check_bool("lse", lse)
+        self.relations = (Dim("e", size=width),)
+        self.ring = BarrierRing(4, producer=self.load, consumer=self.work)
+        self.x = TmaLoadStage("b h c m e", tile=(8, width), ring=self.ring, dtype="fp32")
+        self.l = TmaLoadStage("b h c m", tile=(8,), ring=self.ring, dtype="fp32")
+        self.o = TmaStoreStage("b h m e", tile=(8, width), role=self.work)
+        self.with_lse = lse
+        if lse:
+            self.lse = ThreadStoreStage(dims="b h m", tile=(8,), role=self.work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        for c in range(k.steps("x", "c")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, c=c)
+                slot.l.load(tile, c=c)
+
+    @work.jit
+    def combine(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            total: Any = slot.x.read()
+            top: Any = slot.l.read(rows_of=total) * LOG2_E
+        weight: Any = k.full("x", 1.0, "rows")
+        for _ in range(k.steps("x", "c") - 1):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+                power = slot.l.read(rows_of=values) * LOG2_E
+            higher = functions.maximum(top, power)
+            less = functions.maximum(higher, LEAST)
+            before, now = functions.exp2(top - less), functions.exp2(power - less)
+            total, weight, top = total * before + values * now, weight * before + now, higher
+        k.o.store(tile, total * (1 / functions.where(weight == 0, 1.0, weight)))
+        if self.with_lse:
+            k.lse.store(tile, (top + functions.log2(weight)) * (1 / LOG2_E))
 
 
 # ---- fused -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from tmapipe import math
-from tmapipe.barrier import BarrierRing, Role
+from tmapipe.barrier import BarrierRing
 from tmapipe.base import MulticastGroup
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
@@ -25,10 +25,9 @@ from tmapipe.plan.model import WARP
 from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.plan.thread_layout import VectorLayout
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedule import Schedule
+from tmapipe.schedules.fused import adding_rows
 from tmapipe.schedules.rowform import BOX, CTAS, LINE, MARGIN, MOST_CLUSTER, THREADS, RowForm
 from tmapipe.schedules.rows import MULTIPROCESSORS, RowKernel, Rows
-from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
@@ -223,7 +222,7 @@ def time_of(form: GradientForm, sums: int) -> float:
 #
 # Two kernels: the first takes all rows; the second adds up the sums of the first one's clusters.
 
-PART, MOST_KNOWN = 2048, 64  # elements of a slot of partial sums; signatures of calls that a kernel knows
+MOST_KNOWN = 64  # signatures of calls that a kernel knows
 
 
 class NormBackwardRows(Rows):
@@ -360,7 +359,7 @@ class NormBackwardRows(Rows):
         return stage.read(tile=(1, form.columns), at=(i, 0), width=form.width or form.unit)
 
     def run(self, given: dict[str, Any], others: dict[str, Any]) -> tuple[Any, ...]:
-        """As in `Rows`; returns what clusters have of the sums over rows, and these side by side."""
+        """As in `Rows`; returns what clusters have of the sums over rows, and these sums."""
         form, length = self.form, self.form.length
         pitch = ceil_div(length, 4) * 4  # where TMA may begin
         parts, heights = [*self.parts(given)], list[tuple[int, ...]]()
@@ -369,53 +368,13 @@ class NormBackwardRows(Rows):
             clusters = max(1, form.clusters // math_.prod(classes))
             heights.append((min(ceil_div(height, form.rows), clusters), *classes))
         several = [math_.prod(each) for each in heights]
-        made, first = new_like(given["x"], (sum(several), len(self.sums) * pitch), fp32), 0
+        made, first = new_like(given["x"], (len(self.sums), sum(several), pitch), fp32), 0
         for part, shape, some in zip(parts, heights, several, strict=True):
-            own = made[first : first + some].reshape(*shape, len(self.sums) * pitch)
-            sums = {name: own[..., i * pitch :][..., :length] for i, name in enumerate(self.sums)}
-            self(**part, **sums, **others)
+            own = (each[first : first + some, :length].reshape(*shape, length) for each in made)
+            self(**part, **dict(zip(self.sums, own, strict=True)), **others)
             first += some
-        return made, part_sums(len(made), self.totals)(made)
-
-
-class PartSums(Schedule):
-    """``y[n] = sum over c of x[c, n]``, of some hundred rows of fp32 that lie in L2.
-
-    Args:
-        columns: That a CTA takes: a power of two from 32 to 256.
-        dtype: The type of y.
-    """
-
-    over = "n"
-    load, work = Role(warps=1), Role(warps=4)
-    tiles = GridTiles(Grouped(1))
-
-    def __init__(self, columns: int = 32, dtype: DType = fp32):
-        rows = PART // columns
-        self.ring = BarrierRing(8, producer=self.load, consumer=self.work)
-        self.across = ReductionScratch(self.work, columns=columns)
-        self.x = TmaLoadStage("c n", tile=(rows, columns), ring=self.ring, dtype=fp32)
-        self.y = ThreadStoreStage("n", tile=(columns,), role=self.work, vector=4, dtype=dtype)
-
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        for c in range(k.steps("x", "c")):
-            with k.ring.produce() as slot:
-                slot.x.load(tile, c=c)
-
-    @work.jit
-    def add(self, k: KernelContext, tile: Tile) -> None:
-        sums = k.full("x", 0.0, width=4)
-        for _ in range(k.steps("x", "c")):
-            with k.ring.consume() as slot:
-                sums = sums + slot.x.read(width=4)
-        k.y.store(tile, math.column_sum(sums))
-
-
-@functools.cache
-def part_sums(rows: int, dtype: DType = fp32) -> PartSums:
-    """The sums of so many rows: few rows take wide tiles."""
-    return PartSums(min(256, max(32, 1 << (PART // rows).bit_length() - 1)), dtype)
+        sums = adding_rows(made.shape, *self.sums, dtype=self.totals)(made[..., :length])
+        return made, *(sums if self.centered else (sums,))
 
 
 class RmsNormBackward(RowKernel):
@@ -460,20 +419,15 @@ class RmsNormBackward(RowKernel):
 
                 if again := repeated(launches, given, out, made, parts=True):
                     self.known = {**(self.known if len(self.known) < MOST_KNOWN else {}), known: again}
-        return self.results(*made)
+        dx, _, *sums = made
+        return dx, *sums
 
     def made(self, x: Any, weight: Any, dy: Any, out: Any = None) -> tuple[Any, ...]:
-        """(dx, parts of the sums, the sums side by side). Arguments are those of `RmsNormBackward`, and so are errors."""
+        """dx, what clusters have of the sums, and the sums. Arguments and errors are those of `RmsNormBackward`."""
         check_kind("x", x)
         if 0 in x.shape[:-1]:
             raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")
         return tuple(self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight}))
-
-    def results(self, dx: Any, made: Any, totals: Any) -> tuple[Any, ...]:
-        """What a call returns: *dx*, and pieces of the sums *totals*. *made*: what clusters had of these."""
-        pitch, length = totals.shape[0] // (1 + self.centered), dx.shape[-1]
-        parts = totals.unsafe_split(pitch) if hasattr(totals, "unsafe_split") else totals.reshape(-1, pitch)
-        return dx, *((each if pitch == length else each[:length]) for each in parts)
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 2, vectors: int = 0, dense: bool = True, width: int = 0

@@ -1,82 +1,24 @@
-"""Attention of few queries with many keys, such as a decoder's: parts of the keys at once, and a kernel that combines them."""
+"""Attention of few queries, by a kernel whose CTAs take parts of the keys; and what `Attention.of` chooses for tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 from tmapipe import math as values_
-from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import Dim, ceil_div, fp32
+from tmapipe.base.arithmetic import ceil_div, fp32
 from tmapipe.bind.tensors import new_like
-from tmapipe.errors import InputError, check_bool, is_count
+from tmapipe.errors import is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.attention import (
-    LEAST,
-    LOG2_E,
-    NEVER,
-    Attention,
-    Score,
-    clamp,
-    heads_last,
-    keys_of,
-    rows_of,
-)
-from tmapipe.stage import TmaLoadStage
+from tmapipe.schedules.attention import NEVER, Attention, by_group, clamp, keys_of, rows_of
+from tmapipe.schedules.fused import CombineParts
+from tmapipe.schedules.rowform import address_of
+from tmapipe.schedules.rows import MULTIPROCESSORS
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.persistent import Backwards
-
-__all__ = ["CombineParts", "SplitAttention"]
-
-
-class CombineParts(Schedule):
-    """``o[b, h, m] = sum over c of w[c] x[b, h, c, m]``, w the softmax over c of the logarithms ``l[b, h, c, m]``.
-
-    Args:
-        width: Elements of a row of x and o.
-        lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
-    """
-
-    load, work = Role(warps=1), Role(warps=4)
-
-    def __init__(self, width: int = 128, lse: bool = False):
-        check_bool("lse", lse)
-        self.relations = (Dim("e", size=width),)
-        self.ring = BarrierRing(4, producer=self.load, consumer=self.work)
-        self.x = TmaLoadStage("b h c m e", tile=(8, width), ring=self.ring, dtype="fp32")
-        self.l = TmaLoadStage("b h c m", tile=(8,), ring=self.ring, dtype="fp32")
-        self.o = TmaStoreStage("b h m e", tile=(8, width), role=self.work)
-        self.with_lse = lse
-        if lse:
-            self.lse = ThreadStoreStage(dims="b h m", tile=(8,), role=self.work, vector=4, dtype="fp32")
-
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        for c in range(k.steps("x", "c")):
-            with k.ring.produce() as slot:
-                slot.x.load(tile, c=c)
-                slot.l.load(tile, c=c)
-
-    @work.jit
-    def combine(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.consume() as slot:
-            total: Any = slot.x.read()
-            top: Any = slot.l.read(rows_of=total) * LOG2_E
-        weight: Any = k.full("x", 1.0, "rows")
-        for _ in range(k.steps("x", "c") - 1):
-            with k.ring.consume() as slot:
-                values = slot.x.read()
-                power = slot.l.read(rows_of=values) * LOG2_E
-            higher = values_.maximum(top, power)
-            less = values_.maximum(higher, LEAST)  # of a row of which no part sees a key
-            before, now = values_.exp2(top - less), values_.exp2(power - less)
-            total, weight, top = total * before + values * now, weight * before + now, higher
-        k.o.store(tile, total * (1 / values_.where(weight == 0, 1.0, weight)))
-        if self.with_lse:
-            k.lse.store(tile, (top + values_.log2(weight)) * (1 / LOG2_E))
 
 
 class SplitAttention(Attention):
@@ -110,12 +52,9 @@ class SplitAttention(Attention):
         **options: Any,
     ):
         for name, count in (("parts", parts), ("heads", heads), ("rows", rows)):
-            if not is_count(count):
-                raise InputError(f"SplitAttention({name})", count, f"is a number of {name}", "use 8")
-        pair = d if isinstance(d, tuple) and len(d) == 2 else (d, d)
-        keys = keys_of(*pair, rows) if all(map(is_count, pair)) else 128
+            require(is_count(count), f"SplitAttention({name})", count, f"is a number of {name}", "use 8")
         # A CTA takes its next part when the part before has been loaded. Parts that are fixed beforehand are as fast.
-        super().__init__(d, lse=lse or parts > 1, tile=(rows, 1, keys), tiles=DynamicTiles(stages=0), **options)
+        super().__init__(d, lse=lse or parts > 1, tile=(rows, 1, None), tiles=DynamicTiles(stages=0), **options)
         self.parts, self.together, self.returns_lse = parts, heads, lse
         if parts == 1:
             return
@@ -127,31 +66,19 @@ class SplitAttention(Attention):
     def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> SplitAttention:
         """The schedule for tensors like *q*, *k* and *v*, in as many parts as `Attention.of` would choose. options: as of the
         constructor."""
-        width = width_of(q, k, v, options)
-        parts = max(1, parts_for(q.shape, k.shape, width, options))
-        if options.get("causal") == "end" and q.shape[2] == 1 and options.get("window") is None:
-            options["causal"] = None  # the one query sees all keys
-        score = Score.of(options.get("score"))
-        rows_differ = options.get("causal") or score.function or score.sinks
-        together = q.shape[1] // max(1, k.shape[1]) if rows_differ else 1
-        rows = tile_rows(q.shape, k.shape, width)
-        return cls(parts, (q.shape[3], width), heads=together, rows=rows, **options)
+        return cls(**Choice(q, k, v, options).in_parts())
 
-    def _queries(self, k: KernelContext) -> Any:
-        return k.extent("m") // self.together
-
-    def _part(
-        self, k: KernelContext, tile: Tile, first: Any, begin: Any, free: Any, last: Any
-    ) -> tuple[Any, tuple[Any, ...], Any]:
+    def _bounds(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
         """As of `Attention`, of the tile's part: where there is none, a block behind all keys."""
+        first, whole, end, last = super()._bounds(k, tile)
         if self.parts == 1:
-            return super()._part(k, tile, first, begin, free, last)
+            return first, whole, end, last
         isa, behind, each = k.isa, k.steps("k", "s"), ceil_div(last - first + 1, k.extent("c"))
         high = last - tile.c * each
-        low = isa.select(high < first, behind, clamp(isa, high - (each - 1), first, last))
+        low = isa.select(high < first, behind, clamp(isa, high - (each - 1), last, first))
         high = isa.select(high < first, behind, high)
-        free = clamp(isa, free, low, high)
-        return super()._part(k, tile, low, clamp(isa, begin, low, free), free, high)
+        end = clamp(isa, end, high, low)
+        return low, clamp(isa, whole, end, low), end, high
 
     def _sink(self, k: KernelContext, tile: Tile, slot: Any, row: Any) -> Any:
         """As of `Attention`, in the first part alone."""
@@ -161,24 +88,24 @@ class SplitAttention(Attention):
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
         given = self.given(tensors, out, named)
-        q, k, groups = given["q"], given["k"], given["k"].shape[1]
-        together, blocks = q.shape[1] // max(1, groups), ceil_div(k.shape[2], self.keys_a_block)
-        if together != self.together and (self.causal or self.score or self.with_sinks):
-            rule = f"is {self.together} times that of k, as SplitAttention(heads) says"
-            raise InputError("q.shape[1]", q.shape[1], rule, f"say heads={together}")
-        each = ceil_div(blocks, min(self.parts, max(1, blocks)))
+        q, k = given["q"], given["k"]
+        together, blocks = q.shape[1] // max(1, k.shape[1]), ceil_div(k.shape[2], self.keys_a_block)
+        rule = f"is {self.together} times that of k, as SplitAttention(heads) says"
+        fits = together == self.together or not (self.causal or self.score or self.with_sinks)
+        require(fits, "q.shape[1]", q.shape[1], rule, f"say heads={together}")
 
         def apart(x: Any) -> Any:
             # Where rows may come in any order, they keep the order of most tensors, so that no copy is needed.
-            return heads_last(x, groups) if self.together > 1 else heads_last(x, groups).swapaxes(2, 3)
+            return by_group(x, k).swapaxes(2, 3) if self.together > 1 else by_group(x, k)
 
         def merged(x: Any) -> Any:
-            return apart(x).reshape(q.shape[0], groups, together * q.shape[2], *x.shape[3:])
+            return apart(x).reshape(q.shape[0], k.shape[1], together * q.shape[2], *x.shape[3:])
 
         rows = merged(q)
         found: dict[str, Any] = {name: merged(given[name]) for name in ("o", "lse") if name in given}  # perhaps a copy
         results = found
         if self.parts > 1:
+            each = ceil_div(blocks, min(self.parts, max(1, blocks)))
             shape = (*rows.shape[:2], ceil_div(blocks, each), rows.shape[2])
             lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
             results = {"o": new_like(q, (*shape, self.width), fp32), "lse": lse}
@@ -187,96 +114,108 @@ class SplitAttention(Attention):
         if self.parts > 1:
             self.combine(x=results["o"], l=results["lse"], **found)
         for name, x in found.items():
-            if not _same_memory(x, given[name]):
+            if address_of(x) != address_of(given[name]):
                 target = apart(given[name])
                 target[...] = x.reshape(target.shape)
         return (given["o"], given["lse"]) if self.returns_lse else given["o"]
 
 
-def width_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> int:
-    """Elements of a row of the values. v: None: as k. Raises `InputError` unless each has the shape of heads of batches, and
-    those *options* that shapes decide on are of the right types."""
-    for name, tensor in (("q", q), ("k", k), ("v", k if v is None else v)):
-        if not isinstance(shape := getattr(tensor, "shape", None), tuple) or len(shape) != 4:
-            rule = "is a tensor of dimensions batch, heads, tokens, d"
-            raise InputError(name, tensor if shape is None else shape, rule, "pass a view with these")
-    if not isinstance(options.get("causal"), str | None):
-        raise InputError("Attention(causal)", options["causal"], "is a string or None", "leave it out")
-    check_bool("Attention(lse)", options.get("lse", False))
-    Score.of(options.get("score"))
-    if not isinstance(window := options.get("window"), int | None):
-        raise InputError("Attention(window)", window, "is a number of keys or None", "leave it out")
-    return int((k if v is None else v).shape[3])
+class Choice:
+    """The options of `Attention` and `SplitAttention` for tensors of some shapes, as measured on an H200.
 
+    Args:
+        q, k, v: The tensors. v: None: as k.
+        options: As of `Attention`.
 
-def band_of(d: int, width: int, m: int, s: int, heads: int, together: int) -> int:
-    """Heads that causal tiles go through at once, as measured on an H200: so many that the last tiles are short, and fewer
-    where L2 would not hold the keys and values of so many heads of more than 64 elements. Where few heads would be left for
-    the last band, whose long tiles then end last, another number."""
-    if max(d, width) <= 64:
-        band = 32 if m <= 1024 else 16
-    else:
-        held = (24 << 20) * together // max(1, 2 * s * (d + width))
-        most = min(max(held, 1), ceil_div(512, max(1, ceil_div(m, rows_of(d, width)))))
-        band = 1 << (most.bit_length() - 1)
-    if heads < band or not 0 < heads % band < band / 2:
-        return band
-    return max(range(band // 2 + 1, 2 * band), key=lambda n: ((heads % n or n) / n, n))
+    Raises:
+        InputError: They have not the shape of heads of batches, or for options that `Attention` refuses.
+    """
 
+    def __init__(self, q: Any, k: Any, v: Any, options: dict[str, Any]):
+        for name, tensor in (("q", q), ("k", k), ("v", k if v is None else v)):
+            shape = getattr(tensor, "shape", None)
+            fits, rule = (
+                isinstance(shape, tuple) and len(shape) == 4,
+                "is a tensor of dimensions batch, heads, tokens, d",
+            )
+            require(fits, name, tensor if shape is None else shape, rule, "pass a view with these")
+        self.batch, self.heads, self.m, d = q.shape
+        self.groups, self.s, self.d = k.shape[1], k.shape[2], (d, (k if v is None else v).shape[3])
+        self.together, self.widest = self.heads // max(1, self.groups), max(self.d)
+        self.options, self.given = options, Attention(self.d, **options)
+        self.rows = 64 if self.together * self.m <= 64 else rows_of(*self.d)  # of all heads of a group
+        self.masks_rows = bool({"h", "m"} & {*self.given.mask_dims})
 
-def options_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> dict[str, Any]:
-    """*options*, with those that `Attention.of` chooses for tensors of these shapes."""
-    d, m, s, together, found = q[3], q[2], k[2], q[1] // max(1, k[1]), dict(options)
-    score, causal, widest = Score.of(options.get("score")), options.get("causal"), max(d, width)
-    if m < 64 and together > 1 and 64 % together == 0 and not options.get("lse") and not {"h", "m"} & {*score.dims}:
-        rows = 64 if m * together <= 64 else 128  # two warpgroups read keys once, and take turns
-        found.setdefault("tile", (rows // together, together, keys_of(d, width, rows)))
-    elif m <= 64:
-        found.setdefault("tile", (64, 1, keys_of(d, width, 64, "m" in score.dims)))
-    elif (score.function or "m" in score.dims) and 96 < widest <= 128 < m:
-        found.setdefault("tile", (192, 1, 80))  # three warpgroups: two would not hide so long a softmax
-    elif rows_of(d, width) == 192 and (m <= 128 or (widest <= 64 and causal and s <= 1024)):
-        found.setdefault("tile", (128, 1, keys_of(d, width, 128, "m" in score.dims)))
-    elif 64 < widest <= 128 == rows_of(d, width) and causal is None and s >= 8192 and not (score.mask or score.sinks):
-        found.setdefault("tile", (128, 1, 176))
-    if causal:  # tiles of a window take equal times, but for the first ones
-        seen = s if (window := options.get("window")) is None else min(s, window + rows_of(d, width))
-        order = Backwards(band_of(d, width, m, seen, q[1], together))
-        found.setdefault("tiles", DynamicTiles(order, stages=0 if 2 * seen > s else 2))
-    return found
+    def form(self, cls: type[Attention] = Attention) -> tuple[type[Attention], dict[str, Any]]:
+        """What *cls* takes: a class, and its options."""
+        if cls is Attention and self.parts:
+            return SplitAttention, self.in_parts()
+        found = {"d": self.d, "tile": self._tile(), **self.options}
+        if self.given.causal:  # tiles of a window take equal times, but for the first ones
+            window, s = self.given.window, self.s
+            seen = s if window is None else min(s, window + rows_of(*self.d))
+            order = Backwards(self._band(seen))
+            found.setdefault("tiles", DynamicTiles(order, stages=0 if 2 * seen > s else 2))
+        return cls, found
 
+    def in_parts(self) -> dict[str, Any]:
+        """Those of `SplitAttention`."""
+        given, found = self.given, {**self.options}
+        if given.causal == "end" and self.m == 1 and given.window is None:
+            found["causal"] = None  # the one query sees all keys
+        rows_differ = found.get("causal") or given.score or given.with_sinks
+        heads = self.together if rows_differ else 1
+        return {"parts": max(1, self.parts), "d": self.d, "heads": heads, "rows": self.rows, **found}
 
-def parts_for(q: Sequence[int], k: Sequence[int], width: int, options: dict[str, Any]) -> int:
-    """Into how many parts `Attention.of` divides the keys of tensors of these shapes: those with which an H200's
-    multiprocessors, each at one part at a time, end first. 0 where `Attention` takes it: of many queries, of a mask that
-    varies with them or their heads, or of one part, unless the heads of a group cannot share its tiles."""
-    groups, together, window = k[1], q[1] // max(1, k[1]), options.get("window")
-    given = {name for name, option in options.items() if option is not None and option is not False}
-    others = given - {"causal", "window", "scale", "score", "lse"} or {"h", "m"} & {
-        *Score.of(options.get("score")).dims
-    }
-    if others or options.get("causal") == "start" or not (q[0] and groups):
-        return 0
-    rows, whole = tile_rows(q, k, width), rows_of(q[3], width)
-    tiles = ceil_div(together * q[2], rows)
-    alone = together * ceil_div(q[2], 64 if q[2] <= 64 else whole)  # tiles of one head each
-    if rows > 64 and (k[2] < 1024 or 5 * tiles > 4 * alone):
-        return 0
-    blocks = ceil_div(k[2] if window is None else min(k[2], window + q[2]), keys_of(q[3], width, rows))
+    def _tile(self) -> tuple[int, int, int | None]:
+        """Of `Attention`."""
+        given, m, rows = self.given, self.m, rows_of(*self.d)
+        if m < 64 and self.together > 1 and 64 % self.together == 0 and not (given.with_lse or self.masks_rows):
+            rows = 64 if m * self.together <= 64 else 128  # two warpgroups read keys once, and take turns
+            return rows // self.together, self.together, None
+        if m <= 64:
+            return 64, 1, None
+        if (given.score or "m" in given.mask_dims) and 96 < self.widest <= 128 < m:
+            return 192, 1, 80  # three warpgroups: two would not hide so long a softmax
+        if rows == 192 and (m <= 128 or (self.widest <= 64 and given.causal and self.s <= 1024)):
+            return 128, 1, None
+        plain = given.causal is None and not (given.mask_dims or given.with_sinks)
+        return rows, 1, 176 if plain and self.s >= 8192 and 64 < self.widest <= 128 == rows else None
 
-    def time(parts: int) -> float:
-        # In blocks. A tile begins in the time of one block, as measured; a second kernel takes two.
-        rounds = ceil_div(q[0] * groups * tiles * parts, 132)
-        return rounds * (ceil_div(blocks, parts) + 1) + (2 + parts / 8 if parts > 1 else 0)
+    def _band(self, seen: int) -> int:
+        """Heads that causal tiles go through at once: so many that the last tiles are short, and fewer where L2 would not hold
+        the keys and values of so many heads of more than 64 elements. Where few heads would be left for the last band, whose
+        long tiles then end last, another number. seen: keys that a query sees at most."""
+        if self.widest <= 64:
+            band = 32 if self.m <= 1024 else 16
+        else:
+            held = (24 << 20) * self.together // max(1, 2 * seen * sum(self.d))
+            most = min(max(held, 1), ceil_div(512, max(1, ceil_div(self.m, rows_of(*self.d)))))
+            band = 1 << (most.bit_length() - 1)
+        if self.heads < band or not 0 < self.heads % band < band / 2:
+            return band
+        return max(range(band // 2 + 1, 2 * band), key=lambda n: ((self.heads % n or n) / n, n))
 
-    parts = min(range(1, max(2, blocks // 8 + 1)), key=time)
-    return parts if parts > 1 or (together > 1 and (64 % together or "lse" in given or q[2] >= 64)) else 0
+    @functools.cached_property
+    def parts(self) -> int:
+        """Into how many parts keys are divided: those with which an H200's multiprocessors, each at one part at a time, end
+        first. 0 where `Attention` takes it: of many queries, of a mask that varies with them or their heads, or of one part,
+        unless the heads of a group cannot share its tiles."""
+        given, m, s = self.given, self.m, self.s
+        own = {"tile", "tiles"} & {name for name, option in self.options.items() if option is not None}
+        if own or self.masks_rows or given.causal == "start" or not (self.batch and self.groups):
+            return 0
+        rows, together = self.rows, self.together
+        tiles = ceil_div(together * m, rows)
+        alone = together * ceil_div(m, 64 if m <= 64 else rows_of(*self.d))  # tiles of one head each
+        if rows > 64 and (s < 1024 or 5 * tiles > 4 * alone):
+            return 0
+        blocks = ceil_div(s if given.window is None else min(s, given.window + m), keys_of(*self.d, rows))
 
+        def time(parts: int) -> float:
+            # In blocks. A tile begins in the time of one block, as measured; a second kernel takes two.
+            rounds = ceil_div(self.batch * self.groups * tiles * parts, MULTIPROCESSORS)
+            return rounds * (ceil_div(blocks, parts) + 1) + (2 + parts / 8 if parts > 1 else 0)
 
-def tile_rows(q: Sequence[int], k: Sequence[int], width: int) -> int:
-    """Rows of a tile of `SplitAttention` for tensors of these shapes, which are queries of all heads of a group."""
-    return 64 if q[1] // max(1, k[1]) * q[2] <= 64 else rows_of(q[3], width)
-
-
-def _same_memory(x: Any, y: Any) -> bool:
-    return bool(x.data_ptr() == y.data_ptr() if hasattr(x, "data_ptr") else x.ctypes.data == y.ctypes.data)
+        parts = min(range(1, max(2, blocks // 8 + 1)), key=time)
+        return parts if parts > 1 or (together > 1 and (64 % together or given.with_lse or m >= 64)) else 0

@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 
 from tmapipe.bind.tensors import new_in_order
-from tmapipe.errors import InputError, check_bool, check_type, is_number
+from tmapipe.errors import InputError, check_bool, is_number, require
 from tmapipe.schedules.attention import Attention, Score
-from tmapipe.schedules.splitattention import SplitAttention, options_for, parts_for, tile_rows
-from tmapipe.torch.operators import TYPES, by_kernel, eager, otherwise, unsuited
+from tmapipe.schedules.splitattention import Choice
+from tmapipe.torch.operators import TYPES, by_kernel, eager, otherwise, require_tensors, unsuited
 
-__all__ = ["scaled_dot_product_attention"]
+NAME = "scaled_dot_product_attention"
 
 
 def scaled_dot_product_attention(
@@ -42,12 +42,14 @@ def scaled_dot_product_attention(
     Raises:
         InputError: A tensor requires gradients, and they are recorded, or an argument is of another type.
     """
-    given: tuple[Any, ...] = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-    _check(given[:3], attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    mask = {} if attn_mask is None else {"attn_mask": attn_mask}
+    require_tensors(NAME, query=query, key=key, value=value, **mask)
+    given: tuple[Any, ...] = (query, key, value, *mask.values())
+    _check(dropout_p, is_causal, scale, enable_gqa)
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         rule = "has no gradients: there is a kernel for the forward pass alone"
         fix = "call it within torch.no_grad(), or torch.nn.functional's"
-        raise InputError("tmapipe.torch.scaled_dot_product_attention", "tensors that require gradients", rule, fix)
+        raise InputError(f"tmapipe.torch.{NAME}", "tensors that require gradients", rule, fix)
     reason = "dropout_p" if dropout_p else _other_shapes(query, key, value, enable_gqa)
     if reason is None and attn_mask is not None:
         reason = "is_causal beside attn_mask" if is_causal else _other_mask(query, key, attn_mask)
@@ -58,7 +60,7 @@ def scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
 
-        return otherwise("scaled_dot_product_attention", reason, run)
+        return otherwise(NAME, reason, run)
     if torch.is_autocast_enabled(query.device.type):
         lower = torch.get_autocast_dtype(query.device.type)
         given = tuple(x if x.dtype == torch.bool else x.to(lower) for x in given)
@@ -69,18 +71,15 @@ def scaled_dot_product_attention(
     return found.squeeze(0) if query.ndim == 3 else found
 
 
-def _check(given: tuple[Any, ...], attn_mask: Any, dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> None:
+def _check(dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> None:
     """Raises `InputError` for an argument of another type, or a probability that is none."""
-    operator = "tmapipe.torch.scaled_dot_product_attention"
-    tensors = dict(zip(("query", "key", "value"), given, strict=True))
-    for name, value in (tensors if attn_mask is None else {**tensors, "attn_mask": attn_mask}).items():
-        check_type(f"{operator}({name})", value, torch.Tensor, "convert it")
+    operator = f"tmapipe.torch.{NAME}"
     check_bool(f"{operator}(is_causal)", is_causal)
     check_bool(f"{operator}(enable_gqa)", enable_gqa)
-    if not is_number(dropout_p) or not 0 <= dropout_p <= 1:
-        raise InputError(f"{operator}(dropout_p)", dropout_p, "is a probability, from 0 to 1", "e.g. 0.0")
-    if scale is not None and not (is_number(scale) and abs(scale) < 1e30):
-        raise InputError(f"{operator}(scale)", scale, "is a number below 1e30, or None", "e.g. 0.125")
+    fits = is_number(dropout_p) and 0 <= dropout_p <= 1
+    require(fits, f"{operator}(dropout_p)", dropout_p, "is a probability, from 0 to 1", "e.g. 0.0")
+    fits = scale is None or (is_number(scale) and abs(scale) < 1e30)
+    require(fits, f"{operator}(scale)", scale, "is a number below 1e30, or None", "e.g. 0.125")
 
 
 def _other_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> str | None:
@@ -127,37 +126,36 @@ def _attention(
         return new_in_order(q, v.shape[3]).copy_(found)
 
     def kernel() -> torch.Tensor:
-        given: dict[str, Any] = {"causal": "start"} if causal else {}
+        options: dict[str, Any] = {"causal": "start" if causal else None, "scale": scale}
         more = {}
         if mask is not None:
             dims, more["mask"] = _without_broadcast(q, k, mask)
-            given["score"] = Score(mask=dims)
-        d, parts = (q.shape[3], v.shape[3]), parts_for(q.shape, k.shape, v.shape[3], given)
-        options = options_for(q.shape, k.shape, v.shape[3], given)
-        # Parts of keys are for queries that all see the same keys, or the keys of a mask.
-        split = {"parts": parts, "rows": tile_rows(q.shape, k.shape, v.shape[3]), **given}
-        schedule = _schedule(d, scale, tuple((split if parts else options).items()))
+            options["score"] = Score(mask=dims)
+        schedule = _chosen(q.shape, k.shape, v.shape, tuple(options.items()))
         return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
 
-    found: torch.Tensor = by_kernel("scaled_dot_product_attention", unsuited((q, k, v), TYPES), kernel, run)
+    found: torch.Tensor = by_kernel(NAME, unsuited((q, k, v), TYPES), kernel, run)
     return found
 
 
+@functools.lru_cache(maxsize=1024)
+def _chosen(q: torch.Size, k: torch.Size, v: torch.Size, options: tuple[tuple[str, Any], ...]) -> Attention:
+    like = functools.partial(torch.empty, device="meta")
+    kind, found = Choice(like(q), like(k), like(v), dict(options)).form()
+    return _schedule((("kind", kind), *found.items()))
+
+
 @functools.lru_cache(maxsize=256)
-def _schedule(d: tuple[int, int], scale: float | None, options: tuple[tuple[str, Any], ...]) -> Attention:
-    given = dict(options)
-    parts = given.pop("parts", None)
-    return Attention(d, scale=scale, **given) if parts is None else SplitAttention(parts, d, scale=scale, **given)
+def _schedule(options: tuple[tuple[str, Any], ...]) -> Attention:
+    kind, *given = options
+    made: Attention = kind[1](**dict(given))
+    return made
 
 
 _attention_op = torch.library.custom_op(
-    "tmapipe::scaled_dot_product_attention",
+    f"tmapipe::{NAME}",
     _attention,
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, bool causal, float? scale, Tensor? mask=None) -> Tensor",
 )
-
-
-@_attention_op.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
-    return new_in_order(q, v.shape[3])
+_attention_op.register_fake(lambda q, k, v, *_: new_in_order(q, v.shape[3]))

@@ -288,7 +288,7 @@ def _norm_gradients(
     """(dx, dweight), or (dx, dweight, dbias) if *centered*.
 
     Args:
-        totals: The type of the sums over rows, which a kernel makes as parts of one tensor.
+        totals: The type of the sums over rows.
         key: Under which is kept what makes the launches again; None: nothing is.
     """
 
@@ -310,19 +310,24 @@ def _norm_gradients(
             of_x, *sums = of.made(rows, columns, of_y)
         made = of_x.view(x.shape), *sums
         if key is not None and launches:
-            keep(key, launches, (x, weight, dy), made, of.results, parts=True)
-        return of.results(*made)
+            keep(key, launches, (x, weight, dy), made, _without_parts, parts=True)
+        return _without_parts(*made)
 
     found: tuple[torch.Tensor, ...] = _by_kernel("layer_norm" if centered else "rms_norm", (x, dy), kernel, run)
     return found
 
 
-def _norm_gradients_apart(
+def _norm_gradients_typed(
     centered: bool, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, ...]:
-    """As an operator gives them: tensors of their own, of which a graph may want one alone."""
+    """As an operator gives them: the weights' gradient in the weights' type."""
     of_x, of_weight, *of_bias = _norm_gradients(centered, x, weight, dy, eps)
-    return of_x, of_weight.to(weight.dtype, copy=True), *(each.clone() for each in of_bias)
+    return of_x, of_weight.to(weight.dtype), *of_bias
+
+
+def _without_parts(of_x: torch.Tensor, parts: torch.Tensor, *sums: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What a call returns of what it makes: not what clusters have of the sums."""
+    return of_x, *sums
 
 
 _of_rms, _of_layer = (functools.partial(_norm_gradients, centered) for centered in (False, True))
@@ -489,12 +494,12 @@ def _register_gradient(name: str, schema: str, run: Callable[..., Any], fake: Ca
 
 
 _register_gradient("softmax_gradient", "(Tensor y, Tensor dy, bool log) -> Tensor", _softmax_gradient, _like)
-_rms_apart, _layer_apart = (functools.partial(_norm_gradients_apart, centered) for centered in (False, True))
+_rms_typed, _layer_typed = (functools.partial(_norm_gradients_typed, centered) for centered in (False, True))
 _schema = "(Tensor x, Tensor weight, Tensor dy, float eps) -> "
 _register_gradient(
-    "rms_norm_gradients", _schema + "(Tensor, Tensor)", _rms_apart, lambda x, w, *_: (_like(x), _like(w))
+    "rms_norm_gradients", _schema + "(Tensor, Tensor)", _rms_typed, lambda x, w, *_: (_like(x), _like(w))
 )
 _schema, _fake = _schema + "(Tensor, Tensor, Tensor)", lambda x, w, *_: (_like(x), _like(w), _like(w.float()))
-_register_gradient("layer_norm_gradients", _schema, _layer_apart, _fake)
+_register_gradient("layer_norm_gradients", _schema, _layer_typed, _fake)
 _schema = "(Tensor x, Tensor target, Tensor lse, Tensor dloss, int ignored) -> Tensor"
 _register_gradient("cross_entropy_gradient", _schema, _cross_entropy_gradient, _like)
