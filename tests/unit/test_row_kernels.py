@@ -181,6 +181,41 @@ def test_rows_side_by_side_in_a_slot():
     refused(Beyond(), x, torch.empty(24), argument="slot.x.read(pitch)", rule="how far apart 8 rows of 32")
 
 
+class Picked(SideBySide):
+    """y[m] = the element of row m that its first one names, counted from *more* on."""
+
+    load, work = SideBySide.load, SideBySide.work
+    more = 0
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read(tile=(8, 32), pitch=self.pitch, width=1)
+            named = tp.math.cast(tp.math.row_sum(values, inside=1), "int32")
+            found = slot.x.read(at=named + (named.rows * self.pitch + self.more))
+        k.y.store(tile, found)
+
+
+def test_an_element_of_each_row():
+    x = torch.randn(24, 15)
+    x[:, 0] = torch.arange(24) % 12 + 1
+    wanted = x.gather(1, x[:, :1].long()).flatten()
+    assert torch.equal(Picked()(x.flatten(), torch.empty(24)), wanted)
+    assert Picked().check().ok
+
+    class Float(Picked):
+        load, work = Picked.load, Picked.work
+        more = 0.5
+
+    refused(Float(), x.flatten(), torch.empty(24), argument="slot.x.read(at)", rule="a fragment of int32")
+
+    class Beyond(Picked):
+        load, work = Picked.load, Picked.work
+        more = 150
+
+    refused(Beyond(), x.flatten(), torch.empty(24), argument="slot.x.read(at)", rule="reads inside the tile")
+
+
 def test_rows_side_by_side_that_begin_later_and_count_often():
     x = torch.arange(24 * 15.0)
     rows = x.reshape(3, 8, 15)[:, :4].repeat_interleave(2, 1)

@@ -362,7 +362,7 @@ class RowKernel:
 
     def takes(self, form: RowForm) -> bool:
         """Whether such a form is one for this kernel."""
-        return bool(self.schedule.stored) or form.packed or (form.rows == 1 and form.each > 1)  # pieces need two slots
+        return bool(self.schedule.stored) or form.ctas == 1 or form.each > 1  # pieces need two slots
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
