@@ -177,7 +177,7 @@ def schedule_of(case: Case, form: RowForm) -> tuple[Rows, dict[str, str]]:
     types = dict.fromkeys(names, case.dtype) | dict.fromkeys(schedule.numbers, "fp32")
     if case.kernel == "layernorm":
         types |= dict.fromkeys(schedule.columns, "fp32")
-    return schedule, {name: kind for name, kind in types.items() if name not in schedule.tables}
+    return schedule, types
 
 
 def text_of(form: RowForm) -> str:

@@ -251,11 +251,12 @@ THREADS = {
     "layernorm": Kernel(
         READY_MADE["LayerNorm"], dict.fromkeys(("x", "y", "weight", "bias"), "fp32"), {"m": 7, "n": 20000}
     ),
-    "cross-entropy": Kernel(
-        READY_MADE["CrossEntropy"], {}, {"a": 1, "b": 8, "w": 8 * 60001, "target": 16}, {"target": (3, 0) * 8}
-    ),
+    "cross-entropy": Kernel(READY_MADE["CrossEntropy"], {"target": "int64"}, {"a": 1, "b": 8, "w": 8 * 60001, "r": 8}),
     "cross-entropy of rows side by side": Kernel(
         READY_MADE["CrossEntropy, rows side by side"], {"target": "int64"}, {"m": 100, "r": 100, "w": 10100}
+    ),
+    "cross-entropy of short rows": Kernel(
+        READY_MADE["CrossEntropy, short rows"], {"target": "int64"}, {"m": 100, "r": 100}
     ),
     "cross-entropy's gradient": Kernel(
         READY_MADE["CrossEntropy, gradient"], {"target": "int64"}, {"m": 7, "n": 32000, "r": 7}

@@ -241,13 +241,19 @@ REGISTRY: tuple[Registered, ...] = (
         "CrossEntropy",
         lambda: CrossEntropyRows(RowForm(60001, 1, 7680, 8, 8, 4, 2, each=4)),
         lambda: CrossEntropyRows(RowForm(500, 1, 256, 1, 2, vector=8, each=2)),
-        ((1, 1, {"b": 2, "w": 1000, "target": 4}),),
+        ((1, 1, {"b": 2, "w": 1000, "r": 4}),),
     ),
     Registered(
         "CrossEntropy, rows side by side",
         lambda: CrossEntropyRows(RowForm(101, 24, 128, 4, vector=2, each=4, width=1, packed=True)),
         lambda: CrossEntropyRows(RowForm(30, 4, 32, 1, vector=4, each=2, width=2, packed=True)),
         ((1, 1, {"w": 240, "r": 8}), (2, 1, {"w": 240, "r": 8})),
+    ),
+    Registered(
+        "CrossEntropy, short rows",
+        lambda: CrossEntropyRows(row_form(64, reads=True)),
+        lambda: CrossEntropyRows(RowForm(30, 8, 32, 1, each=2, width=4)),
+        ((1, 1, {"r": 16}), (2, 1, {"r": 16})),
     ),
     Registered(
         "CrossEntropy, gradient",

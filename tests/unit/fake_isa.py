@@ -190,7 +190,8 @@ class RecordingIsa(Isa, Fragments):
         return Fragment(self, layout, along, kind, (slot.buffer.name, slot.stage))  # type: ignore[arg-type]
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
-        return self.read(slot, None, "one")
+        of_places = (index.layout, index.along) if isinstance(index, Fragment) else (None, "one")
+        return self.read(slot, *of_places)
 
     def read_line(self, slot: SlotRef, layout: Any, along: str, at: Any, each: int = 1) -> Fragment:
         return self.read(slot, layout, along)

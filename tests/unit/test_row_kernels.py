@@ -7,8 +7,9 @@ import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.test_row_schedules import BF16, FP32, close
 from tmapipe import schedules as S
+from tmapipe.schedules import rows as rows_module
 from tmapipe.schedules.rowform import RowForm
-from tmapipe.schedules.rows import of_height
+from tmapipe.schedules.rows import Rows, of_height
 
 functional = torch.nn.functional
 SHAPES = [((20, 125), BF16), ((3, 7, 72), FP32), ((5, 1001), BF16), ((3, 20001), FP32)]
@@ -181,6 +182,41 @@ def test_rows_side_by_side_in_a_slot():
     refused(Beyond(), x, torch.empty(24), argument="slot.x.read(pitch)", rule="how far apart 8 rows of 32")
 
 
+class Picked(SideBySide):
+    """y[m] = the element of row m that its first one names, counted from *more* on."""
+
+    load, work = SideBySide.load, SideBySide.work
+    more = 0
+
+    @work.jit
+    def add(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read(tile=(8, 32), pitch=self.pitch, width=1)
+            named = tp.math.cast(tp.math.row_sum(values, inside=1), "int32")
+            found = slot.x.read(at=named + (named.rows * self.pitch + self.more))
+        k.y.store(tile, found)
+
+
+def test_an_element_of_each_row():
+    x = torch.randn(24, 15)
+    x[:, 0] = torch.arange(24) % 12 + 1
+    wanted = x.gather(1, x[:, :1].long()).flatten()
+    assert torch.equal(Picked()(x.flatten(), torch.empty(24)), wanted)
+    assert Picked().check().ok
+
+    class Float(Picked):
+        load, work = Picked.load, Picked.work
+        more = 0.5
+
+    refused(Float(), x.flatten(), torch.empty(24), argument="slot.x.read(at)", rule="a fragment of int32")
+
+    class Beyond(Picked):
+        load, work = Picked.load, Picked.work
+        more = 150
+
+    refused(Beyond(), x.flatten(), torch.empty(24), argument="slot.x.read(at)", rule="reads inside the tile")
+
+
 def test_rows_side_by_side_that_begin_later_and_count_often():
     x = torch.arange(24 * 15.0)
     rows = x.reshape(3, 8, 15)[:, :4].repeat_interleave(2, 1)
@@ -227,11 +263,14 @@ def test_kernels_with_tables_from_other_processes():
 
 
 def test_few_rows_are_shared_by_all_multiprocessors():
-    """Rows that are only read, by pieces: a CTA takes fewer, where else some multiprocessors would have none, and more share
-    one, where else a few would start late."""
+    """Rows that are only read: a CTA takes as many that all end together, and of pieces more share a multiprocessor, where
+    else a few would start late."""
     form = RowForm(128256, 1, 16896, 11, 8, share=2, each=4)
-    assert [of_height(form, rows).each for rows in (5000, 1000, 600, 523, 3)] == [4, 2, 2, 1, 1]
-    assert [of_height(form, rows).share for rows in (5000, 523, 294, 264, 3)] == [2, 2, 3, 2, 2]
+    assert [of_height(form, rows).each for rows in (2640, 1000, 523, 294, 3)] == [10, 4, 2, 1, 1]
+    assert [of_height(form, rows).share for rows in (2640, 523, 294, 264, 3)] == [2, 2, 3, 2, 2]
+    tiles = RowForm(64, 64, 64, 4, share=5, each=4)
+    assert [of_height(tiles, 64 * count).each for count in (1, 660, 661, 1981)] == [1, 1, 2, 4]
+    assert of_height(alone := RowForm(8192, 1, 8192, 4, share=5), 8000) == alone
     kernel, x = tp.schedules.Reduce(), torch.randn(3, 40000)
     torch.testing.assert_close(kernel(x), x.sum(1), atol=1e-2, rtol=1e-4)
     (schedule,) = kernel.fitted.values()
@@ -240,6 +279,23 @@ def test_few_rows_are_shared_by_all_multiprocessors():
         and schedule.ring.stages == 2
         and schedule.check({"x": "fp32"}).trips == "every trip count"
     )
+
+
+@pytest.mark.parametrize("kernel", [S.Softmax(), S.Cumsum(), S.Reduce(), S.Reduce("max")])
+@pytest.mark.parametrize("rows, pitch", [(7, 3001), (9, 3010), (1, 3001)])
+def test_all_rows_that_begin_anywhere_are_one_launch(kernel, rows, pitch, monkeypatch):
+    calls, called = [], Rows.__call__
+    monkeypatch.setattr(Rows, "__call__", lambda self, **named: calls.append(called(self, **named)))
+    kernel(rows_of((rows, pitch), BF16)[:, :3001])
+    assert len(calls) == 1
+
+
+def test_more_rows_that_begin_anywhere_than_places_are_several_launches(monkeypatch):
+    """Each begins with a row that begins like the first one."""
+    monkeypatch.setattr(rows_module, "MOST_ELEMENTS", 12_500)
+    x = rows_of((21, 1001), FP32)
+    close(S.Reduce("max")(x), x.double().amax(-1), FP32)
+    close(S.LogSoftmax()(x[:, 1:]), torch.log_softmax(x[:, 1:].double(), -1), FP32)
 
 
 def test_calls_that_are_remembered_are_of_the_same_tensors():

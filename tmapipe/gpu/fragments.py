@@ -212,6 +212,9 @@ class GpuFragments(PeerFragments, Sums):
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         kind = slot.buffer.dtype.kind
+        if isinstance(index, Fragment):
+            flat = self.flat(slot)
+            return Fragment(self, index.layout, index.along, kind, [KINDS[kind](flat[place]) for place in index.data])
         number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])
         return Fragment(self, None, "one", kind, [number])
 

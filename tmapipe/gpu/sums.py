@@ -429,7 +429,11 @@ def _reduced(op: str, values: list[Any], distances: Sequence[int]) -> Any:
 
 def _log_sum_exp(values: list[Any], distances: Sequence[int]) -> Any:
     """A few values after others, so that few need registers: the sum so far is scaled when a larger value has come."""
-    exp, maximum = FUNCTIONS["exp"], FUNCTIONS["maximum"]
+    exp, log, maximum = FUNCTIONS["exp"], FUNCTIONS["log"], FUNCTIONS["maximum"]
+    if len(values) <= FEW:
+        highest = _finite(_over_lanes(maximum, _tree(maximum, values), distances))
+        powers = _tree(operator.add, [exp(value - highest) for value in values])
+        return highest + log(_over_lanes(operator.add, powers, distances))
     most, base, total = Float32(-math.inf), Float32(0.0), Float32(0.0)
     for first in range(0, len(values), FEW):
         few = values[first : first + FEW]
@@ -439,7 +443,7 @@ def _log_sum_exp(values: list[Any], distances: Sequence[int]) -> Any:
         total = total * exp(cute.arch.fmin(before - base, 0.0)) + powers if first else powers
     highest = _finite(_over_lanes(maximum, most, distances))
     total = total * exp(cute.arch.fmin(base - highest, 0.0))
-    return highest + FUNCTIONS["log"](_over_lanes(operator.add, total, distances))
+    return highest + log(_over_lanes(operator.add, total, distances))
 
 
 def _finite(x: Any) -> Any:

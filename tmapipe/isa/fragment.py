@@ -452,9 +452,9 @@ def joined_places(slot: SlotRef, at: Place, gaps: Gaps, columns: Any) -> Any:
 
 
 def checked_places(slot: SlotRef, places: Any) -> Any:
-    """These places in a slot with one extent. Raises `InputError` if one of them lies outside."""
+    """These places in a slot, counted row by row. Raises `InputError` if one of them lies outside."""
     least, most = int(places.min()), int(places.max())
-    if least < 0 or most >= slot.buffer.tile[0]:
+    if least < 0 or most >= math.prod(slot.buffer.tile):
         rule = f"reads inside the tile of {slot.buffer.tile}"
         raise InputError(f"slot.{slot.buffer.name}.read(at)", (least, most), rule, "begin earlier, or load more")
     return places

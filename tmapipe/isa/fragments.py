@@ -176,8 +176,9 @@ class Fragments(Carried):
         """``ld.shared``: one number for each of the "rows" or "columns" of a tile, side by side in a row of a slot. *at* is
         this row, and where in it the first number lies. A number counts for *each* rows or columns. Generic proxy."""
 
-    def read_number(self, slot: SlotRef, index: Value) -> Fragment:
-        """``ld.shared``: one element of a slot with one extent, in all threads. Generic proxy."""
+    def read_number(self, slot: SlotRef, index: Value | Fragment) -> Fragment:
+        """``ld.shared``: one element of a slot with one extent, in all threads; or of any slot without a swizzle, counted row
+        by row, one element for each number of a fragment. Generic proxy."""
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         """``st.shared``: writes *values* to a slot, converted to its type: a whole tile, or a part that begins at *at*, a

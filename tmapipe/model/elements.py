@@ -190,6 +190,9 @@ class SlotAccesses(Fragments):
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         data = self._read(slot)
+        if isinstance(index, Fragment):
+            data = None if data is None else data.reshape(-1)[checked_places(slot, index.data)]
+            return self._fragment(slot, index.layout, index.along, data)
         return self._fragment(slot, None, "one", None if data is None else data[index])
 
     def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Any, shares: int) -> Fragment:
@@ -485,8 +488,7 @@ class Reductions(Scans):
         places = places + nth * len(places)
         if op == "before":
             return self.chunks_read(layout, at, partials)
-        each = len(partials) // peers
-        sharing = layout.sharing_warps(layout.warp(self.isa.warp), along)
+        each, sharing = len(partials) // peers, layout.sharing_warps(layout.warp(self.isa.warp), along)
         mine = [each * i + warp for i in range(peers) for warp in sharing]
         whole = np.full(getattr(layout, along), np.nan, np.float32)
         whole[at] = REDUCTIONS[op](partials[mine][:, places].astype(np.float32).T)

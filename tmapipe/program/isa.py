@@ -176,6 +176,9 @@ def _read_method(name: str) -> Any:
         bound.apply_defaults()
         _, slot, *rest = bound.args
         data = self._record(name, slot, *rest, result=slot.buffer.name)
+        like = bound.arguments.get("index")
+        if isinstance(like, Fragment):
+            return Fragment(self, like.layout, like.along, slot.buffer.dtype.kind, data)
         along = "one" if name == "read_number" else bound.arguments.get("along", "tile")
         return Fragment(self, bound.arguments.get("layout"), along, slot.buffer.dtype.kind, data)
 

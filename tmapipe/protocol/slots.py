@@ -145,8 +145,7 @@ class PartInSlot(Carried):
 
         Args:
             view: The rows that the descriptor shows, from ``acquire()`` in a slot that is open.
-            tile: As for `load`.
-            coordinates: As for `load`, counted from the first row of *view*.
+            tile, coordinates: As for `load`, counted from the first row of *view*.
 
         Raises:
             InputError: *view* is a view of another stage.
@@ -304,14 +303,14 @@ class PartInSlot(Carried):
 
         Args:
             like: A fragment of the same extents. The elements are distributed as its elements are.
-            rows_of: A fragment. One number is read for each of its rows. The stage's tile has one extent, as many elements as
-                the fragment has rows; with *at* any tile.
+            rows_of: A fragment. One number is read for each of its rows, of a tile of as many elements; with *at* of any tile.
             columns_of: A fragment. One number is read for each of its columns, as with *rows_of*.
             tile: Reads only a part of the stage's tile. The part has this many (rows, columns): a stencil's neighbours, say.
             at: Where the reading begins. With *tile* or *like*: the (row, column) at which the part begins. With *rows_of* or
                 *columns_of*: the first element that is read; in a tile of two extents, its row or its (row, column). With
                 *pitch* and *transposed*: the elements at which the first rows begin, counted row by row; with n of them, row
-                j + n begins *pitch* elements after row j. Alone, in a tile of one extent: the element that all threads read.
+                j + n begins *pitch* elements after row j. Alone: an element of a tile of one extent, for all threads; or a
+                fragment of such places, counted row by row, in any tile without a swizzle.
             pitch: With *tile*, in a stage's tile of one extent: how many elements after one row the next row begins, 0 if all
                 rows are the same. A row may be longer than *pitch*; then it shares its end with the next row's beginning.
                 *at* is the element at which the first row begins.
@@ -360,8 +359,9 @@ class PartInSlot(Carried):
             if other is not None and (at is not None or each != 1):
                 return self._read_line(name, along, layout_of(name, other), at, each)
         if at is not None:
-            if len(tile) != 1 or not is_index(at, tile[0]):
-                rule = f"must be an index into a tile of one extent; the tile is {tile}"
+            several = isinstance(at, Fragment) and at.kind == "int32" and not self.part.buffer.swizzle
+            if not several and (len(tile) != 1 or not is_index(at, tile[0])):
+                rule = f"must be an index into a tile of one extent, or a fragment of int32; the tile is {tile}"
                 raise InputError(f"{name}(at)", at, rule, "count from 0, or give the stage a tile of one extent")
             return fragments.read_number(self.ref, at)
         for along, other in (("tile", like), ("rows", rows_of), ("columns", columns_of)):

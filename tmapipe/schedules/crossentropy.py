@@ -18,7 +18,6 @@ from tmapipe.plan.model import WARP
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.rowform import FLIGHT, WIDEST, RowForm
 from tmapipe.schedules.rows import RowKernel, Rows
-from tmapipe.stage import TmaLoadStage
 
 # ---- softmax ---------------------------------------------------------------------------------------------------------
 #
@@ -124,59 +123,43 @@ def flat_targets(target: Any, x: Any) -> Any:
 class CrossEntropyRows(Rows):
     """``lse[m] = log(sum over n of exp(x[m, n])); loss[m] = lse[m] - x[m, target[m]]``, of one form.
 
-    Of rows one after another, the targets of a tile are loaded with it, and each thread picks the target's logit out of
-    the elements that it has. Of a row in pieces, a piece with the logit is loaded beside them.
+    The targets of a tile are loaded with it, and the logit of each target is read where it lies in the slot.
 
     Args:
         form: As of `Rows`: of rows one after another, a multiple of 4, or of one row by `form.ctas` pieces.
         ignored: A target whose loss is 0.
     """
 
-    stored, numbers, integers = (), ("loss", "lse"), ("target",)
-    x: TmaLoadStage
+    stored, numbers, given, integers = (), ("loss", "lse"), ("target",), ("target",)
 
     def __init__(self, form: RowForm, ignored: int = -100):
-        setattr(self, "given" if form.packed else "tables", self.integers)
         super().__init__(form)
         self.ignored = ignored
-        if not form.packed:
-            self.logits = BarrierRing(1, producer=self.load, consumer=self.work)
-            self.logit = TmaLoadStage(" ".join(self.x.dims), tile=(form.unit,), ring=self.logits).of_input(self.x)
-
-    @Rows.load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        form = self.form
-        super().fill(k, tile)
-        if not form.packed:
-            with k.logits.produce() as slot:
-                place = self.place_of(k.target.entry(self.row(tile)), tile) // form.unit * form.unit
-                slot.logit.load_from(tile.m if form.apart == 1 else tile.a, place)
 
     @Rows.work.jit
     def lose(self, k: KernelContext, tile: Tile) -> None:
         form = self.form
-        if form.packed:
-            with k.ring.consume() as slot:
-                values = self.read_rows(slot.x)
-                own: Any = self.read_given(slot.target, tile, values)
-            logits: Any = math.row_sum(math.where(values.columns == own, values, 0.0))
-            lse: Any = math.row_logsumexp(values, **self.inside(tile))
-        else:
-            target = k.target.entry(self.row(tile))
-            lse = self.reduced(k, tile, math.row_logsumexp, logsumexp)
-            with k.logits.consume() as slot:
-                logits = slot.logit.read(at=self.place_of(target, tile) % form.unit)
-            own = lse.rows * 0 + target
+        values, own, logits = self._piece(k, tile, 0)
+        lse: Any = math.row_logsumexp(values, **self.inside(tile, 0))  # meanwhile, the slot is filled again
+        for n in range(1, form.ctas):
+            more, _, logits = self._piece(k, tile, n, logits)
+            lse = logsumexp(lse, math.row_logsumexp(more, **self.inside(tile, n)))
         known = (own >= 0) & (own < form.length)
         loss = math.where(own == self.ignored, 0.0, math.where(known, lse - logits, float("nan")))
         self.store_numbers(k.loss, tile, loss)
         self.store_numbers(k.lse, tile, lse)
 
-    def place_of(self, target: Any, tile: Tile) -> Any:
-        """Where the logit of *target* lies in what the row of *tile* is loaded from, in elements."""
+    def _piece(self, k: KernelContext, tile: Tile, n: Any, before: Any = 0.0) -> tuple[Any, Any, Any]:
+        """(piece *n* of rows, the targets, their logits: *before* where these are in other pieces)."""
         form = self.form
-        column = target if (target >= 0) & (target < form.length) else 0
-        return column if form.apart == 1 else tile.b * form.length + column
+        with k.ring.consume() as slot:
+            values = self.read_rows(slot.x)
+            own = math.cast(self.read_given(slot.target, tile, values), "int32")  # a plan may be made without its type
+            place = own - self.first(tile, n)
+            here = (place >= 0) & (place < form.columns)
+            row = values.rows * (form.length if form.packed else form.columns) if form.rows > 1 else 0
+            found = slot.x.read(at=math.where(here, place, 0) + row)
+            return values, own, math.where(here, found, before)
 
 
 class CrossEntropy(RowKernel):

@@ -239,7 +239,7 @@ class NormBackwardRows(Rows):
     """
 
     form: GradientForm
-    loaded, columns, stored, bulk = ("x", "dy"), ("weight",), ("dx",), False
+    loaded, columns, stored, bulk, grouped = ("x", "dy"), ("weight",), ("dx",), False, True
 
     def __init__(
         self, form: GradientForm, eps: float = 1e-6, centered: bool = False, stored: int = ALIGNMENT, totals: Any = fp32

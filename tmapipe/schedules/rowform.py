@@ -176,7 +176,7 @@ LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
 MOST_TILE = 104 << 10  # bytes
 HOT = 88  # lines of weights that all CTAs read, below which L2 gives too few bytes of each: 24 GB/s
 SHARED = 600  # bytes of a tile of rows that are loaded in the time in which warps that share each of them wait for each other
-UNUSUAL = 0.2  # what half or twice as many CTAs a row must gain
+UNUSUAL, UNUSUAL_READS = 0.2, 0.02  # what half or twice as many CTAs a row, or pieces of it, must gain
 BY_PIECES = 0.3  # and weights that come piece by piece, for each row
 EDGES = 180  # bytes of a row that are loaded in the time in which a branch stores its edges
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
@@ -343,7 +343,7 @@ def row_forms(
     found = {
         form: _cost(form, loads, vectors)
         + (READING / form.values + 0.012 * form.warps if reads else 0.0)
-        + UNUSUAL * (ctas != usual)
+        + (UNUSUAL_READS if reads else UNUSUAL) * (ctas != usual)
         for ctas in counts
         for form in _forms(length, size, vector, ctas, loads, vectors, hold, kept, dense, width or WIDEST, reads)
     }

@@ -19,7 +19,7 @@ from tmapipe.bind.tensors import is_contiguous, new_like
 from tmapipe.calling import remember_by_name
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
-from tmapipe.parts import ReductionScratch, Table
+from tmapipe.parts import ReductionScratch
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import (
@@ -49,8 +49,8 @@ from tmapipe.tiles.persistent import Grouped
 #
 # Rows that begin at multiples of 16 bytes are tiles of a matrix. Short rows that begin anywhere are pieces of memory,
 # one row after another (`RowForm.packed`). Long ones are loaded from the last such multiple before them: a matrix of
-# n columns is seen as one whose rows hold as many rows as begin alike. Threads then read each row where it lies in
-# the slot. Each CTA takes one tile or a few; several share a multiprocessor.
+# n columns is seen as one row, or as one whose rows hold as many as begin alike. Threads then read each row where it
+# lies in the slot. Each CTA takes one tile or a few; several share a multiprocessor.
 
 
 BEFORE = 8  # elements before the first number of a column or a row: a multiple of 16 bytes of any type
@@ -78,8 +78,8 @@ class Rows(Schedule):
     numbers: tuple[str, ...] = ()
     #: Whether all rows that are loaded lie inside the tensor.
     bulk = True
-    #: Tables of integers, as many a row.
-    tables: tuple[str, ...] = ()
+    #: Whether rows that begin anywhere are taken in groups of as many as begin alike, by two launches if some remain.
+    grouped = False
     #: Whether the first result may be the first tensor of rows, where tiles are whole rows of a matrix.
     in_place = True
 
@@ -115,8 +115,6 @@ class Rows(Schedule):
         for name in self.numbers:
             dims = "m" if form.apart == 1 else "a b"
             setattr(self, name, ThreadStoreStage(dims, tile=(form.rows,), role=self.work, vector=4, dtype=fp32))
-        for name in self.tables:
-            setattr(self, name, Table(name))
         for name in self.given:
             tile, kind = (ceil_div(form.rows, BEFORE) * BEFORE,), None if name in self.integers else fp32
             setattr(self, name, TmaLoadStage("r", tile=tile, ring=self.ring, dtype=kind))
@@ -305,29 +303,25 @@ class Rows(Schedule):
 
     def parts(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """These tensors of some rows, as stages take them."""
-        form = self.form
-        height = given[self.loaded[0]].shape[0]
-        if form.apart > 1:
-            whole = height - height % form.apart
-            cuts = [0, whole, height] if 0 < whole < height else [0, height]
-        elif form.packed:
-            most = MOST_ELEMENTS // form.length // form.rows * form.rows
-            cuts = [*range(0, height, most), height]
-        else:
-            cuts = [0, height]
+        form, height = self.form, given[self.loaded[0]].shape[0]
+        unit, cuts = form.rows * form.apart, [0, height]
+        if self.grouped and form.apart > 1:
+            cuts = sorted({0, height - height % form.apart, height})
+        elif form.packed or form.apart > 1:
+            cuts = [*range(0, height, max(1, MOST_ELEMENTS // (form.pitch or form.length) // unit) * unit), height]
         for first, last in itertools.pairwise(cuts):
             yield {name: self._seen(name, x[first:last]) for name, x in given.items()}
 
     def _seen(self, name: str, x: Any) -> Any:
-        """Rows, or numbers of them, as the stage takes them: as many in one as begin alike, or as a vector."""
+        """Rows, or numbers of them, as the stage takes them: all in one, as many in one as begin alike, or as a vector."""
         form, height = self.form, x.shape[0]
         if name in self.given:
             return x if is_contiguous(x) and address_of(x) % ALIGNMENT == 0 else copied(x)
-        if name in self.tables or (name in self.loaded and form.packed):
+        if name in self.loaded and form.packed:
             return x.reshape(-1)
         if form.apart == 1:
             return x
-        several = min(height, form.apart)
+        several = min(height, form.apart) if self.grouped else height
         if name in self.loaded:
             return together(x, several, form.start)
         x = x.reshape(height // several, several, *x.shape[1:])
@@ -341,6 +335,8 @@ class Rows(Schedule):
 
 KINDS = ("bf16", "fp16", "fp32")
 MULTIPROCESSORS = 132  # of an H200
+MOST_EACH = 16  # tiles of a CTA that reads several: kernels differ by this number
+BEGINNING = 16 << 10  # bytes that a multiprocessor takes in the time in which CTAs begin
 
 
 class RowKernel:
@@ -362,7 +358,7 @@ class RowKernel:
 
     def takes(self, form: RowForm) -> bool:
         """Whether such a form is one for this kernel."""
-        return bool(self.schedule.stored) or form.packed or (form.rows == 1 and form.each > 1)  # pieces need two slots
+        return bool(self.schedule.stored) or form.ctas == 1 or form.each > 1  # pieces need two slots
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
@@ -465,14 +461,18 @@ class RowKernel:
 
 
 def of_height(form: RowForm, height: int) -> RowForm:
-    """The form for so many rows that CTAs read by pieces: fewer a CTA, where else some multiprocessors would have none; more
-    CTAs on a multiprocessor, where else the last few would start when all others have ended."""
-    each, share = form.each, form.share or 1
-    while form.ctas > 1 and each > 1 and ceil_div(height, each) < MULTIPROCESSORS * share:
-        each //= 2
-    wanted = ceil_div(ceil_div(height, each), MULTIPROCESSORS)
-    if form.ctas > 1 and share < wanted <= resident(form, 1, 0):
-        share = wanted
+    """The form for so many rows, of which CTAs read several each, so that all CTAs end together: with another number of tiles
+    a CTA, and for rows by pieces with more CTAs on a multiprocessor."""
+    share, tile = form.share or 1, form.rows * form.length * form.size
+    most = max(share, resident(form, 1, 0)) if form.ctas > 1 else share
+
+    def taken(way: tuple[int, int]) -> int:
+        """Bytes that a multiprocessor may take in this time."""
+        each, share = way
+        return ceil_div(height, each * form.rows * share * MULTIPROCESSORS) * (each * share * tile + BEGINNING)
+
+    ways = itertools.product(range(1, MOST_EACH + 1) if form.each > 1 else (1,), range(share, most + 1))
+    each, share = min(ways, key=taken)
     return attrs.evolve(form, each=each, share=share)
 
 
