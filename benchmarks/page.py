@@ -236,11 +236,24 @@ def _attention_decode() -> str:
     return table(["GB/s", "torch", "`Copy`", OURS, "of `Copy`"], body, source)
 
 
+GRADIENTS = ", forward", ", step"  # at the end of names of operators' calls that take gradients
+
+
 def host_times() -> str:
     """Microseconds until a call returns; the bare launch is the kernel's host code with packed arguments."""
     rows, source = rows_of("host_time")
-    body = [[r["peer"], f"`{r['variant']}`", f"{r['us']:.1f}", f"{r['ratio']:.2f}"] for r in rows]
+    calls = [r for r in rows if not r["variant"].endswith(GRADIENTS)]
+    body = [[r["peer"], f"`{r['variant']}`", f"{r['us']:.1f}", f"{r['ratio']:.2f}"] for r in calls]
     return table(["of", "call", "us", "of torch.mm"], body, source)
+
+
+def host_steps() -> str:
+    """Microseconds until operators called for gradients return, and until both passes do: torch's and ours."""
+    rows, source = rows_of("host_time")
+    us = {(r["peer"], r["variant"]): f"{r['us']:.0f}" for r in rows if r["variant"].endswith(GRADIENTS)}
+    names = dict.fromkeys(variant.partition(",")[0] for _, variant in us)
+    body = [[f"`{n}`", *(us[peer, n + kind] for kind in GRADIENTS for peer in ("torch", OURS))] for n in names]
+    return table(["us", "forward, torch", OURS, "forward and backward, torch", OURS], body, source)
 
 
 def layers() -> str:
@@ -427,6 +440,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ceiling": parts_removed,
     "predicted": predicted,
     "host": host_times,
+    "host-steps": host_steps,
     "layers": layers,
     "first-calls": first_calls,
     "steps": lambda: beside_peers("steps", "us", "microseconds", _rested),
