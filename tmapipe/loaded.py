@@ -250,7 +250,7 @@ def _read(name: str, tensor: Any, stream: int) -> _Given:
     if str(type(tensor).__module__).partition(".")[0] == "torch":
         with contextlib.suppress(AttributeError, RuntimeError):  # what has no memory
             kind = str(tensor.dtype).removeprefix("torch.")
-            if not (tensor.is_neg() or tensor.is_conj() or (tensor.requires_grad and _recording())):
+            if not (tensor.is_neg() or tensor.is_conj() or (tensor.requires_grad and _torch().is_grad_enabled())):
                 device = (CUDA if tensor.is_cuda else 1, tensor.get_device())
                 layout = tuple(tensor.shape), tensor.stride()
                 return _Given(tensor.data_ptr(), NAMES.get(kind, kind), *layout, device, tensor)
@@ -302,10 +302,6 @@ def _torch() -> Any:
     import torch  # of whose tensors one was passed
 
     return torch
-
-
-def _recording() -> bool:
-    return bool(_torch().is_grad_enabled())
 
 
 def _current_stream(tensor: Any) -> int:

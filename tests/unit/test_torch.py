@@ -12,7 +12,7 @@ import tmapipe as tp
 import tmapipe.torch as tt
 from tests.unit.errors import refused
 from tmapipe.gpu.kernels import same_as
-from tmapipe.torch import attention, operators
+from tmapipe.torch import operators
 from tmapipe.torch.operators import settings
 
 S = tp.schedules
@@ -179,8 +179,8 @@ def test_attention(model, causal, shapes):
     ],
 )
 def test_attention_with_masks(model, mask, dims, monkeypatch):
-    make, used = attention.Score, []
-    monkeypatch.setattr(attention, "Score", lambda mask: used.append(mask) or make(mask=mask))
+    make, used = tt.Score, []
+    monkeypatch.setattr(tt, "Score", lambda mask: used.append(mask) or make(mask=mask))
     q, k, v = heads(4, 6, 32), heads(2, 16, 32), heads(2, 16, 32)
     found = tt.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
     wide = mask if mask.dtype == torch.bool else mask.double()

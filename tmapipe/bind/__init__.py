@@ -250,7 +250,7 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
         rule = "lies on a CUDA device, or on the CPU for the model"
         raise InputError(f"{name}.device", str(tensor.device), rule, f'{name}.to("cuda")')
     check_held(name, tensor)
-    if needs_gradient(tensor):
+    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
         rule = "takes part in automatic differentiation, which kernels (like torch's out=) do not support"
         raise InputError(f"{name}.requires_grad", True, rule, f"pass {name}.detach(), or call it under torch.no_grad()")
 
@@ -263,11 +263,6 @@ def check_held(name: str, tensor: Any) -> None:
     if held < span(tensor):
         rule = f"holds {span(tensor)} bytes"
         raise InputError(f"{name}.untyped_storage()", f"{held} bytes", rule, "pass a tensor not freed")
-
-
-def needs_gradient(tensor: Any) -> bool:
-    """Whether torch would record operations on a torch tensor."""
-    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled())
 
 
 def note_written(tensors: Iterable[Any]) -> None:
@@ -283,7 +278,8 @@ def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...], in_place: Col
     Raises:
         InputError: Two tensors share memory.
     """
-    arrays = {name: _as_array(tensor) for name, tensor in tensors.items() if 0 not in tensor.shape}
+    there = {name: tensor for name, tensor in tensors.items() if 0 not in tensor.shape}
+    arrays = {name: x if isinstance(x, np.ndarray) else np.asarray(_Memory(x)) for name, x in there.items()}
     for name in outputs:
         for other, array in arrays.items():
             if (
@@ -326,10 +322,6 @@ class _Memory:
             "shape": tuple(tensor.shape),
             "strides": tuple(stride * size for stride in tensor.stride()),
         }
-
-
-def _as_array(tensor: Any) -> np.ndarray:
-    return tensor if isinstance(tensor, np.ndarray) else np.asarray(_Memory(tensor))
 
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> bool:

@@ -80,11 +80,6 @@ class Sm80Isa(GpuIsa):
         control.when(self.lane == 0, lambda: ops.Isa.mbarrier_init(self, barrier, count))
 
 
-def backend_for(plan: Plan) -> type[GpuIsa]:
-    """The class that emits instructions for the plan's architecture."""
-    return GpuIsa if plan.target.tma else Sm80Isa
-
-
 # ---- caches ----------------------------------------------------------------------------------------------------------
 #
 # CuTe DSL remembers values of each compilation, and with them all of its IR, until later compilations push them out.
@@ -141,11 +136,6 @@ class Resources:
     registers: int
     spill_bytes: int
     shared_bytes: int
-
-
-def options_for(file: Path) -> str:
-    """Options of CuTe DSL's compiler that write the notes to *file*."""
-    return f"--remark-output={file} --remark-filter=ptxas"
 
 
 def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[int, str]]] = dict) -> Resources | None:
@@ -415,14 +405,15 @@ def build(
     # Two traces at once in threads break CuTe DSL.
     with ONE_AT_A_TIME, tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
         notes = Path(folder) / "notes"
-        program = program or trace(schedule, plan)
+        program, written = program or trace(schedule, plan), f"--remark-output={notes} --remark-filter=ptxas"
+        backend = backend or (GpuIsa if plan.target.tma else Sm80Isa)
         try:
             made = cute.compile(
-                _Kernel(program, backend or backend_for(plan), instrument).host,
+                _Kernel(program, backend, instrument).host,
                 fakes,
                 numbers,
                 make_fake_stream(),
-                options=f"{flags} --dump-dir={folder} {options_for(notes)}",
+                options=f"{flags} --dump-dir={folder} {written}",
                 trace_finalize_hooks=None if unroll else _forbid_unrolling,
                 no_jit_engine=True,  # what is exported is loaded again, and called without a layer of Python
             )

@@ -114,11 +114,6 @@ def loop_while(carried: Carried, condition: Callable[..., Any], body: Callable[.
     return _numbers(types, made.results)
 
 
-def rolled(trips: Any, body: Callable[[Any], None]) -> None:
-    """A `loop` that LLVM does not unroll."""
-    loop(trips, body, annotation=no_unrolling())
-
-
 def no_unrolling() -> ir.Attribute:
     """What keeps LLVM from unrolling a loop."""
     return ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true, count = 1 : i32>>")
@@ -134,7 +129,7 @@ def each(count: int, body: Callable[[Any], None]) -> None:
             body(i * TOGETHER + j)
 
     if whole:
-        rolled(whole, several)
+        loop(whole, several, annotation=no_unrolling())
     for i in range(whole * TOGETHER, count):
         body(i)
 

@@ -461,7 +461,8 @@ class Machine:
         self, run: Run, entry: Entry, tensors: dict[str, Any], cluster: int, clusters: int, written: Written
     ) -> None:
         memory, hub = Memory(self.layout, tensors, written), greenlet.getcurrent()
-        emit = _locating(hub.switch) if self.trace else hub.switch
+        # In a trace, each operation has its source line.
+        emit = (lambda op: hub.switch(op._replace(where=locate()))) if self.trace else hub.switch
         shapes = shapes_of(tensors)
         warps = [greenlet.greenlet(entry) for _ in range(self.layout.agents)]
         programs = [
@@ -492,8 +493,3 @@ def _operations(warp: greenlet.greenlet, isa: MachineIsa) -> Iterator[Any]:
         yield op
         op = warp.switch()
     yield Exit()
-
-
-def _locating(emit: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function that does what *emit* does, for an operation to which it adds the source line."""
-    return lambda op: emit(op._replace(where=locate()))

@@ -107,15 +107,11 @@ def _form(value: Any) -> Any:
         return kind, tuple(value)
     if isinstance(value, Carried):
         return (kind,) if kind._carries else None
-    if attrs.has(kind) and kind.__setattr__ is not object.__setattr__ and _frozen_attrs(kind):
+    if attrs.has(kind) and getattr(kind.__setattr__, "__name__", "") == "_frozen_setattrs":
         return kind, "attrs"
     if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return kind, "dataclass"
     return None
-
-
-def _frozen_attrs(kind: type) -> bool:
-    return getattr(kind.__setattr__, "__name__", "") == "_frozen_setattrs"
 
 
 def _names(value: Any) -> list[str]:

@@ -136,10 +136,8 @@ class Attention(Schedule):
         fits = isinstance(causal, str | None) and causal in (None, "start", "end")
         rule = 'is "start" or "end", where query 0 sees the first key or the last query the last key, or None'
         require(fits, "Attention(causal)", causal, rule, 'use "end"')
-        fits, rule = (
-            window is None or (is_count(window) and causal),
-            "is a positive number of keys, of causal attention",
-        )
+        fits = window is None or (is_count(window) and causal)
+        rule = "is a positive number of keys, of causal attention"
         require(fits, "Attention(window)", window, rule, 'e.g. window=512, causal="end"')
         fits = scale is None or (isinstance(scale, Real) and not isinstance(scale, bool) and abs(scale) < 1e30)
         require(fits, "Attention(scale)", scale, "is a finite number", "e.g. 0.125")

@@ -47,10 +47,22 @@ def check_stages(schedule: Schedule, *names: str) -> None:
             raise InputError(f"{kind}.{name}", getattr(schedule, name, None), rule, f"make another {kind}")
 
 
+class Adds(Schedule):
+    """Base of schedules that add up x along s: one warp loads, four add."""
+
+    load, add = Role(warps=1), Role(warps=4)
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        for some in range(k.steps("x", "s")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, s=some)
+
+
 # ---- addparts: ``d = parts[0] + parts[1] + ...``, in this order: the end of a split-K GEMM -----------------------------
 
 
-class AddParts(Schedule):
+class AddParts(Adds):
     """``d[m, n] = epilogue(sum over s of x[s, m, n])``, with a batch dimension before each if the tensors have one.
 
     The sums are in the type of x, in the order of s, and are converted once to the type of d. One warp loads, four add,
@@ -63,8 +75,6 @@ class AddParts(Schedule):
         epilogue: A function of the sums, element by element; None: the sums themselves.
         together: Parts in a slot, four of which take less time than one each. Those beyond the last one are zeros.
     """
-
-    load, add = Role(warps=1), Role(warps=4)
 
     def __init__(
         self,
@@ -111,13 +121,7 @@ class AddParts(Schedule):
         """The epilogue of empty sums."""
         return 0.0 if self.epilogue is None else applied(self.epilogue, (np.zeros(bound.shapes["d"], np.float32),), {})
 
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        for some in range(k.steps("x", "s")):
-            with k.ring.produce() as slot:
-                slot.x.load(tile, s=some)
-
-    @add.jit
+    @Adds.add.jit
     def total(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
             total = self._sum(slot)
@@ -137,7 +141,7 @@ class AddParts(Schedule):
 # AddRows: ``y[n] = x[0, n] + x[1, n] + ...`` of a matrix x of few rows, in an order that depends on the tile alone.
 
 
-class AddRows(Schedule):
+class AddRows(Adds):
     """``y[n] = sum over s of x[s, n]`` in fp32, with a batch dimension before each if the tensors have one.
 
     Each CTA has some columns of all rows. One warp loads, and threads of four add up the rows that they have of each slot,
@@ -152,8 +156,6 @@ class AddRows(Schedule):
     Raises:
         InputError: For any other tile.
     """
-
-    load, add = Role(warps=1), Role(warps=4)
 
     def __init__(
         self, tile: tuple[int, int] = (64, 32), stages: int = 8, outputs: tuple[str, ...] = (), dtype: DType = fp32
@@ -174,13 +176,7 @@ class AddRows(Schedule):
         """The sum of nothing."""
         return 0.0
 
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        for some in range(k.steps("x", "s")):
-            with k.ring.produce() as slot:
-                slot.x.load(tile, s=some)
-
-    @add.jit
+    @Adds.add.jit
     def total(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
             total = slot.x.read()

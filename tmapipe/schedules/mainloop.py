@@ -391,7 +391,8 @@ class PartsOfK:
         a, b, d = given["a"], given["b"], given.get("d")
         shape = (*a.shape[:-1], b.shape[-2])
         if d is None:
-            d = new_like(a, shape, self._made_type(a))
+            kind = self.epilogue.dtype or (fp32 if self.order.reduce else of_sums(dtype_of(a, "a")))
+            d = new_like(a, shape, as_dtype(kind))
         check_kind("d", d)
         if self.order.reduce:
             self._check(schedule, (a, b, d), d, given, {})
@@ -422,10 +423,6 @@ class PartsOfK:
             if not kind.reduced and name not in found:
                 found[name] = new_like(a, tuple(d.shape), kind.type_of(of_sums(dtype_of(a, "a"))))
         return found
-
-    def _made_type(self, a: Any) -> DType:
-        """Of an output that the call makes."""
-        return as_dtype(self.epilogue.dtype or (fp32 if self.order.reduce else of_sums(dtype_of(a, "a"))))
 
     def _check(
         self,

@@ -25,22 +25,8 @@ from tmapipe.parts import SharedStage
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
-from tmapipe.schedules.elementwise import (
-    DIMS,
-    collapsed,
-    fits_tma,
-    vector_of,
-)
-from tmapipe.schedules.rowform import (
-    address_of,
-    apart_of,
-    begins_inside,
-    copied,
-    padded,
-    seen_as,
-    strides_of,
-    together,
-)
+from tmapipe.schedules.elementwise import DIMS, collapsed, fits_tma, vector_of
+from tmapipe.schedules.rowform import address_of, apart_of, begins_inside, copied, padded, seen_as, strides_of, together
 from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage

@@ -7,19 +7,35 @@ they are errors.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from tmapipe.bind import outputs_of
+from tmapipe.bind.tensors import new_in_order
 from tmapipe.calling import check_one_kernel
-from tmapipe.errors import InputError, check_type, needed
+from tmapipe.errors import InputError, check_bool, check_type, is_number, needed, require
 
 with needed("torch", "torch", "for its operators"):
     import torch
+    from torch.nn import functional
 
 from tmapipe.schedule import Schedule
-from tmapipe.torch.attention import scaled_dot_product_attention
-from tmapipe.torch.operators import eager, fallbacks, gemm, kernels_only, linear, matmul
+from tmapipe.schedules.attention import Attention, Score
+from tmapipe.schedules.splitattention import Choice
+from tmapipe.torch.operators import (
+    TYPES,
+    by_kernel,
+    eager,
+    fallbacks,
+    gemm,
+    kernels_only,
+    linear,
+    matmul,
+    otherwise,
+    require_tensors,
+    unsuited,
+)
 from tmapipe.torch.products import Linear, SwiGLU, conv2d, grouped_gemm, scaled_mm
 from tmapipe.torch.rows import cross_entropy, layer_norm, log_softmax, rms_norm, softmax, transpose
 
@@ -98,3 +114,152 @@ def register(schedule: Schedule, name: str, *, backward: Gradients | None = None
     call.__name__ = call.__qualname__ = operator
     call.__doc__ = f"{name}({parameters}) -> {returned}, by {declared.name}."
     return call
+
+
+# ---- attention, forward -----------------------------------------------------------------------------------------------
+
+NAME = "scaled_dot_product_attention"
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``softmax(scale * query key^T) value``, as `torch.nn.functional.scaled_dot_product_attention`, without gradients.
+
+    Args:
+        query: [batch, heads, queries, d] or [heads, queries, d], in any order in memory, d contiguous.
+        key, value: Likewise, of keys in the place of queries; value perhaps of another d.
+        attn_mask: None, or what broadcasts to [batch, heads, queries, keys]: of bool, whether a key is seen; of query's type,
+            added to the products. Others, and beside is_causal, are computed by torch.
+        dropout_p: 0.0; others are computed by torch.
+        is_causal: Whether query i sees the keys up to number i alone.
+        scale: Of the products; None: 1 / sqrt(d).
+        enable_gqa: Whether query may have a multiple of the heads of key and value.
+
+    Raises:
+        InputError: A tensor requires gradients, and they are recorded, or an argument is of another type.
+    """
+    mask = {} if attn_mask is None else {"attn_mask": attn_mask}
+    require_tensors(NAME, query=query, key=key, value=value, **mask)
+    given: tuple[Any, ...] = (query, key, value, *mask.values())
+    _check(dropout_p, is_causal, scale, enable_gqa)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        rule = "has no gradients: there is a kernel for the forward pass alone"
+        fix = "call it within torch.no_grad(), or torch.nn.functional's"
+        raise InputError(f"tmapipe.torch.{NAME}", "tensors that require gradients", rule, fix)
+    reason = "dropout_p" if dropout_p else _other_shapes(query, key, value, enable_gqa)
+    if reason is None and attn_mask is not None:
+        reason = "is_causal beside attn_mask" if is_causal else _other_mask(query, key, attn_mask)
+    if reason is not None:
+
+        def run() -> torch.Tensor:
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+
+        return otherwise(NAME, reason, run)
+    if torch.is_autocast_enabled(query.device.type):
+        lower = torch.get_autocast_dtype(query.device.type)
+        given = tuple(x if x.dtype == torch.bool else x.to(lower) for x in given)
+    if query.ndim == 3:
+        given = tuple(x.unsqueeze(0) for x in given)
+    whole = (*given[:3], is_causal, scale, *given[3:])
+    found = _attention(*whole) if eager(*given) else _attention_op(*whole)
+    return found.squeeze(0) if query.ndim == 3 else found
+
+
+def _check(dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> None:
+    """Raises `InputError` for an argument of another type, or a probability that is none."""
+    operator = f"tmapipe.torch.{NAME}"
+    check_bool(f"{operator}(is_causal)", is_causal)
+    check_bool(f"{operator}(enable_gqa)", enable_gqa)
+    fits = is_number(dropout_p) and 0 <= dropout_p <= 1
+    require(fits, f"{operator}(dropout_p)", dropout_p, "is a probability, from 0 to 1", "e.g. 0.0")
+    fits = scale is None or (is_number(scale) and abs(scale) < 1e30)
+    require(fits, f"{operator}(scale)", scale, "is a number below 1e30, or None", "e.g. 0.125")
+
+
+def _other_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> str | None:
+    """Why no kernel takes tensors of these shapes, which torch may word as errors."""
+    if not 3 <= q.ndim <= 4 or not q.ndim == k.ndim == v.ndim:
+        return "tensors of other than three or four dimensions"
+    if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1] or q.shape[:-3] != k.shape[:-3]:
+        return "shapes that differ"
+    if not (q.shape[-3] == k.shape[-3] or (grouped and k.shape[-3] and q.shape[-3] % k.shape[-3] == 0)):
+        return "other numbers of heads"
+    return None if q.numel() and k.numel() and v.numel() else "tensors without elements"
+
+
+def _other_mask(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> str | None:
+    """Why no kernel takes this mask, which torch may word as an error."""
+    try:
+        mask.expand(*q.shape[:-1], k.shape[-2])
+    except RuntimeError:
+        return "an attn_mask of another shape"
+    return None if mask.dtype in (torch.bool, q.dtype) else "an attn_mask of another type"
+
+
+def _without_broadcast(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """The names of the dimensions along which *mask* varies, as `Attention` takes them, and the mask with these alone."""
+    whole = mask.expand(*q.shape[:3], k.shape[2])
+    varies = [
+        dim == "s" or (stride != 0 and n > 1)
+        for dim, stride, n in zip("bhms", whole.stride(), whole.shape, strict=True)
+    ]
+    names = " ".join(dim for dim, there in zip("bhms", varies, strict=True) if there)
+    return names, whole[tuple(slice(None) if there else 0 for there in varies)]
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    def run() -> torch.Tensor:
+        found = functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=True)
+        return new_in_order(q, v.shape[3]).copy_(found)
+
+    def kernel() -> torch.Tensor:
+        options: dict[str, Any] = {"causal": "start" if causal else None, "scale": scale}
+        more = {}
+        if mask is not None:
+            dims, more["mask"] = _without_broadcast(q, k, mask)
+            options["score"] = Score(mask=dims)
+        schedule = _chosen(q.shape, k.shape, v.shape, tuple(options.items()))
+        return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
+
+    found: torch.Tensor = by_kernel(NAME, unsuited((q, k, v), TYPES), kernel, run)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _chosen(q: torch.Size, k: torch.Size, v: torch.Size, options: tuple[tuple[str, Any], ...]) -> Attention:
+    like = functools.partial(torch.empty, device="meta")
+    kind, found = Choice(like(q), like(k), like(v), dict(options)).form()
+    return _schedule((("kind", kind), *found.items()))
+
+
+@functools.lru_cache(maxsize=256)
+def _schedule(options: tuple[tuple[str, Any], ...]) -> Attention:
+    kind, *given = options
+    made: Attention = kind[1](**dict(given))
+    return made
+
+
+_attention_op = torch.library.custom_op(
+    f"tmapipe::{NAME}",
+    _attention,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, bool causal, float? scale, Tensor? mask=None) -> Tensor",
+)
+_attention_op.register_fake(lambda q, k, v, *_: new_in_order(q, v.shape[3]))
