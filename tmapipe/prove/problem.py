@@ -19,7 +19,7 @@ from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.program import operations
 from tmapipe.program.expressions import Call, every
 from tmapipe.prove.solver import replaced
-from tmapipe.prove.symbols import Sym, leaf
+from tmapipe.prove.symbols import Sym, leaf, parts
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -262,12 +262,22 @@ LARGE = 2**20
 
 def solutions(facts: Iterable[Sym], sizes: Sizes) -> Iterator[Problem]:
     """Problems in which these conditions hold together, as far as one is found."""
-    facts = sorted(facts, key=lambda each: each.number)
+    facts = _strongest(sorted(facts, key=lambda each: each.number))
     for seed in range(3):
         found = _Search(facts, sizes, random.Random(seed)).run()
         if found is not None:
             yield from found
             return
+
+
+def _strongest(facts: list[Sym]) -> list[Sym]:
+    """The conditions without those that one sum is at least some number, where another says more of the sum."""
+    least: dict[Any, int] = {}
+    sums = [parts(fact.args[0]) if fact.op == "ge" else (0, {fact: 1}) for fact in facts]
+    of = [(constant, frozenset(terms.items())) for constant, terms in sums]
+    for constant, terms in of:
+        least[terms] = min(least.get(terms, constant), constant)
+    return [fact for fact, (constant, terms) in zip(facts, of, strict=True) if constant == least[terms]]
 
 
 class _Search:
