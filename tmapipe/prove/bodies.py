@@ -189,7 +189,8 @@ class Walk(Walker):
             columns = None if node.args[4] is None else self.shared.columns_of(node.args[4])
             part = _by_threads(part, node.args[2], columns)
             sometimes = sometimes or (columns is None and node.args[4] is not None)
-        self.into.append(Move(part, start, tuple(self.loops), sometimes, self.agent, node.where))
+        inside = node.method in ("tma_load", "bulk_load", "cp_async") and not _anywhere(node)
+        self.into.append(Move(part, start, tuple(self.loops), sometimes, self.agent, node.where, inside))
 
     def _of_here(self, node: Call) -> None:
         self.env[node.results[0]] = self.number(node.args[0])
@@ -209,6 +210,11 @@ def _by_threads(part: Any, values: Any, columns: int | None) -> Any:
         return part
     buffer = attrs.evolve(part.buffer, tile=(*part.buffer.tile[:-1], stored))
     return attrs.evolve(part, tile=(*part.tile[:-1], stored), buffer=buffer)
+
+
+def _anywhere(node: Call) -> bool:
+    """Whether a load may start outside of its tensor."""
+    return bool(node.args[-1] if node.method == "cp_async" else node.named.get("anywhere"))
 
 
 def _lies_anywhere(node: Call) -> None:

@@ -172,15 +172,16 @@ class Shared:
         if x not in extents:
             return leaf("of the launch", x.args[0])
         argument, dim = extents[x]
-        return self._extent(self.program.plan.dims[argument][dim])
+        return self.extent(self.program.plan.dims[argument][dim])
 
-    def _extent(self, name: str) -> Any:
+    def extent(self, name: str) -> Any:
+        """That of a dimension, by those from which it follows."""
         relation = next((each for each in self.program.plan.relations if each.name == name), None)
         if relation is None or (relation.size is None and relation.of is None):
             return leaf("extent", name)
         if relation.size is not None:
             return relation.size
-        of = self._extent(str(relation.of)) * relation.times
+        of = self.extent(str(relation.of)) * relation.times
         found = (of + relation.per - 1) // relation.per + relation.plus
         if relation.plus >= 0:
             return found
