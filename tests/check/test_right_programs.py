@@ -123,7 +123,7 @@ class TwoRowsAStep(tp.Schedule):
     role counts the steps by itself."""
 
     load, add = tp.Role(warps=1), tp.Role(warps=1)
-    relations = (tp.Dim("rows", of="k", per=32),)
+    relations = (tp.Dim("rows", of="k", per=32, plus=1),)
     ring = tp.BarrierRing(2, producer=load, consumer=add)
     x = tp.TmaLoadStage("m k", tile=(8, 64), ring=ring)
     scale = tp.TmaLoadStage("rows m", tile=(8,), ring=ring)

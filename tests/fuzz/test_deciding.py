@@ -18,6 +18,12 @@ def test_iterations_in_which_nobody_goes_on_come_to_an_end():
     assert judge(10001630)["verdict"] == "error"  # where one role waits, the other one's loop may do nothing for ever
 
 
+def test_iterations_taken_one_by_one_come_to_an_end():
+    assert (
+        judge(10005074)["verdict"] == "error"
+    )  # each role waits for an iteration of the other, of as many as there are clusters
+
+
 def test_schedules_decide_on_what_varies_and_half_of_them_are_wrong():
     drawn = [draw(seed) for seed in range(300)]
     assert sum(each.deciding for each in drawn) > 180

@@ -28,7 +28,7 @@ from tmapipe.program import ONE_AT_A_TIME, Traced, trace
 from tmapipe.prove.bodies import Bodies, look_at_loops
 from tmapipe.prove.joint import prove
 from tmapipe.prove.outputs import Outputs, look_at_outputs, uneven_starts
-from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, run_problem, solutions
+from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, outside, run_problem, solutions
 from tmapipe.prove.symbols import Sym, made, parts
 
 if TYPE_CHECKING:
@@ -311,7 +311,8 @@ class _Check:
         self.unfinished = proof.unfinished
         if proof.closed and not self.uneven and not endless:
             self.runs.append(f"closed: {proof.states} states between iterations")
-            self._run((problem, False) for problem in self._whole())  # of which none may be like a given one
+            # of which none may be like a given one
+            self._run((problem, False) for problem in itertools.chain(self._whole(), self._outside()))
             return EVERY if self._safe else "no trip count"
         why = proof.why or self.uneven or endless
         self.runs.append(f"not shown for every trip count: {why}")
@@ -329,6 +330,12 @@ class _Check:
         one = self.sizes.shapes(1, steps)
         if self.schedule.spans(one) is None:
             yield Problem(one, 1, 2, self.varying.ones)
+
+    def _outside(self) -> Iterator[Problem]:
+        """A problem for each load that is not shown to start inside of its tensor, in which it may start outside."""
+        for said, facts in outside(self.bodies):
+            self.runs.append(said)
+            yield from itertools.islice(solutions(facts, self.sizes, tries=1), 1)
 
     def _run(self, given: Iterable[tuple[Problem, bool]]) -> None:
         """Runs problems until one goes wrong. given: each problem, and whether every schedule takes it: then a body that fails

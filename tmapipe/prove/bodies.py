@@ -184,10 +184,13 @@ class Walk(Walker):
         start = tuple([self.number(x) for x in at])
         if any(each.args[0] in DATA for x in start for each in leaves(x)):
             _lies_anywhere(node)
-        masked = False
+        sometimes = self.turns > 0
         if node.method == "store_values":
-            part, masked = _by_threads(part, *node.args[2:])
-        self.into.append(Move(part, start, tuple(self.loops), masked or self.turns > 0, self.agent, node.where))
+            columns = None if node.args[4] is None else self.shared.columns_of(node.args[4])
+            part = _by_threads(part, node.args[2], columns)
+            sometimes = sometimes or (columns is None and node.args[4] is not None)
+        inside = node.method in ("tma_load", "bulk_load", "cp_async") and not _anywhere(node)
+        self.into.append(Move(part, start, tuple(self.loops), sometimes, self.agent, node.where, inside))
 
     def _of_here(self, node: Call) -> None:
         self.env[node.results[0]] = self.number(node.args[0])
@@ -199,13 +202,19 @@ class Walk(Walker):
         self.env[node.results[0]] = self.shared.entry(table, self.number(i), self, node)
 
 
-def _by_threads(part: Any, values: Any, surely: Any = None, mask: Any = None) -> tuple[Any, bool]:
-    """A store of as many columns as the values have, and whether it is of some of these elements only."""
-    columns = part.tile[-1] if values.along != "tile" else values.layout.columns
-    if columns < part.tile[-1]:
-        buffer = attrs.evolve(part.buffer, tile=(*part.buffer.tile[:-1], columns))
-        part = attrs.evolve(part, tile=(*part.tile[:-1], columns), buffer=buffer)
-    return part, mask is not None
+def _by_threads(part: Any, values: Any, columns: int | None) -> Any:
+    """A store of as many columns as the values have, or of the first *columns* of these alone."""
+    stored = part.tile[-1] if values.along != "tile" else values.layout.columns
+    stored = stored if columns is None else min(stored, columns)
+    if stored == part.tile[-1]:
+        return part
+    buffer = attrs.evolve(part.buffer, tile=(*part.buffer.tile[:-1], stored))
+    return attrs.evolve(part, tile=(*part.tile[:-1], stored), buffer=buffer)
+
+
+def _anywhere(node: Call) -> bool:
+    """Whether a load may start outside of its tensor."""
+    return bool(node.args[-1] if node.method == "cp_async" else node.named.get("anywhere"))
 
 
 def _lies_anywhere(node: Call) -> None:
@@ -254,8 +263,8 @@ class MovesOf(MachineIsa):
         return start
 
     def store_values(self, store: Store, at: Any, values: Any, surely: Any = None, mask: Any = None) -> None:
-        part, some = _by_threads(store, values, surely, mask)
-        self._note(part, super().start(store, at), some)
+        part = _by_threads(store, values, None if mask is None else store.tile[-1])
+        self._note(part, super().start(store, at), mask is not None)
 
     def ask(self, op: Any, without_data: Callable[[], Sequence[int]], *data: Any) -> Sequence[int]:
         """Before the first tile, the order of tiles asks: there, a table has what a run without data has."""

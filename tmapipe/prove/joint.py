@@ -34,6 +34,7 @@ from tmapipe.prove.walker import Open, Walker
 MOST_STATES = 400
 SAID = 8  # facts that a message has
 MOST_EVENTS = 200_000  # transitions of all runs together
+MOST_DECISIONS = 100  # from one boundary to the next: warps that go on one by one may never come to one
 MOST_IDLE = 8  # iterations taken one by one, one after another, in which no warp executes an operation
 
 
@@ -185,6 +186,8 @@ class Search:
         began = self.log.order, self.loops.iterations
 
         def choose(options: list[Any]) -> Any:
+            if len(taken) >= MOST_DECISIONS:
+                raise Stopped(f"decisions that come to no end between two iterations ({self._said(now)})")
             if left:
                 found = left.pop(0)
             else:

@@ -25,7 +25,7 @@ from tmapipe.program.expressions import Expr
 from tmapipe.program.isa import Reduction
 from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.problem import DATA, Move, Problem, Visit, is_turn, value_of
-from tmapipe.prove.stores import MOST, Clash, Grid, Output, Shown, counts_to, left_out, painted, show
+from tmapipe.prove.stores import Grid, Output, Shown, counts_to, same_pieces, show, stored_at
 from tmapipe.prove.symbols import Sym, leaf, leaves, parts, text
 from tmapipe.tiles.order import rows_of
 
@@ -176,7 +176,7 @@ def _short(grid: Grid, move: Move, i: int, dim: str, most: int | None) -> str:
 # No element of an output is stored by two tiles, or twice by one, unless it is reduced into; each is stored by some tile.
 #
 # First this is shown for every shape, if starts are affine (`stores.show`). Where that does not succeed, problems of a few
-# tiles along each dimension are looked at (`stores.painted`), from which each finding comes.
+# tiles along each dimension are looked at (`painted`), from which each finding comes.
 
 
 #: of problems: tiles along each dimension of the grid, steps along others, and how many more elements
@@ -355,6 +355,80 @@ def _left_out_by(bodies: Bodies, output: Output, problem: Problem, visits: list[
     text = f"{count} elements of {name}, the first one at {first}, are stored by nobody, with {problem.text}"
     fix = "store all tiles of it; or pass it with a call, if its other elements are to stay as they are"
     return Finding(Kind.UNWRITTEN, text, fix, where=lines([bodies.lines.get(name)]))
+
+
+# ---- painted ---------------------------------------------------------------------------------------------------------
+#
+# In one concrete problem: which store reaches which element, in all output tiles one after the other. No data is moved. Two
+# tiles that reach one element may be tiles of two CTAs.
+
+
+MOST = 20_000_000  # elements of an output that is painted
+
+
+@attrs.frozen
+class Clash:
+    """An element that two stores reach, or a store of one tile and a load of another. one, other: the two, in this order;
+    at: the element."""
+
+    one: Move
+    other: Move
+    visits: tuple[Visit, Visit]
+    at: tuple[int, ...]
+
+
+def painted(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> Clash | None:
+    """The first clash at an output of this shape."""
+    return next(_clashes(output, visits, shape), None)
+
+
+def left_out(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+    """How many elements of an output of this shape are stored by nobody, and the first one; None if there are none."""
+    reached = np.zeros(shape, bool)
+    for visit in visits:
+        for own in stored_at(output, visit):
+            for move in own:
+                reached[_box(move, shape)] = True
+    left = np.argwhere(~reached)
+    return (len(left), tuple(int(i) for i in left[0])) if len(left) else None
+
+
+def _clashes(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> Iterator[Clash]:
+    owners = np.zeros(shape, np.int32)
+    known: list[tuple[Visit, Move]] = []
+    for visit in visits:
+        stored = stored_at(output, visit)
+        first = len(known)
+        for i, move in enumerate(move for own in stored for move in own):
+            box = _box(move, shape)
+            for number in np.unique(owners[box]):
+                if number == 0:
+                    continue
+                whose, other = known[number - 1]
+                if number - 1 < first or not same_pieces(output, stored, number - 1 - first, i):
+                    (at, *_) = np.argwhere(owners[box] == number)
+                    yield Clash(other, move, (whose, visit), _element(move, shape, at))
+            known.append((visit, move))
+            owners[box] = len(known)
+    names = {load.name for load in output.loads}
+    for visit in visits:
+        for move in (move for moves in visit.moves.values() for move in moves if move.part.name in names):
+            box = _box(move, shape)
+            for number in np.unique(owners[box]):
+                whose, other = known[number - 1] if number else (visit, move)
+                if whose.place != visit.place:
+                    (at, *_) = np.argwhere(owners[box] == number)
+                    yield Clash(other, move, (whose, visit), _element(move, shape, at))
+
+
+def _box(move: Move, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The elements of a tensor that are moved."""
+    reach = zip(move.at, move.part.part, strict=True)
+    return tuple(slice(max(start, 0), max(start + extent, 0)) for start, extent in reach)
+
+
+def _element(move: Move, shape: tuple[int, ...], at: np.ndarray) -> tuple[int, ...]:
+    return tuple(max(start, 0) + int(i) for start, i in zip(move.at, at, strict=True))
 
 
 # ---- starts ----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Concrete problems, that is shapes of tensors, a cluster and tables: how one is run, and how one is found in which given
-conditions hold. And moves, by which bodies are described."""
+conditions hold, or a load starts outside of its tensor. And moves, by which bodies are described."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,7 @@ from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.program import operations
 from tmapipe.program.expressions import Call, every
 from tmapipe.prove.solver import replaced
-from tmapipe.prove.symbols import Sym, leaf
+from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, parts
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -60,6 +61,7 @@ class Move(NamedTuple):
         sometimes: Whether only some iterations of a loop move it, or only some of its elements are stored.
         agent: The warp.
         where: Its source line.
+        inside: Whether it is a load that has to start inside of its tensor.
     """
 
     part: Load | Store
@@ -68,6 +70,7 @@ class Move(NamedTuple):
     sometimes: bool
     agent: int
     where: str | None
+    inside: bool = False
 
 
 class Visit(NamedTuple):
@@ -260,14 +263,24 @@ ROUNDS = 40
 LARGE = 2**20
 
 
-def solutions(facts: Iterable[Sym], sizes: Sizes) -> Iterator[Problem]:
+def solutions(facts: Iterable[Sym], sizes: Sizes, tries: int = 3) -> Iterator[Problem]:
     """Problems in which these conditions hold together, as far as one is found."""
-    facts = sorted(facts, key=lambda each: each.number)
-    for seed in range(3):
+    facts = _strongest(sorted(facts, key=lambda each: each.number))
+    for seed in range(tries):
         found = _Search(facts, sizes, random.Random(seed)).run()
         if found is not None:
             yield from found
             return
+
+
+def _strongest(facts: list[Sym]) -> list[Sym]:
+    """The conditions without those that one sum is at least some number, where another says more of the sum."""
+    least: dict[Any, int] = {}
+    sums = [parts(fact.args[0]) if fact.op == "ge" else (0, {fact: 1}) for fact in facts]
+    of = [(constant, frozenset(terms.items())) for constant, terms in sums]
+    for constant, terms in of:
+        least[terms] = min(least.get(terms, constant), constant)
+    return [fact for fact, (constant, terms) in zip(facts, of, strict=True) if constant == least[terms]]
 
 
 class _Search:
@@ -400,3 +413,46 @@ def _distance(x: Any, values: Mapping[Sym, int]) -> int:
 def value_of(x: Any, values: Mapping[Sym, int]) -> int:
     """The number that a formula has with these values of all its leaves."""
     return int(replaced(x, values))
+
+
+# ---- outside ---------------------------------------------------------------------------------------------------------
+#
+# Whether loads start inside of their tensors, for every shape: shown by the solver, from how many tiles and turns there are.
+# What the order of tiles says of coordinates that are not those of its grid, such as parts of k, is taken for granted.
+
+
+def outside(bodies: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Loads that may start outside along a dimension: in words, and conditions under which they do. bodies: as of `Bodies`."""
+    schedule, cluster, extent = bodies.program.schedule, bodies.layout.plan.cluster, bodies.shared.extent
+    units = {dim: axis.elements * cluster.get(dim, 1) for dim, axis in schedule.axes.items()}
+    counts = {coordinate(dim): (extent(dim) + unit - 1) // unit for dim, unit in units.items()}
+    *_, m, n = (0, 0, *counts)
+    below = at_least_0(m - n if schedule.tiles.lower else 0)
+    seen = set[Any]()
+    for visit in bodies.visits:
+        for move in (move for own in visit.moves.values() for move in own if move.inside):
+            for dim, start, span in zip(move.part.dims, move.at, move.part.span, strict=True):
+                key, loops = (move.part.name, dim, start, move.loops, visit.facts), dict(move.loops)
+                found = {x for each in (start, *loops.values()) for x in leaves(each) if is_coordinate(x)}
+                if key in seen or key[:2] in seen or not found <= counts.keys():
+                    continue
+                seen.add(key)
+                known = [*visit.facts, below, *_scaled(start, counts)]
+                for x, count in (loops | {x: counts[x] for x in counts if x in found}).items():
+                    known += [at_least_0(x), count is None or at_least_0(count - 1 - x)]
+                beyond = start - span * (cluster.get(dim, 1) - 1)
+                for case in ([-1 - start], [beyond - 1, beyond - extent(dim)]):
+                    facts = [*map(at_least_0, case), *known]
+                    if bodies.solver.possible(facts):
+                        seen.add(key[:2])
+                        said = f"{move.part.name} is not shown to start inside of its tensor along {dim}"
+                        yield said, [fact for fact in facts if isinstance(fact, Sym)]
+
+
+def _scaled(start: Any, counts: Mapping[Sym, Any]) -> Iterator[Any]:
+    """What holds of quotients p * g // C of a coordinate p of C: they are at least 0, and less than g."""
+    quotients = [term for term in parts(start)[1] if term.op == "div"]
+    for term, (p, count) in itertools.product(quotients, counts.items()):
+        for g in leaves(term.args[0]):
+            if g.args[0] == "extent" and term.args == (p * g, count):
+                yield from (at_least_0(term), at_least_0(g - 1 - term))

@@ -82,6 +82,7 @@ class Shared:
         self._straight: dict[tuple[int, int], Straight] = {}
         self.inert, self.carried = functools.cache(self._is_inert), functools.cache(self._carried_by)
         self.operands_of, self.symbol = functools.cache(self._operands_of), functools.cache(self._symbol)
+        self.columns_of = functools.cache(self._columns_of)
         self.local: Callable[[Any], bool] = functools.cache(lambda kind: declared(kind).local)
         self.variables_in = functools.cache(lambda x: tuple(variables(x)))  # in an expression, in some order
 
@@ -92,6 +93,18 @@ class Shared:
             return Operands([], (), special)
         given = operands(node)
         return Operands(given, tuple(variables([x for _, x, data in given if not data])), "")
+
+    def _columns_of(self, mask: Any) -> int | None:
+        """How many of a tile's columns, from the first on, a mask ``columns < number`` leaves; None for another mask."""
+        nodes = (node for node in every(self.program.nodes) if type(node) is Call)
+        made = {result: (node.method, *node.args) for node in nodes for result in node.results}
+        found = made.get(mask.data, ("",))
+        compared = made.get(found[3], ("",)) if found[0] == "fragments.expand" else found
+        if compared[:2] != ("fragments.elementwise", "lt"):
+            return None
+        (index, *which), (number, *other) = (made.get(x, ("",)) for x in compared[2])
+        by_column = index == "fragments.indices" and which[1] == "columns" and number == "fragments.number"
+        return other[0] if by_column and type(other[0]) is int and other[0] > 0 else None
 
     def straight(self, nodes: list[Any], at: int) -> Straight:
         """The instructions from number *at* of a block on that come one after another; none if the first has a condition, or
@@ -159,15 +172,16 @@ class Shared:
         if x not in extents:
             return leaf("of the launch", x.args[0])
         argument, dim = extents[x]
-        return self._extent(self.program.plan.dims[argument][dim])
+        return self.extent(self.program.plan.dims[argument][dim])
 
-    def _extent(self, name: str) -> Any:
+    def extent(self, name: str) -> Any:
+        """That of a dimension, by those from which it follows."""
         relation = next((each for each in self.program.plan.relations if each.name == name), None)
         if relation is None or (relation.size is None and relation.of is None):
             return leaf("extent", name)
         if relation.size is not None:
             return relation.size
-        of = self._extent(str(relation.of)) * relation.times
+        of = self.extent(str(relation.of)) * relation.times
         found = (of + relation.per - 1) // relation.per + relation.plus
         if relation.plus >= 0:
             return found

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import attrs
 import numpy as np
 
 from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.prove.problem import Move, Visit, coordinate, is_coordinate, is_turn
 from tmapipe.prove.solver import Solver, replaced
-from tmapipe.prove.symbols import Sym, at_least_0, leaf, parts, text
+from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, parts, text, total
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
 #
 # For every shape: the argument is in docs/internals/checker.md. It takes starts that are affine: along each dimension, a
-# constant and a multiple E of one coordinate (of the output tile, or the index of a loop). It asks whether
+# constant and a multiple E of one coordinate: of the output tile, the index of a loop, or p + C * index, where C is how many
+# tiles there are along the dimension of p. What stands before a loop may be earlier turns of the loop. It asks whether
 #
 # * every coordinate that can differ is the coordinate of some dimension;
 # * all that a tile stores lies in a box of E elements along each dimension, and keeps apart there;
@@ -54,6 +54,14 @@ class Grid(NamedTuple):
     def where_one(self, fact: Sym) -> Any:
         """A fact with the coordinate of the only tile along a dimension, which is 0."""
         return replaced(fact, {coordinate(dim): 0 for dim in self.tile if self.one(dim)})
+
+    def tiles(self, dim: str) -> Any:
+        """How many tiles there are along a dimension."""
+        return 1 if self.one(dim) else (self.extent(dim) + self.tile[dim] - 1) // self.tile[dim]
+
+    def extent(self, dim: str) -> Any:
+        """That of a dimension."""
+        return self.plan.fixed.get(dim, leaf("extent", dim))
 
     def reaches(self, dim: str, stride: int, of: str) -> bool:
         """Whether as many strides as there are tiles along the grid's dimension *of* reach the end of dimension *dim*."""
@@ -93,17 +101,30 @@ class Shown(NamedTuple):
 
 class Axis(NamedTuple):
     """How a tile's stores start along one dimension: at *stride* times the coordinate *key*, plus constants; without a key, at
-    constants. shift: further terms, the same in all stores of the tile."""
+    constants.
+
+    turn: the index of a loop, of which each turn goes *by* coordinates further, as many as *key* has; None: there is none.
+    shift: further terms, the same in all stores of the tile, with the least of the constants.
+    """
 
     key: Sym | None
     stride: int
-    shift: frozenset[tuple[Sym, int]] = frozenset()
+    turn: Sym | None = None
+    by: Any = 0
+    shift: Any = 0
+
+    @property
+    def keys(self) -> set[Sym | None]:
+        """What differs from start to start."""
+        return {self.key, self.turn} - {None}
 
 
 Axes = tuple[Axis, ...]  # of an output, by dimension
 Boxes = tuple[
     np.ndarray, np.ndarray
 ]  # the first elements of stores along each dimension, and the elements after the last
+Starts = list[tuple[int, dict[Sym, int]]]  # by store, where it starts along one dimension, as `parts`
+Loops = tuple[tuple[Sym, Any], ...]  # as of `Move`
 Pairs = list[tuple[int, int]]  # of numbers of stores that have an element in common
 
 
@@ -199,7 +220,7 @@ def _show(
             (some if stored else none).append(facts - {True})
         name = tuple(tuple((move.at, move.loops) for move in moves) for moves in stored)
         if stored and name not in known:
-            known[name] = _of_tile(output, grid, stored)
+            known[name] = _of_tile(output, grid, stored, solver)
         every = (move for moves in visit.moves.values() for move in moves)
         loads |= {(*move.at, move.part): None for move in every if move.part.name in names}
     if not known:
@@ -216,7 +237,7 @@ def _show(
 
 def _free(grid: Grid, axes: Axes) -> list[Sym]:
     """The coordinates of a tile that do not say where it is stored."""
-    keys = {axis.key for axis in axes}
+    keys = set[Any]().union(*(axis.keys for axis in axes))
     return [coordinate(dim) for dim in grid.tile if coordinate(dim) not in keys and not grid.one(dim)]
 
 
@@ -240,71 +261,122 @@ def _reaches(output: Output, grid: Grid, axes: Axes, none: list[frozenset[Sym]],
     if any(solver.possible([replaced(fact, first) for fact in facts]) for facts in none):
         return "not all tiles store it"
     for name, axis in zip(output.store.dims, axes, strict=True):
-        if axis.key is not None and is_coordinate(axis.key) and not grid.reaches(name, axis.stride, axis.key.args[1]):
-            return f"there may be fewer tiles than {name} has elements for"
+        if axis.key is not None and is_coordinate(axis.key) and axis.turn is None:
+            of = axis.key.args[1]
+            if not isinstance(axis.shift, Sym) and not grid.reaches(name, axis.stride, of):
+                return f"there may be fewer tiles than {name} has elements for"
+            if isinstance(axis.shift, Sym) and not _covers(
+                grid, name, axis.shift, axis.stride * grid.tiles(of), solver
+            ):
+                return _begins(name, axis)
     return ""
 
 
-def _of_tile(output: Output, grid: Grid, stored: list[list[Move]]) -> tuple[Axes, Shown]:
+def _covers(grid: Grid, dim: str, shift: Any, end: Any, solver: Solver) -> bool:
+    """Whether elements from *shift* up to *shift* + *end* are all of a dimension."""
+    extent = grid.extent(dim) if isinstance(end, Sym) else grid.plan.most.get(dim, grid.extent(dim))
+    after, before = at_least_0(shift - 1), at_least_0(extent - 1 - shift - end)
+    return not solver.possible([after]) and not solver.possible([before])
+
+
+def _of_tile(output: Output, grid: Grid, stored: list[list[Move]], solver: Solver) -> tuple[Axes, Shown]:
     """How the stores of one tile start, and whether they keep apart and fill their box."""
-    store = output.store
-    moves = [move for own in stored for move in own]
-    if any(move.sometimes for move in moves):
-        return (), Shown(*["only some iterations of a loop store, or only some elements are stored"] * 2)
-    axes, lows, shifted = [], [], ""
-    pinned = {axis.key for i in range(len(store.dims)) if (axis := _pins(store, moves, i, grid)) is not None}
-    for i, dim in enumerate(store.dims):
-        starts = [parts(move.at[i]) for move in moves]
-        shift: frozenset[tuple[Sym, int]] = frozenset()
-        by = dict.fromkeys(term for term in starts[0][1] if term.leaves <= pinned and term not in pinned)
-        by |= dict.fromkeys(term for term in starts[0][1] if by and term in pinned)
-        if by and not output.loads and all(terms.get(term) == starts[0][1][term] for _, terms in starts for term in by):
-            shifted = f"along {dim} it starts at {text(moves[0].at[i])}"
-            shift = frozenset((term, starts[0][1][term]) for term in by)
-            starts = [(const, {x: n for x, n in terms.items() if x not in by}) for const, terms in starts]
-        forms = {frozenset(terms.items()) for _, terms in starts}
+    dims, moves = output.store.dims, [move for own in stored for move in own]
+    every, turns = [[parts(move.at[i]) for move in moves] for i in range(len(dims))], [0] * len(moves)
+    loops = max((move.loops for move in moves), key=len)
+    if any(move.loops != loops for move in moves):
+        found = _as_turns(every, moves, loops)
+        if found is None:
+            return (), Shown(*["it is stored inside of a loop, and outside"] * 2)
+        every, turns = found
+    extents = np.array([move.part.part for move in moves])
+    pinned = set[Any]().union(*(_pins(starts, extents[:, i], grid) for i, starts in enumerate(every)))
+    axes, lows = [], []
+    for i, (dim, starts) in enumerate(zip(dims, every, strict=True)):
+        shift = {} if output.loads else _shift(starts, pinned)
+        least = min(const for const, _ in starts) if shift else 0
+        forms = {frozenset((x, n) for x, n in terms.items() if x not in shift) for _, terms in starts}
         axis = _axis(dict(next(iter(forms))), grid) if len(forms) == 1 else None
         if axis is None:
             how = " or ".join(dict.fromkeys(text(move.at[i]) for move in moves[:2]))
             return (), Shown(*[f"along {dim} it starts at {how}, which is not a multiple of one coordinate"] * 2)
-        axes.append(axis._replace(shift=shift))
-        lows.append([const for const, _ in starts])
-    loops = {move.loops for move in moves}
-    if len(loops) > 1:
-        return (), Shown(*["it is stored inside of a loop, and outside"] * 2)
-    (around,) = loops
-    if {key for key, _ in around} - {axis.key for axis in axes}:
+        axes.append(axis._replace(shift=total(least, shift)))
+        lows.append([const - least for const, _ in starts])
+    if {key for key, _ in loops}.difference(*(axis.keys for axis in axes)):
         return (), Shown(*["the iterations of a loop store to the same places"] * 2)
     low = np.array(lows).T
-    high = low + np.array([move.part.part for move in moves])
-    for dim, axis, first, end in zip(store.dims, axes, low.min(0), high.max(0), strict=True):
+    high = low + extents
+    for dim, axis, first, end in zip(dims, axes, low.min(0), high.max(0), strict=True):
         if axis.key is not None and (end - first > axis.stride or (output.loads and (first < 0 or end > axis.stride))):
             said = f"along {dim} tiles are {axis.stride} elements apart, and stores reach from {first} to {end}"
             return (), Shown(*[said] * 2)
-    pairs = _overlapping(low, high)
+    pairs = [(i, j) for i, j in _overlapping(low, high) if turns[i] == turns[j]]
     if any(not same_pieces(output, stored, i, j) for i, j in pairs):
         return (), Shown(*["one tile stores the same place twice"] * 2)
-    return tuple(axes), Shown("", shifted or _fills(output, grid, tuple(axes), dict(around), (low, high), pairs))
+    if any(move.sometimes for move in moves):
+        return tuple(axes), Shown("", "only some iterations of a loop store, or only some elements are stored")
+    counts = {index: None if count is None else count + max(turns) for index, count in loops}
+    whole = _fills(output, grid, axes, (low, high), pairs, turns) or _ends(
+        output, grid, axes, counts, high.max(0), solver
+    )
+    return tuple(axes), Shown("", whole)
 
 
-def _pins(store: Store, moves: list[Move], i: int, grid: Grid) -> Axis | None:
-    """The axis by which a tile starts along a dimension, if tiles that share an element there have the same coordinate.
-    Whatever else that coordinate moves, it moves alike for both tiles."""
-    starts = [parts(move.at[i]) for move in moves]
-    axis = _axis(starts[0][1], grid) if all(terms == starts[0][1] for _, terms in starts) else None
-    consts = [const for const, _ in starts]
-    reach = max(const + move.part.part[i] for const, move in zip(consts, moves, strict=True))
-    if axis is None or axis.key is None or reach - min(consts) > axis.stride:
+def _as_turns(every: list[Starts], moves: list[Move], loops: Loops) -> tuple[list[Starts], list[int]] | None:
+    """Stores before a loop as the loop's first turns: (starts along each dimension, by store the number of turns before it);
+    None if they are no such turns."""
+    index, inside = loops[0][0], [move.loops == loops for move in moves]
+    terms = moves[inside.index(True)].at
+    along = [i for i, start in enumerate(terms) if index in leaves(start)]
+    if len(loops) > 1 or len(along) != 1 or any(move.loops not in (loops, ()) for move in moves):
         return None
-    return axis
+    starts = every[along[0]]
+    stride, least = parts(terms[along[0]])[1].get(index, 0), min(const for const, _ in starts)
+    if stride <= 0:
+        return None
+    turns = [(const - least) // stride for const, _ in starts]
+    before = min(turn for turn, own in zip(turns, inside, strict=True) if own)
+    if any(turn >= before for turn, own in zip(turns, inside, strict=True) if not own):
+        return None
+    turns = [before if own else turn for turn, own in zip(turns, inside, strict=True)]
+    found = [(const - n * stride, {index: stride, **terms}) for n, (const, terms) in zip(turns, starts, strict=True)]
+    return [found if i in along else each for i, each in enumerate(every)], turns
+
+
+def _pins(starts: Starts, extents: np.ndarray, grid: Grid) -> set[Any]:
+    """The coordinates by which a tile starts along a dimension, if tiles that share an element there have the same ones.
+    Whatever else a coordinate moves, it moves alike for both tiles."""
+    axis = _axis(starts[0][1], grid) if all(terms == starts[0][1] for _, terms in starts) else None
+    consts = np.array([const for const, _ in starts])
+    if axis is None or (consts + extents).max() - consts.min() > axis.stride:
+        return set()
+    return axis.keys
+
+
+def _shift(starts: Starts, pinned: set[Any]) -> dict[Sym, int]:
+    """Terms that move all stores of a tile alike along a dimension, and that other dimensions' coordinates say."""
+    first = starts[0][1]
+    by = [term for term in first if term.leaves <= pinned and term not in pinned]
+    by += [term for term in first if by and term in pinned]
+    alike = all(terms.get(term) == first[term] for _, terms in starts for term in by)
+    return {term: first[term] for term in by} if alike else {}
 
 
 def _axis(terms: Mapping[Sym, int], grid: Grid) -> Axis | None:
     if not terms:
         return Axis(None, 0)
-    (key, stride), *others = terms.items()
+    (key, stride), *others = sorted(terms.items(), key=lambda each: each[0].op != "leaf")
     known = is_turn(key) or (is_coordinate(key) and key.args[1] in grid.tile)
-    return Axis(key, stride) if known and stride > 0 and not others else None
+    if not known or stride <= 0 or len(others) > 1:
+        return None
+    if not others:
+        return Axis(key, stride)
+    ((further, n),) = others
+    turn = next(filter(is_turn, further.args), None) if further.op == "prod" else None
+    if turn is None or n != stride or not is_coordinate(key):
+        return None
+    by = grid.tiles(key.args[1])
+    return Axis(key, stride, turn, by) if further is by * turn else None
 
 
 def _overlapping(low: np.ndarray, high: np.ndarray) -> Pairs:
@@ -322,28 +394,56 @@ def same_pieces(output: Output, stored: list[list[Move]], i: int, j: int) -> boo
     return output.overlaps and bool(same_warp) and abs(i - j) == 1 and moves[i].at != moves[j].at
 
 
-def _fills(output: Output, grid: Grid, axes: Axes, loops: Mapping[Sym, Any], boxes: Boxes, pairs: Pairs) -> str:
-    """Why the stores of a tile may not fill its box, or loops not reach the end; empty if they do."""
-    store, ends = output.store, []
+def _fills(output: Output, grid: Grid, axes: list[Axis], boxes: Boxes, pairs: Pairs, turns: list[int]) -> str:
+    """Why the stores of a tile may not fill its box, in each turn; empty if they do."""
+    ends = []
     low, high = boxes
-    for i, (dim, axis) in enumerate(zip(store.dims, axes, strict=True)):
-        most = grid.plan.most.get(dim)
+    for i, (dim, axis) in enumerate(zip(output.store.dims, axes, strict=True)):
+        most = int(high[:, i].max()) if isinstance(axis.shift, Sym) else grid.plan.most.get(dim)
         if axis.key is not None:
             ends.append(axis.stride)
             if low[:, i].min():
                 return f"along {dim} tiles store from element {low[:, i].min()} of their own on"
-            if is_turn(axis.key) and not counts_to(loops[axis.key], dim, axis.stride, most):
-                return f"a loop counts to {text(loops[axis.key])}, not to the end of {dim}"
         elif most is None:
             return f"{high[:, i].max()} elements are stored along {dim}, whose extent has no bound"
         else:
             ends.append(most)
     low, high = np.clip(low, 0, ends), np.clip(high, 0, ends)
-    filled = int(np.prod(np.maximum(high - low, 0), axis=1).sum())
+    filled = np.bincount(turns, np.prod(np.maximum(high - low, 0), axis=1))
     for i, j in pairs:
-        filled -= int(np.prod(np.maximum(np.minimum(high[i], high[j]) - np.maximum(low[i], low[j]), 0)))
+        filled[turns[i]] -= np.prod(np.maximum(np.minimum(high[i], high[j]) - np.maximum(low[i], low[j]), 0))
     box = math.prod(ends)
-    return "" if filled == box else f"a tile stores {filled} of the {box} elements that are its own"
+    return "" if (filled == box).all() else f"a tile stores {int(filled.min())} of the {box} elements that are its own"
+
+
+def _ends(output: Output, grid: Grid, axes: list[Axis], counts: dict[Sym, Any], high: Any, solver: Solver) -> str:
+    """Why loops, or the stores of a tile without coordinates, may not reach the end of a dimension; empty if they do.
+
+    counts: by index, the turns of its loop; None where it is not known; high: the elements after the last ones."""
+    for dim, axis, end in zip(output.store.dims, axes, high.tolist(), strict=True):
+        index = axis.key if axis.turn is None else axis.turn
+        if index is not None and is_turn(index):
+            count = counts[index] if axis.turn is None else _in_all(counts[index], axis)
+            if count is None or (axis.shift == 0 and not counts_to(count, dim, axis.stride, grid.plan.most.get(dim))):
+                return f"a loop counts to {text(counts[index])}, not to the end of {dim}"
+            end = axis.stride * count
+        elif axis.key is not None:
+            continue
+        if axis.shift != 0 and not _covers(grid, dim, axis.shift, end, solver):
+            return _begins(dim, axis)
+    return ""
+
+
+def _in_all(count: Any, axis: Axis) -> Any:
+    """How many coordinates the turns of all tiles have: n, if a tile with coordinate p has ceil((n - p) / C) turns, with C as
+    many as there are tiles; None if that is not so."""
+    if not isinstance(count, Sym) or count.op != "div" or count.args[1] is not axis.by:
+        return None
+    return count.args[0] - axis.by + 1 + axis.key
+
+
+def _begins(dim: str, axis: Axis) -> str:
+    return f"along {dim} it starts at {text(axis.shift if axis.key is None else axis.key * axis.stride + axis.shift)}"
 
 
 def counts_to(count: Any, dim: str, stride: int, most: int | None) -> bool:
@@ -362,80 +462,7 @@ def _reads_apart(output: Output, axes: Axes, loads: list[tuple[Any, ...]]) -> st
         for dim, axis, start, extent in zip(output.store.dims, axes, at, load.part, strict=True):
             if axis.key is not None and is_coordinate(axis.key):
                 const, terms = parts(start)
-                if terms != {axis.key: axis.stride} or const < 0 or const + extent > axis.stride:
+                own = terms == {axis.key: axis.stride} and axis.turn is None
+                if not own or const < 0 or const + extent > axis.stride:
                     return f"along {dim} a tile loads from {text(start)} on, which another one may store"
     return ""
-
-
-# ---- painted ---------------------------------------------------------------------------------------------------------
-#
-# In one concrete problem: which store reaches which element, in all output tiles one after the other. No data is moved. Two
-# tiles that reach one element may be tiles of two CTAs.
-
-
-MOST = 20_000_000  # elements of an output that is painted
-
-
-@attrs.frozen
-class Clash:
-    """An element that two stores reach, or a store of one tile and a load of another. one, other: the two, in this order;
-    at: the element."""
-
-    one: Move
-    other: Move
-    visits: tuple[Visit, Visit]
-    at: tuple[int, ...]
-
-
-def painted(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> Clash | None:
-    """The first clash at an output of this shape."""
-    return next(_clashes(output, visits, shape), None)
-
-
-def left_out(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
-    """How many elements of an output of this shape are stored by nobody, and the first one; None if there are none."""
-    reached = np.zeros(shape, bool)
-    for visit in visits:
-        for own in stored_at(output, visit):
-            for move in own:
-                reached[_box(move, shape)] = True
-    left = np.argwhere(~reached)
-    return (len(left), tuple(int(i) for i in left[0])) if len(left) else None
-
-
-def _clashes(output: Output, visits: list[Visit], shape: tuple[int, ...]) -> Iterator[Clash]:
-    owners = np.zeros(shape, np.int32)
-    known: list[tuple[Visit, Move]] = []
-    for visit in visits:
-        stored = stored_at(output, visit)
-        first = len(known)
-        for i, move in enumerate(move for own in stored for move in own):
-            box = _box(move, shape)
-            for number in np.unique(owners[box]):
-                if number == 0:
-                    continue
-                whose, other = known[number - 1]
-                if number - 1 < first or not same_pieces(output, stored, number - 1 - first, i):
-                    (at, *_) = np.argwhere(owners[box] == number)
-                    yield Clash(other, move, (whose, visit), _element(move, shape, at))
-            known.append((visit, move))
-            owners[box] = len(known)
-    names = {load.name for load in output.loads}
-    for visit in visits:
-        for move in (move for moves in visit.moves.values() for move in moves if move.part.name in names):
-            box = _box(move, shape)
-            for number in np.unique(owners[box]):
-                whose, other = known[number - 1] if number else (visit, move)
-                if whose.place != visit.place:
-                    (at, *_) = np.argwhere(owners[box] == number)
-                    yield Clash(other, move, (whose, visit), _element(move, shape, at))
-
-
-def _box(move: Move, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """The elements of a tensor that are moved."""
-    reach = zip(move.at, move.part.part, strict=True)
-    return tuple(slice(max(start, 0), max(start + extent, 0)) for start, extent in reach)
-
-
-def _element(move: Move, shape: tuple[int, ...], at: np.ndarray) -> tuple[int, ...]:
-    return tuple(max(start, 0) + int(i) for start, i in zip(move.at, at, strict=True))

@@ -80,6 +80,18 @@ class SplitAttention(Attention):
         end = clamp(isa, end, high, low)
         return low, clamp(isa, whole, end, low), end, high
 
+    def _fill_keys(self, k: KernelContext, tile: Tile, block: Any) -> None:
+        first = block * self.keys_a_block  # perhaps behind all keys
+        with k.keys.produce() as slot:
+            slot.k.load_from(tile.b, self._group(k, tile), first, 0)
+        if self.mask_dims:
+            with k.masks.produce() as slot:
+                slot.mask.load_from(tile.b, first)
+
+    def _fill_values(self, k: KernelContext, tile: Tile, block: Any) -> None:
+        with k.values.produce() as slot:
+            slot.v.load_from(tile.b, self._group(k, tile), block * self.keys_a_block, 0)
+
     def _sink(self, k: KernelContext, tile: Tile, slot: Any, row: Any) -> Any:
         """As of `Attention`, in the first part alone."""
         sink = super()._sink(k, tile, slot, row)
