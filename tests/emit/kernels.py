@@ -244,6 +244,16 @@ THREADS = {
     ),
     "rmsnorm": Kernel(READY_MADE["RmsNorm"], {}, {"m": 100, "n": 1001, "w": 100_100}),
     "rmsnorm over CTAs": Kernel(READY_MADE["RmsNorm, rows over CTAs"], {}, {"m": 7, "n": 65536}),
+    "rmsnorm of clusters that keep weights": Kernel(
+        READY_MADE["RmsNorm, clusters that keep weights"],
+        dict.fromkeys(("x", "y", "weight"), "fp32"),
+        {"m": 7, "n": 153992},
+    ),
+    "layernorm in narrow vectors": Kernel(
+        READY_MADE["LayerNorm, narrow vectors"],
+        dict.fromkeys(("weight", "bias"), "fp32"),
+        {"a": 1, "b": 4, "w": 4 * 5662, "n": 5662},
+    ),
     "softmax of rows side by side": Kernel(
         READY_MADE["Softmax, rows side by side"], {}, {"m": 100, "n": 125, "w": 12500}
     ),

@@ -396,6 +396,18 @@ REGISTRY: tuple[Registered, ...] = (
         ((1, 1, {}), (2, 1, {})),
     ),
     Registered(
+        "RmsNorm, clusters that keep weights",
+        lambda: RmsNormRows(row_form(153992, 4, vectors=4)),
+        lambda: RmsNormRows(RowForm(512, 1, 256, 1, 2, 1, size=4, each=2, slots=2)),
+        ((1, 1, {}), (3, 1, {})),
+    ),
+    Registered(
+        "LayerNorm, narrow vectors",
+        lambda: LayerNormRows(row_form(5662, vector=4, vectors=8), stored=4),
+        lambda: LayerNormRows(RowForm(58, 1, 64, 1, vector=4, each=2, width=2), stored=4),
+        ((1, 1, {"b": 4, "w": 232}),),
+    ),
+    Registered(
         "Attention",
         lambda: Attention(128, causal="end", window=300, lse=True),
         lambda: Attention(16, causal="end", tile=(128, 1, 32)),

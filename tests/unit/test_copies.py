@@ -120,6 +120,38 @@ def test_any_views(data):
     assert torch.equal(memory, expected)
 
 
+def kernels_of(x, monkeypatch):
+    """What `CopyRuns` copies a tensor by, after which the copy is as the tensor."""
+    made, init = [], copy.CopyRuns.__init__
+    monkeypatch.setattr(copy.CopyRuns, "__init__", lambda self, *key: made.append(self) or init(self, *key))
+    check(x)
+    return made
+
+
+def test_runs_of_one_tile_load_what_they_have(monkeypatch):
+    """Each run has 140 elements, a gap of 25, and 140 more. Up to 7 lie before."""
+    made = kernels_of(some(50, 20, 165)[:, 1:3, 25:], monkeypatch)[0]
+    assert made.tile >= 280 and made.relations[0].size == 280
+    gaps = (made.tile - 1) // 140
+    assert made.x.tile[0] < made.tile + 7 + 25 * gaps + 64, "the slot has the gaps of one tile, and ends with a line"
+
+
+def test_tiles_of_runs_have_about_as_many_elements(monkeypatch):
+    x = some(9, 2, 5288, dtype=torch.float32)[:, :, :5280]
+    made = kernels_of(x[:, :1], monkeypatch)[0]
+    tiles = -(-5280 // made.tile)
+    assert tiles == -(-5280 // 1024) and tiles * made.tile < 5280 + 4 * 128 < tiles * 1024
+
+
+@pytest.mark.parametrize("rows, dtype, alone", [(11254, BF16, True), (40000, BF16, False), (11254, torch.int8, False)])
+def test_short_copies_of_runs_with_gaps_have_a_tile_a_cta(rows, dtype, alone):
+    """Twice as many CTAs, each with 32 registers a thread, which are too few for tiles of bytes."""
+    x = torch.empty(4, rows + 3, 105, dtype=dtype)[:, :rows, :75]
+    key, *_ = copy.runs_of(x, torch.empty(x.shape, dtype=dtype))
+    tiles = copy.CopyRuns(*key).tiles
+    assert tiles.ctas == (12 if alone else 6) and (tiles.each == 1) == alone
+
+
 def test_rows_that_are_repeated():
     check(some(33).expand(4, 33))
 

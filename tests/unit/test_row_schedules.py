@@ -8,9 +8,10 @@ import torch
 import tmapipe as tp
 from tests.oracle.value_forms import Taps
 from tests.unit.errors import refused
-from tmapipe.schedules import LayerNormRows, RmsNorm, RmsNormRows, Softmax, SoftmaxRows
-from tmapipe.schedules.rowform import RowForm, row_form, row_forms
+from tmapipe.schedules import LayerNorm, LayerNormRows, RmsNorm, RmsNormRows, Softmax, SoftmaxRows
+from tmapipe.schedules.rowform import RowForm, resident, row_form, row_forms
 from tmapipe.testing import assert_safe
+from tmapipe.tiles.persistent import PersistentTiles
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 NEAR = {BF16: 1e-2, FP16: 2e-3, FP32: 2e-6}
@@ -64,6 +65,37 @@ def test_other_numbers_of_ctas_are_tried_and_taken_where_they_gain_much():
     assert {form.ctas for form in row_forms(1024)} == {1}
 
 
+def test_each_scheduler_has_a_quarter_of_the_registers():
+    """Seven CTAs of 7 warps are 13 of one scheduler: with 40 registers a thread, they take more than its 16,384."""
+    form = RowForm(504, 6, 512, 6, each=4)
+    assert resident(form, 1, 0) == 6 and 7 * 7 * 32 * 40 < 65536 < 4 * 13 * 32 * 40
+
+
+@pytest.mark.parametrize("length, vector, width, ctas", [(5662, 4, 2, 1), (50257, 2, 1, 8), (5120, 16, 8, 1)])
+def test_vectors_are_narrow_where_reads_beside_rows_would_conflict(length, vector, width, ctas):
+    """Lanes that have 8 elements of bf16 side by side read fp32 weights of rows that begin anywhere 32 bytes apart."""
+    form = LayerNorm().forms(length, 2, vector, vectors=8)[0]
+    assert (form.width, form.ctas) == (width, ctas)
+    assert RmsNorm().forms(3842, 2, 4, vectors=2)[0].width == 8, (
+        "numbers of 2 bytes, in as many banks as DRAM keeps busy"
+    )
+
+
+@pytest.mark.parametrize("length, vector, slots", [(153992, 16, 4), (155222, 8, 4), (188269, 4, 3)])
+def test_clusters_keep_weights_of_long_rows(length, vector, slots):
+    """One CTA on each multiprocessor, with as many slots as there is room for; each form of two slots began every 4 rows."""
+    form = row_forms(length, 4, vector, vectors=4, hold=64)[0]
+    assert (form.ctas, form.share, form.slots, form.piece) == (16, 1, slots, 0)
+    types = dict.fromkeys(("x", "weight", "y"), "fp32")
+    schedule = RmsNormRows(form, stored=vector)
+    schedule.plan(types)
+    assert type(schedule.tiles) is PersistentTiles
+    with pytest.raises(tp.errors.InputError, match="shared memory"):
+        RmsNormRows(attrs.evolve(form, slots=5), stored=vector).plan(types)
+    beside = row_forms(150000, 2, vectors=8)[0]
+    assert beside.piece and not beside.slots, "two vectors of fp32 take more than rows of bf16"
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_no_cta_has_nothing_of_a_row(reads):
     """Its load would lie outside of the tensor as a whole: cross-entropy of 117880 fp32 had 16 pieces of 8448, of which 14 are
@@ -77,6 +109,10 @@ def test_rows_that_do_not_fit_are_refused():
     refused(row_form, 1 << 21, argument="row length", rule="at most")
     refused(lambda: RowForm(300, 1, 256, 1), argument="RowForm", rule="room for rows of 300")
     refused(lambda: RowForm(300, 1, 512, 1, piece=384), argument="RowForm(piece)", rule="divides the columns")
+    refused(lambda: RowForm(256, 1, 256, 1, slots=2), argument="RowForm(slots)", rule="takes several tiles")
+    refused(
+        lambda: RowForm(256, 1, 256, 1, 1, 2, each=4, slots=2), argument="RowForm(slots)", rule="shares no multiproc"
+    )
     refused(lambda: RowForm(60, 4, 128, 1, vector=8), argument="RowForm(rows)", rule="of rows that begin anywhere")
     refused(
         lambda: RowForm(256, 1, 256, 1, vector=2), argument="RowForm", rule="room for rows"
@@ -124,7 +160,8 @@ PIECES = [
 
 @pytest.mark.parametrize("vector, ahead", [(16, 5), (8, 4)])
 def test_as_many_pieces_of_weights_are_ahead_as_have_room(vector, ahead):
-    form = row_forms(153992 if vector == 16 else 155222, 4, vector, vectors=4, hold=64)[0]
+    forms = row_forms(153992 if vector == 16 else 155222, 4, vector, vectors=4, hold=64)
+    form = next(form for form in forms if form.piece)
     assert (form.piece, form.ahead, form.share) == (1408, ahead, 3)
     schedule = RmsNormRows(form, stored=vector)
     schedule.plan(dict.fromkeys(("x", "weight", "y"), "fp32"))
@@ -159,6 +196,8 @@ FORMS = [
     RowForm(60, 8, 64, 2, vector=8, held=True, width=2, packed=True),
     RowForm(100, 4, 128, 2, size=4),
     RowForm(700, 1, 768, 3, vector=8),
+    RowForm(500, 1, 256, 2, 2, 1, 8, 4, each=2, slots=3),
+    RowForm(501, 1, 512, 2, vector=2, each=2, width=1),
 ]
 
 
@@ -174,7 +213,7 @@ def test_forms(form):
     close(y, torch.softmax(x.double(), 1), dtype)
     kinds = {"x": dtype, "y": dtype}
     assert_safe(softmax, dict.fromkeys(kinds, "bf16" if form.size == 2 else "fp32"))
-    for each in (1, 2) if form.ctas > 1 else (1,):
+    for each in (1, 2) if form.ctas > 1 and not form.slots else (form.each,):
         rms = RmsNormRows(attrs.evolve(form, each=each), stored=form.vector)
         y.fill_(float("nan"))
         rms.run({"x": x, "y": y}, {"weight": weight})

@@ -42,11 +42,11 @@ from tmapipe.tiles.persistent import Grouped, PersistentTiles
 
 REGISTERS, OTHERS = 1 << 16, 32  # of a multiprocessor; and of a thread of `CopyPlaces` beside elements and addresses
 TILE, MOST_VALUES = 32 << 10, 80  # bytes of a tile of rows that begin anywhere, and elements of a thread, at most
-MULTIPROCESSOR = 228 * 1024  # bytes of shared memory of one, on sm_90
 BOXES, LONG = 1024, 1 << 18  # bytes of a row of a tile of words; words of a row of which a tile has no other
 WORD = 4  # bytes that a thread stores at once, where addresses are anything
-RESIDENT = 1024  # threads that copy runs on a multiprocessor, with 64 registers each
-FEW = 8  # times that a multiprocessor takes CTAs, up to which the last ones count
+RESIDENT = 1024  # threads that copy runs on a multiprocessor, with 64 registers each; or twice as many, with 32
+SHORT, FEW_VALUES = 3, 16  # times that so many CTAs take one tile each; elements of a thread that 32 registers hold
+FEW = 8  # times that so many CTAs take a few tiles each, up to which the last ones count
 PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = (1 << 31) - (1 << 16)  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
@@ -88,8 +88,8 @@ class Copy(Schedule):
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
         self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32, l2_hint=l2_hint)
         self.y = TmaStoreStage(source=self.x, stages=(0 if stages == 1 else 2) if pending is None else pending)
-        if ctas is None:  # with a tile, barriers, and what is the system's
-            ctas = min(10, max(1, MULTIPROCESSOR // (self.x.tile[0] * self.x.tile[1] * 4 + 2048)))
+        if ctas is None:  # in 228 KiB of shared memory, with a tile, barriers, and what is the system's
+            ctas = min(10, max(1, (228 << 10) // (self.x.tile[0] * self.x.tile[1] * 4 + 2048)))
         self.tiles = GridTiles(Grouped(1), ctas) if stages == 1 else PersistentTiles(Grouped(1))
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
@@ -139,8 +139,7 @@ class Copy(Schedule):
         if engine and (x.ndim == 1 or ceil_div(row, BOXES) * BOXES * 3 <= row * 4):
             self._move(x, y)
             return
-        if same:
-            x, y = _units(x, y)
+        x, y = _units(x, y) if same else (x, y)
         cut = max(range(x.ndim), key=lambda dim: x.shape[dim] * strides_of(x)[dim])
         if reach(x) >= MOST_ELEMENTS and x.shape[cut] > 1:
             half = x.shape[cut] // 2
@@ -262,11 +261,10 @@ class CopyPlaces(Schedule):
         self.over, self.relations = dims, (Dim("n", size=length),)
         self.ring = BarrierRing(1, producer=self.load, consumer=self.work)
         self.x = TmaLoadStage("a w", tile=(self.rows, self.columns), ring=self.ring, l2_hint="evict_last")
-        tile = self.rows, self.columns
-        self.y = ThreadStoreStage(dims, tile=tile, role=self.work, vector=vector, wide=True)
+        self.y = ThreadStoreStage(dims, tile=self.x.tile, role=self.work, vector=vector, wide=True)
         values = self.rows * self.columns // (WARP * warps)
-        a_thread = values + values * size // vector + OTHERS  # one more a store, for its address
-        most = REGISTERS // ((1 + warps) * WARP * a_thread)
+        registers = values + values * size // vector + OTHERS  # of a thread: one more a store, for its address
+        most = REGISTERS // ((1 + warps) * WARP * registers)
         self.tiles = GridTiles(Grouped(1), max(2, min(8, most, ceil_div(FLIGHT, self.rows * self.columns * size))))
 
     def _begin(self, tile: Tile) -> Any:
@@ -276,8 +274,7 @@ class CopyPlaces(Schedule):
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.produce() as slot:
-            first = self._begin(tile) // self.unit * self.unit
-            slot.x.load_from(tile.a * self.rows, first + tile.n * self.columns)
+            slot.x.load_from(tile.a * self.rows, self._begin(tile) // self.unit * self.unit + tile.n * self.columns)
 
     @work.jit
     def copy(self, k: KernelContext, tile: Tile) -> None:
@@ -336,7 +333,7 @@ class CopyRuns(Schedule):
         tile: (such words of a thread in a tile, tiles of a CTA, warps that share a tile).
         alike: Whether x begins a word where y does, and at a multiple of 16 bytes. There are no gaps then.
         l2_hint: Of the loads, as of `TmaLoadStage`.
-        length: Of a run, if some begin inside a word: tiles begin earlier then, and the last one has to reach the end.
+        length: Of a run, if it is one tile, or some begin inside a word: tiles begin earlier then, and must reach the end.
     """
 
     load, work = Role(warps=1), Role(warps=4)
@@ -367,19 +364,21 @@ class CopyRuns(Schedule):
         self.steps, self.gaps, self.start = steps, gaps, start
         self.width, self.alike, self.unit = width, alike, ALIGNMENT // size
         self.tile, self.word = vectors * width * warps * WARP, max(width, self.unit) if alike else width
-        inside = bool(start[1]) or any(begins for _, begins in steps)
+        self.inside = inside = bool(start[1]) or any(begins for _, begins in steps)
         if inside and not (is_count(length) and -(length or 0) % self.tile >= self.word - 1):
             rule = f"leaves {self.word - 1} elements of the last tile of {self.tile}, as runs begin inside a word"
             raise InputError("CopyRuns(length)", length, rule, "use tiles of other elements")
-        self.relations = (Dim("n", size=length),) if inside else ()
-        slot = self.tile + self.unit - 1 + sum(ceil_div(self.tile - 1, length) * further for length, further in gaps)
-        slot = self.tile if alike else in_boxes(slot, size)
+        alone = is_count(length or 0) and (length or 0) <= self.tile and not inside  # tiles begin where runs do
+        self.relations = (Dim("n", size=length),) if inside or alone else ()
+        spans = ((self.tile - (1 if alone else 2 - n)) // n * further for n, further in gaps)
+        slot = self.tile if alike else in_boxes(self.tile + self.unit - 1 + sum(spans), size)
         self.names = ("e", "d", "c", "b")[4 - len(steps) :]
         self.over = " ".join((*self.names, "n"))
         self.ring = BarrierRing(each, producer=self.load, consumer=self.work)
         self.x = TmaLoadStage("w", tile=(slot,), ring=self.ring, l2_hint=l2_hint)
         self.y = ThreadStoreStage(self.over, tile=(self.tile,), role=self.work, vector=vector, wide=True)
-        most = max(1, min(RESIDENT // (WARP + WARP * warps), ceil_div(FLIGHT, each * slot * size)))
+        threads = RESIDENT * (2 if gaps and each == 1 and vectors * width <= FEW_VALUES else 1)
+        most = max(1, min(threads // (WARP + WARP * warps), ceil_div(FLIGHT, each * slot * size)))
         self.tiles = GridTiles(Grouped(1), most, each)
 
     def _first(self, tile: Tile) -> tuple[Any, Any, Any]:
@@ -388,7 +387,7 @@ class CopyRuns(Schedule):
         (place, before), first = self.start, tile.n * self.tile
         for name, (step, begins) in zip(self.names, self.steps, strict=True):
             place, before = place + getattr(tile, name) * step, before + getattr(tile, name) * begins
-        if self.relations:
+        if self.inside:
             first = first - before % self.word
         if not self.gaps:
             return first, 0, place + first
@@ -457,8 +456,7 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
         return None
     shape, steps, out = zip(*dims, strict=True) if dims else ((), (), ())
     start, begin = (address_of(each) % ALIGNMENT // each.dtype.itemsize for each in (x, y))
-    differ = (one - two for one, two in zip((start, *steps), (begin, *out), strict=True))
-    apart = any(each % unit for each in differ)
+    apart = any((one - two) % unit for one, two in zip((start, *steps), (begin, *out), strict=True))
     if size != other:
         apart = any(each % WIDEST for each in (start, begin, *steps, *out))
     alike = not gaps and not apart
@@ -467,7 +465,8 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     begin, *begins = (each % word for each in (begin, *out))
     warps = next((few for few in (1, 2) if n + word <= few * piece // 4), 4)  # short runs have tiles of their own
     threads = width * warps * WARP
-    vectors = min(piece * warps // (4 * threads), ceil_div(n + word - 1, threads))
+    few = ceil_div(n + word - 1, piece * warps // (4 * threads) * threads)  # tiles of a run, of about as many elements
+    vectors = ceil_div(ceil_div(n + word - 1, few), threads)
     while any((begin, *begins)) and -n % (vectors * threads) < word - 1:
         vectors += 1  # until the last tile reaches the end, wherever it begins
     tile, resident = vectors * threads, RESIDENT // (WARP + WARP * warps)
@@ -477,10 +476,12 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     if resident * most < tiles < FEW * resident * most:  # in how many such tiles' time all are done
         near = range(most - 1, 2 * most)
         each = min(near, key=lambda each: (ceil_div(tiles, each * resident) * each, abs(each - most)))
+    if gaps and warps == 4 and vectors * width <= FEW_VALUES and tiles <= SHORT * 2 * resident:
+        each = 1  # as CTAs that have many tiles would end at different times
     vector = math.gcd(ALIGNMENT, width * other, n * other, address_of(y), *(step * other for step in out))
     hint = "evict_last" if n * math.prod(shape) * size >= MUCH else None
     pairs = tuple(zip(steps, begins, strict=True))
-    length = n if any((begin, *begins)) else None
+    length = n if any((begin, *begins)) or n <= tile else None
     key = pairs, tuple(gaps), (start, begin), (size, width, vector), (vectors, each, warps), alike, hint, length
     return key, seen_as(x, (start + reach(x),), (1,), start), seen_as(y, (*shape, n), (*out, 1))
 

@@ -26,10 +26,7 @@ from tmapipe.plan.thread_layout import VectorLayout
 
 def loadable(x: Any) -> bool:
     """Whether a form loads a matrix where it lies: TMA starts at the last multiple of 16 bytes before a row."""
-    if x.shape[1] > 1 and strides_of(x)[1] != 1:
-        return False
-    start = place_of(x)[1]
-    return start == 0 or (not isinstance(x, np.ndarray) and x.storage_offset() >= start)
+    return (x.shape[1] <= 1 or strides_of(x)[1] == 1) and begins_inside(x)
 
 
 def copied(x: Any) -> Any:
@@ -89,10 +86,8 @@ def begins_inside(x: Any) -> bool:
 
 def expanded(x: Any, shape: tuple[int, ...]) -> Any:
     """A tensor broadcast to *shape*, with strides of 0 along dimensions in which it is repeated, or of one element."""
-    steps = (0,) * (len(shape) - x.ndim) + tuple(
-        0 if n == 1 else s for n, s in zip(x.shape, strides_of(x), strict=True)
-    )
-    return seen_as(x, shape, steps)
+    own = (0 if n == 1 else s for n, s in zip(x.shape, strides_of(x), strict=True))
+    return seen_as(x, shape, (*[0] * (len(shape) - x.ndim), *own))
 
 
 def merged(x: Any, y: Any) -> tuple[Any, Any]:
@@ -117,18 +112,10 @@ def padded(x: Any, whole: bool = False) -> Any:
     steps, unit = strides_of(x), ALIGNMENT // x.dtype.itemsize
     kept = [n if step or whole else 1 for n, step in zip(x.shape, steps, strict=True)]
     held, last = list(kept), max((dim for dim, n in enumerate(kept) if n > 1), default=0)
-    if not whole:
-        held[last] = -(-kept[last] // unit) * unit
+    held[last] = kept[last] if whole else -(-kept[last] // unit) * unit
     some = seen_as(x, tuple(kept), tuple(step if n > 1 else 0 for n, step in zip(kept, steps, strict=True)))
-    if isinstance(x, np.ndarray):
-        made: Any = np.zeros(held, x.dtype)
-    else:
-        made = x.new_zeros(held)
-    inside = made[tuple(slice(n) for n in kept)]
-    if isinstance(x, np.ndarray):
-        inside[...] = some
-    else:
-        inside.copy_(some)
+    made: Any = np.zeros(held, x.dtype) if isinstance(x, np.ndarray) else x.new_zeros(held)
+    made[tuple(slice(n) for n in kept)] = some
     strides = tuple(step if n > 1 else 0 for n, step in zip(kept, strides_of(made), strict=True))
     return seen_as(made, tuple(x.shape), strides)
 
@@ -163,23 +150,25 @@ VALUES = 16, 96  # of a thread, at least and at most
 FEW_CTAS, LEAST_PIECE = 8, 8 << 10  # CTAs of a cluster; more do not share rows in pieces of fewer bytes
 PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
 THREADS, CTAS = 2048, 32  # of a multiprocessor
+SCHEDULERS = 4  # of a multiprocessor, each with a quarter of the registers
 MOST_WARPS, MOST_CLUSTER = 16, 16
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
 WIDEST = 8  # elements that a thread has side by side
 WORD = 4  # bytes, below which reading a slot counts
 READING = 9  # elements of a thread in whose time its part of a reduction is done, where nothing is written meanwhile
-LINE = 128  # bytes, at multiples of which boxes begin
-BOX = 256  # elements of the TMA engine's widest box
+LINE, BOX = 128, 256  # bytes, at multiples of which boxes begin; elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
-LEAST_TILE = 6 << 10  # bytes, below which starting a CTA counts
-MOST_TILE = 104 << 10  # bytes
+LEAST_TILE, MOST_TILE = 6 << 10, 104 << 10  # bytes; below the former, starting a CTA counts
 HOT = 88  # lines of weights that all CTAs read, below which L2 gives too few bytes of each: 24 GB/s
 SHARED = 600  # bytes of a tile of rows that are loaded in the time in which warps that share each of them wait for each other
 UNUSUAL, UNUSUAL_READS = 0.2, 0.02  # what half or twice as many CTAs a row, or pieces of it, must gain
 BY_PIECES = 0.3  # and weights that come piece by piece, for each row
 EDGES = 180  # bytes of a row that are loaded in the time in which a branch stores its edges
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
+SLOTS, PERSISTENT = 4, 0.6  # of a CTA that takes tiles until none are left; what those lose, for as many bytes beside
+DRAM, CONFLICT = 18, 0.7  # bytes of a multiprocessor in a cycle; what longer times of shared memory are counted as
+NARROW_WARPS = 10  # with which a multiprocessor is busy, if vectors are narrow so that reads have no conflicts
 
 
 @attrs.frozen
@@ -205,6 +194,7 @@ class RowForm:
         alike: Whether rows of results begin as many bytes after such a multiple, or a whole number of times as many.
         piece: Columns of a row that threads take at once, where numbers of columns come piece by piece; 0: all at once.
         ahead: Such pieces of numbers that are on their way.
+        slots: Tiles of a CTA at once, if one CTA a multiprocessor takes tiles until none are left; 0: one, or two of *each*.
     """
 
     length: int
@@ -224,6 +214,7 @@ class RowForm:
     alike: bool = True
     piece: int = 0
     ahead: int = 2
+    slots: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -236,6 +227,14 @@ class RowForm:
         ):
             rule = "divides the columns, of one row that a CTA takes, that is not held"
             raise InputError("RowForm(piece)", self.piece, rule, "leave it out")
+        if self.slots and (self.each == 1 or self.share not in (None, 1)):
+            rule = "is of one CTA that takes several tiles, and shares no multiprocessor"
+            raise InputError("RowForm(slots)", self.slots, rule, "use share=1 and each=4")
+
+    @property
+    def depth(self) -> int:
+        """Slots of rows of a CTA."""
+        return self.slots or (2 if self.each > 1 else 1)
 
     @property
     def unit(self) -> int:
@@ -292,17 +291,7 @@ class RowForm:
 
 @functools.lru_cache(maxsize=4096)
 def row_form(length: int, size: int = 2, vector: int = ALIGNMENT, **how: Any) -> RowForm:
-    """The form that the model says is best: the first of `row_forms`.
-
-    Args:
-        length: Of a row (elements).
-        size: Bytes of an element.
-        vector: As of `RowForm`.
-        how: Further arguments of `row_forms`, by name.
-
-    Raises:
-        InputError: No form has room for such rows.
-    """
+    """The form that the model says is best: the first of `row_forms`. Arguments and errors as of these."""
     return row_forms(length, size, vector, **how)[0]
 
 
@@ -337,9 +326,8 @@ def row_forms(
         InputError: No form has room for such rows.
     """
     usual = _ctas(length, size, loads, vectors)
-    counts = [usual] + [
-        n for n in (usual // 2, 2 * usual) if 1 <= n <= MOST_CLUSTER and length * size * loads > PIECE // 2
-    ]
+    others = (usual // 2, 2 * usual) if length * size * loads > PIECE // 2 else ()
+    counts = [usual, *(n for n in others if 1 <= n <= MOST_CLUSTER)]
     found = {
         form: _cost(form, loads, vectors)
         + (READING / form.values + 0.012 * form.warps if reads else 0.0)
@@ -355,7 +343,7 @@ def row_forms(
 
 def _ctas(length: int, size: int, loads: int, vectors: int) -> int:
     """How many CTAs share a row, so that pieces have few bytes."""
-    ctas, column = 1, size * loads + max(0, vectors - size)  # bytes
+    ctas, column = 1, size * loads + 0.75 * max(0, vectors - size)  # bytes; what lies beside is loaded for several rows
     while ceil_div(length, ctas) * column > 1.25 * PIECE and ctas < MOST_CLUSTER:
         if ctas >= FEW_CTAS and ceil_div(length, 2 * ctas) * size * loads < LEAST_PIECE:
             break
@@ -370,6 +358,8 @@ def _forms(
     whole = length + (ALIGNMENT - vector) // size
     widest = min(most_wide, WIDEST, ALIGNMENT // size)
     widths = {widest, min(4, widest), *((2,) if widest > 2 and whole < SHORTEST else ())} if whole < SHORT else {widest}
+    if _conflicts(vectors, widest, loads, size) and vector < ALIGNMENT and not reads:
+        widths |= {min(widest, vector // size)}
     kinds = [(width, False) for width in sorted(widths, reverse=True)]
     if dense and ctas == 1:
         kinds += [(width, True) for width in {min(widest, vector // size), min(4, widest, vector // size)}]
@@ -388,20 +378,18 @@ def _forms(
                 continue
             if form.slot * size > MOST_TILE or form.values > (VALUES[1] if form.single else VALUES[1] // 2):
                 continue
-            for held, each in itertools.product(
-                (False, True) if form.values <= hold and ctas == 1 else (False,), (1, EACH)
-            ):
-                plain = (
-                    vectors
-                    and (held, each, rows, packed) == (False, 1, 1, False)
-                    and columns > 2 * WARP * warps * width
-                )
-                for piece in (0, WARP * warps * width) if plain else (0,):
-                    made = RowForm(*sizes, 1, vector, size, held, each, piece=piece, **how)
+            holds = (False, True) if form.values <= hold and ctas == 1 else (False,)
+            for held, each in itertools.product(holds, (1, EACH)):
+                plain = vectors and (held, each, rows, packed) == (False, 1, 1, False)
+                for piece in (0, WARP * warps * width) if plain and columns > 2 * WARP * warps * width else (0,):
+                    made = attrs.evolve(form, held=held, each=each, piece=piece)
                     wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
-                    if share := min(wanted, resident(made, loads, vectors, kept)):
-                        shared = RowForm(*sizes, share, vector, size, held, each, piece=piece, **how)
-                        yield _ahead(shared, loads, vectors, kept)
+                    most = resident(made, loads, vectors, kept)
+                    if share := min(wanted, most):
+                        yield _ahead(attrs.evolve(made, share=share), loads, vectors, kept)
+                    if most == 1 and each > 1 and ctas > 1 and vectors:
+                        slots = (attrs.evolve(made, slots=n) for n in range(SLOTS, 1, -1))
+                        yield next(form for form in slots if resident(form, loads, vectors, kept))
 
 
 def _ahead(form: RowForm, loads: int, vectors: int, kept: int) -> RowForm:
@@ -414,6 +402,12 @@ def _ahead(form: RowForm, loads: int, vectors: int, kept: int) -> RowForm:
     return form
 
 
+def _conflicts(vectors: int, width: int, loads: int, size: int) -> float:
+    """How much longer than DRAM shared memory takes, in times of what DRAM does, where numbers beside rows are read one by
+    one: lanes read every *width*-th at once, which lie in few banks."""
+    return max(0.0, vectors * width / LINE * DRAM / ((loads + 1) * size) - 1)
+
+
 def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | None:
     """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*; if it
     takes several boxes, whole units, so that they begin at multiples of 128 bytes."""
@@ -421,8 +415,7 @@ def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | 
         candidates = [width << i for i in range(3, 6) if width << i >= piece]
     else:
         step = WARP * width
-        first = ceil_div(piece, step) * step
-        candidates = [first + i * step for i in range(2 * warps)]
+        candidates = [(ceil_div(piece, step) + i) * step for i in range(2 * warps)]
     for columns in candidates:
         if rows * columns % (WARP * warps * width) or (columns > BOX and columns % unit):
             continue
@@ -437,13 +430,12 @@ def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | 
 def _flight(form: RowForm, loads: int) -> int:
     """Bytes of rows that a CTA has on their way."""
     columns = min(ceil_div(form.length, form.ctas), form.columns)
-    return (2 if form.each > 1 else 1) * loads * form.rows * columns * form.size
+    return form.depth * loads * form.rows * columns * form.size
 
 
 def resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
     """How many CTAs fit on a multiprocessor."""
     target = arch_named("sm_90a")
-    threads = WARP * (form.warps + 1)
     registers = 30 + (8 if form.packed else 0 if form.apart == 1 else 14)
     values = 3 * (form.width or form.unit) if form.piece else form.values  # of a piece, and of what is added up
     registers += values * 9 // 8 if form.held or not form.single else values * 3 // 8
@@ -453,37 +445,45 @@ def resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
         registers = max(registers, 66)
     if registers > 168:
         return 0
-    smem = (2 if form.each > 1 else 1) * loads * form.slot * form.size
+    smem = form.depth * loads * form.slot * form.size
     margin = MARGIN if form.apart > 1 else 0
     smem += vectors * (form.ahead * (form.piece + margin) if form.piece else form.columns + margin)
     smem += 32 * ceil_div(form.rows, 4) * form.warps * form.ctas if form.ctas > 1 else 0  # what is reduced over CTAs
     smem += 640 if form.piece else 512  # barriers, and room between
     by_smem = (target.smem + SM_RESERVED) // (smem + SM_RESERVED)
-    return min(CTAS, THREADS // threads, target.registers // (ceil_div(registers, 8) * 8 * threads), by_smem)
+    warps = target.registers // SCHEDULERS // (ceil_div(registers, 8) * 8 * WARP) * SCHEDULERS  # that have registers
+    return min(CTAS, THREADS // WARP // (form.warps + 1), warps // (form.warps + 1), by_smem)
 
 
 def _cost(form: RowForm, loads: int, vectors: int) -> float:
     """What a form loses, as a share of the time."""
     assert form.share is not None
     flight, warps = form.share * _flight(form, loads), form.share * form.warps
+    width = form.width or form.unit
+    narrow = form.apart > 1 and width < form.unit and _conflicts(vectors, form.unit, loads, form.size) > 0
     wanted = FLIGHT_OF_CLUSTERS if form.ctas > 1 else FLIGHT
     lost = 0.6 * max(0.0, wanted / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
     in_vain = 1.5 if form.ctas > 1 else 0.3 if form.apart == 1 else 0.8  # the slowest CTA's, or loaded where no edge is
     lost += in_vain * (form.ctas * form.columns / form.length - 1)
-    lost += (0.01 if form.packed else 0.03) * (form.unit // (form.width or form.unit) - 1)
+    if form.slots:
+        return lost + PERSISTENT * vectors / (loads * form.size) + 0.002 * form.warps
+    lost += (0.01 if form.packed else 0.03) * (form.unit // width - 1)
+    lost += CONFLICT * _conflicts(vectors, width, loads, form.size) if form.apart > 1 else 0.0
     lost += EDGES / (form.length * form.size) if form.apart > 1 else 0.0
     lost += 0.13 if form.apart > 1 and form.ctas == 1 and vectors else 0.0  # weights are read element by element
-    lost += (0.2 if form.packed or form.ctas > 1 else 0.35) * max(0.0, RESIDENT_WARPS / warps - 1)
+    lost += (0.2 if form.packed or form.ctas > 1 else 0.35) * max(
+        0.0, (NARROW_WARPS if narrow else RESIDENT_WARPS) / warps - 1
+    )
     if form.ctas > 1:  # clusters that begin, if many CTAs must find room at once; threads that wait for each other
-        lost += 0.2 if form.ctas == MOST_CLUSTER and form.each == 1 and not vectors else 0.0
+        lost += 0.2 if form.ctas == MOST_CLUSTER and (narrow or (form.each == 1 and not vectors)) else 0.0
         lost += 0.008 * max(0, form.warps - 8) if form.each > 1 else 0.0
         lost += 0.0 if form.piece else 0.5 * max(0.0, form.values / 64 - 1)
     lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 48 - 1)
     if form.layout.row_warps > 1:
         lost += 0.02 + 0.004 * form.warps + (SHARED / (form.slot * form.size) if form.rows > 1 else 0.0)
-    lost += 0.1 * max(0.0, 3 / form.share - 1)
+    lost += 0.1 * max(0.0, 3 / form.share - 1) + 0.1 * (form.share == 1)
     lost += 0.0 if form.even and form.apart == 1 and form.rows == 1 else 0.0008 * form.slot / BOX
-    if form.packed and (form.width or form.unit) * form.size < WORD:
+    if form.packed and width * form.size < WORD:
         lost += (0.0 if form.held else 0.06) + 0.004 * max(0, form.values - 32)
     if form.each == 1 and form.rows > 1 and (vectors if form.packed else not form.held):
         lost += 0.04 if form.packed else 0.06

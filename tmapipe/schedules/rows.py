@@ -38,7 +38,7 @@ from tmapipe.schedules.rowform import (
 from tmapipe.stage import BulkLoadStage, LoadStage, TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
 from tmapipe.tiles.dynamic import GridTiles
-from tmapipe.tiles.persistent import Grouped
+from tmapipe.tiles.persistent import Grouped, PersistentTiles
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 #
@@ -89,7 +89,7 @@ class Rows(Schedule):
             raise InputError(name, form, "says how rows are shared out", "e.g. row_form(1024), of schedules.rowform")
         self.form = form
         self.over = "m" if form.apart == 1 else "a b"
-        self.tiles = GridTiles(Grouped(1), form.share, form.each)
+        self.tiles = PersistentTiles(Grouped(1)) if form.slots else GridTiles(Grouped(1), form.share, form.each)
         if self.stored:
             self.over += " n"
             self.cluster = {"n": form.ctas}
@@ -97,7 +97,7 @@ class Rows(Schedule):
             self.relations = (Dim("n", size=form.length),)
         self.work = Role(warps=form.warps)
         pieces = not self.stored and form.ctas > 1
-        self.ring = BarrierRing(2 if form.each > 1 or pieces else 1, producer=self.load, consumer=self.work)
+        self.ring = BarrierRing(2 if pieces else form.depth, producer=self.load, consumer=self.work)
         if self.columns and form.each > 1:  # loaded once for a cluster's tiles
             self.once = BarrierRing(producer=self.load, consumer=self.work, per="cta")
         if form.piece:
@@ -363,7 +363,7 @@ class RowKernel:
     def forms(
         self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
     ) -> list[RowForm]:
-        """The forms for this kernel, the best one first. Arguments and errors as of `row_form`."""
+        """The forms for this kernel, the best one first. Arguments and errors as of `row_forms`."""
         reads = not self.schedule.stored
         how: dict[str, Any] = {"hold": self.hold, "kept": self.kept, "dense": dense, "width": width, "reads": reads}
         forms = row_forms(length, size, vector, loads=loads, vectors=vectors, **how)
