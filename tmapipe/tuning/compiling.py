@@ -22,7 +22,7 @@ import attrs
 import tmapipe
 from tmapipe.base import disk
 from tmapipe.epilogue import Epilogue
-from tmapipe.errors import InputError, MissingPackageError, needed
+from tmapipe.errors import InputError, MissingPackageError, needed, require
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.tuning.problem import PLAIN, Candidate, Problem, fingerprint
@@ -357,8 +357,7 @@ def import_tuned(path: str | os.PathLike[str]) -> int:
 
 
 def _check_path(argument: str, path: Any) -> None:
-    if not isinstance(path, (str, os.PathLike)):
-        raise InputError(argument, path, "is the path of a file", 'e.g. "tuned.json"')
+    require(isinstance(path, (str, os.PathLike)), argument, path, "is the path of a file", 'e.g. "tuned.json"')
 
 
 def _sound(facts: Any) -> bool:
