@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import IS_BOOL, InputError, ScopeError, is_count, must, optional, shown
+from tmapipe.errors import IS_BOOL, InputError, ScopeError, is_count, must, optional, require, shown
 
 # ---- role ------------------------------------------------------------------------------------------------------------
 
@@ -80,8 +80,7 @@ class Role:
             rule, fix = "takes exactly one of the two", "pass warps= or warpgroups="
             raise InputError("Role(warps, warpgroups)", (warps, warpgroups), rule, fix)
         count = warps if warps is not None else warpgroups
-        if not is_count(count):
-            raise InputError("Role(warps or warpgroups)", count, "must be a positive integer", "use 1 or more")
+        require(is_count(count), "Role(warps or warpgroups)", count, "must be a positive integer", "use 1 or more")
         assert count is not None
         names: Any = (early,) if isinstance(early, str) else tuple(early) if isinstance(early, (tuple, list)) else early
         size = count if warps is not None else 4 * count
@@ -265,11 +264,9 @@ class BarrierRing:
             raise InputError("BarrierRing(chain)", phases, "needs at least two phases of one role each", "add a role")
         roles = [role for phase in phases for role in phase]
         for role in roles:
-            if not isinstance(role, Role):
-                raise InputError("BarrierRing(chain)", role, _ROLES, "e.g. producer=load")
-        if len(set(roles)) != len(roles):
-            rule = "has a role twice, but a role plays one phase of a ring"
-            raise InputError("BarrierRing(chain)", roles, rule, "use another role")
+            require(isinstance(role, Role), "BarrierRing(chain)", role, _ROLES, "e.g. producer=load")
+        rule = "has a role twice, but a role plays one phase of a ring"
+        require(len(set(roles)) == len(roles), "BarrierRing(chain)", roles, rule, "use another role")
 
     def phase_of(self, role: Role) -> int | None:
         """The number of the phase that *role* plays, or None."""
@@ -291,8 +288,7 @@ _ROLES = "is a Role for each phase, or a tuple of the roles that play one phase 
 
 
 def _several(argument: str, value: Any) -> Iterable[Any]:
-    if not isinstance(value, Iterable):
-        raise InputError(f"BarrierRing({argument})", value, _ROLES, "e.g. producer=load")
+    require(isinstance(value, Iterable), f"BarrierRing({argument})", value, _ROLES, "e.g. producer=load")
     return value
 
 

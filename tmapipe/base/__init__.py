@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from tmapipe.base import tma_rules
-from tmapipe.errors import InputError, MissingGpuError, as_tuple, is_count, must, optional
+from tmapipe.errors import InputError, MissingGpuError, as_tuple, is_count, must, optional, require
 
 # ---- multicast -------------------------------------------------------------------------------------------------------
 #
@@ -101,8 +101,7 @@ def check_cluster(cluster: Mapping[str, int], most: int = MAX_CLUSTER) -> None:
     if not isinstance(cluster, Mapping):
         raise InputError("cluster", cluster, "maps dimensions of the output to numbers of CTAs", 'e.g. {"m": 2}')
     for axis, size in cluster.items():
-        if not is_count(size):
-            raise InputError(f"cluster[{axis!r}]", size, "a cluster extent is a positive integer", "use 1, 2 or 4")
+        require(is_count(size), f"cluster[{axis!r}]", size, "a cluster extent is a positive integer", "use 1, 2 or 4")
     total = math.prod(cluster.values())
     if total > most:
         shape = " x ".join(map(str, cluster.values())) + f" = {total}" * (len(cluster) > 1)
@@ -290,8 +289,7 @@ class TensorMap:
                 error, made = driver.cuTensorMapEncodeTiled(*tensor, _reversed(small, self.box), *how)
         except RuntimeError as missing:
             raise MissingGpuError("there is no CUDA driver here, and it is what encodes a TensorMap.") from missing
-        if error:
-            raise InputError("TensorMap", self, f"is refused by the driver ({error.name})", "see its documentation")
+        require(not error, "TensorMap", self, f"is refused by the driver ({error.name})", "see its documentation")
         return b"".join(int(word).to_bytes(8, "little") for word in made.opaque)
 
     def __repr__(self) -> str:

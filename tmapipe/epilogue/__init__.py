@@ -27,7 +27,7 @@ from tmapipe.epilogue.operands import (
     StoreForm,
     columns_of,
 )
-from tmapipe.errors import NOTHING, InputError, ScopeError, frozen, must, optional
+from tmapipe.errors import NOTHING, InputError, ScopeError, frozen, must, optional, require
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment, SlotRef, combine
 from tmapipe.parts import RegisterTile, Wgmma
@@ -386,9 +386,8 @@ def _check_outputs(epilogue: Any, attribute: Any, value: Any) -> None:
             a_class = isinstance(kind, type) and issubclass(kind, EpilogueOutput)
             fix = f"{kind.__name__}()" if a_class else f"Output({kind!r})"
             raise InputError(f"outputs[{name!r}]", kind, "is an Output, RowSum or ColumnSum of tmapipe.epilogue", fix)
-        if name == "d":
-            rule = "is the first output, which is always there"
-            raise InputError("outputs['d']", kind, rule, "say dtype= or stages=")
+        rule = "is the first output, which is always there"
+        require(name != "d", "outputs['d']", kind, rule, "say dtype= or stages=")
 
 
 _check_columns = must(

@@ -15,7 +15,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import Bound
-from tmapipe.errors import InputError, check_bool, check_type, is_count
+from tmapipe.errors import InputError, check_bool, check_type, is_count, require
 from tmapipe.isa.fragment import Fragment
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.plan.thread_layout import AccumulatorLayout
@@ -339,8 +339,7 @@ class Operands:
 def columns_of(n: int, transposed: bool = False) -> int:
     """How many columns a piece has, if all transfers of an epilogue use the same pieces: 64, or 32 or n in narrower tiles. For
     transposed accumulators, up to 64, in pieces of equal width. Raises `InputError` unless *n* is a positive integer."""
-    if not is_count(n):
-        raise InputError("columns_of(n)", n, "is a positive number of columns", "e.g. 128")
+    require(is_count(n), "columns_of(n)", n, "is a positive number of columns", "e.g. 128")
     check_bool("columns_of(transposed)", transposed)
     return even_columns(n, 64) if transposed else next((width for width in (64, 32) if width <= n), n)
 
@@ -351,9 +350,8 @@ def check_operands(
     """The epilogue. Raises `InputError` unless its operands are of known kinds and are exactly its parameters."""
     check_type("operands", declared, Mapping, 'e.g. {"bias": tp.epilogue.PerColumn()}')
     for name, kind in declared.items():
-        if not isinstance(kind, EpilogueOperand):
-            rule = "is a Matrix, PerBatch, PerColumn, PerRow or Scalar of tmapipe.epilogue"
-            raise InputError(f"operands[{name!r}]", kind, rule, "e.g. tp.epilogue.PerColumn()")
+        rule = "is a Matrix, PerBatch, PerColumn, PerRow or Scalar of tmapipe.epilogue"
+        require(isinstance(kind, EpilogueOperand), f"operands[{name!r}]", kind, rule, "e.g. tp.epilogue.PerColumn()")
     if epilogue is None:
         raise InputError("epilogue", None, "is needed to use the operands", "e.g. lambda acc, bias: acc + bias")
     if not callable(epilogue):

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import InputError, ScopeError
+from tmapipe.errors import InputError, ScopeError, require
 from tmapipe.isa import fragment
 from tmapipe.isa.fragment import (
     Accesses,
@@ -452,7 +452,6 @@ def exchange_of(exchange: WarpExchange | None, layout: ThreadLayout, kind: str, 
         rule = f"has {along} that lie in several warps of its role, {width} in a warp"
         fix = f"declare tp.ReductionScratch(role, {along}={width}) in the schedule"
         raise InputError("reduction of a tile", (layout.rows, layout.columns), rule, fix)
-    if kind != "fp32":
-        rule = f"is over several warps, for {along}, in fp32 alone"
-        raise InputError("reduction of a tile", kind, rule, 'use tp.math.cast(values, "fp32")')
+    rule = f"is over several warps, for {along}, in fp32 alone"
+    require(kind == "fp32", "reduction of a tile", kind, rule, 'use tp.math.cast(values, "fp32")')
     return exchange

@@ -11,7 +11,7 @@ import attrs
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base import MulticastGroup, optional_group
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, fp32, optional_dtype, tf32
-from tmapipe.errors import IS_BOOL, InputError, as_tuple, fill, is_count, is_whole, must, optional, shown
+from tmapipe.errors import IS_BOOL, InputError, as_tuple, fill, is_count, is_whole, must, optional, require, shown
 from tmapipe.stage import LoadStage, SlotStage, check_dims, is_ring, is_swizzle, is_tile, is_written, joined, names_in
 
 # ---- matmuls: from slots, or from registers --------------------------------------------------------------------------
@@ -219,8 +219,7 @@ class ClusterSum(RegisterTile):
     def __init__(self, role: Role, source: Wgmma, axis: str, ctas: int):
         if not isinstance(source, Wgmma):
             raise InputError("ClusterSum(source)", source, "is a Wgmma, whose accumulators are added", "pass one")
-        if not isinstance(axis, str):
-            raise InputError("ClusterSum(axis)", axis, "is the name of an axis of the cluster", 'e.g. "n"')
+        require(isinstance(axis, str), "ClusterSum(axis)", axis, "is the name of an axis of the cluster", 'e.g. "n"')
         rows, columns = source.shape[:2]
         if not is_count(ctas) or columns % (8 * ctas):
             rule = f"divides the {columns} columns into multiples of 8"
@@ -455,9 +454,8 @@ class ReductionScratch(Scratch):
 
     def __init__(self, role: Role, *, rows: int = 1, columns: int = 1, group: MulticastGroup | None = None):
         for name, value in (("rows", rows), ("columns", columns)):
-            if not is_count(value):
-                rule = f"is a positive number of {name}"
-                raise InputError(f"ReductionScratch({name})", value, rule, "leave it out for one")
+            rule = f"is a positive number of {name}"
+            require(is_count(value), f"ReductionScratch({name})", value, rule, "leave it out for one")
         if group is not None and (not isinstance(group, MulticastGroup) or columns != 1):
             rule = "is a MulticastGroup: the CTAs of the cluster over which rows lie, and no columns"
             raise InputError("ReductionScratch(group)", group, rule, 'e.g. MulticastGroup("n"), without columns=')

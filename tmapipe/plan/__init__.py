@@ -9,7 +9,7 @@ from tmapipe.barrier import Role
 from tmapipe.base import along, check_cluster
 from tmapipe.base.arithmetic import DType, bf16, ceil_div, fp8_e4m3, fp8_e5m2, fp16, fp32, int32
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, require
 from tmapipe.parts import ClusterSum, RegisterTile, SharedStage, Wgmma
 from tmapipe.plan.declarations import Declarations, launch_registers, place_roles, share_registers
 from tmapipe.plan.model import Plan, RoleWarps
@@ -252,9 +252,8 @@ class Layout:
 
     def _parts_of(self, name: str, tile: ClusterSum, role: RoleWarps) -> Exchanged:
         ctas, space = self.declared.cluster.get(tile.axis, 1), self.space
-        if ctas != tile.ctas:
-            rule = f"must be how many CTAs the cluster has along {tile.axis}: {ctas}"
-            raise InputError(f"{name}.ctas", tile.ctas, rule, "change ctas= or the cluster")
+        rule = f"must be how many CTAs the cluster has along {tile.axis}: {ctas}"
+        require(ctas == tile.ctas, f"{name}.ctas", tile.ctas, rule, "change ctas= or the cluster")
         if (owner := self.matmul_roles[self.declared.name_of(tile.source)]) != role.name:
             raise InputError(f"{name}.role", role.name, "must be the role that executes the matmul", f"pass {owner}")
         rows, columns = tile.shape
@@ -407,12 +406,10 @@ def _check_supported(declared: Declarations, types: dict[str, DType], target: Ar
                 rule = f"needs the TMA engine, which {target.name} lacks"
                 raise InputError(f"{type(part).__name__}({name})", target.name, rule, f"use {other}")
         for name, role in declared.roles.items():
-            if role.registers:
-                rule = f"is set by setmaxnreg, which {target.name} lacks"
-                raise InputError(f"Role({name}).registers", role.registers, rule, "leave it out")
-        if declared.queue is not None:
-            rule = f"hands tiles on by st.async, which {target.name} lacks"
-            raise InputError("Schedule.tiles", target.name, rule, "use PersistentTiles()")
+            rule = f"is set by setmaxnreg, which {target.name} lacks"
+            require(not role.registers, f"Role({name}).registers", role.registers, rule, "leave it out")
+        rule = f"hands tiles on by st.async, which {target.name} lacks"
+        require(declared.queue is None, "Schedule.tiles", target.name, rule, "use PersistentTiles()")
     for name, dtype in types.items():
         if dtype.name.startswith("fp8") and not target.fp8:
             raise InputError(f"{name}.dtype", dtype.name, f"is a type that {target.name} cannot convert", "use bf16")

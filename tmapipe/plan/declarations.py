@@ -11,7 +11,7 @@ import attrs
 from tmapipe.barrier import BarrierRing, Role, Turnstile, mark_of
 from tmapipe.base import check_cluster
 from tmapipe.base.arithmetic import Dim, ceil_div
-from tmapipe.errors import InputError, changed
+from tmapipe.errors import InputError, changed, require
 from tmapipe.parts import RegisterTile, Scratch, SharedStage, Table, Wgmma
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.plan.rings import Arch
@@ -231,10 +231,9 @@ def _bodies(kind: type, names: Mapping[Part, str], had: Collection[Part]) -> tup
             if mark is None or (mark[0] in had and mark[0] not in names):
                 continue
             role, before = mark
-            if role not in names:
-                rule = f"is the body of a role that {kind.__name__} does not declare, so that nothing would run it"
-                fix = "assign the role to an attribute of the schedule"
-                raise InputError(f"{cls.__name__}.{name}", role, rule, fix)
+            rule = f"is the body of a role that {kind.__name__} does not declare, so that nothing would run it"
+            fix = "assign the role to an attribute of the schedule"
+            require(role in names, f"{cls.__name__}.{name}", role, rule, fix)
             called = f"{names[role]}.before" if before else names[role]
             if called in own:
                 rule = f"is the second body of role {called}, beside {own[called]}"
@@ -250,10 +249,9 @@ def _check_visible(kind: type, name: str, method: Body, role: str) -> None:
     """Raises `InputError` if another method of this name hides a body."""
     cls = next(cls for cls in kind.__mro__ if name in vars(cls))
     other = vars(cls)[name]
-    if other is not method:
-        rule = f"hides the body of role {role}, which {method.__qualname__} is"
-        fix = f"decorate it with @{role}.jit, or give it another name"
-        raise InputError(f"{cls.__name__}.{name}", other, rule, fix)
+    rule = f"hides the body of role {role}, which {method.__qualname__} is"
+    fix = f"decorate it with @{role}.jit, or give it another name"
+    require(other is method, f"{cls.__name__}.{name}", other, rule, fix)
 
 
 # ---- equality --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import attrs
 
 from tmapipe.barrier import Role
 from tmapipe.base.arithmetic import DType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, tf32
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, require
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, WIDTHS, RoleWarps
@@ -358,8 +358,7 @@ def check_matmuls(
     """
     roles: dict[str, str] = {}
     for name, mma in declared.matmuls.items():
-        if not target.wgmma:
-            raise InputError(f"Wgmma({name})", target.name, "wgmma exists on sm_90a only", "plan for sm_90a")
+        require(target.wgmma, f"Wgmma({name})", target.name, "wgmma exists on sm_90a only", "plan for sm_90a")
         role, (m, k), (n, kb) = _role_of(declared, name, mma), *mma.extents
         of_a, of_b = declared.name_of(mma.a), declared.name_of(mma.b)
         b = types[of_b]
@@ -368,8 +367,7 @@ def check_matmuls(
             rule = "takes a from registers, where sums lie as wgmma wants them, of 16-bit types alone"
             raise InputError(f"Wgmma({name})", f"{of_a} x {b}", rule, "use bf16 or fp16, or a through a SharedStage")
         warpgroups = role.warps // 4 // role.teams
-        if k != kb:
-            raise InputError(f"{of_b}.tile", mma.b.tile, f"its k extent differs from {of_a}'s {k}", "use one k")
+        require(k == kb, f"{of_b}.tile", mma.b.tile, f"its k extent differs from {of_a}'s {k}", "use one k")
         if not multiplies(a, b):
             rule = "takes two operands of one type, bf16, fp16, tf32 or int8, or two of fp8_e4m3 and fp8_e5m2"
             to_tf32 = 'give both stages dtype="tf32" (a Gemm\'s a and b: Operand(dtype="tf32"))'

@@ -10,7 +10,7 @@ from tmapipe.barrier import BarrierRing
 from tmapipe.base import Along, peer_pattern, tma_rules
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, require
 from tmapipe.parts import RegisterTile, Scratch, Wgmma
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import WARP, Load, RoleWarps, Store
@@ -220,9 +220,8 @@ def _check_result(name: str, load: LoadStage, store: StoreStage) -> None:
     alike = load.dims == store.dims and load.tile == store.tile
     plain = load.tensor_map and load.outside == "zeros" and not (load.windows or load.multicast or load.strides)
     once = not (store.reduce or store.folded or store.parts > 1 or store.transposed)
-    if not (alike and plain and once):
-        rule = "must be stored whole, not reduced, and loaded in the same tiles by a plain TmaLoadStage"
-        raise InputError(f"{name}.of_result", store, rule, "give both the same dims and tile")
+    rule = "must be stored whole, not reduced, and loaded in the same tiles by a plain TmaLoadStage"
+    require(alike and plain and once, f"{name}.of_result", store, rule, "give both the same dims and tile")
 
 
 def _check_in_place(declared: Declarations, name: str, load: LoadStage, outputs: int) -> None:
@@ -328,9 +327,8 @@ def _buffer_of_sums(layout: Layout, name: str, store: StoreStage, in_turn: bool)
     role, dtype = layout.roles[layout.storing_roles[name]], layout.types[name]
     tile = (64, _columns(layout, name, store))
     if store.transposed:
-        if dtype.bytes == 1:
-            rule = "must have 16 or 32 bits if a store transposes accumulators"
-            raise InputError(f"{name}.dtype", dtype.name, rule, "use bf16, or dims in the matmul's order")
+        rule = "must have 16 or 32 bits if a store transposes accumulators"
+        require(dtype.bytes != 1, f"{name}.dtype", dtype.name, rule, "use bf16, or dims in the matmul's order")
         if store.reduce or len(store.tile) > 2:
             rule = "needs accumulators that are not transposed, since the store has a reduction or three dims"
             raise InputError(f"{name}.dims", store.dims, rule, "use dims in the matmul's order")

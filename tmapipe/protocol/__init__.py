@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import attrs
 
 from tmapipe.barrier import Role
-from tmapipe.errors import InputError, ScopeError
+from tmapipe.errors import InputError, ScopeError, require
 from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef, WarpExchange, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import ReductionScratch, RegisterTile, SharedStage
@@ -76,9 +76,8 @@ class SharedInSlot(PartInSlot):
             InputError: There is no such CTA or no such part, or the stage has a sender.
         """
         isa, buffer, name = self.part.isa, self.part.buffer, f"slot.{self.part.buffer.name}.read_from"
-        if self.exchange.sender is not None:
-            rule = "must be a stage without a sender, since other CTAs write the tiles of this stage"
-            raise InputError(name, buffer.name, rule, "send the tile to the CTAs that read it")
+        rule = "must be a stage without a sender, since other CTAs write the tiles of this stage"
+        require(self.exchange.sender is None, name, buffer.name, rule, "send the tile to the CTAs that read it")
         cta = self._cta(f"{name}(peer)", peer)
         self.by_threads()
         whole = tile is None and like is None
@@ -351,8 +350,7 @@ class DescriptorInSlot(PartInSlot):
         if self.end.phase != 0:
             raise ScopeError(f"{name} in role {self.part.role!r}. Only the ring's producer sets descriptors.")
         for argument, value in (("first", first), ("rows", rows)):
-            if not is_index(value):
-                raise InputError(f"{name}({argument})", value, "must be a whole number of rows", "e.g. 1")
+            require(is_index(value), f"{name}({argument})", value, "must be a whole number of rows", "e.g. 1")
         self.by_threads(writes=True)
         self.part.isa.descriptor_write(self.loaded, self.part.buffer, self.slot.index, first, rows)
 
@@ -388,8 +386,7 @@ def sync(k: Any, *others: Role) -> None:
             named barriers are taken.
     """
     for other in others:
-        if not isinstance(other, Role):
-            raise InputError("k.sync", other, "must be a role of the schedule", "e.g. k.sync(self.load)")
+        require(isinstance(other, Role), "k.sync", other, "must be a role of the schedule", "e.g. k.sync(self.load)")
     isa, role = k.isa, k.role
     roles = list(dict.fromkeys([role, *(k.plan.role(k.name_of(other)) for other in others)]))
     if len(roles) > 1 and any(each.teams > 1 for each in roles):

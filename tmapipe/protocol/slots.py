@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tmapipe.errors import InputError, ScopeError, is_count
+from tmapipe.errors import InputError, ScopeError, is_count, require
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Scratch
@@ -152,9 +152,8 @@ class PartInSlot(Carried):
         """
         load = self._loaded()
         where = f"slot.{load.name}.load_through"
-        if getattr(view, "load", None) is not load:
-            rule = f"must be a view from the DescriptorStage of {load.name}"
-            raise InputError(where, view, rule, "view = slot.<descriptor stage>.acquire()")
+        rule = f"must be a view from the DescriptorStage of {load.name}"
+        require(getattr(view, "load", None) is load, where, view, rule, "view = slot.<descriptor stage>.acquire()")
         view.slot._check_open(load.name)
         start = self._aligned(where, load.dims, load.span, tile, coordinates)
         own = self.part
@@ -230,9 +229,8 @@ class PartInSlot(Carried):
             form, verb = "by windows", "load_windows()"
         elif load.parts > 1 and part is None:
             form, verb = f"in {load.parts} parts, one by one", "load_part(i, ...) for each part"
-        if verb:
-            rule = f"is no verb of a stage that is loaded {form}"
-            raise InputError(f"slot.{load.name}", "load()", rule, f"use {verb}")
+        rule = f"is no verb of a stage that is loaded {form}"
+        require(not verb, f"slot.{load.name}", "load()", rule, f"use {verb}")
         own, isa, index, signalled = self.part, self.part.isa, self.slot.index, self.end.signalled
         if load.vector:
             role = isa.plan.role(own.role)
@@ -342,8 +340,7 @@ class PartInSlot(Carried):
         self.part.buffer.dtype.check_held(name)
         if width not in WIDTHS or type(width) is not int:
             raise InputError(f"{name}(width)", width, "must be 8, 4, 2 or 1", "leave it out to read as many as fit")
-        if not is_count(each):
-            raise InputError(f"{name}(each)", each, "must be how many rows or columns share a number", "e.g. each=2")
+        require(is_count(each), f"{name}(each)", each, "must be how many rows or columns share a number", "e.g. each=2")
         if pitch is not None and transposed:
             return fragments.read_rows_as_columns(self.ref, self._rows_as_columns(name, part, pitch, at), at, pitch)
         if pitch is not None:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.errors import InputError, ScopeError
+from tmapipe.errors import InputError, ScopeError, require
 from tmapipe.isa import applied, where_is
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef
 from tmapipe.isa.ops import Isa
@@ -252,9 +252,8 @@ class BoundStore(PieceStore):
             raise InputError(f"{self.plan.name}.store(epilogue)", epilogue, rule, "pass a function")
         check_own(f"{self.plan.name}.store", self.isa.plan, self.plan, tile, ())
         several = values if isinstance(values, tuple) else (values,)
-        if not several:
-            rule = "must have at least one accumulator"
-            raise InputError(f"{self.plan.name}.store", values, rule, "pass a fragment or an accumulator")
+        rule = "must have at least one accumulator"
+        require(several, f"{self.plan.name}.store", values, rule, "pass a fragment or an accumulator")
         self._check_mirrored(mirror, also)
         if all(map(self._in_pieces, several)):
             self._store_accumulators(tile, several, epilogue, {self.plan.name: self, **(also or {})}, operands, mirror)
@@ -487,8 +486,7 @@ class BoundThreadStore(Carried):
         made = checked_values(name, plan.buffer, made, narrower=verb == "store_from")
         start, name = start_of(name, plan.dims, plan.tile, tile, {}), f"{plan.name}.store"
         pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
-        if not pair:
-            raise InputError(f"{name}(surely)", surely, "must be two columns (first, end)", "leave it out")
+        require(pair, f"{name}(surely)", surely, "must be two columns (first, end)", "leave it out")
         self.isa.store_values(plan, start, made, surely, None if when is None else mask_of(name, when, made))
 
     def finish(self) -> None:

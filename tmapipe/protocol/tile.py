@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from tmapipe.base import Along, peer_pattern, rank_stride
 from tmapipe.base.arithmetic import DType
-from tmapipe.errors import InputError, MissingPartError, ScopeError, is_count
+from tmapipe.errors import InputError, MissingPartError, ScopeError, is_count, require
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, combine, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Table
@@ -137,8 +137,7 @@ def _check_tile(where: str, tile: Any) -> None:
 
 def _check_coordinate(where: str, place: Any) -> None:
     """Raises `InputError` unless *place* is a coordinate."""
-    if not is_index(place):
-        raise InputError(where, place, "must be a whole number of tiles", "use integers, and // instead of /")
+    require(is_index(place), where, place, "must be a whole number of tiles", "use integers, and // instead of /")
 
 
 def start_of(
@@ -304,9 +303,8 @@ def checked_values(where: str, buffer: Buffer, values: Any, at: Any = None, narr
 
 def check_rounded(name: str, dtype: DType) -> None:
     """Raises `InputError` for a store *name* of integers, since an epilogue's results are not rounded to integers."""
-    if dtype.integer:
-        rule = "is an integer type, but an epilogue works in fp32 and does not round to integers"
-        raise InputError(name, dtype.name, rule, 'give the store another dtype, e.g. "bf16"')
+    rule = "is an integer type, but an epilogue works in fp32 and does not round to integers"
+    require(not dtype.integer, name, dtype.name, rule, 'give the store another dtype, e.g. "bf16"')
 
 
 def _check_block(where: str, tile: tuple[int, ...], layout: ThreadLayout, along: str, at: Any) -> None:
@@ -321,9 +319,8 @@ def _check_block(where: str, tile: tuple[int, ...], layout: ThreadLayout, along:
 
 def layout_of(where: str, values: Any) -> ThreadLayout:
     """How *values* are distributed over threads. Raises `InputError` unless it is a fragment of a whole tile."""
-    if not isinstance(values, Fragment):
-        fix = "compute it from slot.x.read() or acc.values(), or make it with k.full()"
-        raise InputError(where, values, "takes a fragment, distributed over the role's threads", fix)
+    fix = "compute it from slot.x.read() or acc.values(), or make it with k.full()"
+    require(isinstance(values, Fragment), where, values, "takes a fragment, distributed over the role's threads", fix)
     if values.layout is None:
         raise InputError(where, values, "takes a fragment of a tile", "combine it with a fragment of a tile")
     return values.layout

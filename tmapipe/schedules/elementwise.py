@@ -15,7 +15,7 @@ from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import made_like
-from tmapipe.errors import InputError, is_count
+from tmapipe.errors import InputError, is_count, require
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.plan.model import MOST_VALUES, WARP, warps_for, width_of
@@ -179,9 +179,8 @@ class ElementwiseTiles(Schedule):
             isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) and each[1] in (1, 2, 4, 8)
             for each in inputs
         )
-        if not pairs:
-            rule = "is, of each argument, its dimensions and the bytes of an element"
-            raise InputError("ElementwiseTiles(inputs)", inputs, rule, 'e.g. (("m n", 2),)')
+        rule = "is, of each argument, its dimensions and the bytes of an element"
+        require(pairs, "ElementwiseTiles(inputs)", inputs, rule, 'e.g. (("m n", 2),)')
         if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(is_count, tile)):
             raise InputError("ElementwiseTiles(tile)", tile, "is (rows, columns)", "e.g. (2, 2048)")
         if not isinstance(dims, str) or len(dims.split()) < 2:
@@ -281,8 +280,7 @@ class Elementwise:
     """
 
     def __init__(self, function: Callable[..., Any], dtype: Any = None):
-        if not callable(function):
-            raise InputError("Elementwise(function)", function, "is called with fragments", "pass a function")
+        require(callable(function), "Elementwise(function)", function, "is called with fragments", "pass a function")
         self._given = function, None if dtype is None else as_dtype(dtype)
         try:
             self.signature: Any = inspect.signature(function)
@@ -337,8 +335,7 @@ class Elementwise:
                 self.signature.bind(*tensors)
         except TypeError as error:
             raise InputError("tensors", len(tensors), f"are what the function takes: {error}", "pass as many") from None
-        if not tensors:
-            raise InputError("tensors", (), "are what the result is made of", "pass one or more")
+        require(tensors, "tensors", (), "are what the result is made of", "pass one or more")
         for i, x in enumerate(tensors):
             check_kind(f"tensors[{i}]", x)
             kind = dtype_of(x, f"tensors[{i}]").name

@@ -19,7 +19,7 @@ from tmapipe.base.arithmetic import LOG2_E, Dim, DType, fp32, int32
 from tmapipe.bind import Bound
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reductions, SumsOfRows
 from tmapipe.epilogue.operands import Operands, Output, StoreForm, check_room, columns_of
-from tmapipe.errors import NOTHING, InputError, check_bool, is_count
+from tmapipe.errors import NOTHING, InputError, check_bool, is_count, require
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
@@ -50,6 +50,8 @@ def check_stages(schedule: Schedule, *names: str) -> None:
 class Adds(Schedule):
     """Base of schedules that add up x along s: one warp loads, four add."""
 
+    ring: BarrierRing
+    x: TmaLoadStage
     load, add = Role(warps=1), Role(warps=4)
 
     @load.jit
@@ -85,8 +87,7 @@ class AddParts(Adds):
         epilogue: Callable[[Any], Any] | None = None,
         together: int = 1,
     ):
-        if not is_count(together):
-            raise InputError("AddParts(together)", together, "is a number of parts in a slot", "use 4")
+        require(is_count(together), "AddParts(together)", together, "is a number of parts in a slot", "use 4")
         if not isinstance(tile, tuple) or len(tile) != 2:
             raise InputError("AddParts(tile)", tile, "is (rows, columns)", "e.g. (8, 256)")
         if epilogue is not None and not callable(epilogue):
@@ -101,8 +102,7 @@ class AddParts(Adds):
         """The plan as `Schedule.plan` makes it. Raises `InputError` for types that cannot be added, or whose sums d cannot
         hold."""
         check_stages(self, "x", "d")
-        if not is_count(self.together):
-            raise InputError("together", self.together, "is a number of parts", "e.g. 1")
+        require(is_count(self.together), "together", self.together, "is a number of parts", "e.g. 1")
         made = super().plan(dtypes, arch=arch)
         x, d = made.buffer("x").dtype, made.buffer("d").dtype
         if x.name.startswith("fp8"):

@@ -16,7 +16,7 @@ from tmapipe.bind import Bound, check_kind
 from tmapipe.bind.tensors import match
 from tmapipe.epilogue import ADD, Epilogue
 from tmapipe.epilogue.operands import PerColumn
-from tmapipe.errors import InputError, is_count
+from tmapipe.errors import InputError, is_count, require
 from tmapipe.isa.fragment import Carried
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import RegisterTile, Table, Wgmma
@@ -325,17 +325,15 @@ class DequantGemm(Gemm):
     ):
         if weights not in WEIGHTS:
             raise InputError("DequantGemm(weights)", weights, f"is one of {', '.join(WEIGHTS)}", 'e.g. "int8"')
-        if not isinstance(zeros, bool):
-            raise InputError("DequantGemm(zeros)", zeros, "is True or False", "leave it out")
+        require(isinstance(zeros, bool), "DequantGemm(zeros)", zeros, "is True or False", "leave it out")
         k = tile[2] if isinstance(tile, (tuple, list)) and len(tile) == 3 else 0
         if is_count(k) and k % PACKED:
             raise InputError("tile[2]", k, f"is a multiple of {PACKED} elements along k", "e.g. 64")
         fits = group is None or is_count(group)
         if group and fits and is_count(k):
             fits = group % k == 0 or (k % group == 0 and group % PACKED == 0)
-        if not fits:
-            rule = f"is a multiple of the {k} elements along k of a tile, or of {PACKED} and divides them"
-            raise InputError("DequantGemm(group)", group, rule, "use other groups, or tiles of other elements along k")
+        rule = f"is a multiple of the {k} elements along k of a tile, or of {PACKED} and divides them"
+        require(fits, "DequantGemm(group)", group, rule, "use other groups, or tiles of other elements along k")
         if k and tile[1] not in (64, 128, 192, 256):
             rule = "is 64 for each of one to four warpgroups"
             raise InputError("tile[1]", tile[1], rule, "use 64, 128, 192 or 256")

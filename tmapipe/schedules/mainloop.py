@@ -18,7 +18,7 @@ from tmapipe.bind.tensors import match, new_like, signature
 from tmapipe.calling import set_to_zero
 from tmapipe.epilogue import Epilogue, OperandSum, sums_by_name
 from tmapipe.epilogue.operands import Matrix, StoreForm
-from tmapipe.errors import NOTHING, InputError, is_count, must
+from tmapipe.errors import NOTHING, InputError, is_count, must, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.protocol.tile import Tile
@@ -123,9 +123,8 @@ class PingPong:
         _check_along(self, tiles, epilogue)
         if epilogue.operands and not self.in_turn:
             raise InputError("PingPong(in_turn)", False, "is needed with operands of the epilogue", "leave it out")
-        if tiles.in_parts:
-            rule = f"does not go with {type(tiles).__name__}, whose tiles differ in their steps or have none"
-            raise InputError("mainloop", self, rule, "use Cooperative()")
+        rule = f"does not go with {type(tiles).__name__}, whose tiles differ in their steps or have none"
+        require(not tiles.in_parts, "mainloop", self, rule, "use Cooperative()")
 
 
 def _check_along(mainloop: Cooperative | PingPong, tiles: TileOrder, epilogue: Epilogue) -> None:
@@ -135,8 +134,7 @@ def _check_along(mainloop: Cooperative | PingPong, tiles: TileOrder, epilogue: E
     if tiles.bounded or getattr(tiles, "reduce", None):
         rule = f"does not go with {type(tiles).__name__}, whose tiles have bounds along m or are added to others"
         raise InputError("mainloop", mainloop, rule, 'use along="m"')
-    if epilogue.outputs:
-        raise InputError("mainloop", mainloop, "takes an epilogue without further outputs", 'use along="m"')
+    require(not epilogue.outputs, "mainloop", mainloop, "takes an epilogue without further outputs", 'use along="m"')
 
 
 # ---- operand ---------------------------------------------------------------------------------------------------------
@@ -158,8 +156,7 @@ def in_shares(rows: int, peers: int) -> bool:
         InputError: One of them is no positive integer.
     """
     for name, value in (("rows", rows), ("peers", peers)):
-        if not is_count(value):
-            raise InputError(f"in_shares({name})", value, "is a positive integer", "e.g. 2")
+        require(is_count(value), f"in_shares({name})", value, "is a positive integer", "e.g. 2")
     return rows % (8 * peers) == 0
 
 
@@ -361,9 +358,8 @@ class PartsOfK:
         if order.reduce and not epilogue.plain:
             rule = "is not applied to parts of k that are added as they come: no part has the whole sum"
             raise InputError("epilogue", epilogue.function or epilogue, rule, "leave out reduce=")
-        if epilogue.l2_hint is not None:
-            rule = "is of stores of whole tiles, not of parts of k"
-            raise InputError("Epilogue(l2_hint)", epilogue.l2_hint, rule, "leave it out")
+        rule = "is of stores of whole tiles, not of parts of k"
+        require(epilogue.l2_hint is None, "Epilogue(l2_hint)", epilogue.l2_hint, rule, "leave it out")
         self.order, self.epilogue = order, epilogue
         self.stored = Epilogue(stages=epilogue.stages)  #: what each part ends with
         self.more = bool(epilogue.operands or epilogue.outputs)

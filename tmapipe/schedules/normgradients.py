@@ -18,7 +18,7 @@ from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import new_like, signature
 from tmapipe.calling import watching
-from tmapipe.errors import InputError, changed
+from tmapipe.errors import InputError, changed, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import ReductionScratch
 from tmapipe.plan.model import WARP
@@ -109,8 +109,7 @@ def gradient_forms(
     found = {
         form: time_of(form, sums) for form in _forms(length, size, vector, sums, dense, width or 8, weight or size)
     }
-    if not found:
-        raise InputError("row length", length, "fits into the registers of a cluster", "split the rows")
+    require(found, "row length", length, "fits into the registers of a cluster", "split the rows")
     return tuple(sorted(found, key=found.__getitem__))
 
 

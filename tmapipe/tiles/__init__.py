@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from tmapipe.base.arithmetic import Dim, ceil_div
-from tmapipe.errors import IS_NAME, InputError, is_count, must
+from tmapipe.errors import IS_NAME, InputError, is_count, must, require
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
@@ -82,9 +82,8 @@ class PartTiles(TileOrder):
             rule = f"must be a load of {declared.name} and one of its dimensions, along which its tiles are the steps"
             name = f"{type(self).__name__}(stage, dim)"
             raise InputError(name, (self.stage, self.dim), rule, "name such a stage and dimension")
-        if "s" not in axes:
-            rule = "has parts of sums, which are stored along a dimension s of the output, or added to it"
-            raise InputError("Schedule.tiles", self, rule, 'e.g. TmaStoreStage("s m n", source=...)')
+        rule = "has parts of sums, which are stored along a dimension s of the output, or added to it"
+        require("s" in axes, "Schedule.tiles", self, rule, 'e.g. TmaStoreStage("s m n", source=...)')
 
     def steps(self, isa: Isa) -> Any:
         """The steps of a tile."""

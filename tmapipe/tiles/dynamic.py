@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.errors import InputError, is_count, must, optional
+from tmapipe.errors import InputError, is_count, must, optional, require
 from tmapipe.isa.fragment import Value
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Plan, RoleWarps
@@ -430,9 +430,8 @@ class GridTiles(PersistentTiles):
         room = self.room(plan.arch)
         if self.ctas is None or self.ctas == 1 or room is None:
             return
-        if plan.registers:
-            rule = "does not go with Role(registers), by which one CTA takes all registers of a multiprocessor"
-            raise InputError("GridTiles(ctas)", self.ctas, rule, "leave out one of the two")
+        rule = "does not go with Role(registers), by which one CTA takes all registers of a multiprocessor"
+        require(not plan.registers, "GridTiles(ctas)", self.ctas, rule, "leave out one of the two")
         if self.ctas > MOST_CTAS or self.ctas * plan.threads > MOST_THREADS:
             rule = (
                 f"are CTAs of {plan.threads} threads; a multiprocessor has {MOST_THREADS} threads and {MOST_CTAS} CTAs"

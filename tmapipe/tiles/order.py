@@ -12,7 +12,7 @@ import attrs
 from tmapipe.barrier import Role
 from tmapipe.base import MulticastGroup, check_cluster
 from tmapipe.base.arithmetic import Dim, ceil_div
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, require
 from tmapipe.isa.fragment import Carried, SlotRef
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations, check_names
@@ -44,8 +44,7 @@ def axes_of(declared: Declarations, over: str | None) -> dict[str, Axis]:
         InputError: There is no stage, or no stage has such a dimension.
     """
     parts: dict[str, LoadStage | StoreStage] = {**declared.stores, **declared.loads}
-    if not parts:
-        raise InputError("Schedule", declared.name, "has no load and no store stage", "declare one")
+    require(parts, "Schedule", declared.name, "has no load and no store stage", "declare one")
     known: dict[str, Axis] = {}
     for name, part in parts.items():
         for i, (dim, elements) in enumerate(zip(part.dims, part.span, strict=True)):
@@ -124,10 +123,8 @@ def check_relations(declared: Declarations) -> None:
     named, followed = {dim.name for dim in declared.relations}, {dim.of for dim in declared.relations}
     rule = f"is a dimension of a stage ({', '.join(stages)})"
     for dim in declared.relations:
-        if dim.name not in {*stages, *followed}:
-            raise InputError("Dim(name)", dim.name, rule, "name one of them")
-        if dim.of not in {*stages, *named, None}:
-            raise InputError("Dim(of)", dim.of, rule, "name one of them")
+        require(dim.name in {*stages, *followed}, "Dim(name)", dim.name, rule, "name one of them")
+        require(dim.of in {*stages, *named, None}, "Dim(of)", dim.of, rule, "name one of them")
     following = {dim.name: dim.of for dim in declared.relations}
     for name in following:
         seen, other = {name}, following[name]
@@ -355,9 +352,8 @@ def with_order(schedule: Any, declared: Declarations) -> Declarations:
     Raises:
         InputError: Attributes of the schedule, such as `tiles`, `over` or `cluster`, are wrong.
     """
-    if not isinstance(schedule.tiles, TileOrder):
-        fix = "e.g. PersistentTiles()"
-        raise InputError("Schedule.tiles", schedule.tiles, "is an order of output tiles", fix)
+    fix = "e.g. PersistentTiles()"
+    require(isinstance(schedule.tiles, TileOrder), "Schedule.tiles", schedule.tiles, "is an order of output tiles", fix)
     if not isinstance(schedule.relations, tuple) or not all(isinstance(dim, Dim) for dim in schedule.relations):
         raise InputError("Schedule.relations", schedule.relations, "is a tuple of Dim", 'e.g. (Dim("r", size=3),)')
     check_names("Schedule.transposed", schedule.transposed, declared.arguments)

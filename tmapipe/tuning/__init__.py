@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 from tmapipe.base.disk import cache_folder
-from tmapipe.errors import InputError, PipelineError
+from tmapipe.errors import InputError, PipelineError, require
 from tmapipe.plan.model import WARP, Plan
 from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.schedule import Schedule
@@ -124,8 +124,7 @@ class AutoTuned:
         jobs: int | None,
         progress: bool,
     ):
-        if not callable(make):
-            raise InputError("autotune()", make, "is over a function that returns a schedule", "decorate one")
+        require(callable(make), "autotune()", make, "is over a function that returns a schedule", "decorate one")
         functools.update_wrapper(self, make)
         self.make, self.space, self.key = make, space, key
         self.most, self.jobs, self.progress = most, jobs, progress

@@ -22,7 +22,7 @@ import attrs
 import tmapipe
 from tmapipe.base import disk
 from tmapipe.epilogue import Epilogue
-from tmapipe.errors import InputError, MissingPackageError, UnsafeError, needed
+from tmapipe.errors import InputError, MissingPackageError, UnsafeError, needed, require
 from tmapipe.program import trace
 from tmapipe.program.identity import identity
 from tmapipe.prove import require_safe_once
@@ -376,8 +376,7 @@ def import_tuned(path: str | os.PathLike[str]) -> int:
 
 
 def _check_path(argument: str, path: Any) -> None:
-    if not isinstance(path, (str, os.PathLike)):
-        raise InputError(argument, path, "is the path of a file", 'e.g. "tuned.json"')
+    require(isinstance(path, (str, os.PathLike)), argument, path, "is the path of a file", 'e.g. "tuned.json"')
 
 
 def _sound(facts: Any) -> bool:

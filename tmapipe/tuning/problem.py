@@ -30,7 +30,7 @@ from tmapipe.bind import check_kind, of_sums
 from tmapipe.bind.tensors import last_but_one
 from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
-from tmapipe.errors import InputError, check_type, is_count, must
+from tmapipe.errors import InputError, check_type, is_count, must, require
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.tiles import SplitKTiles
@@ -125,8 +125,7 @@ class Problem:
         elif out is None:
             out = int32 if dtype.integer else dtype
         if tf32:
-            if dtype != fp32:
-                raise InputError("tf32", True, f"is only for operands of fp32; they are {dtype}", "leave it out")
+            require(dtype == fp32, "tf32", True, f"is only for operands of fp32; they are {dtype}", "leave it out")
             dtype = as_dtype("tf32")
         majors = ("m" if last_but_one(a) else "k", "n" if last_but_one(b) else "k")
         problem = cls(int(a.shape[-2]), int(b.shape[-2]), int(a.shape[-1]), dtype, out, batch, majors)
