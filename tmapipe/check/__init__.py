@@ -235,7 +235,7 @@ class Report(Drawn):
         runs: In words, what was shown and how.
         problem: The problem in which the errors were found, if several were run (`tmapipe.prove.problem.Problem`).
         outputs: In words, which outputs were looked at in a few problems alone, and why. Of all other outputs it is shown, for
-            every shape that `trips` covers, that each element is stored once.
+            every shape that `trips` covers, that each element is stored once. Likewise loads, which start inside of a tensor.
         partly: Outputs of which some elements are stored by nobody.
         unfinished: Whether the check was ended by the limit of time that was given.
     """

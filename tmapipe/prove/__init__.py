@@ -249,8 +249,9 @@ class _Check:
     """The check of one schedule.
 
     found: findings of all runs; wrong: the problem that has them; events: transitions executed; runs: in words, what was shown
-    and how; failed: in words, a problem in which a body fails, or that is too large; size: (tiles, steps) of the largest
-    problem; unfinished: whether the time was over before all was looked at.
+    and how; outside: in words, loads that are not shown to start inside; failed: in words, a problem in which a body fails, or
+    that is too large; size: (tiles, steps) of the largest problem; unfinished: whether the time was over before all was looked
+    at.
     """
 
     def __init__(self, program: Traced):
@@ -265,6 +266,7 @@ class _Check:
         self.wrong: Problem | None = None
         self.events = self.in_problems = 0
         self.runs: list[str] = []
+        self.outside: list[str] = []
         self.failed = ""
         self.size = 0, 0
         self.unfinished = False
@@ -287,7 +289,7 @@ class _Check:
             self.events,
             runs=tuple(self.runs),
             problem=self.wrong,
-            outputs=outputs.open,
+            outputs=(*outputs.open, *self.outside),
             partly=outputs.partly,
             unfinished=self.unfinished,
         )
@@ -334,7 +336,7 @@ class _Check:
     def _outside(self) -> Iterator[Problem]:
         """A problem for each load that is not shown to start inside of its tensor, in which it may start outside."""
         for said, facts in outside(self.bodies):
-            self.runs.append(said)
+            self.outside.append(said)
             yield from itertools.islice(solutions(facts, self.sizes, tries=1), 1)
 
     def _run(self, given: Iterable[tuple[Problem, bool]]) -> None:

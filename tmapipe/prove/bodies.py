@@ -283,6 +283,9 @@ class MovesOf(MachineIsa):
 # holds for every shape. `Visits` of one problem have numbers in the place of symbols.
 
 
+CASES = 100  # that the solver tries: it is asked far less often than the search asks
+
+
 class Bodies:
     """The bodies of one program.
 
@@ -294,7 +297,9 @@ class Bodies:
     def __init__(self, program: Any):
         self.program, self.shared = program, Shared(program)
         self.layout: Layout = self.shared.layout
-        self.solver = Solver(lambda x: (0, 2**31 - 1) if x.args[0] in ("tile", "index") else bounds(x))
+        self.solver = Solver(
+            lambda x: (0, 2**31 - 1) if x.args[0] in ("tile", "index") else bounds(x), CASES, inside=True
+        )
         self.ends = {id(last): last for _, last, _ in program.calls.values()}
         tiles = [tile for *_, tile in program.calls.values() if tile is not None]
         coordinates = (each for tile in tiles for each in tile._coordinates.items())

@@ -265,7 +265,7 @@ def _looked_at(bodies: Bodies, grid: Grid, left: list[tuple[Output, Shown]]) -> 
 def _by_data(bodies: Bodies, output: Output) -> str:
     """Why it is data that says where an output is stored; empty if it does not."""
     if output.store.clipped:
-        return "its tiles have bounds of their own"
+        return "its tiles end where a table says, and keep apart if its entries ascend"
     if output.store.name in bodies.by_rows:
         return "entries of tables say which rows are stored"
     starts = [x for move in bodies.moves() if move.part.name == output.store.name for x in move.at]

@@ -440,6 +440,10 @@ def outside(bodies: Any) -> Iterator[tuple[str, list[Any]]]:
                 known = [*visit.facts, below, *_scaled(start, counts)]
                 for x, count in (loops | {x: counts[x] for x in counts if x in found}).items():
                     known += [at_least_0(x), count is None or at_least_0(count - 1 - x)]
+                    if isinstance(count, Sym) and count.op == "div" and count.args[1] in counts.values():
+                        known.append(
+                            at_least_0(count.args[0] - count.args[1] * (x + 1))
+                        )  # turns that go on by as many tiles
                 beyond = start - span * (cluster.get(dim, 1) - 1)
                 for case in ([-1 - start], [beyond - 1, beyond - extent(dim)]):
                     facts = [*map(at_least_0, case), *known]

@@ -223,10 +223,13 @@ Rows = dict[frozenset[tuple[Sym, int]], int]  # by terms with factors, the const
 
 
 class Solver:
-    """Decides conjunctions. bounds: (least, most) value of a leaf, each a number or None."""
+    """Decides conjunctions. bounds: (least, most) value of a leaf, each a number or None; cases: how many are tried; inside:
+    whether large quotients and choices are looked into, which the search has as numbers of their own."""
 
-    def __init__(self, bounds: Callable[[Sym], tuple[int | None, int | None]]):
-        self.bounds = bounds
+    def __init__(
+        self, bounds: Callable[[Sym], tuple[int | None, int | None]], cases: int = CASES, inside: bool = False
+    ):
+        self.bounds, self.cases, self.inside = bounds, cases, inside
         self._known: dict[frozenset[Sym], bool] = {}
         self._defined: dict[Sym, tuple[list[Any], Choice, list[Sym]]] = {}
 
@@ -241,7 +244,9 @@ class Solver:
                 given.append(each)
         key = frozenset(_related(given))
         if key not in self._known:
-            self._known[key] = not any(negated(each) in key for each in key) and self._cases(list(key), [], CASES)[0]
+            self._known[key] = (
+                not any(negated(each) in key for each in key) and self._cases(list(key), [], self.cases)[0]
+            )
         return self._known[key]
 
     def decided(self, condition: Any, given: Iterable[Any]) -> bool | None:
@@ -329,7 +334,9 @@ class Solver:
         """What holds of one term: sums that are at least 0, conditions of which one holds, and the terms of the sums."""
         new: list[Any] = []
         choice: Choice = ()
-        if term.op == "leaf":
+        if self.inside and term.op == "leaf" and term.args[0] == "large":
+            new = [term - term.args[1], term.args[1] - term]
+        elif term.op == "leaf":
             low, high = self.bounds(term)
             new = [] if low is None else [term - low]
             new += [] if high is None else [high - term]

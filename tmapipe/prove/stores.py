@@ -204,7 +204,7 @@ def _show(
 ) -> tuple[Axes, Shown]:
     """(how tiles start, what is shown) of the stores of these visits. given: what holds of the tiles that have to store."""
     if output.store.clipped:
-        return (), Shown(*["its tiles have bounds of their own"] * 2)
+        return (), Shown(*["its tiles end where a table says, and keep apart if its entries ascend"] * 2)
     known: dict[Any, tuple[Axes, Shown]] = {}
     some: list[frozenset[Sym]] = []
     none: list[frozenset[Sym]] = []
