@@ -222,6 +222,7 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
     import torch
 
     from tmapipe.calling import launcher_for
+    from tmapipe.gpu.watchdog import EVERY
     from tmapipe.program import places, trace
     from tmapipe.timeline.stamped import launcher_of
 
@@ -231,7 +232,7 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
     bound = schedule.bind(*tensors)
     given, plan = list(bound.tensors.values()), schedule.plan(bound.dtypes)
     resident = torch.cuda.get_device_properties("cuda").multi_processor_count // plan.cluster_size
-    every, stamps = launcher_of(schedule, bound, resident)
+    every, stamps = launcher_of(schedule, bound, resident, EVERY)
     few = launcher_for(schedule, bound, [stamps.numbers[0], RECORDED * plan.cluster_size])
     runs: dict[str, Callable[[], Any]] = {"stamped": lambda: few.launch(given)}
     if beside:

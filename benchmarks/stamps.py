@@ -64,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     if not gpu_of("stamps"):
         return 2
     from tmapipe.gpu.launch import CudaClock
+    from tmapipe.gpu.watchdog import EVERY
     from tmapipe.program import places, trace
     from tmapipe.timeline.stamped import launcher_of
     from tmapipe.tuning import Problem, ranked
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         plan = schedule.plan(TYPES)
         a, b, out = make_operands(m, n, k, "bf16", 0)
         bound = schedule.bind(a, b, out=out)
-        launcher, stamps = launcher_of(schedule, bound, schedule.cluster_count(bound.shapes))
+        launcher, stamps = launcher_of(schedule, bound, schedule.cluster_count(bound.shapes), EVERY)
         for _ in range(3):
             clock.rest(0.1)
             (us,) = clock.batch(lambda made=launcher, given=bound: made.launch(list(given.tensors.values())), 1)

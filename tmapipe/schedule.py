@@ -300,7 +300,7 @@ class Schedule(Calls):
         Args:
             tensors, out, named: As in `simulate`.
             clusters: On the model as in `simulate`; at most the first two clusters are drawn. On the GPU, how many clusters
-                are drawn, by default two.
+                are drawn, by default two; of tiles that are shared out in advance, the first third.
 
         Raises:
             InputError: For tensors that do not fit.

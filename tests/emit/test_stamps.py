@@ -25,7 +25,7 @@ def places_of(schedule):
 
 
 def method(place):
-    return getattr(place.node, "method", "tile")
+    return getattr(place.node, "method", "end of tiles" if place.after else "tile")
 
 
 def test_stamps_are_in_a_kernel_of_their_own():
@@ -44,19 +44,48 @@ def test_each_record_is_written_as_it_is_read(schedule):
     at = places_of(schedule)
     made = records(at)
     ptx = build(schedule, schedule.plan(), keep=True, unroll=False, instrument="stamps").ptx
-    written = re.findall(r"@room (st\.global.*?|add\.u32 low, low, \d+);", ptx)
     assert ptx.count("stamp_clock") > len(at)
-    number = end = 0
-    for line in written:
-        if line.startswith("add"):
-            assert int(line.split()[-1]) == 4 * made[number].words == end
-            number, end = number + 1, 0
-            continue
-        offset, size = int(re.search(r"\+(\d+)\]", line)[1]), {"v2": 8, "v4": 16}.get(line.split(".")[2], 4)
-        assert offset % size == 0 and offset >= end, "aligned, and one after another"
-        end = offset + size
-    assert number == len(made) and sum(len(record.places) for record in made) == len(at)
+    numbers, end = [], 0
+    for group in re.findall(r"\.reg \.pred room;.*?\n\}", ptx, re.DOTALL):
+        for store in re.findall(r"@room (st\.global.*?);", group):
+            offset, size = int(re.search(r"\+(\d+)\]", store)[1]), {"v2": 8, "v4": 16}.get(store.split(".")[2], 4)
+            assert offset % size == 0 and offset >= end, "aligned, and one after another"
+            end = offset + size
+        if last := re.search(r"add\.u32 low, low, (\d+);", group):
+            numbers.append(int(re.search(r"(?:mov|xor)\.b32 word\d+,(?: word\d+,)? (\d+);", group)[1]))
+            assert int(last[1]) == 4 * made[numbers[-1]].words == end
+            end = 0
+    assert set(numbers) == set(range(len(made))) and sum(len(record.places) for record in made) == len(at)
     assert all(4 * record.words <= watchdog.ROOM for record in made)
+
+
+@pytest.mark.parametrize("schedule, times", [(S.Attention(64), 2), (S.PingPong((64, 128, 64)), 3)])
+def test_ctas_without_rows_and_later_tiles_read_no_clock(schedule, times):
+    """The program is there twice, and a loop over tiles that are shared out in advance once more. One of them has stamps."""
+    plain, stamped = (
+        build(schedule, schedule.plan(), keep=True, unroll=False, instrument=each).ptx for each in ("", "stamps")
+    )
+    for instruction in ("cp.async.bulk.tensor", "wgmma.mma_async"):
+        assert stamped.count(instruction) == times * plain.count(instruction)
+    at = places_of(schedule)
+    clocks = len(re.findall(r"%clock;", stamped))
+    assert clocks == sum(not place.shared for place in at) + 2, "each place once, and the kernel's beginning and end"
+    assert plain.count("%clock") == 0
+    after = [place for place in at if method(place) == "end of tiles"]
+    assert [place.warps for place in after] == ([{0}, {4, 8}] if times == 3 else [])
+    assert len({id(place.node) for place in at if method(place) == "tile"}) == len(schedule.plan().roles)
+
+
+def test_the_same_tiles_are_stamped_in_all_roles():
+    """A third of them, in whole turns of the teams: of one that takes 5 % longer, a CTA with several ends 2.5 % later."""
+    copy, ping_pong = S.Copy((4, 64), 2, 0).plan(), S.PingPong((64, 128, 64)).plan()
+    for tiles in range(1, 200):
+        for plan, teams in ((copy, 1), (ping_pong, 2)):
+            address, number = watchdog.launched(plan, [1 << 40, 8], tiles)
+            ctas, most = number & 0xFFFFFFFF, number >> 32
+            assert (address, ctas, most % teams) == (1 << 40, 8, 0)
+            assert most > tiles / 3 - teams and (most == teams or 2 * most <= tiles)
+    assert watchdog.launched(copy, [1 << 40, 8, watchdog.EVERY], 7)[1] < 1 << 63
 
 
 def test_a_record_goes_on_across_a_branch_of_one_warp():
@@ -75,9 +104,9 @@ def test_a_record_goes_on_across_a_branch_of_one_warp():
     words = encoded(turn, number, [100, 110, 120, 130], [3]) + encoded(turn, number, [200, 210, 220, 230], [4])
     for warp, stores in ((1, True), (5, False)):
         read = [each.tolist() for each in stamps_of(warp, np.array(words, np.int32), records(at), 290)]
-        first = [(4, 0, 100), (5, 3, 110), (6, 0, 120), (7, 0, 130), (8, 0, 200), (9, 3, 200)]
-        second = [(4, 0, 200), (5, 4, 210), (6, 0, 220), (7, 0, 230), (8, 0, 290), (9, 4, 290)]
-        assert turn.first == 4
+        first = [(5, 0, 100), (6, 3, 110), (7, 0, 120), (8, 0, 130), (9, 0, 200), (10, 3, 200)]
+        second = [(5, 0, 200), (6, 4, 210), (7, 0, 220), (8, 0, 230), (9, 0, 290), (10, 4, 290)]
+        assert turn.first == 5
         assert list(zip(*read, strict=True)) == [each for each in first + second if stores or warp in at[each[0]].warps]
 
 
@@ -106,8 +135,28 @@ def encoded(record, number, clocks, slots):
     slots = [*slots, 0, 0]
     words[-1] = slots[0] * 65536 + number
     for i in range(len(record.slots) // 2):
-        words[len(words) - 1 - len(record.slots) // 2 + i] = slots[1 + 2 * i] + 65536 * slots[2 + 2 * i]
+        words[len(words) - 1 - len(record.slots) // 2 + i] = slots[1 + 2 * i] ^ 65536 * slots[2 + 2 * i]
     return words
+
+
+def test_a_slot_may_be_none():
+    """Before a role holds a slot, -1: in any place, beside any other."""
+    made = records(places_of(S.Attention(64)))
+    tried = 0
+    for number, record in enumerate(made):
+        if len(record.slots) < 2:
+            continue
+        clocks = [10 * i for i, _ in enumerate([1 for at, *_ in record.places if at is not None])]
+        for chosen in itertools.product((-1, 0, 5), repeat=len(record.slots)):
+            words = np.array([word % 2**32 for word in encoded(record, number, clocks, list(chosen))], np.uint32)
+            (warp, *_) = frozenset.intersection(*(warps for *_, warps in record.places))
+            numbers, slots, _ = stamps_of(warp, words.view(np.int32), made, 99)
+            which = [each[1] for each in record.places]
+            assert [slots[numbers.tolist().index(record.first + i)] for i, w in enumerate(which) if w is not None] == [
+                chosen[w] for w in which if w is not None
+            ]
+            tried += 1
+    assert tried > 9
 
 
 def row(warp, records, written):
@@ -139,7 +188,7 @@ def test_stamps_become_a_trace():
         load.append((fill, [t, t + (300 if i > 1 else 10)], [slot]))
         store.append((drain, [t + 50, t + 380, t + 390, t + 430], [slot]))
     rows = [row(0, known, load), row(1, known, store)]
-    traced = Trace(copy.plan(), recorded(copy.plan(), program, at, rows), [])
+    traced = Trace(copy.plan(), recorded(copy.plan(), program, at, rows, 6), [])
     assert traced.pace() == pace_of_rows(copy.plan(), at, rows) == 400 and traced.gigahertz == 2
     slices, arrows, names = well_formed(traced.timeline())
     blocked = [each for each in slices if each["cat"] == "wait"]
@@ -167,6 +216,41 @@ def test_a_release_may_be_stamped_after_the_next_fill():
         load.append((fill, [t - 770, t - 380] if i > 1 else [t // 40, t // 40 + 8], [slot]))
         store.append((drain, [t + 50, t + 380, t + 390, t + 445], [slot]))
     rows = [row(0, known, load), row(1, known, store)]
-    slices, _, _ = well_formed(Trace(copy.plan(), recorded(copy.plan(), program, at, rows), []).timeline())
+    slices, _, _ = well_formed(Trace(copy.plan(), recorded(copy.plan(), program, at, rows, 8), []).timeline())
     used = [each["args"]["iteration"] for each in slices if each["cat"] == "slot" and each["name"] == "in use"]
     assert sorted(used) == list(range(8))
+
+
+def test_a_trace_ends_with_the_stamped_tiles():
+    """Of twelve tiles four are stamped. What the warps do after the others is not drawn: nobody knows in which phase."""
+    copy = S.Copy((4, 64), 2, 1)
+    program = trace(copy, copy.plan())
+    at = places(program)
+    known, names = records(at), ("tile", "end of tiles")
+    (fill, filled), (drain, drained) = (
+        [i for i, r in enumerate(known) if method(at[r.first]) in names and warp in at[r.first].warps]
+        for warp in (0, 1)
+    )
+    last = len(known) - 1
+    assert method(at[known[last].first]) == "mbarrier_arrive" and last > drained
+    load, store = [], []
+    for i in range(4):
+        t, slot = 100 + 400 * i, i % 2
+        load.append((fill, [t, t + (300 if i > 1 else 10)], [slot]))
+        store.append((drain, [t + 50, t + 380, t + 390, t + 430], [slot, (i - 1) % 2 if i else -1]))
+    made = {}
+    for more in (0, 1):
+        of_load = row(0, known, [*load, (filled, [1650], [more])])
+        of_store = row(1, known, [*store, (drained, [1740], [more]), (last, [5010], [1])])
+        assert (of_load.left, of_store.left) == (more == 1, more == 1)
+        assert of_store.ended[1] == 5020 and not of_store.full
+        made[more] = Trace(copy.plan(), recorded(copy.plan(), program, at, [of_load, of_store], 12), [])
+        assert made[more].pace() == pace_of_rows(copy.plan(), at, [of_load, of_store]) == 400
+    whole, part = (made[more].timeline() for more in (0, 1))
+    assert whole["otherData"]["left out"] == "" and whole["otherData"]["cycles"] >= 5000
+    assert part["otherData"]["left out"] == "4 of 12 tiles of a CTA are recorded"
+    assert part["otherData"]["cycles"] < 1800
+    for document, tiles in ((whole, 4), (part, 4)):
+        slices, arrows, _ = well_formed(document)
+        assert sum(each["cat"] == "tile" and each["args"]["role"] == "load" for each in slices) == tiles
+        assert len(arrows) == 2 + 4

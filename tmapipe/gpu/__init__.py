@@ -346,7 +346,8 @@ class Record:
     """Places that are stamped one after another, and the words that say when.
 
     The words of places that are written together are a group, with nothing in front so that they fill units. In the last group
-    are also the slots that differ, two a word, and at the end the record's number, with the first of these slots above it.
+    are also the slots that differ, two a word (their exclusive or), and at the end the record's number, with the first slot
+    above it.
 
     Args:
         first: The number of its first place.
@@ -430,8 +431,11 @@ def stamps_of(warp: int, words: Any, made: Sequence[Record], ended: int) -> tupl
 def _of_record(warp: int, words: Any, record: Record, begins: Any) -> Any:
     """Of each stamp of a warp in records of one kind: where it comes, place, slot, and clock or -1."""
     last = begins + record.words - 1
-    pairs = [words[last - len(record.slots) // 2 + i // 2] >> 16 * (i % 2) for i in range(len(record.slots) - 1)]
-    slots = [each & 0xFFFF for each in (words[last] >> 16, *pairs)]
+    slots = [words[last] >> 16]
+    for i in range(len(record.slots) // 2):
+        pair = words[last - len(record.slots) // 2 + i]
+        low = pair.astype(np.int16).astype(np.int32)
+        slots += [low, (pair ^ low) >> 16]  # one may be -1: no slot
     stamps = [
         np.stack(
             [

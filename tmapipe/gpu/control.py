@@ -76,15 +76,19 @@ def choice(condition: Any, then: Callable[[], Carried], other: Callable[[], Carr
 
 
 def loop(
-    trips: Any, body: Callable[..., Carried | None], carried: Carried = (), annotation: ir.Attribute | None = None
+    trips: Any,
+    body: Callable[..., Carried | None],
+    carried: Carried = (),
+    annotation: ir.Attribute | None = None,
+    first: Any = 0,
 ) -> list[Any]:
-    """Runs ``body(i, *values)`` for i from 0 to *trips* - 1, which returns the values of the next iteration.
+    """Runs ``body(i, *values)`` for i from *first* to *trips* - 1, which returns the values of the next iteration.
 
     Returns:
         The values after the last one.
     """
     types = [type(value) for value in carried]
-    bounds = (Int32(bound).ir_value() for bound in (0, trips, 1))
+    bounds = (Int32(bound).ir_value() for bound in (first, trips, 1))
     made = scf.ForOp(*bounds, _registers(carried))
     if annotation is not None:
         made.attributes["loop_annotation"] = annotation

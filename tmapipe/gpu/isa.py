@@ -257,9 +257,18 @@ def emit(program: Traced, isa: GpuIsa) -> None:
         symbols.update(zip(words, isa.launch_words(in_machine), strict=True))
     watched = {} if isa.watch is None else {id(site.node): i for i, site in enumerate(sites(program))}
     stamping = None if isa.stamps is None else Stamping(isa, program)
-    _Emission(isa, symbols, watched, stamping).block(program.nodes)
-    if stamping is not None:
+    emission = _Emission(isa, symbols, watched, stamping)
+    plain = functools.partial(emission.values.inside, emission.block, program.nodes)
+    if stamping is None:
+        return plain()
+
+    def stamped() -> list[Any]:
+        plain()
         stamping.end()
+        emission.stamping = None
+        return []
+
+    control.choice(stamping.tiles != 0, stamped, lambda: plain() or [])
 
 
 class _Emission:
@@ -288,6 +297,7 @@ class _Emission:
 
     def repeat(self, node: For) -> None:
         names, registers = self._entering(node.carried)
+        count, first = self.values.of(node.count), Int32(0)
 
         def turn(i: Any, *now: Any) -> Any:
             self.values.bind(node.index, i, counts=True)
@@ -299,10 +309,17 @@ class _Emission:
             self.turns.pop()
             return self._next(node.carried)
 
-        registers_after = control.loop(
-            self.values.of(node.count), lambda *now: self.values.inside(turn, *now), registers
-        )
-        names.bind(3, registers_after)
+        body, stamping = functools.partial(self.values.inside, turn), self.stamping
+        if stamping is not None and stamping.splits(node):
+            first, _, *registers = control.loop_while(
+                [first, stamping.most(node), *registers],
+                lambda i, more, *_: control.both(more != 0, i < count),
+                lambda i, more, *now: [i + 1, more - 1, *body(i, *now)],
+            )
+            stamping.left(node, first < count)
+            self.stamping = None
+        names.bind(3, control.loop(count, body, registers, first=first))
+        self.stamping = stamping
 
     def repeat_while(self, node: While) -> None:
         names, registers = self._entering(node.carried)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from cuda.bindings import driver
 
-from tmapipe.base.arithmetic import int32
+from tmapipe.base.arithmetic import ceil_div, int32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_apart, check_held, span
 from tmapipe.bind.tensors import signature
@@ -34,7 +34,7 @@ from tmapipe.gpu.kernels import (
     noted,
     stream_of,
 )
-from tmapipe.gpu.watchdog import Watchdog, seconds_of
+from tmapipe.gpu.watchdog import Watchdog, launched, seconds_of
 from tmapipe.program import Traced
 from tmapipe.tiles.dynamic import COUNTERS
 
@@ -157,7 +157,7 @@ class Launcher:
 
         Args:
             gate: Called with the traced program and its identity, as in `tmapipe.gpu.kernels.kernel_for`.
-            stamps: For a stamped kernel, for which no watchdog waits: (the address of its rows, how many CTAs have rows).
+            stamps: For a stamped kernel, for which no watchdog waits, as of `watchdog.launched`.
 
         Raises:
             MissingGpuError: There is no GPU.
@@ -176,7 +176,8 @@ class Launcher:
         for load in plan.encoded:
             numbers += encoded_words(load, bound.tensors[load.argument])
         self.watchdog = None if seconds is None else Watchdog(schedule, plan, bound.dtypes, seconds)
-        numbers += stamps if self.watchdog is None else self.watchdog.numbers
+        self.tiles = ceil_div(tiles, max(1, numbers[0]))  # of a CTA, at most
+        numbers += self.watchdog.numbers if self.watchdog is not None else launched(plan, stamps, self.tiles)
         self.inputs = len(plan.arguments) - len(plan.stores)
         self.names, self.in_place = tuple(bound.tensors), schedule.declared.in_place
         self.spans = [span(tensor) for tensor in bound.tensors.values()]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
 
 INSTRUMENTS = ("watch", "stamps")  #: that a kernel may have, one of them
-#: Of a launch with one: the address of the rows, and how long a wait may take (ns), or how many CTAs have rows.
+#: Of a launch with one: the address of the rows, and how long a wait may take (ns), or whose rows they are, as of `launched`.
 NUMBERS = 2
 CTAS = 64  #: that have rows of their own; a power of two
 TURNS = 4  #: innermost loops of which a row has the iteration
@@ -331,26 +331,33 @@ def _numbers(word: str, numbers: list[int]) -> str:
 #
 # Each warp that stamps has a row of memory. The kernel's first and last words in it are the time in nanoseconds and the clock,
 # by which rows are compared. Behind them are records.
+#
+# The program is there twice: with stamps for CTAs that have rows, and as in the plain kernel for the others. If tiles are
+# shared out in advance, the loop with stamps is followed by the same one without, so that the CTA ends not much later.
 
 ROW = 1 << 17  #: bytes of a row, a power of two, at a multiple of it: when it is full, nothing more is written
 HEAD = 32  #: before the records: nanoseconds, clock and multiprocessor at the start; nanoseconds, clock and end
 ROOM = 256  #: bytes at a row's end, more than any record has
+PART = 3  #: of a CTA's tiles the first third is stamped: if these take 5 % longer, a CTA with more than one ends 2.5 % later
+EVERY = (1 << 31) - 1  #: tiles, for a launch that stamps them all
 
 # A register pair has the address of the next record, another register the lower half of the row's end: a thread without a row
 # has 0 there. The lower half alone counts, as no row crosses a multiple of 2^32.
 _BEGIN = """.reg .b64 stamp_at; .reg .b32 stamp_end, stamp_none, stamp_clock<{places}>;
 {{
-.reg .pred mine; .reg .b32 a, b, warp, cta; .reg .b64 row, now;
+.reg .pred mine, has; .reg .b32 a, b, warp, cta, most; .reg .b64 row, now;
 mov.u32 a, %tid.x; shr.u32 warp, a, 5; and.b32 b, a, 31; setp.eq.u32 mine, b, 0;
 shr.u32 a, {warps}, warp; and.b32 a, a, 1; setp.ne.and.u32 mine, a, 0, mine;
-mov.u32 cta, %ctaid.x; cvt.u32.u64 a, $1; setp.lt.and.u32 mine, cta, a, mine;
+{cta}; mov.b64 {{a, most}}, $2; setp.lt.u32 has, cta, a; selp.b32 $0, most, 0, has; and.pred mine, mine, has;
 mov.u32 a, 1; shl.b32 a, a, warp; sub.u32 a, a, 1; and.b32 a, a, {warps}; popc.b32 a, a;
-mad.lo.u32 a, cta, {each}, a; mad.wide.u32 row, a, {nbytes}, $0; add.u64 stamp_at, row, {head};
+mad.lo.u32 a, cta, {each}, a; mad.wide.u32 row, a, {nbytes}, $1; add.u64 stamp_at, row, {head};
 cvt.u32.u64 a, row; add.u32 a, a, {nbytes} - {room}; selp.b32 stamp_end, a, 0, mine;
 mov.u64 now, %globaltimer; mov.u32 a, %clock; mov.u32 b, %smid;
 @mine st.global.b64 [row], now;
 @mine st.global.v2.b32 [row+8], {{a, b}};
 }}"""
+# The CTA's number. With %ctaid, from which tiles are computed, ptxas would compute these in each thread.
+_CTA = "mov.u32 cta, %cluster_nctaid.x; mov.u32 a, %clusterid.x; mov.u32 b, %cluster_ctarank; mad.lo.u32 cta, cta, a, b"
 _CLOCK = "mov.u32 stamp_clock{}, %clock;"
 _WRITE = """{{
 .reg .pred room; .reg .b32 low, high, word<{words}>;
@@ -370,7 +377,7 @@ class Stamping:
     """Emits the stamps of a program.
 
     Args:
-        isa: What the kernel was launched with is its `stamps`: the address of the rows, and how many CTAs have some.
+        isa: What the kernel was launched with is its `stamps`, as of `launched`.
         program: That is emitted.
     """
 
@@ -382,10 +389,10 @@ class Stamping:
         self.clocks = 0  # of the record that are read, and not written yet
         self.slots: dict[Any, Any] = {}  # of the record so far
         self.group = self.now = 0  # of how many that are written; the record
-        mask, each = sum(1 << warp for warp in warps), len(warps)
-        emit_ptx(
-            _BEGIN.format(warps=mask, each=each, nbytes=ROW, head=HEAD, room=ROOM, places=IN_RECORD), "ll", *isa.stamps
-        )
+        self.plan, mask, each = isa.plan, sum(1 << warp for warp in warps), len(warps)
+        cta = _CTA if self.plan.target.tma else "mov.u32 cta, %ctaid.x"
+        head = _BEGIN.format(warps=mask, each=each, nbytes=ROW, head=HEAD, room=ROOM, places=IN_RECORD, cta=cta)
+        (self.tiles,) = emit_ptx(head, "ll", *isa.stamps, words=1)  # that are stamped: 0 of a CTA without rows
 
     def around(self, node: Node, operand: Callable[[Any], Any], emit: Callable[[], None]) -> None:
         """Emits a node, with the stamps before and after it. operand: gives what an operand is in the kernel."""
@@ -400,6 +407,20 @@ class Stamping:
         """At the beginning of a loop's turn, if it is stamped."""
         if (number := self.numbers.get((id(node), False))) is not None:
             self._stamp(number, None)
+
+    def splits(self, node: Node) -> bool:
+        """Whether the first turns of a loop are stamped, and then comes the same loop without stamps."""
+        return isinstance(node, For) and (id(node), True) in self.numbers
+
+    def most(self, node: Node) -> Any:
+        """How many turns of such a loop are stamped: of the same tiles in all roles."""
+        warp = min(self.places[self.numbers[id(node), True]].warps)
+        of = next(role for role in self.plan.roles if 0 <= warp - role.first_warp < role.warps)
+        return self.tiles // of.teams if of.teams > 1 else self.tiles
+
+    def left(self, node: Node, more: Any) -> None:
+        """Between the two loops. more: whether turns come that are not stamped."""
+        self._stamp(self.numbers[id(node), True], lambda _: more)
 
     def end(self) -> None:
         """At the end of the kernel."""
@@ -435,13 +456,31 @@ class Stamping:
         self.clocks, self.group = 0, self.group + 1
 
 
+def launched(plan: Plan, stamps: Sequence[int], tiles: int) -> list[int]:
+    """What a stamped kernel is launched with: the address of the rows, and how many CTAs have some; from bit 32 on, how many
+    tiles of each are stamped.
+
+    Args:
+        plan: Of the kernel.
+        stamps: The address and the CTAs, then perhaps the tiles; by default one of `PART`. Of a plain kernel nothing.
+        tiles: Of a CTA, at most.
+    """
+    if not stamps:
+        return []
+    address, ctas, *given = stamps
+    teams = math.lcm(*(role.teams for role in plan.roles))
+    most = given[0] if given else max(teams, -(-tiles // PART) // teams * teams)
+    return [address, ctas + (most << 32)]
+
+
 def _told(number: int, slots: int) -> tuple[list[str], list[str]]:
-    """The instructions that make a record's last words, and these: the slots are operands $0, $1, ..."""
+    """The instructions that make a record's last words, and these: the slots are operands $0, $1, ... With a product or a sum
+    ptxas would compute slots in each thread, even in loops without stamps: such is its choice of uniform registers."""
     pairs = [(f"${i}", f"${i + 1}" if i + 1 < slots else "") for i in range(1, slots, 2)] + [
         (str(number), "$0" * (slots > 0))
     ]
     lines = [
-        f"mad.lo.u32 word{i}, {high}, 65536, {low};" if high else f"mov.b32 word{i}, {low};"
+        f"shl.b32 word{i}, {high}, 16; xor.b32 word{i}, word{i}, {low};" if high else f"mov.b32 word{i}, {low};"
         for i, (low, high) in enumerate(pairs)
     ]
     return lines, [f"word{i}" for i in range(len(pairs))]

@@ -21,7 +21,6 @@ from tmapipe.model.layout import Layout, Shapes, line_of, line_of_errors
 from tmapipe.plan.model import Plan
 from tmapipe.program.control import Tracing
 from tmapipe.program.expressions import (
-    FOLD,
     Call,
     Expr,
     For,
@@ -41,7 +40,7 @@ from tmapipe.program.python_text import code_of
 from tmapipe.program.rewrite import tracing
 
 # ---- trace -----------------------------------------------------------------------------------------------------------
-#
+
 #: Held by whoever traces or proves: expressions are shared, and two traces at once in threads break CuTe DSL.
 ONE_AT_A_TIME = threading.RLock()
 
@@ -125,7 +124,6 @@ def replay(program: Traced, isa: Any) -> None:
 # A traced program as text, role by role, with the user's lines: to be laid beside the PTX. Positions in a ring stand by name
 # (`ring.slot`, `ring.parity`), and each loop ends with how they go on. Where tiles lie is computed at length, and left out.
 
-
 LINES_AT = 116  # the column at which source lines begin
 LONG = 110  # characters of an expression that is shown whole
 _HIDDEN = ("tile.", "fetchedtiles", "tilesofgroups", "piecesofrole")  # carried coordinates and words
@@ -191,7 +189,7 @@ class _Listing:
         said, hidden = [], []
         for phi, _, last, _ in node.carried:
             last = resolve(last)
-            if _is_hidden(phi):
+            if phi.name.startswith(_HIDDEN):
                 hidden.append(show(phi))
             elif _base(last) != _base(phi):
                 said.append(f"{show(phi)} = {_short(show(last))}")
@@ -252,10 +250,6 @@ def _base(value: Any) -> str | None:
     return value.name.split("'")[0] if isinstance(value, Var) else None
 
 
-def _is_hidden(phi: Var) -> bool:
-    return phi.name.startswith(_HIDDEN)
-
-
 def _short(text: str) -> str:
     return text if len(text) <= LONG else text[: LONG - 3] + "..."
 
@@ -265,7 +259,7 @@ def _entry(carried: list[Any]) -> str:
     shown = [
         f"{show(phi)} = {_short(show(initial))}"
         for phi, initial, _, _ in carried
-        if not _is_hidden(phi) and _base(resolve(initial)) != _base(phi)
+        if not phi.name.startswith(_HIDDEN) and _base(resolve(initial)) != _base(phi)
     ]
     return f"   with {', '.join(shown)}" if shown else ""
 
@@ -340,6 +334,7 @@ _WAITS = ("mbarrier_wait", "wgmma_wait", "bulk_wait_group", "cta_sync", "cluster
 _ISSUES = ("wgmma", "tma_store", "bulk_store")
 _IDLE = ("fragments.accumulator", "fragments.operand")  # of no instruction
 IN_RECORD = 12  #: places of a record, at most
+LEFT = Expr.of("symbol", "left")  #: whether a loop over tiles has more of them than are stamped
 HELD = 4  #: clocks that wait in registers to be written, at most, of a kernel whose accumulators need them
 
 
@@ -349,7 +344,7 @@ class Place:
 
     Args:
         node: An instruction, or a loop over tiles, each of whose turns is stamped when it begins.
-        after: Whether after the instruction.
+        after: Whether after the instruction, or after the turns of a loop that are stamped.
         computes: Whether the warp computes with fragments since the place before.
         passed: Instructions since the place before that have no place of their own: commits of wgmmas, which came right after
             that place, and waits that ended right before this one.
@@ -372,7 +367,9 @@ class Place:
 
     @property
     def slot(self) -> Any:
-        """What is stamped besides the place: the stage of a barrier, or its instance. Of others 0."""
+        """What is stamped besides the place: the stage of a barrier, or its instance; after a loop `LEFT`. Of others 0."""
+        if self.after and not isinstance(self.node, Call):
+            return LEFT
         if isinstance(self.node, Call) and "barrier" in self.node.method and len(self.node.args) > 1:
             return self.node.args[1]
         return 0
@@ -399,6 +396,7 @@ class _Places:
         self.places: list[Place] = []
         self.warps, self.multiplies = frozenset(warps), multiplies
         self.first = 0  # place of the record
+        self.inside = False  # a loop over tiles
         self.held = 0  # clocks that are to be written together so far
         self.computes, self.passed, self.issues = False, tuple[Call, ...](), None
 
@@ -440,26 +438,39 @@ class _Places:
         known = [node for node in nodes if not isinstance(node, Let)]
         for node, following in zip(known, [*known[1:], None], strict=False):
             if isinstance(node, (For, While)):
-                self.end()
-                of_tiles = f"tmapipe{os.sep}tiles{os.sep}" in str(node.where)
-                if of_tiles:
-                    self.add(node, False)
-                self.walk(node.body)
-                last = self.places[-1] if of_tiles and self.first < len(self.places) else None
-                if last and self._follows(last.node) and not last.passed:
-                    self.share()
-                self.end()
+                self.loop(node)
             elif isinstance(node, If):
                 self.branch(node)
             else:
                 self.instruction(node, following)
 
+    def loop(self, node: For | While) -> None:
+        """A record ends with a turn. Loops over tiles in which nothing is stamped have no place."""
+        self.end()
+        of_tiles, outer, before = f"tmapipe{os.sep}tiles{os.sep}" in str(node.where), not self.inside, len(self.places)
+        if of_tiles:
+            self.inside = True
+            self.add(node, False)
+        self.walk(node.body)
+        if of_tiles and self.first < len(self.places):
+            if len(self.places) == before + 1:
+                empty = self.places.pop()
+                self.computes, self.passed = self.computes or empty.computes, empty.passed
+            elif self._follows(self.places[-1].node) and not self.places[-1].passed:
+                self.share()
+        self.end()
+        if of_tiles and outer:
+            self.inside = False
+            if before < len(self.places) and isinstance(node, For):
+                self.add(node, True)
+                self.end()
+
     def branch(self, node: If) -> None:
         """A record goes on where a warp's number says where it goes, unless slots are stamped that are known only inside."""
-        came, goes = self.warps, {warp: _at(node.condition, warp) for warp in self.warps}
-        straight = None not in goes.values()
+        came, goes = self.warps, {warp: of_warp(node.condition, warp) for warp in self.warps}
+        straight = not any(isinstance(way, Expr) for way in goes.values())
         for side, way in ((node.then, True), (node.other, False)):
-            self.warps = frozenset(warp for warp in came if goes[warp] is None or bool(goes[warp]) is way)
+            self.warps = frozenset(warp for warp in came if isinstance(goes[warp], Expr) or bool(goes[warp]) is way)
             before, self.held = len(self.places), 0 if self.multiplies else self.held
             if not straight:
                 self.end()
@@ -486,13 +497,3 @@ class _Places:
 def method_of(node: Node) -> str:
     """The name of an instruction; of a loop ""."""
     return node.method if isinstance(node, Call) else ""
-
-
-def _at(x: Any, warp: int) -> Any:
-    """What a value is in a warp, or None if it depends on more than the warp's number."""
-    if not isinstance(x, Expr):
-        return x
-    if x.op == "symbol":
-        return warp if x.args == ("warp",) else None
-    values = [_at(each, warp) for each in x.args]
-    return FOLD[x.op](*values) if x.op in FOLD and None not in values else None

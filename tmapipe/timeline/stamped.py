@@ -19,7 +19,7 @@ from tmapipe.isa import ops
 from tmapipe.isa.ops import ARRIVALS, COMMITS, Counted, Flight
 from tmapipe.model.layout import Layout
 from tmapipe.plan.model import Plan
-from tmapipe.program import ONE_AT_A_TIME, Place, Traced, places, stamping, trace
+from tmapipe.program import LEFT, ONE_AT_A_TIME, Place, Traced, places, stamping, trace
 from tmapipe.program.expressions import Call
 from tmapipe.timeline.timed import Step, Waits, pace_among
 
@@ -42,6 +42,7 @@ class Row:
         began, ended: (nanoseconds, clock) at the start and the end.
         numbers, slots, clocks: Of each stamp its place, its slot and the clock, as arrays.
         full: Whether the row was too short for all.
+        left: Whether the warp had more tiles than it has stamped. Nothing after them is here.
     """
 
     cta: int
@@ -52,6 +53,7 @@ class Row:
     slots: Any = attrs.field(repr=False)
     clocks: Any = attrs.field(repr=False)
     full: bool
+    left: bool = False
 
 
 class Stamps:
@@ -99,10 +101,13 @@ def row_of(cta: int, warp: int, words: Any, records: list[Record]) -> Row:
     began, ended = (int(head[i]) + (int(head[i + 1]) << 32) for i in (0, 4))
     first, last = int(head[2]), int(head[6])
     numbers, slots, clocks = stamps_of(warp, words[HEAD // 4 :], records, last)
+    ends = [record.first for record in records if any(slot is LEFT for slot in record.slots)]
     full = len(words) * 4 >= ROW - ROOM
-    return Row(
-        cta, warp, (began, 0), (ended, (last - first) % (1 << 32)), numbers, slots, (clocks - first) % (1 << 32), full
-    )
+    left = np.flatnonzero(np.isin(numbers, ends) & (slots > 0))
+    kept = slice(left[0] if len(left) else None)
+    clocks = (clocks - first) % (1 << 32)
+    end = (ended, (last - first) % (1 << 32))
+    return Row(cta, warp, (began, 0), end, numbers[kept], slots[kept], clocks[kept], full, len(left) > 0)
 
 
 @attrs.define
@@ -113,22 +118,27 @@ class Recording:
         layout: Of the cluster.
         steps: In the order of their ends.
         gigahertz: Of the clock.
+        left_out: What is not in them, in words.
+        on: Where it ran.
         blocked: Nobody: who hangs on the GPU leaves no stamps.
     """
 
     layout: Layout
     steps: list[Step]
     gigahertz: float
+    left_out: str = ""
+    on: str = "GPU"
     blocked: list[Any] = attrs.Factory(list)
 
 
-def launcher_of(schedule: Schedule, bound: Bound, clusters: int) -> tuple[Any, Stamps]:
-    """What launches the stamped kernel with tensors like these, and where its stamps are. clusters: that have rows."""
+def launcher_of(schedule: Schedule, bound: Bound, clusters: int, *tiles: int) -> tuple[Any, Stamps]:
+    """What launches the stamped kernel with tensors like these, and where its stamps are. clusters: that have rows. tiles: of
+    how many tiles of a CTA there are stamps; by default as `tmapipe.gpu.watchdog.launched` says."""
     from tmapipe.calling import launcher_for
 
     plan = schedule.plan(bound.dtypes)
     stamps = Stamps(plan, clusters * plan.cluster_size, next(iter(bound.tensors.values())).device)
-    return launcher_for(schedule, bound, stamps.numbers), stamps
+    return launcher_for(schedule, bound, [*stamps.numbers, *tiles]), stamps
 
 
 def record(schedule: Schedule, bound: Bound, clusters: int) -> Recording:
@@ -140,11 +150,19 @@ def record(schedule: Schedule, bound: Bound, clusters: int) -> Recording:
     with ONE_AT_A_TIME:
         program = trace(schedule, plan)
     stamped = places(program)
-    return recorded(plan, program, stamped, stamps.rows(stamped))
+    return recorded(plan, program, stamped, stamps.rows(stamped), launcher.tiles)
 
 
-def recorded(plan: Plan, program: Traced, places: list[Place], rows: list[Row]) -> Recording:
-    """The steps of these rows, of which there is one at least. places: of the program."""
+def recorded(plan: Plan, program: Traced, places: list[Place], rows: list[Row], tiles: int) -> Recording:
+    """The steps of these rows, of which there is one at least.
+
+    Args:
+        plan: Of the kernel.
+        program: That it runs.
+        places: Of the program.
+        rows: What the first CTAs have written.
+        tiles: Of a CTA, at most.
+    """
     layout = Layout(plan)
     began, rates = min(row.began[0] for row in rows), []
     for row in rows:
@@ -161,13 +179,14 @@ def recorded(plan: Plan, program: Traced, places: list[Place], rows: list[Row]) 
         for row in own:
             made.read(row, offsets[row.cta])
         steps += made.finished(len(steps))
-    return Recording(layout, steps, round(gigahertz, 3))
+    cut = [row for row in rows if row.left]
+    left_out = f"{max(_tiles(places, row).sum() for row in cut)} of {tiles} tiles of a CTA are recorded" if cut else ""
+    return Recording(layout, steps, round(gigahertz, 3), left_out)
 
 
 def pace_of_rows(plan: Plan, places: list[Place], rows: list[Row]) -> float:
     """As `Trace.pace`, over all warps of these rows, without their steps. places: of the kernel's program."""
     fulls = {ring.barriers[0]: ring.name for ring in plan.rings}
-    tiles = [i for i, place in enumerate(places) if not _method(place)]
     waits: Waits = {}
     for number, place in enumerate(places):
         node = place.node
@@ -176,7 +195,7 @@ def pace_of_rows(plan: Plan, places: list[Place], rows: list[Row]) -> float:
         for row in rows:
             found = np.flatnonzero(row.numbers == number)
             if len(found):
-                turns = np.cumsum(np.isin(row.numbers, tiles))[found].tolist()
+                turns = np.cumsum(_tiles(places, row))[found].tolist()
                 by_tile = waits.setdefault(fulls[node.args[0]], {}).setdefault((row.cta, row.warp), {})
                 for turn, clock in zip(turns, row.clocks[found].tolist(), strict=True):
                     by_tile.setdefault(turn, []).append(clock)
@@ -202,6 +221,11 @@ def _offsets(layout: Layout, places: list[Place], rows: list[Row], began: int, g
         earliest = {cta: together - passed[cta] for cta in earliest}
     least = min(0.0, *earliest.values())
     return {cta: offset - least for cta, offset in earliest.items()}
+
+
+def _tiles(places: list[Place], row: Row) -> Any:
+    """Of each stamp of a warp whether a tile begins with it."""
+    return np.isin(row.numbers, [i for i, place in enumerate(places) if not _method(place) and not place.after])
 
 
 def _method(place: Place) -> str:
@@ -238,9 +262,9 @@ class _Cluster:
                 before = now
             method = _method(place)
             if not method:
-                turn += 1
-                tile = f"tile {turn} of the CTA"
-            for node in (*place.passed, *([place.node] if place.after else [])):
+                turn += not place.after
+                tile = "" if place.after else f"tile {turn} of the CTA"
+            for node in (*place.passed, *([place.node] if place.after and method else [])):
                 if node.method in COMMITS:
                     committed = now if node is place.node else before
                     groups[COMMITS[node.method]].append((committed, (place.issues, slot_read)))

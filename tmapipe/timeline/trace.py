@@ -240,6 +240,8 @@ class _Drawing:
             "clock": f"{self.gigahertz} GHz",
             "cycles": round(self.end),
             "reasons": list(REASONS),
+            "on": getattr(self.machine, "on", "model"),
+            "left out": getattr(self.machine, "left_out", ""),
         }
         return document
 
