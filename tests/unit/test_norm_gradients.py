@@ -44,7 +44,7 @@ def test_forms(name, centered, monkeypatch):
     x, dy = rows_of((height, form.length), dtype, 2)
     x, weight, dx = x + 1, rows_of((form.length,), dtype), torch.full_like(x, torch.nan)
     schedule = S.NormBackwardRows(form, eps, centered, form.vector)
-    _, *sums = schedule.run({"x": x, "dy": dy, "dx": dx}, {"weight": weight})
+    _, *sums = S.RmsNormBackward.results(dx, *schedule.run({"x": x, "dy": dy, "dx": dx}, {"weight": weight}))
     wide, weights = (each.double().requires_grad_() for each in (x, weight))
     biases = torch.zeros_like(weights).requires_grad_()
     if centered:
@@ -57,6 +57,17 @@ def test_forms(name, centered, monkeypatch):
     types = dict.fromkeys(("x", "dy", "weight", "dx"), "fp32" if form.size == 4 else "bf16")
     report = schedule.check(types, seconds=2)
     assert report.ok and "every trip count" in str(report)
+
+
+@pytest.mark.parametrize("kind", [S.RmsNormBackward, S.LayerNormBackward])
+def test_sums_of_16_bits_of_rows_of_odd_length(kind):
+    """Threads write whole units of 4 bytes: sums lie in lines that are longer than a row."""
+    (x, dy), weight = rows_of((19, 93), BF16, 2), rows_of((93,), BF16)
+    _, *sums = kind(totals="bf16")(x, weight, dy)
+    _, *wanted = kind()(x, weight, dy)
+    for each, wide in zip(sums, wanted, strict=True):
+        assert each.shape == (93,) and each.dtype == torch.bfloat16
+        near(each, wide, BF16)
 
 
 def test_more_clusters_than_tiles():

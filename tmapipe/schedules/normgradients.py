@@ -358,7 +358,7 @@ class NormBackwardRows(Rows):
         return stage.read(tile=(1, form.columns), at=(i, 0), width=form.width or form.unit)
 
     def run(self, given: dict[str, Any], others: dict[str, Any]) -> tuple[Any, ...]:
-        """As in `Rows`; returns what clusters have of the sums over rows, and these sums."""
+        """As in `Rows`; returns what clusters have of the sums over rows, and these sums, both in lines of whole 16 bytes."""
         form, length = self.form, self.form.length
         pitch = ceil_div(length, 4) * 4  # where TMA may begin
         parts, heights = [*self.parts(given)], list[tuple[int, ...]]()
@@ -372,7 +372,7 @@ class NormBackwardRows(Rows):
             own = (each[first : first + some, :length].reshape(*shape, length) for each in made)
             self(**part, **dict(zip(self.sums, own, strict=True)), **others)
             first += some
-        sums = adding_rows(made.shape, *self.sums, dtype=self.totals)(made[..., :length])
+        sums = adding_rows(made.shape, *self.sums, dtype=self.totals)(made)
         return made, *(sums if self.centered else (sums,))
 
 
@@ -418,8 +418,7 @@ class RmsNormBackward(RowKernel):
 
                 if again := repeated(launches, given, out, made, parts=True):
                     self.known = {**(self.known if len(self.known) < MOST_KNOWN else {}), known: again}
-        dx, _, *sums = made
-        return dx, *sums
+        return self.results(*made)
 
     def made(self, x: Any, weight: Any, dy: Any, out: Any = None) -> tuple[Any, ...]:
         """dx, what clusters have of the sums, and the sums. Arguments and errors are those of `RmsNormBackward`."""
@@ -427,6 +426,12 @@ class RmsNormBackward(RowKernel):
         if 0 in x.shape[:-1]:
             raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")
         return tuple(self.run({"x": x, "dy": dy}, {"dx": out}, {"weight": weight}))
+
+    @staticmethod
+    def results(dx: Any, parts: Any, *sums: Any) -> tuple[Any, ...]:
+        """What a call returns of what `made` returns: *dx*, and of the *sums* the columns of a row; not *parts*."""
+        length = dx.shape[-1]
+        return dx, *(each if each.shape[0] == length else each[:length] for each in sums)
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 2, vectors: int = 0, dense: bool = True, width: int = 0

@@ -310,8 +310,8 @@ def _norm_gradients(
             of_x, *sums = of.made(rows, columns, of_y)
         made = of_x.view(x.shape), *sums
         if key is not None and launches:
-            keep(key, launches, (x, weight, dy), made, _without_parts, parts=True)
-        return _without_parts(*made)
+            keep(key, launches, (x, weight, dy), made, of.results, parts=True)
+        return of.results(*made)
 
     found: tuple[torch.Tensor, ...] = _by_kernel("layer_norm" if centered else "rms_norm", (x, dy), kernel, run)
     return found
@@ -323,11 +323,6 @@ def _norm_gradients_typed(
     """As an operator gives them: the weights' gradient in the weights' type."""
     of_x, of_weight, *of_bias = _norm_gradients(centered, x, weight, dy, eps)
     return of_x, of_weight.to(weight.dtype), *of_bias
-
-
-def _without_parts(of_x: torch.Tensor, parts: torch.Tensor, *sums: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What a call returns of what it makes: not what clusters have of the sums."""
-    return of_x, *sums
 
 
 _of_rms, _of_layer = (functools.partial(_norm_gradients, centered) for centered in (False, True))
