@@ -266,7 +266,7 @@ THREADS = {
         READY_MADE["CrossEntropy, rows side by side"], {"target": "int64"}, {"m": 100, "r": 100, "w": 10100}
     ),
     "cross-entropy of short rows": Kernel(
-        READY_MADE["CrossEntropy, short rows"], {"target": "int64"}, {"m": 100, "r": 100}
+        READY_MADE["CrossEntropy, short rows"], {"target": "int64"}, {"m": 100, "n": 64, "r": 100}
     ),
     "cross-entropy's gradient": Kernel(
         READY_MADE["CrossEntropy, gradient"], {"target": "int64"}, {"m": 7, "n": 32000, "r": 7}

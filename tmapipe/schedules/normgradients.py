@@ -421,7 +421,17 @@ class RmsNormBackward(RowKernel):
         return self.results(*made)
 
     def made(self, x: Any, weight: Any, dy: Any, out: Any = None) -> tuple[Any, ...]:
-        """dx, what clusters have of the sums, and the sums. Arguments and errors are those of `RmsNormBackward`."""
+        """What a call makes, of which it returns the `results`.
+
+        Args:
+            x, weight, dy, out: As of a call.
+
+        Returns:
+            (dx, what clusters have of the sums over rows, the sums).
+
+        Raises:
+            InputError: For shapes or types that do not fit.
+        """
         check_kind("x", x)
         if 0 in x.shape[:-1]:
             raise InputError("x.shape", tuple(x.shape), "has rows, over which gradients are sums", "leave the call out")
@@ -429,7 +439,7 @@ class RmsNormBackward(RowKernel):
 
     @staticmethod
     def results(dx: Any, parts: Any, *sums: Any) -> tuple[Any, ...]:
-        """What a call returns of what `made` returns: *dx*, and of the *sums* the columns of a row; not *parts*."""
+        """What a call returns of what it has `made`: *dx*, and of the *sums* a row's columns; not *parts*."""
         length = dx.shape[-1]
         return dx, *(each if each.shape[0] == length else each[:length] for each in sums)
 
