@@ -54,13 +54,18 @@ def when(condition: Any, body: Callable[[], None]) -> None:
         scf.yield_([])
 
 
-def choice(condition: Any, then: Callable[[], Carried], other: Callable[[], Carried]) -> list[Any]:
+def anew(x: Any) -> Any:
+    """The number *x*, of which ptxas does not know that it is *x*: what is made of it stays in no register for other code."""
+    return emit_ptx("mov.b32 $0, $1;", "r", x, words=1, ordered=False)[0]
+
+
+def choice(condition: Any, then: Callable[[], Carried | None], other: Callable[[], Carried | None]) -> list[Any]:
     """The result of *then* if *condition* holds, and of *other* if not. Its types are known once both are emitted."""
     made = scf.IfOp(Boolean(condition).ir_value(), has_else=True)
     branches = []
     for block, emit in ((made.then_block, then), (made.else_block, other)):
         with ir.InsertionPoint(block):
-            values = list(emit())
+            values = list(emit() or ())
             scf.yield_(_registers(values))
         branches.append(values)
     types = [type(value) for value in branches[0]]

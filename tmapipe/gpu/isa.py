@@ -95,6 +95,9 @@ EMITTERS |= {
     ops.GridWait: lambda isa, op: cute.arch.griddepcontrol_wait(),
     ops.GridLaunch: lambda isa, op: cute.arch.griddepcontrol_launch_dependents(),
     ops.WarpSync: lambda isa, op: cute.arch.sync_warp(),
+    ops.ClusterArrive: lambda isa, op: (
+        cute.arch.cluster_arrive_relaxed if op.scope == "relaxed" else cute.arch.cluster_arrive
+    )(),
     ops.ClusterWait: lambda isa, op: cute.arch.cluster_wait(),
     ops.FenceProxyAsync: lambda isa, op: cute.arch.fence_proxy("async.shared", space="cta"),
     ops.FenceProxyAsyncGlobal: lambda isa, op: cute.arch.fence_proxy("async.global"),
@@ -108,6 +111,9 @@ EMITTERS |= {
     ops.MbarExpectTx: lambda isa, op: _elected(lambda: cute.arch.mbarrier_expect_tx(isa.mbarrier(*op.bar), op.nbytes)),
     ops.BarWait: lambda isa, op: None,  # a part of `BarArrive`
     ops.BulkCommit: lambda isa, op: _elected(cute.arch.cp_async_bulk_commit_group),
+    ops.SetMaxNreg: lambda isa, op: (
+        cute.arch.setmaxregister_increase if op.increase else cute.arch.setmaxregister_decrease
+    )(op.registers),
     ops.WgmmaFence: lambda isa, op: warpgroup.fence(),
     ops.Wgmma: lambda isa, op, acc: isa.matmuls[op.matmul].issue(acc, op.a.stage, op.b.stage),
     ops.WgmmaFromRegisters: lambda isa, op, acc, a: isa.matmuls[op.matmul].issue(acc, a, op.b.stage),
@@ -137,16 +143,6 @@ def _bar(isa: GpuWarp, op: Any) -> None:
     if not op.threads:
         return cute.arch.sync_threads()
     (cute.arch.barrier if op.sync else cute.arch.barrier_arrive)(barrier_id=op.id, number_of_threads=op.threads)
-
-
-@emits(ops.ClusterArrive)
-def _cluster_arrive(isa: GpuWarp, op: Any) -> None:
-    (cute.arch.cluster_arrive_relaxed if op.scope == "relaxed" else cute.arch.cluster_arrive)()
-
-
-@emits(ops.SetMaxNreg)
-def _set_registers(isa: GpuWarp, op: Any) -> None:
-    (cute.arch.setmaxregister_increase if op.increase else cute.arch.setmaxregister_decrease)(op.registers)
 
 
 @emits(ops.TmaLoad)
@@ -257,25 +253,26 @@ def emit(program: Traced, isa: GpuIsa) -> None:
         symbols.update(zip(words, isa.launch_words(in_machine), strict=True))
     watched = {} if isa.watch is None else {id(site.node): i for i, site in enumerate(sites(program))}
     stamping = None if isa.stamps is None else Stamping(isa, program)
-    emission = _Emission(isa, symbols, watched, stamping)
+    emission = _Emission(isa, symbols, watched, () if stamping is None else program.isa.symbols["extents"])
     plain = functools.partial(emission.values.inside, emission.block, program.nodes)
     if stamping is None:
         return plain()
 
-    def stamped() -> list[Any]:
+    def stamped() -> None:
+        emission.stamping = stamping
         plain()
         stamping.end()
-        emission.stamping = None
-        return []
 
-    control.choice(stamping.tiles != 0, stamped, lambda: plain() or [])
+    # The plain form comes first: in what comes second, ptxas has kept descriptors of matmuls out of uniform registers.
+    control.choice(stamping.tiles == 0, plain, stamped)
 
 
 class _Emission:
-    """A method a node. watched: numbers of waits by the node's id, if waits end; stamping: of a kernel that stamps."""
+    """A method a node. watched: numbers of waits by the node's id, if waits end; anew: extents that each turn reads anew."""
 
-    def __init__(self, isa: GpuIsa, symbols: dict[Expr, Any], watched: dict[int, int], stamping: Stamping | None):
-        self.isa, self.values, self.watched, self.stamping = isa, Values(isa, symbols), watched, stamping
+    def __init__(self, isa: GpuIsa, symbols: dict[Expr, Any], watched: dict[int, int], anew: Any):
+        self.isa, self.values, self.watched, self.anew = isa, Values(isa, symbols), watched, anew
+        self.stamping: Stamping | None = None
         self.turns: list[Any] = []  # the iterations of the loops around
 
     def block(self, nodes: Sequence[Any]) -> None:
@@ -303,6 +300,8 @@ class _Emission:
             self.values.bind(node.index, i, counts=True)
             names.bind(0, now)
             self.turns.append(i)
+            for each in self.anew:
+                self.values.bind(each, control.anew(self.values.of(each)), counts=True)
             if self.stamping is not None:
                 self.stamping.turn(node)
             self.block(node.body)
