@@ -305,3 +305,10 @@ def test_calls_that_are_remembered_are_of_the_same_tensors():
     torch.testing.assert_close(norm(x, weight), torch.nn.functional.layer_norm(x, (64,), weight))
     assert norm(x, weight, weight) == "of three"
     assert norm(x, weight, out=torch.empty(4, 64)) == "y"
+
+
+def test_a_gradient_of_rows_of_16_bytes():
+    """What threads of many short rows reduce takes more shared memory than barriers do."""
+    y, dy = rows_of((300, 4), FP32, 2)
+    wanted = y.double() * (dy.double() - (y.double() * dy.double()).sum(1, keepdim=True))
+    near(S.SoftmaxBackward()(y, dy), wanted, FP32)
