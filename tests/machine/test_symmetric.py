@@ -75,6 +75,9 @@ def test_wrong_halves_are_found(kind, found):
 
 def test_refused():
     refused(SymmetricGemm, tiles=PersistentTiles(), argument="tiles", value=PersistentTiles(), rule="by Triangle")
+    for outputs in ({"s": tp.epilogue.RowSum()}, {"e": tp.epilogue.Output()}):
+        more = tp.epilogue.Epilogue(lambda acc: dict.fromkeys(("d", "s", "e"), acc), outputs=outputs)
+        refused(SymmetricGemm, epilogue=more, argument="epilogue.outputs", value=[*outputs], rule="is empty")
     refused(SymmetricGemm((128, 64, 64)).plan, argument="tiles.raster", value=Triangle(8), rule="together are square")
     refused(lambda: SymmetricGemm()(random(64, 40), random(72, 40)), argument="b.shape along n", value=72, rule="is m")
     wide = SymmetricGemm(*SMALL, mainloop=ONE, epilogue=tp.epilogue.Epilogue(dtype="fp32"))

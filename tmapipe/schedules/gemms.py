@@ -17,7 +17,7 @@ from tmapipe.base.tma_rules import Windows
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import match, new_like
 from tmapipe.epilogue import Epilogue
-from tmapipe.errors import InputError, check_bool, check_type, is_count
+from tmapipe.errors import InputError, check_bool, check_type, is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import ClusterSum, Wgmma
 from tmapipe.plan.model import Plan
@@ -102,8 +102,9 @@ class SymmetricGemm(Gemm):
         tiles: TileOrder = PersistentTiles(Triangle(8)),  # noqa: B008 - immutable
         **options: Any,
     ):
-        if isinstance(tiles, TileOrder) and not tiles.lower:
-            raise InputError("tiles", tiles, "is an order by Triangle", "e.g. PersistentTiles(Triangle(8))")
+        ordered, outputs = getattr(tiles, "lower", True), getattr(options.get("epilogue"), "outputs", {})
+        require(ordered, "tiles", tiles, "is an order by Triangle", "e.g. PersistentTiles(Triangle(8))")
+        require(not outputs, "epilogue.outputs", [*outputs], "is empty: d alone is stored twice", "use Gemm()(x, x)")
         super().__init__(tile, cluster, stages, tiles=tiles, **{"mainloop": mainloop.PingPong(), **options})
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
