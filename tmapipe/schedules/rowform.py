@@ -448,11 +448,8 @@ def resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
     smem = form.depth * loads * form.slot * form.size
     margin = MARGIN if form.apart > 1 else 0
     smem += vectors * (form.ahead * (form.piece + margin) if form.piece else form.columns + margin)
-    reduced, room = (
-        32 * ceil_div(form.rows, 4) * form.warps * form.ctas,
-        640 if form.piece else 512,
-    )  # barriers, between
-    smem += reduced + room if form.ctas > 1 else max(room, reduced + 128)
+    reduced, room = 32 * ceil_div(form.rows, 4) * form.warps * form.ctas, 640 if form.piece else 512
+    smem += reduced + room if form.ctas > 1 else max(room, reduced + 128)  # room: of barriers, and between
     by_smem = (target.smem + SM_RESERVED) // (smem + SM_RESERVED)
     warps = target.registers // SCHEDULERS // (ceil_div(registers, 8) * 8 * WARP) * SCHEDULERS  # that have registers
     return min(CTAS, THREADS // WARP // (form.warps + 1), warps // (form.warps + 1), by_smem)
