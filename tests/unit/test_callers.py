@@ -229,7 +229,7 @@ def test_two_launches_are_made_again(launched):
 
 
 def test_launches_of_parts_are_made_again(launched):
-    """As of a norm's gradients: kernels of some rows each, and one that takes what they have made."""
+    """As of a norm's gradients: each kernel takes some rows, and a last kernel adds up the results."""
     x, between, y = half(64, 128), half(64, 128), half(64, 128)
     _, begin, begun = launched(x[:32])
     _, end, ended = launched(x)

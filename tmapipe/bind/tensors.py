@@ -61,7 +61,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     for name, table in declared.tables.items():
         shapes[name] = _check_table(name, given[name], table.dims, extents)
         given[name] = _low_words(given[name])
-        strides[name] = _strides(given[name])
+        strides[name] = strides_of(given[name])
     _relate(declared.relations, extents)
     for name, store in declared.stores.items():
         for dim, extent in store.derive({dim: extent for dim, (_, extent) in extents.items()}).items():
@@ -155,7 +155,7 @@ def new_in_order(tensor: Any, width: int) -> Any:
     dimension."""
     if width == tensor.shape[-1]:
         return np.empty_like(tensor) if isinstance(tensor, np.ndarray) else sys.modules["torch"].empty_like(tensor)
-    return made_like(tensor, (*tensor.shape[:-1], width), (*_strides(tensor)[:-1], 0))
+    return made_like(tensor, (*tensor.shape[:-1], width), (*strides_of(tensor)[:-1], 0))
 
 
 def made_like(x: Any, shape: tuple[int, ...], steps: tuple[int, ...], dtype: DType | None = None) -> Any:
@@ -179,7 +179,7 @@ def as_words(name: str, tensor: Any) -> Any:
         raise InputError(f"{name}.data_ptr()", hex(tensor.data_ptr()), rule, "start the view at such an offset")
     if size == 4 or 0 in tensor.shape:
         return in_integers(tensor if size == 4 else tensor.reshape(-1)[:0], 4)
-    *outer, last = _strides(tensor)
+    *outer, last = strides_of(tensor)
     if last != 1 or any(stride * size % ALIGNMENT for stride in outer) or tensor.shape[-1] * size % ALIGNMENT:
         unit = f"units of {ALIGNMENT} bytes, as TMA stores write them"
         rule = f"rows must be contiguous, and rows and their strides whole {unit}"
@@ -217,7 +217,7 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
 
 def last_but_one(tensor: Any) -> bool:
     """Whether the last but one dimension is contiguous, and the last is not."""
-    *_, rows, columns = _strides(tensor)
+    *_, rows, columns = strides_of(tensor)
     return rows == 1 and columns != 1 and tensor.shape[-1] > 1
 
 
@@ -232,7 +232,7 @@ def _padded(
     """The tensor's shape and strides (elements), with the leading dimensions that it lacks: first the *folded* extents, then
     1s. A vector may lack only dimensions that the first input lacks, too (*lacking*). Raises `InputError` if it has too many
     or too few dimensions."""
-    shape, strides = tuple(int(extent) for extent in tensor.shape), _strides(tensor)
+    shape, strides = tuple(int(extent) for extent in tensor.shape), strides_of(tensor)
     most = len(dims) - len(folded)
     missing = most - len(shape)
     alike = bool(lacking) and dims[len(folded) :][:missing] == lacking
@@ -315,7 +315,7 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
         raise InputError(f"{name}.dtype", kind, "a table holds int32 or int64", f"{name}.to(torch.int32)")
     if table.ndim != len(dims) or not is_contiguous(table):
         rule = f"a table of {' '.join(dims)} is a dense {'vector' if len(dims) == 1 else 'matrix'}"
-        how = tuple(table.shape), _strides(table)
+        how = tuple(table.shape), strides_of(table)
         raise InputError(f"{name}.shape, {name}.stride", how, rule, "make it contiguous")
     shape = tuple(map(int, table.shape))
     if math.prod(shape) >= 2**31:
@@ -355,8 +355,8 @@ def _device(tensor: Any) -> str:
     return "cpu" if isinstance(tensor, np.ndarray) else str(tensor.device)
 
 
-def _strides(tensor: Any) -> tuple[int, ...]:
-    """The tensor's strides, in elements."""
+def strides_of(tensor: Any) -> tuple[int, ...]:
+    """The strides of a tensor, in elements."""
     if isinstance(tensor, np.ndarray):
         return tuple(stride // tensor.itemsize for stride in tensor.strides)
     return tuple(tensor.stride())
@@ -365,7 +365,7 @@ def _strides(tensor: Any) -> tuple[int, ...]:
 def _check_layout(name: str, tensor: Any, vector: int) -> None:
     """Checks the rules of descriptors, or of copies of *vector* bytes; on the CPU too, so that what runs on the model runs on
     the GPU."""
-    shape, strides = tuple(tensor.shape), _strides(tensor)
+    shape, strides = tuple(tensor.shape), strides_of(tensor)
     unit, who = (vector, f"copies of {vector} bytes need") if vector else (ALIGNMENT, "TMA needs")
     fix = f"{name}.contiguous(), or tell a GEMM how it lies (tp.Operand)"
     check_contiguous(f"{name}.stride", shape, strides, fix)
@@ -384,7 +384,7 @@ def _check_output(name: str, tensor: Any, vector: int) -> None:
     store clips at the tensor's edge only in units of 16 bytes; on an H200, the rest of the last unit became zero.) If threads
     store, its rows must be multiples of *vector* bytes.
     """
-    shape, strides, size = tuple(tensor.shape), _strides(tensor), tensor.itemsize
+    shape, strides, size = tuple(tensor.shape), strides_of(tensor), tensor.itemsize
     reach = 0  # of the dimensions with smaller strides, from their first element to their last
     for stride, extent in sorted(zip(strides, shape, strict=True)):
         if extent > 1 and stride <= reach:

@@ -49,12 +49,12 @@ __all__ = [
 #
 # Outputs of an epilogue that are sums over rows or columns: RowSum and ColumnSum.
 #
-# The kernel stores partial sums to a workspace in fp32, by threads, and `SumParts` adds them in a fixed order. So the
+# The kernel stores partial sums to a workspace in fp32, by threads, and `AddRows` adds them in a fixed order. So the
 # bits are the same in every run.
 #
 # RowSum       one part per output tile along n: a warpgroup adds up the pieces of its 64 rows, and stores 64 sums
 # ColumnSum    one part per 64 rows: each warp adds up its 16 rows of a piece and leaves the sums in shared memory, before
-#              the barrier that the store of the piece waits at; behind it, one warp adds those of the four
+#              the barrier that the store of the piece waits at; after the barrier, one warp adds the sums of all four warps
 #
 # What lies outside the output does not count, whatever the epilogue gives there.
 

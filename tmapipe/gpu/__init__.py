@@ -456,8 +456,8 @@ def _of_record(warp: int, words: Any, record: Record, begins: Any) -> Any:
 
 
 def name_of(known: str, ranks: Mapping[str, int], instrument: str) -> str:
-    """The name by which a kernel is kept: its identity *known*, and what it is compiled with. The other arguments are those of
-    `tmapipe.gpu.kernels.kernel_for`."""
+    """The name of a kernel in the store, made of the program's identity *known*, *ranks* and *instrument* as of
+    `tmapipe.gpu.kernels.kernel_for`, and versions of packages."""
     return hashlib.sha256(repr((known, sorted(ranks.items()), instrument, _versions())).encode()).hexdigest()
 
 

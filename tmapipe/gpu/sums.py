@@ -490,8 +490,8 @@ def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:
 def _where(
     some: Any, values: list[Any], holds: Callable[[int], Any], added: Callable[[list[Any]], list[Any]]
 ) -> list[Any]:
-    """The sums that *added* makes of values. Where *some* of these do not count, which few warps find, those are 0 that do not
-    *hold*, by number."""
+    """The sums that *added* makes of values. If *some* values do not count, which is so in few warps, a value whose number
+    does not *hold* is taken as 0."""
     whole, zero = [Float32(value) for value in values], Float32(0.0)
     return control.choice(
         some,

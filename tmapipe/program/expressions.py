@@ -449,7 +449,7 @@ class While(Node):
 
 @attrs.define(eq=False)
 class If(Node):
-    """phis: (variable, its value after `then`, its value after `other`). lane_0: whether lane 0 alone runs it."""
+    """phis: (variable, the value after `then`, the value after `other`). lane_0: whether lane 0 alone runs it."""
 
     condition: Any
     then: list[Node]

@@ -80,7 +80,7 @@ def _reduced(bodies: Bodies, grid: Grid, each: Reduction, where: str | None) -> 
 
 
 def _dim_of(bodies: Bodies, each: Reduction) -> str | None:
-    """The dimension that is reduced: the one along which tiles of these extents lie; None if there are several."""
+    """The dimension of the output along which tiles of the reduced extents lie; None if several dimensions may be."""
     last = -1 if each.along == "rows" else -2
     found = set()
     for part in bodies.program.plan.transfers:

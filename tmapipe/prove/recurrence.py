@@ -1,5 +1,5 @@
-"""States of a run: whether one covers another, so that what goes well from the one goes well from the other; and the run from
-state to state."""
+"""States of a run: whether one state covers another, so that all runs from the second state go well if runs from the first do;
+and the run from state to state."""
 
 from __future__ import annotations
 

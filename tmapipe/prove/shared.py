@@ -175,7 +175,7 @@ class Shared:
         return self.extent(self.program.plan.dims[argument][dim])
 
     def extent(self, name: str) -> Any:
-        """That of a dimension, by those from which it follows."""
+        """The extent of a dimension, as a formula of the extents from which it follows."""
         relation = next((each for each in self.program.plan.relations if each.name == name), None)
         if relation is None or (relation.size is None and relation.of is None):
             return leaf("extent", name)

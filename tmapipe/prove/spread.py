@@ -27,7 +27,7 @@ from tmapipe.prove.walker import Open, Walker
 # By which barriers knowledge can still come from one warp to another.
 #
 # A warp that arrives at a barrier tells the warps that wait for it later, and so on, along a chain of warps. If all chains
-# that lead to the warps that need a fact pass a warp that knows it, it does not matter which others know it.
+# to the warps that need a fact pass a warp that knows the fact, other warps' knowledge does not matter.
 
 
 class Uses(NamedTuple):

@@ -13,7 +13,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, int32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
-from tmapipe.bind.tensors import as_words, in_integers, in_words, match, new_like
+from tmapipe.bind.tensors import as_words, in_integers, in_words, match, new_like, strides_of
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
@@ -32,7 +32,6 @@ from tmapipe.schedules.rowform import (
     merged,
     padded,
     seen_as,
-    strides_of,
 )
 from tmapipe.schedules.rows import KINDS, MULTIPROCESSORS
 from tmapipe.stage import TmaLoadStage

@@ -439,7 +439,7 @@ class RmsNormBackward(RowKernel):
 
     @staticmethod
     def results(dx: Any, parts: Any, *sums: Any) -> tuple[Any, ...]:
-        """What a call returns of what it has `made`: *dx*, and of the *sums* a row's columns; not *parts*."""
+        """What a call returns: *dx*, and the *sums* without columns beyond a row's. *parts* of clusters are left out."""
         length = dx.shape[-1]
         return dx, *(each if each.shape[0] == length else each[:length] for each in sums)
 

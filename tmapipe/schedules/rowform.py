@@ -14,6 +14,7 @@ import numpy as np
 
 from tmapipe.base.arithmetic import DType, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.bind.tensors import strides_of
 from tmapipe.errors import InputError
 from tmapipe.plan.model import WARP
 from tmapipe.plan.rings import SM_RESERVED, arch_named
@@ -61,11 +62,6 @@ def alignment_of(x: Any, stored: bool = False) -> int:
     size = x.dtype.itemsize
     pitch = strides_of(x)[0] * size if x.shape[0] > 1 else 0
     return math.gcd(ALIGNMENT, pitch, address_of(x), x.shape[1] * size if stored else 0)
-
-
-def strides_of(x: Any) -> tuple[int, ...]:
-    """Of a tensor, in elements."""
-    return tuple(step // x.itemsize for step in x.strides) if isinstance(x, np.ndarray) else tuple(x.stride())
 
 
 def address_of(x: Any) -> int:

@@ -18,7 +18,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
-from tmapipe.bind.tensors import new_like
+from tmapipe.bind.tensors import new_like, strides_of
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import SharedStage
@@ -26,7 +26,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.elementwise import DIMS, collapsed, fits_tma, vector_of
-from tmapipe.schedules.rowform import address_of, apart_of, begins_inside, copied, padded, seen_as, strides_of, together
+from tmapipe.schedules.rowform import address_of, apart_of, begins_inside, copied, padded, seen_as, together
 from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage

@@ -127,10 +127,8 @@ def require_tensors(operator: str, **given: Any) -> None:
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # whose extents are numbers
 TYPES = (torch.bfloat16, torch.float16)
 NO_TF32 = "float32, as torch allows no tf32"
-FEW, MANY = (
-    "few products of rows that TMA does not load",
-    25e9,
-)  # below which copies cost more than torch's slow kernels
+FEW = "few products of rows that TMA does not load"
+MANY = 25e9  # products: below this number, copies of operands cost more than torch's slow kernels
 MOST = 4096  # signatures of calls that are known
 callers: dict[Any, Any] = {}  # extents of a call -> its callers, as of `tmapipe.gpu.kernels`
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tmapipe.base.arithmetic import DType, bf16, fp16, fp32
+from tmapipe.base.arithmetic import DType, dtype_of, fp32
 from tmapipe.calling import watching
 from tmapipe.errors import InputError, is_whole
 from tmapipe.schedules.crossentropy import CrossEntropy, CrossEntropyBackward, LogSoftmax, Softmax
@@ -18,6 +18,7 @@ from tmapipe.schedules.norms import LayerNorm, LogSoftmaxBackward, RmsNorm, Soft
 from tmapipe.schedules.transpose import Transpose
 from tmapipe.torch.operators import (
     PLAIN,
+    TYPES,
     by_kernel,
     callers,
     differentiated,
@@ -206,7 +207,6 @@ _rows: dict[str, Callable[..., Any]] = {
     "softmax's gradient": SoftmaxBackward(),
     "log_softmax's gradient": LogSoftmaxBackward(),
 }
-KINDS = {torch.bfloat16: bf16, torch.float16: fp16, torch.float32: fp32}
 _of_eps = functools.lru_cache(maxsize=64)(lambda kind, *given: kind(*given))
 
 
@@ -330,7 +330,7 @@ _of_rms, _of_layer = (functools.partial(_norm_gradients, centered) for centered 
 
 def _totals(weight: torch.Tensor, bias: torch.dtype | None = None) -> DType:
     """The type in which a kernel stores the gradients of weights, and of biases of this type, if there are some."""
-    return KINDS.get(weight.dtype, fp32) if bias in (None, weight.dtype) else fp32
+    return dtype_of(weight, "weight") if weight.dtype in TYPES and bias in (None, weight.dtype) else fp32
 
 
 def _cross_entropy_gradient(
