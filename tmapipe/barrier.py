@@ -11,12 +11,20 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import IS_BOOL, InputError, ScopeError, is_count, must, optional, require, shown
+from tmapipe.errors import IS_BOOL, InputError, ScopeError, is_count, is_small, must, optional, require, shown
 
 # ---- role ------------------------------------------------------------------------------------------------------------
 
 
 _MARK = "__tmapipe_role__"
+
+
+def _is_settable(n: Any) -> bool:
+    return is_count(n) and 24 <= n <= 256 and n % 8 == 0
+
+
+def _are_names(names: Any) -> bool:
+    return isinstance(names, tuple) and all(isinstance(name, str) for name in names)
 
 
 @attrs.frozen(eq=False, init=False, repr=False)
@@ -50,19 +58,11 @@ class Role:
     warps: int  #: of all teams together, also where the role was declared by warpgroups
     by_warpgroup: bool
     registers: int | None = attrs.field(
-        validator=must(
-            optional(lambda n: is_count(n) and 24 <= n <= 256 and n % 8 == 0),
-            "setmaxnreg takes 24 to 256 in steps of 8",
-            "round to a multiple of 8",
-        )
+        validator=must(optional(_is_settable), "setmaxnreg takes 24 to 256 in steps of 8", "round to a multiple of 8")
     )
     teams: int = attrs.field()
     early: tuple[str, ...] = attrs.field(
-        validator=must(
-            lambda names: isinstance(names, tuple) and all(isinstance(name, str) for name in names),
-            "are names of tensors",
-            'pass a tuple, such as ("b",)',
-        )
+        validator=must(_are_names, "are names of tensors", 'pass a tuple, such as ("b",)')
     )
     dependents: bool = attrs.field(validator=IS_BOOL)
 
@@ -221,11 +221,7 @@ class BarrierRing:
     """
 
     stages: int | None = attrs.field(
-        validator=must(
-            optional(lambda n: is_count(n) and n < 2**31),
-            "must be a positive integer or None, below 2^31",
-            "use 1 or more",
-        )
+        validator=must(optional(is_small), "must be a positive integer or None, below 2^31", "use 1 or more")
     )
     phases: tuple[tuple[Role, ...], ...] = attrs.field()
     per: str = attrs.field(
@@ -251,9 +247,8 @@ class BarrierRing:
             phases = [("chain", phase) for phase in _several("chain", chain)]
         if isinstance(per, str) and per == "cta":
             if stages not in (None, 1):
-                raise InputError(
-                    "BarrierRing(stages)", stages, 'is 1 where per="cta": there is one slot', "leave it out"
-                )
+                rule = 'is 1 where per="cta": there is one slot'
+                raise InputError("BarrierRing(stages)", stages, rule, "leave it out")
             stages = 1
         of_phases = tuple((p,) if isinstance(p, Role) else tuple(_several(name, p)) for name, p in phases)
         self.__attrs_init__(stages, of_phases, per)
@@ -308,6 +303,10 @@ def _several(argument: str, value: Any) -> Iterable[Any]:
 # named barrier each: the warpgroup that waits meets the warpgroup before it there.
 
 
+def _takes_turns(role: Any) -> bool:
+    return isinstance(role, Role) and (role.teams > 1 or (role.by_warpgroup and role.warps > 4))
+
+
 @attrs.frozen(eq=False, repr=False)
 class Turnstile:
     """Declares an order in which the teams of a role pass, or the warpgroups of a role of one team: one after another, again
@@ -325,11 +324,7 @@ class Turnstile:
     """
 
     role: Role = attrs.field(
-        validator=must(
-            lambda role: isinstance(role, Role) and (role.teams > 1 or (role.by_warpgroup and role.warps > 4)),
-            "is a role of two or more teams, or warpgroups",
-            "Role(warpgroups=2)",
-        )
+        validator=must(_takes_turns, "is a role of two or more teams, or warpgroups", "Role(warpgroups=2)")
     )
     stores: tuple[Any, ...] = attrs.field(default=())
 
@@ -341,5 +336,4 @@ class Turnstile:
             rule = "is for a role of several teams, which then have the same buffers"
             raise InputError("Turnstile(stores)", stores, rule, "leave it out: each warpgroup has buffers of its own")
 
-    def __repr__(self) -> str:
-        return shown(self)
+    __repr__ = shown

@@ -17,7 +17,7 @@ import numpy as np
 from tmapipe.base.arithmetic import DType, as_dtype, bf16, fp32, int32
 from tmapipe.bind import Bound, check_held, check_kind, note_written
 from tmapipe.bind.tensors import signature
-from tmapipe.errors import InputError, check_type, is_count, needed
+from tmapipe.errors import InputError, check_type, is_count, needed, require
 
 if TYPE_CHECKING:
     from tmapipe.gpu.exporting import Exported
@@ -317,9 +317,8 @@ def on_model(schedule: Schedule, bound: Bound, clusters: int | None, machine: Ca
 
     plan = schedule.plan(bound.dtypes)
     spans = schedule.spans(bound.shapes)
-    if spans is not None and clusters not in (None, spans):
-        rule = f"is {spans}, since each cluster takes its tiles of {schedule.tiles} and no others"
-        raise InputError("clusters", clusters, rule, "leave it out")
+    rule = f"is {spans}, since each cluster takes its tiles of {schedule.tiles} and no others"
+    require(spans is None or clusters in (None, spans), "clusters", clusters, rule, "leave it out")
     clusters = clusters or spans or min(2, schedule.cluster_count(bound.shapes))
     tiles = math.prod(schedule.grid(lambda name, i: bound.shapes[name][i]).values())  # one cluster may take them all
     in_part = plan.tables or schedule.tiles.in_parts  # a table, or a part of k, says which elements are written
@@ -367,9 +366,8 @@ def export(path: str | os.PathLike[str], kernels: Mapping[str, tuple[Any, ...]],
     Returns:
         The header's path.
     """
-    if not isinstance(kernels, Mapping) or not kernels:
-        rule = "is a dictionary with a schedule and its tensors for each name"
-        raise InputError("kernels", kernels, rule, 'e.g. {"gemm": (gemm, a, b)}')
+    rule = "is a dictionary with a schedule and its tensors for each name"
+    require(isinstance(kernels, Mapping) and kernels, "kernels", kernels, rule, 'e.g. {"gemm": (gemm, a, b)}')
     for name, given in kernels.items():
         if not isinstance(given, tuple) or not given or not isinstance(given[0], Calls):
             rule = "is a tuple of a schedule and its tensors"
@@ -395,9 +393,8 @@ def _exported(schedule: Any, tensors: tuple[Any, ...], dtypes: Mapping[str, DTyp
     declared = schedule.declared
     schedule.plan(types := {name: as_dtype(dtype) for name, dtype in dtypes.items()})
     names = declared.arguments
-    if len(tensors) > len(names):
-        rule = f"are at most {len(names)}: {', '.join(names)}"
-        raise InputError("tensors", f"{len(tensors)} tensors", rule, "pass fewer")
+    rule = f"are at most {len(names)}: {', '.join(names)}"
+    require(len(tensors) <= len(names), "tensors", f"{len(tensors)} tensors", rule, "pass fewer")
     given = {name: _example(schedule, name, x, types) for name, x in zip(names, tensors, strict=False)}
     bound = schedule.bind(*given.values())
     if bound.on_gpu or bound.empty:

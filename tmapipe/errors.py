@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import attrs
 
 __all__ = [
-    "DeadlockError", "FrozenMap", "HazardError", "IS_BOOL", "IS_NAME", "InputError", "MissingGpuError", "MissingPackageError",
-    "MissingPartError", "NOTHING", "PipelineError", "ScopeError", "UnsafeError", "as_tuple", "changed", "check_bool",
-    "check_type", "fill", "frozen", "is_count", "is_whole", "must", "needed", "optional", "require", "shown",
+    "DeadlockError", "FrozenMap", "HazardError", "IS_BOOL", "IS_NAME", "InputError", "MissingGpuError",
+    "MissingPackageError", "MissingPartError", "NOTHING", "PipelineError", "ScopeError", "UnsafeError", "as_tuple",
+    "changed", "check_bool", "check_type", "fill", "frozen", "is_count", "is_small", "is_whole", "must", "needed",
+    "optional", "permit", "require", "shown",
 ]  # fmt: skip
 
 
@@ -151,6 +152,11 @@ def is_count(value: Any) -> bool:
     return value >= 1 if type(value) is int and value < 2**63 else is_whole(value) and value >= 1
 
 
+def is_small(value: Any) -> bool:
+    """Whether *value* is an int of at least 1, not a bool, that an Int32 holds."""
+    return is_count(value) and value < 2**31
+
+
 def is_number(value: Any) -> bool:
     """Whether *value* is an int or a float; a bool is neither here."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -160,6 +166,12 @@ def require(holds: object, argument: str, value: object, rule: str, fix: str) ->
     """Raises an `InputError` of the other arguments, unless *holds* is true."""
     if not holds:
         raise InputError(argument, value, rule, fix)
+
+
+def permit(holds: object, text: str) -> None:
+    """Raises `ScopeError` with *text* unless *holds*."""
+    if not holds:
+        raise ScopeError(text)
 
 
 def check_type(argument: str, value: object, kind: type, fix: str) -> None:

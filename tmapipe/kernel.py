@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tmapipe import protocol
 from tmapipe.base import along
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.errors import InputError, MissingPartError, ScopeError
+from tmapipe.errors import InputError, MissingPartError, ScopeError, require
 from tmapipe.isa.fragment import Carried, Fragment, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations, Part, branches_of, without_role
@@ -169,13 +170,8 @@ class KernelContext(Carried):
         for ring in self.plan.rings:
             if ring.phase_of(role.name) is not None:
                 self._add_ring(declared, ring)
-        for name, part in {
-            **declared.matmuls,
-            **declared.scratches,
-            **declared.register_tiles,
-            **declared.tables,
-            **declared.turnstiles,
-        }.items():
+        others = declared.matmuls, declared.scratches, declared.register_tiles, declared.tables, declared.turnstiles
+        for name, part in itertools.chain(*(each.items() for each in others)):
             whose = getattr(part, "role", None)
             bound = bound_by(part)(self, name, part) if whose is None or self.name_of(whose) == role.name else None
             if bound is not None:
@@ -261,9 +257,8 @@ class KernelContext(Carried):
         matmuls: dict[str, Distributed] = {each.name: each for each in (*self.plan.matmuls, *self.plan.held)}
         if along not in ("tile", "rows", "columns"):
             raise InputError("k.full(along)", along, 'is "tile", "rows" or "columns"', "leave it out for a whole tile")
-        if part not in buffers and part not in matmuls:
-            rule = f"names a stage or a matmul ({', '.join((*buffers, *matmuls))})"
-            raise InputError("k.full", part, rule, "name one of them")
+        rule = f"names a stage or a matmul ({', '.join((*buffers, *matmuls))})"
+        require(part in buffers or part in matmuls, "k.full", part, rule, "name one of them")
         if width not in WIDTHS or type(width) is not int:
             raise InputError("k.full(width)", width, "is 8, 4, 2 or 1 elements", "leave it out for the most that fit")
         of = matmuls.get(part)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tmapipe.base.arithmetic import DType, as_dtype
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, require
 from tmapipe.isa.fragment import Fragment, combine
 from tmapipe.model import elements
 
@@ -299,9 +299,8 @@ def _check_surely(name: str, along: str, inside: Any, surely: Any) -> None:
     if surely is None:
         return
     pair = isinstance(surely, tuple) and len(surely) == 2 and all(type(n) is int for n in surely)
-    if not pair or inside is None:
-        rule = f"is (first, end) of the {along} that count in any case, beside inside="
-        raise InputError(f"tmapipe.math.{name}(surely)", surely, rule, "leave it out")
+    rule = f"is (first, end) of the {along} that count in any case, beside inside="
+    require(pair and inside is not None, f"tmapipe.math.{name}(surely)", surely, rule, "leave it out")
 
 
 def _check_fragment(name: str, x: Any) -> None:

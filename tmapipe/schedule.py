@@ -17,7 +17,7 @@ from tmapipe.base.arithmetic import Dim, DType, as_dtype
 from tmapipe.bind import Bound, note_written
 from tmapipe.bind import tensors as tensors_
 from tmapipe.calling import Calls, as_declared, check_clusters, check_one_kernel, on_model
-from tmapipe.errors import InputError, check_bool, needed
+from tmapipe.errors import InputError, check_bool, needed, require
 from tmapipe.plan import make_plan
 from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare, key_of, same
 from tmapipe.plan.model import Plan
@@ -169,9 +169,8 @@ class Schedule(Calls):
         if not isinstance(dtypes, Mapping):
             raise InputError("dtypes", dtypes, "is a dictionary of element types by stage name", 'e.g. {"a": "bf16"}')
         for name in dtypes:
-            if name not in known:
-                rule = f"names no stage; the stages are {', '.join(known) or 'none'}"
-                raise InputError(f"dtypes[{name!r}]", dtypes[name], rule, "rename it, or leave it out")
+            rule = f"names no stage; the stages are {', '.join(known) or 'none'}"
+            require(name in known, f"dtypes[{name!r}]", dtypes[name], rule, "rename it, or leave it out")
         return dtypes
 
     def explain(self, dtypes: Mapping[str, DType | str] | None = None, *, arch: str | None = None) -> str:
@@ -273,8 +272,7 @@ class Schedule(Calls):
             HazardError: For an access that the hardware would not order.
         """
         check_clusters(clusters)
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise InputError("seed", seed, "is a whole number", "e.g. 3")
+        require(not isinstance(seed, bool) and isinstance(seed, int), "seed", seed, "is a whole number", "e.g. 3")
         check_bool("trace", trace)
         bound = self.bind(*tensors, out=out, **named)
         run = self._simulate(bound, clusters, seed, trace)

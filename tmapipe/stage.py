@@ -16,7 +16,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base import MulticastGroup, optional_group
 from tmapipe.base.arithmetic import DType, int32, optional_dtype, tf32
 from tmapipe.base.tma_rules import Windows, check_steps
-from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, shown
+from tmapipe.errors import InputError, as_tuple, changed, fill, is_count, must, optional, require, shown
 
 # ---- fields of stages ------------------------------------------------------------------------------------------------
 
@@ -51,8 +51,7 @@ RESERVED = ("added", "end", "entered", "gone", "index", "open", "reads", "retire
 
 def names_in(dims: str | None) -> Any:
     """The names in a text such as "m k", as a tuple; None for None. Raises `InputError` for a value that is no string."""
-    if dims is not None and not isinstance(dims, str):
-        raise InputError("dims", dims, "is up to 5 different names", 'e.g. "m k" or "l m k"')
+    require(dims is None or isinstance(dims, str), "dims", dims, "is up to 5 different names", 'e.g. "m k" or "l m k"')
     return None if dims is None else tuple(dims.split())
 
 
@@ -139,8 +138,7 @@ class TokenStage:
 
     ring: BarrierRing
 
-    def __repr__(self) -> str:
-        return shown(self)
+    __repr__ = shown
 
 
 L = TypeVar("L", bound="LoadStage")
@@ -171,9 +169,8 @@ class LoadStage(SlotStage):
     def __attrs_post_init__(self) -> None:
         producers = self.ring.phases[0]
         if self.loader is None:
-            if len(producers) > 1:
-                rule = "must say which of the producing roles loads this stage, since the ring has several"
-                raise InputError(f"{type(self).__name__}(loader)", None, rule, "pass loader=")
+            rule = "must say which of the producing roles loads this stage, since the ring has several"
+            require(len(producers) <= 1, f"{type(self).__name__}(loader)", None, rule, "pass loader=")
             fill(self, loader=producers[0])
         fill(self, dims=check_dims(self, self.dims, self.tile))
 
@@ -298,9 +295,8 @@ class TmaLoadStage(LoadStage):
             InputError: For another dimension or number.
         """
         inner = self.dims[-len(self.tile) : -1] if self.windows is None else ()
-        if not strides or not set(strides) <= set(inner):
-            rule = f"names dimensions of a TmaLoadStage's tile ({', '.join(inner) or 'none'}) but the contiguous one"
-            raise InputError("strided", ", ".join(strides), rule, "name one of them")
+        rule = f"names dimensions of a TmaLoadStage's tile ({', '.join(inner) or 'none'}) but the contiguous one"
+        require(strides and set(strides) <= set(inner), "strided", ", ".join(strides), rule, "name one of them")
         steps = (*(strides.get(dim, 1) for dim in inner), 1)
         check_steps("strided", steps)
         return changed(self, strides=steps)
@@ -346,6 +342,11 @@ class BulkLoadStage(LoadStage):
     l2_hint: str | None = attrs.field(default=None, validator=optional_hint)  # type: ignore[misc]
 
 
+is_vector = must(
+    lambda n: type(n) is int and n in (4, 8, 16), "is 4, 8 or 16 bytes", "the most that divides the row pitch"
+)
+
+
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class CpAsyncLoadStage(LoadStage):
     """A tile that the threads of a role copy into each slot of `ring` with ``cp.async``. The threads do not wait for it.
@@ -370,12 +371,7 @@ class CpAsyncLoadStage(LoadStage):
 
     filled_by = "threads"
     dtype: DType | None = attrs.field(default=None, converter=optional_dtype, validator=is_written)
-    vector: int = attrs.field(  # type: ignore[misc]
-        default=16,
-        validator=must(
-            lambda n: type(n) is int and n in (4, 8, 16), "is 4, 8 or 16 bytes", "the most that divides the row pitch"
-        ),
-    )
+    vector: int = attrs.field(default=16, validator=is_vector)  # type: ignore[misc]
 
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
@@ -407,9 +403,8 @@ class Im2colLoadStage(TmaLoadStage):
             raise InputError("Im2colLoadStage(tile)", tile, "is (windows, channels)", "e.g. (128, 64)")
         super().__init__(dims, tile=tuple(tile), **options)
         fill(self, windows=windows)
-        if len(self.dims) != len(windows.size) + 2:
-            rule = f"names images, the {len(windows.size)} dimensions that windows have, and channels"
-            raise InputError("Im2colLoadStage(dims)", dims, rule, 'e.g. "n h w c"')
+        rule = f"names images, the {len(windows.size)} dimensions that windows have, and channels"
+        require(len(self.dims) == len(windows.size) + 2, "Im2colLoadStage(dims)", dims, rule, 'e.g. "n h w c"')
 
     @property
     def extents(self) -> tuple[int, ...]:

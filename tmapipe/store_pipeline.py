@@ -13,7 +13,7 @@ import attrs
 
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, optional_dtype
-from tmapipe.errors import IS_BOOL, InputError, as_tuple, changed, fill, is_count, must, optional, shown
+from tmapipe.errors import IS_BOOL, InputError, as_tuple, changed, fill, is_count, must, optional, require, shown
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.stage import L2_HINTS, LoadStage, SlotStage, TokenStage, check_dims, is_piece, is_tile, joined, names_in
 
@@ -38,6 +38,24 @@ REDUCTIONS = {
 FROM_ZERO = ("add", "or", "xor")  # reductions for which an output that a call leaves out begins with 0
 
 
+_is_source = must(
+    optional(lambda source: isinstance(source, (SlotStage, Wgmma, RegisterTile))),
+    "is a TmaLoadStage, a SharedStage, a Wgmma, a RegisterTile or None",
+    "pass one",
+)
+_is_role = must(
+    optional(lambda role: isinstance(role, Role)), "must be the Role that computes the stored values", "pass a Role"
+)
+_is_reduction = must(
+    lambda how: how is None or how in REDUCTIONS, f"is None or one of {', '.join(REDUCTIONS)}", 'e.g. "add"'
+)
+_is_of_pieces = must(
+    optional(lambda source: isinstance(source, SlotStage) and len(source.tile) == 1),
+    "is a stage of slots with one extent, or None",
+    "use a TmaStoreStage",
+)
+_is_none = must(lambda columns: columns is None, "is for stores of matrices", "use a TmaStoreStage")
+
 S = TypeVar("S", bound="StoreStage")
 
 
@@ -46,32 +64,13 @@ class StoreStage:
     """Base of the stages that store tiles to tensors. The arguments are those of `TmaStoreStage`."""
 
     dims: tuple[str, ...] = attrs.field(default=None, converter=names_in, kw_only=False, repr=joined)
-    source: SlotStage | Wgmma | RegisterTile | None = attrs.field(
-        default=None,
-        validator=must(
-            optional(lambda source: isinstance(source, (SlotStage, Wgmma, RegisterTile))),
-            "is a TmaLoadStage, a SharedStage, a Wgmma, a RegisterTile or None",
-            "pass one",
-        ),
-    )
+    source: SlotStage | Wgmma | RegisterTile | None = attrs.field(default=None, validator=_is_source)
     tile: tuple[int, ...] = attrs.field(default=None, converter=as_tuple, validator=attrs.validators.optional(is_tile))
-    role: Role | None = attrs.field(
-        default=None,
-        validator=must(
-            optional(lambda role: isinstance(role, Role)),
-            "must be the Role that computes the stored values",
-            "pass a Role",
-        ),
-    )
+    role: Role | None = attrs.field(default=None, validator=_is_role)
     stages: int = attrs.field(default=None)
     columns: int | None = None
     dtype: DType | None = attrs.field(default=None, converter=optional_dtype)
-    reduce: str | None = attrs.field(
-        default=None,
-        validator=must(
-            optional(lambda reduce: reduce in REDUCTIONS), f"is None or one of {', '.join(REDUCTIONS)}", 'e.g. "add"'
-        ),
-    )
+    reduce: str | None = attrs.field(default=None, validator=_is_reduction)
 
     parts: int = attrs.field(default=1, init=False)
     l2_hint: str | None = attrs.field(default=None, init=False)
@@ -241,10 +240,9 @@ class TmaStoreStage(StoreStage):
 def _check_strided(source: LoadStage, dims: tuple[str, ...]) -> None:
     """Raises `InputError` if the output has a dimension along which the source's tile takes only every n-th element."""
     for dim, step in zip(source.dims[-len(source.tile) :], source.strides, strict=False):
-        if step > 1 and dim in dims:
-            rule = f"names other dimensions than {dim}, along which the source takes only one of {step} elements"
-            fix = "give the output's dimension a name of its own, related by a Dim"
-            raise InputError("TmaStoreStage(dims)", " ".join(dims), rule, fix)
+        rule = f"names other dimensions than {dim}, along which the source takes only one of {step} elements"
+        fix = "give the output's dimension a name of its own, related by a Dim"
+        require(step <= 1 or dim not in dims, "TmaStoreStage(dims)", " ".join(dims), rule, fix)
 
 
 def _transposes(dims: Any, source: Any) -> bool:
@@ -282,23 +280,20 @@ class BulkStoreStage(StoreStage):
         InputError: For a tile of more than one extent, or another source.
     """
 
-    source: SlotStage | None = attrs.field(
-        default=None,
-        validator=must(
-            optional(lambda source: isinstance(source, SlotStage) and len(source.tile) == 1),
-            "is a stage of slots with one extent, or None",
-            "use a TmaStoreStage",
-        ),
-    )
+    source: SlotStage | None = attrs.field(default=None, validator=_is_of_pieces)
     tile: tuple[int, ...] = attrs.field(default=None, converter=as_tuple, validator=attrs.validators.optional(is_piece))
-    columns: int | None = attrs.field(
-        default=None,
-        validator=must(lambda columns: columns is None, "is for stores of matrices", "use a TmaStoreStage"),
-    )
+    columns: int | None = attrs.field(default=None, validator=_is_none)
 
     @property
     def reducible(self) -> tuple[str, ...]:
         return (*super().reducible, *(("int32", "int64") if self.reduce in ("min", "max") else ()))
+
+
+_is_vector = must(
+    lambda n: type(n) is int and n in (1, 2, 4, 8, 16),
+    "is one of 1, 2, 4, 8, 16 bytes",
+    "the most that divides the row pitch",
+)
 
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
@@ -323,14 +318,7 @@ class ThreadStoreStage(StoreStage):
         InputError: For any other value.
     """
 
-    vector: int = attrs.field(
-        default=16,
-        validator=must(
-            lambda n: type(n) is int and n in (1, 2, 4, 8, 16),
-            "is one of 1, 2, 4, 8, 16 bytes",
-            "the most that divides the row pitch",
-        ),
-    )
+    vector: int = attrs.field(default=16, validator=_is_vector)
     wide: bool = attrs.field(default=False, validator=IS_BOOL)
     source: None = attrs.field(default=None, init=False)
     stages: int = attrs.field(default=1, init=False)

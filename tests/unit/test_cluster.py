@@ -195,6 +195,6 @@ def test_equal_parts_or_one_for_all():
     split = WholeBoxes()
     split.s = tp.TmaLoadStage("m n", tile=(5, 256), ring=split.ring, multicast=tp.MulticastGroup("r"))
     refused(split.plan, argument="s.tile", rule="3 multicast peers each load an equal part")
-    refused(MulticastGroup, "r", whole=1, argument="whole", rule="yes or no")
+    refused(MulticastGroup, "r", whole=1, argument="whole", rule="True or False")
     assert repr(MulticastGroup("r", whole=True)) == "MulticastGroup('r', whole=True)"
     assert MulticastGroup("r", whole=True) != MulticastGroup("r")

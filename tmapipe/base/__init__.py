@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from tmapipe.base import tma_rules
-from tmapipe.errors import InputError, MissingGpuError, as_tuple, is_count, must, optional, require
+from tmapipe.errors import IS_BOOL, InputError, MissingGpuError, as_tuple, is_count, must, optional, require
 
 # ---- multicast -------------------------------------------------------------------------------------------------------
 #
@@ -26,6 +26,10 @@ from tmapipe.errors import InputError, MissingGpuError, as_tuple, is_count, must
 
 
 MAX_CLUSTER = 16  # CTAs; above 8 the kernel asks for a non-portable cluster size (CUDA programming guide)
+
+
+def _differ(axes: Any) -> bool:
+    return bool(axes) and all(isinstance(axis, str) for axis in axes) and len(set(axes)) == len(axes)
 
 
 @attrs.frozen(init=False, repr=False)
@@ -48,16 +52,10 @@ class MulticastGroup:
     """
 
     axes: tuple[str, ...] = attrs.field(
-        validator=must(
-            lambda axes: axes and all(isinstance(axis, str) for axis in axes) and len(set(axes)) == len(axes),
-            "needs the names of one or more different axes",
-            "name each axis once",
-        )
+        validator=must(_differ, "needs the names of one or more different axes", "name each axis once")
     )
 
-    whole: bool = attrs.field(
-        default=False, validator=must(lambda whole: isinstance(whole, bool), "is yes or no", "leave it out")
-    )
+    whole: bool = attrs.field(default=False, validator=IS_BOOL)
 
     ctas: int | None = attrs.field(default=None)
 
@@ -335,9 +333,8 @@ def _dtype(given: str | None, own: str | None, size: int) -> str:
     kind = tma_rules.TYPES.get(name) if isinstance(name, str) else None
     if kind is None or name is None:
         raise InputError("dtype", name, f"is one of {', '.join(tma_rules.TYPES)}", "use one of these")
-    if size != max(kind.bits // 8, 1):
-        rule = f"has as many bytes as the tensor's elements ({size})" if kind.bits >= 8 else "is for a tensor of bytes"
-        raise InputError("dtype", name, rule, "view the tensor as another type")
+    rule = f"has as many bytes as the tensor's elements ({size})" if kind.bits >= 8 else "is for a tensor of bytes"
+    require(size == max(kind.bits // 8, 1), "dtype", name, rule, "view the tensor as another type")
     return name
 
 

@@ -345,6 +345,10 @@ def erf(x: Any) -> Any:
 # Dim: a dimension whose extent is fixed, bounded, or follows from that of another.
 
 
+_is_dimension = must(lambda name: isinstance(name, str) and name.isidentifier(), "names a dimension", 'e.g. "kb"')
+_is_extent = must(optional(is_count), "is a positive extent", "e.g. 3")
+
+
 @attrs.frozen(repr=False)
 class Dim:
     """The extent of a dimension. It is fixed, ``Dim("r", size=3)``; or bounded, ``Dim("n", at_most=1024)``; or it follows from
@@ -370,19 +374,13 @@ class Dim:
         InputError: For any other value.
     """
 
-    name: str = attrs.field(
-        validator=must(lambda name: isinstance(name, str) and name.isidentifier(), "names a dimension", 'e.g. "kb"')
-    )
-    size: int | None = attrs.field(
-        default=None, kw_only=True, validator=must(optional(is_count), "is a positive extent", "e.g. 3")
-    )
+    name: str = attrs.field(validator=_is_dimension)
+    size: int | None = attrs.field(default=None, kw_only=True, validator=_is_extent)
     of: str | None = attrs.field(default=None, kw_only=True)
     per: int = attrs.field(default=1, kw_only=True, validator=must(is_count, "is a positive number", "e.g. 128"))
     times: int = attrs.field(default=1, kw_only=True, validator=must(is_count, "is a positive number", "e.g. 2"))
     plus: int = attrs.field(default=0, kw_only=True, validator=must(is_whole, "is a whole number", "e.g. -2"))
-    at_most: int | None = attrs.field(
-        default=None, kw_only=True, validator=must(optional(is_count), "is a positive extent", "e.g. 1024")
-    )
+    at_most: int | None = attrs.field(default=None, kw_only=True, validator=_is_extent)
 
     def __attrs_post_init__(self) -> None:
         named = isinstance(self.of, str) and self.of.isidentifier() and self.of != self.name
@@ -415,5 +413,4 @@ class Dim:
         known = "" if self.size is None and self.of is None else f" = {self.formula}"
         return self.name + known + ("" if self.at_most is None else f" <= {self.at_most}")
 
-    def __repr__(self) -> str:
-        return shown(self)
+    __repr__ = shown

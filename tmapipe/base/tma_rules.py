@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from tmapipe.base.arithmetic import DType
-from tmapipe.errors import InputError, is_count
+from tmapipe.errors import InputError, is_count, require
 
 # ---- tma rules -------------------------------------------------------------------------------------------------------
 #
@@ -106,20 +106,17 @@ def check_option(name: str, value: Any) -> None:
 
 def check_rank(argument: str, shape: Sequence[int], interleave: int, im2col: bool) -> None:
     """Raises `InputError` unless the engine takes tensors with this number of dimensions."""
-    if im2col and not 3 <= len(shape) <= 5:
-        rule = "has 3 to 5 dimensions for im2col: images, one to three of their own, channels"
-        raise InputError(argument, tuple(shape), rule, "add dimensions of extent 1")
-    if not 1 <= len(shape) <= 5:
-        raise InputError(argument, tuple(shape), "has 1 to 5 dimensions", "merge some")
+    rule = "has 3 to 5 dimensions for im2col: images, one to three of their own, channels"
+    require(not im2col or 3 <= len(shape) <= 5, argument, tuple(shape), rule, "add dimensions of extent 1")
+    require(1 <= len(shape) <= 5, argument, tuple(shape), "has 1 to 5 dimensions", "merge some")
     if interleave and len(shape) < 3:
         raise InputError(argument, tuple(shape), "has 3 to 5 dimensions if it is interleaved", "add some of extent 1")
 
 
 def check_address(argument: str, address: int, unit: int = ALIGNMENT) -> None:
     """Raises `InputError` unless an address is a multiple of *unit* bytes."""
-    if address % unit:
-        rule = f"must be a multiple of {unit} bytes"
-        raise InputError(argument, hex(address), rule, "start the view at such an offset")
+    rule = f"must be a multiple of {unit} bytes"
+    require(address % unit == 0, argument, hex(address), rule, "start the view at such an offset")
 
 
 def check_contiguous(argument: str, shape: Sequence[int], strides: Sequence[int], fix: str) -> None:
@@ -152,10 +149,9 @@ def check_strides(
         InputError: A stride is no positive multiple of *unit* bytes below 2^40.
     """
     for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
-        if extent > 1 and (stride * size % unit or stride <= 0):
-            rule = f"{stride} x {size} bytes is no positive multiple of {unit}, as {who}"
-            fix = f"pad the rows to a multiple of {max(unit // size, 1)} elements" + (other and f", or {other}")
-            raise InputError(argument, tuple(strides), rule, fix)
+        rule = f"{stride} x {size} bytes is no positive multiple of {unit}, as {who}"
+        fix = f"pad the rows to a multiple of {max(unit // size, 1)} elements" + (other and f", or {other}")
+        require(extent <= 1 or (stride * size % unit == 0 and stride > 0), argument, tuple(strides), rule, fix)
         if extent > 1 and stride * size >= MAX_STRIDE:
             raise InputError(argument, tuple(strides), "TMA strides are below 2^40 bytes", "use smaller tensors")
 
@@ -165,9 +161,8 @@ def check_extents(argument: str, shape: Sequence[int], dtype: str) -> None:
     if not all(1 <= extent <= 2**32 for extent in shape):
         raise InputError(argument, tuple(shape), "has extents from 1 to 2^32 elements", "pass another tensor")
     unit = TYPES[dtype].unit
-    if shape[-1] % unit:
-        rule = f"has a last extent that is a multiple of {unit} elements of {dtype}"
-        raise InputError(argument, tuple(shape), rule, "pad the rows")
+    rule = f"has a last extent that is a multiple of {unit} elements of {dtype}"
+    require(shape[-1] % unit == 0, argument, tuple(shape), rule, "pad the rows")
 
 
 # ---- boxes ---------------------------------------------------------------------------------------------------------------
@@ -176,17 +171,15 @@ def check_extents(argument: str, shape: Sequence[int], dtype: str) -> None:
 def check_box(argument: str, box: Sequence[int], rows: int = MAX_BOX) -> None:
     """Raises `InputError` unless a box has 1 to 256 elements along each dimension, up to *rows* along the first."""
     for most, extent in zip((rows, *(MAX_BOX,) * (len(box) - 1)), box, strict=True):
-        if not is_count(extent) or extent > most:
-            rule = f"a TMA box has at most {most} elements along an extent, and at least 1"
-            raise InputError(argument, tuple(box), rule, "move smaller boxes")
+        rule = f"a TMA box has at most {most} elements along an extent, and at least 1"
+        require(is_count(extent) and extent <= most, argument, tuple(box), rule, "move smaller boxes")
 
 
 def check_bytes(argument: str, box: Any, elements: int, dtype: str) -> None:
     """Raises `InputError` unless a box of *elements* elements fits into shared memory."""
     nbytes = TYPES[dtype].shared_bytes(elements)
-    if nbytes > MAX_BYTES:
-        rule = f"is a box of {nbytes:g} bytes, more than the {MAX_BYTES} of a CTA's shared memory"
-        raise InputError(argument, box, rule, "move smaller boxes")
+    rule = f"is a box of {nbytes:g} bytes, more than the {MAX_BYTES} of a CTA's shared memory"
+    require(nbytes <= MAX_BYTES, argument, box, rule, "move smaller boxes")
 
 
 def check_im2col(
@@ -218,14 +211,11 @@ def check_inner(argument: str, inner: int, dtype: str, interleave: int, swizzle:
         raise InputError(argument, inner, rule, f"e.g. {ALIGNMENT * 8 // kind.bits} elements")
     if kind.swizzles is not None and swizzle not in kind.swizzles:
         raise InputError("swizzle", swizzle, f"is one of {kind.swizzles} for {dtype}", "leave it 0")
-    if dtype == "16u6_align16b" and interleave:
-        raise InputError("interleave", interleave, f"is 0 for {dtype}", "leave it 0")
-    if interleave == 32 and swizzle != 32:
-        raise InputError("swizzle", swizzle, "is 32 with an interleave of 32", "pass swizzle=32")
+    require(dtype != "16u6_align16b" or not interleave, "interleave", interleave, f"is 0 for {dtype}", "leave it 0")
+    require(interleave != 32 or swizzle == 32, "swizzle", swizzle, "is 32 with an interleave of 32", "pass swizzle=32")
     span = swizzle if isinstance(swizzle, int) else 128
-    if span and not interleave and nbytes > span:
-        rule = f"is {nbytes:g} bytes along the last dimension, more than the swizzle span of {span}"
-        raise InputError(argument, inner, rule, f"e.g. {span * 8 // kind.bits} elements")
+    rule = f"is {nbytes:g} bytes along the last dimension, more than the swizzle span of {span}"
+    require(not span or interleave or nbytes <= span, argument, inner, rule, f"e.g. {span * 8 // kind.bits} elements")
 
 
 def check_steps(argument: str, steps: Sequence[int]) -> None:

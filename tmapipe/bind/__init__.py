@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from tmapipe.base.arithmetic import DType, bf16, dtype_of, int32
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, require
 from tmapipe.parts import Wgmma
 from tmapipe.plan.declarations import Declarations
 from tmapipe.store_pipeline import StoreStage
@@ -138,8 +138,7 @@ def made_as(
     """
     dims = store.dims[len(store.folded) :]
     unknown = [dim for dim in dims if dim not in extents]
-    if unknown:
-        raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
+    require(not unknown, name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
     lacking = like_dims[: len(like_dims) - like.ndim]
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):
@@ -246,9 +245,8 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
         if output and not tensor.flags.writeable:
             raise InputError(f"{name}.flags.writeable", False, "an output is written to", "pass a copy")
         return
-    if tensor.device.type not in ("cpu", "cuda"):
-        rule = "lies on a CUDA device, or on the CPU for the model"
-        raise InputError(f"{name}.device", str(tensor.device), rule, f'{name}.to("cuda")')
+    rule = "lies on a CUDA device, or on the CPU for the model"
+    require(tensor.device.type in ("cpu", "cuda"), f"{name}.device", str(tensor.device), rule, f'{name}.to("cuda")')
     check_held(name, tensor)
     if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
         rule = "takes part in automatic differentiation, which kernels (like torch's out=) do not support"
@@ -280,15 +278,10 @@ def check_apart(tensors: dict[str, Any], outputs: tuple[str, ...], in_place: Col
     """
     there = {name: tensor for name, tensor in tensors.items() if 0 not in tensor.shape}
     arrays = {name: x if isinstance(x, np.ndarray) else np.asarray(_Memory(x)) for name, x in there.items()}
-    for name in outputs:
+    for name in filter(arrays.__contains__, outputs):
         for other, array in arrays.items():
-            if (
-                name not in arrays
-                or other == name
-                or ((name, other) in in_place and _alike(tensors[name], tensors[other]))
-            ):
-                continue
-            if _overlap(arrays[name], array):
+            same = other == name or ((name, other) in in_place and _alike(tensors[name], tensors[other]))
+            if not same and _overlap(arrays[name], array):
                 rule = f"must not overlap that of {other}, which is read or written at the same time"
                 fix = "pass a tensor of its own, or leave it out to get a new one"
                 raise InputError(name, f"memory at {hex(arrays[name].ctypes.data)}", rule, fix)

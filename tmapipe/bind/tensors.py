@@ -16,12 +16,15 @@ import numpy as np
 from tmapipe.base.arithmetic import Dim, DType, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
 from tmapipe.bind import Bound, check_apart, check_kind, check_memory, is_torch, made_as
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, require
 from tmapipe.stage import LoadStage
 from tmapipe.store_pipeline import FROM_ZERO, StoreStage
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
+
+
+Extents = dict[str, tuple[str, int]]  # dimension -> a tensor that has it, and its extent there
 
 
 def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> Bound:
@@ -45,9 +48,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     made: list[str] = []
     given = match(declared.arguments, tensors, named, out, stores[0] if stores else "")
     for name in inputs:
-        if name not in given:
-            raise InputError(name, None, "a tensor is needed for every load stage and table", f"pass {name}=")
-    extents: dict[str, tuple[str, int]] = {}
+        require(name in given, name, None, "a tensor is needed for every load stage and table", f"pass {name}=")
+    extents: Extents = {}
     shapes: dict[str, tuple[int, ...]] = {}
     strides: dict[str, tuple[int, ...]] = {}
     first_load = next(iter(declared.inputs), None)
@@ -83,9 +85,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     devices = {name: _device(given[name]) for name in given}
     first = next(iter(devices.values()))
     for name, device in devices.items():
-        if device != first:
-            rule = f"lies on another device than {next(iter(devices))} ({first})"
-            raise InputError(name, device, rule, "move it there")
+        rule = f"lies on another device than {next(iter(devices))} ({first})"
+        require(device == first, name, device, rule, "move it there")
     kinds = {name: "numpy" if isinstance(given[name], np.ndarray) else "torch" for name in given}
     if len(set(kinds.values())) > 1:
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
@@ -209,9 +210,8 @@ def _as_element(name: str, value: Any, like: Any) -> Any:
             raise InputError(name, value, "is a number that a float can hold", "pass a smaller one") from None
         return element
     check_kind(name, value)
-    if tuple(value.shape) not in ((), (1,)):
-        rule = "is a number or a tensor of one element"
-        raise InputError(f"{name}.shape", tuple(value.shape), rule, "pass one number")
+    rule = "is a number or a tensor of one element"
+    require(tuple(value.shape) in ((), (1,)), f"{name}.shape", tuple(value.shape), rule, "pass one number")
     return value.reshape(1)
 
 
@@ -259,27 +259,23 @@ def match(
     Raises:
         InputError: A tensor is unknown or given twice, or there are too many.
     """
-    if len(tensors) > len(names):
-        rule = f"at most {len(names)}: {', '.join(names)}"
-        raise InputError("tensors", f"{len(tensors)} tensors", rule, "pass fewer")
+    rule = f"at most {len(names)}: {', '.join(names)}"
+    require(len(tensors) <= len(names), "tensors", f"{len(tensors)} tensors", rule, "pass fewer")
     given = dict(zip(names, tensors, strict=False))
     for name, tensor in named.items():
-        if name not in names:
-            rule = f"is no stage; the stages are {', '.join(names)}"
-            raise InputError(name, type(tensor).__name__, rule, "rename it, or declare it")
-        if name in given:
-            raise InputError(name, type(tensor).__name__, "is given twice", "pass it once")
+        rule = f"is no stage; the stages are {', '.join(names)}"
+        require(name in names, name, type(tensor).__name__, rule, "rename it, or declare it")
+        require(name not in given, name, type(tensor).__name__, "is given twice", "pass it once")
         given[name] = tensor
     given = {name: tensor for name, tensor in given.items() if tensor is not None}
     if out is not None:
-        if not first or first in given:
-            rule = "names the first output, which is given already"
-            raise InputError("out", type(out).__name__, rule, "pass it once")
+        rule = "names the first output, which is given already"
+        require(first and first not in given, "out", type(out).__name__, rule, "pass it once")
         given[first] = out
     return given
 
 
-def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen: dict[str, tuple[str, int]]) -> None:
+def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen: Extents) -> None:
     for dim, extent in zip(dims, shape, strict=True):
         owner, known = seen.setdefault(dim, (name, extent))
         if known != extent:
@@ -289,7 +285,7 @@ def _note_extents(name: str, dims: tuple[str, ...], shape: tuple[int, ...], seen
             raise InputError(f"{name}.shape", shape, f"has {dim} = {extent}, but {other}", fix)
 
 
-def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
+def _relate(relations: Sequence[Dim], seen: Extents) -> None:
     """Adds the extents that follow from other extents. Raises `InputError` if a tensor has another extent."""
     for dim in relations:
         extent = dim.extent({name: extent for name, (_, extent) in seen.items()})
@@ -307,7 +303,7 @@ def _relate(relations: Sequence[Dim], seen: dict[str, tuple[str, int]]) -> None:
             raise InputError(f"{owner}.shape along {dim.name}", known, rule, f"pass {extent} elements along {dim.name}")
 
 
-def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str, tuple[str, int]]) -> tuple[int, ...]:
+def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: Extents) -> tuple[int, ...]:
     """The shape of a table. Raises `InputError` unless it is dense, of int32 or int64, with extents that fit the others'."""
     check_kind(name, table)
     kind = str(table.dtype).removeprefix("torch.")
@@ -318,8 +314,7 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: dict[str
         how = tuple(table.shape), strides_of(table)
         raise InputError(f"{name}.shape, {name}.stride", how, rule, "make it contiguous")
     shape = tuple(map(int, table.shape))
-    if math.prod(shape) >= 2**31:
-        raise InputError(f"{name}.shape", shape, "has fewer than 2^31 entries", "use a smaller table")
+    require(math.prod(shape) < 2**31, f"{name}.shape", shape, "has fewer than 2^31 entries", "use a smaller table")
     _note_extents(name, dims, shape, extents)
     return shape
 
@@ -332,21 +327,15 @@ def _low_words(table: Any) -> Any:
 
 
 def _make_output(
-    name: str,
-    store: StoreStage,
-    extents: dict[str, tuple[str, int]],
-    like: Any,
-    like_dims: tuple[str, ...],
-    first_load: str,
+    name: str, store: StoreStage, extents: Extents, like: Any, like_dims: tuple[str, ...], first_load: str
 ) -> Any:
     """A new output on the device of *like*, as `made_as` says. It is zero if results are added to it."""
     known = {dim: extent for dim, (_, extent) in extents.items()}
     shape, dtype = made_as(name, store, known, like, like_dims, first_load)
     made = new_like(like, shape, dtype)
     if store.reduce:
-        if store.reduce not in FROM_ZERO:
-            rule = f"must be passed, since {store.reduce} combines results with the numbers that it holds"
-            raise InputError(name, None, rule, f"pass {name}=")
+        rule = f"must be passed, since {store.reduce} combines results with the numbers that it holds"
+        require(store.reduce in FROM_ZERO, name, None, rule, f"pass {name}=")
         made[...] = 0
     return made
 

@@ -23,6 +23,10 @@ def _is_stage(stage: Any) -> bool:
     return isinstance(stage, (LoadStage, SharedStage)) and len(stage.tile) >= 2
 
 
+def _is_operand(a: Any) -> bool:
+    return _is_stage(a) or isinstance(a, (Wgmma, RegisterTile))
+
+
 @attrs.frozen(eq=False, repr=False)
 class Wgmma:
     """Declares ``acc[m, n] += a[m, k] * b[n, k]``, a matmul of warpgroups. It belongs to the role of warpgroups that is in the
@@ -56,11 +60,7 @@ class Wgmma:
     """
 
     a: LoadStage | SharedStage | Wgmma | RegisterTile = attrs.field(
-        validator=must(
-            lambda a: _is_stage(a) or isinstance(a, (Wgmma, RegisterTile)),
-            f"{_STAGE}, a Wgmma or a RegisterTile",
-            "pass such a stage",
-        )
+        validator=must(_is_operand, f"{_STAGE}, a Wgmma or a RegisterTile", "pass such a stage")
     )
     b: LoadStage | SharedStage = attrs.field(validator=must(_is_stage, _STAGE, "pass such a stage"))
     promote: bool = attrs.field(default=False, kw_only=True, validator=IS_BOOL)
@@ -81,10 +81,9 @@ class Wgmma:
     @in_flight.validator
     def _fits_promotion(self, field: Any, in_flight: Any) -> None:
         wrong = not isinstance(in_flight, int) or in_flight < 0 or (in_flight and self.promote)
-        if in_flight is not None and wrong:
-            why = "is 0 where sums are promoted, since each slot is waited for"
-            rule = why if self.promote else "is a number, 0 or more"
-            raise InputError("Wgmma(in_flight)", in_flight, rule, "leave it out")
+        why = "is 0 where sums are promoted, since each slot is waited for"
+        rule = why if self.promote else "is a number, 0 or more"
+        require(in_flight is None or not wrong, "Wgmma(in_flight)", in_flight, rule, "leave it out")
 
     def __repr__(self) -> str:
         return shown(self, *(("in_flight",) if self.in_flight == self._in_flight else ()))
@@ -149,6 +148,9 @@ def _split(dims: Any) -> Any:
     return tuple(dims.split()) if isinstance(dims, str) else dims
 
 
+_two_names = must(optional(lambda dims: len(dims) == 2), "is two names", 'e.g. "n k"')
+
+
 @attrs.frozen(eq=False, repr=False)
 class RegisterTile:
     """Declares a tile of fp32 values that a role computes, in registers that are distributed as a `Wgmma`'s accumulators are.
@@ -169,12 +171,7 @@ class RegisterTile:
 
     role: Role = attrs.field()
     shape: tuple[int, int] = attrs.field()
-    dims: tuple[str, ...] | None = attrs.field(
-        default=None,
-        kw_only=True,
-        converter=_split,
-        validator=must(optional(lambda dims: len(dims) == 2), "is two names", 'e.g. "n k"'),
-    )
+    dims: tuple[str, ...] | None = attrs.field(default=None, kw_only=True, converter=_split, validator=_two_names)
 
     @role.validator
     def _check_role(self, field: object, role: Role) -> None:
@@ -221,9 +218,8 @@ class ClusterSum(RegisterTile):
             raise InputError("ClusterSum(source)", source, "is a Wgmma, whose accumulators are added", "pass one")
         require(isinstance(axis, str), "ClusterSum(axis)", axis, "is the name of an axis of the cluster", 'e.g. "n"')
         rows, columns = source.shape[:2]
-        if not is_count(ctas) or columns % (8 * ctas):
-            rule = f"divides the {columns} columns into multiples of 8"
-            raise InputError("ClusterSum(ctas)", ctas, rule, "use 2, 4 or 8")
+        rule = f"divides the {columns} columns into multiples of 8"
+        require(is_count(ctas) and columns % (8 * ctas) == 0, "ClusterSum(ctas)", ctas, rule, "use 2, 4 or 8")
         self.__attrs_init__(role, (rows, columns // ctas), source=source, axis=axis, ctas=ctas)
 
     def __repr__(self) -> str:
@@ -334,9 +330,8 @@ class SharedStage(SlotStage):
 
     @dtype.validator
     def _threads_or_engines_have_it(self, field: Any, dtype: Any) -> None:
-        if self.source is None and dtype in (None, tf32):
-            rule = "is one that threads can write: tf32 is a type of TMA loads, which round fp32 to it"
-            raise InputError("SharedStage(dtype)", dtype, rule, "e.g. fp32")
+        rule = "is one that threads can write: tf32 is a type of TMA loads, which round fp32 to it"
+        require(self.source is not None or dtype not in (None, tf32), "SharedStage(dtype)", dtype, rule, "e.g. fp32")
         if self.reduce is not None and (dtype is None or dtype.name not in dict.get(REDUCED, self.reduce, ())):
             rule = f"is one of {', '.join(REDUCED)}, in int32, or add in int64; the tile is of {dtype}"
             raise InputError("Exchange(reduce)", self.reduce, rule, '"add", of int32')
@@ -368,9 +363,8 @@ class SharedStage(SlotStage):
 
     @writer.validator
     def _sender_is_in_between(self, field: Any, writer: Any) -> None:
-        if self.group is not None and self.ring.held:
-            rule = "needs a ring whose slots are released, so that no CTA leaves while others use its slots"
-            raise InputError("SharedStage(group)", self.group, rule, 'leave out per="cta"')
+        rule = "needs a ring whose slots are released, so that no CTA leaves while others use its slots"
+        require(self.group is None or not self.ring.held, "SharedStage(group)", self.group, rule, 'leave out per="cta"')
         filled = [role for role in (writer, self.source and self.source.filler, self.sender) if role is not None]
         phases: list[Any] = list(map(self.ring.phase_of, cast(list[Role], filled)))
         inside = self.source is None or self.source.ring is self.ring
@@ -467,6 +461,13 @@ class ReductionScratch(Scratch):
         return shown(self, "tile", "dtype", "copies", *unsaid)
 
 
+_is_of_table = must(
+    lambda dims: type(dims) is tuple and len(set(dims)) == len(dims) in (1, 2) and all(map(str.isidentifier, dims)),
+    "is the name of one dimension, or of two",
+    'e.g. Table("l") or Table("b i")',
+)
+
+
 @attrs.frozen(eq=False, repr=False)
 class Table:
     """A vector, or a matrix, of int32 or int64 in global memory, which every warp may read: where the groups of a grouped GEMM
@@ -483,16 +484,7 @@ class Table:
         InputError: If these are no names.
     """
 
-    dims: tuple[str, ...] = attrs.field(
-        converter=_split,
-        validator=must(
-            lambda dims: (
-                type(dims) is tuple and len(set(dims)) == len(dims) in (1, 2) and all(map(str.isidentifier, dims))
-            ),
-            "is the name of one dimension, or of two",
-            'e.g. Table("l") or Table("b i")',
-        ),
-    )
+    dims: tuple[str, ...] = attrs.field(converter=_split, validator=_is_of_table)
 
     def __repr__(self) -> str:
         return f"Table({' '.join(self.dims)!r})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from tmapipe.barrier import Role
 from tmapipe.base import along, check_cluster
@@ -11,21 +12,10 @@ from tmapipe.base.arithmetic import DType, bf16, ceil_div, fp8_e4m3, fp8_e5m2, f
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.errors import InputError, require
 from tmapipe.parts import ClusterSum, RegisterTile, SharedStage, Wgmma
+from tmapipe.plan import rings
 from tmapipe.plan.declarations import Declarations, launch_registers, place_roles, share_registers
 from tmapipe.plan.model import Plan, RoleWarps
-from tmapipe.plan.rings import (
-    Arch,
-    Barrier,
-    Buffer,
-    Exchanged,
-    HeldTile,
-    Matmul,
-    NamedBarrier,
-    Queue,
-    arch_named,
-    next_id,
-    widest,
-)
+from tmapipe.plan.rings import Arch, Barrier, Buffer, Exchanged, HeldTile, Matmul, NamedBarrier, Queue, arch_named
 from tmapipe.plan.thread_layout import check_matmuls, vectors_of
 from tmapipe.plan.transfers import group_of, load_of, readers_of, ring_of, store_of, storing_roles, widest_swizzle
 from tmapipe.stage import RESERVED, LoadStage, SlotStage, TokenStage, as_matrix
@@ -119,13 +109,11 @@ class Layout:
         for name, turnstile in declared.turnstiles.items():
             self._turn(name, roles[declared.name_of(turnstile.role)])
         scratches = [(name, each, declared.name_of(each.role)) for name, each in declared.scratches.items()]
-        full = {  # barriers that complete when numbers from other CTAs have arrived
-            name: self.space.barrier(
-                f"{name}.full", each.copies, each.role.warps, f"{each.role.warps} expect-tx ({role})"
-            )
-            for name, each, role in scratches
-            if group_of(each, declared.cluster)
-        }
+        full: dict[str, Barrier] = {}  # that complete when numbers from other CTAs have arrived
+        for name, each, role in scratches:
+            if group_of(each, declared.cluster):
+                warps = each.role.warps
+                full[name] = self.space.barrier(f"{name}.full", each.copies, warps, f"{warps} expect-tx ({role})")
         self.queue = self._queue(*declared.queue) if declared.queue else None
         self.of: dict[str, Buffer] = {}
         for name, part in sorted(declared.stages.items(), key=lambda item: item[1].over is not None):
@@ -156,17 +144,15 @@ class Layout:
         swizzle that TMA cannot move."""
         dtype = self.types[name]
         row, slot = tile[-1] * dtype.bytes, math.prod(tile) * dtype.bytes
-        if row % ALIGNMENT:
-            rule = f"a row is {row} bytes, but TMA moves multiples of {ALIGNMENT}"
-            raise InputError(f"{name}.tile", tile, rule, "widen the tile")
+        rule = f"a row is {row} bytes, but TMA moves multiples of {ALIGNMENT}"
+        require(row % ALIGNMENT == 0, f"{name}.tile", tile, rule, "widen the tile")
         if swizzle and (len(tile) != 2 or tile[0] % 8):
             rule = f"repeats every 8 rows, so a tile of two extents with a multiple of 8 rows is needed; it is {tile}"
             raise InputError(f"{name}.swizzle", swizzle, rule, "pass swizzle=0")
         alignment = 1024 if swizzle else 128
         gap = -slot % alignment if slots > 1 else 0
-        if gap and swizzle:
-            rule = f"a slot is {slot} bytes, but swizzled slots start at multiples of {alignment}"
-            raise InputError(f"{name}.tile", tile, rule, "use a larger tile, or pass swizzle=0")
+        rule = f"a slot is {slot} bytes, but swizzled slots start at multiples of {alignment}"
+        require(not gap or not swizzle, f"{name}.tile", tile, rule, "use a larger tile, or pass swizzle=0")
         if below is None:
             return self.space.slots(name, slots, tile, dtype, swizzle, owners, gap)
         gap = below.pitch - slot
@@ -179,11 +165,10 @@ class Layout:
         self.space.buffers.append(made)
         return made
 
-    def sync(self, store: str, threads: int, instances: int = 1) -> None:
-        """Adds a named barrier for the threads that fill buffers of *store*. Raises `InputError` if no named barrier is
-        left."""
-        first = next_id(self.named_barriers, instances, "named barriers", store)
-        self.named_barriers.append(NamedBarrier(f"{store}.sync", first, threads, instances))
+    def sync(self, of: str, threads: int, instances: int = 1, what: str = "sync") -> None:
+        """Adds named barriers of a store or turnstile, for *threads* threads each. Raises `InputError` if none is left."""
+        first = rings.next_id(self.named_barriers, instances, "named barriers", of)
+        self.named_barriers.append(NamedBarrier(f"{of}.{what}", first, threads, instances))
 
     def _stage(self, name: str, part: SlotStage) -> None:
         name_of = self.declared.name_of
@@ -201,8 +186,7 @@ class Layout:
             self.space.barrier(f"{name}.turn", role.teams, warps, f"{warps} warps (the team before)")
             return
         groups = role.warps // 4  # the warpgroup that waits, and the one before
-        first = next_id(self.named_barriers, groups, "named barriers", name)
-        self.named_barriers.append(NamedBarrier(f"{name}.turn", first, 2 * 128, groups))
+        self.sync(name, 2 * 128, groups, "turn")
 
     def _queue(self, slots: int, words: int) -> Queue:
         """The ring through which a scheduler hands out tiles. Its slots are multiples of 16 bytes, which one st.async
@@ -221,9 +205,8 @@ class Layout:
         readers = [mma for mma in self.declared.matmuls.values() if part in mma.stages]
         row = part.tile[-1] * self.types[name].bytes
         if part.swizzle is not None:
-            if part.swizzle and row % part.swizzle:
-                rule = f"must divide a row of the tile ({row} bytes)"
-                raise InputError(f"{name}.swizzle", part.swizzle, rule, "leave it out")
+            rule = f"must divide a row of the tile ({row} bytes)"
+            require(not part.swizzle or row % part.swizzle == 0, f"{name}.swizzle", part.swizzle, rule, "leave it out")
             return part.swizzle
         if not readers and (not part.spread or row % 32):
             return 0
@@ -231,19 +214,15 @@ class Layout:
 
     def _matmul(self, name: str, mma: Wgmma) -> Matmul:
         role, name_of = self.roles[self.matmul_roles[name]], self.declared.name_of
-        return Matmul(
-            name,
-            None if isinstance(mma.a, (Wgmma, RegisterTile)) else self.of[name_of(mma.a)],
-            self.of[name_of(mma.b)],
-            mma.shape,
-            role.team_warps // 4,
-            role.first_warp,
-            role.teams,
-            mma.promote,
-            mma.transposed,
-            widest(self.launch),
-            mma.in_flight if mma.in_registers else 0,
-        )
+        a = None if isinstance(mma.a, (Wgmma, RegisterTile)) else self.of[name_of(mma.a)]
+        place = role.team_warps // 4, role.first_warp, role.teams
+        how: dict[str, Any] = {
+            "promote": mma.promote,
+            "transposed": mma.transposed,
+            "widest": rings.widest(self.launch),
+        }
+        how["in_flight"] = mma.in_flight if mma.in_registers else 0
+        return Matmul(name, a, self.of[name_of(mma.b)], mma.shape, *place, **how)
 
     def _held(self, name: str, tile: RegisterTile) -> HeldTile:
         role = self.roles[self.declared.name_of(tile.role)]
@@ -329,9 +308,8 @@ def make_plan(
     registers = share_registers(declared, roles, warps, launch, shared)
 
     auto = [name for name, ring in declared.rings.items() if ring.stages is None]
-    if len(auto) > 1:
-        rule = "can be left out for one ring only"
-        raise InputError("BarrierRing(stages)", auto, rule, "give the other rings a number")
+    rule = "can be left out for one ring only"
+    require(len(auto) <= 1, "BarrierRing(stages)", auto, rule, "give the other rings a number")
     candidates: Iterable[int] = [0]
     if auto:
         held_back, *_ = readers_of(auto[0], declared, matmul_roles, storing)
@@ -378,9 +356,8 @@ def _check_early(declared: Declarations, target: Arch, layout: Layout) -> None:
     loaded, stored = ({part.argument for part in parts} for parts in (layout.loads, layout.stores))
     for name, role in declared.roles.items():
         wrong = [each for each in role.early if each not in loaded or each in stored]
-        if wrong:
-            rule = f"must name tensors that are loaded and not stored ({', '.join(sorted(loaded - stored))})"
-            raise InputError(f"Role({name}).early", role.early, rule, f"leave {', '.join(wrong)} out")
+        rule = f"must name tensors that are loaded and not stored ({', '.join(sorted(loaded - stored))})"
+        require(not wrong, f"Role({name}).early", role.early, rule, f"leave {', '.join(wrong)} out")
         own = [store for store in declared.stores.values() if store.vector and store.role is role]
         if role.early and (declared.tables or own or not target.tma):
             rule = "needs a role whose threads touch no global memory, a kernel without tables, and sm_90 or later"
@@ -401,10 +378,9 @@ def _check_supported(declared: Declarations, types: dict[str, DType], target: Ar
     if not target.tma:
         moved: dict[str, LoadStage | StoreStage] = {**declared.loads, **declared.stores}
         for name, part in moved.items():
-            if not part.vector:
-                other = "a CpAsyncLoadStage" if name in declared.loads else "a ThreadStoreStage"
-                rule = f"needs the TMA engine, which {target.name} lacks"
-                raise InputError(f"{type(part).__name__}({name})", target.name, rule, f"use {other}")
+            other = "a CpAsyncLoadStage" if name in declared.loads else "a ThreadStoreStage"
+            rule = f"needs the TMA engine, which {target.name} lacks"
+            require(part.vector, f"{type(part).__name__}({name})", target.name, rule, f"use {other}")
         for name, role in declared.roles.items():
             rule = f"is set by setmaxnreg, which {target.name} lacks"
             require(not role.registers, f"Role({name}).registers", role.registers, rule, "leave it out")
@@ -427,9 +403,8 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
         if load.input is not None:
             other = types[declared.name_of(load.input)]
             types[name] = load.dtype or other
-            if types[name].in_memory != other.in_memory:
-                rule = f"must be {other}, as for {declared.name_of(load.input)}, which loads the same tensor"
-                raise InputError(f"{name}.dtype", types[name].name, rule, "leave it out")
+            rule = f"must be {other}, as for {declared.name_of(load.input)}, which loads the same tensor"
+            require(types[name].in_memory == other.in_memory, f"{name}.dtype", types[name].name, rule, "leave it out")
     for name, part in declared.shared.items():
         if part.source is not None:
             types[name] = types[declared.name_of(part.source)]
@@ -444,10 +419,9 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
             types[name] = loaded
         elif isinstance(store.source, Wgmma):
             operand = types[declared.name_of(store.source.stages[0])]
-            if types[name] not in _types_of_sums(operand):
-                rule = f"is no type in which sums of {operand} products can be stored"
-                fix = f"one of {', '.join(t.name for t in _types_of_sums(operand))}"
-                raise InputError(name, types[name].name, rule, fix)
+            rule = f"is no type in which sums of {operand} products can be stored"
+            fix = f"one of {', '.join(t.name for t in types_of_sums(operand))}"
+            require(types[name] in types_of_sums(operand), name, types[name].name, rule, fix)
         if store.reduce and types[name].name not in store.reducible:
             rule = f"is no type in which TMA stores can {store.reduce}"
             raise InputError(name, types[name].name, rule, f"one of {', '.join(store.reducible)}")
@@ -455,6 +429,6 @@ def _resolve_types(declared: Declarations, dtypes: dict[str, DType]) -> dict[str
     return types
 
 
-def _types_of_sums(operand: DType) -> tuple[DType, ...]:
+def types_of_sums(operand: DType) -> tuple[DType, ...]:
     """The types in which sums of products of *operand* can be stored."""
     return (int32, bf16, fp16, fp32) if operand.integer else (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2)

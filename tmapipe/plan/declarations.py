@@ -123,9 +123,8 @@ def check_names(attribute: str, names: Any, known: tuple[str, ...]) -> None:
     if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
         raise InputError(attribute, names, "is a tuple of names of stages", 'e.g. ("a",)')
     for name in names:
-        if name not in known:
-            rule = f"names no tensor of a call; these are {', '.join(known) or 'none'}"
-            raise InputError(attribute, name, rule, "rename it, or leave it out")
+        rule = f"names no tensor of a call; these are {', '.join(known) or 'none'}"
+        require(name in known, attribute, name, rule, "rename it, or leave it out")
 
 
 def check_roles(attribute: str, roles: Any) -> None:
@@ -342,8 +341,7 @@ def place_roles(declared: Declarations, shared: bool = False) -> tuple[dict[str,
         warp += role.warps
     if any(role.registers for role in declared.roles.values()):
         warp = ceil_div(warp, 4) * 4
-    if warp > 32:
-        raise InputError("roles", f"{warp} warps", "a CTA has at most 32 warps (1024 threads)", "use fewer")
+    require(warp <= 32, "roles", f"{warp} warps", "a CTA has at most 32 warps (1024 threads)", "use fewer")
     return placed, warp
 
 
@@ -378,9 +376,7 @@ def share_registers(
         inside = _of_group(group, roles.values())
         for role in inside:
             if role.registers and given.setdefault(group, role.registers) != role.registers:
-                rule = (
-                    f"must be {given[group]}, as for another role in warpgroup {group}: setmaxnreg sets all its 4 warps"
-                )
+                rule = f"must be {given[group]}, as for another role in warpgroup {group}: setmaxnreg sets all 4 warps"
                 raise InputError(f"Role({role.name}).registers", role.registers, rule, "give both the same number")
         if group not in given and not any(declared.roles[role.name].by_warpgroup for role in inside):
             given[group] = LOAD_REGISTERS.get(groups, 24)

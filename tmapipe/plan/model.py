@@ -12,6 +12,7 @@ from tmapipe.base import Along
 from tmapipe.base.arithmetic import Dim
 from tmapipe.base.tma_rules import Windows
 from tmapipe.errors import NOTHING, frozen
+from tmapipe.plan import rings
 from tmapipe.plan.rings import (
     Arch,
     Barrier,
@@ -23,11 +24,6 @@ from tmapipe.plan.rings import (
     NamedBarrier,
     Queue,
     Ring,
-    arch_named,
-    box_of,
-    in_units,
-    next_id,
-    units_of,
 )
 
 # ---- model -----------------------------------------------------------------------------------------------------------
@@ -108,7 +104,8 @@ class Transfer:
         if not self.tensor_map:
             return self.buffer.tile
         extents = self.buffer.tile if self.windows else self.part[-self.core :]
-        return box_of(extents, self.buffer.swizzle // self.buffer.dtype.bytes, self.peers, self.buffer.dtype.bytes)
+        size = self.buffer.dtype.bytes
+        return rings.box_of(extents, self.buffer.swizzle // size, self.peers, size)
 
 
 @attrs.frozen
@@ -301,7 +298,7 @@ class Plan:
     @property
     def target(self) -> Arch:
         """The architecture for which the plan was made."""
-        return arch_named(self.arch)
+        return rings.arch_named(self.arch)
 
     @property
     def transfers(self) -> tuple[Load | Store, ...]:
@@ -364,7 +361,7 @@ class Plan:
         """The shapes of all tensors, from *extents* that are rounded up to whole units, and from extents that follow from
         them; 1 for the other dimensions."""
         others = {dim: 1 for dims in self.dims.values() for dim in dims}
-        every = self.related(in_units({**others, **self.related(dict(extents))}, units_of(self), self.most))
+        every = self.related(rings.in_units({**others, **self.related(dict(extents))}, rings.units_of(self), self.most))
         return {name: tuple(every[dim] for dim in dims) for name, dims in self.dims.items()}
 
     @property
@@ -447,6 +444,6 @@ class Syncs:
             taken = (*self.plan.named_barriers, *self.made.values())
             instances = roles[0].teams if len(roles) == 1 else 1
             threads = sum(role.threads for role in roles) // instances
-            first = next_id(taken, instances, "k.sync", ", ".join(names))
+            first = rings.next_id(taken, instances, "k.sync", ", ".join(names))
             self.made[names] = NamedBarrier(f"{'+'.join(names)}.threads", first, threads, instances)
         return self.made[names]

@@ -368,29 +368,24 @@ def check_matmuls(
             raise InputError(f"Wgmma({name})", f"{of_a} x {b}", rule, "use bf16 or fp16, or a through a SharedStage")
         warpgroups = role.warps // 4 // role.teams
         require(k == kb, f"{of_b}.tile", mma.b.tile, f"its k extent differs from {of_a}'s {k}", "use one k")
-        if not multiplies(a, b):
-            rule = "takes two operands of one type, bf16, fp16, tf32 or int8, or two of fp8_e4m3 and fp8_e5m2"
-            to_tf32 = 'give both stages dtype="tf32" (a Gemm\'s a and b: Operand(dtype="tf32"))'
-            fix = to_tf32 if {a, b} == {fp32} else "convert the tensors"
-            raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, fix)
+        rule = "takes two operands of one type, bf16, fp16, tf32 or int8, or two of fp8_e4m3 and fp8_e5m2"
+        to_tf32 = 'give both stages dtype="tf32" (a Gemm\'s a and b: Operand(dtype="tf32"))'
+        fix = to_tf32 if {a, b} == {fp32} else "convert the tensors"
+        require(multiplies(a, b), f"Wgmma({name})", f"{a} x {b}", rule, fix)
         if any(mma.transposed) and a.bytes != 2:
             rule = "takes operands of 8 and 32 bits contiguous along k only (PTX ISA, wgmma.mma_async: imm-trans)"
             raise InputError(f"Wgmma({name})", f"{a} x {b}", rule, "transpose them in memory, or use bf16")
-        if mma.promote and a.integer:
-            rule = "is only for sums in fp32; sums of int8 are exact"
-            raise InputError(f"Wgmma({name}, promote)", True, rule, "leave it out")
+        rule = "is only for sums in fp32; sums of int8 are exact"
+        require(not mma.promote or not a.integer, f"Wgmma({name}, promote)", True, rule, "leave it out")
         if m % (64 * warpgroups):
             rule = f"wgmma takes 64 rows, so a multiple of 64 x {warpgroups} warpgroups"
             raise InputError(f"{of_a}.tile[{int(mma.transposed[0])}]", m, rule, f"e.g. {64 * warpgroups}")
-        if n % 8 or n > 256:
-            rule = "wgmma takes n a multiple of 8 up to 256"
-            raise InputError(f"{of_b}.tile[{int(mma.transposed[1])}]", n, rule, "e.g. 128 or 256")
-        if a.integer and n % 16 and n not in (8, 24):
-            rule = "of int8, wgmma takes n a multiple of 16, 8 or 24 (PTX ISA, wgmma shapes)"
-            raise InputError(f"{of_b}.tile[0]", n, rule, "e.g. 128 or 256")
-        if k * a.bytes % 32:
-            rule = "wgmma takes 32 bytes of k an instruction"
-            raise InputError(f"{of_a}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
+        rule = "wgmma takes n a multiple of 8 up to 256"
+        require(n % 8 == 0 and n <= 256, f"{of_b}.tile[{int(mma.transposed[1])}]", n, rule, "e.g. 128 or 256")
+        rule = "of int8, wgmma takes n a multiple of 16, 8 or 24 (PTX ISA, wgmma shapes)"
+        require(not a.integer or n % 16 == 0 or n in (8, 24), f"{of_b}.tile[0]", n, rule, "e.g. 128 or 256")
+        rule = "wgmma takes 32 bytes of k an instruction"
+        require(k * a.bytes % 32 == 0, f"{of_a}.tile[{1 - int(mma.transposed[0])}]", k, rule, "e.g. 64")
         _check_width(name, mma, m // (64 * warpgroups), launch)
         registers = _registers(mma, role)
         if mma.promote and registers.sums <= FEW_SUMS:
@@ -463,10 +458,9 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
         if slots and all(mma.shape[0] <= 16 * role.warps // role.teams for mma in matmuls):
             room += 8  # of the sums of a slot, the epilogue has the registers
         needed = sum(need.sums + need.a for need in needs) + slots
-        if len(names) > 1 and needed > room:
-            several, shapes = " and ".join(f"Wgmma({name})" for name in names), [mma.shape[:2] for mma in matmuls]
-            rule = f"need {needed} accumulator registers a thread together; {room} leave room for work with several"
-            raise InputError(several, shapes, rule, "use a smaller tile or more warpgroups")
+        several, shapes = " and ".join(f"Wgmma({name})" for name in names), [mma.shape[:2] for mma in matmuls]
+        rule = f"need {needed} accumulator registers a thread together; {room} leave room for work with several"
+        require(len(names) <= 1 or needed <= room, several, shapes, rule, "use a smaller tile or more warpgroups")
 
 
 def _registers(mma: Wgmma, role: Role) -> MatmulRegisters:
@@ -482,11 +476,10 @@ def _check_accumulators(name: str, mma: Wgmma, needed: int, role: Role, launch: 
     if needed > room and launch is not None:
         rule = f"needs {needed} accumulator registers a thread and {LEFT} more; CTAs that share an SM leave {launch}"
         raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a smaller tile, or GridTiles of fewer CTAs")
-    if needed > room:
-        twice = f", twice {needed // 2} since sums are promoted" if mma.promote else ""
-        rule = f"needs {needed} accumulator registers a thread{twice}; "
-        rule += f"{room} leave room to work with {role.warps // 4} warpgroups"
-        raise InputError(f"Wgmma({name}) tile", mma.shape[:2], rule, "use a smaller tile or more warpgroups")
+    twice = f", twice {needed // 2} since sums are promoted" if mma.promote else ""
+    rule = f"needs {needed} accumulator registers a thread{twice}; "
+    rule += f"{room} leave room to work with {role.warps // 4} warpgroups"
+    require(needed <= room, f"Wgmma({name}) tile", mma.shape[:2], rule, "use a smaller tile or more warpgroups")
 
 
 LEFT = 24  # registers of a thread beside accumulators, where several CTAs share a multiprocessor

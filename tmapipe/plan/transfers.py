@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tmapipe.barrier import BarrierRing
 from tmapipe.base import Along, peer_pattern, tma_rules
@@ -86,9 +86,8 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
     if ring.held:
         lag, readers = {}, {}
     for role, held in lag.items():
-        if held >= slots:
-            rule = f"role {role} holds back {held} slots while it reads the next, so {held + 1} or more are needed"
-            raise InputError(f"BarrierRing({name}).stages", slots, rule, "use more stages or fewer reads in flight")
+        rule = f"role {role} holds back {held} slots while it reads the next, so {held + 1} or more are needed"
+        require(held < slots, f"BarrierRing({name}).stages", slots, rule, "use more stages or fewer reads in flight")
     lying = [(name_of(part.writer), name_of(part.over)) for part in inside.values() if part.over and part.writer]
     gone: dict[str, tuple[str, ...]] = {}
     over: tuple[str, ...] = ()
@@ -113,16 +112,12 @@ def readers_of(
         matmul_roles: Matmul -> the role that executes it.
         storing_roles: Store -> the role that executes it.
     """
-    reads: list[tuple[str, SlotStage, str, int]] = [
-        (matmul_roles[name], stage, "wgmma", mma.in_flight)
-        for name, mma in declared.matmuls.items()
-        for stage in mma.stages
-    ]
-    reads += [
-        (storing_roles[name], store.slot, "tma", store.stages)
-        for name, store in declared.stores.items()
-        if store.slot is not None
-    ]
+    reads: list[tuple[str, SlotStage, str, int]] = []
+    for name, mma in declared.matmuls.items():
+        reads += [(matmul_roles[name], stage, "wgmma", mma.in_flight) for stage in mma.stages]
+    for name, store in declared.stores.items():
+        if store.slot is not None:
+            reads.append((storing_roles[name], store.slot, "tma", store.stages))
     lag: dict[str, int] = {}
     readers: dict[str, tuple[str, ...]] = {}
     fenced: dict[str, None] = {}
@@ -151,9 +146,8 @@ def load_of(layout: Layout, name: str, load: LoadStage) -> Load:
     peers = 1 if load.multicast is not None and load.multicast.whole else math.prod(each.ctas for each in axes)
     if axes:
         shared = [each.axis for each in axes if each.axis in load.dims]
-        if shared:
-            rule = f"CTAs along {', '.join(shared)} want different tiles of {name}"
-            raise InputError(f"{name}.multicast", load.multicast, rule, "drop that axis")
+        rule = f"CTAs along {', '.join(shared)} want different tiles of {name}"
+        require(not shared, f"{name}.multicast", load.multicast, rule, "drop that axis")
         unit = 8 if buffer.swizzle else 1
         if load.tile[0] % peers or load.matrix[0] % (peers * unit):
             rule = f"{peers} multicast peers each load an equal part, in steps of {unit} rows"
@@ -162,32 +156,16 @@ def load_of(layout: Layout, name: str, load: LoadStage) -> Load:
     if load.result is not None:
         _check_result(name, load, load.result)
     through = [each for each, part in declared.stages.items() if isinstance(part, DescriptorStage) and part.of is load]
-    if len(through) > 1:
-        rule = f"has {', '.join(through)}, but a load stage can have only one DescriptorStage"
-        raise InputError("DescriptorStage(of)", load, rule, "declare a load stage for each")
+    rule = f"has {', '.join(through)}, but a load stage can have only one DescriptorStage"
+    require(len(through) <= 1, "DescriptorStage(of)", load, rule, "declare a load stage for each")
     over = [each for each, store in declared.stores.items() if (load.input or load) in store.overwrites]
     for each in over:
         _check_in_place(declared, each, load, len(over))
-    made = Load(
-        name,
-        declared.tensor_of(name),
-        buffer,
-        load.dims,
-        load.extents,
-        peers,
-        axes,
-        peer_pattern(axes),
-        load.outside,
-        load.strides,
-        load.windows,
-        layout.of[through[0]] if through else None,
-        over[0] if over else "",
-        core=len(load.tile if load.windows is None else load.dims),
-        parts=load.parts,
-        vector=load.vector,
-        tensor_map=load.tensor_map,
-        l2_hint=load.l2_hint,
-    )
+    core = len(load.tile if load.windows is None else load.dims)
+    how = _as_declared(load, "outside", "strides", "windows")
+    how |= {"peers": peers, "axes": axes, "pattern": peer_pattern(axes)}
+    how |= {"through": layout.of[through[0]] if through else None, "overwritten": over[0] if over else ""}
+    made = Load(name, declared.tensor_of(name), buffer, tile=load.extents, core=core, **how)
     if load.tensor_map:
         _check_moved(name, made)
         _check_described(name, made)
@@ -195,6 +173,11 @@ def load_of(layout: Layout, name: str, load: LoadStage) -> Load:
         rule = f"must be at least an element of {buffer.dtype.bytes} bytes"
         raise InputError(f"{name}.vector", load.vector, rule, f"e.g. vector={buffer.dtype.bytes}")
     return made
+
+
+def _as_declared(part: LoadStage | StoreStage, *names: str) -> dict[str, Any]:
+    """What a transfer has from its stage as it is: these fields, and those that loads and stores have in common."""
+    return {name: getattr(part, name) for name in ("dims", "parts", "vector", "tensor_map", "l2_hint", *names)}
 
 
 def _check_described(name: str, load: Load) -> None:
@@ -284,25 +267,10 @@ def store_of(layout: Layout, name: str, store: StoreStage) -> Store:
         tile = buffer.tile
         if len(store.tile) > 2:
             whole, tile = store.span, _box_of_rows(name, store, tile)
-    made = Store(
-        name,
-        name,
-        buffer,
-        store.dims,
-        (1,) * (len(store.dims) - len(tile)) + tile,
-        store.reduce,
-        tuple(store.folded.values()),
-        clipped,
-        in_turn,
-        whole,
-        store.transposed,
-        core=len(tile),
-        parts=store.parts,
-        vector=store.vector,
-        tensor_map=store.tensor_map,
-        l2_hint=store.l2_hint,
-        wide=store.wide,
-    )
+    extents = (1,) * (len(store.dims) - len(tile)) + tile
+    how = _as_declared(store, "reduce", "transposed", "wide")
+    how |= {"folded": tuple(store.folded.values()), "clipped": clipped, "shared": in_turn, "whole": whole}
+    made = Store(name, name, buffer, tile=extents, core=len(tile), **how)
     if made.tensor_map:
         _check_moved(name, made)
     return made
@@ -311,9 +279,8 @@ def store_of(layout: Layout, name: str, store: StoreStage) -> Store:
 def _buffer_of_values(layout: Layout, name: str, store: StoreStage) -> Buffer:
     """The buffer that the threads of a role fill together."""
     role, tile = layout.roles[layout.storing_roles[name]], as_matrix(store.tile)
-    if role.teams > 1:
-        rule = "must have one team if threads store what they compute, since teams are at different tiles"
-        raise InputError(f"{name}.role", role.name, rule, "use two roles, or store a Wgmma's sums")
+    rule = "must have one team if threads store what they compute, since teams are at different tiles"
+    require(role.teams <= 1, f"{name}.role", role.name, rule, "use two roles, or store a Wgmma's sums")
     if len(tile) > 1:  # of one extent, it may hold one number a row
         vectors_of(name, tile, role)
     if role.warps > 1:
@@ -372,10 +339,9 @@ def _columns(layout: Layout, name: str, store: StoreStage) -> int:
     """How many columns a buffer for accumulators has."""
     n, dtype = store.tile[-2 if store.transposed else -1], layout.types[name]
     unit = max(8, ALIGNMENT // dtype.bytes)
-    if n % unit:
-        start = f"TMA starts at multiples of {ALIGNMENT} bytes along a row"
-        rule = f"has a multiple of {unit} columns if {dtype} is stored: {start}"
-        raise InputError(f"{name}.tile", store.tile, rule, f"use {ceil_div(n, unit) * unit} columns")
+    start = f"TMA starts at multiples of {ALIGNMENT} bytes along a row"
+    rule = f"has a multiple of {unit} columns if {dtype} is stored: {start}"
+    require(n % unit == 0, f"{name}.tile", store.tile, rule, f"use {ceil_div(n, unit) * unit} columns")
     if isinstance(store.source, RegisterTile):  # its role holds it in one piece
         if store.columns not in (None, n):
             raise InputError(f"{name}.columns", store.columns, f"must be {n}, all of a RegisterTile's", "leave it out")
@@ -402,9 +368,8 @@ def _check_moved(name: str, move: Load | Store) -> None:
     if parts > 1:
         rows, nbytes = buffer.tile[0] // parts, buffer.slot_bytes // parts
         if isinstance(move, Load) and move.axes:
-            raise InputError(
-                f"{name}.in_parts", parts, "must be 1, since peers load shares of the tile", "drop the multicast"
-            )
+            rule = "must be 1, since peers load shares of the tile"
+            raise InputError(f"{name}.in_parts", parts, rule, "drop the multicast")
         if nbytes % 128 or (buffer.swizzle and rows % 8):
             unit = "128 bytes" + (", and of 8 rows where they are swizzled" if buffer.swizzle else "")
             rule = f"makes parts of {rows} rows, {nbytes} bytes; they start at multiples of {unit}"
@@ -412,10 +377,11 @@ def _check_moved(name: str, move: Load | Store) -> None:
     windows = isinstance(move, Load) and move.windows is not None
     tma_rules.check_box(f"{name}.tile", box, tma_rules.MAX_PIXELS if windows else tma_rules.MAX_BOX)
     nbytes = math.prod(box) * buffer.dtype.bytes
-    if nbytes < buffer.slot_bytes and nbytes % 128:
-        rule = f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes: not from multiples of 128 bytes on"
-        fix = f"use rows of at most {tma_rules.MAX_BOX} elements or of whole 128 bytes, or for a vector a BulkLoadStage"
-        raise InputError(f"{name}.tile", buffer.tile, rule, fix)
+    rule = (
+        f"is moved in boxes of {' x '.join(map(str, box))} elements, {nbytes} bytes: not from multiples of 128 bytes on"
+    )
+    fix = f"use rows of at most {tma_rules.MAX_BOX} elements or of whole 128 bytes, or for a vector a BulkLoadStage"
+    require(nbytes >= buffer.slot_bytes or nbytes % 128 == 0, f"{name}.tile", buffer.tile, rule, fix)
 
 
 def widest_swizzle(argument: str, row: int) -> int:
