@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import numpy as np
@@ -124,11 +124,12 @@ class OperandStage(TmaLoadStage):
         return self.dims[-1].endswith(ELEMENT)
 
 
+@attrs.frozen
 class EpilogueOperand:
     """Base of the kinds. `varies`: the output's dimensions that it varies with; `dtype`: of its elements."""
 
-    varies: tuple[str, ...] = ()
-    dtype: DType | str | None
+    varies: ClassVar[tuple[str, ...]] = ()
+    dtype: DType | str | None = None
 
     def loose(self, batch: str) -> bool:
         """Whether a tile's part may begin at any element, which TMA cannot: rows do in an order of tiles by groups. It is then
@@ -176,7 +177,6 @@ class Matrix(EpilogueOperand):
         l2_hint: As in `TmaLoadStage`; by default, that each element is read once.
     """
 
-    dtype: DType | str | None = None
     l2_hint: str | None = "evict_first"
     varies = ("l", "m", "n")
 
@@ -185,7 +185,6 @@ class Matrix(EpilogueOperand):
         return OperandStage(f"{batch}m n", tile=(rows, width), ring=ring, **options)
 
 
-@attrs.frozen
 class PerColumn(EpilogueOperand):
     """A vector of n elements, one for each column of the output, such as a bias.
 
@@ -193,11 +192,9 @@ class PerColumn(EpilogueOperand):
         dtype: The type of its elements; None: the type of the tensor that is passed.
     """
 
-    dtype: DType | str | None = None
     varies = ("n",)
 
 
-@attrs.frozen
 class PerRow(EpilogueOperand):
     """A vector of m elements, one for each row of the output, such as a scale.
 
@@ -205,11 +202,9 @@ class PerRow(EpilogueOperand):
         dtype: The type of its elements; None: the type of the tensor that is passed.
     """
 
-    dtype: DType | str | None = None
     varies = ("m",)
 
 
-@attrs.frozen
 class PerBatch(EpilogueOperand):
     """A vector of l elements, one for each matrix of a batch, such as the scale of its weights.
 
@@ -217,7 +212,6 @@ class PerBatch(EpilogueOperand):
         dtype: The type of its elements; None: the type of the tensor that is passed.
     """
 
-    dtype: DType | str | None = None
     varies = ("l",)
 
 
@@ -225,7 +219,7 @@ class PerBatch(EpilogueOperand):
 class Scalar(EpilogueOperand):
     """One number for the whole output: a float at the call, or a tensor of one fp32 element (which costs no copy)."""
 
-    dtype = "fp32"
+    dtype: str = attrs.field(default="fp32", init=False, repr=False)
 
 
 class Operands:
@@ -409,14 +403,10 @@ def check_room(plan: Plan, epilogue: Epilogue) -> None:
         room, sure = (160, 152) if groups < 3 else (104, 96)
     else:
         room, sure = 200, 160
-    what = (
-        "the stores"
-        if epilogue.plain
-        else "an epilogue" + " with further tiles" * tiles + " with operands or sums" * (bool(kinds) and not tiles)
-    )
+    more = " with further tiles" if tiles else " with operands or sums" if kinds else ""
+    what = "the stores" if epilogue.plain else f"an epilogue{more}"
     rule = f"needs {needed} accumulator registers a thread; {room} leave room for {what} with {groups} warpgroups"
-    if needed > room:
-        raise InputError(f"Wgmma({first.name}) tile", first.shape[:2], rule, "use a smaller tile or more warpgroups")
+    require(needed <= room, f"Wgmma({first.name}) tile", first.shape[:2], rule, "use a smaller tile or more warpgroups")
     if needed > sure:
         text = f"{plan.name}: {needed} accumulator registers a thread beside {what} may spill to local memory. "
         warnings.warn(text + "Fix: use a smaller tile or more warpgroups.", stacklevel=4)

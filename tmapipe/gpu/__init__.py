@@ -60,15 +60,6 @@ def slot_layout(buffer: Buffer) -> Any:
     return _row_major(buffer, (*buffer.tile, buffer.stages))
 
 
-def one_slot_layout(buffer: Buffer) -> Any:
-    """Layout of a single slot.
-
-    Not a slice of `slot_layout`: CuTe DSL 4.8.1 aborts the process when it slices a swizzled layout whose slots are 3, 5, 7,
-    ... blocks of 8 rows.
-    """
-    return _row_major(buffer, buffer.tile)
-
-
 def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
     """A layout of *shape*, which begins with the extents of a slot; slots follow each other."""
     if buffer.swizzle:
@@ -113,7 +104,9 @@ def moved_layout(part: Load | Store) -> Any:
     outer = cute.make_layout(shape, stride=stride)
     if not part.buffer.swizzle:
         return outer
-    return cute.make_composed_layout(one_slot_layout(part.buffer).inner, 0, outer)
+    # Not a slice of `slot_layout`: CuTe DSL 4.8.1 aborts the process when it slices a swizzled layout whose slots are 3, 5, 7,
+    # ... blocks of 8 rows.
+    return cute.make_composed_layout(_row_major(part.buffer, part.buffer.tile).inner, 0, outer)
 
 
 def core_modes(part: Load | Store) -> tuple[int, ...]:
@@ -217,10 +210,8 @@ class Moves:
         moved, tile = cpasync.tma_partition(self.atom, share, shares, moved, cute.group_modes(tile, 0, core))
         tile = tile[(None, *(0,) * outer)]
         self.of_slots, self.of_slot, self.of_tile = moved.layout, _two(moved[(None, 0)]).layout, _two(tile).layout
-        self.start, self.shared = (
-            (slots.iterator if peers == 1 else moved.iterator),
-            (tile.iterator if peers > 1 else None),
-        )
+        self.start = slots.iterator if peers == 1 else moved.iterator
+        self.shared = tile.iterator if peers > 1 else None
 
     def slot(self, stage: Any, first: Any = None, piece: Any = 0) -> Any:
         """What a copy moves, in shared memory.

@@ -160,11 +160,8 @@ def check_notes(plan: Plan, file: Path, held: Callable[[], Mapping[str, tuple[in
     memory = _MEMORY.findall(text)  # of the kernel, and of functions that it calls
     frame, spilled = (max(int(each[i]) for each in memory) for i in range(2))
     if spilled:
-        warnings.warn(
-            f"{plan.name}: ptxas spills {spilled} bytes of registers a thread to local memory.{_reason(plan, held(), used)}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        what = f"ptxas spills {spilled} bytes of registers a thread to local memory"
+        warnings.warn(f"{plan.name}: {what}.{_reason(plan, held(), used)}", RuntimeWarning, stacklevel=2)
     return Resources(used, frame, plan.smem_bytes)
 
 

@@ -14,6 +14,7 @@ from cutlass._mlir.dialects import arith, llvm, scf, vector
 from cutlass.cutlass_dsl import T
 
 from tmapipe.base.arithmetic import LOG2_E, OPERATORS
+from tmapipe.isa import registering
 from tmapipe.plan.rings import UNROLLED
 from tmapipe.program.expressions import Expr, Var, resolve
 
@@ -123,6 +124,12 @@ def loop_while(carried: Carried, condition: Callable[..., Any], body: Callable[.
     return _numbers(types, made.results)
 
 
+def elected(call: Callable[..., object], *operands: Any, **named: Any) -> None:
+    """Calls *call* so that one lane of the warp executes what it emits."""
+    with cute.arch.elect_one():
+        call(*operands, **named)
+
+
 def no_unrolling() -> ir.Attribute:
     """What keeps LLVM from unrolling a loop."""
     return ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true, count = 1 : i32>>")
@@ -205,14 +212,7 @@ def exact_sum(x: Any, y: Any) -> Float32:
 EMITTERS: dict[type, Callable[..., Any]] = {}
 
 
-def emits(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the function that emits operations of these types."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        EMITTERS.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
+emits = registering(EMITTERS)
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
@@ -361,10 +361,8 @@ class Values:
             return value >= 0
         if value.op in ("mod", "and"):
             return any(map(self.is_count, value.args if value.op == "and" else value.args[1:]))
-        return value.op == "symbol" or (
-            value.op in _OF_COUNTS
-            and all(map(self.is_count, value.args[1 if value.op in ("select", "divisor") else 0 :]))
-        )
+        first = 1 if value.op in ("select", "divisor") else 0
+        return value.op == "symbol" or (value.op in _OF_COUNTS and all(map(self.is_count, value.args[first:])))
 
     def known(self, value: Any) -> bool:
         """Whether all variables of an expression have values here."""

@@ -121,8 +121,7 @@ def _tma_prefetch(isa: GpuWarp, op: Any) -> None:
 
     def one(piece: Any) -> None:
         source = moves.tile(op.at, piece)
-        with cute.arch.elect_one():  # which `cute.prefetch` leaves to its caller (CuTe DSL 4.8.1)
-            cute.prefetch(moves.atom, source)
+        control.elected(cute.prefetch, moves.atom, source)  # it leaves that to its caller (CuTe DSL 4.8.1)
 
     control.each(pieces_of(load), one)
 
@@ -150,8 +149,8 @@ def _bulk_prefetch(isa: GpuWarp, op: Any) -> None:
 
     def issue() -> None:
         source = _element(tensor, op.at, load.buffer.dtype.bytes)
-        with cute.arch.elect_one():
-            emit_ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", "lr", source, load.buffer.slot_bytes)
+        text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
+        control.elected(emit_ptx, text, "lr", source, load.buffer.slot_bytes)
 
     control.when(inside, issue)
 
@@ -182,11 +181,7 @@ def _bulk_store(isa: GpuWarp, op: Any) -> None:
     how, kind = _reduction(store.reduce, store.buffer.dtype.name)
     text = f"{how}.bulk.global.shared::cta.bulk_group{kind} [$0], [$1], $2;"
 
-    def issue() -> None:
-        with cute.arch.elect_one():
-            emit_ptx(text, "lrr", target, source, nbytes)
-
-    control.when(left > 0, issue)
+    control.when(left > 0, lambda: control.elected(emit_ptx, text, "lrr", target, source, nbytes))
 
 
 def _element(tensor: Any, at: Sequence[Any], size: int) -> Any:
@@ -331,8 +326,7 @@ def _gather(isa: GpuWarp, op: Any) -> None:
 @emits(ops.TmaScatter)
 def _scatter(isa: GpuWarp, op: Any) -> None:
     slot, matrix = _four_rows(isa, op.store, op, op.part)
-    with cute.arch.elect_one():
-        emit_ptx(f"{SCATTER} [$1, {{$2, $3, $4, $5, $6}}], [$0];", "rlrrrrr", slot, *matrix)
+    control.elected(emit_ptx, f"{SCATTER} [$1, {{$2, $3, $4, $5, $6}}], [$0];", "rlrrrrr", slot, *matrix)
 
 
 @emits(ops.DescriptorWrite)
@@ -484,5 +478,4 @@ def _load(
         words, last = f"{words}.multicast::cluster", f"{last}, {added('h', mask)}"
     if policy is not None:
         words, last = f"{words}.L2::cache_hint", f"{last}, {added('l', policy)}"
-    with cute.arch.elect_one():
-        emit_ptx(f"{words} [$0], [$1, {{{where}}}], [$2]{last};", kinds, *operands)
+    control.elected(emit_ptx, f"{words} [$0], [$1, {{{where}}}], [$2]{last};", kinds, *operands)

@@ -20,7 +20,7 @@ from cutlass.cute.runtime import find_runtime_libraries
 
 from tmapipe.base.arithmetic import DType
 from tmapipe.bind import Bound
-from tmapipe.errors import InputError, MissingPackageError
+from tmapipe.errors import InputError, MissingPackageError, require
 from tmapipe.gpu import WORDS, encoded_words
 from tmapipe.gpu.kernels import kernel_for
 from tmapipe.plan.model import Plan
@@ -197,8 +197,7 @@ def export(path: Path, kernels: Mapping[str, Exported], prove: Prove, arch: str 
     plans = {name: each.schedule.plan(each.bound.dtypes, arch=arch) for name, each in kernels.items()}
     built = {name: _compiled(each, plans[name], prove) for name, each in kernels.items()}
     targets = {plan.arch for plan in plans.values()}
-    if len(targets) > 1:
-        raise InputError("arch", sorted(targets), "is one for all kernels of a bundle", "pass arch=")
+    require(len(targets) <= 1, "arch", sorted(targets), "is one for all kernels of a bundle", "pass arch=")
     facts = {"format": 1, "arch": targets.pop(), "kernels": {n: _facts(e, plans[n]) for n, e in kernels.items()}}
     source = [RUNTIME.read_text(), *(_source(name, each, plans[name]) for name, each in kernels.items())]
     source.append(f"PUBLIC const char *tmapipe_facts(void) {{ return {_quoted(json.dumps(facts))}; }}\n")
@@ -411,9 +410,8 @@ def _symbols(file: Path, which: str, start: str) -> set[str]:
 def _run(command: Sequence[str], folder: Path) -> str:
     """The output of a tool. Raises `MissingPackageError` if the tool is not installed."""
     if shutil.which(command[0]) is None:
-        raise MissingPackageError(
-            f"{command[0]} is not installed, which links exported kernels. Fix: install gcc and binutils."
-        )
+        text = "is not installed, which links exported kernels. Fix: install gcc and binutils."
+        raise MissingPackageError(f"{command[0]} {text}")
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")

@@ -160,9 +160,7 @@ class GpuFragments(PeerFragments, Sums):
         at = [(columns[layout.column_slot(i)], rows[layout.row_slot(i)]) for i in range(layout.values)]
         return Fragment(self, layout, "tile", kind, [KINDS[kind](source[(*place, slot.stage)]) for place in at])
 
-    def read_part(
-        self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None, each: int = 1
-    ) -> Fragment:
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: Any = None, each: int = 1) -> Fragment:
         kind, width = slot.buffer.dtype.kind, layout.width
         if pitch is not None:
             return self._read_rows(slot, layout, at[1], pitch, each)

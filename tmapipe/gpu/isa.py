@@ -85,11 +85,6 @@ class GpuIsa(GpuWarp):
 COPY_ELECTS = {"load": True, "store": False, "reduce": True}
 
 
-def _elected(call: Callable[..., None], *operands: Any, **named: Any) -> None:
-    with cute.arch.elect_one():
-        call(*operands, **named)
-
-
 EMITTERS |= {
     ops.FenceMbarInit: lambda isa, op: cute.arch.mbarrier_init_fence(),
     ops.GridWait: lambda isa, op: cute.arch.griddepcontrol_wait(),
@@ -105,12 +100,14 @@ EMITTERS |= {
     ops.Shuffle: lambda isa, op, value: cute.arch.shuffle_sync(value, 0),
     ops.MbarInit: lambda isa, op: cute.arch.mbarrier_init(isa.mbarrier(*op.bar), op.arrivals),
     ops.MbarWait: lambda isa, op: cute.arch.mbarrier_wait(isa.mbarrier(*op.bar), op.parity),
-    ops.MbarArriveTx: lambda isa, op: _elected(
+    ops.MbarArriveTx: lambda isa, op: control.elected(
         lambda: cute.arch.mbarrier_arrive_and_expect_tx(isa.mbarrier(*op.bar), op.nbytes)
     ),
-    ops.MbarExpectTx: lambda isa, op: _elected(lambda: cute.arch.mbarrier_expect_tx(isa.mbarrier(*op.bar), op.nbytes)),
+    ops.MbarExpectTx: lambda isa, op: control.elected(
+        lambda: cute.arch.mbarrier_expect_tx(isa.mbarrier(*op.bar), op.nbytes)
+    ),
     ops.BarWait: lambda isa, op: None,  # a part of `BarArrive`
-    ops.BulkCommit: lambda isa, op: _elected(cute.arch.cp_async_bulk_commit_group),
+    ops.BulkCommit: lambda isa, op: control.elected(cute.arch.cp_async_bulk_commit_group),
     ops.SetMaxNreg: lambda isa, op: (
         cute.arch.setmaxregister_increase if op.increase else cute.arch.setmaxregister_decrease
     )(op.registers),
@@ -196,7 +193,7 @@ def _tma_store(isa: GpuWarp, op: Any) -> None:
 
 @emits(ops.BulkWait)
 def _wait_bulk(isa: GpuWarp, op: Any) -> None:
-    _elected(cute.arch.cp_async_bulk_wait_group, op.pending, read=op.read)
+    control.elected(cute.arch.cp_async_bulk_wait_group, op.pending, read=op.read)
     cute.arch.sync_warp()
 
 

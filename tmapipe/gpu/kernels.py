@@ -158,6 +158,7 @@ def called(result: tuple[Any, ...]) -> Any:
 
 #: (tensors, out, named) -> the outputs, or None for a call that does not fit the signature.
 Caller = Callable[[tuple[Any, ...], Any, dict[str, Any]], Any]
+Launches = Sequence[tuple["Launcher", list[int]]]  # launchers, with the addresses that they launched with
 NEWEST = (2, 13)  # the newest torch whose comparison of tensors was tried
 
 
@@ -259,9 +260,8 @@ def caller_of(
     lines += [f"        {x} = named[{name!r}]" for x, name in zip(at[count:], names, strict=False)]
     lines += ["    except (ValueError, KeyError):", "        return None"]
     lines += [f"    {at[-1]} = out"] * (out is not None)
-    twice = {
-        j: i for i, j in itertools.combinations(range(len(given)), 2) if given[i] is given[j]
-    }  # an output in place
+    # Outputs in place.
+    twice = {j: i for i, j in itertools.combinations(range(len(given)), 2) if given[i] is given[j]}
     refused = ["watchers and noted.launches is not None", *(f"x{j} is not x{i}" for j, i in twice.items())]
     refused.append(f"not same({', '.join(x for i, x in enumerate(at) if i not in twice)})")  # which takes each once
     refused += ["gradients()"] * any(x.requires_grad for x in given)  # which torch's comparison leaves out
@@ -325,9 +325,7 @@ def caller_of(
     return made_here
 
 
-def parts_of(
-    launches: Sequence[tuple[Launcher, Sequence[int]]], tensors: Sequence[Any], results: Sequence[Any]
-) -> list[list[tuple[int, int]]]:
+def parts_of(launches: Launches, tensors: Sequence[Any], results: Sequence[Any]) -> list[list[tuple[int, int]]]:
     """The places, as `caller_of` takes them, of launches with tensors at these addresses, all of which lie in a call's tensors
     or in its outputs, and which take some of each; [] for other launches."""
     whole, found, used = [*tensors, *results], list[list[tuple[int, int]]](), set[int]()
@@ -344,9 +342,7 @@ def parts_of(
     return found if used == {*range(len(whole))} else []
 
 
-def in_parts(
-    launches: Sequence[tuple[Launcher, list[int]]], tensors: Sequence[Any], out: Any, results: Sequence[Any]
-) -> Caller | None:
+def in_parts(launches: Launches, tensors: Sequence[Any], out: Any, results: Sequence[Any]) -> Caller | None:
     """As `tmapipe.gpu.launch.repeated`, for launches that take parts of the tensors and of the results."""
     places, every = parts_of(launches, tensors, results), [launcher for launcher, _ in launches]
     last = max((i for i, _ in places[0][: every[0].inputs]), default=0) if places else 0
@@ -369,9 +365,8 @@ class _Noted(threading.local):
 
 
 noted = _Noted()
-watchers: list[
-    None
-] = []  # one for each `watched` that is open in some thread: a list is read faster than a thread's notes
+# One for each `watched` that is open in some thread: a list is read faster than a thread's notes.
+watchers: list[None] = []
 
 
 @contextlib.contextmanager

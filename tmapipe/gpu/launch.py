@@ -16,24 +16,11 @@ from tmapipe.base.arithmetic import ceil_div, int32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_apart, check_held, span
 from tmapipe.bind.tensors import signature
-from tmapipe.errors import InputError, MissingGpuError
-from tmapipe.gpu import WORDS, encoded_words
+from tmapipe.errors import MissingGpuError, require
+from tmapipe.gpu import WORDS, encoded_words, kernels
 from tmapipe.gpu.build import Compiled
 from tmapipe.gpu.exporting import Memory, Packed, type_of
-from tmapipe.gpu.kernels import (
-    Caller,
-    called,
-    caller_of,
-    capturing,
-    gpcs,
-    in_clusters,
-    in_parts,
-    increment_version,
-    kernel_for,
-    loaded,
-    noted,
-    stream_of,
-)
+from tmapipe.gpu.kernels import Caller, called, capturing, gpcs, increment_version, noted, stream_of
 from tmapipe.gpu.watchdog import Watchdog, launched, seconds_of
 from tmapipe.program import Traced
 from tmapipe.tiles.dynamic import COUNTERS
@@ -70,8 +57,8 @@ def resident_clusters(device: int, cluster_size: int) -> int:
 def _asked(number: driver.CUdevice, cluster_size: int) -> int:
     most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     shared = called(driver.cuDeviceGetAttribute(most, number))
-    module, kernel = loaded(EMPTY_KERNEL, b"nothing", shared)
-    config = in_clusters(cluster_size, cluster_size, THREADS, shared)
+    module, kernel = kernels.loaded(EMPTY_KERNEL, b"nothing", shared)
+    config = kernels.in_clusters(cluster_size, cluster_size, THREADS, shared)
     count = called(driver.cuOccupancyMaxActiveClusters(kernel, config))
     called(driver.cuModuleUnload(module))
     return int(count)
@@ -189,10 +176,10 @@ class Launcher:
             self.scratch.append((WORDS * made, torch.int64))  # for the descriptors that the kernel makes
         self.scratch_of: dict[int, list[int]] = {}  # addresses by stream: several may run at once
         self.kept: list[Any] = []  # the memory there
-        layouts = [
-            (*type_of(bound.dtypes[name]), tuple(tensor.shape), tensor.stride())
-            for name, tensor in bound.tensors.items()
-        ]
+        self.graphs: dict[tuple[int, int], list[int]] = {}  # addresses by capture and stream
+        self.spare: list[list[int]] = []  # memory for captures to come
+        tensors = bound.tensors.items()
+        layouts = [(*type_of(bound.dtypes[name]), tuple(tensor.shape), tensor.stride()) for name, tensor in tensors]
         layouts += [(0, 8 * dtype.itemsize, (n,), (1,)) for n, dtype in self.scratch]
         self.packed = Packed(function, layouts, numbers, self.index)
         self.numbers = numbers
@@ -238,7 +225,7 @@ class Launcher:
         if capturing() or self.callers >= MOST_CALLERS or self.watchdog is not None or noted.launches is not None:
             return None
         self.callers += 1
-        return caller_of(self, tensors, names, out, like, places, more)
+        return kernels.caller_of(self, tensors, names, out, like, places, more)
 
     def _check_apart(self, arguments: list[Any]) -> None:
         """Raises `InputError` if an output overlaps another tensor. Looks closely only where their spans overlap."""
@@ -288,16 +275,6 @@ class Launcher:
             in_graphs.append(self.packed)  # the kernel
             memory = self.graphs[known_as] = self.spare.pop() if self.spare else self._made()
         return memory
-
-    @functools.cached_property
-    def graphs(self) -> dict[tuple[int, int], list[int]]:
-        """Addresses of scratch memory, by capture and stream."""
-        return {}
-
-    @functools.cached_property
-    def spare(self) -> list[list[int]]:
-        """Scratch memory for captures to come."""
-        return []
 
     def _made(self) -> list[int]:
         """Addresses of new scratch memory. If nothing is captured, another thread makes it. Otherwise this thread could get it
@@ -363,11 +340,7 @@ class Prepared:
 
 
 def repeated(
-    launches: Sequence[tuple[Launcher, list[int]]],
-    tensors: Sequence[Any],
-    out: Any,
-    results: Sequence[Any],
-    parts: bool = False,
+    launches: kernels.Launches, tensors: Sequence[Any], out: Any, results: Sequence[Any], parts: bool = False
 ) -> Caller | None:
     """A function that makes a call again; None if that is not possible. The call was one launch, of other views of its
     tensors; or it was two launches, of which the second takes the result of the first, and then the call's other tensors.
@@ -385,7 +358,7 @@ def repeated(
     if found is not None:
         return found
     if parts:
-        return in_parts(launches, tensors, out, results)
+        return kernels.in_parts(launches, tensors, out, results)
     if len(launches) != 2 or out is not None:
         return None
     (first, places), (second, others) = launches
@@ -472,7 +445,7 @@ def compiled_for(schedule: Schedule, bound: Bound, gate: Gate, instrument: str =
     if key not in cache:
         plan = schedule.plan(bound.dtypes)
         _check_device(next(iter(bound.tensors.values())).device, plan.arch)
-        cache[key] = kernel_for(schedule, plan, ranks, gate, instrument)
+        cache[key] = kernels.kernel_for(schedule, plan, ranks, gate, instrument)
     return cache[key]
 
 
@@ -496,5 +469,4 @@ def _check_device(device: Any, arch: str) -> None:
         raise MissingGpuError(f"tensors lie on {device}, where no CUDA kernel can run; CPU tensors run on the model.")
     major, minor = torch.cuda.get_device_capability(device)
     have = f"sm_{major}{minor}" + "a" * (major >= 9)
-    if have != arch:
-        raise InputError("arch", arch, f"the device {device} is {have}", f'set the schedule\'s arch to "{have}"')
+    require(have == arch, "arch", arch, f"the device {device} is {have}", f'set the schedule\'s arch to "{have}"')

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tmapipe.base.arithmetic import DType
-from tmapipe.errors import DeadlockError, InputError, PipelineError
+from tmapipe.errors import DeadlockError, PipelineError, require
 from tmapipe.gpu import UNIT, records, whole
 from tmapipe.gpu.control import emit_ptx
 from tmapipe.plan.model import Plan
@@ -170,9 +170,8 @@ def seconds_of(schedule: Schedule) -> float | None:
         seconds = math.nan if isinstance(given, bool) else float(given)
     except (TypeError, ValueError):
         seconds = math.nan
-    if not 0 <= seconds <= MOST:
-        rule = f"is a number of seconds up to {MOST:.0f}, or 0 for none"
-        raise InputError(name, given, rule, "e.g. 5")
+    rule = f"is a number of seconds up to {MOST:.0f}, or 0 for none"
+    require(0 <= seconds <= MOST, name, given, rule, "e.g. 5")
     return seconds or None
 
 

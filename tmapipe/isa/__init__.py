@@ -412,6 +412,19 @@ def operation(ptx: str, says: str | Says, *effects: Effect) -> Callable[[type[E]
     return register
 
 
+def registering(table: dict[type, Any]) -> Callable[..., Callable[[Any], Any]]:
+    """A decorator that registers a function or class in *table*, for each of the types that it is given."""
+
+    def of(*kinds: type) -> Callable[[Any], Any]:
+        def register(made: Any) -> Any:
+            table.update(dict.fromkeys(kinds, made))
+            return made
+
+        return register
+
+    return of
+
+
 def declared(op: type) -> Declared:
     """The declaration of an operation's class."""
     return TABLE[op]

@@ -368,11 +368,8 @@ class PeerInstructions(Lowering):
         along the slot's first extent, and it becomes part *into*. With `exchange.reduce` it is ``cp.reduce.async.bulk``: part
         *part* of the source is combined with the whole slot. Async proxy."""
         assert exchange.source is not None
-        slot, source, bar = (
-            self.slot(exchange.buffer, stage),
-            self.slot(exchange.source, stage),
-            self.bar(barrier, stage),
-        )
+        slot, source = self.slot(exchange.buffer, stage), self.slot(exchange.source, stage)
+        bar = self.bar(barrier, stage)
         nbytes, shares = exchange.buffer.slot_bytes, 1 if part is None else exchange.peers
         if exchange.reduce is not None:
             self.emit(PeerReduce(exchange.name, slot, bar, nbytes, 1 << to, source, part, shares), to)

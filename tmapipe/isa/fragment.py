@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from tmapipe.errors import InputError, MissingPartError, PipelineError, ScopeError
+from tmapipe.errors import InputError, MissingPartError, PipelineError, ScopeError, permit
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Barrier, Buffer, NamedBarrier
 from tmapipe.plan.thread_layout import ThreadLayout
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Block = tuple[Any, ...]  #: a block of code: the loops and branches around a point of a body, from the outermost on
 Value = Any  #: an index, a parity, a coordinate, a rank: ``int`` in the machine, ``Int32`` when traced
 Condition = Any  #: ``bool`` in the machine, ``Boolean`` when traced
+Holds = Callable[[Value, Value], Condition]  #: whether an entry of a table counts, by its number and itself
 
 
 class SlotRef(NamedTuple):
@@ -43,9 +44,8 @@ class SlotRef(NamedTuple):
 
 Place = tuple[Value, Value]  #: a row and a column of a slot's tile
 Span = tuple[int, int]  #: the first of some rows or columns, and the one after the last
-Gaps = tuple[
-    tuple[int, int], ...
-]  #: pairs (length, further): after each *length* elements, *further* elements are skipped
+#: Pairs (length, further): after each *length* elements, *further* elements are skipped.
+Gaps = tuple[tuple[int, int], ...]
 Numbers = tuple["Fragment", ...]  #: fragments of one number a row
 RawFunction = Callable[..., None]
 Accesses = Sequence[tuple[SlotRef, str]]  #: slots that a raw function gets, each to "read", "write" or "update" it
@@ -80,13 +80,8 @@ class Carried:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise MissingPartError(
-            f"`.{name}` does not exist here: this object has only {_parts_of(self)}. Use one of them."
-        )
-
-
-def _parts_of(part: Carried) -> str:
-    return ", ".join(name for name in dir(type(part)) if not name.startswith("_"))
+        known = ", ".join(name for name in dir(type(self)) if not name.startswith("_"))
+        raise MissingPartError(f"`.{name}` does not exist here: this object has only {known}. Use one of them.")
 
 
 class Cells(Protocol):
@@ -218,9 +213,8 @@ def in_range(name: str, number: Any, kind: str) -> Any:
     bits = 32 if kind == "int32" else 128
     if isinstance(number, int) and not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
         said = number if number.bit_length() < 128 else "an int"
-        raise ScopeError(
-            f"{name} of a fragment and {said}, which has more than {bits} bits. Use a smaller number or a float."
-        )
+        rule = f"which has more than {bits} bits. Use a smaller number or a float."
+        raise ScopeError(f"{name} of a fragment and {said}, {rule}")
     return number
 
 
@@ -239,10 +233,8 @@ def _joined(name: str, layout: ThreadLayout | None, along: str, other: Fragment)
     if layout is not None and other.layout is not None and len(lines) == 1:
         if layout.key(lines[0]) == other.layout.key(lines[0]):
             return kept, wide
-    raise ScopeError(
-        f"{name} of fragments that are distributed differently over the threads: {layout} and {other.layout}. "
-        f"{_as_the_other(layout, other.layout)}"
-    )
+    rule = f"are distributed differently over the threads: {layout} and {other.layout}."
+    raise ScopeError(f"{name} of fragments that {rule} {_as_the_other(layout, other.layout)}")
 
 
 def _as_the_other(one: ThreadLayout | None, other: ThreadLayout | None) -> str:
@@ -262,10 +254,11 @@ def _joined_parts(
     if layout is not None and other.layout is not None and {along, other.along} <= {"parts", "rows"}:
         if layout.key("rows") == other.layout.key("rows"):
             return layout, "parts"
-    raise ScopeError(
-        f"{name} of a row's sum in parts and a fragment along {other.along if along == 'parts' else along}. Parts go with "
-        "parts, and with one number a row that is distributed alike; tp.math.row_sum(parts) gives the whole sum."
+    fix = (
+        "Parts go with parts, and with one number a row, distributed alike; tp.math.row_sum(parts) gives the whole sum."
     )
+    beside = other.along if along == "parts" else along
+    raise ScopeError(f"{name} of a row's sum in parts and a fragment along {beside}. {fix}")
 
 
 _LOGIC = ("and", "or", "xor", "invert")
@@ -289,8 +282,7 @@ def _kinds(name: str, kinds: list[str]) -> tuple[list[str], str]:
     if name == "to_int32":
         return ["fp32"], "int32"
     if name == "from_bits":
-        if kinds != ["int32"]:
-            raise ScopeError(f"from_bits() of a fragment in {kinds[0]}. It takes int32.")
+        permit(kinds == ["int32"], f"from_bits() of a fragment in {kinds[0]}. It takes int32.")
         return kinds, "fp32"
     if name in _OF_NUMBERS:
         return [numbers] * len(kinds), numbers

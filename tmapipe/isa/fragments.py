@@ -15,24 +15,9 @@ from typing import Any
 
 import attrs
 
-from tmapipe.errors import InputError, ScopeError, require
+from tmapipe.errors import InputError, ScopeError, permit, require
 from tmapipe.isa import fragment
-from tmapipe.isa.fragment import (
-    Accesses,
-    Carried,
-    ClusterExchange,
-    Fragment,
-    Gaps,
-    Numbers,
-    Place,
-    RawFunction,
-    SlotRef,
-    Span,
-    Value,
-    WarpExchange,
-    combine,
-    in_range,
-)  # fmt: skip
+from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, Place, SlotRef, Span, Value, WarpExchange
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Barrier, Matmul
 from tmapipe.plan.thread_layout import WIDTHS, AccumulatorLayout, ThreadLayout, VectorLayout
@@ -73,7 +58,9 @@ class Fragments(Carried):
     def packed(self, matmul: Matmul, values: Fragment) -> Any:
         """The data of *values* of (m, k) in b's type, as `operand` takes it too."""
 
-    def widened(self, matmul: Matmul, slot: SlotRef, kind: str, zero: Numbers, scale: Numbers, registers: str) -> Any:
+    def widened(
+        self, matmul: Matmul, slot: SlotRef, kind: str, zero: fragment.Numbers, scale: fragment.Numbers, registers: str
+    ) -> Any:
         """``ld.shared``: weights of few bits in a slot, packed as by `packed`: ``(w - zero) * scale``, computed in fp32 as
         ``fma(w + c, scale, -(zero + c) * scale)`` with a c of at most 136. Generic proxy. The arguments are those of
         `Accumulator.widened`; registers: the registers of the packed words, as for `operand`."""
@@ -163,7 +150,7 @@ class Fragments(Carried):
         """``ld.shared``: the part of a slot that begins at this row and column, distributed as *layout* says. *pitch*, *each*:
         as of `read`, of a slot with one extent. Generic proxy."""
 
-    def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: Place, gaps: Gaps) -> Fragment:
+    def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: Place, gaps: fragment.Gaps) -> Fragment:
         """``ld.shared``: elements from a slot with one extent, in which gaps are skipped. The elements at[1], at[1] + 1, ...
         are read; element k lies at at[0] + k, and for each (length, further) of *gaps* (k // length) * further after that.
         Generic proxy."""
@@ -184,7 +171,14 @@ class Fragments(Carried):
         """``st.shared``: writes *values* to a slot, converted to its type: a whole tile, or a part that begins at *at*, a
         multiple of its rows and of its columns; or one number a row or a column, in a slot with one extent. Generic proxy."""
 
-    def raw(self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str) -> None:
+    def raw(
+        self,
+        gpu: fragment.RawFunction,
+        cpu: fragment.RawFunction | None,
+        accesses: fragment.Accesses,
+        role: RoleWarps,
+        proxy: str,
+    ) -> None:
         """Calls *gpu* with tensors, or *cpu* with arrays, in the order of *accesses*.
 
         Args:
@@ -198,7 +192,7 @@ class Fragments(Carried):
     def full(self, layout: ThreadLayout, along: str, value: Any) -> Fragment:
         """A fragment of equal numbers: *value* is a float or an int."""
         kind = self.kind_of("full", value)
-        data = self.expand(layout, "one", self.number(in_range("full()", value, kind), kind), along)
+        data = self.expand(layout, "one", self.number(fragment.in_range("full()", value, kind), kind), along)
         return Fragment(self, layout, along, kind, data)
 
     def reduce(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Span | None = None) -> Fragment:
@@ -249,13 +243,12 @@ class Fragments(Carried):
             raise ScopeError(f"{what}, which works element by element. Use acc.values().")
         layout.check_rows()
         if values.along == "parts":
-            if (op, along, inside) != ("sum", "rows", None):
-                what = f"{op} of the {along} of a row's sum in parts"
-                raise ScopeError(f"{what}. tp.math.row_sum(parts) gives the whole sum.")
+            what = f"{op} of the {along} of a row's sum in parts"
+            permit((op, along, inside) == ("sum", "rows", None), f"{what}. tp.math.row_sum(parts) gives the whole sum.")
             return self.join_parts(layout, values.data)
         many = layout.columns if along == "rows" else layout.rows
         for place in inside if isinstance(inside, tuple) else (inside,):
-            in_range("lt", place, "int32")
+            fragment.in_range("lt", place, "int32")
         if isinstance(inside, int) and inside >= many:  # of a fixed extent: all count
             inside = None
         tile = self.whole_tile(op, values)
@@ -269,7 +262,7 @@ class Fragments(Carried):
         (*along* "rows") or column."""
         place = tile.columns if along == "rows" else tile.rows
         holds = place < end if first is None else (place >= first) & (place < end)
-        return combine("where", holds, tile, other)
+        return fragment.combine("where", holds, tile, other)
 
     def row_parts(self, values: Fragment) -> Fragment:
         """For each row, the sum of the elements that each thread has. `reduce` adds up these parts."""
@@ -342,9 +335,8 @@ class Fragments(Carried):
         layout = values.layout
         if layout is None or values.along not in ("tile", "columns"):
             raise ScopeError(f"neighbours of {values!r} swapped. They are of a whole tile, or of one number a column.")
-        if layout.width % 2:
-            rule = "has its columns one by one in threads, where neighbours are in different ones"
-            raise InputError("swap_pairs of a tile", (layout.rows, layout.columns), rule, "use fewer warps")
+        rule = "has its columns one by one in threads, where neighbours are in different ones"
+        require(layout.width % 2 == 0, "swap_pairs of a tile", (layout.rows, layout.columns), rule, "use fewer warps")
         data = self.swapped_pairs(layout, values.along, values.data)
         return Fragment(self, layout, values.along, values.kind, data)
 

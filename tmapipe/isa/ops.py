@@ -18,7 +18,7 @@ from tmapipe.isa.barriers import *
 from tmapipe.isa.barriers import BarrierInstructions, ComputeInstructions, Lowering
 from tmapipe.isa.copies import *
 from tmapipe.isa.copies import ON_BAR, CopyInstructions, PeerInstructions, RowInstructions
-from tmapipe.isa.fragment import Block, Carried, Cells, Condition, Fragment, Span, Value
+from tmapipe.isa.fragment import Block, Carried, Cells, Condition, Fragment, Holds, Span, Value
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Barrier, Buffer, Ring
@@ -255,9 +255,7 @@ class GlobalInstructions(Lowering):
         (entry,) = self.ask(TableLoad(table, (i,)), lambda: (without_data,))
         return entry
 
-    def ballot(
-        self, table: str, first: Value, count: Value, holds: Callable[[Value, Value], Condition], without_data: int
-    ) -> Value:
+    def ballot(self, table: str, first: Value, count: Value, holds: Holds, without_data: int) -> Value:
         """``ld.global`` and ``vote.ballot``: lane i looks at entry *first* + i, if that is less than *count*. Returns, in all
         lanes, for how many of these 32 entries ``holds(index, entry)`` is true.
 

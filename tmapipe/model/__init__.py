@@ -16,7 +16,7 @@ import numpy as np
 
 from tmapipe.base.arithmetic import total
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.errors import InputError, ScopeError
+from tmapipe.errors import InputError, ScopeError, permit, require
 from tmapipe.isa import applied, ops, where_is
 from tmapipe.isa.copies import sent
 from tmapipe.isa.fragment import Accesses, Fragment, RawFunction, SlotRef, Span, call_raw
@@ -95,8 +95,7 @@ class MachineFragments(Reductions):
         self.isa.emit(ops.AccumulatorRead(matmul.name))
         if self.memory is None:
             return None
-        if not acc.defined:
-            raise ScopeError(f"accumulate(empty=False) of {matmul.name} ended without acc.add(). Leave out empty=.")
+        permit(acc.defined, f"accumulate(empty=False) of {matmul.name} ended without acc.add(). Leave out empty=.")
         return acc.values
 
     def reduced_in_warp(self, values: Fragment, op: str, along: str, inside: Any = None, surely: Any = None) -> Any:
@@ -176,12 +175,9 @@ class MachineFragments(Reductions):
             raise ScopeError(f"{text}. Return a fragment, or for further outputs a dictionary of fragments.")
         return Fragment(self, layout, "tile", "fp32", self.number(value, "fp32"))
 
-    def raw(
-        self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str = "generic"
-    ) -> None:
-        if self.memory is not None and cpu is None:
-            rule = "must be given on the model, which runs it in place of gpu"
-            raise InputError("k.raw(cpu)", cpu, rule, "pass a function of arrays")
+    def raw(self, gpu: RawFunction, cpu: RawFunction | None, accesses: Accesses, role: RoleWarps, proxy: str) -> None:
+        rule = "must be given on the model, which runs it in place of gpu"
+        require(self.memory is None or cpu is not None, "k.raw(cpu)", cpu, rule, "pass a function of arrays")
         mine, shares = (self.isa.warp - role.first_warp) % role.team_warps, role.team_warps
         name = raw_name(gpu)
         arrays: list[Any] = []
@@ -202,9 +198,8 @@ class MachineFragments(Reductions):
         low, high = surely
         if self.memory is not None and low < high and not ((first or 0) <= low and high <= end):
             rule = f"must be {along} that count; here only {first or 0} to {end} count"
-            raise InputError(
-                "reduction of a tile (surely)", surely, rule, "pass it only for tiles in which they always count"
-            )
+            fix = "pass it only for tiles in which they always count"
+            raise InputError("reduction of a tile (surely)", surely, rule, fix)
         return super().only_inside(tile, along, first, end, surely, other)
 
     # ---- data -----------------------------------------------------------------------------------------------------
@@ -412,8 +407,7 @@ class Machine:
         max_steps: int = 50_000_000,
         whole: Collection[str] = (),
     ):
-        if policy not in POLICIES:
-            raise InputError("Machine(policy)", policy, f"is one of {', '.join(POLICIES)}", 'use "random"')
+        require(policy in POLICIES, "Machine(policy)", policy, f"is one of {', '.join(POLICIES)}", 'use "random"')
         self.layout = Layout(plan)
         self.plan, self.seed, self.policy = plan, seed, policy
         self.trace, self.observer, self.max_steps, self.whole = trace, observer, max_steps, whole
@@ -465,10 +459,8 @@ class Machine:
         emit = (lambda op: hub.switch(op._replace(where=locate()))) if self.trace else hub.switch
         shapes = shapes_of(tensors)
         warps = [greenlet.greenlet(entry) for _ in range(self.layout.agents)]
-        programs = [
-            _operations(warp, self.isa(self.layout, agent, cluster, clusters, shapes, emit, memory))
-            for agent, warp in enumerate(warps)
-        ]
+        place = cluster, clusters, shapes, emit, memory
+        programs = [_operations(warp, self.isa(self.layout, agent, *place)) for agent, warp in enumerate(warps)]
 
         def where(agent: int) -> str | None:
             frame = warps[agent].gr_frame

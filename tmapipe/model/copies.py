@@ -8,18 +8,7 @@ import numpy as np
 
 from tmapipe.isa import ops
 from tmapipe.model.layout import check_aligned, check_live, hazard
-from tmapipe.model.memory import (
-    MOVES,
-    Memory,
-    convert,
-    gather,
-    gather_windows,
-    moves,
-    performs,
-    reduced,
-    rows_inside,
-    scatter,
-)
+from tmapipe.model.memory import Memory, convert, gather, gather_windows, moves, performs, reduced, rows_inside, scatter
 from tmapipe.model.state import State, applies, check_ended, check_slot, conflict, waits
 from tmapipe.plan.model import WARP
 
@@ -145,8 +134,7 @@ def _land(state: State, agent: ops.Flight, op: ops.LoadWrite) -> None:
 
 @performs(ops.LoadWrite)
 def _land_data(memory: Memory, flight: ops.Flight, op: ops.LoadWrite, facts: None) -> None:
-    issued = memory.transfers.pop(flight)
-    MOVES[type(issued)](memory, flight, issued, memory.slot(flight.cta, issued.slot))
+    memory.move(flight, memory.slot(flight.cta, memory.transfers[flight].slot))
 
 
 @moves(ops.TmaLoad)
@@ -272,15 +260,13 @@ def _scatter(state: State, agent: int, op: ops.TmaScatter) -> tuple[ops.Flight]:
     return _start_store(state, agent, op, f"scatters {op.store}", where, (*op.numbers, *column))
 
 
-def _start_store(
-    state: State, agent: int, op: Any, does: str, where: str, starts: tuple[int, ...]
-) -> tuple[ops.Flight]:
-    """A store that will read the operation's slot, in the open group of the thread. It begins at *starts*."""
+def _start_store(state: State, agent: int, op: Any, does: str, where: str, at: tuple[int, ...]) -> tuple[ops.Flight]:
+    """A store that will read the operation's slot, in the open group of the thread. It begins at *at*."""
     layout = state.layout
     check_ended(state, agent, op)
     buffer, _ = layout.slots[op.slot]
     check_aligned(layout, agent, op, does, buffer)
-    if starts and min(starts) < 0:  # seen on an H200; loads may start there
+    if at and min(at) < 0:  # seen on an H200; loads may start there
         text = f"{does} {where}, before the tensor begins: an illegal instruction"
         raise hazard(layout, "tma-store-start", agent, op, text)
     check_slot(state, agent, op, op.slot, f"stores {op.store} from")
@@ -386,8 +372,7 @@ def _read_slot(memory: Memory, flight: ops.Flight, op: ops.StoreRead, facts: Non
 
 @performs(ops.StoreWrite)
 def _write(memory: Memory, flight: ops.Flight, op: ops.StoreWrite, facts: None) -> None:
-    issued = memory.transfers.pop(flight)
-    MOVES[type(issued)](memory, flight, issued, memory.sources.pop(flight))
+    memory.move(flight, memory.sources.pop(flight))
 
 
 @moves(ops.BulkStore)

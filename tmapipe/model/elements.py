@@ -147,9 +147,7 @@ class SlotAccesses(Fragments):
         self.isa.emit(ops.PeerRead(self.isa.slot(slot.buffer, slot.stage), 1 << cta))
         return self._fragment(slot, layout, "tile", self._answer())
 
-    def read_part(
-        self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: int | None = None, each: int = 1
-    ) -> Fragment:
+    def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: Any = None, each: int = 1) -> Fragment:
         places = self._inside(slot, layout, at) if pitch is None else self._pitched(slot, layout, at[1], pitch, each)
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
@@ -238,9 +236,7 @@ class SlotAccesses(Fragments):
         return at, np.broadcast_to(values.data, at.shape)
 
     @of_data
-    def _positions(
-        self, width: int, layout: ThreadLayout, first: tuple[int, int] = (0, 0), transposed: bool = False
-    ) -> Any:
+    def _positions(self, width: int, layout: ThreadLayout, first: Place = (0, 0), transposed: bool = False) -> Any:
         """Where the warp's elements are in a tile, counted row by row.
 
         Args:

@@ -111,15 +111,9 @@ RULES = {
         Kind.IN_FLIGHT_AT_EXIT,
         "commit the group (bulk_commit_group) and wait for it; leaving a slot after its store does both",
     ),
-    "exit-unawaited-store": (
-        Kind.IN_FLIGHT_AT_EXIT,
-        "wait for the group (bulk_wait_group) in the thread that commits it",
-    ),
+    "exit-unawaited-store": (Kind.IN_FLIGHT_AT_EXIT, "wait for the group (bulk_wait_group) in the thread that made it"),
     "exit-unawaited-wgmma": (Kind.IN_FLIGHT_AT_EXIT, "wait for the groups (wgmma_wait) before the warp returns"),
-    "accumulator-in-flight": (
-        Kind.RESULT_TOO_EARLY,
-        "wait for all groups (wgmma_wait(0)) before the accumulators are used",
-    ),
+    "accumulator-in-flight": (Kind.RESULT_TOO_EARLY, "wait for all groups (wgmma_wait(0)) before the sums are used"),
     "wgmma-fence": (Kind.RESULT_TOO_EARLY, "execute wgmma_fence before the first wgmma on these registers"),
     "wgmma-warpgroup": (Kind.OUT_OF_RANGE, "give the role whole warpgroups"),
     "wgmma-diverged": (Kind.OUT_OF_RANGE, "let all four warps of the warpgroup issue the same wgmmas"),
@@ -128,10 +122,7 @@ RULES = {
         "let each output tile store to places of its own: name all dimensions of the grid in the store, or reduce=",
     ),
     "output-twice": (Kind.OUTPUT_RACE, "store each place once, or wait for the first store in full (a StoredStage)"),
-    "output-unwritten": (
-        Kind.UNWRITTEN,
-        "store every tile of it, or pass the output if the others are to stay as they are",
-    ),
+    "output-unwritten": (Kind.UNWRITTEN, "store all tiles of it, or pass the output if others are to stay as they are"),
     "setmaxnreg-direction": (Kind.REGISTERS, "decrease to fewer registers, increase to more"),
     "setmaxnreg-range": (Kind.REGISTERS, "use 24 to 256 registers in steps of 8"),
     "setmaxnreg-warpgroup": (Kind.REGISTERS, "let all four warps of the warpgroup set the same number"),
@@ -143,6 +134,7 @@ RULES = {
 # Layout: one cluster's parts, numbered for the machine and named for people.
 
 
+Where = Callable[[int], "str | None"]  # gives the line that a warp is at
 Shapes = dict[str, tuple[int, ...]]  # of tensors, by name
 
 

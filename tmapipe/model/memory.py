@@ -10,8 +10,8 @@ import numpy as np
 
 from tmapipe.base.arithmetic import DType, accumulate, ceil_div, larger, products, smaller, tf32
 from tmapipe.errors import HazardError
-from tmapipe.isa import ops
-from tmapipe.model.layout import Layout, hazard, set_location
+from tmapipe.isa import ops, registering
+from tmapipe.model.layout import Layout, Where, hazard, set_location
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Matmul
 from tmapipe.plan.thread_layout import AccumulatorLayout
@@ -27,7 +27,7 @@ from tmapipe.plan.thread_layout import AccumulatorLayout
 
 
 STORES = (ops.TmaStore, ops.BulkStore, ops.TmaScatter, ops.TileStore)
-Where = Callable[[int], "str | None"]
+Ints = tuple[int, ...]
 
 
 class Issue:
@@ -204,6 +204,11 @@ class Memory:
         if self.written is not None:
             self.written.note(of, store, inside, self.tensors[store.argument][inside], values)
 
+    def move(self, flight: ops.Flight, tile: np.ndarray) -> None:
+        """Moves the data of a load or store to the *tile* of a slot, or from it. The flight takes no part in others."""
+        issued = self.transfers.pop(flight)
+        MOVES[type(issued)](self, flight, issued, tile)
+
     def given(self, agent: int) -> Any:
         """The values that the warp has handed to its present operation; None if there are none."""
         values, self.operands[agent] = self.operands[agent], None
@@ -222,20 +227,7 @@ PERFORM: dict[type, Callable[[Memory, Any, Any, Any], None]] = {}
 MOVES: dict[type, Callable[[Memory, ops.Flight, Any, np.ndarray], None]] = {}
 
 
-def _registers(table: dict[type, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
-    """A decorator that registers a function in *table*, for operations of some types."""
-
-    def of(*kinds: type) -> Callable[[Callable], Callable]:
-        def register(function: Callable) -> Callable:
-            table.update(dict.fromkeys(kinds, function))
-            return function
-
-        return register
-
-    return of
-
-
-performs, moves = _registers(PERFORM), _registers(MOVES)
+performs, moves = registering(PERFORM), registering(MOVES)
 
 
 # ---- wgmma ------------------------------------------------------------------------------------------------------------
@@ -341,9 +333,7 @@ def gather(tensor: np.ndarray, load: Load, at: tuple[int, ...]) -> np.ndarray:
     return (round_to_tf32(tile) if load.buffer.dtype == tf32 else tile).reshape(load.buffer.tile)
 
 
-def gather_windows(
-    tensor: np.ndarray, load: Load, at: tuple[int, ...], offsets: tuple[int, ...], count: int
-) -> np.ndarray:
+def gather_windows(tensor: np.ndarray, load: Load, at: Ints, offsets: Ints, count: int) -> np.ndarray:
     """One element of each of *count* windows, from the window that begins at *at* on. As the engine does, it goes from window
     to window by the stride, and in each image from the lower corner to the upper corner."""
     windows = load.windows
@@ -365,9 +355,7 @@ def gather_windows(
     return round_to_tf32(tile) if load.buffer.dtype == tf32 else tile
 
 
-def rows_inside(
-    tensor: np.ndarray, rows: tuple[int, ...], first: int, count: int
-) -> tuple[list[tuple[int, int]], np.ndarray]:
+def rows_inside(tensor: np.ndarray, rows: Ints, first: int, count: int) -> tuple[list[tuple[int, int]], np.ndarray]:
     """(which of the four rows lie in the matrix, their numbers, the columns in the matrix from *first* on). *first* is not
     negative."""
     columns = np.arange(first, min(first + count, tensor.shape[1]))

@@ -16,7 +16,7 @@ import attrs
 from tmapipe.errors import DeadlockError, InputError
 from tmapipe.isa import Group, Kind, Start, Wait, declared
 from tmapipe.isa.ops import Agent, Counted, Flight, LoadComplete, StoreWrite, WgmmaDone
-from tmapipe.model.layout import Layout
+from tmapipe.model.layout import Layout, Where
 
 if TYPE_CHECKING:
     from tmapipe.model.state import State
@@ -142,16 +142,9 @@ class Timeline:
     def _slice(
         self, name: str, category: str, ts: float, lasts: float, pid: int, tid: int, args: dict[str, Any]
     ) -> dict[str, Any]:
-        made = {
-            "name": name,
-            "cat": category,
-            "ph": "X",
-            "ts": ts,
-            "dur": lasts,
-            "pid": pid,
-            "tid": tid,
-            "args": {name: value for name, value in args.items() if value not in (None, "")},
-        }
+        known = {name: value for name, value in args.items() if value not in (None, "")}
+        place = {"ts": ts, "dur": lasts, "pid": pid, "tid": tid}
+        made = {"name": name, "cat": category, "ph": "X", **place, "args": known}
         self.events.append(made)
         return made
 
@@ -261,9 +254,7 @@ def lines(places: Iterable[str | None]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(place for place in places if place))
 
 
-def deadlock(
-    state: State, blocked: dict[int, tuple[Any, str]], where: Callable[[int], str | None] | None
-) -> DeadlockError:
+def deadlock(state: State, blocked: dict[int, tuple[Any, str]], where: Where | None) -> DeadlockError:
     """The error for a state in which nothing can move: one line for each group of warps that wait for the same thing.
 
     blocked: agent -> (the operation that it cannot execute, what it waits for in words). where: agent -> its source line. The
@@ -298,13 +289,7 @@ def _numbers(word: str, numbers: Sequence[int]) -> str:
 
 
 def event_of(
-    layout: Layout,
-    order: int,
-    agent: Agent,
-    op: Any,
-    what: str = "",
-    phase: int | None = None,
-    began: int | None = None,
+    layout: Layout, order: int, agent: Agent, op: Any, what: str = "", phase: Any = None, began: int | None = None
 ) -> Event:
     """One step of a timeline. what: words in place of the operation's own description. For a flight, *op* is the operation
     that issued it."""

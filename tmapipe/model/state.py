@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 from tmapipe.errors import HazardError, PipelineError
-from tmapipe.isa import ops
+from tmapipe.isa import ops, registering
 from tmapipe.model.layout import Layout, check_live, hazard, set_location
 from tmapipe.model.run import deadlock
 from tmapipe.plan.model import WARP
@@ -69,9 +69,8 @@ class State:
     def __init__(self, layout: Layout, split_loads: bool = False):
         self.layout, self.split_loads = layout, split_loads
         self.woken: list[Hashable] = []  #: keys of waits that may have become enabled since the caller cleared the list
-        self.started: list[
-            ops.Flight
-        ] = []  #: flights that got their first or next step since the caller cleared the list
+        #: Flights that got their first or next step since the caller cleared the list.
+        self.started: list[ops.Flight] = []
         ctas, agents = layout.ctas, layout.agents
         bars, places, groups = ctas * layout.nbars, ctas * layout.nslots, ctas * layout.warpgroups
         self.count, self.pending, self.tx, self.phase = ([0] * bars for _ in range(4))
@@ -130,14 +129,8 @@ class State:
         return other
 
 
-def applies(*kinds: type) -> Callable[[Callable], Callable]:
-    """Registers the function that carries out operations of these types."""
-
-    def register(function: Callable) -> Callable:
-        APPLY.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
+#: Registers the function that carries out operations of the types that it is given.
+applies = registering(APPLY)
 
 
 def waits(kind: type, key: Callable[..., Hashable], says: Callable[..., str]) -> Callable[[Callable], Callable]:
@@ -251,14 +244,8 @@ def check_ended(state: State, agent: int, op: object, argument: str = "") -> Non
 
 
 @applies(ops.Ballot, ops.Shuffle, ops.ReadSmid, ops.GridLaunch)
-@applies(
-    ops.WarpSync,
-    ops.FenceMbarInit,
-    ops.FenceProxyAsync,
-    ops.FenceProxyAsyncGlobal,
-    ops.PrefetchDescriptor,
-    ops.DescriptorRelease,
-)
+@applies(ops.WarpSync, ops.FenceMbarInit, ops.FenceProxyAsync, ops.FenceProxyAsyncGlobal)
+@applies(ops.PrefetchDescriptor, ops.DescriptorRelease)
 def _nothing(state: State, agent: int, op: object) -> None:
     pass
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import attrs
 
 from tmapipe.barrier import Role
-from tmapipe.errors import InputError, ScopeError, require
+from tmapipe.errors import InputError, ScopeError, permit, require
 from tmapipe.isa.fragment import Carried, ClusterExchange, Fragment, SlotRef, WarpExchange, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import ReductionScratch, RegisterTile, SharedStage
@@ -164,9 +164,8 @@ class SharedInSlot(PartInSlot):
         return peer_rank(self.part.isa, self.exchange.axes, index)
 
     def _check_index(self, argument: str, index: Any) -> None:
-        if not is_index(index, self.peers):
-            rule, fix = f"must be an index into the group's {self.peers} CTAs", "(slot.x.rank + 1) % slot.x.peers"
-            raise InputError(argument, index, rule, f"count from 0, e.g. {fix}")
+        rule, fix = f"must be an index into the group's {self.peers} CTAs", "(slot.x.rank + 1) % slot.x.peers"
+        require(is_index(index, self.peers), argument, index, rule, f"count from 0, e.g. {fix}")
 
 
 # ---- cluster sum -----------------------------------------------------------------------------------------------------
@@ -192,19 +191,15 @@ class BoundClusterSum(Carried):
         """Tells the peers that this CTA can take their parts of the next sum. It is called once before each `add`; the earlier
         it is called, the less the peers wait."""
         isa, exchange = self.isa, self.exchange
-        if self.started:
-            raise ScopeError(f"k.{self.plan.name}.start() a second time. Call add() first.")
+        permit(not self.started, f"k.{self.plan.name}.start() a second time. Call add() first.")
         self.started = True
-        isa.when(
-            isa.warp == self.plan.first_warp,
-            lambda: isa.mbarrier_arrive_expect_tx(self.full, 0, exchange.buffer.slot_bytes),
-        )
+        arm = functools.partial(isa.mbarrier_arrive_expect_tx, self.full, 0, exchange.buffer.slot_bytes)
+        isa.when(isa.warp == self.plan.first_warp, arm)
         isa.mbarrier_arrive_cluster(self.free, 0, peer_mask(isa, exchange.axes))
 
     def add(self, acc: Accumulator) -> Fragment:
         """This CTA's columns of *acc*, summed over the CTAs, as a fragment for a store. All peers call it equally often."""
-        if not self.started:
-            raise ScopeError(f"k.{self.plan.name}.add() without start(). Call start() before the mainloop.")
+        permit(self.started, f"k.{self.plan.name}.add() without start(). Call start() before the mainloop.")
         isa, exchange, parity, columns = self.isa, self.exchange, self.parity[0], self.plan.shape[1]
         own = self._share(share_index(isa, exchange.axes))
         isa.mbarrier_wait(self.free, 0, parity)
@@ -300,8 +295,7 @@ class StoredInSlot(Carried):
             ScopeError: In another role than the ring's producer.
         """
         isa, end = self.isa, self.slot.end
-        if end.phase != 0:
-            raise ScopeError(f"slot.{self.name}.publish() in role {end.role!r}. Only the ring's producer stores.")
+        permit(end.phase == 0, f"slot.{self.name}.publish() in role {end.role!r}. Only the ring's producer stores.")
         if not self.plan.vector:
             isa.bulk_wait_group(0, read=False)
         isa.fence_proxy_async_global()
@@ -347,8 +341,7 @@ class DescriptorInSlot(PartInSlot):
             InputError: *first* or *rows* is no whole number.
         """
         name = f"slot.{self.part.buffer.name}.set"
-        if self.end.phase != 0:
-            raise ScopeError(f"{name} in role {self.part.role!r}. Only the ring's producer sets descriptors.")
+        permit(self.end.phase == 0, f"{name} in role {self.part.role!r}. Only the ring's producer sets descriptors.")
         for argument, value in (("first", first), ("rows", rows)):
             require(is_index(value), f"{name}({argument})", value, "must be a whole number of rows", "e.g. 1")
         self.by_threads(writes=True)
@@ -444,19 +437,17 @@ def raw(
     isa, role = k.isa, k.role
     accesses: list[tuple[SlotRef, str]] = []
     touched = False
-    if proxy not in PROXIES:
-        rule = f"must be one of {', '.join(PROXIES)}"
-        raise InputError("k.raw(proxy)", proxy, rule, "say how gpu accesses shared memory")
+    rule = f"must be one of {', '.join(PROXIES)}"
+    require(proxy in PROXIES, "k.raw(proxy)", proxy, rule, "say how gpu accesses shared memory")
     for kind, parts in (("read", reads), ("write", writes), ("update", updates)):
         for part in parts:
             if not isinstance(part, PartInSlot):
                 rule = "must be a tile of an open slot"
                 raise InputError(f"k.raw({kind}s)", part, rule, "pass a sequence of tiles, e.g. (slot.x,)")
             rows = part.ref.buffer.tile[0]
-            if kind != "read" and rows % role.team_warps:
-                rule = f"has {rows} rows, which the {role.team_warps} warps of role {role.name} cannot share evenly"
-                fix = "choose a tile whose first extent they divide, or read it whole and write another"
-                raise InputError(f"k.raw({kind}s)", part.ref.buffer.name, rule, fix)
+            rule = f"has {rows} rows, which the {role.team_warps} warps of role {role.name} cannot share evenly"
+            fix = "choose a tile whose first extent they divide, or read it whole and write another"
+            require(kind == "read" or rows % role.team_warps == 0, f"k.raw({kind}s)", part.ref.buffer.name, rule, fix)
             part.slot._check_open(part.ref.buffer.name)
             copied = part.part.load is not None and part.part.load.vector > 0
             touched = touched | copied | part.slot._touched((part.ref.buffer.name,))

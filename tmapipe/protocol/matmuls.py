@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tmapipe.barrier import Turnstile
-from tmapipe.errors import ScopeError
+from tmapipe.errors import ScopeError, permit
 from tmapipe.isa.fragment import Carried, Fragment, combine
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Wgmma
@@ -120,9 +120,8 @@ class BoundMatmul(Carried):
             ScopeError: The matmul takes a from slots, or `start` would not take the fragments.
         """
         matmul, fragments = self.matmul, self.isa.fragments
-        if matmul.a is not None or matmul.in_flight:
-            why = "is packed by acc.add()" if matmul.in_flight else "is the tile of a slot. Pass that tile to start()"
-            raise ScopeError(f"k.{matmul.name}.operand(), whose a {why}.")
+        why = "is packed by acc.add()" if matmul.in_flight else "is the tile of a slot. Pass that tile to start()"
+        permit(matmul.a is None and not matmul.in_flight, f"k.{matmul.name}.operand(), whose a {why}.")
         values = _beside(matmul, parts)
         check_operand(matmul, values)
         if values.kind == "operand":
@@ -225,17 +224,14 @@ class Accumulator(Carried):
             ScopeError: Outside of the `accumulate` block, or the sums were used inside of the block.
         """
         matmul = self.matmul
-        if not self.open:
-            raise ScopeError("acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
+        permit(self.open, "acc.add() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
         if matmul.a is None and self.ready is not a:
             self._turn("add")
             a = _beside(matmul, a if isinstance(a, tuple) else (a,))
-            if isinstance(a, Fragment) and a.kind == "operand":
-                rule = "takes the last result of acc.widened(), before anything else is added, or a fragment"
-                raise ScopeError(f"acc.add() of {matmul.name} {rule}.")
-        if self.used_inside:
-            fix = "use acc.start() and .wait()"
-            raise ScopeError(f"acc.add() of {matmul.name}, whose sums are used inside the block: {fix}.")
+            rule = "takes the last result of acc.widened(), before anything else is added, or a fragment"
+            permit(not isinstance(a, Fragment) or a.kind != "operand", f"acc.add() of {matmul.name} {rule}.")
+        fix = "use acc.start() and .wait()"
+        permit(not self.used_inside, f"acc.add() of {matmul.name}, whose sums are used inside the block: {fix}.")
         slots = self._issue("add", a, b)
         for slot in slots:
             slot.added = True
@@ -285,18 +281,15 @@ class Accumulator(Carried):
         Raises:
             ScopeError: Outside of the `accumulate` block.
         """
-        if not self.open:
-            raise ScopeError("acc.start() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
+        permit(self.open, "acc.start() outside `with k.<mma>.accumulate() as acc`. Move it into that block.")
         return self._start(a, b)
 
     def _start(self, a: PartInSlot | Fragment, b: PartInSlot) -> Started:
         matmul = self.matmul
-        if matmul.promote:
-            raise ScopeError(f"start() of {matmul.name}, whose sums are promoted: use acc.add().")
+        permit(not matmul.promote, f"start() of {matmul.name}, whose sums are promoted: use acc.add().")
         for end in self.bound.ends:
-            if end.lag:
-                where = f"where slots of ring {end.ring.name!r} are released {end.lag} later"
-                raise ScopeError(f"start() of {matmul.name}, {where}. Declare its matmuls with in_flight=0.")
+            where = f"where slots of ring {end.ring.name!r} are released {end.lag} later"
+            permit(not end.lag, f"start() of {matmul.name}, {where}. Declare its matmuls with in_flight=0.")
         slots = self._issue("start", a, b)
         return Started(self.bound.groups, self, slots)
 
@@ -384,10 +377,9 @@ class Accumulator(Carried):
         self.used_inside = self.open
         if self.started:
             raise ScopeError(f"an accumulator of {self.matmul.name} read before a matmul started on it was awaited.")
-        if self.bound.latest is not self:
-            rule = "read after the next `accumulate` block has begun, which has the same registers"
-            fix = "Store it before, or declare a second Wgmma."
-            raise ScopeError(f"an accumulator of {self.matmul.name} {rule}. {fix}")
+        rule = "read after the next `accumulate` block has begun, which has the same registers"
+        fix = "Store it before, or declare a second Wgmma."
+        permit(self.bound.latest is self, f"an accumulator of {self.matmul.name} {rule}. {fix}")
 
 
 class BoundRegisterTile(Carried):
@@ -426,8 +418,7 @@ class BoundTurnstile(Carried):
         return self
 
     def __enter__(self) -> BoundTurnstile:
-        if self.inside:
-            raise ScopeError(f"turnstile {self.name!r} entered twice. Leave the first turn before the next.")
+        permit(not self.inside, f"turnstile {self.name!r} entered twice. Leave the first turn before the next.")
         self.inside = True
         self.wait()
         return self

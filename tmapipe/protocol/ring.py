@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tmapipe.errors import MissingPartError, ScopeError
+from tmapipe.errors import MissingPartError, ScopeError, permit
 from tmapipe.isa.fragment import Block, Carried
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.rings import Ring
@@ -85,9 +85,8 @@ class Groups(Carried):
         """Raises `ScopeError` if a matmul has been started and not awaited."""
         if self.started:
             name = self.started[0].accumulator.matmul.name
-            raise ScopeError(
-                f"a matmul of {name} was started, but not awaited where it was started. Call .wait() on it."
-            )
+            rule = "was started, but not awaited where it was started. Call .wait() on it."
+            raise ScopeError(f"a matmul of {name} {rule}")
 
 
 class Started(Carried):
@@ -122,8 +121,7 @@ class Started(Carried):
             ScopeError: It was started in another block of code (a loop, a branch), or has been awaited already.
         """
         name = self.accumulator.matmul.name
-        if self.over:
-            raise ScopeError(f"a matmul of {name} awaited twice. Call .wait() once for each start().")
+        permit(not self.over, f"a matmul of {name} awaited twice. Call .wait() once for each start().")
         block = self.groups.isa.block()
         if block != self.block:
             fix = "Start and await it in the same iteration of a loop, or the same branch."
@@ -173,9 +171,8 @@ class RingEnd(Carried):
         self.lag = ring.lag.get(role, 0)
         self.readers = ring.readers.get(role, ())
         self.state = isa.cells(0, 1 if phase == 0 else 0)  # the pipeline state: index, parity
-        self.held: Any = (
-            isa.cells(*[-1] * self.lag) if self.lag else ()
-        )  # slots not yet released, oldest first; -1: none
+        # Slots not yet released, oldest first; -1: none.
+        self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()
         self.groups = groups or Groups(isa)
         self.left = 0  # `groups.steps` when the last slot was left
         self.by_engines = isa.plan.by_engines  # stages that the async proxy accesses, in any phase
@@ -354,9 +351,8 @@ class Slot(Carried):
         self.index: Any = None
         self.open = False
         self.retired = False  # whether the role has waited for its asynchronous reads already
-        self.touched_by_threads: dict[str, Any] = dict.fromkeys(
-            end.parts, False
-        )  # stage -> whether threads accessed its tile
+        # Stage -> whether threads accessed its tile.
+        self.touched_by_threads: dict[str, Any] = dict.fromkeys(end.parts, False)
         self.entered = 0  # `groups.steps` when the slot was entered
         self.added = False  # whether `acc.add` has read the slot
         self.reads: list[Started] = []  # matmuls that were started on the slot
@@ -370,9 +366,8 @@ class Slot(Carried):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
-            if not self.open:
-                where = f"in role {self.end.role!r}. Leave each slot once, at the end of its `with` block."
-                raise ScopeError(f"a slot of ring {self.end.ring.name!r} left a second time, or from outside, {where}")
+            where = f"in role {self.end.role!r}. Leave each slot once, at the end of its `with` block."
+            permit(self.open, f"a slot of ring {self.end.ring.name!r} left a second time, or from outside, {where}")
             self.end._leave(self)
         self.open = False
 
@@ -396,9 +391,8 @@ class Slot(Carried):
     def _check_open(self, stage: str = "") -> None:
         """Raises `ScopeError` if the slot is not open, or the tile of *stage* is gone."""
         ring, role = self.end.ring, self.end.role
-        if not self.open:
-            where = f"outside its `with` block in role {role!r}. Move the use into the block."
-            raise ScopeError(f"a slot of ring {ring.name!r} used {where}")
+        where = f"outside its `with` block in role {role!r}. Move the use into the block."
+        permit(self.open, f"a slot of ring {ring.name!r} used {where}")
         if stage in self.gone or stage in ring.gone.get(role, ()):
             rule = "after a stage that lies over it was written. Use it before."
             raise ScopeError(f"{stage!r} used in role {role!r} {rule}")
@@ -439,9 +433,8 @@ class HeldEnd(RingEnd):
             self._wait(0, 0)
             self.slot = Slot(self)
             self.slot.index, self.slot.open = 0, True
-            self.slot.touched_by_threads |= dict.fromkeys(
-                self.parts, True
-            )  # as if read already: no tile differs from the first
+            # As if read already: no tile differs from the first.
+            self.slot.touched_by_threads |= dict.fromkeys(self.parts, True)
 
     def begun(self) -> None:
         """Called after this method. Raises `ScopeError` if the role has not entered the slot."""

@@ -17,7 +17,6 @@ from tmapipe.protocol.ring import RingEnd, Slot
 from tmapipe.protocol.tile import (
     BoundTable,
     Tile,
-    aligned_start,
     check_extents,
     check_own,
     check_part,
@@ -29,6 +28,7 @@ from tmapipe.protocol.tile import (
     rows_start,
     share_index,
     stands_for,
+    start_of,
     two_extents,
     write_values,
 )
@@ -216,7 +216,11 @@ class PartInSlot(Carried):
         """The tile's first element. A tile of one of the kernel's outputs must be the output tile of this CTA, which has
         stored it before."""
         check_own(where, self.part.isa.plan, self._loaded(), tile, coordinates)
-        return aligned_start(where, dims, extents, tile, coordinates)
+        last = dims[-1]
+        rule = f"has tiles that begin at any element along {last}; TMA starts at multiples of 16 bytes there"
+        fix = "make another dimension contiguous, or use load_from() with a multiple of 16 bytes before the tile"
+        require(tile is None or last in coordinates or not tile.anywhere(last), where, dims, rule, fix)
+        return start_of(where, dims, extents, tile, coordinates)
 
     def _start_load(
         self, start: tuple[Any, ...], *, part: Any = None, anywhere: bool = False, offsets: tuple[Any, ...] = ()
@@ -406,12 +410,10 @@ class PartInSlot(Carried):
         """How rows are distributed that lie side by side in a tile of one extent. *place*: (at, pitch, each) of `read`."""
         (first, pitch, each), tile, part = place, self.part.buffer.tile, two_extents(name, part)
         room = tile[0] - (-(-part[0] // each) - 1) * pitch - part[1] if is_count(pitch) or pitch == 0 else -1
-        if len(tile) != 1 or room < 0:
-            rule = f"must be how far apart {part[0]} rows of {part[1]} elements begin in a tile of one extent; it is {tile}"
-            raise InputError(f"{name}(pitch)", pitch, rule, "load more elements, or read fewer")
-        if not is_index(first, room + 1):
-            rule = f"must be where {part[0]} rows begin, {pitch} elements apart, that end inside the tile {tile}"
-            raise InputError(f"{name}(at)", first, rule, "begin earlier, or load more")
+        rule = f"must be how far apart {part[0]} rows of {part[1]} elements begin in a tile of one extent; it is {tile}"
+        require(len(tile) == 1 and room >= 0, f"{name}(pitch)", pitch, rule, "load more elements, or read fewer")
+        rule = f"must be where {part[0]} rows begin, {pitch} elements apart, that end inside the tile {tile}"
+        require(is_index(first, room + 1), f"{name}(at)", first, rule, "begin earlier, or load more")
         return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)
 
     def _joined_layout(self, name: str, part: Any, at: Any, gaps: Any, width: int) -> ThreadLayout:
@@ -490,8 +492,7 @@ class BoundScratch(PartInSlot):
             InputError: There is no copy of this number. (A number that is known only at run time is not checked.)
         """
         copies = self.ref.buffer.stages
-        if not is_index(i, copies):
-            rule = f"must be the number of a copy, from 0 to {copies - 1}"
-            raise InputError(f"k.{self.ref.buffer.name}.copy", i, rule, "count from 0, or declare more copies")
+        rule = f"must be the number of a copy, from 0 to {copies - 1}"
+        require(is_index(i, copies), f"k.{self.ref.buffer.name}.copy", i, rule, "count from 0, or declare more copies")
         slot: Any = _Always(self.ref.buffer.name, i)
         return PartInSlot(self.part, slot)

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tmapipe.errors import InputError, ScopeError, require
+from tmapipe.errors import InputError, ScopeError, permit, require
 from tmapipe.isa import applied, where_is
-from tmapipe.isa.fragment import Carried, Fragment, SlotRef
+from tmapipe.isa.fragment import Carried, Fragment, SlotRef, Span
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Store
 from tmapipe.plan.thread_layout import AccumulatorLayout
@@ -119,9 +119,8 @@ class StoreOfSlot(Carried):
         plan, where = self._begin(), f"slot.{self.plan.name}.store"
         check_own(where, self.isa.plan, plan, tile, coordinates)
         at = start_of(where, plan.dims, plan.tile, tile, coordinates)
-        if plan.parts > 1:
-            rule = f"is no verb of a slot that is stored in {plan.parts} parts, one by one"
-            raise InputError(f"slot.{plan.name}", "store()", rule, "use store_part(i, ...) for each part")
+        rule = f"is no verb of a slot that is stored in {plan.parts} parts, one by one"
+        require(plan.parts <= 1, f"slot.{plan.name}", "store()", rule, "use store_part(i, ...) for each part")
         self._fence()
         _start_store(self.isa, plan, self.slot.index, at, None)
 
@@ -182,8 +181,7 @@ class StoreOfSlot(Carried):
     def _begin(self) -> Store:
         self.slot._check_open(self.plan.buffer.name)
         role = self.slot.end.role
-        if role != self.role:
-            raise ScopeError(f"store() of {self.plan.name!r} in role {role!r}: the ring's last role stores it.")
+        permit(role == self.role, f"store() of {self.plan.name!r} in role {role!r}: the ring's last role stores it.")
         return self.plan
 
     def _fence(self) -> None:
@@ -450,9 +448,7 @@ class BoundThreadStore(Carried):
         self.isa: Isa = k.isa
         self.plan: Store = k.plan.store(name)
 
-    def store(
-        self, tile: Tile, values: Any, epilogue: Any = None, *, surely: tuple[int, int] = (0, 0), when: Any = None
-    ) -> None:
+    def store(self, tile: Tile, values: Any, epilogue: Any = None, *, surely: Span = (0, 0), when: Any = None) -> None:
         """Converts *values* to the tensor's type and stores them to *tile*.
 
         Args:
@@ -471,7 +467,7 @@ class BoundThreadStore(Carried):
         self._store("store", tile, values, epilogue, surely, when)
 
     def store_from(
-        self, *start: Any, values: Any, epilogue: Any = None, surely: tuple[int, int] = (0, 0), when: Any = None
+        self, *start: Any, values: Any, epilogue: Any = None, surely: Span = (0, 0), when: Any = None
     ) -> None:
         """Stores *values*, as `store` does, to a tile that may begin at any element. They may have fewer columns than the
         stage's tile. *start* is the tile's first element: one index for each dimension of the tensor, perhaps negative or
@@ -479,7 +475,7 @@ class BoundThreadStore(Carried):
         tile = tile_at(f"{self.plan.name}.store_from", self.plan.dims, start)
         self._store("store_from", tile, values, epilogue, surely, when)
 
-    def _store(self, verb: str, tile: Tile, values: Any, epilogue: Any, surely: tuple[int, int], when: Any) -> None:
+    def _store(self, verb: str, tile: Tile, values: Any, epilogue: Any, surely: Span, when: Any) -> None:
         name, plan = f"{self.plan.name}.{verb}", self.plan
         check_own(name, self.isa.plan, plan, tile, ())
         made = values if epilogue is None else applied(epilogue, (values,), {})

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from tmapipe.base import Along, peer_pattern, rank_stride
 from tmapipe.base.arithmetic import DType
-from tmapipe.errors import InputError, MissingPartError, ScopeError, is_count, require
+from tmapipe.errors import InputError, MissingPartError, ScopeError, is_count, permit, require
+from tmapipe.isa import registering
 from tmapipe.isa.fragment import Carried, Fragment, SlotRef, combine, is_index
 from tmapipe.isa.ops import Isa
 from tmapipe.parts import Table
@@ -23,22 +24,14 @@ from tmapipe.plan.thread_layout import ThreadLayout
 
 _MAKERS: dict[type, Callable[..., Any]] = {}
 
-
-def stands_for(part: type) -> Callable[[Any], Any]:
-    """Registers what bodies get for a declared part: for *part*, a class of parts, and the classes derived from it.
-
-    The decorated class or function is called with a role's context (`k` in bodies), the part's name and the part, unless the
-    part belongs to another role. Its result is ``k.<name>``; if it returns None, bodies have no name for the part.
-
-    A stage is different, since ``slot.<name>`` stands for it. For a stage with memory, a class is registered, which is called
-    as `PartInSlot` is. For a `TokenStage`, a function is registered; its result is called with an open slot.
-    """
-
-    def register(maker: Any) -> Any:
-        _MAKERS[part] = maker
-        return maker
-
-    return register
+#: Registers what bodies get for a declared part: for a class of parts, and the classes derived from it.
+#:
+#: The decorated class or function is called with a role's context (`k` in bodies), the part's name and the part, unless the
+#: part belongs to another role. Its result is ``k.<name>``; if it returns None, bodies have no name for the part.
+#:
+#: A stage is different, since ``slot.<name>`` stands for it. For a stage with memory, a class is registered, which is called
+#: as `PartInSlot` is. For a `TokenStage`, a function is registered; its result is called with an open slot.
+stands_for = registering(_MAKERS)
 
 
 def bound_by(part: object) -> Callable[..., Any]:
@@ -47,6 +40,11 @@ def bound_by(part: object) -> Callable[..., Any]:
 
 
 # ---- tile ------------------------------------------------------------------------------------------------------------
+
+
+Start = tuple[Any, ...]  #: where a tile starts: an index for each dimension
+Named = dict[str, Any]  #: a tile's coordinates, by dimension
+Move = Callable[[Any, Any], None]  #: moves a row, or several, to or from a part of a slot
 
 
 def within(isa: Isa, value: Any, most: Any) -> Any:
@@ -65,9 +63,7 @@ class Tile(Carried):
 
     _carries = ("_coordinates", "_bounds")
 
-    def __init__(
-        self, coordinates: dict[str, Any], bounds: dict[str, tuple[Any, Any]] | None = None, moved: bool = False
-    ):
+    def __init__(self, coordinates: Named, bounds: dict[str, tuple[Any, Any]] | None = None, moved: bool = False):
         self._coordinates = coordinates
         self._bounds = bounds or {}
         self._moved = moved
@@ -82,9 +78,8 @@ class Tile(Carried):
         return ", ".join(f"{name} = {value}" for name, value in self._coordinates.items())
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_"):
-            fix = "Pass other coordinates to load() or store_from()."
-            raise ScopeError(f"tile.{name} is set, but a tile's coordinates are fixed. {fix}")
+        fix = "Pass other coordinates to load() or store_from()."
+        permit(name.startswith("_"), f"tile.{name} is set, but a tile's coordinates are fixed. {fix}")
         super().__setattr__(name, value)
 
     def __getattr__(self, dim: str) -> Any:
@@ -140,9 +135,7 @@ def _check_coordinate(where: str, place: Any) -> None:
     require(is_index(place), where, place, "must be a whole number of tiles", "use integers, and // instead of /")
 
 
-def start_of(
-    where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
-) -> tuple[Any, ...]:
+def start_of(where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: Named) -> Start:
     """The first element of a tile of *extents*: one index for each of *dims*.
 
     Each coordinate, counted in tiles, comes from *coordinates* by the dimension's name, or else from *tile*.
@@ -153,9 +146,8 @@ def start_of(
     _check_tile(where, tile)
     unknown = [name for name in coordinates if name not in dims]
     if unknown:
-        raise InputError(
-            where, unknown, f"is no dimension; the tensor has dimensions {', '.join(dims)}", "name one of them"
-        )
+        rule = f"is no dimension; the tensor has dimensions {', '.join(dims)}"
+        raise InputError(where, unknown, rule, "name one of them")
     start: list[Any] = []
     for dim, extent in zip(dims, extents, strict=True):
         place = coordinates.get(dim)
@@ -165,22 +157,9 @@ def start_of(
         else:
             start.append(None if tile is None else tile.start(dim, extent))
     missing = [d for d, value in zip(dims, start, strict=True) if value is None]
-    if missing:
-        example = ", ".join(f"{d}=..." for d in missing)
-        raise InputError(where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
+    example = ", ".join(f"{d}=..." for d in missing)
+    require(not missing, where, missing, "needs a coordinate (in tiles) along every dimension", f"pass {example}")
     return tuple(start)
-
-
-def aligned_start(
-    where: str, dims: Sequence[str], extents: Sequence[int], tile: Tile | None, coordinates: dict[str, Any]
-) -> tuple[Any, ...]:
-    """The first element of a tile, as `start_of` gives it. Along the contiguous dimension it is a multiple of the extent."""
-    start = start_of(where, dims, extents, tile, coordinates)
-    if tile is not None and dims[-1] not in coordinates and tile.anywhere(dims[-1]):
-        rule = f"has tiles that begin at any element along {dims[-1]}; TMA starts at multiples of 16 bytes there"
-        fix = "make another dimension contiguous, or use load_from() with a multiple of 16 bytes before the tile"
-        raise InputError(where, dims, rule, fix)
-    return start
 
 
 def check_own(where: str, plan: Plan, part: Load | Store, tile: Tile | None, coordinates: Iterable[str]) -> None:
@@ -339,10 +318,9 @@ def check_extents(where: str, tile: tuple[int, ...], layout: ThreadLayout, along
     extents = tile
     if along == "tile":
         extents, wanted = (math.prod(tile[:-1]), tile[-1]), (layout.rows, layout.columns)
-    if extents != wanted:
-        what = {"tile": "the tile", "one": "one number"}.get(along, f"one number for each of the {along}")
-        rule = f"must be the shape of {what} of the fragment, {wanted}"
-        raise InputError(where, tile, rule, "give the stage a tile of this shape")
+    what = {"tile": "the tile", "one": "one number"}.get(along, f"one number for each of the {along}")
+    rule = f"must be the shape of {what} of the fragment, {wanted}"
+    require(extents == wanted, where, tile, rule, "give the stage a tile of this shape")
 
 
 # ---- table -----------------------------------------------------------------------------------------------------------
@@ -377,10 +355,8 @@ class BoundTable(Carried):
         """
         dims = self.isa.plan.tables[self.name]
         if len(at) != len(dims) or not all(map(is_index, at)):
-            rule, given = (
-                f"must be the number of an entry along each of {', '.join(dims)}",
-                at[0] if len(at) == 1 else at,
-            )
+            rule = f"must be the number of an entry along each of {', '.join(dims)}"
+            given = at[0] if len(at) == 1 else at
             raise InputError(f"k.{self.name}.entry", given, rule, "pass whole numbers of 32 bits")
         counts = [self.isa.extent(self.name, dim) for dim in range(len(dims))]
         inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i, count in zip(at, counts, strict=True)])
@@ -392,31 +368,19 @@ class BoundTable(Carried):
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-TOGETHER = (
-    16,
-    8,
-    4,
-    3,
-    2,
-    1,
-)  # for how many rows entries of the table are loaded at once, if that divides their number
+# For how many rows entries of the table are loaded at once, if that divides their number.
+TOGETHER = (16, 8, 4, 3, 2, 1)
 
 
 def check_part(where: str, move: Load | Store, i: Any) -> None:
     """Raises `InputError` unless *i* is the number of a part in which a slot is moved."""
-    if not is_index(i, move.parts):
-        rule = f"must be the number of a part; a slot is moved in {move.parts} part{'s' * (move.parts > 1)}"
-        raise InputError(where, i, rule, "count from 0, or declare in_parts()")
+    rule = f"must be the number of a part; a slot is moved in {move.parts} part{'s' * (move.parts > 1)}"
+    require(is_index(i, move.parts), where, i, rule, "count from 0, or declare in_parts()")
 
 
 def part_start(
-    start_of: Callable[..., tuple[Any, ...]],
-    where: str,
-    move: Load | Store,
-    i: Any,
-    tile: Tile | None,
-    coordinates: dict[str, Any],
-) -> tuple[Any, ...]:
+    start_of: Callable[..., Start], where: str, move: Load | Store, i: Any, tile: Tile | None, coordinates: Named
+) -> Start:
     """The first element of part *i* of a tile: one index for each dimension of the tensor.
 
     Args:
@@ -439,9 +403,7 @@ def part_start(
     return tuple(start)
 
 
-def rows_start(
-    where: str, move: Load | Store, table: Any, first: Any, tile: Tile | None, coordinates: dict[str, Any]
-) -> tuple[Any, ...]:
+def rows_start(where: str, move: Load | Store, table: Any, first: Any, tile: Tile | None, coordinates: Named) -> Start:
     """Where the rows begin: one index for each dimension of the tensor, 0 along the dimension of the rows.
 
     Raises:
@@ -462,14 +424,7 @@ def rows_start(
     return start_of(where, move.dims, move.part, tile, {**coordinates, move.dims[cut]: 0})
 
 
-def move_rows(
-    isa: Isa,
-    move: Load | Store,
-    table: BoundTable,
-    first: Any,
-    one: Callable[[Any, Any], None],
-    four: Callable[[list[Any], Any], None] | None,
-) -> None:
+def move_rows(isa: Isa, move: Load | Store, table: BoundTable, first: Any, one: Move, four: Move | None) -> None:
     """Moves all rows of a slot. The table has the number of the slot's row i at entry *first* + i.
 
     Args:

@@ -12,13 +12,13 @@ from typing import Any
 import attrs
 
 from tmapipe.base.arithmetic import Dim, ceil_div
-from tmapipe.errors import IS_NAME, InputError, is_count, must, require
+from tmapipe.errors import IS_NAME, InputError, is_small, must, require
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile, cluster_coordinate, within
 from tmapipe.tiles.dynamic import DynamicTiles, FetchedTiles, GpcTiles, GridTiles
-from tmapipe.tiles.order import Axis, TileOrder, TilesOfRole
+from tmapipe.tiles.order import Axis, ExtentOf, TileOrder, TilesOfRole
 from tmapipe.tiles.persistent import (
     Backwards,
     Columns,
@@ -52,7 +52,13 @@ __all__ = [
 
 
 #: Validator of a number of parts.
-is_number = must(lambda n: is_count(n) and n < 2**31, "is a positive number below 2^31", "use 4")
+is_number = must(is_small, "is a positive number below 2^31", "use 4")
+_adds = must(lambda reduce: reduce in (None, "add"), 'is None or "add"', 'use "add"')
+_is_of_whole_tiles = must(
+    lambda order: isinstance(order, TileOrder) and not order.in_parts and not order.bounded and not order.lower,
+    "is an order of whole tiles",
+    "e.g. GpcTiles()",
+)
 
 
 @attrs.frozen
@@ -65,11 +71,7 @@ class PartTiles(TileOrder):
         dim: The dimension along which the steps are counted.
     """
 
-    reduce: str | None = attrs.field(
-        default=None,
-        kw_only=True,
-        validator=must(lambda reduce: reduce in (None, "add"), 'is None or "add"', 'use "add"'),
-    )
+    reduce: str | None = attrs.field(default=None, kw_only=True, validator=_adds)
     stage: str = attrs.field(default="a", kw_only=True, validator=IS_NAME)
     dim: str = attrs.field(default="k", kw_only=True, validator=IS_NAME)
 
@@ -120,14 +122,7 @@ class SplitKTiles(PartTiles):
     """
 
     parts: int = attrs.field(validator=is_number)
-    tiles: TileOrder = attrs.field(
-        factory=PersistentTiles,
-        validator=must(
-            lambda order: isinstance(order, TileOrder) and not order.in_parts and not order.bounded and not order.lower,
-            "is an order of whole tiles",
-            "e.g. GpcTiles()",
-        ),
-    )
+    tiles: TileOrder = attrs.field(factory=PersistentTiles, validator=_is_of_whole_tiles)
 
     without_steps = True
 
@@ -339,9 +334,8 @@ class GroupedTiles(PersistentTiles):
     def of_rows(self, rows: int) -> GroupedTiles:
         """This order for output tiles of *rows* rows along m. Raises `InputError` if it has another number."""
         if self.rows not in (None, rows):
-            raise InputError(
-                "GroupedTiles(rows)", self.rows, f"must be the rows of the output tile, {rows}", "leave it out"
-            )
+            rule = f"must be the rows of the output tile, {rows}"
+            raise InputError("GroupedTiles(rows)", self.rows, rule, "leave it out")
         return attrs.evolve(self, rows=rows)
 
     def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
@@ -367,9 +361,7 @@ class GroupedTiles(PersistentTiles):
         assert self.rows is not None
         return self.rows * cluster.get("m", 1)
 
-    def grid(
-        self, axes: dict[str, Axis], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
-    ) -> dict[str, Any]:
+    def grid(self, axes: dict[str, Axis], extent: ExtentOf, cluster: Mapping[str, int]) -> dict[str, Any]:
         """As in `TileOrder`. Some numbers along m stand for no tile."""
         rows, groups = extent(self.output, 0), extent(self.table, 0)
         return {**super().grid(axes, extent, cluster), "m": self.spread(rows, groups, cluster)}

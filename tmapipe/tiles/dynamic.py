@@ -10,13 +10,13 @@ from typing import Any
 import attrs
 
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.errors import InputError, is_count, must, optional, require
+from tmapipe.errors import InputError, is_count, is_small, must, optional, require
 from tmapipe.isa.fragment import Value
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Plan, RoleWarps
 from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.protocol.tile import Tile
-from tmapipe.tiles.order import QueueEnd, TilesOfRole
+from tmapipe.tiles.order import Gpcs, QueueEnd, TilesOfRole
 from tmapipe.tiles.persistent import NumberedTiles, PersistentTiles, TileNumbers, number_divisors, steps_of, tile_of
 
 # ---- dynamic ---------------------------------------------------------------------------------------------------------
@@ -266,9 +266,7 @@ class GpcTiles(PersistentTiles):
         """As in `TileOrder`. The word is the position."""
         return 1, 1
 
-    def launch_numbers(
-        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
-    ) -> list[int]:
+    def launch_numbers(self, tiles: int, resident: int, cluster_size: int, gpcs: Gpcs) -> list[int]:
         """As in `TileOrder`."""
         return keep_positions(gpcs(), cluster_size, resident, tiles)
 
@@ -361,8 +359,7 @@ def _field(isa: Isa, words: Sequence[Value], i: Value, bits: int) -> Value:
 
 def _of_one_gpc(clusters: int) -> Sequence[int]:
     """The words with which all multiprocessors count as one GPC."""
-    if clusters > MOST_CLUSTERS:
-        raise InputError("clusters", clusters, f"is at most {MOST_CLUSTERS} with GpcTiles", "run fewer")
+    require(clusters <= MOST_CLUSTERS, "clusters", clusters, f"is at most {MOST_CLUSTERS} with GpcTiles", "run fewer")
     return keep_positions((), 1, clusters, clusters)[1:]
 
 
@@ -401,8 +398,7 @@ class GridTiles(PersistentTiles):
     )
 
     each: int = attrs.field(
-        default=1,
-        validator=must(lambda n: is_count(n) and n < 2**31, "is a positive number of tiles below 2^31", "leave it out"),
+        default=1, validator=must(is_small, "is a positive number of tiles below 2^31", "leave it out")
     )
 
     def bind(self, isa: Isa, grid: dict[str, Any], role: RoleWarps) -> TilesOfRole:
@@ -413,9 +409,7 @@ class GridTiles(PersistentTiles):
         """As in `TileOrder`."""
         return ceil_div(tiles, self.each)
 
-    def launch_numbers(
-        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
-    ) -> list[int]:
+    def launch_numbers(self, tiles: int, resident: int, cluster_size: int, gpcs: Gpcs) -> list[int]:
         """As in `TileOrder`."""
         return [self.spans(tiles)]
 

@@ -3,7 +3,6 @@ the grid, and queues of tiles."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +23,10 @@ from tmapipe.store_pipeline import StoreStage
 # ---- axes ------------------------------------------------------------------------------------------------------------
 #
 # The dimensions of the grid of output tiles, and what each is divided into.
+
+
+ExtentOf = Callable[[str, int], Any]  # gives the extent of a stage's tensor along its dimension of this number
+Gpcs = Callable[[], Sequence[Sequence[int]]]  # gives the multiprocessors of each GPC
 
 
 class Axis(NamedTuple):
@@ -62,20 +65,13 @@ def check_axes(declared: Declarations, over: str | None) -> None:
     """Raises `InputError` if the cluster or a multicast group names an axis that the grid does not have."""
     check_cluster(declared.cluster)
     axes = axes_of(declared, over)
-    named = itertools.chain(
-        ((f"cluster[{axis!r}]", axis) for axis in declared.cluster),
-        (
-            (f"{loaded}.multicast", axis)
-            for loaded, load in declared.loads.items()
-            if load.multicast is not None
-            for axis in load.multicast.axes
-        ),
-        ((f"{name}.group", axis) for name, group in _groups(declared).items() for axis in group.axes),
-    )
+    named = [(f"cluster[{axis!r}]", axis) for axis in declared.cluster]
+    groups = {f"{name}.multicast": load.multicast for name, load in declared.loads.items() if load.multicast}
+    groups |= {f"{name}.group": group for name, group in _groups(declared).items()}
+    named += [(argument, axis) for argument, group in groups.items() for axis in group.axes]
     for argument, axis in named:
-        if axis not in axes:
-            rule = f"is no dimension of the output's tiles ({', '.join(axes)})"
-            raise InputError(argument, axis, rule, "name one of them")
+        rule = f"is no dimension of the output's tiles ({', '.join(axes)})"
+        require(axis in axes, argument, axis, rule, "name one of them")
     for loaded, load in declared.loads.items():
         if load.result is not None and (missing := [dim for dim in axes if dim not in load.result.dims]):
             rule = f"must have all dimensions of the grid ({', '.join(axes)}), or two output tiles would share it"
@@ -107,9 +103,8 @@ def rows_of(declared: Declarations, axes: Mapping[str, Axis]) -> dict[str, str]:
     names = {}
     for name, group in _groups(declared).items():
         for dim in group.axes if name in declared.scratches else ():
-            if (
-                dim in axes and not group.ctas
-            ):  # the plan refuses other axes; with `ctas`, each block of CTAs has its own rows
+            # The plan refuses other axes; with `ctas`, each block of CTAs has its own rows.
+            if dim in axes and not group.ctas:
                 names[dim] = name
     return names
 
@@ -163,9 +158,7 @@ class TileOrder:
     def check(self, declared: Declarations, axes: Mapping[str, Axis]) -> None:
         """Raises `InputError` for a schedule that cannot take its tiles, of a grid with these axes."""
 
-    def grid(
-        self, axes: dict[str, Axis], extent: Callable[[str, int], Any], cluster: Mapping[str, int]
-    ) -> dict[str, Any]:
+    def grid(self, axes: dict[str, Axis], extent: ExtentOf, cluster: Mapping[str, int]) -> dict[str, Any]:
         """How many tiles there are along each dimension.
 
         Args:
@@ -180,9 +173,7 @@ class TileOrder:
         """(slots, 32-bit words per slot) of the queue of a scheduler warp, for *dims* dimensions; None without one."""
         return None
 
-    def launch_numbers(
-        self, tiles: int, resident: int, cluster_size: int, gpcs: Callable[[], Sequence[Sequence[int]]]
-    ) -> list[int]:
+    def launch_numbers(self, tiles: int, resident: int, cluster_size: int, gpcs: Gpcs) -> list[int]:
         """How many clusters to launch, then `launch_words` words for the kernel.
 
         Args:

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 
 from tmapipe.base.arithmetic import Dim, ceil_div
-from tmapipe.errors import InputError, is_count, must
-from tmapipe.isa.fragment import Carried, Condition, Value
+from tmapipe.errors import InputError, is_small, must
+from tmapipe.isa.fragment import Carried, Holds, Value
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
@@ -25,7 +25,7 @@ from tmapipe.tiles.order import Axis, TileOrder, TilesOfRole
 # the matrix in bands of some rows (or columns), one band after another. They differ in how they go through a band.
 
 
-_positive = must(lambda n: is_count(n) and n < 2**31, "is a positive number of rows below 2^31", "use 8")
+_positive = must(is_small, "is a positive number of rows below 2^31", "use 8")
 
 
 @attrs.frozen
@@ -426,9 +426,7 @@ def steps_of(grid: dict[str, Any], cluster: Mapping[str, int]) -> dict[str, Any]
     return {dim: ceil_div(count, cluster.get(dim, 1)) for dim, count in grid.items()}
 
 
-def count_entries(
-    isa: Isa, table: str, count: Value, holds: Callable[[Value, Value], Condition], without_data: int
-) -> Value:
+def count_entries(isa: Isa, table: str, count: Value, holds: Holds, without_data: int) -> Value:
     """For how many of the first *count* entries of a table ``holds(index, entry)`` is true.
 
     The lanes of a warp look at one entry each, 32 at a time.
