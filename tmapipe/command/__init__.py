@@ -32,7 +32,7 @@ from tmapipe.command.named import (
     within,
     working,
 )
-from tmapipe.errors import InputError, MissingGpuError, needed
+from tmapipe.errors import InputError, MissingGpuError, needed, require
 from tmapipe.loaded import load
 from tmapipe.model.run import Run
 from tmapipe.schedule import Schedule
@@ -429,8 +429,7 @@ def _traced(schedule: Any, inputs: dict[str, Any], clusters: int | None) -> Trac
         schedule(**inputs)
     finally:
         Schedule._simulate = simulate  # type: ignore[method-assign]
-    if not traces:
-        raise InputError("--shape", [x.shape for x in inputs.values()], "have elements to compute from", "pass some")
+    require(traces, "--shape", [x.shape for x in inputs.values()], "have elements to compute from", "pass some")
     return traces[0]
 
 

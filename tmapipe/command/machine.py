@@ -27,7 +27,7 @@ from tmapipe import schedules
 from tmapipe.base.arithmetic import bf16
 from tmapipe.base.disk import cache_folder
 from tmapipe.command.named import WRONG, Answer, answering, extents, filled, off, product, within, working
-from tmapipe.errors import InputError
+from tmapipe.errors import InputError, require
 from tmapipe.tuning.compiling import export_tuned, import_tuned
 from tmapipe.tuning.problem import Problem
 from tmapipe.tuning.tuner import ranked
@@ -447,15 +447,13 @@ def bench(
         folder = root / "benchmarks"
         if not (folder / "__init__.py").is_file():
             rule = "is part of a checkout of the repository, and the package is installed without one"
-            raise InputError(
-                "benchmarks", str(folder), rule, "clone the repository, and run pip install -e '.[bench]' in it"
-            )
+            fix = "clone the repository, and run pip install -e '.[bench]' in it"
+            raise InputError("benchmarks", str(folder), rule, fix)
         suites = sorted(p.stem for p in folder.glob("*.py") if 'if __name__ == "__main__"' in p.read_text())
         if suite is None:
             answer.facts, answer.text = {"suites": suites}, suites
             return
-        if suite not in suites:
-            raise InputError("SUITE", suite, f"is one of {', '.join(suites)}", "name one of them")
+        require(suite in suites, "SUITE", suite, f"is one of {', '.join(suites)}", "name one of them")
         command = [sys.executable, "-m", f"benchmarks.{suite}", *context.args]
         ended = subprocess.run(command, cwd=root, stdout=sys.stderr if json_ else None, check=False)
         answer.facts, answer.code = {"suite": suite, "arguments": context.args}, ended.returncode

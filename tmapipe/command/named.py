@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 import tmapipe
 from tmapipe import schedules
 from tmapipe.base.arithmetic import DType, as_dtype, bf16
-from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError, ScopeError, UnsafeError
+from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError, ScopeError, UnsafeError, require
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.crossentropy import Softmax
@@ -52,8 +52,7 @@ def pairs(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier() or not value:
             raise InputError(option, text, "has the form NAME=VALUE", f"e.g. {option} {example}")
-        if name in values:
-            raise InputError(option, text, f"gives {name} a second time", "pass it once")
+        require(name not in values, option, text, f"gives {name} a second time", "pass it once")
         values[name] = value
     return values
 
@@ -78,13 +77,11 @@ def made(name: str, settings: dict[str, Any]) -> Any:
     """
     named_object = named("SCHEDULE", name)
     if isinstance(named_object, _KINDS):
-        if settings:
-            rule = f"is for classes and functions, and {name} is an object"
-            raise InputError("--set", ", ".join(settings), rule, "leave it out, or name its class")
+        rule = f"is for classes and functions, and {name} is an object"
+        require(not settings, "--set", ", ".join(settings), rule, "leave it out, or name its class")
         return named_object
-    if not callable(named_object):
-        rule = f"is a {type(named_object).__name__}, and no schedule, class of schedules or function that makes one"
-        raise InputError("SCHEDULE", name, rule, "name another object")
+    rule = f"is a {type(named_object).__name__}, and no schedule, class of schedules or function that makes one"
+    require(callable(named_object), "SCHEDULE", name, rule, "name another object")
     _check_arguments(name, named_object, settings)
     with users_code(name):
         result = named_object(**settings)
@@ -110,9 +107,8 @@ def _check_arguments(name: str, callee: Any, settings: dict[str, Any]) -> None:
 
 def named(argument: str, text: str) -> Any:
     """The object that *text* names. Nothing in it is evaluated. Raises `InputError` if there is none."""
-    if "(" in text:
-        fix = "pass what is in brackets by --set, e.g. --set tile=128,128,64"
-        raise InputError(argument, text, "names a schedule, and is not evaluated", fix)
+    fix = "pass what is in brackets by --set, e.g. --set tile=128,128,64"
+    require("(" not in text, argument, text, "names a schedule, and is not evaluated", fix)
     place, colon, attribute = text.rpartition(":")
     if not colon:
         if text in schedules.__all__:
@@ -149,14 +145,12 @@ def _module(argument: str, place: str) -> ModuleType:
             missing = importlib.util.find_spec(place) is None
         except (ImportError, ValueError):
             missing = True
-        if missing:
-            fix = "check the name, from the present folder on; a file is named file.py:object"
-            raise InputError(argument, place, "is a module that can be imported", fix)
+        fix = "check the name, from the present folder on; a file is named file.py:object"
+        require(not missing, argument, place, "is a module that can be imported", fix)
         with users_code(place):
             return importlib.import_module(place)
     path = Path(place).resolve()
-    if not path.is_file():
-        raise InputError(argument, place, "is a file of Python", "check the path")
+    require(path.is_file(), argument, place, "is a file of Python", "check the path")
     sys.path.insert(0, str(path.parent))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"tmapipe_file_{abs(hash(path))}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -267,8 +261,7 @@ def _loaded(path: str) -> np.ndarray:
     except (OSError, ValueError) as error:
         rule = f"is an array that numpy.save has written: {error}"
         raise InputError("--tensor", path, rule, "check the path") from None
-    if not isinstance(array, np.ndarray):
-        raise InputError("--tensor", path, "holds one array", "write it by numpy.save")
+    require(isinstance(array, np.ndarray), "--tensor", path, "holds one array", "write it by numpy.save")
     return array
 
 
@@ -314,9 +307,8 @@ def references(schedule: Any, text: str | None) -> Reference | None:
         plain = not isinstance(schedule, Gemm) or schedule.epilogue.plain
         return _KNOWN.get(type(schedule)) if plain else None
     function = named("--reference", text)
-    if not callable(function):
-        rule = f"is a {type(function).__name__}, and no function of the inputs"
-        raise InputError("--reference", text, rule, "name a function")
+    rule = f"is a {type(function).__name__}, and no function of the inputs"
+    require(callable(function), "--reference", text, rule, "name a function")
     return function
 
 

@@ -42,6 +42,12 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type)
 
 
+_of_scores = must(optional(_is_function), "is a function of scores, and of where they are", "pass a function")
+_is_mask = must(
+    optional(MASKS.__contains__), 'names dimensions of "b h m s" in this order, s the last one', 'e.g. "b s"'
+)
+
+
 @attrs.frozen
 class Score:
     """What the softmax of `Attention` is of: a function of products times scale, and what else a call is given.
@@ -58,17 +64,8 @@ class Score:
         InputError: For any other value.
     """
 
-    function: Callable[..., Any] | None = attrs.field(
-        default=None,
-        validator=must(optional(_is_function), "is a function of scores, and of where they are", "pass a function"),
-    )
-    mask: str | None = attrs.field(
-        default=None,
-        kw_only=True,
-        validator=must(
-            optional(MASKS.__contains__), 'names dimensions of "b h m s" in this order, s the last one', 'e.g. "b s"'
-        ),
-    )
+    function: Callable[..., Any] | None = attrs.field(default=None, validator=_of_scores)
+    mask: str | None = attrs.field(default=None, kw_only=True, validator=_is_mask)
     sinks: bool = attrs.field(default=False, kw_only=True, validator=IS_BOOL)
 
     @classmethod

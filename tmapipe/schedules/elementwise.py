@@ -339,9 +339,8 @@ class Elementwise:
         for i, x in enumerate(tensors):
             check_kind(f"tensors[{i}]", x)
             kind = dtype_of(x, f"tensors[{i}]").name
-            if kind not in (*KINDS, "int32"):
-                rule = f"is one of {', '.join(KINDS)}, int32"
-                raise InputError(f"tensors[{i}].dtype", kind, rule, "convert it")
+            rule = f"is one of {', '.join(KINDS)}, int32"
+            require(kind in (*KINDS, "int32"), f"tensors[{i}].dtype", kind, rule, "convert it")
 
     def _made(self, tensors: tuple[Any, ...], views: list[Any], shape: tuple[int, ...]) -> Any:
         """A new output, whose dimensions lie in the order of those of the first tensor of its shape."""
@@ -353,9 +352,8 @@ class Elementwise:
     def _run(self, views: list[Any], out: Any) -> None:
         """Of tensors that have been broadcast."""
         views, out = collapsed(views, out)
-        if strides_of(out)[-1] != 1:
-            rule = "has a dimension along which it is contiguous"
-            raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
+        rule = "has a dimension along which it is contiguous"
+        require(strides_of(out)[-1] == 1, "out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
         views = [x if strides_of(x)[-1] in (0, 1) else padded(x) for x in views]
         if out.ndim == 1 and out.shape[0] >= ROW:
             rows = out.shape[0] // ROW

@@ -41,10 +41,9 @@ def check_stages(schedule: Schedule, *names: str) -> None:
     """Raises `InputError` unless *schedule* loads or stores something under each of *names*."""
     known = {**schedule.declared.loads, **schedule.declared.stores}
     for name in names:
-        if name not in known:
-            kind = type(schedule).__name__
-            rule = f"is a stage, which every {kind} has"
-            raise InputError(f"{kind}.{name}", getattr(schedule, name, None), rule, f"make another {kind}")
+        kind = type(schedule).__name__
+        rule = f"is a stage, which every {kind} has"
+        require(name in known, f"{kind}.{name}", getattr(schedule, name, None), rule, f"make another {kind}")
 
 
 class Adds(Schedule):
@@ -106,15 +105,13 @@ class AddParts(Adds):
         made = super().plan(dtypes, arch=arch)
         x, d = made.buffer("x").dtype, made.buffer("d").dtype
         if x.name.startswith("fp8"):
-            raise InputError(
-                "x", x.name, "is a type that threads add, which fp8 is not", "add parts of bf16, fp16 or fp32"
-            )
+            rule = "is a type that threads add, which fp8 is not"
+            raise InputError("x", x.name, rule, "add parts of bf16, fp16 or fp32")
         if d.integer and not x.integer:
             raise InputError("d", d.name, f"holds sums of {x}, which are not rounded to integers", 'use dtype="fp32"')
         if x == int32 and d.name.startswith("fp8"):
-            raise InputError(
-                "d", d.name, f"is a type that {x} is converted to", 'use dtype="bf16", or add parts of fp32'
-            )
+            fix = 'use dtype="bf16", or add parts of fp32'
+            raise InputError("d", d.name, f"is a type that {x} is converted to", fix)
         return made
 
     def empty_value(self, bound: Bound) -> Any:
@@ -329,13 +326,9 @@ class Fused(Schedule):
 
     def _check_sums(self, where: str, sums: Mapping[str, OperandSum], side: str) -> None:
         """Raises `InputError` for sums that two warps cannot add up beside the matmul."""
-        if (
-            any(kind.over not in ("k", side) for kind in sums.values())
-            or len({kind.over for kind in sums.values()}) > 1
-        ):
-            raise InputError(
-                where, dict(sums), f'are all over "k", or all over "{side}"', "take another kernel for others"
-            )
+        over = {kind.over for kind in sums.values()}
+        rule = f'are all over "k", or all over "{side}"'
+        require(over in ({"k"}, {side}), where, dict(sums), rule, "take another kernel for others")
         if self.tiles.in_parts or self.tiles.bounded:
             rule = f"are of whole tiles, which {type(self.tiles).__name__} does not have"
             raise InputError(where, self.tiles, rule, "use PersistentTiles() or the like")
@@ -348,18 +341,14 @@ class Fused(Schedule):
             value = Epilogue.of(value)
             other = attrs.evolve(value, function=None) != attrs.evolve(self.epilogue, function=None)
             if other or value.operands or self.tiles.in_parts:
-                rule = (
-                    "differs from the schedule's in its function alone, and has no operands: its stages follow from it"
-                )
-                raise InputError(
-                    f"{type(self).__name__}.epilogue", value, rule, "make another schedule, with epilogue="
-                )
+                rule = "differs from the schedule's in its function alone, and has no operands: stages follow from it"
+                fix = "make another schedule, with epilogue="
+                raise InputError(f"{type(self).__name__}.epilogue", value, rule, fix)
         had = getattr(self, name, None) if "outputs" in vars(self) else None
         if isinstance(had, PARTS) and not isinstance(value, type(had)):
             rule = f"takes the place of a {type(had).__name__}, which the others need"
-            raise InputError(
-                f"{type(self).__name__}.{name}", value, rule, "assign another one, or make another schedule"
-            )
+            fix = "assign another one, or make another schedule"
+            raise InputError(f"{type(self).__name__}.{name}", value, rule, fix)
         super().__setattr__(name, value)
 
     def _check_free(self, argument: str, names: Iterable[str]) -> None:

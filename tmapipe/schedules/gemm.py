@@ -91,9 +91,7 @@ class Gemm(Fused):
         _check_kind("mainloop", mainloop, Cooperative, PingPong)
         _check_kind("tiles", tiles, TileOrder)
         if a.major in tiles.bounded:
-            rule = (
-                'is "k" if groups begin at any row: TMA starts at multiples of 16 bytes along the contiguous dimension'
-            )
+            rule = 'is "k" if groups begin at any row: TMA starts at multiples of 16 bytes along contiguous dimensions'
             raise InputError("a.major", a.major, rule, "pass a contiguous along k")
         m, n, k = tile
         self.epilogue = Epilogue.of(epilogue)
@@ -227,10 +225,9 @@ def _check_numbers(argument: str, value: Any, names: str, example: tuple[int, ..
 
 def _check_kind(argument: str, value: Any, *kinds: type) -> None:
     """Raises `InputError` unless *value* is of one of *kinds*."""
-    if not isinstance(value, kinds):
-        known = [kind.__name__ for kind in kinds]
-        fix = "PersistentTiles(Snake(8))" if kinds == (TileOrder,) else f"{known[0]}()"
-        raise InputError(argument, value, f"is an object of type {' or '.join(known)}", f"e.g. {fix}")
+    known = [kind.__name__ for kind in kinds]
+    fix = "PersistentTiles(Snake(8))" if kinds == (TileOrder,) else f"{known[0]}()"
+    require(isinstance(value, kinds), argument, value, f"is an object of type {' or '.join(known)}", f"e.g. {fix}")
 
 
 def load_all(slot: Slot, stages: tuple[str, ...], tile: Tile, first: Any, step: Any) -> None:

@@ -70,8 +70,7 @@ class GatedGemm(Gemm):
         epilogue: Epilogue | Callable[..., Any] = swiglu,
         **options: Any,
     ):
-        if epilogue is None:
-            raise InputError("epilogue", None, "combines both sums", "leave it out for swiglu")
+        require(epilogue is not None, "epilogue", None, "combines both sums", "leave it out for swiglu")
         given = Epilogue.of(epilogue)
         if given.function is None:  # the type of d alone, say
             given = attrs.evolve(given, function=swiglu)
@@ -296,8 +295,7 @@ class ClusterSplitK(Gemm):
         tiles: TileOrder = PersistentTiles(),  # noqa: B008
         **options: Any,
     ):
-        if not is_count(parts):
-            raise InputError("ClusterSplitK(parts)", parts, "is how many CTAs of a cluster share k", "use 8")
+        require(is_count(parts), "ClusterSplitK(parts)", parts, "is how many CTAs of a cluster share k", "use 8")
         if not isinstance(mainloop, Cooperative) or mainloop.along != "m":
             rule = "is one whose warpgroups share the rows of a tile"
             raise InputError("mainloop", mainloop, rule, 'use Cooperative(), with along="m"')

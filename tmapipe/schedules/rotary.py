@@ -25,7 +25,7 @@ from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import made_like
 from tmapipe.calling import remember
-from tmapipe.errors import InputError, check_bool, is_count
+from tmapipe.errors import InputError, check_bool, is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import VectorLayout
@@ -358,8 +358,7 @@ class Rotary:
             check_kind(name, each)
             if (kind := dtype_of(each, name).name) not in KINDS:
                 raise InputError(f"{name}.dtype", kind, f"is one of {', '.join(KINDS)}", "convert it")
-        if not 1 <= x.ndim <= len(DIMS):
-            raise InputError("x.shape", tuple(x.shape), "has one to five dimensions", "reshape it")
+        require(1 <= x.ndim <= len(DIMS), "x.shape", tuple(x.shape), "has one to five dimensions", "reshape it")
         angles = cos.shape[-1] if cos.ndim else 0
         shape = (*x.shape[:-1], angles)
         if not 2 <= angles <= x.shape[-1] // 2:
@@ -370,9 +369,8 @@ class Rotary:
                 fits = np.broadcast_shapes(tuple(table.shape), shape) == shape and table.shape == cos.shape
             except ValueError:
                 fits = False
-            if not fits:
-                rule = f"is of cos's shape, {tuple(cos.shape)}, which broadcasts to {shape}"
-                raise InputError(f"{name}.shape", tuple(table.shape), rule, "reshape it, such as cos[:, None]")
+            rule = f"is of cos's shape, {tuple(cos.shape)}, which broadcasts to {shape}"
+            require(fits, f"{name}.shape", tuple(table.shape), rule, "reshape it, such as cos[:, None]")
         if out is None:
             out = made_like(x, tuple(x.shape), (*strides_of(x)[:-1], 0))
         if tuple(out.shape) != tuple(x.shape):

@@ -146,11 +146,9 @@ class Choice:
     def __init__(self, q: Any, k: Any, v: Any, options: dict[str, Any]):
         for name, tensor in (("q", q), ("k", k), ("v", k if v is None else v)):
             shape = getattr(tensor, "shape", None)
-            fits, rule = (
-                isinstance(shape, tuple) and len(shape) == 4,
-                "is a tensor of dimensions batch, heads, tokens, d",
-            )
-            require(fits, name, tensor if shape is None else shape, rule, "pass a view with these")
+            fits = isinstance(shape, tuple) and len(shape) == 4
+            rule, given = "is a tensor of dimensions batch, heads, tokens, d", tensor if shape is None else shape
+            require(fits, name, given, rule, "pass a view with these")
         self.batch, self.heads, self.m, d = q.shape
         self.groups, self.s, self.d = k.shape[1], k.shape[2], (d, (k if v is None else v).shape[3])
         self.together, self.widest = self.heads // max(1, self.groups), max(self.d)

@@ -19,7 +19,7 @@ from tmapipe.base.arithmetic import as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
 from tmapipe.bind.tensors import new_like, strides_of
-from tmapipe.errors import InputError, is_count
+from tmapipe.errors import InputError, is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import SharedStage
 from tmapipe.protocol.tile import Tile
@@ -177,8 +177,7 @@ def _check(name: str, dims: Any, tile: Any, vector: Any, ctas: Any) -> None:
         raise InputError(f"{name}(dims)", dims, 'names dimensions, "m n" last', 'e.g. "m n"')
     if not isinstance(vector, int) or vector not in (2, 4, 8, ALIGNMENT):
         raise InputError(f"{name}(vector)", vector, "is 2, 4, 8 or 16 bytes", "use 16")
-    if ctas is not None and not is_count(ctas):
-        raise InputError(f"{name}(ctas)", ctas, "is a positive number", "leave it out")
+    require(ctas is None or is_count(ctas), f"{name}(ctas)", ctas, "is a positive number", "leave it out")
 
 
 class Transpose:
@@ -223,8 +222,7 @@ class Transpose:
         """
         check_kind("x", x)
         kind = dtype_of(x, "x").name
-        if kind not in TYPES:
-            raise InputError("x.dtype", kind, f"is one of {', '.join(TYPES)}", "view it as int32")
+        require(kind in TYPES, "x.dtype", kind, f"is one of {', '.join(TYPES)}", "view it as int32")
         dims = self._dims(x)
         shape = tuple(x.shape[dim] for dim in dims)
         out = new_like(x, shape) if out is None else out
@@ -241,8 +239,7 @@ class Transpose:
     def _dims(self, x: Any) -> tuple[int, ...]:
         last = (x.ndim - 1, x.ndim - 2) if x.ndim > 1 else range(x.ndim)
         dims = (*range(x.ndim - 2), *last) if self.dims is None else self.dims
-        if not 1 <= x.ndim <= len(DIMS):
-            raise InputError("x.shape", tuple(x.shape), "has one to five dimensions", "reshape it")
+        require(1 <= x.ndim <= len(DIMS), "x.shape", tuple(x.shape), "has one to five dimensions", "reshape it")
         if len(dims) != x.ndim or not all(-x.ndim <= dim < x.ndim for dim in dims):
             raise InputError("x.shape", tuple(x.shape), f"has dimensions {dims}", "pass such a tensor")
         return tuple(dims)
@@ -250,9 +247,8 @@ class Transpose:
     def _run(self, x: Any, out: Any) -> None:
         """Copies *x* to *out*, of the same shape, in the order of whose dimensions it does not lie."""
         (x,), out = collapsed([x], out)
-        if strides_of(out)[-1] != 1:
-            rule = "has a dimension along which it is contiguous"
-            raise InputError("out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
+        rule = "has a dimension along which it is contiguous"
+        require(strides_of(out)[-1] == 1, "out.stride", strides_of(out), rule, "pass a dense tensor, or leave it out")
         if 1 not in strides_of(x) or 0 in strides_of(x):
             x = copied(x)
         along, last = strides_of(x).index(1), x.ndim - 1

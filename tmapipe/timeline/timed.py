@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from tmapipe.errors import InputError, PipelineError
+from tmapipe.errors import PipelineError, require
 from tmapipe.isa import Start, declared, ops
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.ops import Agent, Flight
@@ -281,9 +281,8 @@ class _Scheduler(Scheduler):
             watcher(agent, op, facts)
         self.step_count += 1
         if self.step_count > self.max_steps:
-            raise PipelineError(
-                f"stopped after {self.max_steps} operations of one cluster. Fix: see that every loop ends."
-            )
+            text = f"stopped after {self.max_steps} operations of one cluster. Fix: see that every loop ends."
+            raise PipelineError(text)
 
     def _note(self, step: Step) -> int:
         if self.cluster >= self.machine.most:
@@ -335,9 +334,8 @@ class _Engines:
         self.layout, self.costs, self.share = layout, costs, share
         self.began: dict[Flight, float] = {}
         self.tensor, self.asked, self.landing, self.reading, self.writing = ([0.0] * layout.ctas for _ in range(5))
-        self.last, self.busy = (
-            [0.0] * layout.ctas for _ in range(2)
-        )  # when the last load was served, and how busy that is
+        # When the last load was served, and how busy that is.
+        self.last, self.busy = ([0.0] * layout.ctas for _ in range(2))
         self.quarters = [0.0] * (4 * layout.ctas)
         self.wgmma = {name: cycles_of_wgmma(matmul, costs) for name, matmul in layout.matmuls.items()}
 
@@ -448,8 +446,7 @@ def pace_among(waits: Waits, ring: str | None = None) -> float:
             first, last = len(times) // 4, 3 * len(times) // 4
             if last > first:
                 spans.append((times[last] - times[first], last - first))
-    if not spans:
-        raise InputError("ring", ring, "is one whose slots were waited for, four times or more", "pass larger tensors")
+    require(spans, "ring", ring, "is one whose slots were waited for, four times or more", "pass larger tensors")
     return sum(span for span, _ in spans) / sum(count for _, count in spans)
 
 

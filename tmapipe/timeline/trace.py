@@ -11,7 +11,7 @@ import attrs
 
 from tmapipe.bind import Bound
 from tmapipe.calling import on_model
-from tmapipe.errors import DeadlockError, HazardError, InputError
+from tmapipe.errors import DeadlockError, HazardError, require
 from tmapipe.isa import declared, ops
 from tmapipe.isa.ops import Agent, Counted, Flight
 from tmapipe.model.layout import Layout
@@ -393,8 +393,7 @@ CLUSTERS = 2  #: of a grid, that are drawn
 
 def trace(schedule: Schedule, bound: Bound, clusters: int | None) -> Trace:
     """A timed run of a call with these tensors. Arguments as of `Schedule.trace`."""
-    if bound.empty:
-        raise InputError("tensors", bound.shapes, "have elements to compute from", "pass some that are not empty")
+    require(not bound.empty, "tensors", bound.shapes, "have elements to compute from", "pass some that are not empty")
     if bound.on_gpu:
         from tmapipe.timeline.stamped import record
 

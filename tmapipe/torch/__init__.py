@@ -18,6 +18,7 @@ from tmapipe.errors import InputError, check_bool, check_type, is_number, needed
 
 with needed("torch", "torch", "for its operators"):
     import torch
+    from torch import Tensor
     from torch.nn import functional
 
 from tmapipe.schedule import Schedule
@@ -209,22 +210,15 @@ def _other_mask(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> str | N
 def _without_broadcast(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> tuple[str, torch.Tensor]:
     """The names of the dimensions along which *mask* varies, as `Attention` takes them, and the mask with these alone."""
     whole = mask.expand(*q.shape[:3], k.shape[2])
-    varies = [
-        dim == "s" or (stride != 0 and n > 1)
-        for dim, stride, n in zip("bhms", whole.stride(), whole.shape, strict=True)
-    ]
+    extents = zip("bhms", whole.stride(), whole.shape, strict=True)
+    varies = [dim == "s" or (stride != 0 and n > 1) for dim, stride, n in extents]
     names = " ".join(dim for dim, there in zip("bhms", varies, strict=True) if there)
     return names, whole[tuple(slice(None) if there else 0 for there in varies)]
 
 
 def _attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    mask: torch.Tensor | None = None,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, mask: Tensor | None = None
+) -> Tensor:
     def run() -> torch.Tensor:
         found = functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=True)
         return new_in_order(q, v.shape[3]).copy_(found)

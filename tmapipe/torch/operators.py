@@ -222,9 +222,8 @@ def _gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.matmul(a, b.mT)
 
     if a.ndim != b.ndim or a.ndim not in (2, 3):
-        raise InputError(
-            "tmapipe.torch.gemm", (tuple(a.shape), tuple(b.shape)), "has two or three dimensions", "reshape"
-        )
+        shapes = tuple(a.shape), tuple(b.shape)
+        raise InputError("tmapipe.torch.gemm", shapes, "has two or three dimensions", "reshape")
     if a.shape[-1] != b.shape[-1] or not a.numel() or not b.numel():
         return run()
     return _product("gemm", (a, b), (a, b), (*a.shape[:-1], b.shape[-2]), run)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tmapipe.base.tma_rules import ALIGNMENT, Windows
 from tmapipe.epilogue import Epilogue, PerColumn, PerRow, Scalar
-from tmapipe.errors import InputError, check_bool, is_count
+from tmapipe.errors import InputError, check_bool, is_count, require
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import GroupedGemm
 from tmapipe.schedules.mainloop import Operand
@@ -57,9 +57,8 @@ def conv2d(
     """
     require_tensors("conv2d", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     rank = x.ndim - 2
-    if rank not in (1, 2, 3):
-        rule = "has three to five dimensions: images, channels, and one to three of pixels"
-        raise InputError("tmapipe.torch.conv2d(x)", tuple(x.shape), rule, "e.g. x[None]")
+    rule = "has three to five dimensions: images, channels, and one to three of pixels"
+    require(rank in (1, 2, 3), "tmapipe.torch.conv2d(x)", tuple(x.shape), rule, "e.g. x[None]")
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or x.shape[1] % groups:
         rule = f"is a number of equal parts of {x.shape[1]} channels"
         raise InputError("tmapipe.torch.conv2d(groups)", groups, rule, "e.g. 1")
@@ -93,8 +92,7 @@ def _extents(name: str, value: _Extent, rank: int, least: int = 1) -> list[int]:
 def _named_padding(name: str, windows: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
     """Zeros of each dimension, as torch names them."""
     where_ = "tmapipe.torch.conv2d(padding)"
-    if name not in ("same", "valid"):
-        raise InputError(where_, name, "is a number, one a dimension, same or valid", 'e.g. "same"')
+    require(name in ("same", "valid"), where_, name, "is a number, one a dimension, same or valid", 'e.g. "same"')
     around = [step * (size - 1) for step, size in zip(dilation, windows, strict=True)]
     if name == "valid":
         return [0] * len(around)
@@ -390,9 +388,8 @@ def _check_layer(module: str, device: Any, dtype: Any, **features: Any) -> None:
     try:
         torch.empty(0, device=device)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"{module}(device)", device, f"is a device: {str(error).splitlines()[0]}", "use cuda"
-        ) from None
+        rule = f"is a device: {str(error).splitlines()[0]}"
+        raise InputError(f"{module}(device)", device, rule, "use cuda") from None
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------

@@ -91,8 +91,7 @@ def autotune(
     for name, values in space.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise InputError(f"autotune(space[{name!r}])", values, "is a sequence of values", "e.g. (4, 8)")
-    if key is not None and not callable(key):
-        raise InputError("autotune(key)", key, "is a function of the tensors", "leave it out")
+    require(key is None or callable(key), "autotune(key)", key, "is a function of the tensors", "leave it out")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise InputError("autotune(most)", most, "is a positive number of candidates", "leave it out")
     return lambda make: AutoTuned(make, dict(space), key, most, jobs, progress)
@@ -146,9 +145,8 @@ class AutoTuned:
         """The arguments that the key gives for a call."""
         arguments = {} if self.key is None else self.key(*tensors, **named)
         if not isinstance(arguments, Mapping):
-            raise InputError(
-                "autotune(key)", arguments, "returns arguments by name, in a dictionary", 'e.g. {"columns": 128}'
-            )
+            rule = "returns arguments by name, in a dictionary"
+            raise InputError("autotune(key)", arguments, rule, 'e.g. {"columns": 128}')
         return dict(arguments)
 
     def choice(self, *tensors: Any, out: Any = None, **named: Any) -> Choice:
@@ -197,9 +195,7 @@ class AutoTuned:
 
     # ---- choosing -------------------------------------------------------------------------------------------------
 
-    def _choose(
-        self, name: str, fixed: Parameters, tensors: tuple[Any, ...], named: dict[str, Any], out: Any
-    ) -> Choice:
+    def _choose(self, name: str, fixed: Parameters, tensors: tuple[Any, ...], named: Parameters, out: Any) -> Choice:
         few, _ = self.candidates(*tensors, out=out, **named)
         first = tensors[0] if tensors else next(iter(named.values()))
         if not getattr(first, "is_cuda", False):
@@ -226,13 +222,9 @@ class AutoTuned:
             keep(entry, gpu, {"parameters": few[best], "us": timing.us})
         except (OSError, TypeError) as error:  # of which the second is for values that are no JSON
             warnings.warn(f"autotune cannot keep its result in {cache_folder()}: {error}", stacklevel=4)
-        return Choice(
-            schedules[best],
-            few[best],
-            timing.us,
-            tuple((few[number], each) for number, each in choice),
-            (*((few[number], error) for number, error in wrong.items()),),
-        )
+        timings = tuple((few[number], each) for number, each in choice)
+        refused = tuple((few[number], error) for number, error in wrong.items())
+        return Choice(schedules[best], few[best], timing.us, timings, refused)
 
     def _build(
         self, fixed: Parameters, few: list[Parameters], tensors: tuple[Any, ...], named: dict[str, Any], out: Any

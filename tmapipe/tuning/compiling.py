@@ -119,18 +119,9 @@ def compile_each(
     processes = max(1, min(processes or os.cpu_count() or 1, 16, len(jobs)))
     lines: queue.Queue[tuple[int, str]] = queue.Queue()
     shares = [list(enumerate(jobs))[number::processes] for number in range(processes)]
-    threads = [
-        threading.Thread(
-            target=_serve,
-            args=(
-                json.dumps(sys.path).encode() + b"\n" + _pickled((share, folder, spills)),
-                [i for i, _ in share],
-                lines,
-            ),
-            daemon=True,
-        )
-        for share in shares
-    ]
+    paths = json.dumps(sys.path).encode() + b"\n"
+    tasks = [(paths + _pickled((share, folder, spills)), [i for i, _ in share], lines) for share in shares]
+    threads = [threading.Thread(target=_serve, args=task, daemon=True) for task in tasks]
     for thread in threads:
         thread.start()
     errors: dict[int, str] = {}

@@ -162,11 +162,8 @@ def work(problem: Problem, candidate: Candidate, device: Device) -> Work:
     slots = ceil_div(problem.k * problem.dtype.bytes, SWIZZLE_SPAN * candidate.spans)
     elements = problem.batch * problem.m * problem.n
     of_a, of_b, _ = problem.rows_at
-    down, right, resident = (
-        ceil_div(problem.m, m * along_m),
-        ceil_div(problem.n, n * along_n),
-        device.resident(candidate.ctas),
-    )
+    down, right = ceil_div(problem.m, m * along_m), ceil_div(problem.n, n * along_n)
+    resident = device.resident(candidate.ctas)
     boxes, zeros = _edges(problem, candidate, down * right * problem.batch * candidate.parts / resident)
     return Work(
         m=m, n=n, along_m=along_m, along_n=along_n, rows=rows, columns=columns,
@@ -249,11 +246,8 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
     epilogue = w.m * w.n * w.stored / w.warpgroups / w.sharing / c.stored
     if fused:  # which a second kernel hides: gelu with a bias adds 0.2 to 0.7 us to it (trials.json)
         epilogue = epilogue * np.where(w.in_parts, 1.0, c.worked)
-    epilogue = (
-        epilogue
-        * np.where(w.one_buffer, c.waited, 1.0)
-        * (1 + c.piece * (np.ceil(w.columns / PIECE) * PIECE / w.columns - 1))
-    )
+    epilogue = epilogue * np.where(w.one_buffer, c.waited, 1.0)
+    epilogue = epilogue * (1 + c.piece * (np.ceil(w.columns / PIECE) * PIECE / w.columns - 1))
 
     longer = 1 + c.uneven * (w.columns % 16 > 0)
 
@@ -273,23 +267,11 @@ def times(w: Work, c: Constants = FITTED, *, fused: bool = False) -> Any:
     busy = (busy + fill) / (c.clock * (1 + c.boost * (1 - used))) / 1e3
     written = w.elements * w.stored * w.parts
     shared = c.partial * (w.lines - 1) + c.ragged * w.ragged
-    memory = (
-        (
-            w.read / c.reads * (1 + c.scattered * (w.asked_a + w.asked_b) / ROWS + c.run * w.short)
-            + written * (1 + shared * (1 - c.beside * np.log2(size))) / c.writes
-        )
-        / w.memory
-        / 1e3
-    )
+    read = w.read / c.reads * (1 + c.scattered * (w.asked_a + w.asked_b) / ROWS + c.run * w.short)
+    memory = (read + written * (1 + shared * (1 - c.beside * np.log2(size))) / c.writes) / w.memory / 1e3
     second = w.in_parts * (c.add + c.each * w.parts + written / c.parts / 1e3)
-    return (
-        c.launch
-        + c.joined * np.log2(size)
-        + c.alone * (size == 1)
-        + w.by_gpc * c.claim
-        + _longer(busy, memory, c.hidden)
-        + second
-    )
+    begin = c.launch + c.joined * np.log2(size) + c.alone * (size == 1) + w.by_gpc * c.claim
+    return begin + _longer(busy, memory, c.hidden) + second
 
 
 def estimates(

@@ -13,24 +13,13 @@ from typing import Any
 
 import attrs
 
-from tmapipe.base.arithmetic import (
-    DType,
-    as_dtype,
-    bf16,
-    ceil_div,
-    dtype_of,
-    fp8_e4m3,
-    fp8_e5m2,
-    fp16,
-    fp32,
-    int32,
-    tf32,
-)
+from tmapipe.base.arithmetic import DType, as_dtype, bf16, ceil_div, dtype_of, fp32, int32, tf32
 from tmapipe.bind import check_kind, of_sums
 from tmapipe.bind.tensors import last_but_one
 from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import Matrix
 from tmapipe.errors import InputError, check_type, is_count, must, require
+from tmapipe.plan import types_of_sums
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.mainloop import Cooperative, Operand
 from tmapipe.tiles import SplitKTiles
@@ -49,10 +38,9 @@ def _of_operands(problem: Any, attribute: Any, value: DType) -> None:
 
 
 def _of_sums(problem: Any, attribute: Any, value: DType) -> None:
-    known = (int32, bf16, fp16, fp32) if problem.dtype.integer else (bf16, fp16, fp32, fp8_e4m3, fp8_e5m2)
-    if value not in known:
-        rule = f"is a type that sums of {problem.dtype} products are stored in"
-        raise InputError("Problem(out)", value, rule, f"one of {', '.join(dtype.name for dtype in known)}")
+    known = types_of_sums(problem.dtype)
+    rule = f"is a type that sums of {problem.dtype} products are stored in"
+    require(value in known, "Problem(out)", value, rule, f"one of {', '.join(dtype.name for dtype in known)}")
 
 
 def _of_a_and_b(problem: Any, attribute: Any, value: Any) -> None:
@@ -177,6 +165,9 @@ def _rows_of(tensor: Any, transposed: bool = False, start: bool = True) -> int:
     return math.gcd(LINE, first, *pitches)
 
 
+_is_rate = must(lambda n: not isinstance(n, bool) and 0 < n < math.inf, "is a positive number of GB/s", "e.g. 4800.0")
+
+
 def _of_clusters(value: Any) -> bool:
     return isinstance(value, tuple) and all(len(each) == 2 and all(map(is_count, each)) for each in value)
 
@@ -205,12 +196,7 @@ class Device:
     clusters: tuple[tuple[int, int], ...] = attrs.field(
         validator=must(_of_clusters, "is a tuple of (CTAs of a cluster, resident clusters)", "e.g. ((1, 132), (2, 66))")
     )
-    memory: float = attrs.field(
-        default=4800.0,
-        validator=must(
-            lambda n: not isinstance(n, bool) and 0 < n < float("inf"), "is a positive number of GB/s", "e.g. 4800.0"
-        ),
-    )
+    memory: float = attrs.field(default=4800.0, validator=_is_rate)
 
     def resident(self, cluster_size: int) -> int:
         """How many clusters of *cluster_size* CTAs run at once. Raises `InputError` unless that is a positive integer."""

@@ -18,7 +18,7 @@ from tmapipe.base.tma_rules import ALIGNMENT, Windows
 from tmapipe.bind import check_kind
 from tmapipe.epilogue import Epilogue
 from tmapipe.epilogue.operands import check_operands
-from tmapipe.errors import InputError, MissingGpuError, PipelineError, check_bool, check_type, is_count, needed
+from tmapipe.errors import InputError, MissingGpuError, PipelineError, check_bool, check_type, is_count, needed, require
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import Conv
 from tmapipe.schedules.mainloop import Cooperative, PingPong
@@ -220,9 +220,8 @@ def _as_gemm(x: Any, f: Any, windows: Windows, tf32: bool) -> tuple[Problem, flo
     rank = len(windows.size) + 2
     for name, tensor in (("x", x), ("f", f)):
         check_kind(name, tensor)
-        if tensor.ndim != rank:
-            rule = f"has {rank} dimensions, channels last"
-            raise InputError(f"{name}.shape", tuple(tensor.shape), rule, "x [n, h, w, c] and f [o, r, s, c]")
+        rule = f"has {rank} dimensions, channels last"
+        require(tensor.ndim == rank, f"{name}.shape", tuple(tensor.shape), rule, "x [n, h, w, c] and f [o, r, s, c]")
     dtype, channels = as_dtype("tf32") if tf32 else dtype_of(x, "x"), int(x.shape[-1])
     if tuple(map(int, f.shape[1:])) != (*windows.size, channels):
         rule = f"is (o, {', '.join(map(str, (*windows.size, channels)))})"
@@ -247,15 +246,11 @@ def _plain(problem: Problem, device: Device) -> Iterator[Candidate]:
 def _built(candidate: Candidate, windows: Windows, problem: Problem, epilogue: Epilogue) -> Conv:
     chosen = dict(candidate.options)
     in_turn = chosen.get("in_turn", True) or bool(epilogue.operands)
-    made = Conv(
-        windows,
-        (*candidate.tile, SWIZZLE_SPAN // problem.dtype.bytes),
-        candidate.cluster,
-        mainloop=PingPong(in_turn=in_turn) if candidate.schedule == "PingPong" else Cooperative(),
-        epilogue=attrs.evolve(epilogue, stages=chosen.get("store_stages", epilogue.stages)),
-        tiles=order_of(*chosen["order"]) if "order" in chosen else PersistentTiles(),
-        tf32=problem.dtype.name == "tf32",
-    )
+    tile = *candidate.tile, SWIZZLE_SPAN // problem.dtype.bytes
+    how: dict[str, Any] = {"tiles": order_of(*chosen["order"]) if "order" in chosen else PersistentTiles()}
+    how["mainloop"] = PingPong(in_turn=in_turn) if candidate.schedule == "PingPong" else Cooperative()
+    how["epilogue"] = attrs.evolve(epilogue, stages=chosen.get("store_stages", epilogue.stages))
+    made = Conv(windows, tile, candidate.cluster, tf32=problem.dtype.name == "tf32", **how)
     made.plan({"a": problem.dtype, "b": problem.dtype})
     return made
 
@@ -365,9 +360,8 @@ def _need_gpu() -> None:
         import cutlass  # noqa: F401
 
     if not torch.cuda.is_available():
-        raise MissingGpuError(
-            "candidates are measured on a GPU, and there is none here. choose() without look needs none."
-        )
+        text = "candidates are measured on a GPU, and there is none here. choose() without look needs none."
+        raise MissingGpuError(text)
 
 
 def recall(problem: Problem, gpu: str, epilogue: Epilogue, tried: int = 1) -> Tuned | None:
