@@ -98,9 +98,9 @@ class Gemm(Fused):
         self.epilogue = Epilogue.of(epilogue)
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         check_cluster(self.cluster)
-        self.mainloop = mainloop = along_of(mainloop, self, tile, tiles)
+        self.mainloop: Any = along_of(mainloop, self, tile, tiles)
         self.tiles = tiles.of_rows(m)
-        self.math = mainloop.role(self.math, m if mainloop.along == "m" else n)
+        self.math = self.mainloop.role(self.math, m if self.mainloop.along == "m" else n)
         operand, sums = summed_of(a, b, self.products)
         self.ring = BarrierRing(stages, producer=self.load, consumer=(self.math, *((ADD,) if sums else ())))
         self._declare_products(a, b, m, n, k)
@@ -108,7 +108,7 @@ class Gemm(Fused):
         if tiles.in_parts:
             self.parts_of_k = PartsOfK(self.tiles, self.epilogue, len(self.products))
             stored, first = self.parts_of_k.stored, self.parts_of_k
-        mainloop.check(tiles, stored)
+        mainloop.check(tiles, stored)  # as it was given
         whole = self.declare_epilogue(stored, self.sources, self.tiles.output_dims, first)
         self.declare_sums(operand, sums, self.tiles.output_dims)
         for name, turnstile in mainloop.turnstiles(self.math, whole).items():

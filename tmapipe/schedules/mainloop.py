@@ -142,7 +142,7 @@ def along_of(mainloop: Any, gemm: Any, tile: tuple[int, int, int], tiles: TileOr
 
 def _check_along(mainloop: Cooperative | PingPong, tiles: TileOrder, epilogue: Epilogue) -> None:
     """Raises `InputError` for what transposed accumulators do not go with."""
-    if mainloop.along == "m":
+    if mainloop.along != "n":
         return
     if tiles.bounded or getattr(tiles, "reduce", None):
         rule = f"does not go with {type(tiles).__name__}, whose tiles have bounds along m or are added to others"
