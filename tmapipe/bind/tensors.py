@@ -85,8 +85,9 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     devices = {name: _device(given[name]) for name in given}
     first = next(iter(devices.values()))
     for name, device in devices.items():
-        rule = f"lies on another device than {next(iter(devices))} ({first})"
-        require(device == first, name, device, rule, "move it there")
+        if device != first:
+            rule = f"lies on another device than {next(iter(devices))} ({first})"
+            raise InputError(name, device, rule, "move it there")
     kinds = {name: "numpy" if isinstance(given[name], np.ndarray) else "torch" for name in given}
     if len(set(kinds.values())) > 1:
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
@@ -259,12 +260,14 @@ def match(
     Raises:
         InputError: A tensor is unknown or given twice, or there are too many.
     """
-    rule = f"at most {len(names)}: {', '.join(names)}"
-    require(len(tensors) <= len(names), "tensors", f"{len(tensors)} tensors", rule, "pass fewer")
+    if len(tensors) > len(names):
+        rule = f"at most {len(names)}: {', '.join(names)}"
+        raise InputError("tensors", f"{len(tensors)} tensors", rule, "pass fewer")
     given = dict(zip(names, tensors, strict=False))
     for name, tensor in named.items():
-        rule = f"is no stage; the stages are {', '.join(names)}"
-        require(name in names, name, type(tensor).__name__, rule, "rename it, or declare it")
+        if name not in names:
+            rule = f"is no stage; the stages are {', '.join(names)}"
+            raise InputError(name, type(tensor).__name__, rule, "rename it, or declare it")
         require(name not in given, name, type(tensor).__name__, "is given twice", "pass it once")
         given[name] = tensor
     given = {name: tensor for name, tensor in given.items() if tensor is not None}
