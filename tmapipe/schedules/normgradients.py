@@ -61,7 +61,7 @@ class GradientForm(RowForm):
 
     @property
     def kind(self) -> Any:
-        return self.packed, self.ctas, self.in_turn, self.rows.bit_length()
+        return self.ctas, self.in_turn, self.rows.bit_length()
 
     @property
     def values(self) -> int:

@@ -261,7 +261,7 @@ class RowForm:
     @property
     def kind(self) -> Any:
         """What forms have in common that are about as fast, where the model ranks them alike."""
-        return bool(self.slots) or (self.packed, self.ctas, self.each > 1 < self.ctas, self.rows.bit_length())
+        return bool(self.slots) or (self.ctas, self.each > 1 < self.ctas, self.rows.bit_length())
 
     @property
     def layout(self) -> VectorLayout:

@@ -408,8 +408,10 @@ class RowKernel:
         if run is None:
             return made(self.best[shape][0])
         name = " ".join(map(str, (type(self).__name__, *self.options, *shape, out)))
-        how = {"read": loaded, "written": stored, "look": self.look}
-        return made(calling.looked(name, self.best[shape], lambda form: run(made(form)), **how))
+        before, how = {*self.fitted}, {"read": loaded, "written": stored, "look": self.look}
+        best = made(calling.looked(name, self.best[shape], lambda form: run(made(form)), **how))
+        self.fitted = {key: each for key, each in self.fitted.items() if key in before or each is best}
+        return best
 
     def apply(
         self, rows: dict[str, Any], stored: dict[str, Any], others: dict[str, Any], more: dict[str, Any]
