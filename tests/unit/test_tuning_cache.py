@@ -19,7 +19,7 @@ from tmapipe.tiles import GpcTiles
 from tmapipe.tuning import Candidate, Problem, ranked, tuner
 from tmapipe.tuning import compiling as cache
 from tmapipe.tuning import problem as epilogues
-from tmapipe.tuning.compiling import _beside, compile_each
+from tmapipe.tuning.compiling import beside, compile_each
 from tmapipe.tuning.cost import Method, fastest
 
 FUSED = Epilogue(lambda acc, bias: gelu(acc + bias), operands={"bias": PerColumn()})
@@ -241,14 +241,14 @@ def test_a_check_beside_the_compiler_counts_however_either_ends():
     def refuse():
         raise UnsafeError("it hangs")
 
-    with _beside(lambda: None):
+    with beside(lambda: None):
         pass
-    with pytest.raises(KeyError), _beside(lambda: None):
+    with pytest.raises(KeyError), beside(lambda: None):
         raise KeyError
-    with pytest.raises(UnsafeError, match="it hangs"), _beside(refuse):
+    with pytest.raises(UnsafeError, match="it hangs"), beside(refuse):
         raise KeyError
-    with pytest.raises(UnsafeError, match="without a word"), _beside(lambda: os._exit(0)):
+    with pytest.raises(UnsafeError, match="without a word"), beside(lambda: os._exit(0)):
         pass
-    with pytest.raises(InputError) as found, _beside(lambda: as_dtype("bf17")):
+    with pytest.raises(InputError) as found, beside(lambda: as_dtype("bf17")):
         pass
     assert found.value.value == "bf17"

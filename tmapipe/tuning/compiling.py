@@ -224,7 +224,7 @@ def _kernel(schedule: Schedule, dtypes: Mapping[str, Any], ranks: dict[str, int]
     plan = schedule.plan(dtypes)
     program = trace(schedule, plan)
     known = identity(program)
-    with _beside(functools.partial(require_safe_once, schedule, dtypes, program, known)):
+    with beside(functools.partial(require_safe_once, schedule, dtypes, program, known)):
         _import_tvm_ffi()
         from tmapipe.gpu import name_of
         from tmapipe.gpu.build import build, put_by, recalled
@@ -237,7 +237,7 @@ def _kernel(schedule: Schedule, dtypes: Mapping[str, Any], ranks: dict[str, int]
 
 
 @contextlib.contextmanager
-def _beside(check: Callable[[], object]) -> Iterator[None]:
+def beside(check: Callable[[], object]) -> Iterator[None]:
     """The scope beside which a process, a copy of this one, runs *check*. At its end it raises what the check raises, or
     `UnsafeError` if that process ends otherwise."""
     receive, send = os.pipe()
