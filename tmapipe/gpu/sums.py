@@ -52,7 +52,10 @@ class Runs(Fragments):
         if isinstance(layout, VectorLayout) and layout.by_rows:
             return layout.warp(isa.warp) * layout.row_slots + slot
         if isinstance(layout, VectorLayout):
-            return (self._thread(layout) + slot * layout.own * layout.threads) // layout.row_vectors
+            further = slot * layout.own * layout.threads
+            if layout.even:  # whole rows further
+                return self._thread(layout) // layout.row_vectors + further // layout.row_vectors
+            return (self._thread(layout) + further) // layout.row_vectors
         assert isinstance(layout, AccumulatorLayout)
         block, half = divmod(slot, 2)
         return (block * layout.warpgroups + layout.group(isa.warp)) * 64 + isa.warp % 4 * 16 + isa.lane // 4 + 8 * half
@@ -66,6 +69,13 @@ class Runs(Fragments):
             return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
         eight, i = divmod(slot, 2)
         return 8 * eight + self.isa.lane % 4 * 2 + i
+
+    def row_from(self, layout: ThreadLayout, i: int, row: Any) -> tuple[Any, int]:
+        """An earlier row of the thread's, and how many rows further *row* is, where value *i* is: one row serves all, if
+        threads share rows evenly."""
+        if not isinstance(layout, VectorLayout) or not layout.even or layout.by_rows:
+            return row, 0
+        return self.row(layout, 0), layout.row_slot(i) * layout.own * layout.threads // layout.row_vectors
 
     def _thread(self, layout: VectorLayout) -> Any:
         """The calling thread in its team."""
