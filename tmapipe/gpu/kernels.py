@@ -391,6 +391,16 @@ def watched() -> Iterator[list[tuple[Launcher, list[int]]]]:
         watchers.pop()
 
 
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """The scope of which `watched` notes no launches."""
+    before, noted.launches = noted.launches, None
+    try:
+        yield
+    finally:
+        noted.launches = before
+
+
 def note_zeroed(tensor: Any, first: int) -> None:
     """Notes that a tensor was set to zero from index *first* on, before a launch that fills the rest of it."""
     if noted.launches is not None:

@@ -6,15 +6,15 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
-from tmapipe.base.arithmetic import DType, ceil_div, dtype_of
+from tmapipe.base.arithmetic import ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.tensors import strides_of
+from tmapipe.bind.tensors import address_of, strides_of
 from tmapipe.errors import InputError
 from tmapipe.plan.model import WARP
 from tmapipe.plan.rings import SM_RESERVED, arch_named
@@ -64,11 +64,6 @@ def alignment_of(x: Any, stored: bool = False) -> int:
     return math.gcd(ALIGNMENT, pitch, address_of(x), x.shape[1] * size if stored else 0)
 
 
-def address_of(x: Any) -> int:
-    """Where a tensor lies."""
-    return int(x.ctypes.data) if isinstance(x, np.ndarray) else int(x.data_ptr())
-
-
 def apart_of(x: Any, dim: int = -2) -> int:
     """Of how many rows along a dimension each begins differently, counted from multiples of 16 bytes."""
     return ALIGNMENT // math.gcd(ALIGNMENT, strides_of(x)[dim] * x.dtype.itemsize)
@@ -114,18 +109,6 @@ def padded(x: Any, whole: bool = False) -> Any:
     made[tuple(slice(n) for n in kept)] = some
     strides = tuple(step if n > 1 else 0 for n, step in zip(kept, strides_of(made), strict=True))
     return seen_as(made, tuple(x.shape), strides)
-
-
-def converted(x: Any, dtype: DType) -> Any:
-    """The tensor converted to another type; the tensor itself if it has that type."""
-    if isinstance(x, np.ndarray):
-        return x.astype(dtype.numpy, copy=False)
-    return x.to(getattr(sys.modules["torch"], dtype.torch))
-
-
-def widest(tensors: list[Any]) -> Any:
-    """The type of 32 bits of one of them if there is any, else that of the first."""
-    return dtype_of(max(tensors, key=lambda x: x.dtype.itemsize), "x")
 
 
 # ---- rowform ---------------------------------------------------------------------------------------------------------
@@ -276,6 +259,11 @@ class RowForm:
         return self.rows * self.columns // (WARP * self.warps)
 
     @property
+    def kind(self) -> Any:
+        """What forms have in common that are about as fast, where the model ranks them alike."""
+        return bool(self.slots) or (self.ctas, self.each > 1 < self.ctas, self.rows.bit_length())
+
+    @property
     def layout(self) -> VectorLayout:
         return VectorLayout((self.rows, self.columns), self.width or self.unit, self.warps, 1)
 
@@ -289,6 +277,17 @@ class RowForm:
 def row_form(length: int, size: int = 2, vector: int = ALIGNMENT, **how: Any) -> RowForm:
     """The form that the model says is best: the first of `row_forms`. Arguments and errors as of these."""
     return row_forms(length, size, vector, **how)[0]
+
+
+def different(forms: Sequence[RowForm], most: int) -> list[RowForm]:
+    """The first form of each kind, then others, *most* at most: the very first, then one of CTAs that take tiles until none
+    are left. Of ten forms of 95 lengths, the first four so reach 0.997 of the fastest, 0.956 at least, on an H200; the first
+    four of all 0.989 and 0.819, the first alone 0.955 and 0.570."""
+    kinds: dict[Any, RowForm] = {}
+    for form in forms:
+        kinds.setdefault(form.kind, form)
+    first, *others = kinds.values()
+    return list(dict.fromkeys([first, *sorted(others, key=lambda form: not form.slots), *forms[:most]]))[:most]
 
 
 def row_forms(

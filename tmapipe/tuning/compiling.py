@@ -23,7 +23,7 @@ import tmapipe
 from tmapipe.base import disk
 from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, MissingPackageError, UnsafeError, needed, require
-from tmapipe.program import trace
+from tmapipe.program import ONE_AT_A_TIME, trace
 from tmapipe.program.identity import identity
 from tmapipe.prove import require_safe_once
 from tmapipe.schedule import Schedule
@@ -234,6 +234,15 @@ def _kernel(schedule: Schedule, dtypes: Mapping[str, Any], ranks: dict[str, int]
     name = name_of(known, ranks, "")
     with disk.locked(disk.lock_of(name)):
         return recalled(name, plan) or put_by(name, build(schedule, plan, ranks, program=program))
+
+
+def is_kept(schedule: Schedule, dtypes: Mapping[str, Any], ranks: dict[str, int]) -> bool:
+    """Whether the store has the kernel."""
+    from tmapipe.gpu import name_of
+
+    with ONE_AT_A_TIME:
+        known = identity(trace(schedule, schedule.plan(dtypes)))
+    return known is not None and disk.recall("kernels", name_of(known, ranks, "")) is not None
 
 
 def main() -> None:
