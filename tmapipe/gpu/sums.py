@@ -48,17 +48,14 @@ class Runs(Fragments):
 
     def row(self, layout: ThreadLayout, slot: int) -> Any:
         """The row of a row slot."""
-        isa = self.isa
         if isinstance(layout, VectorLayout) and layout.by_rows:
-            return layout.warp(isa.warp) * layout.row_slots + slot
+            return layout.warp(self.isa.warp) * layout.row_slots + slot
         if isinstance(layout, VectorLayout):
-            further = slot * layout.own * layout.threads
-            if layout.even:  # whole rows further
-                return self._thread(layout) // layout.row_vectors + further // layout.row_vectors
-            return (self._thread(layout) + further) // layout.row_vectors
+            thread, further, row = self._thread(layout), slot * layout.own * layout.threads, layout.row_vectors
+            return thread // row + further // row if layout.even else (thread + further) // row
         assert isinstance(layout, AccumulatorLayout)
-        block, half = divmod(slot, 2)
-        return (block * layout.warpgroups + layout.group(isa.warp)) * 64 + isa.warp % 4 * 16 + isa.lane // 4 + 8 * half
+        block, warp = slot // 2 * layout.warpgroups + layout.group(self.isa.warp), self.isa.warp % 4
+        return block * 64 + warp * 16 + self.isa.lane // 4 + 8 * (slot % 2)
 
     def column(self, layout: ThreadLayout, slot: int) -> Any:
         """The column of a column slot."""
@@ -69,13 +66,6 @@ class Runs(Fragments):
             return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
         eight, i = divmod(slot, 2)
         return 8 * eight + self.isa.lane % 4 * 2 + i
-
-    def row_from(self, layout: ThreadLayout, i: int, row: Any) -> tuple[Any, int]:
-        """An earlier row of the thread's, and how many rows further *row* is, where value *i* is: one row serves all, if
-        threads share rows evenly."""
-        if not isinstance(layout, VectorLayout) or not layout.even or layout.by_rows:
-            return row, 0
-        return self.row(layout, 0), layout.row_slot(i) * layout.own * layout.threads // layout.row_vectors
 
     def _thread(self, layout: VectorLayout) -> Any:
         """The calling thread in its team."""
