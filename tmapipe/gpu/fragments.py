@@ -24,7 +24,7 @@ from tmapipe.isa.fragment import Accesses, Fragment, Gaps, Place, RawFunction, S
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store, Syncs
 from tmapipe.plan.rings import Barrier, Buffer, Matmul
-from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, compared
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout, compared
 
 # ---- fragments -------------------------------------------------------------------------------------------------------
 #
@@ -215,6 +215,13 @@ class GpuFragments(PeerFragments, Sums):
             return Fragment(self, index.layout, index.along, kind, [KINDS[kind](flat[place]) for place in index.data])
         number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])
         return Fragment(self, None, "one", kind, [number])
+
+    def row_from(self, layout: ThreadLayout, i: int, row: Any) -> tuple[Any, int]:
+        """An earlier row of the thread's, and how many rows further *row* is, where value *i* is: one row serves all, if
+        threads share rows evenly."""
+        if not isinstance(layout, VectorLayout) or not layout.even or layout.by_rows:
+            return row, 0
+        return self.row(layout, 0), layout.row_slot(i) * layout.own * layout.threads // layout.row_vectors
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         layout = values.layout
