@@ -458,7 +458,7 @@ class Stamping:
 
 def launched(plan: Plan, stamps: Sequence[int], tiles: int) -> list[int]:
     """What a stamped kernel is launched with: the address of the rows, and how many CTAs have some; from bit 32 on, how many
-    tiles of each are stamped.
+    tiles of each are stamped. Bit 63 is the `zero` of the stamped form, as `GpuWarp` has it.
 
     Args:
         plan: Of the kernel.
