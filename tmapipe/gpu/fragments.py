@@ -309,7 +309,7 @@ class GpuWarp(Isa):
             queue, and memory for descriptors that the kernel makes; kept: the words that the order adds to a launch; watch,
             stamps: for a kernel with that instrument, as `tmapipe.gpu.watchdog` has them.
         zero: 0, which no compiler knows: for a second form of the program in the same kernel. Its numbers are other values
-            then, and ptxas keeps nothing in registers for both forms.
+            then, so ptxas keeps them in no register for both forms. Threads and warps have their numbers at hand.
     """
 
     fragments: GpuFragments
@@ -320,8 +320,8 @@ class GpuWarp(Isa):
         self.watch, self.stamps = getattr(given, "watch", None), getattr(given, "stamps", None)
         self.atoms, self.host_divisors, self.addressed = vars(given.atoms), vars(given.divisors), vars(given.addressed)
         self.syncs = Syncs(plan)
-        self.thread, self.lane = self.own(cute.arch.thread_idx()[0]), self.own(cute.arch.lane_idx())
-        self.warp = self.own(cute.arch.make_warp_uniform(cute.arch.warp_idx()))
+        self.thread, self.lane = cute.arch.thread_idx()[0], cute.arch.lane_idx()
+        self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block = self.own(cute.arch.block_idx()[0])
         if plan.cluster_size > 1:
             self.cta_rank = self.own(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
