@@ -101,14 +101,14 @@ BOTH_FORMS = {"copy": tp.schedules.Copy((2, 256), 4), **SOFTMAXES}
 
 @pytest.mark.parametrize("schedule", BOTH_FORMS.values(), ids=BOTH_FORMS)
 def test_a_stamped_kernel_has_the_loops_of_the_plain_one(schedule):
-    """In its form without stamps, to 2 % of their instructions. ptxas looks at both forms together: of the predicates of both
-    softmaxes' masks it made bits, in chains of 72 and 103 instructions. The first one took 6 % more time on an H200."""
+    """In its form without stamps, to 2 % of the instructions of long loops. ptxas looks at both forms together: it made
+    bits of the predicates of both softmaxes' masks, in chains of 72. The first one took 6 % longer on an H200."""
     found = []
     for instrument in ("", "stamps"):
         listing = disassemble(build(schedule, schedule.plan(), keep=True, instrument=instrument).cubin)
-        found.append([loop.opcodes() for loop in loops(*parse(listing)) if len(loop.instructions) > 20])
+        found.append([loop.opcodes() for loop in loops(*parse(listing)) if len(loop.instructions) > 100])
     plain, stamped = found
-    assert len(plain) >= 2 and len(stamped) >= 2 * len(plain)
+    assert len(plain) == 2 and len(stamped) >= 4
     for ours, theirs in zip(stamped, plain, strict=False):
         assert ((ours - theirs) + (theirs - ours)).total() <= 0.02 * theirs.total(), (ours, theirs)
 
