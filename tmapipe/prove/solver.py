@@ -376,15 +376,22 @@ class Solver:
                 continue
             _add_row(rows, dict(parts(each)[1]), parts(each)[0])
         while rows:
-            counts: dict[Sym, list[int]] = {}
-            uneven: dict[Sym, set[bool]] = {}  # signs of factors other than 1 and -1
+            counts: dict[
+                Sym, list[int]
+            ] = {}  # sums with a factor below and above 0; of these, with factors beyond -1 and 1
             for terms in rows:
                 for term, n in terms:
-                    counts.setdefault(term, [0, 0])[n > 0] += 1
-                    if abs(n) > 1:
-                        uneven.setdefault(term, set()).add(n > 0)
+                    found = counts.get(term)
+                    if found is None:
+                        found = counts[term] = [0, 0, 0, 0]
+                    found[n > 0] += 1
+                    if n > 1 or n < -1:
+                        found[2 + (n > 0)] = 1
+            if free := {term for term, (down, up, *_) in counts.items() if not (down and up)}:  # fulfilled by this term
+                rows = {terms: constant for terms, constant in rows.items() if free.isdisjoint([t for t, _ in terms])}
+                continue
             # first those without which nothing is lost, since all are integers
-            term = min(counts, key=lambda t: (len(uneven.get(t, ())) > 1, counts[t][0] * counts[t][1], t.number))
+            term = min(counts, key=lambda t: (sum(counts[t][2:]) > 1, counts[t][0] * counts[t][1], t.number))
             rest: Rows = {}
             up: list[tuple[dict[Sym, int], int, int]] = []
             down: list[tuple[dict[Sym, int], int, int]] = []
