@@ -265,14 +265,18 @@ class Slots(Rules):
         other.history = [{part: dict(known) for part, known in history.items()} for history in self.history]
         return other
 
-    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
+    def facts(self, state: State, by_all: list[int]) -> Iterator[tuple[FactName, Known]]:
         for slot, history in enumerate(self.history):
             for access in (access for known in history.values() for access in known.values()):
                 ends = self._ends(access) if access.kind in (STORE, MMA) else {}
+                over = _known_by_waits(ends) if ends else self.over(access)
+                fenced = access.kind in GENERIC
+                if not fenced and None not in ends.values() and knows(by_all, over):
+                    continue
                 by = access.bar if access.kind in COUNTED else next(iter(ends), access.agent)
                 key: FactName = ("slot", slot, access.kind, access.part, by)
-                yield key, _known_by_waits(ends) if ends else self.over(access)
-                if access.kind in GENERIC:
+                yield key, over
+                if fenced:
                     yield (*key, "fenced"), self.fenced(access)
                 for agent, wait in ends.items():
                     if wait is None:  # it will be for the groups or wgmmas up to one counted from the latest

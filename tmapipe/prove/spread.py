@@ -161,14 +161,15 @@ class Telling:
             knowing: By fact and warp: whether it knows it.
         """
         packed = np.packbits(np.hstack([lacking, knowing]), axis=1)
-        flat, width = packed.tobytes(), packed.shape[1]
-        cases = [flat[i : i + width] for i in range(0, len(flat), width)]
-        new = [case for case in dict.fromkeys(cases) if case not in self._reached]
+        cases, of = np.unique(packed.view(np.dtype((np.void, packed.shape[1]))), return_inverse=True)
+        found = [case.tobytes() for case in cases]
+        new = [case for case in found if case not in self._reached]
         if new:
             self._reached.update(zip(new, self._reach(new), strict=True))
-        reach = np.frombuffer(b"".join([self._reached[case] for case in cases]), np.uint8)
+        reach = np.frombuffer(b"".join([self._reached[case] for case in found]), np.uint8)
         heard, own = self.heard_by(tuple(knowers))
-        return _meet(reach.reshape(len(cases), heard.shape[1]), heard) | (np.array(bars)[:, None] == own[None, :])
+        who = _meet(reach.reshape(len(found), heard.shape[1]), heard)
+        return who[of.ravel()] | (np.array(bars)[:, None] == own[None, :])
 
     def _reach(self, cases: list[bytes]) -> list[bytes]:
         """For each case, the warps from which a fact can still come to a warp that lacks it, past no warp that knows it. A
@@ -359,14 +360,14 @@ class Visits:
 
     # ---- facts that need not be remembered --------------------------------------------------------------------------------
 
-    def leave_out(self, state: Any, sets: Any, every: Any, knowers: list[FactKey], lacking: Any) -> None:
+    def leave_out(self, state: Any, sets: Any, every: Any, knowers: dict[FactKey, int], lacking: Any) -> None:
         """Takes out of *lacking* each warp that will know a fact before the warp is checked against it.
 
         Args:
             state: A `RunState`.
             sets: By fact, the set of warps that can be checked against it; -1: a fact that is not looked at.
-            every: By fact and knower, whether it knows it.
-            knowers: The knowers, the warps first.
+            every: By fact and clock, whether it knows it, the warps' clocks first.
+            knowers: Of each knower, the number of its clock.
             lacking: By fact and warp, whether it may be checked against it and does not know it. This is changed.
         """
         if not self.keys:
@@ -379,26 +380,24 @@ class Visits:
         rows = np.flatnonzero((sets >= 0) & (lacking & (left & self.only)[sets]).any(1))
         if not len(rows):
             return
-        of, known = sets[rows], every[rows]
-        bars, which = self.bars[of], np.maximum(self.which[of], 0)
-        parity = (last + ahead) % (2 * around) // around
+        (used, of), known = np.unique(sets[rows], return_inverse=True), every[rows]
+        bars, which, agents = self.bars[used], np.maximum(self.which[used], 0), self.layout.agents
+        parity = (last[used] + ahead[used]) % (2 * around[used]) // around[used]
         phases = np.array([*state.state.phase, 0])
-        is_over = (phases[np.take_along_axis(bars, which, axis=1)] & 1) != parity[of]  # what the next wait sees
-        over, present = (self._known_to(name, known, bars, knowers) for name in ("complete", "present"))
+        is_over = (phases[np.take_along_axis(bars, which, axis=1)] & 1) != parity  # what the next wait sees
         fresh = np.array([*(not (phase.by or phase.landed) for phase in state.check.phases.now), False])
-        tells = self.tells[bars] & fresh[bars][:, :, None]
-        will = known[:, : self.layout.agents] | (left[of] & is_over & np.take_along_axis(over, which, axis=1))
+        tells = np.packbits(self.tells & fresh[:, None], axis=1)[bars][of]
+        early, late = ((left[used] & seen)[of] for seen in (is_over, ~is_over))
+        bars, which = bars[of], which[of]
+        over, present = (self._known_to(name, known, bars, knowers) for name in ("complete", "present"))
+        will = known[:, :agents] | (early & np.take_along_axis(over, which, axis=1))
         count: Any = -1
         while count != (count := np.count_nonzero(will)):
-            then = present | (tells & will[:, None, :]).any(2)
-            will |= left[of] & ~is_over & np.take_along_axis(then, which, axis=1)
-        lacking[rows] &= ~(will & self.only[of])
+            then = present | (tells & np.packbits(will, axis=1)[:, None, :]).any(2)
+            will |= late & np.take_along_axis(then, which, axis=1)
+        lacking[rows] &= ~(will & self.only[sets[rows]])
 
-    def _known_to(self, name: str, known: Any, bars: Any, knowers: list[FactKey]) -> Any:
+    def _known_to(self, name: str, known: Any, bars: Any, knowers: dict[FactKey, int]) -> Any:
         """By fact and mbarrier, whether its phase of this name knows the fact."""
-        columns = np.full(len(self.tells), -1)
-        for column, key in enumerate(knowers):
-            if key[0] == name:
-                columns[key[1]] = column
-        columns = columns[bars]
+        columns = np.array([*(knowers.get((name, bar), -1) for bar in range(len(self.tells) - 1)), -1])[bars]
         return np.take_along_axis(known, np.maximum(columns, 0), axis=1) & (columns >= 0)
