@@ -166,6 +166,7 @@ class RunState:
 
         for waiters, bars in self.future.waiters.items():
             waited, tells = own[[*waiters]].min(0), np.array([phases.done[bar].clock for bar in bars])
+            tells[range(len(bars)), [check.clocks.phases + bar for bar in bars]] = [state.phase[bar] for bar in bars]
             found.update(dict.fromkeys([("complete", bar) for bar in bars], len(clocks)))
             clocks.append(waited)
             for i in np.flatnonzero((tells > waited).any(1)).tolist():
@@ -191,7 +192,8 @@ class RunState:
         not matter. A fact is open if a warp that can be checked against it does not know it."""
         future, here, facts, agents = self.future, self.here, self.facts, self.check.layout.agents
         knowers, clocks = self.knowers
-        knowing = _known_by(clocks[:agents], facts.values())
+        every = _known_by(clocks, facts.values())
+        knowing = every[:, :agents]
         sets = np.fromiter(map(future.checked_of.__getitem__, facts), np.int64, len(facts))
         checked = future.checked[sets]
         lacking = checked & ~knowing
@@ -199,8 +201,7 @@ class RunState:
         left = np.flatnonzero(lacking.any(1))
         keys = list(facts)
         keys = [keys[i] for i in left.tolist()]
-        sets, lacking, knowing = sets[left], lacking[left], knowing[left]
-        every = np.hstack([knowing, _known_by(clocks[agents:], [facts[key] for key in keys])])
+        sets, lacking, every = sets[left], lacking[left], every[left]
         of_visits = np.array([key[0] == "slot" or (key[0] == "bar" and key[2] in OF_PHASES) for key in keys])
         self.future.visits.leave_out(self, np.where(of_visits, sets, -1), every, knowers, lacking)
         is_open = np.flatnonzero(lacking.any(1))
@@ -214,7 +215,7 @@ class RunState:
         if self.telling is not None:
             bars = [keys[i][1] if keys[i][0] == "bar" else -1 for i in is_open]
             enough = known.copy()
-            enough[:, rows] |= ~self.telling.matter(bars, lacking[is_open], knowing[is_open], list(knowers))
+            enough[:, rows] |= ~self.telling.matter(bars, lacking[is_open], every[is_open, :agents], list(knowers))
         return numbers, np.packbits(known, axis=1), np.packbits(enough, axis=1)
 
 
@@ -222,12 +223,14 @@ def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
     """By fact, which clocks know the fact: a clock that has one of the fact's ways to be known."""
     ways = np.fromiter(map(len, facts), np.int64, len(facts))
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(facts)), np.int32, 2 * int(ways.sum()))
-    has = clocks.T.take(flat[::2], axis=0) >= flat[1::2, None]
+    pairs, which = np.unique(flat.view(np.int64), return_inverse=True)  # facts about many barriers are known in one way
+    entries, least = pairs.view(np.int32).reshape(-1, 2).T
+    has = clocks.T[entries] >= least[:, None]
     found = np.zeros((len(facts), len(clocks)), bool)
     first = np.cumsum(ways) - ways
     for i in range(int(ways.max(initial=0))):
-        more = ways > i
-        found[more] |= has[first[more] + i]
+        more = np.flatnonzero(ways > i)
+        found[more] |= has[which[first[more] + i]]
     return found
 
 
@@ -250,8 +253,9 @@ class Doing:
         kind = type(op)
         self.op, self.wait, self.apply, self.rules = op, WAITS.get(kind), APPLY[kind], state.check.rules[kind]
         positions = state.positions
-        self.moves = [((agent, sort, array), stage, around) for sort, array, stage, around in positions.places(op)]
-        found = (state.future.visits.place(agent, *each[:3]) for each in positions.places(op))
+        places = positions.places(op)
+        self.moves = [((agent, sort, array), stage, around) for sort, array, stage, around in places]
+        found = (state.future.visits.place(agent, *each[:3]) for each in places)
         self.visits = [each for each in found if each is not None]
         if not self.moves:
             positions.meet(agent, op)

@@ -300,6 +300,9 @@ class Visits:
         self.visits = np.zeros(shape, int)  # its visits there
         self.which = np.full(shape, -1)  # the number of its mbarrier among `bars`, those of its stage
         self.only = np.zeros(shape, bool)  # whether it comes there by visits only
+        visits: dict[str, list[tuple[int, int]]] = {}
+        for (agent, array), visit in self.visit.items():
+            visits.setdefault(array, []).append((agent, visit))
         bars: list[list[int]] = []
         for row, (kind, *place) in enumerate(future.sets):
             own = list[int]()
@@ -308,13 +311,11 @@ class Visits:
                 continue
             here = place[0] % (layout.nslots if kind == "slot" else layout.nbars)
             array, self.stage[row], _ = (layout.slot_places if kind == "slot" else layout.bar_places)[here]
-            for agent in range(layout.agents):
-                visit = self.visit.get((agent, array))
-                if visit is not None:
-                    bar = self._bars(layout.cta_of(agent), self.keys[visit][2])[self.stage[row, 0]]
-                    own += [bar] if bar not in own else []
-                    self.visits[row, agent], self.which[row, agent] = visit, own.index(bar)
-                    self.only[row, agent] = kind == "use" or arrays_of_warp[agent] & aliases[here] <= {array}
+            for agent, visit in visits.get(array, ()):
+                bar = self._bars(layout.cta_of(agent), self.keys[visit][2])[self.stage[row, 0]]
+                own += [bar] if bar not in own else []
+                self.visits[row, agent], self.which[row, agent] = visit, own.index(bar)
+                self.only[row, agent] = kind == "use" or arrays_of_warp[agent] & aliases[here] <= {array}
         most = max(map(len, bars))
         self.bars = np.array([own + [-1] * (most - len(own)) for own in bars]).reshape(-1, most)
         self.tells = np.zeros((layout.ctas * layout.nbars + 1, layout.agents), bool)  # the last row: of no mbarrier
