@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tmapipe.isa import Arm, Arrive, ArriveAt, Group, Start, Wait, WaitAt, declared
+from tmapipe.isa import Arm, Arrive, ArriveAt, Group, Proxy, Start, Wait, WaitAt, declared
 from tmapipe.isa.fragment import ClusterExchange
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
@@ -261,10 +261,15 @@ class Visits:
         self.tellers: dict[int, list[int]] = {}  # by mbarrier, who contributes to each phase
         for key in future.touched:
             agent, sort, array = key
-            of: Any = declared(sort[0] if isinstance(sort, tuple) else sort)
+            kind = sort[0] if isinstance(sort, tuple) else sort
+            of: Any = declared(kind)
             if tells_parity(sort):
                 waits.setdefault((agent, array), []).append(key)
-            elif array in layout.bar_base and (of.effect(Arrive) or of.effect(Arm)) and agent not in self.in_turn:
+            elif (
+                array in layout.bar_base
+                and (of.effect(Arrive) or of.effect(Arm) or _loads(kind))
+                and agent not in self.in_turn
+            ):
                 for cta in range(layout.ctas) if at_peers(sort) else (layout.cta_of(agent),):
                     for bar in self._bars(cta, array) if (cta, array, agent) not in self.broken else ():
                         self.tellers.setdefault(bar, []).append(agent)
@@ -354,7 +359,9 @@ class Visits:
         cta, own = divmod(bar, self.layout.nbars)
         array = self.layout.bar_places[own][0]
         missed: list[Any] = [(agent, array) for agent in self.hearers.get(bar, ()) if number and agent not in waits]
-        missed += [(cta, array, a) for a in self.tellers.get(bar, ()) if phase.relaxed or a not in phase.by]
+        loads = [step.agent for step in phase.steps if _loads(type(step.op))]  # type: ignore[arg-type]
+        told = () if phase.relaxed else {*phase.by, *loads}
+        missed += [(cta, array, a) for a in self.tellers.get(bar, ()) if a not in told]
         if missed:
             self.changed = True
             self.broken.update(missed)
@@ -402,3 +409,9 @@ class Visits:
         """By fact and mbarrier, whether its phase of this name knows the fact."""
         columns = np.array([*(knowers.get((name, bar), -1) for bar in range(len(self.tells) - 1)), -1])[bars]
         return np.take_along_axis(known, np.maximum(columns, 0), axis=1) & (columns >= 0)
+
+
+@functools.cache
+def _loads(op: type) -> bool:
+    """Whether an engine counts bytes on an mbarrier for the operation: its phase comes to know what the issuer knew."""
+    return any(start.until.bar and start.proxy is Proxy.ASYNC for start in declared(op).all(Start))
