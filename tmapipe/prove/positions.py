@@ -366,12 +366,14 @@ def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[
 
 def foreseen(come: Positions, every: Positions) -> bool:
     """Whether the operations that have come in a run are among *every* operation."""
-    sorts = ((agent, sort, array) for agent, sort, array in come.touched if not (type(sort) is type and _is_init(sort)))
-    return every.touched.keys() >= set(sorts) and come.arrivals <= every.arrivals
+    return (
+        every.touched.keys() >= {key for key in come.touched if not is_init(key[1])} and come.arrivals <= every.arrivals
+    )
 
 
-def _is_init(op: type) -> bool:
-    return declared(op).effect(Init) is not None
+def is_init(sort: Any) -> bool:
+    """Whether operations of this sort initialize an mbarrier."""
+    return isinstance(sort, type) and declared(sort).effect(Init) is not None
 
 
 class _Everything:
@@ -443,7 +445,7 @@ class _Everything:
 
     def _note(self, op: Any) -> None:
         agent, found = self.walker.agent, self.found
-        if _is_init(type(op)):
+        if is_init(type(op)):
             return  # never again
         if not found.places(op):
             found.meet(agent, op)

@@ -17,7 +17,7 @@ from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, If, Let
 from tmapipe.prove.places import is_role
-from tmapipe.prove.positions import CLUSTER, FactKey, Future, PositionKey, at_peers, stages_of, tells_parity
+from tmapipe.prove.positions import CLUSTER, FactKey, Future, PositionKey, at_peers, is_init, stages_of, tells_parity
 from tmapipe.prove.shared import Shared, arrays_of
 from tmapipe.prove.symbols import truth
 from tmapipe.prove.walker import Open, Walker
@@ -335,7 +335,7 @@ class Visits:
         """What is to be looked at when an operation comes: the key of its visit's waits; its stage, or None for such a wait;
         and the stages, of two laps, at which the last wait may have been. None: nothing."""
         visit = self.visit.get((agent, array))
-        if visit is None:
+        if visit is None or is_init(sort):  # which comes before all visits
             return None
         key, laps = self.keys[visit], 2 * self.stages[array]
         if (agent, sort, array) == key:
