@@ -269,6 +269,7 @@ class Solver:
         rows: list[Any] = []
         settled: frozenset[Sym] = frozenset()
         while True:
+            look_now()
             found = self._collected(todo, rows, settled)
             if found is None:
                 return False
