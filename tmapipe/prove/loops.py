@@ -132,7 +132,7 @@ class Loops:
         here = replaced(number, turns)
         if not isinstance(here, Sym):
             return int(here)
-        rests = (here + replaced(fact.args[0], turns) for fact in now.facts if fact.op in ("ge", "eq"))
+        rests = (without(here, replaced(fact.args[0], turns)) for fact in now.facts if fact.op in ("ge", "eq"))
         plain = (rest for rest in rests if not isinstance(rest, Sym))
         return next((each for each in plain if self.together.equal(now, number, each)), None)
 
