@@ -94,6 +94,14 @@ def test_a_form_is_chosen():
     refused(choose_dequant, (40, 64, 64), "int8", group=33, argument="group", rule="multiple of")
 
 
+@pytest.mark.parametrize("shape, group, ctas", [((1, 10368, 13696), 32, 4), ((16, 4096, 4096), 128, 2)])
+def test_chosen_forms_of_few_rows_have_enough_registers(shape, group, ctas):
+    chosen = choose_dequant(shape, "int4", group=group, zeros=True)
+    order = chosen.tiles.tiles if chosen.tiles.in_parts else chosen.tiles
+    assert order == GridTiles(Grouped(1), ctas)
+    assert chosen.compile({"a": "bf16"}).resources.spill_bytes == 0
+
+
 def test_four_bits_are_packed_as_threads_take_them():
     values = np.random.default_rng(1).integers(-8, 8, (3, 64))
     packed = DequantGemm.pack_int4(values)

@@ -382,20 +382,19 @@ def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tup
 DequantForm = tuple[tuple[int, int, int], tuple[int, int], int, int, int | None]
 PRODUCTS = 0.87 * MACS  # a clock: what cuBLAS reaches for large products
 INSTRUCTIONS = {"int8": 3.0, "fp8": 2.7, "int4": 1.7}  # a weight, counted in SASS (benchmarks.sass_loops)
-SCALED, A_STEP = {"int8": 5.0, "fp8": 3.7, "int4": 3.6}, 60  # with groups or zeros; and a tile of k, of a warp
+SCALED, A_STEP = {"int8": 4.0, "fp8": 3.7, "int4": 2.9}, 60  # with groups or zeros; and a tile of k, of a warp
 ISSUED = 0.7  # instructions a clock and scheduler, of one to four warps: 9 x 6016 x 13312, 4 x 10112 x 11904, H200
 DRAM, L2 = 2280.0, 32.0  # bytes a clock: 4.0 TB/s at 1.755 GHz; and of one multiprocessor
 LAUNCH, EPILOGUE = 5000, 3000  # clocks of a kernel, and of a tile besides its loop
 ADDING = 4500  # clocks of the kernel that adds parts, besides its bytes
-SMALL_M, MOST_PARTS = 128, 16
-#: Of few rows, fitted to 101 forms of 9 problems (6 % off): clocks of a slot, of a thread's weight; of several CTAs, factors.
-FEW_STEP, FEW_EACH = 174, {"int8": 3.5, "fp8": 3.3, "int4": 2.2}
-FEW_SCALED = {"int8": 4.7, "fp8": 3.9, "int4": 2.8}
-SHARED_STEP, SHARED_EACH = 0.73, 1.16
-FEW_SPANS = (64, 64), (64, 128), (128, 64), (128, 128), (192, 128), (256, 64)
-SHARED_SPANS = (64, 128), (64, 256)  # of CTAs that share a multiprocessor
-FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 9100, 160, 6200, 4.3  # the last: bytes of each sum of a part
-MOST_SHARING, LEAST_SHARED = 3, 4  # CTAs of a multiprocessor, and slots of each
+SMALL_M, MOST_PARTS = 128, 20
+#: Of few rows, fitted to 140 forms of 13 problems (2 % off the best): clocks of a slot, of a weight, of CTAs in turn.
+FEW_STEP, FEW_EACH = 228, {"int8": 3.75, "fp8": 3.6, "int4": 2.3}
+FEW_SCALED, SHARED_EACH = {"int8": 4.3, "fp8": 4.0, "int4": 2.9}, 0.815
+FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (192, 128)
+SHARED_SPANS, LONG_M = ((64, 128), (64, 256)), 16  # of CTAs that share a multiprocessor; rows, with 256 of k
+FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 8000, 640, 8300, 3.4  # the last: bytes of each sum of a part
+MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
 
 def ranked_dequant(
@@ -407,7 +406,8 @@ def ranked_dequant(
     spans, shared = [(128, 64), (64, 64)], list[tuple[int, int]]()
     rows = list(range(min(256, ceil_div(m, 8) * 8), 56, -8))
     if m <= SMALL_M // 2:
-        rows, spans, shared = [ceil_div(m, 8) * 8], list(FEW_SPANS), list(SHARED_SPANS)
+        rows, shared = [ceil_div(m, 8) * 8], list(SHARED_SPANS)
+        spans = [span for span in FEW_SPANS if span[1] < 256 or m <= LONG_M]
     elif m <= SMALL_M:  # tiles of fewer rows convert weights again, and leave no multiprocessor idle
         rows, spans = [ceil_div(m, 8 * i) * 8 for i in (3, 2, 1)], [(64, 128), *spans]
     if group and group % 64 and 64 % group:  # slots of a divisor of it
@@ -431,7 +431,7 @@ def _slots_of_each(tile: tuple[int, int, int], share: int, parts: int, bits: int
     tm, tn, tk = tile
     slot = 2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)
     room = (GridTiles(ctas=share).room("sm_90a") or 0) - 2 * tn * tm * (4 if parts > 1 else 2) - 2 * BARRIERS
-    held = (tm + tk) // 2 + LEFT  # registers of a thread: sums, two sets of weights, and others
+    held = (tm + tk) // 2 + (LEFT if bits == 8 or share < 4 else FEW_LEFT)  # sums, two sets of weights, and others
     return min(SLOTS, room // slot) if held <= launch_registers(tn // 16 + 2, arch_named("sm_90a"), share) else 0
 
 
@@ -460,7 +460,7 @@ def dequant_clocks(
     launch, epilogue, adding, added = LAUNCH, EPILOGUE, ADDING, 8.0
     if m <= SMALL_M:
         converted = tn / 64 * tk * (FEW_SCALED if scaled else FEW_EACH)[kind]
-        issue = max(FEW_STEP + converted, SHARED_STEP * FEW_STEP + SHARED_EACH * at_once * converted)
+        issue = FEW_STEP + converted * max(1, SHARED_EACH * at_once)
         launch, epilogue, adding, added = FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED
     few, of_a = tn * tk * bits / 8, 2 * tm * tk / across
     memory = max(at_once * (few + of_a) / L2, few * busy / down / DRAM)
