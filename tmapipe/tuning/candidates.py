@@ -375,25 +375,24 @@ def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tup
 # ---- dequantgemm -----------------------------------------------------------------------------------------------------
 #
 # Which form of `DequantGemm` is fastest, by clocks of a multiprocessor. For each tile of k: those of the tensor cores,
-# of the schedulers, which issue what converts the weights, and of L2 and DRAM. The longest counts; of the first two,
-# also a part of the shorter one, which is not hidden. Of few rows, warps wait for each other at each slot besides.
+# of the schedulers, which issue what converts the weights, and of L2 and DRAM. The longest counts, or of the first two
+# a part of each, if that is longer. Of few rows, warps wait for each other at each slot besides.
 
 #: Tile, cluster, parts of k, CTAs of a multiprocessor, and slots: of several CTAs, each has one tile.
 DequantForm = tuple[tuple[int, int, int], tuple[int, int], int, int, int | None]
-PRODUCTS = 0.87 * MACS  # a clock: what cuBLAS reaches for large products
-INSTRUCTIONS = {"int8": 3.0, "fp8": 2.7, "int4": 1.7}  # a weight, counted in SASS (benchmarks.sass_loops)
+PRODUCTS = 0.95 * MACS  # a clock of 1.755 GHz: the clock is higher, and large products reach 0.87 of all
+INSTRUCTIONS = {"int8": 3.7, "fp8": 2.7, "int4": 1.7}  # a weight, from SASS (benchmarks.sass_loops) and 47 forms
 SCALED, A_STEP = {"int8": 4.0, "fp8": 3.7, "int4": 2.9}, 60  # with groups or zeros; and a tile of k, of a warp
 ISSUED = 0.7  # instructions a clock and scheduler, of one to four warps: 9 x 6016 x 13312, 4 x 10112 x 11904, H200
 DRAM, L2 = 2280.0, 32.0  # bytes a clock: 4.0 TB/s at 1.755 GHz; and of one multiprocessor
-LAUNCH, EPILOGUE = 5000, 3000  # clocks of a kernel, and of a tile besides its loop
-ADDING = 4500  # clocks of the kernel that adds parts, besides its bytes
+LAUNCH, EPILOGUE, ADDING = 5000, 3000, 4500  # clocks of a kernel, of a tile besides its loop, and of adding parts
 SMALL_M, MOST_PARTS = 128, 20
-#: Of few rows, fitted to 140 forms of 13 problems (2 % off the best): clocks of a slot, of a weight, of CTAs in turn.
-FEW_STEP, FEW_EACH = 228, {"int8": 3.75, "fp8": 3.6, "int4": 2.3}
-FEW_SCALED, SHARED_EACH = {"int8": 4.3, "fp8": 4.0, "int4": 2.9}, 0.815
+#: Of few rows, fitted to 160 forms of 17 problems (2 % off the best): clocks of a slot, of a weight, of CTAs in turn.
+FEW_STEP, FEW_EACH = 215, {"int8": 3.7, "fp8": 3.6, "int4": 2.3}
+FEW_SCALED, SHARED_EACH = {"int8": 4.3, "fp8": 4.0, "int4": 2.9}, 0.84
 FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (192, 128)
 SHARED_SPANS, LONG_M = ((64, 128), (64, 256)), 16  # of CTAs that share a multiprocessor; rows, with 256 of k
-FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 8000, 640, 8300, 3.4  # the last: bytes of each sum of a part
+FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 7600, 1050, 8470, 2.5  # the last: bytes of each sum of a part
 MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
 
@@ -422,8 +421,7 @@ def ranked_dequant(
             fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors and slots >= LEAST_SHARED
         if fits and (parts == 1 or k // tk // parts >= 2):
             found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share, slots))
-    scaled = bool(group) or zeros
-    return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, scaled, multiprocessors))
+    return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, bool(group) or zeros, multiprocessors))
 
 
 def _slots_of_each(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> int:
@@ -464,7 +462,9 @@ def dequant_clocks(
         launch, epilogue, adding, added = FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED
     few, of_a = tn * tk * bits / 8, 2 * tm * tk / across
     memory = max(at_once * (few + of_a) / L2, few * busy / down / DRAM)
-    step = max(tensor * at_once, issue, memory) + min(tensor, issue) / (3 if m > SMALL_M and tn == 64 else 4)
+    step = max(tensor * at_once, issue, memory) + min(tensor, issue) / 4
+    if m > SMALL_M:
+        step = max(tensor, issue, memory, 0.75 * tensor + issue * (1 if tn == 64 else 0.66))
     whole = launch + waves * (ceil_div(ceil_div(k, tk), parts) * step + epilogue)
     return whole if parts == 1 else whole + adding + added * parts * m * n / DRAM
 
