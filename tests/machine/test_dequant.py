@@ -102,6 +102,11 @@ def test_chosen_forms_of_few_rows_have_enough_registers(shape, group, ctas):
     assert chosen.compile({"a": "bf16"}).resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize("shape, group", [((61, 1664, 5376), 256), ((60, 2112, 10496), 128)])
+def test_chosen_forms_have_room_for_their_slots(shape, group):
+    assert choose_dequant(shape, "int8", group=group, zeros=True).plan().smem_bytes <= 227 << 10
+
+
 def test_four_bits_are_packed_as_threads_take_them():
     values = np.random.default_rng(1).integers(-8, 8, (3, 64))
     packed = DequantGemm.pack_int4(values)

@@ -391,7 +391,7 @@ SMALL_M, MOST_PARTS = 128, 20
 FEW_STEP, FEW_EACH = 215, {"int8": 3.7, "fp8": 3.6, "int4": 2.3}
 FEW_SCALED, SHARED_EACH = {"int8": 4.3, "fp8": 4.0, "int4": 2.9}, 0.84
 FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (192, 128)
-SHARED_SPANS, LONG_M = ((64, 128), (64, 256)), 16  # of CTAs that share a multiprocessor; rows, with 256 of k
+SHARED_SPANS, LONG_M, LONG = ((64, 128), (64, 256)), 16, 1 << 17  # of CTAs that share one; rows and bits of long slots
 FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 7600, 1050, 8470, 2.5  # the last: bytes of each sum of a part
 MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
@@ -401,12 +401,12 @@ def ranked_dequant(
 ) -> list[DequantForm]:
     """Forms of `DequantGemm` for a product of *shape* (m, n, k), the form that the model finds fastest first. The arguments
     are those of `choose_dequant`."""
-    m, n, k = shape
+    (m, n, k), bits = shape, 4 if weights.endswith("int4") else 8
     spans, shared = [(128, 64), (64, 64)], list[tuple[int, int]]()
     rows = list(range(min(256, ceil_div(m, 8) * 8), 56, -8))
     if m <= SMALL_M // 2:
         rows, shared = [ceil_div(m, 8) * 8], list(SHARED_SPANS)
-        spans = [span for span in FEW_SPANS if span[1] < 256 or m <= LONG_M]
+        spans = [span for span in FEW_SPANS if max(span) < 192 or (m <= LONG_M and span[0] * span[1] * bits <= LONG)]
     elif m <= SMALL_M:  # tiles of fewer rows convert weights again, and leave no multiprocessor idle
         rows, spans = [ceil_div(m, 8 * i) * 8 for i in (3, 2, 1)], [(64, 128), *spans]
     if group and group % 64 and 64 % group:  # slots of a divisor of it
@@ -417,7 +417,7 @@ def ranked_dequant(
         fits = not group or group % tk == 0 or (tk % group == 0 and group % PACKED == 0)
         tile, tiles, slots = (tm, tn, tk), ceil_div(m, tm) * ceil_div(n, tn) * parts, None
         if share > 1:  # all at once, as many on some
-            slots = _slots_of_each(tile, share, parts, 4 if weights.endswith("int4") else 8, group)
+            slots = _slots_of_each(tile, share, parts, bits, group)
             fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors and slots >= LEAST_SHARED
         if fits and (parts == 1 or k // tk // parts >= 2):
             found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share, slots))
