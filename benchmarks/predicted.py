@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import random
@@ -221,7 +222,6 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
     """
     import torch
 
-    from tmapipe.calling import launcher_for
     from tmapipe.gpu.watchdog import EVERY
     from tmapipe.program import places, trace
     from tmapipe.timeline.stamped import launcher_of
@@ -233,10 +233,7 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
     given, plan = list(bound.tensors.values()), schedule.plan(bound.dtypes)
     resident = torch.cuda.get_device_properties("cuda").multi_processor_count // plan.cluster_size
     every, stamps = launcher_of(schedule, bound, resident, EVERY)
-    few = launcher_for(schedule, bound, [stamps.numbers[0], RECORDED * plan.cluster_size])
-    runs: dict[str, Callable[[], Any]] = {"stamped": lambda: few.launch(given)}
-    if beside:
-        runs["plain"] = schedule.prepare(*tensors)
+    runs = launches(schedule, bound, [stamps.numbers[0], RECORDED * plan.cluster_size], beside)
     rounds = [_round(clock, runs) for _ in range(ROUNDS + 1)][1:]
     us = {name: statistics.median(each[name] for each in rounds) for name in runs}
     clock.batch(lambda: every.launch(given), 2)
@@ -255,6 +252,16 @@ def measure(case: Case, clock: Any, raw: dict[str, Any], beside: bool = True) ->
     gaps = [_gaps(at, row) for row in rows if row.cta < 2]
     raw[f"{case.kind}: {case.name}"] = {**found, "paces": [round(pace, 1) for pace in paces], "rows": gaps}
     return found
+
+
+def launches(schedule: Any, bound: Any, stamps: list[int], beside: bool = True) -> dict[str, Callable[[], Any]]:
+    """Launches of the stamped kernel and, *beside* it, of the plain one, both with the same tensors. A call may launch another
+    kernel: `Copy` joins rows that follow one another."""
+    from tmapipe.calling import launcher_for
+
+    given = list(bound.tensors.values())
+    forms = {"stamped": stamps, **({"plain": []} if beside else {})}
+    return {name: functools.partial(launcher_for(schedule, bound, form).launch, given) for name, form in forms.items()}
 
 
 def _round(clock: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Kernels of rows of random lengths, to which nothing was fitted, beside QuACK's; suite `rows_random`.
 
 python -m benchmarks.random_rows --seed 0x1234abcd                   what `tmapipe.schedules` takes, beside the peers
-python -m benchmarks.random_rows --explore 10 --alone                ten forms of each length, to see what the model misses
+python -m benchmarks.random_rows --explore 10 --alone                ten forms of each length too, to see what is missed
 python -m benchmarks.random_rows --cases rmsnorm:38434:fp32 --explore 10 --alone      of this one
 python -m benchmarks.random_rows --report                            prints the stored results; needs no GPU
 
@@ -151,7 +151,7 @@ def columns_of(case: Case) -> list[int]:
 
 
 def forms_of(case: Case, count: int) -> list[RowForm]:
-    """What is taken; with more, the best of each kind (packed or not, one tile a CTA or several, so many CTAs a row), then
+    """The best by the model, the best of each kind (packed or not, one tile a CTA or several, so many CTAs a row), then
     others, better ones first."""
     every = (
         KERNELS[case.kernel].ours().forms(case.length, SIZES[case.dtype], case.aligned, vectors=sum(columns_of(case)))
@@ -192,7 +192,8 @@ def text_of(form: RowForm) -> str:
 
 
 def made(case: Case, explore: int, peers: bool, bytes_: int) -> Made:
-    """The variants of a case, and what they return. The first of ours is what is called; others are of other forms."""
+    """The variants of a case, and what they return. The first of ours is what is called, after a look, named by its form;
+    others are of as many forms as are to be explored."""
     import torch
 
     height = max(1, bytes_ // SIZES[case.dtype] // case.length)
@@ -201,9 +202,8 @@ def made(case: Case, explore: int, peers: bool, bytes_: int) -> Made:
     inputs = x, *beside.inputs(x)
     out = {"out": torch.full_like(x, float("nan"))} if beside.stores else {}
 
-    def called(form: RowForm) -> Callable[[], Any]:
-        kernel = KERNELS[case.kernel].ours()
-        if form is not forms[0]:
+    def called(kernel: RowKernel, form: RowForm | None = None) -> Callable[[], Any]:
+        if form is not None:
             rows, _ = schedule_of(case, form)
             kernel.fit = lambda *_: rows  # type: ignore[method-assign]
 
@@ -213,8 +213,13 @@ def made(case: Case, explore: int, peers: bool, bytes_: int) -> Made:
 
         return call
 
-    forms = forms_of(case, explore)
-    runs: Runs = {(OURS, text_of(form)): called(form) for form in forms}
+    kernel = KERNELS[case.kernel].ours()
+    run = called(kernel)
+    run()
+    (fitted,) = kernel.fitted.values()
+    runs: Runs = {(OURS, text_of(fitted.form)): run}
+    for form in forms_of(case, explore) if explore > 1 else ():
+        runs.setdefault((OURS, text_of(form)), called(KERNELS[case.kernel].ours(), form))
     if peers and beside.quack is not None:
         try:
             if not beside.quack(*inputs).isfinite().all():

@@ -8,7 +8,8 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -203,6 +204,9 @@ def _first_call(
     unless that is None."""
     bound = schedule.bind(*tensors, out=out, **named)
     schedule.plan(bound.dtypes)
+    if _held.launches is not None:
+        _held.launches += [] if bound.empty else [(schedule, bound)]
+        return bound.result()
     if bound.on_gpu and not bound.empty:
         launcher = launcher_for(schedule, bound)
         launcher.launch(list(bound.tensors.values()))
@@ -221,6 +225,34 @@ def _keep(
     if known_as and all(x.ndim == bound.tensors[name].ndim for x, name in zip(tensors, given, strict=True)):
         launcher.views = [i for i, name in enumerate(given) if name in schedule.transposed and tensors[i].ndim > 1]
         launchers[known_as] = launcher
+
+
+class _Held(threading.local):
+    launches: list[tuple[Schedule, Bound]] | None = None
+
+
+_held = _Held()
+
+
+@contextlib.contextmanager
+def held() -> Iterator[list[tuple[Schedule, Bound]]]:
+    """The scope in which first calls of this thread launch nothing: it yields what they would launch, each schedule with its
+    tensors. Their results hold anything."""
+    before, _held.launches = _held.launches, []
+    try:
+        yield _held.launches
+    finally:
+        _held.launches = before
+
+
+def first_of(name: str, few: Sequence[Any], *call: Any, **how: Any) -> Any:
+    """The first of *few*, whatever the *call* with this *name*, and *how*. It is what `looked` is without a tuner."""
+    return few[0]
+
+
+#: Which of a few candidates a call takes. `tmapipe.tuning` puts `tmapipe.tuning.looked` here: schedules, which call it, are
+#: below the tuner.
+looked: Callable[..., Any] = first_of
 
 
 def watching(tensor: Any) -> contextlib.AbstractContextManager[list[Any]]:

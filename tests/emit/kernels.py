@@ -284,6 +284,11 @@ THREADS = {
     "copy of rows of several dimensions": Kernel(
         READY_MADE["Copy, rows of several dimensions"], {}, {"d": 2, "c": 3, "r": 8, "a": 29, "n": 89, "w": 30000}
     ),
+    "copy of rows, evenly": Kernel(
+        lambda: S.CopyPlaces((101, 1717), 89, 2, 3, 8, 2, 1, (32, 96, 3, 2)),
+        {},
+        {"c": 3, "r": 8, "a": 70, "n": 89, "w": 30000},
+    ),
     "copy by threads": Kernel(READY_MADE["Copy, by threads"], {}, {"b": 2, "n": 6000, "w": 18_000}),
     "sums of rows": Kernel(READY_MADE["Reduce"], {}, {"m": 100, "w": 100_000}),
     "cumsum": Kernel(READY_MADE["Cumsum"], {}, {"m": 7, "n": 20000}),

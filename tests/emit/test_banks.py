@@ -70,9 +70,9 @@ def test_stmatrix_writes_its_slot_alone(name):
     assert len(rows) * 16 % (d.slot_bytes // 4) == 0  # a warp's quarter of the slots that it fills
 
 
-@pytest.mark.parametrize("name", ["copy of rows of several dimensions"])
-def test_vectors_of_rows_that_threads_share_unevenly(name):
-    """12 vectors a row and 128 threads: those of a thread lie in different columns."""
+@pytest.mark.parametrize("name, even", [("copy of rows of several dimensions", False), ("copy of rows, evenly", True)])
+def test_vectors_of_rows_that_threads_share(name, even):
+    """12 vectors a row, and 128 or 96 threads: those of a thread lie in different columns, or in the same."""
     kernel = built(name)
     role, x = kernel.plan.role("work"), kernel.plan.buffer("x")
     warp, lane = role.first_warp + 1, 5
@@ -81,7 +81,7 @@ def test_vectors_of_rows_that_threads_share_unevenly(name):
     thread.run()
     rows, columns = (places[lane::32, ::8].ravel() for places in indices_of(vectors_of("x", x.tile, role), warp))
     found = [first - x.offset for width, first in thread.touched.values() if width == 16]
-    assert sorted(found) == sorted((rows * x.tile[1] + columns) * 2) and len({*columns}) > 1
+    assert sorted(found) == sorted((rows * x.tile[1] + columns) * 2) and (len({*columns}) == 1) == even
 
 
 @pytest.mark.parametrize("name", ["copy by threads"])

@@ -94,13 +94,27 @@ def test_a_form_is_chosen():
     refused(choose_dequant, (40, 64, 64), "int8", group=33, argument="group", rule="multiple of")
 
 
-def test_four_bits_are_packed_by_halves_of_32():
-    values = np.arange(64).reshape(1, 64) % 16 - 8
+@pytest.mark.parametrize("shape, group, ctas", [((1, 10368, 13696), 32, 4), ((16, 4096, 4096), 128, 2)])
+def test_chosen_forms_of_few_rows_have_enough_registers(shape, group, ctas):
+    chosen = choose_dequant(shape, "int4", group=group, zeros=True)
+    order = chosen.tiles.tiles if chosen.tiles.in_parts else chosen.tiles
+    assert order == GridTiles(Grouped(1), ctas)
+    assert chosen.compile({"a": "bf16"}).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("shape, group", [((61, 1664, 5376), 256), ((60, 2112, 10496), 128)])
+def test_chosen_forms_have_room_for_their_slots(shape, group):
+    assert choose_dequant(shape, "int8", group=group, zeros=True).plan().smem_bytes <= 227 << 10
+
+
+def test_four_bits_are_packed_as_threads_take_them():
+    values = np.random.default_rng(1).integers(-8, 8, (3, 64))
     packed = DequantGemm.pack_int4(values)
-    assert packed.dtype == np.int8 and packed.shape == (1, 32)
-    low, high = packed.astype(int) & 15, packed.astype(int) >> 4 & 15
-    found = np.stack([low.reshape(1, 2, 16), high.reshape(1, 2, 16)], 2).reshape(1, 64)
-    assert found.tolist() == (values & 15).tolist()
+    assert packed.dtype == np.int8 and packed.shape == (3, 32)
+    words = packed.view(np.uint32).reshape(3, 2, 4)  # a thread's, of 32 elements
+    for eight, pair in np.ndindex(4, 2):
+        found = words >> np.uint32(4 * eight + 16 * pair) & np.uint32(15)
+        assert found.tolist() == (values.reshape(3, 2, 4, 4, 2)[:, :, eight, :, pair] & 15).tolist()
     assert DequantGemm.pack_int4(torch.from_numpy(values)).tolist() == packed.tolist()
 
 

@@ -38,7 +38,6 @@ __all__ = ["Differs", "judged", "run"]
 
 LARGE, MANY = 1 << 20, 300  # bytes of tensors, and clusters, of launches that are left out
 NEAR = 1e-5  # error before the result is rounded, relative to the largest: approximated functions have 2^-20
-SLACK = {"DequantGemm": 2e-3}  # a weight between two numbers of 16 bits may become either: 264 + zero has few bits left
 SAME_BITS = ("Copy", "CopyPlaces", "CopyRuns", "TransposeTiles", "TransposeRows")
 WORDS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int32": "s32", "int64": "s64", "fp64": "f64"}
 _texts: dict[Any, tuple[str, Plan]] = {}  # of the kernels of this process
@@ -230,9 +229,7 @@ def _compare(name: str, outputs: dict[str, Any], place: int, expected: np.ndarra
             relative = 2 * torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
             one, other = one.double(), other.double()
             largest = torch.where(one.isfinite(), one, 0).abs().max().item()
-            if not torch.allclose(
-                other, one, relative, SLACK.get(name, NEAR) * largest * bool(relative), equal_nan=True
-            ):
+            if not torch.allclose(other, one, relative, NEAR * largest * bool(relative), equal_nan=True):
                 worst = (one - other).abs().nan_to_num(1e30).max()
                 raise Differs(f"{name}: {output} is off by {worst:.3g}, where the largest is {largest:.3g}")
     if not np.array_equal(written, found):

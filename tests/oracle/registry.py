@@ -287,8 +287,8 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "Copy, rows of several dimensions",
-        lambda: CopyPlaces((101, 1717, 5151), 89, 2, 3, 8, 2),
-        lambda: CopyPlaces((61,), 17, 2, 1, 1, 2),
+        lambda: CopyPlaces((101, 1717, 5151), 89, 2, 3, 8, 2, 1, (32, 96, 4, 2)),
+        lambda: CopyPlaces((61,), 17, 2, 1, 1, 2, 0, (8, 24, 3, 1)),
         ((1, 1, {"r": 2, "w": 300}),),
     ),
     Registered(

@@ -6,14 +6,15 @@ import math
 import time
 
 import attrs
+import numpy as np
 import pytest
 
-from benchmarks import cases, cli, copy, gemm, mlp, ours, peer_quack, peers
+from benchmarks import cases, cli, copy, gemm, mlp, ours, peer_quack, peers, predicted
 from benchmarks.compare import Problem, compare
 from benchmarks.results import Results, best, commit, print_table
 from benchmarks.results import read as read_results
 from benchmarks.sustained import estimate_seconds, sustained
-from tmapipe import tuning
+from tmapipe import schedules, tuning
 from tmapipe.tuning.cost import Method, Timing, rested, screen
 
 METHOD = Method(rounds=6, batch=8, rest=0.3, preheat=3.0, hot=0.25, seed=0)
@@ -458,3 +459,24 @@ def test_attention_is_measured_against_float64(part, form, d, causal, more):
     off, of_lse = errors_of(o, lse[0] if lse else None, case, **given)
     assert off < 1e-2 and (of_lse is None or of_lse < 1e-3) and (of_lse is None) == (part == "forms")
     assert errors_of(torch.roll(o, 1, 2), None, case, **given)[0] > 0.1
+
+
+def test_stamps_are_timed_beside_the_same_kernel(monkeypatch):
+    """With the same tensors: what a call of a `Copy` launches copies joined rows, in other tiles."""
+    launched = []
+
+    class Launcher:
+        def __init__(self, schedule, bound, stamps=()):
+            self.about = schedule, bound, list(stamps)
+
+        def launch(self, tensors):
+            launched.append((*self.about, [id(each) for each in tensors]))
+
+    monkeypatch.setattr("tmapipe.calling.launcher_for", Launcher)
+    schedule = schedules.Copy((2, 256), 4)
+    bound = schedule.bind(np.zeros((8, 512), np.int32))
+    for run in predicted.launches(schedule, bound, [1 << 20, 4]).values():
+        run()
+    tensors = [id(each) for each in bound.tensors.values()]
+    assert launched == [(schedule, bound, [1 << 20, 4], tensors), (schedule, bound, [], tensors)]
+    assert set(predicted.launches(schedule, bound, [1 << 20, 4], beside=False)) == {"stamped"}

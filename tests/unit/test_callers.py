@@ -303,6 +303,31 @@ def test_a_call_of_rotary_is_one_launch_with_parts_of_its_tensors(launched, monk
     assert call((wide[:, :, 5:9], cos, sin), x, {}) is None is call((x.float(), cos, sin), other, {})
 
 
+def test_a_copy_of_two_launches_is_made_again(launched, monkeypatch):
+    """A launch for rows of which each fourth begins alike, and one for the last row. The first begins 12 bytes before x."""
+    from tmapipe.schedules import copy
+
+    whole, kernel = torch.randn(33, 7, 81), tp.schedules.Copy()
+    x, out, seen, parts = whole[:, 2:3, 1:70], torch.empty(33, 1, 69), [], []
+    with monkeypatch.context() as context:
+        context.setattr(tp.schedules.CopyPlaces, "__call__", lambda self, x, y: seen.append((self, x, y)))
+        context.setattr(copy, "remember", lambda self, run, *given, **how: parts.append(how) or run())
+        kernel(x, out=out)
+    assert len(seen) == 2 and parts == [{"parts": True}]
+    made = [(*launched(schedule=schedule, x=one, y=other)[1:], one, other) for schedule, one, other in seen]
+    launches = [(launcher, [one.data_ptr(), other.data_ptr()]) for launcher, _, one, other in made]
+    assert launches[0][1][0] == x.data_ptr() - 12
+    for _, code, *_ in made:
+        code.copied = 0
+    call = launch.repeated(launches, (x,), out, (out,), parts=True)
+    kernel.__dict__["_again"] = (call,)
+    assert kernel(x, out=out) is out
+    assert [code.addresses for _, code, *_ in made] == [[addresses] for _, addresses in launches]
+    y, (last, stored) = torch.empty(33, 1, 69), launches[1][1]
+    assert kernel(x, out=y) is y and made[1][1].addresses[1] == [last, stored - out.data_ptr() + y.data_ptr()]
+    assert call((whole[:, 2:3, 2:71],), out, {}) is None is call((x[:32],), out[:32], {})
+
+
 def test_what_a_kernel_does_not_fill_is_set_to_zero_again(launched):
     """As of the workspace of a GEMM of which some tiles have fewer parts than others."""
     x, between, y = half(32, 128), half(32, 128), half(32, 128)

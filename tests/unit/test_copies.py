@@ -22,7 +22,8 @@ def some(*shape, dtype=BF16):
 #: (makes a tensor, whether its elements are moved by the TMA engine to a contiguous one).
 VIEWS = {
     "a slice of rank 3": (lambda: some(4, 40, 640)[:, 5:31, 64:576], True),
-    "rank 5": (lambda: some(3, 5, 6, 7, 80)[:, 1:3, :, 2:5, 8:40], True),
+    "rank 5": (lambda: some(2, 4, 2, 70, 80)[:, 1:3, :, 2:66, 8:40], True),
+    "rank 5, short rows": (lambda: some(3, 5, 6, 7, 80)[:, 1:3, :, 2:5, 8:40], False),
     "rank 5, odd": (lambda: some(3, 5, 6, 7, 81)[:, 1:3, :, 2:5, 8:41], False),
     "odd rows of rank 3": (lambda: some(31, 5, 60)[:, 1:4, 1:59], False),
     "odd bytes of rank 4": (lambda: some(3, 9, 7, 45, dtype=torch.int8)[:, 2:, :5, 3:], False),
@@ -32,7 +33,8 @@ VIEWS = {
     "bytes": (lambda: some(20, 535, dtype=torch.int8)[:, 3:], False),
     "64 bits": (lambda: some(9, 33, dtype=torch.int64)[:, :31], False),
     "fewer columns": (lambda: some(40, 304)[:, :301], False),
-    "permuted": (lambda: some(6, 8, 16).permute(1, 0, 2), True),
+    "permuted": (lambda: some(130, 8, 16).permute(1, 0, 2), True),
+    "permuted, short rows": (lambda: some(6, 8, 16).permute(1, 0, 2), False),
     "every second column": (lambda: some(5, 131)[:, 1::2], False),
     "every second of 64 bits": (lambda: some(3, 33, dtype=torch.int64)[:, ::2], False),
     "transposed": (lambda: some(3, 31).t(), False),
@@ -55,12 +57,12 @@ def check(x):
 
 
 def test_rows_of_several_dimensions_take_few_launches(monkeypatch):
-    from tmapipe.schedules.copy import CopyPlaces
+    from tmapipe.schedules import CopyPlaces
 
     x, launches = some(31, 5, 7, 60)[:, 1:4, :6, 1:59], []
     monkeypatch.setattr(CopyPlaces, "__call__", lambda self, x, y: launches.append(tuple(y.shape)))
     tp.schedules.Copy()(x, out=torch.empty(31, 3, 6, 61, dtype=BF16)[..., 1:59])
-    assert launches == [(3, 6, 2, 15, 58), (3, 6, 1, 1, 58)]  # rows begin alike at every second, and the last one
+    assert launches == [(3, 6, 2, 15, 58), (1, 3, 2, 3, 58)]  # rows begin alike at every second, and the last one
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -143,13 +145,51 @@ def test_tiles_of_runs_have_about_as_many_elements(monkeypatch):
     assert tiles == -(-5280 // 1024) and tiles * made.tile < 5280 + 4 * 128 < tiles * 1024
 
 
-@pytest.mark.parametrize("rows, dtype, alone", [(11254, BF16, True), (40000, BF16, False), (11254, torch.int8, False)])
-def test_short_copies_of_runs_with_gaps_have_a_tile_a_cta(rows, dtype, alone):
+@pytest.mark.parametrize("rows, dtype, ctas", [(11254, BF16, 12), (45000, BF16, 4), (11254, torch.int8, 6)])
+def test_short_copies_of_runs_with_gaps_have_a_tile_a_cta(rows, dtype, ctas):
     """Twice as many CTAs, each with 32 registers a thread, which are too few for tiles of bytes."""
     x = torch.empty(4, rows + 3, 105, dtype=dtype)[:, :rows, :75]
     key, *_ = copy.runs_of(x, torch.empty(x.shape, dtype=dtype))
     tiles = copy.CopyRuns(*key).tiles
-    assert tiles.ctas == (12 if alone else 6) and (tiles.each == 1) == alone
+    assert tiles.ctas == ctas and (tiles.each == 1) == (ctas == 12)
+
+
+@pytest.mark.parametrize(
+    "whole, part, dtype, first",
+    [
+        ((40000, 2, 8, 137), (slice(None), slice(None), slice(1, 3), slice(1, 99)), torch.float32, "rows"),  # long gaps
+        ((4000, 2, 8, 137), (slice(None), slice(None), slice(1, 3), slice(1, 99)), torch.float32, "runs"),  # little
+        ((5000, 4, 34, 81), (slice(None), slice(None), slice(1, 21), slice(7, 76)), BF16, "runs"),  # short gaps
+        ((9000, 8, 81), (slice(None), slice(2, 3), slice(1, 70)), torch.float32, "rows"),  # far apart
+        ((20000, 35, 80), (slice(None), slice(2, 3), slice(None)), torch.int8, "rows"),  # boxes of 128 bytes for 80
+        ((20000, 35, 64), (slice(None), slice(2, 3), slice(None)), torch.int8, "engine"),
+    ],
+)
+def test_the_first_way_is_by_the_model(whole, part, dtype, first, monkeypatch):
+    taken = []
+    monkeypatch.setattr(tp.calling, "looked", lambda name, few, *how: taken.append(few) or few[0])
+    monkeypatch.setattr(copy.Copy, "_by", lambda self, way, x, y: taken.append(way))
+    x = torch.empty(whole, dtype=dtype)[part]
+    tp.schedules.Copy()(x, out=torch.empty(x.shape, dtype=dtype))
+    few, way = taken
+    assert way == few[0] and way[0] == first and 2 <= len({*few}) == len(few) <= 4
+
+
+@pytest.mark.parametrize("name", ["far apart", "odd bytes", "short rows", "a long row"])
+def test_each_way(name, monkeypatch):
+    """Whatever is measured copies the tensor, and nothing beside it."""
+    x = {
+        "far apart": lambda: some(40, 8, 81, dtype=torch.float32)[:, 2:3, 1:70],
+        "odd bytes": lambda: some(30, 4, 10, 66, dtype=torch.int8)[:, 1:3, 2:5, 7:36],
+        "short rows": lambda: some(200, 7, 80, dtype=torch.int8)[:, 2:3],
+        "a long row": lambda: some(9001, dtype=torch.float32)[3:],
+    }[name]()
+    found = []
+    monkeypatch.setattr(tp.calling, "looked", lambda name, few, *how: found.append(few) or few[0])
+    tp.schedules.Copy()(x)
+    for way in found[0]:
+        monkeypatch.setattr(tp.calling, "looked", lambda name, few, *how, way=way: way if way in few else few[0])
+        check(x)
 
 
 def test_rows_that_are_repeated():

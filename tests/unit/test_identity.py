@@ -2,10 +2,12 @@
 
 import importlib.util
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
 
+import cloudpickle
 import pytest
 
 import tmapipe as tp
@@ -38,6 +40,11 @@ def test_every_registered_schedule_has_one_of_its_own_which_is_the_same_in_anoth
         timeout=100,
     )
     assert found.stdout.split() == here, found.stderr
+
+
+def test_a_schedule_that_was_sent_to_another_process_has_the_same():
+    for schedule in (each.make_small() for each in REGISTRY):
+        assert of(pickle.loads(cloudpickle.dumps(schedule))) == of(schedule), type(schedule).__name__
 
 
 def test_types_and_the_target_count():

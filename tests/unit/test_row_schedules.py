@@ -58,10 +58,11 @@ def test_the_best_form_comes_first():
 
 
 def test_other_numbers_of_ctas_are_tried_and_taken_where_they_gain_much():
-    """Weights of odd rows stay in each CTA, which leaves room for few bytes on their way: 8 CTAs, where 4 have 75 KB."""
+    """Softmax of 150345 in bf16 reaches 1653 GB/s with 16 CTAs a row, and 2898 with 4 (H200)."""
     forms = row_forms(38434, 4, 8, vectors=4, hold=64)
-    assert {form.ctas for form in forms} == {2, 4, 8} and forms[0].ctas == 8
-    assert {form.ctas for form in row_forms(186376, 4)} == {8, 16} and row_form(186376, 4).ctas == 16
+    assert {form.ctas for form in forms} == {2, 4, 8}
+    assert {form.ctas for form in row_forms(186376, 4)} == {8, 16} and row_form(186376, 4).ctas == 8
+    assert {form.ctas for form in row_forms(150345, 2, 2)} >= {4, 16} and row_form(150345, 2, 2).ctas < 16
     assert {form.ctas for form in row_forms(1024)} == {1}
 
 
@@ -161,7 +162,7 @@ PIECES = [
 @pytest.mark.parametrize("vector, ahead", [(16, 5), (8, 4)])
 def test_as_many_pieces_of_weights_are_ahead_as_have_room(vector, ahead):
     forms = row_forms(153992 if vector == 16 else 155222, 4, vector, vectors=4, hold=64)
-    form = next(form for form in forms if form.piece)
+    form = next(form for form in forms if form.piece and form.ctas == 16)
     assert (form.piece, form.ahead, form.share) == (1408, ahead, 3)
     schedule = RmsNormRows(form, stored=vector)
     schedule.plan(dict.fromkeys(("x", "weight", "y"), "fp32"))

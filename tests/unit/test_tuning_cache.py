@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
@@ -10,13 +11,15 @@ import pytest
 import tmapipe as tp
 from tmapipe import schedules
 from tmapipe.base import disk
+from tmapipe.base.arithmetic import as_dtype
 from tmapipe.epilogue import Epilogue, Matrix, Output, PerColumn
+from tmapipe.errors import InputError, UnsafeError
 from tmapipe.math import gelu, relu
 from tmapipe.tiles import GpcTiles
 from tmapipe.tuning import Candidate, Problem, ranked, tuner
 from tmapipe.tuning import compiling as cache
 from tmapipe.tuning import problem as epilogues
-from tmapipe.tuning.compiling import compile_each
+from tmapipe.tuning.compiling import beside, compile_each
 from tmapipe.tuning.cost import Method, fastest
 
 FUSED = Epilogue(lambda acc, bias: gelu(acc + bias), operands={"bias": PerColumn()})
@@ -232,3 +235,20 @@ def test_the_fastest_is_picked():
     timed = fastest(runs, Clock(), Method(rounds=2, batch=1, rest=0.0))
     assert timed[0][0] == few[4] and [t.us for _, t in timed] == sorted(t.us for _, t in timed)
     assert 1 < len(timed) < len(few)
+
+
+def test_a_check_beside_the_compiler_counts_however_either_ends():
+    def refuse():
+        raise UnsafeError("it hangs")
+
+    with beside(lambda: None):
+        pass
+    with pytest.raises(KeyError), beside(lambda: None):
+        raise KeyError
+    with pytest.raises(UnsafeError, match="it hangs"), beside(refuse):
+        raise KeyError
+    with pytest.raises(UnsafeError, match="without a word"), beside(lambda: os._exit(0)):
+        pass
+    with pytest.raises(InputError) as found, beside(lambda: as_dtype("bf17")):
+        pass
+    assert found.value.value == "bf17"

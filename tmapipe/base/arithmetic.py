@@ -61,6 +61,11 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
+    def __reduce__(
+        self,
+    ) -> Any:  # a copy would be another object than what `dtype_of` gives, and so in identities of kernels
+        return as_dtype, (self.name,)
+
     @property
     def integer(self) -> bool:
         return self.name.startswith("int")

@@ -115,8 +115,9 @@ def check_rank(argument: str, shape: Sequence[int], interleave: int, im2col: boo
 
 def check_address(argument: str, address: int, unit: int = ALIGNMENT) -> None:
     """Raises `InputError` unless an address is a multiple of *unit* bytes."""
-    rule = f"must be a multiple of {unit} bytes"
-    require(address % unit == 0, argument, hex(address), rule, "start the view at such an offset")
+    if address % unit:
+        rule = f"must be a multiple of {unit} bytes"
+        raise InputError(argument, hex(address), rule, "start the view at such an offset")
 
 
 def check_contiguous(argument: str, shape: Sequence[int], strides: Sequence[int], fix: str) -> None:
@@ -149,9 +150,10 @@ def check_strides(
         InputError: A stride is no positive multiple of *unit* bytes below 2^40.
     """
     for extent, stride in zip(shape[:-1], strides[:-1], strict=True):
-        rule = f"{stride} x {size} bytes is no positive multiple of {unit}, as {who}"
-        fix = f"pad the rows to a multiple of {max(unit // size, 1)} elements" + (other and f", or {other}")
-        require(extent <= 1 or (stride * size % unit == 0 and stride > 0), argument, tuple(strides), rule, fix)
+        if extent > 1 and (stride * size % unit or stride <= 0):
+            rule = f"{stride} x {size} bytes is no positive multiple of {unit}, as {who}"
+            fix = f"pad the rows to a multiple of {max(unit // size, 1)} elements" + (other and f", or {other}")
+            raise InputError(argument, tuple(strides), rule, fix)
         if extent > 1 and stride * size >= MAX_STRIDE:
             raise InputError(argument, tuple(strides), "TMA strides are below 2^40 bytes", "use smaller tensors")
 

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from tmapipe.base.arithmetic import DType, bf16, dtype_of, int32
-from tmapipe.errors import InputError, require
+from tmapipe.errors import InputError
 from tmapipe.parts import Wgmma
 from tmapipe.plan.declarations import Declarations
 from tmapipe.store_pipeline import StoreStage
@@ -138,7 +138,8 @@ def made_as(
     """
     dims = store.dims[len(store.folded) :]
     unknown = [dim for dim in dims if dim not in extents]
-    require(not unknown, name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
+    if unknown:
+        raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
     lacking = like_dims[: len(like_dims) - like.ndim]
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):
@@ -245,8 +246,9 @@ def check_memory(name: str, tensor: Any, output: bool) -> None:
         if output and not tensor.flags.writeable:
             raise InputError(f"{name}.flags.writeable", False, "an output is written to", "pass a copy")
         return
-    rule = "lies on a CUDA device, or on the CPU for the model"
-    require(tensor.device.type in ("cpu", "cuda"), f"{name}.device", str(tensor.device), rule, f'{name}.to("cuda")')
+    if tensor.device.type not in ("cpu", "cuda"):
+        rule = "lies on a CUDA device, or on the CPU for the model"
+        raise InputError(f"{name}.device", str(tensor.device), rule, f'{name}.to("cuda")')
     check_held(name, tensor)
     if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
         rule = "takes part in automatic differentiation, which kernels (like torch's out=) do not support"

@@ -85,8 +85,9 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     devices = {name: _device(given[name]) for name in given}
     first = next(iter(devices.values()))
     for name, device in devices.items():
-        rule = f"lies on another device than {next(iter(devices))} ({first})"
-        require(device == first, name, device, rule, "move it there")
+        if device != first:
+            rule = f"lies on another device than {next(iter(devices))} ({first})"
+            raise InputError(name, device, rule, "move it there")
     kinds = {name: "numpy" if isinstance(given[name], np.ndarray) else "torch" for name in given}
     if len(set(kinds.values())) > 1:
         raise InputError("tensors", kinds, "are either all NumPy arrays or all torch tensors", "convert one kind")
@@ -259,12 +260,14 @@ def match(
     Raises:
         InputError: A tensor is unknown or given twice, or there are too many.
     """
-    rule = f"at most {len(names)}: {', '.join(names)}"
-    require(len(tensors) <= len(names), "tensors", f"{len(tensors)} tensors", rule, "pass fewer")
+    if len(tensors) > len(names):
+        rule = f"at most {len(names)}: {', '.join(names)}"
+        raise InputError("tensors", f"{len(tensors)} tensors", rule, "pass fewer")
     given = dict(zip(names, tensors, strict=False))
     for name, tensor in named.items():
-        rule = f"is no stage; the stages are {', '.join(names)}"
-        require(name in names, name, type(tensor).__name__, rule, "rename it, or declare it")
+        if name not in names:
+            rule = f"is no stage; the stages are {', '.join(names)}"
+            raise InputError(name, type(tensor).__name__, rule, "rename it, or declare it")
         require(name not in given, name, type(tensor).__name__, "is given twice", "pass it once")
         given[name] = tensor
     given = {name: tensor for name, tensor in given.items() if tensor is not None}
@@ -386,3 +389,45 @@ def _check_output(name: str, tensor: Any, vector: int) -> None:
         other = "pass a smaller vector=" if vector else "declare a ThreadStoreStage"
         fix = f"make the last extent a multiple of {unit // size}, or {other}"
         raise InputError(f"{name}.shape", shape, rule, fix)
+
+
+def converted(x: Any, dtype: DType) -> Any:
+    """The tensor converted to another type; the tensor itself if it has that type."""
+    if isinstance(x, np.ndarray):
+        return x.astype(dtype.numpy, copy=False)
+    return x.to(getattr(sys.modules["torch"], dtype.torch))
+
+
+def widest(tensors: list[Any]) -> Any:
+    """The type of 32 bits of one of them if there is any, else that of the first."""
+    return dtype_of(max(tensors, key=lambda x: x.dtype.itemsize), "x")
+
+
+def address_of(x: Any) -> int:
+    """Where a tensor lies."""
+    return int(x.ctypes.data) if isinstance(x, np.ndarray) else int(x.data_ptr())
+
+
+def as_matrix(name: str, x: Any, kinds: Sequence[str], number: bool | None = None) -> Any:
+    """*x*, of one to four dimensions, as a matrix of its rows; a copy where it lies so that there is no such view.
+
+    Args:
+        kinds: Types that are taken, by name.
+        number: Whether it is an output of one number a row, which is seen as a vector, or another output; of an output, there
+            is no copy.
+
+    Raises:
+        InputError: It is no tensor of these types and of so many dimensions, or an output that is no such view.
+    """
+    check_kind(name, x)
+    kind = dtype_of(x, name)
+    if kind.name not in kinds or (number and kind != fp32):
+        kinds, fix = (fp32.name,) if number else kinds, f"{name}.to(torch.float32)"
+        raise InputError(f"{name}.dtype", kind.name, f"is one of {', '.join(kinds)}", fix)
+    if not number and not 1 <= x.ndim <= 4:
+        raise InputError(f"{name}.shape", tuple(x.shape), "has one to four dimensions", "reshape it")
+    seen = x.reshape(-1) if number else x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    if number is not None and address_of(seen) != address_of(x):
+        rule = "can be seen as a matrix of its rows"
+        raise InputError(f"{name}.stride", x.stride(), rule, "pass a contiguous tensor")
+    return seen

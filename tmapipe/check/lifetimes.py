@@ -50,7 +50,7 @@ class Lifetimes(Rules):
         self.counted: dict[tuple[int, str, int], Step] = {}
         self.waiters = _waiters(self.layout)
 
-    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
+    def facts(self, state: State, by_all: list[int]) -> Iterator[tuple[FactName, Known]]:
         for key, (step, _) in self.reached.items():
             yield key, ((step.agent, step.time),)
         for (bar, *what), step in self.counted.items():
@@ -336,7 +336,7 @@ class Results(Rules):
         """All warps come to their next output tile, whose places are others."""
         self.stored, self.loaded = {}, {}
 
-    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
+    def facts(self, state: State, by_all: list[int]) -> Iterator[tuple[FactName, Known]]:
         for (tensor, agent, _), stored in self.stored.items():
             key, written = ("result", tensor, agent), self._written(agent, stored)
             if not written:

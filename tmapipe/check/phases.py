@@ -36,7 +36,7 @@ Clock = np.ndarray
 Known = tuple[tuple[int, int], ...]  # (entry of a clock, least value): a fact is known to clocks that have one of them
 
 
-def knows(clock: Clock, known: Known) -> bool:
+def knows(clock: Clock | list[int], known: Known) -> bool:
     """Whether a fact is in the past of a clock."""
     for entry, least in known:  # noqa: SIM110 - any() takes twice as long, and most of a check asks this
         if clock[entry] >= least:
@@ -105,6 +105,13 @@ class Clocks:
         own = self.of[agent]
         np.maximum(own, clock, out=own)
 
+    def of_all_lanes(self) -> Clock:
+        """By warp, what an arrival by all of its lanes releases."""
+        found, agents = np.array(self.of), np.arange(self.agents)
+        found[agents, self.told + agents] = found[agents, self.published + agents] = self.time
+        found[agents, self.fenced + agents] = self.fence
+        return found
+
     def synchronize_lanes(self, agent: int) -> None:
         """``bar.warp.sync``: each lane knows what the other lanes did."""
         clock = self.of[agent]
@@ -146,8 +153,9 @@ class Rules:
     def _bar(self, bar: int) -> str:
         return bar_name(self.layout, bar)
 
-    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
-        """The facts that later operations are checked against, each with how it is known. Nothing is in flight."""
+    def facts(self, state: State, by_all: list[int]) -> Iterator[tuple[FactName, Known]]:
+        """The facts that later operations are checked against, each with how it is known. Nothing is in flight. Facts that the
+        clock *by_all* knows may be left out."""
         return iter(())
 
 
@@ -242,19 +250,24 @@ class Phases(Rules):
             phase.of = self.own
         return phase
 
-    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
-        for bar, number in enumerate(state.phase):
-            last, last_but_one = (((self.clocks.phases + bar, number - i),) for i in range(2))
-            yield ("bar", bar, "last"), last
-            yield ("bar", bar, "last but one"), last_but_one
+    def facts(self, state: State, by_all: list[int]) -> Iterator[tuple[FactName, Known]]:
+        for bar, (number, waits) in enumerate(zip(state.phase, self.waits, strict=True)):
+            entry = self.clocks.phases + bar
+            last, last_but_one = ((entry, number),), ((entry, number - 1),)
+            if by_all[entry] < number:
+                yield ("bar", bar, "last"), last
+                yield ("bar", bar, "last but one"), last_but_one
             three = (("now", self.now, ()), ("done", self.done, last), ("before", self.before, last_but_one))
             for name, phases, over in three:
-                for agent, time in phases[bar].by.items():
-                    yield ("bar", bar, name, agent), ((agent, time),)
-                if phases[bar].landed:
+                phase = phases[bar]
+                for agent, time in phase.by.items():
+                    if by_all[agent] < time:
+                        yield ("bar", bar, name, agent), ((agent, time),)
+                if phase.landed:
                     yield ("bar", bar, name, "landed"), over
-            for agent, step in self.waits[bar].items():
-                yield ("bar", bar, "wait", agent), ((agent, step.time),)
+            for agent, step in waits.items():
+                if by_all[agent] < step.time:
+                    yield ("bar", bar, "wait", agent), ((agent, step.time),)
 
     def wait(self, step: Step, bar: int, phase: int) -> None:
         """The warp saw *phase* complete; -1 is the phase before the first."""
@@ -410,7 +423,7 @@ class Barriers(Rules):
             if before is not None and not latest.complete:
                 yield (which, "before"), before
 
-    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
+    def facts(self, state: State, by_all: list[int]) -> Iterator[tuple[FactName, Known]]:
         for key, generation in self.recent():
             for agent, time in generation.by.items():
                 yield ("barrier", *key, agent), ((agent, time),)

@@ -249,7 +249,8 @@ class Slots(Rules):
     def __init__(self, clocks: Clocks, log: FindingLog):
         super().__init__(clocks, log)
         layout = log.layout
-        self.history: list[dict[Part, dict[Any, SlotAccess]]] = [{} for _ in range(layout.ctas * layout.nslots)]
+        self.history: list[dict[Any, dict[Any, SlotAccess]]]  # by slot and `_cut`
+        self.history = [{} for _ in range(layout.ctas * layout.nslots)]
         self.flights: dict[Flight, list[SlotAccess]] = {}
         self.bulk_waits = [Waits() for _ in range(layout.agents)]
         self.mma_waits = [Waits() for _ in range(layout.agents)]
@@ -265,14 +266,18 @@ class Slots(Rules):
         other.history = [{part: dict(known) for part, known in history.items()} for history in self.history]
         return other
 
-    def facts(self, state: State) -> Iterator[tuple[FactName, Known]]:
+    def facts(self, state: State, by_all: list[int]) -> Iterator[tuple[FactName, Known]]:
         for slot, history in enumerate(self.history):
             for access in (access for known in history.values() for access in known.values()):
                 ends = self._ends(access) if access.kind in (STORE, MMA) else {}
+                over = _known_by_waits(ends) if ends else self.over(access)
+                fenced = access.kind in GENERIC
+                if not fenced and None not in ends.values() and knows(by_all, over):
+                    continue
                 by = access.bar if access.kind in COUNTED else next(iter(ends), access.agent)
                 key: FactName = ("slot", slot, access.kind, access.part, by)
-                yield key, _known_by_waits(ends) if ends else self.over(access)
-                if access.kind in GENERIC:
+                yield key, over
+                if fenced:
                     yield (*key, "fenced"), self.fenced(access)
                 for agent, wait in ends.items():
                     if wait is None:  # it will be for the groups or wgmmas up to one counted from the latest
@@ -382,11 +387,11 @@ class Slots(Rules):
         layout, slot = self.layout, access.slot
         base = cta * layout.nslots
         clock = self.clocks.of[access.agent]
-        writes = access.kind in WRITES
+        writes, (cut, which) = access.kind in WRITES, _cut(access.part)
         for alias in layout.aliases[slot]:
-            for part, known in self.history[base + alias].items():
-                if alias == slot and _disjoint(part, access.part):
-                    continue
+            for (other, i), known in self.history[base + alias].items():
+                if i != which and other == cut and alias == slot:
+                    continue  # other bytes
                 over = []
                 for of, before in known.items():
                     if (not writes and before.kind not in WRITES) or before.kind == access.kind == REDUCE:
@@ -398,7 +403,7 @@ class Slots(Rules):
                         over.append(of)  # whoever writes next comes after this write, and so after that read
                 for of in over:
                     del known[of]
-        self.history[base + slot].setdefault(access.part, {})[access.kind, by] = access
+        self.history[base + slot].setdefault((cut, which), {})[access.part[0], access.kind, by] = access
 
     def order(self, before: SlotAccess, access: SlotAccess, clock: Clock) -> Kind | None:
         """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""
@@ -438,9 +443,9 @@ def _known_by_waits(ends: dict[int, Step | None]) -> Known:
 
 
 @functools.cache
-def _disjoint(one: Part, other: Part) -> bool:
-    """Parts of the same cut with different numbers, however a part is distributed over lanes."""
-    return one[1] != other[1] and one[2] == other[2] and one[0].split("/")[0] == other[0].split("/")[0]
+def _cut(part: Part) -> tuple[tuple[str, int], int]:
+    """How a slot is cut, however a part is distributed over lanes; and which part of that this is."""
+    return (part[0].split("/")[0], part[2]), part[1]
 
 
 # ---- fences ----------------------------------------------------------------------------------------------------------

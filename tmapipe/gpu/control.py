@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,11 +54,6 @@ def when(condition: Any, body: Callable[[], None]) -> None:
     with ir.InsertionPoint(made.then_block):
         body()
         scf.yield_([])
-
-
-def anew(x: Any) -> Any:
-    """The number *x*, of which ptxas does not know that it is *x*: what is made of it stays in no register for other code."""
-    return emit_ptx("mov.b32 $0, $1;", "r", x, words=1, ordered=False)[0]
 
 
 def choice(condition: Any, then: Callable[[], Carried | None], other: Callable[[], Carried | None]) -> list[Any]:
@@ -263,6 +259,27 @@ def sums_inside(
         lambda: added([choose(holds(i), value, zero) for i, value in enumerate(whole)]),
         lambda: added(whole),
     )
+
+
+def chosen(place: Any, limits: Sequence[tuple[str, Any]]) -> Callable[[Any, Any], Any]:
+    """(x, other) -> x where *place* has these relations to these *limits*, else other."""
+    return functools.partial(choose, functools.reduce(both, [OPERATORS[name](place, limit) for name, limit in limits]))
+
+
+def masked(place: Any, limits: Sequence[tuple[str, Any]], zero: Any) -> Callable[[Any, Any], Any]:
+    """As `chosen`, with masks for predicates. If too many predicates of a kernel wait for their use, ptxas makes bits of a
+    word of them, one after another, in all its loops: predicates of stamped loops would slow the others.
+    zero: as in `GpuWarp`."""
+
+    def pick(x: Any, other: Any) -> Any:
+        kind = type(x)
+        made, otherwise = (Int32(llvm.bitcast(T.i32(), kind(each).ir_value())) for each in (x, other))
+        for name, limit in limits:
+            text = f"{{ .reg .b32 mask; set.{name}.u32.s32 mask, $1, $2; lop3.b32 $0, mask, $3, $4, 0xCA; }}"
+            (made,) = emit_ptx(text, "rrrr", place, limit + zero, made, otherwise, words=1, pure=True)
+        return kind(llvm.bitcast(kind.mlir_type, made.ir_value()))
+
+    return pick
 
 
 def _abs(x: Any) -> Any:

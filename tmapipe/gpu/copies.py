@@ -82,7 +82,8 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
         if isinstance(values.data, Spread):
             runs = iter([(0, 0, fragments.row(layout, 0) + isa.lane % 4 * 8)])
         for first, row, column in runs:
-            (start, inside), column = tile.row(row), at[-1] + column
+            earlier = fragments.row_from(layout, first, row) if values.along == "tile" else (row,)
+            (start, inside), column = tile.row(*earlier), at[-1] + column
             address = start + Int64(column) * size
             if mask is not None:
                 put_if(holds(inside, column, 1) & Boolean(mask.data[first]), first, address, 1)
@@ -278,9 +279,16 @@ class _Tile:
             self.start = self.start + Int64(at[i]) * self.strides[i] * self.size
         self.batch = [_inside(at[i], self.shape[i]) for i in range(self.outer)]
 
-    def row(self, row: Any) -> tuple[Any, list[Any]]:
-        """The address of element 0 of the tensor in that row of the tile, and conditions for the row to be in the tensor."""
+    def row(self, row: Any, further: int = 0) -> tuple[Any, list[Any]]:
+        """The address of element 0 of the tensor in the row that is so much *further* in the tile, and conditions for it to be
+        in the tensor. Rows that are counted from one *row* share its multiplication."""
         start, inside = self.start, list(self.batch)
+        if further and len(self.extents) == 2:
+            stride = self.strides[self.outer] * self.size
+            index = self.at[self.outer] + row
+            inside.append(_inside(index + further, self.shape[self.outer]))
+            return start + Int64(index) * stride + further * stride, inside
+        row = row + further
         for dim in range(len(self.extents) - 2, -1, -1):
             index = self.at[self.outer + dim] + (row % self.extents[dim] if dim else row)
             row = row // self.extents[dim]

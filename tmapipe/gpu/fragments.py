@@ -17,14 +17,14 @@ from cutlass._mlir.dialects import arith, llvm
 from cutlass.cutlass_dsl import T
 
 from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape, slot_layout
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, chosen, emit_ptx, masked, widened
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
 from tmapipe.gpu.sums import Sums, loaded
 from tmapipe.isa.fragment import Accesses, Fragment, Gaps, Place, RawFunction, SlotRef, Span, call_raw
 from tmapipe.isa.ops import Isa
 from tmapipe.plan.model import Load, Plan, RoleWarps, Store, Syncs
 from tmapipe.plan.rings import Barrier, Buffer, Matmul
-from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, compared
+from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout, compared
 
 # ---- fragments -------------------------------------------------------------------------------------------------------
 #
@@ -216,6 +216,13 @@ class GpuFragments(PeerFragments, Sums):
         number = KINDS[kind](self.isa.buffers[slot.buffer.name][(index, slot.stage)])
         return Fragment(self, None, "one", kind, [number])
 
+    def row_from(self, layout: ThreadLayout, i: int, row: Any) -> tuple[Any, int]:
+        """An earlier row of the thread's, and how many rows further *row* is, where value *i* is: one row serves all, if
+        threads share rows evenly."""
+        if not isinstance(layout, VectorLayout) or not layout.even or layout.by_rows:
+            return row, 0
+        return self.row(layout, 0), layout.row_slot(i) * layout.own * layout.threads // layout.row_vectors
+
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         layout = values.layout
         assert layout is not None
@@ -248,16 +255,13 @@ class GpuFragments(PeerFragments, Sums):
         layout, by_column = tile.layout, along == "rows"
         assert layout is not None
         slot_of, place = (layout.column_slot, tile.columns) if by_column else (layout.row_slot, tile.rows)
-        holds: dict[int, Any] = {}
+        pick, inside = self.isa.picker(), dict[int, Any]()
         for slot in {slot_of(i) for i in range(layout.values)}:
             after_first, before_end = compared(layout, slot, by_column, first, end, surely)
-            if after_first:
-                holds[slot] = place.data[slot] >= first
-            if before_end:
-                inside = place.data[slot] < end
-                holds[slot] = Boolean(holds[slot]) & Boolean(inside) if slot in holds else inside
+            if limits := [("ge", first)] * after_first + [("lt", end)] * before_end:
+                inside[slot] = pick(place.data[slot], limits)
         number = KINDS[tile.kind](other)
-        data = [choose(holds[slot_of(i)], x, number) if slot_of(i) in holds else x for i, x in enumerate(tile.data)]
+        data = [inside[slot_of(i)](x, number) if slot_of(i) in inside else x for i, x in enumerate(tile.data)]
         return Fragment(self, layout, "tile", tile.kind, data)
 
     # ---- data -----------------------------------------------------------------------------------------------------
@@ -309,31 +313,47 @@ class GpuWarp(Isa):
             launched; addressed: tensors that are reached by their address, by name; scratch: counters, for an order with a
             queue, and memory for descriptors that the kernel makes; kept: the words that the order adds to a launch; watch,
             stamps: for a kernel with that instrument, as `tmapipe.gpu.watchdog` has them.
+        zero: 0, which no compiler knows: for a second form of the program in the same kernel. Its numbers are other values
+            then, so ptxas keeps them in no register for both forms. Threads and warps have their numbers at hand.
     """
 
     fragments: GpuFragments
 
-    def __init__(self, plan: Plan, given: Any):
-        self.plan, self.clusters, self.kept, self.scratch = plan, given.clusters, given.kept, given.scratch
+    def __init__(self, plan: Plan, given: Any, zero: Any = None):
+        self.plan, self.given, self.zero, self.pickers, self.scratch = plan, given, zero, 0, given.scratch
+        self.clusters, self.kept = self.own(given.clusters), list(map(self.own, given.kept))
         self.watch, self.stamps = getattr(given, "watch", None), getattr(given, "stamps", None)
         self.atoms, self.host_divisors, self.addressed = vars(given.atoms), vars(given.divisors), vars(given.addressed)
         self.syncs = Syncs(plan)
-        self.thread, _, _ = cute.arch.thread_idx()
-        self.lane = cute.arch.lane_idx()
+        self.thread, self.lane = cute.arch.thread_idx()[0], cute.arch.lane_idx()
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        block, _, _ = cute.arch.block_idx()
+        block = self.own(cute.arch.block_idx()[0])
         if plan.cluster_size > 1:
-            self.cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+            self.cta_rank = self.own(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
             self.cluster_id = block // plan.cluster_size
         else:
             self.cta_rank, self.cluster_id = Int32(0), block
-        self.shared = _opaque(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024))
+        # The compiler keeps what a shuffle gives in a uniform register, and else computes the address of the CTA's shared
+        # memory anew at every use (4 instructions per k-tile of a GEMM).
+        shared = cute.arch.make_warp_uniform(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024).toint())
+        self.shared = cute.make_ptr(cutlass.Uint8, self.own(shared), cute.AddressSpace.smem, assumed_align=1024)
         self.buffers = {buffer.name: self._buffer(buffer) for buffer in plan.buffers}
         self.fragments = GpuFragments(self)
         self.top, self._moves = ir.InsertionPoint(arith.ConstantOp(T.i32(), 0)), dict[str, Moves]()  # after the slots
         self.matmuls = {matmul.name: MatmulHandles(self, matmul) for matmul in plan.matmuls}
 
     # ---- control flow and registers -------------------------------------------------------------------------------
+
+    def own(self, number: Any) -> Any:
+        """The same number, as a value of this form of the program."""
+        return number if self.zero is None or isinstance(number, int) else number ^ self.zero
+
+    def picker(self) -> Callable[..., Any]:
+        """What makes functions of two numbers, of which a place says which one counts: as `control.chosen`."""
+        if self.zero is None:
+            return chosen
+        self.pickers += 1  # in a sum of its own, or ptxas would keep masks of one function for another
+        return functools.partial(masked, zero=self.zero * self.pickers)
 
     when = staticmethod(control.when)
 
@@ -392,15 +412,6 @@ class GpuWarp(Isa):
             with self.top:
                 self._moves[part.name] = Moves(part, atom, slots, share, peers)
         return self._moves[part.name]
-
-
-def _opaque(pointer: Any) -> Any:
-    """The same pointer to shared memory, as a value that the compiler keeps in a uniform register.
-
-    Otherwise it computes the address of the CTA's shared memory anew at every use (4 instructions per k-tile of a GEMM).
-    """
-    address = cute.arch.make_warp_uniform(pointer.toint())
-    return cute.make_ptr(cutlass.Uint8, address, cute.AddressSpace.smem, assumed_align=1024)
 
 
 # ---- edges -----------------------------------------------------------------------------------------------------------

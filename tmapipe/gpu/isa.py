@@ -241,23 +241,14 @@ def _load_entry(isa: GpuWarp, op: Any) -> list[Any]:
 
 def emit(program: Traced, isa: GpuIsa) -> None:
     """Emits the program of the calling warp."""
-    known = {"warp": isa.warp, "rank": isa.cta_rank, "cluster": isa.cluster_id, "clusters": isa.clusters}
-    symbols = {Expr.of("symbol", name): value for name, value in known.items()}
-    for symbol, (argument, dim) in program.isa.symbols["extents"].items():
-        symbols[symbol] = isa.extent(argument, dim)
-    if "launch" in program.isa.symbols:
-        in_machine, words = program.isa.symbols["launch"]
-        symbols.update(zip(words, isa.launch_words(in_machine), strict=True))
-    watched = {} if isa.watch is None else {id(site.node): i for i, site in enumerate(sites(program))}
-    stamping = None if isa.stamps is None else Stamping(isa, program)
-    emission = _Emission(isa, symbols, watched, () if stamping is None else program.isa.symbols["extents"])
-    plain = functools.partial(emission.values.inside, emission.block, program.nodes)
-    if stamping is None:
+    plain, launched = _Emission(program, isa).whole, isa.stamps
+    if launched is None:
         return plain()
+    stamping = Stamping(isa, program)
 
     def stamped() -> None:
-        emission.stamping = stamping
-        plain()
+        again = type(isa)(isa.plan, isa.given, zero=Int32(launched[1] >> 63))
+        _Emission(program, again, stamping).whole()
         stamping.end()
 
     # The plain form comes first: in what comes second, ptxas has kept descriptors of matmuls out of uniform registers.
@@ -265,12 +256,23 @@ def emit(program: Traced, isa: GpuIsa) -> None:
 
 
 class _Emission:
-    """A method a node. watched: numbers of waits by the node's id, if waits end; anew: extents that each turn reads anew."""
+    """A method a node."""
 
-    def __init__(self, isa: GpuIsa, symbols: dict[Expr, Any], watched: dict[int, int], anew: Any):
-        self.isa, self.values, self.watched, self.anew = isa, Values(isa, symbols), watched, anew
-        self.stamping: Stamping | None = None
+    def __init__(self, program: Traced, isa: GpuIsa, stamping: Stamping | None = None):
+        known = {"warp": isa.warp, "rank": isa.cta_rank, "cluster": isa.cluster_id, "clusters": isa.clusters}
+        symbols = {Expr.of("symbol", name): value for name, value in known.items()}
+        for symbol, (argument, dim) in program.isa.symbols["extents"].items():
+            symbols[symbol] = isa.own(isa.extent(argument, dim))
+        if "launch" in program.isa.symbols:
+            in_machine, words = program.isa.symbols["launch"]
+            symbols.update(zip(words, isa.launch_words(in_machine), strict=True))
+        self.program, self.isa, self.stamping, self.values = program, isa, stamping, Values(isa, symbols)
+        #: Numbers of waits by the node's id, if waits end.
+        self.watched = {} if isa.watch is None else {id(site.node): i for i, site in enumerate(sites(program))}
         self.turns: list[Any] = []  # the iterations of the loops around
+
+    def whole(self) -> None:
+        self.values.inside(self.block, self.program.nodes)
 
     def block(self, nodes: Sequence[Any]) -> None:
         for node in nodes:
@@ -297,8 +299,6 @@ class _Emission:
             self.values.bind(node.index, i, counts=True)
             names.bind(0, now)
             self.turns.append(i)
-            for each in self.anew:
-                self.values.bind(each, control.anew(self.values.of(each)), counts=True)
             if self.stamping is not None:
                 self.stamping.turn(node)
             self.block(node.body)

@@ -327,14 +327,16 @@ def caller_of(
 
 def parts_of(launches: Launches, tensors: Sequence[Any], results: Sequence[Any]) -> list[list[tuple[int, int]]]:
     """The places, as `caller_of` takes them, of launches with tensors at these addresses, all of which lie in a call's tensors
-    or in its outputs, and which take some of each; [] for other launches."""
+    or in its outputs, or fewer than 16 bytes before an input, and which take some of each; [] for other launches."""
     whole, found, used = [*tensors, *results], list[list[tuple[int, int]]](), set[int]()
     for launcher, addresses in launches:
         places: list[tuple[int, int]] = []
         for k, address in enumerate(addresses):
             own = range(len(whole)) if found or k >= launcher.inputs else range(len(tensors))
             own = own[len(tensors) :] if k >= launcher.inputs else own
-            places += [(i, n) for i in own if 0 <= (n := address - whole[i].data_ptr()) < span(whole[i])][:1]
+            after = [(i, address - whole[i].data_ptr()) for i in own]
+            inside = [(i, n) for i, n in after if 0 <= n < span(whole[i])]
+            places += (inside or [(i, n) for i, n in after if k < launcher.inputs and -ALIGNMENT < n < 0])[:1]
         if len(places) < len(addresses):
             return []
         used |= {i for i, _ in places}
@@ -384,6 +386,16 @@ def watched() -> Iterator[list[tuple[Launcher, list[int]]]]:
     finally:
         noted.launches = before
         watchers.pop()
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """The scope of which `watched` notes no launches."""
+    before, noted.launches = noted.launches, None
+    try:
+        yield
+    finally:
+        noted.launches = before
 
 
 def note_zeroed(tensor: Any, first: int) -> None:

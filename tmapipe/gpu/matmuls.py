@@ -265,75 +265,72 @@ def read_blocks(isa: GpuWarp, slot: SlotRef, layout: AccumulatorLayout) -> list[
 #
 # Weights of few bits as operand a: two to a word, in few instructions. The bits 0x4300 are 128 in bf16, and the last place
 # of 128 is worth 1. So a number that is or-ed into the last bits is added to 128. In fp16, 0x6400 is 1024, likewise.
+# Integer instructions take twice as long as fma, so numbers are scaled two at a time by an fma of 16 bits.
 
 
 def widened_weights(isa: GpuWarp, matmul: Matmul, slot: SlotRef, kind: str, zero: Any, scale: Any) -> list[Any]:
     """A thread's words, in the order of `operand`. zero, scale: for each part of k a number for each of its two rows."""
     buffer, four, in_bf16 = slot.buffer, kind.endswith("int4"), matmul.b.dtype == bf16
-    parts = max(len(zero), len(scale))
-    how: list[Any] = [(None, None)]
-    if parts:
-        more = [Float32(first + 8.0 * (kind == "int4")) for first in (256.0, 16.0)] if four else [Float32(0.0)]
-        by = scale or [(Float32(1.0),) * 2] * parts
-        less = [[[x + y for x in more] for y in each] for each in zero] or [[more] * 2] * parts
-        how = [
-            [(x, *(-x * y for y in few)) for x, few in zip(*each, strict=True)] for each in zip(by, less, strict=True)
-        ]
+    how = _scales(zero, scale, in_bf16)
     row = AccumulatorLayout.of(matmul).group(isa.warp) * 64
     row = row + isa.warp % 4 * 16 + isa.lane // 4
     start, pitch = isa.slot_address(buffer, slot.stage), buffer.swizzle or buffer.tile[-1]  # of rows, bytes
     words, units = dict[tuple[int, int], Any](), buffer.tile[-1] // 16
-    for sixteen in range(units):
-        at = start + buffer.byte_in_slot(row, 16 * sixteen) + isa.lane % 4 * 2
-        for half, eight in itertools.product(range(2), range(2)):
-            (pair,) = emit_ptx(f"ld.shared.u16 $0, [$1+{8 * half * pitch + 8 * eight}];", "r", at, words=1)
-            of = how[sixteen * len(how) // units][half]
-            numbers = _four_bits(pair, kind, in_bf16, of) if four else [_eight_bits(pair, kind, in_bf16, of)]
-            for part, word in enumerate(numbers):
-                words[len(numbers) * sixteen + part, half + 2 * eight] = word
+    for unit in range(units):
+        at = start + buffer.byte_in_slot(row, 16 * unit) + isa.lane % 4 * (4 if four else 2)
+        for half in range(2):
+            if four:
+                (eight,) = emit_ptx(f"ld.shared.u32 $0, [$1+{8 * half * pitch}];", "r", at, words=1)
+                numbers = _four_bits(eight, kind, in_bf16)
+            else:
+                places = [8 * half * pitch + 8 * i for i in range(2)]
+                pairs = [emit_ptx(f"ld.shared.u16 $0, [$1+{place}];", "r", at, words=1)[0] for place in places]
+                numbers = [_eight_bits(pair, kind, in_bf16) for pair in pairs]
+            by = how[unit * len(how) // units][half]
+            for i, number in enumerate(numbers):
+                word = number if by is None else _scaled(number, by, in_bf16)
+                words[len(numbers) // 2 * unit + i // 2, half + 2 * (i % 2)] = word
     return [words[place] for place in sorted(words)]
 
 
-def _four_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> list[Any]:
-    """Words of the low halves and of the high halves of two bytes."""
-    signed = kind == "int4"
-    if how is not None:
-        return _four_bits_fused(pair, signed, in_bf16, how)
-    base = 0x4300 if in_bf16 else 0x6400
-    magic = base * 0x10001 | (0x80008 if signed else 0)
-    (apart,) = emit_ptx("prmt.b32 $0, $1, 0, 0x4140;", "r", pair, words=1, pure=True)
+def _scales(zero: Any, scale: Any, in_bf16: bool) -> list[Any]:
+    """For each part of k and each of two rows: None, or a word of the scale twice and one of -zero * scale, or None for 0."""
+    parts = max(len(zero), len(scale))
+    if not parts:
+        return [(None, None)]
+    twice = "{ .reg .f32 x; mul.f32 x, $1, $2; cvt.rn." + ("bf16x2" if in_bf16 else "f16x2") + ".f32 $0, x, x; }"
+
+    def both(x: Any, by: Any) -> Any:
+        return emit_ptx(twice, "ff", x, by, words=1, pure=True)[0]
+
+    one = Float32(1.0)
+    by = scale or [(one, one)] * parts
+    less = [[both(-y, x) for x, y in zip(*each, strict=True)] for each in zip(by, zero, strict=True)] if zero else None
+    return [[(both(x, one), less[part][half] if less else None) for half, x in enumerate(by[part])]
+            for part in range(parts)]  # fmt: skip
+
+
+def _four_bits(eight: Any, kind: str, in_bf16: bool) -> list[Any]:
+    """Words of the lowest four bits of each half of *eight*, of the next four, and so on."""
+    magic = (0x4300 if in_bf16 else 0x6400) * 0x10001 | (0x80008 if kind == "int4" else 0)
     numbers = []
-    for part in range(2):
-        if part:
-            (apart,) = emit_ptx("shr.u32 $0, $1, 4;", "r", apart, words=1, pure=True)
-        (word,) = emit_ptx(f"lop3.b32 $0, $1, 0x000f000f, {magic:#x}, 0x6a;", "r", apart, words=1, pure=True)
+    for bit in range(0, 16, 4):
+        text = f"lop3.b32 $0, $1, 0x000f000f, {magic:#x}, 0x6a;"
+        if bit:
+            text = f"{{ .reg .b32 x; shr.u32 x, $1, {bit}; {text.replace('$1', 'x')} }}"
+        (word,) = emit_ptx(text, "r", eight, words=1, pure=True)
         numbers.append(_less(word, magic, in_bf16))
     return numbers
 
 
-def _four_bits_fused(pair: Any, signed: bool, in_bf16: bool, how: Any) -> list[Any]:
-    """The words of `_four_bits`, times one number and plus another. A byte is shifted to bit 15. Then its low half lies where
-    the last places of 256 in fp32 are worth 1 and more, and its high half where the last places of 16 are."""
-    scale, *added = how
-    places = [emit_ptx(f"shl.b32 $0, $1, {by};", "r", pair, words=1, pure=True)[0] for by in (15, 7)]
-    numbers = []
-    for mask, of_one, plus in zip((0x78000, 0x780000), (0x43800000, 0x41800000), added, strict=True):
-        magic = of_one | (mask & 0x440000 if signed else 0)
-        text = "".join(f"lop3.b32 {x}, ${i}, {mask:#x}, {magic:#x}, 0x6a; " for i, x in ((1, "l"), (2, "h")))
-        fused = "mov.b32 x, l; mov.b32 y, h; fma.rn.f32 x, x, $3, $4; fma.rn.f32 y, y, $3, $4; "
-        text = f"{{ .reg .b32 l, h; .reg .f32 x, y; {text}{fused}cvt.rn.{'bf16x2' if in_bf16 else 'f16x2'}.f32 $0, y, x; }}"
-        numbers += emit_ptx(text, "rrff", *places, scale, plus, words=1, pure=True)
-    return numbers
-
-
-def _eight_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> Any:
+def _eight_bits(pair: Any, kind: str, in_bf16: bool) -> Any:
     """The word of two bytes."""
     if kind.startswith("fp8"):
         form = kind.removeprefix("fp8_")
         text = f"{{ .reg .b16 x; cvt.u16.u32 x, $1; cvt.rn.f16x2.{form}x2 $0, x; }}"
         (word,) = emit_ptx(text, "r", pair, words=1, pure=True)
-        return word if how is None and not in_bf16 else _fused(word, "f16", in_bf16, how)
-    if how is None and not in_bf16:
+        return _of_fp16(word) if in_bf16 else word
+    if not in_bf16:
         text = "{ .reg .b32 x; prmt.b32 x, $1, 0x64646464, 0x4140; xor.b32 $0, x, 0x00800080; }"
         (word,) = emit_ptx(text, "r", pair, words=1, pure=True)
         return _less(word, 0x64806480, False)
@@ -341,7 +338,7 @@ def _eight_bits(pair: Any, kind: str, in_bf16: bool, how: Any) -> Any:
     (word,) = emit_ptx("prmt.b32 $0, $1, 0x43434343, 0x4140;", "r", pair, words=1, pure=True)
     text = "{ .reg .b32 x, y; and.b32 x, $1, 0xff7fff7f; and.b32 y, $1, 0xff80ff80; sub.bf16x2 $0, x, y; }"
     (word,) = emit_ptx(text, "r", word, words=1, pure=True)
-    return word if how is None else _fused(word, "bf16", in_bf16, how)
+    return word
 
 
 def _less(word: Any, bits: int, in_bf16: bool) -> Any:
@@ -351,15 +348,18 @@ def _less(word: Any, bits: int, in_bf16: bool) -> Any:
     return emit_ptx(text, "r", word, words=1, pure=True)[0]
 
 
-def _fused(word: Any, kind: str, in_bf16: bool, how: Any) -> Any:
-    """A word's two numbers times one plus another in fp32, if *how* says so, rounded."""
-    to_fp32 = "shl.b32 l, $1, 16; and.b32 h, $1, 0xffff0000; mov.b32 x, l; mov.b32 y, h; "
-    if kind == "f16":
-        to_fp32 = "mov.b32 {l, h}, $1; cvt.f32.f16 x, l; cvt.f32.f16 y, h; "
-    registers = ".reg .b16 l, h; .reg .f32 x, y; " if kind == "f16" else ".reg .b32 l, h; .reg .f32 x, y; "
-    fused = "fma.rn.f32 x, x, $2, $3; fma.rn.f32 y, y, $2, $3; " if how else ""
-    text = f"{{ {registers}{to_fp32}{fused}cvt.rn.{'bf16x2' if in_bf16 else 'f16x2'}.f32 $0, y, x; }}"
-    return emit_ptx(text, "rff" if how else "r", word, *(how or ()), words=1, pure=True)[0]
+def _of_fp16(word: Any) -> Any:
+    """A word's two numbers of fp16 in bf16."""
+    text = "{ .reg .b16 l, h; .reg .f32 x, y; mov.b32 {l, h}, $1; cvt.f32.f16 x, l; cvt.f32.f16 y, h; "
+    return emit_ptx(text + "cvt.rn.bf16x2.f32 $0, y, x; }", "r", word, words=1, pure=True)[0]
+
+
+def _scaled(word: Any, by: Any, in_bf16: bool) -> Any:
+    """A word's two numbers times one and, unless it is None, plus another, rounded once."""
+    (scale, plus), kind = by, "bf16x2" if in_bf16 else "f16x2"
+    if plus is None:
+        return emit_ptx(f"mul.{kind} $0, $1, $2;", "rr", word, scale, words=1, pure=True)[0]
+    return emit_ptx(f"fma.rn.{kind} $0, $1, $2, $3;", "rrr", word, scale, plus, words=1, pure=True)[0]
 
 
 # ---- peers -----------------------------------------------------------------------------------------------------------

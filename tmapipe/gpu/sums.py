@@ -48,14 +48,14 @@ class Runs(Fragments):
 
     def row(self, layout: ThreadLayout, slot: int) -> Any:
         """The row of a row slot."""
-        isa = self.isa
         if isinstance(layout, VectorLayout) and layout.by_rows:
-            return layout.warp(isa.warp) * layout.row_slots + slot
+            return layout.warp(self.isa.warp) * layout.row_slots + slot
         if isinstance(layout, VectorLayout):
-            return (self._thread(layout) + slot * layout.own * layout.threads) // layout.row_vectors
+            thread, further, row = self._thread(layout), slot * layout.own * layout.threads, layout.row_vectors
+            return thread // row + further // row if layout.even else (thread + further) // row
         assert isinstance(layout, AccumulatorLayout)
-        block, half = divmod(slot, 2)
-        return (block * layout.warpgroups + layout.group(isa.warp)) * 64 + isa.warp % 4 * 16 + isa.lane // 4 + 8 * half
+        block, warp = slot // 2 * layout.warpgroups + layout.group(self.isa.warp), self.isa.warp % 4
+        return block * 64 + warp * 16 + self.isa.lane // 4 + 8 * (slot % 2)
 
     def column(self, layout: ThreadLayout, slot: int) -> Any:
         """The column of a column slot."""

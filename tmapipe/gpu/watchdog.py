@@ -345,8 +345,8 @@ EVERY = (1 << 31) - 1  #: tiles, for a launch that stamps them all
 _BEGIN = """.reg .b64 stamp_at; .reg .b32 stamp_end, stamp_none, stamp_clock<{places}>;
 {{
 .reg .pred mine, has; .reg .b32 a, b, warp, cta, most; .reg .b64 row, now;
-mov.u32 a, %tid.x; shr.u32 warp, a, 5; and.b32 b, a, 31; setp.eq.u32 mine, b, 0;
-shr.u32 a, {warps}, warp; and.b32 a, a, 1; setp.ne.and.u32 mine, a, 0, mine;
+mov.b64 {{a, most}}, $2; shr.u32 most, most, 31; mov.u32 a, %tid.x; xor.b32 a, a, most; shr.u32 warp, a, 5; and.b32 b, a, 31;
+setp.eq.u32 mine, b, 0; shr.u32 a, {warps}, warp; and.b32 a, a, 1; setp.ne.and.u32 mine, a, 0, mine;
 {cta}; mov.b64 {{a, most}}, $2; setp.lt.u32 has, cta, a; selp.b32 $0, most, 0, has; and.pred mine, mine, has;
 mov.u32 a, 1; shl.b32 a, a, warp; sub.u32 a, a, 1; and.b32 a, a, {warps}; popc.b32 a, a;
 mad.lo.u32 a, cta, {each}, a; mad.wide.u32 row, a, {nbytes}, $1; add.u64 stamp_at, row, {head};
@@ -355,7 +355,8 @@ mov.u64 now, %globaltimer; mov.u32 a, %clock; mov.u32 b, %smid;
 @mine st.global.b64 [row], now;
 @mine st.global.v2.b32 [row+8], {{a, b}};
 }}"""
-# The CTA's number. With %ctaid, from which tiles are computed, ptxas would compute these in each thread.
+# The CTA's number. With %ctaid, from which tiles are computed, ptxas would compute these in each thread. Nor is the warp's
+# number that of the program, by an unknown zero: in a uniform register, predicates of it would take longer.
 _CTA = "mov.u32 cta, %cluster_nctaid.x; mov.u32 a, %clusterid.x; mov.u32 b, %cluster_ctarank; mad.lo.u32 cta, cta, a, b"
 _CLOCK = "mov.u32 stamp_clock{}, %clock;"
 _WRITE = """{{
@@ -457,7 +458,7 @@ class Stamping:
 
 def launched(plan: Plan, stamps: Sequence[int], tiles: int) -> list[int]:
     """What a stamped kernel is launched with: the address of the rows, and how many CTAs have some; from bit 32 on, how many
-    tiles of each are stamped.
+    tiles of each are stamped. Bit 63 is the `zero` of the stamped form, as `GpuWarp` has it.
 
     Args:
         plan: Of the kernel.

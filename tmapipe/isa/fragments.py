@@ -61,9 +61,9 @@ class Fragments(Carried):
     def widened(
         self, matmul: Matmul, slot: SlotRef, kind: str, zero: fragment.Numbers, scale: fragment.Numbers, registers: str
     ) -> Any:
-        """``ld.shared``: weights of few bits in a slot, packed as by `packed`: ``(w - zero) * scale``, computed in fp32 as
-        ``fma(w + c, scale, -(zero + c) * scale)`` with a c of at most 136. Generic proxy. The arguments are those of
-        `Accumulator.widened`; registers: the registers of the packed words, as for `operand`."""
+        """``ld.shared``: weights of few bits in a slot, packed as by `packed`: ``fma(w, scale, -zero * scale)`` in b's type,
+        in which scale and -zero * scale are rounded before. Generic proxy. The arguments are those of `Accumulator.widened`;
+        registers: the registers of the packed words, as for `operand`."""
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         """*values* of (m, k) in b's type, in registers as wgmma takes its operand a. They stay as they are until the group

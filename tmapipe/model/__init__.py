@@ -75,7 +75,7 @@ class MachineFragments(Reductions):
             return None
         layout = AccumulatorLayout(rows, k, *where)
         by = [[self.expand(layout, x.along, x.data, "tile") for x in each] for each in (zero, scale)]
-        return convert(weights(data, kind, *by), matmul.b.dtype).astype(np.float32)
+        return weights(data, kind, matmul.b.dtype, *by)
 
     def operand(self, matmul: Matmul, values: Fragment, registers: str = "") -> Any:
         self.isa.emit(ops.AccumulatorWrite(registers or matmul.name))

@@ -296,21 +296,23 @@ def _write(memory: Memory, agent: int, op: ops.SlotWrite, facts: None) -> None:
         slot.reshape(-1)[at] = convert(values, buffer.dtype)
 
 
-def weights(data: np.ndarray, kind: str, zeros: Any = (), scales: Any = ()) -> np.ndarray:
-    """Weights of few bits in fp32, as `Fragments.widened` computes them. data: their integers, or bytes with two of 4 bits;
-    zeros, scales: of equal parts of the last dimension."""
-    values, more = data.astype(np.float32), {"int4": 136, "uint4": 128}.get(kind, 0)
+def weights(data: np.ndarray, kind: str, dtype: DType, zeros: Any = (), scales: Any = ()) -> np.ndarray:
+    """Weights of few bits in fp32, as `Fragments.widened` makes them of *dtype*. data: their integers, or bytes with two of 4
+    bits; zeros, scales: of equal parts of the last dimension."""
+    values = data.astype(np.float32)
     if kind.endswith("int4"):
-        blocks = (data.astype(np.int32) & 255).reshape(*data.shape[:-1], -1, 16)
-        both = np.stack([blocks & 15, blocks >> 4], -2).reshape(*data.shape[:-1], -1)
+        blocks = (data.astype(np.int32) & 255).reshape(*data.shape[:-1], -1, 4, 2, 2)  # byte 4 q + 2 i + c
+        both = np.moveaxis(np.stack([blocks & 15, blocks >> 4], -1), (-4, -3), (-2, -1))  # of 16 c + 8 half + 2 q + i
+        both = both.reshape(*data.shape[:-1], -1)
         values = (both - 16 * (both > 7) if kind == "int4" else both).astype(np.float32)
     parts_of, count = [], max(len(zeros), len(scales), 1)
     for i, part in enumerate(np.split(values, count, -1)):
         columns = (..., slice(i * part.shape[-1], (i + 1) * part.shape[-1]))
-        by = np.broadcast_to(scales[i], values.shape)[columns] if scales else np.float32(1)
-        zero = np.broadcast_to(zeros[i], values.shape)[columns] if zeros else np.float32(0)
+        by = np.broadcast_to(scales[i] if scales else np.float32(1), values.shape)[columns]
+        zero = np.broadcast_to(zeros[i] if zeros else np.float32(0), values.shape)[columns]
         with np.errstate(all="ignore"):
-            parts_of.append(((part + more).astype(np.float64) * by - (more + zero) * by).astype(np.float32))
+            plus = convert(-zero * by, dtype).astype(np.float64)
+            parts_of.append(convert(part * convert(by, dtype).astype(np.float64) + plus, dtype).astype(np.float32))
     return np.concatenate(parts_of, -1)
 
 

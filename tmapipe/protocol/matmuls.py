@@ -255,11 +255,13 @@ class Accumulator(Carried):
     def widened(
         self, part: PartInSlot, kind: str, zero: tuple[Fragment, ...] = (), scale: tuple[Fragment, ...] = ()
     ) -> Fragment:
-        """Operand a of the next ``acc.add``: ``(w - zero) * scale`` of the weights w of an open slot, rounded once.
+        """Operand a of the next ``acc.add``: ``w * scale - zero * scale`` of the weights w of an open slot, rounded once.
+        Scale, and zero times scale, are rounded to the type of b before.
 
         Args:
             part: The tile with the weights: (m, k) weights of 8 bits; or (m, k / 2) bytes, each with two weights of 4 bits. 16
-                bytes hold 32 weights along k: byte j has weight j in its low half, and weight j + 16 in its high half.
+                bytes hold 32 weights along k: byte 4 q + 2 i + c has weight 16 c + 2 q + i in its low half, and the weight 8
+                further on in its high half.
             kind: "int8", "int4" (from -8 to 7), "uint4" (from 0 to 15), "fp8_e4m3" or "fp8_e5m2".
             zero: Fragments of one number for each row. With n fragments, each counts for one of n equal parts of k. Empty: 0.
             scale: Fragments as for *zero*. Empty: 1.

@@ -301,6 +301,8 @@ class Search:
                 continue
             stopped = [(w, stop) for w, stop in zip(now.walkers, stops, strict=True) if stop is not None]
             heads = [(w, stop[1]) for w, stop in stopped if stop[0] == "loop"]
+            if self.loops.go_through(now, heads):
+                continue
             ended = [(w, node) for w, node in heads if self.loops.is_over(w, node, now)]
             if ended:
                 take_one(ended)

@@ -16,7 +16,7 @@ from tmapipe.prove.recurrence import RunState
 from tmapipe.prove.shared import Again, Loop, Point, Shared, Together, is_behind_skips
 from tmapipe.prove.solver import Solver, after, replaced
 from tmapipe.prove.symbols import Sym, at_least_0, both, is_0, is_word, leaf, leaves, negated, of_launch, parts, truth
-from tmapipe.prove.walker import Open, Walker
+from tmapipe.prove.walker import INLINE, Open, Walker
 
 # ---- relevant --------------------------------------------------------------------------------------------------------
 #
@@ -29,6 +29,7 @@ class Relevant:
     def __init__(self, shared: Shared):
         self.shared = shared
         self._of_node, self._in = functools.cache(self._of_a_node), functools.cache(self._in_an_expression)
+        self._of_rest: dict[tuple[int, int], set[Sym]] = {}
 
     def of(self, now: Point) -> set[Sym]:
         """The symbols of conditions and counts that may still come."""
@@ -43,12 +44,12 @@ class Relevant:
                 elif frame[0] in ("joint", "for", "one", "head"):
                     rest[id(frame[1].body), 0] = frame[1].body
                     if type(frame[1]) is For:
-                        found |= leaves(walker.number(frame[1].count))
-        for value in values:
-            found |= value.leaves
-        for (_, at), nodes in rest.items():
-            found = found.union(*map(self._of_node, nodes[at:]))
-        return found
+                        values.add(walker.number(frame[1].count))
+        for key, nodes in rest.items():
+            if key not in self._of_rest:
+                self._of_rest[key] = set().union(*map(self._of_node, nodes[key[1] :]))
+            found |= self._of_rest[key]
+        return found.union(*map(leaves, values))
 
     def _of_a_node(self, node: Any) -> set[Sym]:
         """Symbols of the launch in the conditions and counts of a node."""
@@ -110,6 +111,30 @@ class Loops:
             if type(node) is For:
                 walker.env[node.index] = base
             walker.frames += [("one", node, base), ("block", node.body, 0)]
+
+    def go_through(self, now: Point, heads: list[tuple[Walker, Any]]) -> bool:
+        """Warps begin loops of which is decided how many iterations are left; whether there are any."""
+        begun = False
+        for walker, node in heads:
+            base = walker.frames[-1][2]
+            left = self._plain(now, self._left(walker, node)) if type(node) is For and type(base) is int else None
+            if left is not None and left <= INLINE:
+                walker.frames.pop()
+                walker._iterate(node, base, base + left)
+                begun = True
+        if begun:
+            restate(now.walkers, lambda slots, _: slots if (plain := self._plain(now, slots)) is None else plain)
+        return begun
+
+    def _plain(self, now: Point, number: Any) -> int | None:
+        """A number, if what is decided says that it is a plain number."""
+        turns = now.turns()
+        here = replaced(number, turns)
+        if not isinstance(here, Sym):
+            return int(here)
+        rests = (without(here, replaced(fact.args[0], turns)) for fact in now.facts if fact.op in ("ge", "eq"))
+        plain = (rest for rest in rests if not isinstance(rest, Sym))
+        return next((each for each in plain if self.together.equal(now, number, each)), None)
 
     def enter(self, now: Point, group: list[tuple[Walker, Any]]) -> Loop:
         """These warps enter their loops together."""
@@ -214,8 +239,7 @@ class Loops:
         self.iterations += 1
         if loop.turn == 0:  # so 0 is what is taken
             taken = self._taken(loop)
-            for walker in now.walkers:
-                restate(walker, lambda slots, ring: slots - taken[ring] * loop.index)
+            restate(now.walkers, lambda slots, ring: slots - taken[ring] * loop.index)
         if self._is_plain(loop):
             now.facts -= {is_0(loop.index), at_least_0(loop.index - 1)}
             loop = loop._replace(turn=1)
@@ -239,8 +263,8 @@ class Loops:
         now.facts = with_facts(frozenset(), [replaced(each, changes) for each in (*now.facts, *conditions)])
         rests = [left - n * (last * pace) for left, pace in loop.counts() for n in (0, 1)]
         members = {agent for agent, *_ in loop.members}
+        restate(now.walkers, lambda slots, _: self._known(now, replaced(slots, changes), rests))
         for walker in now.walkers:
-            restate(walker, lambda slots, _: self._known(now, replaced(slots, changes), rests))
             if walker.agent in members or walker.behind:
                 walker.env = {var: replaced(value, changes) for var, value in walker.env.items()}
         left_over: dict[Any, Any] = {}
@@ -264,8 +288,8 @@ class Loops:
         last = leaf("turn", f"turns of {loop.site}", *(each.index for each in now.loops))
         changes = {loop.index: 0 if loop.turn == 0 else last}
         now.facts = with_facts(frozenset(), (replaced(each, changes) for each in now.facts))
+        restate(now.walkers, lambda slots, _: replaced(slots, changes))
         for walker in now.walkers:
-            restate(walker, lambda slots, _: replaced(slots, changes))
             walker.env = {var: replaced(value, changes) for var, value in walker.env.items()}
             walker.reads = replaced(walker.reads, changes)
         for agent, node, base, _, pace in loop.members:
@@ -324,8 +348,7 @@ class Loops:
             walker.reads = self._carried(loop, agent, "reads", walker.reads, instance, widened)
         if len(self.no_formula) > known:
             raise Again
-        for walker in now.walkers:
-            restate(walker, lambda slots, _: replaced(slots, back))
+        restate(now.walkers, lambda slots, _: replaced(slots, back))
         facts = [replaced(each, back) for each in now.facts]
         outermost = now.loops[0] is loop
         if outermost:
@@ -440,22 +463,22 @@ def with_facts(facts: frozenset[Sym], more: Iterable[Any]) -> frozenset[Sym]:
     return facts | {each for each in more if isinstance(each, Sym)}
 
 
-def restate(walker: Walker, say: Callable[[Any, str], Any]) -> None:
-    """Replaces the number of slots between, in a warp's positions behind skips, by the equal number `say(slots, ring)`."""
-    if not walker.behind:
-        return
-    moved: dict[str, int] = {}
+def restate(walkers: list[Walker], say: Callable[[Any, str], Any]) -> None:
+    """Replaces the number of slots between, in warps' positions behind skips, by the equal number `say(slots, ring)`."""
     said: dict[Any, Any] = {}
-    for var, value in walker.env.items():
-        if is_behind_skips(value):
-            base, slots, stages, ring = value.args
-            if (slots, ring) not in said:
-                said[slots, ring] = say(slots, ring)
-            slots = said[slots, ring]
-            walker.env[var] = after(value.op, base, slots, stages, ring)
-            moved[ring] = parts(slots)[0]
-    walker.behind = any(map(is_behind_skips, walker.env.values()))
-    walker.skips += [(ring, slots) for ring, slots in moved.items() if slots]
+    for walker in walkers:
+        if not walker.behind:
+            continue
+        moved: dict[str, int] = {}
+        for var, value in walker.env.items():
+            if is_behind_skips(value):
+                if value not in said:
+                    base, slots, stages, ring = value.args
+                    slots = say(slots, ring)
+                    said[value] = after(value.op, base, slots, stages, ring), ring, parts(slots)[0]
+                walker.env[var], ring, moved[ring] = said[value]
+        walker.behind = any(map(is_behind_skips, walker.env.values()))
+        walker.skips += [(ring, slots) for ring, slots in moved.items() if slots]
 
 
 def without(number: Any, other: Any) -> Any:

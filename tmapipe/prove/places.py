@@ -28,7 +28,7 @@ class Liveness:
 
     def live(self, frames: list[tuple[Any, ...]]) -> set[Any]:
         """The variables that a warp at these frames still reads. Each is given its value at one place of the program."""
-        key = tuple([(f[0], id(f[1]), f[2] if f[0] == "block" else 0) if len(f) > 1 else f for f in frames])
+        key = tuple([(f[0], id(f[1]), f[2] if f[0] in ("block", "arm") else 0) if len(f) > 1 else f for f in frames])
         if key not in self._live:
             self._live[key] = self._at(frames)
         return self._live[key]
@@ -41,7 +41,7 @@ class Liveness:
                 rest = frame[1][frame[2] :]
                 found = found.union(*map(self._read, rest)).difference(*map(self._given, rest))
             elif kind == "arm":
-                found = (found - {*frame[1].given}) | _values(*frame[1].assigned)
+                found = (found - {*frame[1].given}) | _values(frame[1].assigned[not frame[2]])
             elif kind in ("joint", "for", "one", "head"):
                 node = frame[1]
                 before, each, after = node.assigned

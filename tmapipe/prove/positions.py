@@ -228,8 +228,8 @@ class Future:
     """What *every* operation that may come does.
 
     live: the sorts of operations; sets: the numbers of sets of warps, by name; checked: by number of a set and warp, whether
-    the warp is in it; as_one: by number, whether it is enough that one warp of the set knows a fact; waiters: by mbarrier of
-    the cluster, the warps that wait for it; visits: a `Visits`.
+    the warp is in it; as_one: by number, whether it is enough that one warp of the set knows a fact; waiters: by
+    set of warps, the mbarriers of the cluster for which these wait; visits: a `Visits`.
     """
 
     def __init__(self, layout: Layout, every: Positions):
@@ -240,11 +240,13 @@ class Future:
             arrivers.setdefault(which, []).append(agent)
         self.live = Live(layout, self.touched)
         waits = self._by_bar(key for key in self.live.keys if tells_parity(key[1]))
-        self.waiters = {bar: tuple(agents) for bar, agents in waits.items()}
+        self.waiters: dict[tuple[int, ...], list[int]] = {}
+        for bar, those in waits.items():
+            self.waiters.setdefault(tuple(those), []).append(bar)
         sets: dict[FactKey, Iterable[int]] = {("all",): range(layout.agents), ("nobody",): ()}
         for kind, by_place in (("slot", self._users()), ("barrier", arrivers), ("use", self._by_bar(self.touched))):
             sets.update({(kind, place): agents for place, agents in by_place.items()})
-        sets.update({("bar", bar): agents for bar, agents in self.waiters.items()})
+        sets.update({("bar", bar): agents for bar, agents in waits.items()})
         sets.update({("exit", cta): layout.cta_warps(cta) for cta in range(layout.ctas)})
         self.sets = {key: number for number, key in enumerate(sets)}
         self.checked = np.zeros((len(sets), layout.agents), bool)
@@ -364,12 +366,14 @@ def everything(shared: Shared, pinned: Container[Any]) -> tuple[Positions, dict[
 
 def foreseen(come: Positions, every: Positions) -> bool:
     """Whether the operations that have come in a run are among *every* operation."""
-    sorts = ((agent, sort, array) for agent, sort, array in come.touched if not (type(sort) is type and _is_init(sort)))
-    return every.touched.keys() >= set(sorts) and come.arrivals <= every.arrivals
+    return (
+        every.touched.keys() >= {key for key in come.touched if not is_init(key[1])} and come.arrivals <= every.arrivals
+    )
 
 
-def _is_init(op: type) -> bool:
-    return declared(op).effect(Init) is not None
+def is_init(sort: Any) -> bool:
+    """Whether operations of this sort initialize an mbarrier."""
+    return isinstance(sort, type) and declared(sort).effect(Init) is not None
 
 
 class _Everything:
@@ -441,7 +445,7 @@ class _Everything:
 
     def _note(self, op: Any) -> None:
         agent, found = self.walker.agent, self.found
-        if _is_init(type(op)):
+        if is_init(type(op)):
             return  # never again
         if not found.places(op):
             found.meet(agent, op)

@@ -73,7 +73,7 @@ class RunState:
             return None
         enough = np.pad(enough, ((0, 0), (0, max(0, known.shape[1] - enough.shape[1]))))
         more = np.unpackbits(known[at] & ~enough[:, : known.shape[1]], axis=1)
-        names = {number: key for key, number in self.here.knowers.items() if key in self.knowers}
+        names = {number: key for key, number in self.here.knowers.items() if key in self.knowers[0]}
         for column in np.flatnonzero(more.any(0)).tolist():
             if names[column][0] != "complete" or not self.check.phases.waits[names[column][1]]:
                 return None
@@ -140,7 +140,7 @@ class RunState:
         facts: dict[FactKey, Known] = {("there is a fact",): ()}
         by_all = np.minimum.reduce(check.clocks.of).tolist()
         for rules in check.holding:
-            facts.update([fact for fact in rules.facts(state) if not knows(by_all, fact[1])])
+            facts.update([fact for fact in rules.facts(state, by_all) if not knows(by_all, fact[1])])
         for thread, groups in state.groups.items():
             for i, (flights, known_read) in enumerate(reversed(groups)):
                 facts["group", thread, i, len(flights), known_read] = ()
@@ -150,43 +150,50 @@ class RunState:
         return facts
 
     @cached_property
-    def knowers(self) -> dict[FactKey, Any]:
-        """Everything whose knowledge can still spread, with its clock. The warps come first, by number. A complete phase tells
-        nothing that all who wait for it know already."""
-        state, check, future = self.state, self.check, self.future
-        found: dict[FactKey, Any] = {("warp", agent): clock for agent, clock in enumerate(check.clocks.of)}
-        for agent in range(check.clocks.agents):  # what an arrival by all of its lanes would tell
-            known = found["all lanes of", agent] = check.clocks.zero()
-            check.clocks.release(agent, known, all_lanes=True)
-        waited: dict[tuple[int, ...], Any] = {}
-        for bar, now in enumerate(check.phases.now):
-            done = check.phases.done[bar]
+    def knowers(self) -> tuple[dict[FactKey, int], Any]:
+        """Everything whose knowledge can still spread, each with the row of its clock; and the clocks, those of warps first. A
+        complete phase tells nothing that all who wait for it know already."""
+        state, check = self.state, self.check
+        agents, phases = check.clocks.agents, check.phases
+        own, lanes = np.array(check.clocks.of), check.clocks.of_all_lanes()
+        found: dict[FactKey, int] = {("warp", agent): agent for agent in range(agents)}
+        found.update({("all lanes of", agent): agents + agent for agent in range(agents)})
+        clocks = [*own, *lanes]
+
+        def add(key: FactKey, clock: Any) -> None:
+            found[key] = len(clocks)
+            clocks.append(clock)
+
+        for waiters, bars in self.future.waiters.items():
+            waited, tells = own[[*waiters]].min(0), np.array([phases.done[bar].clock for bar in bars])
+            tells[range(len(bars)), [check.clocks.phases + bar for bar in bars]] = [state.phase[bar] for bar in bars]
+            found.update(dict.fromkeys([("complete", bar) for bar in bars], len(clocks)))
+            clocks.append(waited)
+            for i in np.flatnonzero((tells > waited).any(1)).tolist():
+                add(("complete", bars[i]), np.maximum(waited, tells[i]))
+        for bar, now in enumerate(phases.now):
             if now.by or now.landed:
-                found["present", bar] = now.clock
-            if waiters := future.waiters.get(bar):
-                if waiters not in waited:
-                    waited[waiters] = np.min([check.clocks.of[agent] for agent in waiters], axis=0)
-                known = waited[waiters]
-                found["complete", bar] = known if done is None else np.maximum(known, done.clock)
+                add(("present", bar), now.clock)
         arrived = {seen[0] for seen in state.bar_seen if seen is not None}
         arrived |= {CLUSTER} if any(seen >= 0 for seen in state.cluster_seen) else set()
         for key, generation in check.barriers.recent():
             if key[0] in arrived or not generation.complete:
-                found[("barrier", *key)] = generation.clock
+                add(("barrier", *key), generation.clock)
         for cta, clock in enumerate(check.lifetimes.exits):
             if clock.any():
-                found["exit", cta] = clock
+                add(("exit", cta), clock)
         for (group, serial), clock in check.slots.mma_issued.items():
-            found["wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial] = clock
-        return found
+            add(("wgmma", group, state.issued[check.layout.group_warps(group)[0]] - serial), clock)
+        return found, np.array(clocks)
 
     @cached_property
     def known(self) -> tuple[Any, Any, Any]:
         """The numbers of open facts; by fact, bits of the knowers that know it; and bits of these knowers and of those that do
         not matter. A fact is open if a warp that can be checked against it does not know it."""
-        future, here, facts, knowers = self.future, self.here, self.facts, self.knowers
-        clocks, agents = np.stack(list(knowers.values()), axis=1), self.check.layout.agents
-        knowing = _known_by(clocks[:, :agents], facts.values())  # the warps come first
+        future, here, facts, agents = self.future, self.here, self.facts, self.check.layout.agents
+        knowers, clocks = self.knowers
+        every = _known_by(clocks, facts.values())
+        knowing = every[:, :agents]
         sets = np.fromiter(map(future.checked_of.__getitem__, facts), np.int64, len(facts))
         checked = future.checked[sets]
         lacking = checked & ~knowing
@@ -194,35 +201,36 @@ class RunState:
         left = np.flatnonzero(lacking.any(1))
         keys = list(facts)
         keys = [keys[i] for i in left.tolist()]
-        sets, lacking, knowing = sets[left], lacking[left], knowing[left]
-        every = np.hstack([knowing, _known_by(clocks[:, agents:], [facts[key] for key in keys])])
+        sets, lacking, every = sets[left], lacking[left], every[left]
         of_visits = np.array([key[0] == "slot" or (key[0] == "bar" and key[2] in OF_PHASES) for key in keys])
-        self.future.visits.leave_out(self, np.where(of_visits, sets, -1), every, list(knowers), lacking)
+        self.future.visits.leave_out(self, np.where(of_visits, sets, -1), every, knowers, lacking)
         is_open = np.flatnonzero(lacking.any(1))
         numbers = np.array([here.facts[keys[i]] for i in is_open.tolist()], np.int64)
         order = np.argsort(numbers)
         is_open, numbers = is_open[order], numbers[order]
         rows = [here.knowers[key] for key in knowers]
         known = np.zeros((len(is_open), 1 + max(rows)), bool)
-        known[:, rows] = every[is_open]
+        known[:, rows] = every[is_open][:, [*knowers.values()]]
         enough = known
         if self.telling is not None:
             bars = [keys[i][1] if keys[i][0] == "bar" else -1 for i in is_open]
             enough = known.copy()
-            enough[:, rows] |= ~self.telling.matter(bars, lacking[is_open], knowing[is_open], list(knowers))
+            enough[:, rows] |= ~self.telling.matter(bars, lacking[is_open], every[is_open, :agents], list(knowers))
         return numbers, np.packbits(known, axis=1), np.packbits(enough, axis=1)
 
 
 def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
-    """By fact, which clocks (columns) know the fact: a clock that has one of the fact's ways to be known."""
+    """By fact, which clocks know the fact: a clock that has one of the fact's ways to be known."""
     ways = np.fromiter(map(len, facts), np.int64, len(facts))
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(facts)), np.int32, 2 * int(ways.sum()))
-    has = clocks.take(flat[::2], axis=0) >= flat[1::2, None]
-    found = np.zeros((len(facts), clocks.shape[1]), bool)
+    pairs, which = np.unique(flat.view(np.int64), return_inverse=True)  # facts about many barriers are known in one way
+    entries, least = pairs.view(np.int32).reshape(-1, 2).T
+    has = clocks.T[entries] >= least[:, None]
+    found = np.zeros((len(facts), len(clocks)), bool)
     first = np.cumsum(ways) - ways
     for i in range(int(ways.max(initial=0))):
-        more = ways > i
-        found[more] |= has[first[more] + i]
+        more = np.flatnonzero(ways > i)
+        found[more] |= has[which[first[more] + i]]
     return found
 
 
@@ -245,8 +253,9 @@ class Doing:
         kind = type(op)
         self.op, self.wait, self.apply, self.rules = op, WAITS.get(kind), APPLY[kind], state.check.rules[kind]
         positions = state.positions
-        self.moves = [((agent, sort, array), stage, around) for sort, array, stage, around in positions.places(op)]
-        found = (state.future.visits.place(agent, *each[:3]) for each in positions.places(op))
+        places = positions.places(op)
+        self.moves = [((agent, sort, array), stage, around) for sort, array, stage, around in places]
+        found = (state.future.visits.place(agent, *each[:3]) for each in places)
         self.visits = [each for each in found if each is not None]
         if not self.moves:
             positions.meet(agent, op)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tmapipe.check.linear import look_now
@@ -219,7 +219,7 @@ def _inside(value: Any, changes: Mapping[Sym, Any], memo: dict[Sym, Any]) -> Any
 MOST = 300  # constraints; with more, everything is possible
 CASES = 24  # how many cases of "or", "not equal", minima and choices are tried
 Choice = tuple[Any, ...]  # conditions of which one holds
-Rows = dict[frozenset[tuple[Sym, int]], int]  # by terms with factors, the constant with which their sum is at least 0
+Terms = frozenset[tuple[Sym, int]]  # with their factors
 
 
 class Solver:
@@ -244,9 +244,9 @@ class Solver:
                 given.append(each)
         key = frozenset(_related(given))
         if key not in self._known:
-            self._known[key] = (
-                not any(negated(each) in key for each in key) and self._cases(list(key), [], self.cases)[0]
-            )
+            todo = list(key)
+            opposite = any(negated(each) in key for each in key)
+            self._known[key] = not opposite and (self._first_case(todo) or self._cases(todo, [], self.cases)[0])
         return self._known[key]
 
     def decided(self, condition: Any, given: Iterable[Any]) -> bool | None:
@@ -264,8 +264,22 @@ class Solver:
 
     # ---- cases ------------------------------------------------------------------------------------------------------
 
+    def _first_case(self, todo: list[Any]) -> bool:
+        """Whether the conditions may hold with the first case of each choice."""
+        rows: list[Any] = []
+        settled: frozenset[Sym] = frozenset()
+        while True:
+            look_now()
+            found = self._collected(todo, rows, settled)
+            if found is None:
+                return False
+            rows, definitions, choices, terms = found
+            if not choices:
+                return self._rows_possible(rows + definitions)
+            todo, settled = [choices[0][0], *(either(*choice) for choice in choices[1:])], settled | terms
+
     def _cases(
-        self, todo: list[Sym], rows: list[Any], left: int, settled: frozenset[Sym] = frozenset()
+        self, todo: list[Any], rows: list[Any], left: int, settled: frozenset[Sym] = frozenset()
     ) -> tuple[bool, int]:
         """(whether the conditions may hold, how many cases may still be tried).
 
@@ -276,13 +290,33 @@ class Solver:
             settled: Terms of which a case has been taken.
         """
         look_now()
+        found = self._collected(todo, rows, settled)
+        if found is None:
+            return False, left
+        rows, definitions, choices, terms = found
+        if not self._rows_possible(rows + definitions):
+            return False, left
+        if not choices or left <= 0:
+            return True, left
+        first, *others = choices
+        rest = [either(*choice) for choice in others]
+        for case in first:
+            left -= 1
+            possible, left = self._cases([case, *rest], rows, left, settled | terms)
+            if possible:
+                return True, left
+        return False, left
+
+    def _collected(self, todo: list[Any], rows: list[Any], settled: frozenset[Sym]) -> Any:
+        """What conditions say beside *rows*: all sums that are at least 0, those of definitions, choices of which one case
+        holds each, and the terms that these are of. None if a condition is false."""
         todo, rows = list(todo), list(rows)
         choices: list[Choice] = []
         while todo:
             condition = todo.pop()
             if not isinstance(condition, Sym):
                 if not condition:
-                    return False, left
+                    return None
             elif condition.op == "ge":
                 rows.append(condition.args[0])
             elif condition.op == "eq":
@@ -295,19 +329,7 @@ class Solver:
                 value = condition.args[0].args[0]
                 choices.append((at_least_0(value - 1), at_least_0(-1 - value)))
         definitions, of_terms = self._definitions(rows, settled)
-        if not self._rows_possible(rows + definitions):
-            return False, left
-        choices += of_terms.values()
-        if not choices or left <= 0:
-            return True, left
-        first, *others = choices
-        rest = [either(*choice) for choice in others]
-        for case in first:
-            left -= 1
-            found, left = self._cases([case, *rest], rows, left, settled | of_terms.keys())
-            if found:
-                return True, left
-        return False, left
+        return rows, definitions, [*choices, *of_terms.values()], of_terms.keys()
 
     def _definitions(self, rows: list[Any], settled: frozenset[Sym]) -> tuple[list[Any], dict[Sym, Choice]]:
         """Conditions that hold of the terms in these sums; and for each term that is not settled, conditions of which one
@@ -368,57 +390,71 @@ class Solver:
     # ---- elimination ------------------------------------------------------------------------------------------------
 
     def _rows_possible(self, sums: list[Any]) -> bool:
-        rows: Rows = {}
+        if any(each < 0 for each in sums if not isinstance(each, Sym)):
+            return False
+        rows = _Rows()
         for each in sums:
-            if not isinstance(each, Sym):
-                if each < 0:
+            if isinstance(each, Sym):
+                rows.add(*((each.args[1], each.args[0]) if each.op == "sum" else (((each, 1),), 0)))
+        while rows.constants:
+            for terms, constant in rows.without(rows.next()):
+                if terms:
+                    rows.add(terms, constant)
+                elif constant < 0:
                     return False
-                continue
-            _add_row(rows, dict(parts(each)[1]), parts(each)[0])
-        while rows:
-            counts: dict[Sym, list[int]] = {}
-            uneven: dict[Sym, set[bool]] = {}  # signs of factors other than 1 and -1
-            for terms in rows:
-                for term, n in terms:
-                    counts.setdefault(term, [0, 0])[n > 0] += 1
-                    if abs(n) > 1:
-                        uneven.setdefault(term, set()).add(n > 0)
-            # first those without which nothing is lost, since all are integers
-            term = min(counts, key=lambda t: (len(uneven.get(t, ())) > 1, counts[t][0] * counts[t][1], t.number))
-            rest: Rows = {}
-            up: list[tuple[dict[Sym, int], int, int]] = []
-            down: list[tuple[dict[Sym, int], int, int]] = []
-            for terms, constant in rows.items():
-                factors = dict(terms)
-                n = factors.pop(term, 0)
-                if not n:
-                    rest[terms] = constant
-                else:
-                    (up if n > 0 else down).append((factors, abs(n), constant))
-            for one, p, m in up:
-                for other, q, n in down:
-                    made = {t: q * x for t, x in one.items()}
-                    for t, x in other.items():
-                        made[t] = made.get(t, 0) + p * x
-                    constant = q * m + p * n
-                    if any(made.values()):
-                        _add_row(rest, made, constant)
-                    elif constant < 0:
-                        return False
-            if len(rest) > MOST:
+            if len(rows.constants) > MOST:
                 return True
-            rows = rest
         return True
 
 
-def _add_row(rows: Rows, terms: dict[Sym, int], constant: int) -> None:
-    """Adds that a sum is at least 0, divided by the common factor of its terms and rounded, since all are integers. Of two
-    sums with the same terms, the one with the lesser constant stays: it says more."""
-    common = math.gcd(*terms.values())
-    key = frozenset([(term, n // common) for term, n in terms.items() if n])
-    constant //= common
-    if rows.get(key, constant) >= constant:
-        rows[key] = constant
+class _Rows:
+    """Sums that are at least 0. constants: by terms with factors, the constant; users: by term, the sums in which its factor
+    is below 0, and above 0, each with the factor."""
+
+    def __init__(self) -> None:
+        self.constants: dict[Terms, int] = {}
+        self.users: dict[Sym, tuple[dict[Terms, int], dict[Terms, int]]] = {}
+
+    def add(self, terms: Collection[tuple[Sym, int]], constant: int) -> None:
+        """Adds a sum, divided by the common factor of its terms and rounded, since all are integers. Of two sums with the same
+        terms, the one with the lesser constant stays: it says more."""
+        common = math.gcd(*[n for _, n in terms])
+        key = frozenset([(term, n // common) for term, n in terms] if common > 1 else terms)
+        constant //= common
+        if key not in self.constants:
+            for term, n in key:
+                self.users.setdefault(term, ({}, {}))[n > 0][key] = n
+        self.constants[key] = min(constant, self.constants.get(key, constant))
+
+    def next(self) -> Sym:
+        """The term to take out: one without which no sum is left, or else one without which nothing is lost, since all are
+        integers, of the fewest pairs of sums."""
+        for term, (below, above) in self.users.items():
+            if not below or not above:
+                return term
+        return min(self.users, key=self._cost)
+
+    def _cost(self, term: Sym) -> tuple[bool, int, int]:
+        below, above = self.users[term]
+        uneven = min(below.values()) < -1 and max(above.values()) > 1
+        return uneven, len(below) * len(above), term.number
+
+    def without(self, term: Sym) -> list[tuple[list[tuple[Sym, int]], int]]:
+        """Takes out the sums with a term. Returns what they say of the other terms."""
+        below, above = self.users.pop(term)
+        constants = {key: self.constants.pop(key) for users in (below, above) for key in users}
+        for key in constants:
+            for other, n in key:
+                if other is not term:
+                    del self.users[other][n > 0][key]
+        found = []
+        for one, p in above.items():
+            for two, q in below.items():
+                made = {each: -q * x for each, x in one}
+                for each, x in two:
+                    made[each] = made.get(each, 0) + p * x
+                found.append(([each for each in made.items() if each[1]], p * constants[two] - q * constants[one]))
+        return found
 
 
 def terms_of(value: Any) -> tuple[Sym, ...]:

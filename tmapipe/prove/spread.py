@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tmapipe.isa import Arm, Arrive, ArriveAt, Group, Start, Wait, WaitAt, declared
+from tmapipe.isa import Arm, Arrive, ArriveAt, Group, Proxy, Start, Wait, WaitAt, declared
 from tmapipe.isa.fragment import ClusterExchange
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, If, Let
 from tmapipe.prove.places import is_role
-from tmapipe.prove.positions import CLUSTER, FactKey, Future, PositionKey, at_peers, stages_of, tells_parity
+from tmapipe.prove.positions import CLUSTER, FactKey, Future, PositionKey, at_peers, is_init, stages_of, tells_parity
 from tmapipe.prove.shared import Shared, arrays_of
 from tmapipe.prove.symbols import truth
 from tmapipe.prove.walker import Open, Walker
@@ -161,14 +161,15 @@ class Telling:
             knowing: By fact and warp: whether it knows it.
         """
         packed = np.packbits(np.hstack([lacking, knowing]), axis=1)
-        flat, width = packed.tobytes(), packed.shape[1]
-        cases = [flat[i : i + width] for i in range(0, len(flat), width)]
-        new = [case for case in dict.fromkeys(cases) if case not in self._reached]
+        cases, of = np.unique(packed.view(np.dtype((np.void, packed.shape[1]))), return_inverse=True)
+        found = [case.tobytes() for case in cases]
+        new = [case for case in found if case not in self._reached]
         if new:
             self._reached.update(zip(new, self._reach(new), strict=True))
-        reach = np.frombuffer(b"".join([self._reached[case] for case in cases]), np.uint8)
+        reach = np.frombuffer(b"".join([self._reached[case] for case in found]), np.uint8)
         heard, own = self.heard_by(tuple(knowers))
-        return _meet(reach.reshape(len(cases), heard.shape[1]), heard) | (np.array(bars)[:, None] == own[None, :])
+        who = _meet(reach.reshape(len(found), heard.shape[1]), heard)
+        return who[of.ravel()] | (np.array(bars)[:, None] == own[None, :])
 
     def _reach(self, cases: list[bytes]) -> list[bytes]:
         """For each case, the warps from which a fact can still come to a warp that lacks it, past no warp that knows it. A
@@ -260,10 +261,15 @@ class Visits:
         self.tellers: dict[int, list[int]] = {}  # by mbarrier, who contributes to each phase
         for key in future.touched:
             agent, sort, array = key
-            of: Any = declared(sort[0] if isinstance(sort, tuple) else sort)
+            kind = sort[0] if isinstance(sort, tuple) else sort
+            of: Any = declared(kind)
             if tells_parity(sort):
                 waits.setdefault((agent, array), []).append(key)
-            elif array in layout.bar_base and (of.effect(Arrive) or of.effect(Arm)) and agent not in self.in_turn:
+            elif (
+                array in layout.bar_base
+                and (of.effect(Arrive) or of.effect(Arm) or _loads(kind))
+                and agent not in self.in_turn
+            ):
                 for cta in range(layout.ctas) if at_peers(sort) else (layout.cta_of(agent),):
                     for bar in self._bars(cta, array) if (cta, array, agent) not in self.broken else ():
                         self.tellers.setdefault(bar, []).append(agent)
@@ -299,6 +305,9 @@ class Visits:
         self.visits = np.zeros(shape, int)  # its visits there
         self.which = np.full(shape, -1)  # the number of its mbarrier among `bars`, those of its stage
         self.only = np.zeros(shape, bool)  # whether it comes there by visits only
+        visits: dict[str, list[tuple[int, int]]] = {}
+        for (agent, array), visit in self.visit.items():
+            visits.setdefault(array, []).append((agent, visit))
         bars: list[list[int]] = []
         for row, (kind, *place) in enumerate(future.sets):
             own = list[int]()
@@ -307,13 +316,11 @@ class Visits:
                 continue
             here = place[0] % (layout.nslots if kind == "slot" else layout.nbars)
             array, self.stage[row], _ = (layout.slot_places if kind == "slot" else layout.bar_places)[here]
-            for agent in range(layout.agents):
-                visit = self.visit.get((agent, array))
-                if visit is not None:
-                    bar = self._bars(layout.cta_of(agent), self.keys[visit][2])[self.stage[row, 0]]
-                    own += [bar] if bar not in own else []
-                    self.visits[row, agent], self.which[row, agent] = visit, own.index(bar)
-                    self.only[row, agent] = kind == "use" or arrays_of_warp[agent] & aliases[here] <= {array}
+            for agent, visit in visits.get(array, ()):
+                bar = self._bars(layout.cta_of(agent), self.keys[visit][2])[self.stage[row, 0]]
+                own += [bar] if bar not in own else []
+                self.visits[row, agent], self.which[row, agent] = visit, own.index(bar)
+                self.only[row, agent] = kind == "use" or arrays_of_warp[agent] & aliases[here] <= {array}
         most = max(map(len, bars))
         self.bars = np.array([own + [-1] * (most - len(own)) for own in bars]).reshape(-1, most)
         self.tells = np.zeros((layout.ctas * layout.nbars + 1, layout.agents), bool)  # the last row: of no mbarrier
@@ -328,7 +335,7 @@ class Visits:
         """What is to be looked at when an operation comes: the key of its visit's waits; its stage, or None for such a wait;
         and the stages, of two laps, at which the last wait may have been. None: nothing."""
         visit = self.visit.get((agent, array))
-        if visit is None:
+        if visit is None or is_init(sort):  # which comes before all visits
             return None
         key, laps = self.keys[visit], 2 * self.stages[array]
         if (agent, sort, array) == key:
@@ -352,21 +359,23 @@ class Visits:
         cta, own = divmod(bar, self.layout.nbars)
         array = self.layout.bar_places[own][0]
         missed: list[Any] = [(agent, array) for agent in self.hearers.get(bar, ()) if number and agent not in waits]
-        missed += [(cta, array, a) for a in self.tellers.get(bar, ()) if phase.relaxed or a not in phase.by]
+        loads = [step.agent for step in phase.steps if _loads(type(step.op))]  # type: ignore[arg-type]
+        told = () if phase.relaxed else {*phase.by, *loads}
+        missed += [(cta, array, a) for a in self.tellers.get(bar, ()) if a not in told]
         if missed:
             self.changed = True
             self.broken.update(missed)
 
     # ---- facts that need not be remembered --------------------------------------------------------------------------------
 
-    def leave_out(self, state: Any, sets: Any, every: Any, knowers: list[FactKey], lacking: Any) -> None:
+    def leave_out(self, state: Any, sets: Any, every: Any, knowers: dict[FactKey, int], lacking: Any) -> None:
         """Takes out of *lacking* each warp that will know a fact before the warp is checked against it.
 
         Args:
             state: A `RunState`.
             sets: By fact, the set of warps that can be checked against it; -1: a fact that is not looked at.
-            every: By fact and knower, whether it knows it.
-            knowers: The knowers, the warps first.
+            every: By fact and clock, whether it knows it, the warps' clocks first.
+            knowers: Of each knower, the number of its clock.
             lacking: By fact and warp, whether it may be checked against it and does not know it. This is changed.
         """
         if not self.keys:
@@ -379,26 +388,30 @@ class Visits:
         rows = np.flatnonzero((sets >= 0) & (lacking & (left & self.only)[sets]).any(1))
         if not len(rows):
             return
-        of, known = sets[rows], every[rows]
-        bars, which = self.bars[of], np.maximum(self.which[of], 0)
-        parity = (last + ahead) % (2 * around) // around
+        (used, of), known = np.unique(sets[rows], return_inverse=True), every[rows]
+        bars, which, agents = self.bars[used], np.maximum(self.which[used], 0), self.layout.agents
+        parity = (last[used] + ahead[used]) % (2 * around[used]) // around[used]
         phases = np.array([*state.state.phase, 0])
-        is_over = (phases[np.take_along_axis(bars, which, axis=1)] & 1) != parity[of]  # what the next wait sees
-        over, present = (self._known_to(name, known, bars, knowers) for name in ("complete", "present"))
+        is_over = (phases[np.take_along_axis(bars, which, axis=1)] & 1) != parity  # what the next wait sees
         fresh = np.array([*(not (phase.by or phase.landed) for phase in state.check.phases.now), False])
-        tells = self.tells[bars] & fresh[bars][:, :, None]
-        will = known[:, : self.layout.agents] | (left[of] & is_over & np.take_along_axis(over, which, axis=1))
+        tells = np.packbits(self.tells & fresh[:, None], axis=1)[bars][of]
+        early, late = ((left[used] & seen)[of] for seen in (is_over, ~is_over))
+        bars, which = bars[of], which[of]
+        over, present = (self._known_to(name, known, bars, knowers) for name in ("complete", "present"))
+        will = known[:, :agents] | (early & np.take_along_axis(over, which, axis=1))
         count: Any = -1
         while count != (count := np.count_nonzero(will)):
-            then = present | (tells & will[:, None, :]).any(2)
-            will |= left[of] & ~is_over & np.take_along_axis(then, which, axis=1)
-        lacking[rows] &= ~(will & self.only[of])
+            then = present | (tells & np.packbits(will, axis=1)[:, None, :]).any(2)
+            will |= late & np.take_along_axis(then, which, axis=1)
+        lacking[rows] &= ~(will & self.only[sets[rows]])
 
-    def _known_to(self, name: str, known: Any, bars: Any, knowers: list[FactKey]) -> Any:
+    def _known_to(self, name: str, known: Any, bars: Any, knowers: dict[FactKey, int]) -> Any:
         """By fact and mbarrier, whether its phase of this name knows the fact."""
-        columns = np.full(len(self.tells), -1)
-        for column, key in enumerate(knowers):
-            if key[0] == name:
-                columns[key[1]] = column
-        columns = columns[bars]
+        columns = np.array([*(knowers.get((name, bar), -1) for bar in range(len(self.tells) - 1)), -1])[bars]
         return np.take_along_axis(known, np.maximum(columns, 0), axis=1) & (columns >= 0)
+
+
+@functools.cache
+def _loads(op: type) -> bool:
+    """Whether an engine counts bytes on an mbarrier for the operation: its phase comes to know what the issuer knew."""
+    return any(start.until.bar and start.proxy is Proxy.ASYNC for start in declared(op).all(Start))

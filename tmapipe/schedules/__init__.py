@@ -1,7 +1,7 @@
 """Ready-made schedules: run them, give them other tiles and stages, or subclass them."""
 
 from tmapipe.schedules.attention import Attention, Score
-from tmapipe.schedules.copy import Copy, CopyPlaces, CopyRuns
+from tmapipe.schedules.copy import Copy, CopyRuns
 from tmapipe.schedules.crossentropy import (
     CrossEntropy,
     CrossEntropyBackward,
@@ -42,7 +42,7 @@ from tmapipe.schedules.norms import (
 )
 from tmapipe.schedules.rotary import Rotary, RotaryRows, RotaryTiles
 from tmapipe.schedules.splitattention import SplitAttention
-from tmapipe.schedules.transpose import Transpose, TransposeRows, TransposeTiles
+from tmapipe.schedules.transpose import CopyPlaces, Transpose, TransposeRows, TransposeTiles
 
 __all__ = [
     "AddParts", "Attention", "ClusterSplitK", "CombineParts", "Conv", "Copy", "CopyPlaces", "CopyRuns", "CrossEntropy",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
+from tmapipe import calling
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, int32
 from tmapipe.base.tma_rules import ALIGNMENT
@@ -34,23 +35,26 @@ from tmapipe.schedules.rowform import (
     seen_as,
 )
 from tmapipe.schedules.rows import KINDS, MULTIPROCESSORS
+from tmapipe.schedules.transpose import TILE, CopyPlaces, places_form, vectors_of
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped, PersistentTiles
 
-REGISTERS, OTHERS = 1 << 16, 32  # of a multiprocessor; and of a thread of `CopyPlaces` beside elements and addresses
-TILE, MOST_VALUES = 32 << 10, 80  # bytes of a tile of rows that begin anywhere, and elements of a thread, at most
-BOXES, LONG = 1024, 1 << 18  # bytes of a row of a tile of words; words of a row of which a tile has no other
+NEAR = 24  # rows along a dimension, from which on the rows of a tile follow along the nearest such dimension
+BOXES, LONG = 1024, 1 << 12  # bytes of a row of a tile of words; words of a row of which a tile has no other
 WORD = 4  # bytes that a thread stores at once, where addresses are anything
 RESIDENT = 1024  # threads that copy runs on a multiprocessor, with 64 registers each; or twice as many, with 32
-SHORT, FEW_VALUES = 3, 16  # times that so many CTAs take one tile each; elements of a thread that 32 registers hold
+SHORT, FEW_VALUES = 4, 16  # times that so many CTAs take one tile each; elements of a thread that 32 registers hold
 FEW = 8  # times that so many CTAs take a few tiles each, up to which the last ones count
 PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = (1 << 31) - (1 << 16)  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
+LARGE, MOST_TILE = 32 << 20, 32 << 10  # bytes from which on bytes count, and of a tile of rows at most
+WASTE = 1.1  # times the bytes of rows' sectors, from which on runs load too much between them
 MUCH = 128 << 20  # bytes from which on it is faster to keep in L2 what is read than what is written
 MOST_GAPS, LEAST_RUN = 3, 512  # kinds of gaps in a run; bytes of runs of which each has tiles of its own
+LOOSE = 8  # times a run's elements that are loaded, at most
 
 
 class Copy(Schedule):
@@ -60,6 +64,7 @@ class Copy(Schedule):
     the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Runs of
     y that begin or end elsewhere, or that have gaps in x, are loaded by the engine and stored by threads (`CopyRuns`). Short
     rows that lie far apart are taken row by row (`CopyPlaces`), transposed ones by elements, slower than by `Transpose`.
+    Where one of 32 MiB or more is copied on a GPU for the first time, up to four of these `ways` are measured.
 
     By default each CTA copies one tile: few bytes are in flight, which lie close together, so that DRAM pages stay open.
 
@@ -104,7 +109,7 @@ class Copy(Schedule):
         x, y = self._given(tensors, out, named)
         if 0 not in x.shape:
             copied = functools.partial(self._copy, *merged(in_words(x), in_words(y)), x.dtype == y.dtype)
-            remember(self, copied, tensors, out, named, y)
+            remember(self, copied, tensors, out, named, y, parts=True)
         return y
 
     def prepare(self, *tensors: Any, out: Any = None, **named: Any) -> Callable[[], Any]:
@@ -134,7 +139,8 @@ class Copy(Schedule):
 
     def _copy(self, x: Any, y: Any, same: bool) -> None:
         """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
-        row, engine = x.shape[-1] * x.dtype.itemsize, same and x.ndim <= 5 and _by_engine(x, y)
+        engine = same and x.ndim <= 5 and _by_engine(x, y)
+        row, box = x.shape[-1] * x.dtype.itemsize, self._mover(x).x.tile[-1] * WORD if engine else 0
         if engine and (x.ndim == 1 or ceil_div(row, BOXES) * BOXES * 3 <= row * 4):
             self._move(x, y)
             return
@@ -147,15 +153,25 @@ class Copy(Schedule):
                 self._copy(*merged(x[some], y[some]), False)
         elif not begins_inside(x) or min(strides_of(x)) < 1:
             self._copy(*merged(padded(x, whole=True), y), False)
-        elif (found := runs_of(x, y)) is not None:
-            (key, seen, result), made = found, self.__dict__.setdefault("_runs", {})
+        else:
+            starts = (address_of(each) % ALIGNMENT for each in (x, y))
+            name = " ".join(map(str, ("copy", x.dtype, y.dtype, x.shape[1:], strides_of(x), strides_of(y), *starts)))
+            self._by(calling.looked(name, ways(x, y, box), lambda way: self._by(way, x, y), [x], [y]), x, y)
+
+    def _by(self, way: tuple[str, int], x: Any, y: Any) -> None:
+        """Copies in one of the `ways`."""
+        kind, bytes_ = way
+        if kind == "engine":
+            self._move(x, y)
+        elif kind == "rows":
+            self._copy_places(x, y, bytes_)
+        else:
+            found, made = runs_of(x, y, bytes_, kind), self.__dict__.setdefault("_runs", {})
+            assert found is not None
+            key, seen, result = found
             if key not in made:
                 made[key] = CopyRuns(*key)
             made[key](x=seen, y=result)
-        elif engine:
-            self._move(x, y)
-        else:
-            self._copy_places(x, y)
 
     def _move(self, x: Any, y: Any) -> None:
         Schedule.__call__(self._mover(x), as_words("x", x), as_words("x", y))
@@ -178,32 +194,37 @@ class Copy(Schedule):
             made[key] = other
         return self if plain else made[key]
 
-    def _copy_places(self, x: Any, y: Any) -> None:
+    def _copy_places(self, x: Any, y: Any, bytes_: int) -> None:
         """Copies short rows that begin anywhere. The rows of a tile follow along one dimension."""
         if not strides_of(x)[-1] == strides_of(y)[-1] == 1:  # rows of one element
             x, y = (seen_as(each, (*each.shape, 1), (*strides_of(each), 1)) for each in (x, y))
         last, size = x.ndim - 1, x.dtype.itemsize
-        along = max(range(last), key=lambda dim: x.shape[dim] // apart_of(x, dim) * (strides_of(x)[dim] > 0))
-        others = [dim for dim in range(last) if dim != along]
+        rows = [x.shape[dim] // apart_of(x, dim) * (strides_of(x)[dim] > 0) for dim in range(last)]
+        near = [dim for dim in range(last) if rows[dim] >= NEAR]
+        along = min(near, key=lambda dim: strides_of(y)[dim]) if near else max(range(last), key=rows.__getitem__)
+        others = sorted((dim for dim in range(last) if dim != along), key=lambda dim: -strides_of(y)[dim])
+        inner = 1 + sum(strides_of(y)[dim] < strides_of(y)[along] for dim in others)
         apart, order = apart_of(x, along), (*others, along, last)
         shape, *both = (tuple(each[dim] for dim in order) for each in (x.shape, strides_of(x), strides_of(y)))
         x, y = (seen_as(each, shape, steps) for each, steps in zip((x, y), both, strict=True))
-        fitted, whole = self.__dict__.setdefault("_places", {}), x.shape[-2] - x.shape[-2] % apart
+        made, whole = self.__dict__.setdefault("_places", {}), x.shape[-2] - x.shape[-2] % apart
+        several = apart if whole else x.shape[-2]
         for place in itertools.product(*map(range, x.shape[:-4])):
-            for rows, several in ((slice(whole), apart), (slice(whole, x.shape[-2]), x.shape[-2] - whole)):
-                one, other = (each[place][..., rows, :] for each in (x, y))
-                if not one.shape[-2]:
-                    continue
-                (*steps, pitch, _), (*out, other_pitch, _) = strides_of(one), strides_of(other)
-                *lead, height, length = one.shape
-                start = address_of(one) % ALIGNMENT // size
-                span = reach(one[..., :1, :1]) - 1 + (several - 1) * pitch
-                key = (*steps, pitch), length, size, start, *_together(one, other)
-                if key not in fitted:
-                    fitted[key] = CopyPlaces(*key)
-                seen = seen_as(one, (height // several, start + span + length), (several * pitch, 1), start)
-                shape = (*lead, several, height // several, length)
-                fitted[key](x=seen, y=seen_as(other, shape, (*out, other_pitch, several * other_pitch, 1)))
+            one, other = (each[place][..., : whole or several, :] for each in (x, y))
+            (*steps, pitch, _), (*out, other_pitch, _) = strides_of(one), strides_of(other)
+            *lead, height, length = one.shape
+            start = address_of(one) % ALIGNMENT // size
+            span = reach(one[..., :1, :1]) - 1 + (several - 1) * pitch
+            width, vector = vectors_of(one, other)
+            tile = places_form((*steps, pitch), length, size, start, width, height * math.prod(lead), bytes_)
+            key = (*steps, pitch), length, size, start, width, vector, min(inner, len(steps) + 1), tile
+            if key not in made:
+                made[key] = CopyPlaces(*key)
+            seen = seen_as(one, (height // several, start + span + length), (several * pitch, 1), start)
+            shape = (*lead, several, height // several, length)
+            made[key](x=seen, y=seen_as(other, shape, (*out, other_pitch, several * other_pitch, 1)))
+        if 0 < whole < x.shape[-2]:
+            self._copy_places(x[..., whole:, :], y[..., whole:, :], bytes_)
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
@@ -214,105 +235,6 @@ class Copy(Schedule):
     def drain(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
             slot.y.store(tile)
-
-
-class CopyPlaces(Schedule):
-    """``y[..., r, a, n] = x``, of rows that begin anywhere, converted to y's type.
-
-    Rows along a begin alike, counted from multiples of 16 bytes. x is seen as a matrix of rows along a, each of which holds
-    all that belong to the other dimensions. A tile is loaded from the last such multiple before its rows, and stored by
-    threads. Raises `InputError` for numbers that are not as below.
-
-    Args:
-        steps: Elements of x from one row to the next along each of the output's dimensions before a: "r", "c r" or "d c r".
-        length: Of a row (elements).
-        size: Bytes of an element of x.
-        start: Elements after a multiple of 16 bytes where the first row begins.
-        width: Elements that a thread has side by side.
-        vector: Bytes of which addresses, strides and rows of y are whole multiples.
-    """
-
-    load, work = Role(warps=1), Role(warps=4)
-
-    def __init__(
-        self,
-        steps: tuple[int, ...] = (101, 1010),
-        length: int = 101,
-        size: int = 2,
-        start: int = 0,
-        width: int = 1,
-        vector: int = 2,
-    ):
-        if not isinstance(steps, tuple) or not 1 <= len(steps) <= 3 or not all(type(step) is int for step in steps):
-            raise InputError("CopyPlaces(steps)", steps, "is of one to three dimensions", "e.g. (101, 1010)")
-        known = type(size) is type(width) is int and size in (1, 2, 4) and width in WIDTHS
-        if not known or width * size > ALIGNMENT:
-            rule = "are bytes of an element, 1, 2 or 4, and elements side by side, 1, 2, 4 or 8 of 16 bytes at most"
-            raise InputError("CopyPlaces(size, width)", (size, width), rule, "e.g. 2 and 8")
-        if not is_count(length) or type(start) is not int or not 0 <= start < ALIGNMENT // size:
-            rule = "are elements of a row, and those after a multiple of 16 bytes where the first one begins"
-            raise InputError("CopyPlaces(length, start)", (length, start), rule, "e.g. 101 and 0")
-        self.steps, self.start, self.width, self.unit = steps, start, width, ALIGNMENT // size
-        self.names = ("d", "c", "r")[-len(steps) :]
-        self.rows, self.columns, warps = _places_form(length, size, width)
-        self.work = Role(warps=warps)
-        dims = " ".join((*self.names, "a n"))
-        self.over, self.relations = dims, (Dim("n", size=length),)
-        self.ring = BarrierRing(1, producer=self.load, consumer=self.work)
-        self.x = TmaLoadStage("a w", tile=(self.rows, self.columns), ring=self.ring, l2_hint="evict_last")
-        self.y = ThreadStoreStage(dims, tile=self.x.tile, role=self.work, vector=vector, wide=True)
-        values = self.rows * self.columns // (WARP * warps)
-        registers = values + values * size // vector + OTHERS  # of a thread: one more a store, for its address
-        most = REGISTERS // ((1 + warps) * WARP * registers)
-        self.tiles = GridTiles(Grouped(1), max(2, min(8, most, ceil_div(FLIGHT, self.rows * self.columns * size))))
-
-    def _begin(self, tile: Tile) -> Any:
-        """Where a tile's rows begin among those that are seen as one."""
-        return self.start + sum(getattr(tile, name) * step for name, step in zip(self.names, self.steps, strict=True))
-
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.produce() as slot:
-            slot.x.load_from(tile.a * self.rows, self._begin(tile) // self.unit * self.unit + tile.n * self.columns)
-
-    @work.jit
-    def copy(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.consume() as slot:
-            values = slot.x.read(width=self.width)
-        place = [getattr(tile, name) for name in self.names]
-        first = tile.n * self.columns - self._begin(tile) % self.unit
-        k.y.store_from(*place, tile.a * self.rows, first, values=values)
-
-
-def _places_form(length: int, size: int, width: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a tile of `CopyPlaces`, with the fewest elements in vain. As many tiles as a row has of them
-    reach to its end, wherever it begins. Threads share a tile evenly, in vectors of *width*."""
-    unit = ALIGNMENT // size
-    need = length + unit - 1
-    few = ceil_div(need, unit) * unit
-    several = (n for n in range(BOX, BOX // 2, -unit) if ceil_div(length, n) * n >= need)
-    columns = [n for n in range(few, BOX + 1, unit) if n * 3 <= few * 4] if few <= BOX else [*several]
-    forms = [
-        (n * ceil_div(length, n), abs(rows * n * size - TILE // 2), rows, n, warps)
-        for n, rows, warps in itertools.product(columns, (128, 64, 32, 16, 8, 4), (1, 2, 4, 8))
-        if rows * n % (width * WARP * warps) == 0 and rows * n <= min(MOST_VALUES * WARP * warps, TILE // size)
-    ]
-    *_, rows, n, warps = min(forms)
-    return rows, n, warps
-
-
-def _together(x: Any, y: Any) -> tuple[int, int]:
-    """Elements of rows that threads have side by side: 16 bytes of x where rows of y begin as many bytes after a multiple of
-    16, else as many as lie so in both; and the bytes in y that the latter and a row are whole multiples of."""
-    pairs = [
-        (each, each.dtype.itemsize, (address_of(each) // each.dtype.itemsize, *strides_of(each)[:-1]))
-        for each in (x, y)
-    ]
-    per = min(math.gcd(ALIGNMENT, *(place * size for place in places)) // size for _, size, places in pairs)
-    (_, size, places), (_, other, others) = pairs
-    alike = all((one - two) * size % ALIGNMENT == 0 for one, two in zip(places, others, strict=True))
-    width = min(ALIGNMENT // size if alike and size == other else per, WIDEST)
-    return width, math.gcd(per, y.shape[-1]) * other
 
 
 class CopyRuns(Schedule):
@@ -369,14 +291,13 @@ class CopyRuns(Schedule):
             raise InputError("CopyRuns(length)", length, rule, "use tiles of other elements")
         alone = is_count(length or 0) and (length or 0) <= self.tile and not inside  # tiles begin where runs do
         self.relations = (Dim("n", size=length),) if inside or alone else ()
-        spans = ((self.tile - (1 if alone else 2 - n)) // n * further for n, further in gaps)
-        slot = self.tile if alike else in_boxes(self.tile + self.unit - 1 + sum(spans), size)
+        slot = self.tile if alike else _slot(self.tile, gaps, size, alone)
         self.names = ("e", "d", "c", "b")[4 - len(steps) :]
         self.over = " ".join((*self.names, "n"))
         self.ring = BarrierRing(each, producer=self.load, consumer=self.work)
         self.x = TmaLoadStage("w", tile=(slot,), ring=self.ring, l2_hint=l2_hint)
         self.y = ThreadStoreStage(self.over, tile=(self.tile,), role=self.work, vector=vector, wide=True)
-        threads = RESIDENT * (2 if gaps and each == 1 and vectors * width <= FEW_VALUES else 1)
+        threads = RESIDENT * (2 if each == 1 and vectors * width <= FEW_VALUES else 1)
         most = max(1, min(threads // (WARP + WARP * warps), ceil_div(FLIGHT, each * slot * size)))
         self.tiles = GridTiles(Grouped(1), most, each)
 
@@ -414,6 +335,12 @@ class CopyRuns(Schedule):
         k.y.store_from(*[getattr(tile, name) for name in self.names], begin, values=values)
 
 
+def _slot(tile: int, gaps: tuple[tuple[int, int], ...], size: int, alone: bool) -> int:
+    """Elements that are loaded for a tile of runs with gaps; *alone*: one that begins where its run does."""
+    spans = ((tile - (1 if alone else 2 - n)) // n * further for n, further in gaps)
+    return in_boxes(tile + ALIGNMENT // size - 1 + sum(spans), size)
+
+
 def in_boxes(elements: int, size: int) -> int:
     """So many elements of *size* bytes or a few more, which are whole boxes of whole lines: few elements, in few boxes."""
     least, line = ceil_div(elements, BOX), LINE // size
@@ -431,9 +358,48 @@ def reach(x: Any) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
 
 
-def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
+def ways(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
+    """In what ways a tensor is copied, likely the fastest first: (by the engine, by runs, or by rows; bytes of a tile).
+
+    The model: much is bound by what is loaded. Runs load what lies between them, rows the sectors that they begin and end in.
+    Little is bound by latency, and rows take more instructions. The engine loads boxes, of which rows fill three quarters.
+    """
+    size, row = x.dtype.itemsize, x.shape[-1] * x.dtype.itemsize
+    rows = [("rows", TILE), ("rows", MOST_TILE)] if x.ndim > 1 else []
+    engine = [("engine", 0)] if box else []
+    boxed = bool(box) and ceil_div(row, box) * box * 3 <= row * 4
+    if found := runs_of(x, y):
+        runs = [("runs", PIECE), ("runs", 2 * PIECE)][:size]  # threads lack registers for as many bytes
+        if _loaded(*found) > WASTE * (row + SECTOR) / row:
+            if boxed:
+                return [*engine, runs[0], *rows]
+            if x.shape[-1] <= BOX and x.nbytes >= LARGE:
+                return [rows[0], runs[0], rows[1], *runs[1:]]
+        (_, _, warps), *_ = found[0][4:]
+        return [*runs, *rows[:1], *[("alone", PIECE)] * (warps == 4)]  # as few threads would be on a multiprocessor
+    if boxed:
+        return [*engine, *rows]
+    loose = [("loose", PIECE // 4)] if not box and runs_of(x, y, PIECE // 4, "loose") else []
+    return [*rows, *engine, *loose]
+
+
+def _loaded(key: tuple[Any, ...], x: Any, y: Any) -> float:
+    """Of each element that `CopyRuns` stores, how many it loads."""
+    _, gaps, _, (size, width, _), (vectors, _, warps), alike, *_ = key
+    tile, n = vectors * width * warps * WARP, y.shape[-1]
+    last = (n - 1) // tile * tile
+    slot = tile if alike else _slot(tile, gaps, size, last == 0)
+    return (last + sum(last // length * further for length, further in gaps) + slot) / n
+
+
+def runs_of(x: Any, y: Any, bytes_: int = PIECE, kind: str = "runs") -> tuple[tuple[Any, ...], Any, Any] | None:
     """What `CopyRuns` is made of for two tensors with the same dimensions, y's in the order of its memory, and the two as it
     takes them; None if y has short runs, or x's lie far apart.
+
+    Args:
+        x, y: The two.
+        bytes_: Of a tile, about.
+        kind: "runs"; "alone": with one tile a CTA; "loose": those too of which seven eighths of what is loaded are gaps.
 
     The model: few of the bytes that are loaded are gaps. What lies between two short runs in the same sectors of DRAM costs
     nothing; a long gap would be loaded with each tile.
@@ -447,7 +413,8 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     while dims and dims[-1][2] == n and len(gaps) < MOST_GAPS:
         further = dims[-1][1] - n - sum(n // length * more for length, more in gaps)
         few = n <= piece and further <= max(n if n * other < LEAST_RUN else n // 8, SECTOR // size)
-        if further < 0 or not (few or further * 16 <= piece):
+        loose = kind == "loose" and n <= piece and dims[-1][1] <= LOOSE * n
+        if further < 0 or not (few or loose or further * 16 <= piece):
             break
         gaps.append((n, further))
         n *= dims.pop()[0]
@@ -464,7 +431,9 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     begin, *begins = (each % word for each in (begin, *out))
     warps = next((few for few in (1, 2) if n + word <= few * piece // 4), 4)  # short runs have tiles of their own
     threads = width * warps * WARP
-    few = ceil_div(n + word - 1, piece * warps // (4 * threads) * threads)  # tiles of a run, of about as many elements
+    few = ceil_div(
+        n + word - 1, bytes_ // max(size, other) * warps // (4 * threads) * threads
+    )  # tiles of a run, of about as many elements
     vectors = ceil_div(ceil_div(n + word - 1, few), threads)
     while any((begin, *begins)) and -n % (vectors * threads) < word - 1:
         vectors += 1  # until the last tile reaches the end, wherever it begins
@@ -475,7 +444,7 @@ def runs_of(x: Any, y: Any) -> tuple[tuple[Any, ...], Any, Any] | None:
     if resident * most < tiles < FEW * resident * most:  # in how many such tiles' time all are done
         near = range(most - 1, 2 * most)
         each = min(near, key=lambda each: (ceil_div(tiles, each * resident) * each, abs(each - most)))
-    if gaps and warps == 4 and vectors * width <= FEW_VALUES and tiles <= SHORT * 2 * resident:
+    if kind != "runs" or (gaps and warps == 4 and vectors * width <= FEW_VALUES and tiles <= SHORT * 2 * resident):
         each = 1  # as CTAs that have many tiles would end at different times
     vector = math.gcd(ALIGNMENT, width * other, n * other, address_of(y), *(step * other for step in out))
     hint = "evict_last" if n * math.prod(shape) * size >= MUCH else None

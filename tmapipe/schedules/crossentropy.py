@@ -329,7 +329,7 @@ class Reduce(RowKernel):
         if not isinstance(operation, str) or operation not in OPERATIONS:
             raise InputError("Reduce(operation)", operation, f"is one of {', '.join(OPERATIONS)}", 'e.g. "sum"')
         super().__init__()
-        self._operation = operation
+        self._operation, self.options = operation, (operation,)
 
     @property
     def operation(self) -> str:

@@ -14,25 +14,14 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
-from tmapipe.bind.tensors import made_like
+from tmapipe.bind.tensors import converted, made_like, strides_of, widest
 from tmapipe.errors import InputError, is_count, require
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.plan.model import MOST_VALUES, WARP, warps_for, width_of
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import (
-    BOX,
-    RowForm,
-    address_of,
-    converted,
-    copied,
-    expanded,
-    padded,
-    seen_as,
-    strides_of,
-    widest,
-)
+from tmapipe.schedules.rowform import BOX, RowForm, address_of, copied, expanded, padded, seen_as
 from tmapipe.schedules.rows import KINDS, RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
@@ -90,7 +79,7 @@ class ElementwiseRows(Rows):
 class ElementwiseKernel(RowKernel):
     """A function of matrices, vectors and numbers of rows. Arguments as of `ElementwiseRows`."""
 
-    schedule, hold = ElementwiseRows, 0
+    schedule, hold, look = ElementwiseRows, 0, 1  # the function has no name by which a look could be remembered
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[str, ...]):
         super().__init__()

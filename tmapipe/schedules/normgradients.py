@@ -60,6 +60,10 @@ class GradientForm(RowForm):
         return 1 if self.in_turn else self.rows
 
     @property
+    def kind(self) -> Any:
+        return self.ctas, self.in_turn, self.rows.bit_length()
+
+    @property
     def values(self) -> int:
         return self.at_once * self.columns // (WARP * self.warps)
 

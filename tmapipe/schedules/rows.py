@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
 
-from tmapipe import math
+from tmapipe import calling, math
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base import MulticastGroup
-from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, fp32
+from tmapipe.base.arithmetic import Dim, ceil_div, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
-from tmapipe.bind.tensors import is_contiguous, new_like
+from tmapipe.bind.tensors import address_of, as_matrix, is_contiguous, new_like
 from tmapipe.calling import remember_by_name
 from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
@@ -26,9 +26,9 @@ from tmapipe.schedules.rowform import (
     BOX,
     MARGIN,
     RowForm,
-    address_of,
     alignment_of,
     copied,
+    different,
     loadable,
     place_of,
     resident,
@@ -336,12 +336,15 @@ class Rows(Schedule):
 KINDS = ("bf16", "fp16", "fp32")
 MULTIPROCESSORS = 132  # of an H200
 MOST_EACH = 16  # tiles of a CTA that reads several: kernels differ by this number
+MOST_LOOKS = 8  # forms of a shape that are kept, of which calls look at the first
 BEGINNING = 16 << 10  # bytes that a multiprocessor takes in the time in which CTAs begin
 
 
 class RowKernel:
-    """Base of kernels of rows that a call fits to its tensors: a `Rows` for each length, type and alignment."""
+    """Base of kernels of rows that a call fits to its tensors: a `Rows` for each length, type and alignment. Calls that read
+    much look at a few forms once, on the GPU (`tmapipe.tuning.looked`); look: at how many, as there."""
 
+    look: int | None = None
     hold = 64  # elements of a thread up to which rows are held in registers
     kept = 0  # fragments of rows that stay there in any case
     options: tuple[Any, ...] = ()  # what else a schedule is made of
@@ -349,7 +352,7 @@ class RowKernel:
 
     def __init__(self) -> None:
         self.fitted: dict[Any, Rows] = {}
-        self.best: dict[Any, RowForm] = {}  # by what it is chosen by
+        self.best: dict[Any, list[RowForm]] = {}  # a few that differ, by what they are chosen by
 
     def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> Rows:
         """The schedule of this form, with so many tensors of rows and of one number a column loaded, for results at multiples
@@ -369,8 +372,11 @@ class RowKernel:
         forms = row_forms(length, size, vector, loads=loads, vectors=vectors, **how)
         return [form for form in forms if self.takes(form)]
 
-    def fit(self, loaded: list[Any], stored: list[Any], others: list[Any]) -> Rows:
-        """The schedule for these matrices, and *others* of one number a column."""
+    def fit(
+        self, loaded: list[Any], stored: list[Any], others: list[Any], run: Callable[[Rows], object] | None = None
+    ) -> Rows:
+        """The schedule for these matrices, and *others* of one number a column; run: makes the call with a schedule, of which
+        forms may be measured."""
         aligned, out = min(map(alignment_of, loaded)), min((alignment_of(x, True) for x in stored), default=ALIGNMENT)
         length, size = loaded[0].shape[1], max(x.dtype.itemsize for x in loaded)
         dense = all(is_contiguous(x) and address_of(x) % ALIGNMENT == 0 for x in loaded)
@@ -387,16 +393,25 @@ class RowKernel:
         width = 0 if alike else per
         shape = length, size, aligned, len(loaded), vectors, dense, width
         if shape not in self.best:
-            self.best[shape] = self.forms(*shape)[0]
-        form = self.best[shape]
-        form = form if self.schedule.stored else of_height(form, loaded[0].shape[0])
-        key = *shape, out, len(others), place, self.options, form.each, form.share
-        if key not in self.fitted:
-            if form.apart > 1:  # results begin as many elements apart
-                form = attrs.evolve(form, pitch=place[0], start=place[1], alike=alike)
-                out = min([out, *(per * x.dtype.itemsize for x in stored)])
-            self.fitted[key] = self.rows(form, out, len(loaded), len(others))
-        return self.fitted[key]
+            self.best[shape] = different(self.forms(*shape), MOST_LOOKS)
+
+        def made(form: RowForm) -> Rows:
+            form = form if self.schedule.stored else of_height(form, loaded[0].shape[0])
+            key = *shape, out, len(others), place, self.options, form
+            if key not in self.fitted:
+                if form.apart > 1:  # results begin as many elements apart
+                    form = attrs.evolve(form, pitch=place[0], start=place[1], alike=alike)
+                at = min([out, *(per * x.dtype.itemsize for x in stored)]) if form.apart > 1 else out
+                self.fitted[key] = self.rows(form, at, len(loaded), len(others))
+            return self.fitted[key]
+
+        if run is None:
+            return made(self.best[shape][0])
+        name = " ".join(map(str, (type(self).__name__, *self.options, *shape, out)))
+        before, how = {*self.fitted}, {"read": loaded, "written": stored, "look": self.look}
+        best = made(calling.looked(name, self.best[shape], lambda form: run(made(form)), **how))
+        self.fitted = {key: each for key, each in self.fitted.items() if key in before or each is best}
+        return best
 
     def apply(
         self, rows: dict[str, Any], stored: dict[str, Any], others: dict[str, Any], more: dict[str, Any]
@@ -405,14 +420,18 @@ class RowKernel:
         several = len({place_of(x) for x in rows.values()}) > 1 and min(map(alignment_of, rows.values())) < ALIGNMENT
         if several or not all(map(loadable, rows.values())):
             rows = {name: copied(x) for name, x in rows.items()}
-        schedule = self.fit([*rows.values()], [*stored.values()], [*others.values()])
+
+        def run(schedule: Rows) -> tuple[Any, ...]:
+            return schedule.run({**rows, **stored, **more}, others)
+
+        schedule = self.fit([*rows.values()], [*stored.values()], [*others.values()], run)
         pairs = set(schedule.declared.in_place)
         places = {name: address_of(x) for name, x in (*rows.items(), *stored.items())}
         clash = {x for x in rows for y in stored if places[x] == places[y] and (y, x) not in pairs}
         if clash:  # such a form loads more than it stores
             rows = {name: copied(x) if name in clash else x for name, x in rows.items()}
-            schedule = self.fit([*rows.values()], [*stored.values()], [*others.values()])
-        return schedule.run({**rows, **stored, **more}, others)
+            schedule = self.fit([*rows.values()], [*stored.values()], [*others.values()], run)
+        return run(schedule)
 
     def run(
         self,
@@ -439,7 +458,7 @@ class RowKernel:
         first, numbers = next(iter(loaded.values())), numbers or {}
         for name, x in loaded.items():
             check_kind(name, x)
-        rows = {name: as_matrix(name, x) for name, x in loaded.items()}
+        rows = {name: as_matrix(name, x, KINDS) for name, x in loaded.items()}
         for name, x in (*loaded.items(), *stored.items(), *numbers.items()):
             if x is not None:
                 check_kind(name, x)
@@ -452,7 +471,7 @@ class RowKernel:
         made |= {n: new_like(first, tuple(first.shape[:-1]), fp32) if x is None else x for n, x in numbers.items()}
         more: tuple[Any, ...] = ()
         if 0 not in first.shape:
-            outputs = {name: as_matrix(name, x, name in numbers) for name, x in made.items()}
+            outputs = {name: as_matrix(name, x, KINDS, name in numbers) for name, x in made.items()}
             of_rows = {name: outputs.pop(name) for name in stored}
             run = functools.partial(self.apply, rows, of_rows, others, {**outputs, **(tables or {})})
             more = remember_by_name(self, run, given, made)
@@ -474,27 +493,3 @@ def of_height(form: RowForm, height: int) -> RowForm:
     ways = itertools.product(range(1, MOST_EACH + 1) if form.each > 1 else (1,), range(share, most + 1))
     each, share = min(ways, key=taken)
     return attrs.evolve(form, each=each, share=share)
-
-
-def as_matrix(name: str, x: Any, number: bool | None = None) -> Any:
-    """*x*, of one to four dimensions, as a matrix of its rows; a copy where it lies so that there is no such view.
-
-    Args:
-        number: Whether it is an output of one number a row, which is seen as a vector, or another output; of an output, there
-            is no copy.
-
-    Raises:
-        InputError: It is no tensor of bf16, fp16 or fp32 of so many dimensions, or an output that is no such view.
-    """
-    check_kind(name, x)
-    kind = dtype_of(x, name)
-    if kind.name not in KINDS or (number and kind != fp32):
-        kinds, fix = KINDS[-1:] if number else KINDS, f"{name}.to(torch.float32)"
-        raise InputError(f"{name}.dtype", kind.name, f"is one of {', '.join(kinds)}", fix)
-    if not number and not 1 <= x.ndim <= 4:
-        raise InputError(f"{name}.shape", tuple(x.shape), "has one to four dimensions", "reshape it")
-    seen = x.reshape(-1) if number else x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-    if number is not None and address_of(seen) != address_of(x):
-        rule = "can be seen as a matrix of its rows"
-        raise InputError(f"{name}.stride", x.stride(), rule, "pass a contiguous tensor")
-    return seen

@@ -2,34 +2,42 @@
 
 ``choose(problem)`` takes the candidate with the least estimated time, ``choose_conv(x, f, windows)`` does for a convolution.
 ``tune(problem)`` compiles the candidates with the least estimated times, measures them on this GPU, and keeps the winner on
-disk. ``autotune`` measures which parameters of a function that makes schedules are the fastest.
+disk. ``autotune`` measures which parameters of a function that makes schedules are the fastest. ``looked`` measures which of a
+few candidates is the fastest for a call, as kernels of rows ask for their forms.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import itertools
 import json
 import math
+import sys
+import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import attrs
 
-from tmapipe.base.disk import cache_folder
+from tmapipe import calling
+from tmapipe.base.disk import cache_folder, locked
+from tmapipe.bind import span
 from tmapipe.errors import InputError, PipelineError, require
 from tmapipe.plan.model import WARP, Plan
 from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.rowform import FLIGHT, MOST_FLIGHT, RESIDENT_WARPS, THREADS, VALUES
 from tmapipe.tuning.candidates import candidates, choose_dequant
-from tmapipe.tuning.compiling import compiled, export_tuned, import_tuned, keep, recall_entry
-from tmapipe.tuning.cost import Run, Timing, estimate, fastest
+from tmapipe.tuning.compiling import compile_each, compiled, export_tuned, import_tuned, is_kept, keep, recall_entry
+from tmapipe.tuning.cost import Method, Run, Timing, estimate, fastest
 from tmapipe.tuning.problem import Candidate, Device, Problem
-from tmapipe.tuning.tuner import Tuned, choose, choose_conv, ranked, tune
+from tmapipe.tuning.tuner import Tuned, choose, choose_conv, looks, ranked, tune
 
 __all__ = [
     "AutoTuned", "Candidate", "Choice", "Device", "Problem", "Tuned", "autotune", "candidates", "choose", "choose_conv",
@@ -311,3 +319,151 @@ def differing(runs: Mapping[int, Run]) -> dict[int, str]:
             if not off < APART:
                 wrong[number] = f"its result is off that of the first one by {off:.1e}"
     return wrong
+
+
+# ---- looks: which of a few candidates is the fastest for a call, which measures them once -----------------------------
+
+Few = TypeVar("Few")
+LEAST = 32 << 20  # bytes that a call reads, from which on a look pays: with what it writes, more than L2 holds
+CLASSES = 3  # of such numbers of bytes, four times as many each, that share a result
+LOOK = Method(rounds=3, batch=5, rest=0.03)
+
+taken: dict[tuple[str, str], dict[str, Any]] = {}  # by entry and GPU, what this process has found
+_one_at_a_time = threading.RLock()  # measurements of two threads would disturb one another
+
+
+def looked(
+    name: str,
+    few: Sequence[Few],
+    run: Callable[[Few], object],
+    read: Sequence[Any],
+    written: Sequence[Any],
+    look: int | None = None,
+) -> Few:
+    """The fastest of *few* for a call, by measurement on the call's own tensors, or as remembered, in the process and on disk.
+
+    Nothing is measured, and the first is taken, if the call reads fewer than 32 MiB, an output may lie over an input, a CUDA
+    graph is captured, something traces the tensors, a watchdog waits for launches, or the tensors are not on a GPU.
+
+    Args:
+        name: By which the result is remembered, with the GPU and the class of how much is read: it names all that the choice
+            depends on.
+        few: What differs, likely the fastest first. A candidate is remembered by its `repr`.
+        run: Makes the call with one of them, by calls of schedules.
+        read, written: The call's tensors.
+        look: How many are compiled and measured, at most. None: 4, or as TMAPIPE_LOOK says; 1: the first is taken.
+    """
+    most, tensors = looks(look, "look"), (*read, *written)
+    several, bytes_ = few[:most], sum(x.nbytes for x in read)
+    if len(several) < 2 or bytes_ < LEAST or (gpu := gpu_of(tensors)) is None:
+        return few[0]
+    least = LEAST << 2 * min(CLASSES - 1, int(math.log(bytes_ / LEAST, 4)))
+    entry = f"{name}, {least} bytes or more"
+    found = _found(entry, gpu, few, len(several))
+    if found is None and not _busy(read, written):
+        with _one_at_a_time, locked(cache_folder() / "locks" / "look.lock"):
+            found = _found(entry, gpu, few, len(several))
+            if found is None:  # nor has another thread, or another process, looked meanwhile
+                found = _looked(entry, gpu, several, run, tensors[0].device)
+    return few[0] if found is None else found
+
+
+calling.looked = looked
+
+
+def _found(entry: str, gpu: str, few: Sequence[Few], tried: int) -> Few | None:
+    """The candidate that is remembered as the best of at least so many."""
+    known = taken.get((entry, gpu)) or recall_entry(entry, gpu) or {}
+    best = next((each for each in few if repr(each) == known.get("choice")), None)
+    if best is None or not isinstance(known.get("tried"), int) or known["tried"] < tried:
+        return None
+    taken[entry, gpu] = known
+    return best
+
+
+def gpu_of(tensors: Sequence[Any]) -> str | None:
+    """The name of the GPU on which these *tensors* lie, if they are plain and nothing traces them."""
+    torch = sys.modules.get("torch")
+    if torch is None or not all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.is_cuda for x in tensors):
+        return None
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return None
+    return str(torch.cuda.get_device_name(tensors[0].device))
+
+
+def _busy(read: Sequence[Any], written: Sequence[Any]) -> bool:
+    """Whether a call cannot be made several times now: it is captured or waited for, or writes over what it reads."""
+    from tmapipe.gpu.kernels import capturing
+    from tmapipe.gpu.watchdog import seconds_of
+
+    places = [[(x.data_ptr(), x.data_ptr() + span(x)) for x in of] for of in (read, written)]
+    over = any(a < d and c < b for (a, b), (c, d) in itertools.product(*places))
+    return over or capturing() or seconds_of(Schedule()) is not None
+
+
+def _looked(entry: str, gpu: str, few: Sequence[Few], run: Callable[[Few], object], device: Any) -> Few | None:
+    """The fastest, which is remembered; None if fewer than two work, or there is no memory to measure them in."""
+    from tmapipe.gpu.kernels import unwatched
+
+    with unwatched():
+        runs = built(few, run)
+        timings = timed(runs, device) if len(runs) > 1 else []
+    if not timings:
+        return None
+    best, timing = timings[0]
+    found = {"choice": repr(few[best]), "us": timing.us, "tried": len(few)}
+    taken[entry, gpu] = found
+    try:
+        keep(entry, gpu, found)
+    except OSError as error:
+        warnings.warn(f"a look cannot keep its result in {cache_folder()}: {error}", stacklevel=4)
+    return few[best]
+
+
+def timed(runs: Mapping[int, Run], device: Any) -> list[tuple[int, Timing]]:
+    """The times of *runs* on a *device*, the fastest first; none if there is no memory to measure them in."""
+    import torch
+
+    from tmapipe.gpu.launch import CudaClock
+
+    with torch.cuda.device(device), contextlib.suppress(torch.cuda.OutOfMemoryError):
+        return fastest(runs, CudaClock(device=str(device)), LOOK)
+    return []
+
+
+def built(few: Sequence[Few], run: Callable[[Few], object]) -> dict[int, Run]:
+    """Calls with those of *few* candidates that work, by number; *run* makes a call. Kernels that the store lacks are compiled
+    side by side."""
+    jobs: dict[Any, Any] = {}
+    needs: dict[int, list[Any]] = {}
+    for number, each in enumerate(few):
+        try:
+            with calling.held() as launches:
+                run(each)
+            needs[number] = []
+            for schedule, bound in launches:
+                types = {name: dtype.name for name, dtype in bound.dtypes.items()}
+                ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
+                if not is_kept(schedule, types, ranks):
+                    key = id(schedule), *sorted(types.items()), *sorted(ranks.items())
+                    jobs[key] = functools.partial(_same, schedule, types, ranks)
+                    needs[number].append(key)
+        except PipelineError:
+            needs.pop(number, None)
+    wrong: set[Any] = set()
+    if len(jobs) > 1:
+        with tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+            errors = compile_each([*jobs.values()], Path(folder))
+        wrong = {key for index, key in enumerate(jobs) if errors[index]}
+    runs: dict[int, Run] = {}
+    for number in needs:
+        if wrong.isdisjoint(needs[number]):
+            with contextlib.suppress(PipelineError):
+                run(few[number])
+                runs[number] = functools.partial(run, few[number])
+    return runs
+
+
+def _same(*made: Any) -> tuple[Any, ...]:
+    """What it gets: the `tmapipe.tuning.compiling.Job` of a schedule that is there."""
+    return made

@@ -375,27 +375,25 @@ def _parts(problem: Problem, device: Device, tile: tuple[int, int], cluster: tup
 # ---- dequantgemm -----------------------------------------------------------------------------------------------------
 #
 # Which form of `DequantGemm` is fastest, by clocks of a multiprocessor. For each tile of k: those of the tensor cores,
-# of the schedulers, which issue what converts the weights, and of L2 and DRAM. The longest counts; of the first two,
-# also a part of the shorter one, which is not hidden. Of few rows, warps wait for each other at each slot besides.
+# of the schedulers, which issue what converts the weights, and of L2 and DRAM. The longest counts, or of the first two
+# a part of each, if that is longer. Of few rows, warps wait for each other at each slot besides.
 
 #: Tile, cluster, parts of k, CTAs of a multiprocessor, and slots: of several CTAs, each has one tile.
 DequantForm = tuple[tuple[int, int, int], tuple[int, int], int, int, int | None]
-PRODUCTS = 0.87 * MACS  # a clock: what cuBLAS reaches for large products
-INSTRUCTIONS = {"int8": 3.0, "fp8": 2.7, "int4": 1.7}  # a weight, counted in SASS (benchmarks.sass_loops)
-SCALED, A_STEP = {"int8": 5.0, "fp8": 3.7, "int4": 3.6}, 60  # with groups or zeros; and a tile of k, of a warp
+PRODUCTS = 0.95 * MACS  # a clock of 1.755 GHz: the clock is higher, and large products reach 0.87 of all
+INSTRUCTIONS = {"int8": 3.7, "fp8": 2.7, "int4": 1.7}  # a weight, from SASS (benchmarks.sass_loops) and 47 forms
+SCALED, A_STEP = {"int8": 4.0, "fp8": 3.7, "int4": 2.9}, 60  # with groups or zeros; and a tile of k, of a warp
 ISSUED = 0.7  # instructions a clock and scheduler, of one to four warps: 9 x 6016 x 13312, 4 x 10112 x 11904, H200
 DRAM, L2 = 2280.0, 32.0  # bytes a clock: 4.0 TB/s at 1.755 GHz; and of one multiprocessor
-LAUNCH, EPILOGUE = 5000, 3000  # clocks of a kernel, and of a tile besides its loop
-ADDING = 4500  # clocks of the kernel that adds parts, besides its bytes
-SMALL_M, MOST_PARTS = 128, 16
-#: Of few rows, fitted to 101 forms of 9 problems (6 % off): clocks of a slot, of a thread's weight; of several CTAs, factors.
-FEW_STEP, FEW_EACH = 174, {"int8": 3.5, "fp8": 3.3, "int4": 2.2}
-FEW_SCALED = {"int8": 4.7, "fp8": 3.9, "int4": 2.8}
-SHARED_STEP, SHARED_EACH = 0.73, 1.16
-FEW_SPANS = (64, 64), (64, 128), (128, 64), (128, 128), (192, 128), (256, 64)
-SHARED_SPANS = (64, 128), (64, 256)  # of CTAs that share a multiprocessor
-FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 9100, 160, 6200, 4.3  # the last: bytes of each sum of a part
-MOST_SHARING, LEAST_SHARED = 3, 4  # CTAs of a multiprocessor, and slots of each
+LAUNCH, EPILOGUE, ADDING = 5000, 3000, 4500  # clocks of a kernel, of a tile besides its loop, and of adding parts
+SMALL_M, MOST_PARTS = 128, 20
+#: Of few rows, fitted to 160 forms of 17 problems (2 % off the best): clocks of a slot, of a weight, of CTAs in turn.
+FEW_STEP, FEW_EACH = 215, {"int8": 3.7, "fp8": 3.6, "int4": 2.3}
+FEW_SCALED, SHARED_EACH = {"int8": 4.3, "fp8": 4.0, "int4": 2.9}, 0.84
+FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (192, 128)
+SHARED_SPANS, LONG_M, LONG = ((64, 128), (64, 256)), 16, 1 << 17  # of CTAs that share one; rows and bits of long slots
+FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 7600, 1050, 8470, 2.5  # the last: bytes of each sum of a part
+MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
 
 def ranked_dequant(
@@ -403,11 +401,12 @@ def ranked_dequant(
 ) -> list[DequantForm]:
     """Forms of `DequantGemm` for a product of *shape* (m, n, k), the form that the model finds fastest first. The arguments
     are those of `choose_dequant`."""
-    m, n, k = shape
+    (m, n, k), bits = shape, 4 if weights.endswith("int4") else 8
     spans, shared = [(128, 64), (64, 64)], list[tuple[int, int]]()
     rows = list(range(min(256, ceil_div(m, 8) * 8), 56, -8))
     if m <= SMALL_M // 2:
-        rows, spans, shared = [ceil_div(m, 8) * 8], list(FEW_SPANS), list(SHARED_SPANS)
+        rows, shared = [ceil_div(m, 8) * 8], list(SHARED_SPANS)
+        spans = [span for span in FEW_SPANS if max(span) < 192 or (m <= LONG_M and span[0] * span[1] * bits <= LONG)]
     elif m <= SMALL_M:  # tiles of fewer rows convert weights again, and leave no multiprocessor idle
         rows, spans = [ceil_div(m, 8 * i) * 8 for i in (3, 2, 1)], [(64, 128), *spans]
     if group and group % 64 and 64 % group:  # slots of a divisor of it
@@ -418,12 +417,11 @@ def ranked_dequant(
         fits = not group or group % tk == 0 or (tk % group == 0 and group % PACKED == 0)
         tile, tiles, slots = (tm, tn, tk), ceil_div(m, tm) * ceil_div(n, tn) * parts, None
         if share > 1:  # all at once, as many on some
-            slots = _slots_of_each(tile, share, parts, 4 if weights.endswith("int4") else 8, group)
+            slots = _slots_of_each(tile, share, parts, bits, group)
             fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors and slots >= LEAST_SHARED
         if fits and (parts == 1 or k // tk // parts >= 2):
             found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share, slots))
-    scaled = bool(group) or zeros
-    return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, scaled, multiprocessors))
+    return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, bool(group) or zeros, multiprocessors))
 
 
 def _slots_of_each(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> int:
@@ -431,7 +429,7 @@ def _slots_of_each(tile: tuple[int, int, int], share: int, parts: int, bits: int
     tm, tn, tk = tile
     slot = 2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)
     room = (GridTiles(ctas=share).room("sm_90a") or 0) - 2 * tn * tm * (4 if parts > 1 else 2) - 2 * BARRIERS
-    held = (tm + tk) // 2 + LEFT  # registers of a thread: sums, two sets of weights, and others
+    held = (tm + tk) // 2 + (LEFT if bits == 8 or share < 4 else FEW_LEFT)  # sums, two sets of weights, and others
     return min(SLOTS, room // slot) if held <= launch_registers(tn // 16 + 2, arch_named("sm_90a"), share) else 0
 
 
@@ -460,11 +458,13 @@ def dequant_clocks(
     launch, epilogue, adding, added = LAUNCH, EPILOGUE, ADDING, 8.0
     if m <= SMALL_M:
         converted = tn / 64 * tk * (FEW_SCALED if scaled else FEW_EACH)[kind]
-        issue = max(FEW_STEP + converted, SHARED_STEP * FEW_STEP + SHARED_EACH * at_once * converted)
+        issue = FEW_STEP + converted * max(1, SHARED_EACH * at_once)
         launch, epilogue, adding, added = FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED
     few, of_a = tn * tk * bits / 8, 2 * tm * tk / across
     memory = max(at_once * (few + of_a) / L2, few * busy / down / DRAM)
-    step = max(tensor * at_once, issue, memory) + min(tensor, issue) / (3 if m > SMALL_M and tn == 64 else 4)
+    step = max(tensor * at_once, issue, memory) + min(tensor, issue) / 4
+    if m > SMALL_M:
+        step = max(tensor, issue, memory, 0.75 * tensor + issue * (1 if tn == 64 else 0.66))
     whole = launch + waves * (ceil_div(ceil_div(k, tk), parts) * step + epilogue)
     return whole if parts == 1 else whole + adding + added * parts * m * n / DRAM
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,7 @@ import tmapipe
 from tmapipe.base import disk
 from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, MissingPackageError, UnsafeError, needed, require
-from tmapipe.program import trace
+from tmapipe.program import ONE_AT_A_TIME, trace
 from tmapipe.program.identity import identity
 from tmapipe.prove import require_safe_once
 from tmapipe.schedule import Schedule
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 #
 # Compiling many schedules at once, in processes of their own, since two compilations in one process break CuTe DSL.
 #
-# Each process proves its schedules (unless TMAPIPE_CHECK=0), compiles them and exports object files, which the caller
-# loads. The store gets verdicts and kernels too, so that no other process makes them again. Such a process runs `main`:
+# Each process proves its schedules (unless TMAPIPE_CHECK=0), compiles them meanwhile, and exports object files, which the
+# caller loads. The store gets verdicts and kernels too, so that no other process makes them again. Such a process runs `main`:
 # it reads jobs from its standard input and writes one line for each that is done. It looks for modules where its parent
 # does, before it imports anything else. Jobs are sent with cloudpickle.
 
@@ -215,16 +215,54 @@ def _kernel(schedule: Schedule, dtypes: Mapping[str, Any], ranks: dict[str, int]
     plan = schedule.plan(dtypes)
     program = trace(schedule, plan)
     known = identity(program)
-    require_safe_once(schedule, dtypes, program, known)
-    _import_tvm_ffi()
-    from tmapipe.gpu import name_of  # some seconds, which a process does not need that only refuses
-    from tmapipe.gpu.build import build, put_by, recalled
+    with beside(functools.partial(require_safe_once, schedule, dtypes, program, known)):
+        _import_tvm_ffi()
+        from tmapipe.gpu import name_of
+        from tmapipe.gpu.build import build, put_by, recalled
 
-    if known is None:
-        return build(schedule, plan, ranks, program=program)
-    name = name_of(known, ranks, "")
-    with disk.locked(disk.lock_of(name)):
-        return recalled(name, plan) or put_by(name, build(schedule, plan, ranks, program=program))
+        if known is None:
+            return build(schedule, plan, ranks, program=program)
+        name = name_of(known, ranks, "")
+        with disk.locked(disk.lock_of(name)):
+            return recalled(name, plan) or put_by(name, build(schedule, plan, ranks, program=program))
+
+
+@contextlib.contextmanager
+def beside(check: Callable[[], object]) -> Iterator[None]:
+    """The scope beside which a process, a copy of this one, runs *check*. At its end it raises what the check raises, or
+    `UnsafeError` if that process ends otherwise."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if not child:
+        said: Exception | None = None
+        try:
+            try:
+                check()
+            except Exception as error:
+                said = error
+            with open(send, "wb") as pipe:
+                pipe.write(pickle.dumps(said))
+        finally:
+            os._exit(0)
+    os.close(send)
+    try:
+        yield
+    finally:
+        with open(receive, "rb") as pipe:
+            answer = pipe.read()
+        os.waitpid(child, 0)
+        said = pickle.loads(answer) if answer else UnsafeError("the process that proves it has ended without a word")
+        if said is not None:
+            raise said
+
+
+def is_kept(schedule: Schedule, dtypes: Mapping[str, Any], ranks: dict[str, int]) -> bool:
+    """Whether the store has the kernel."""
+    from tmapipe.gpu import name_of
+
+    with ONE_AT_A_TIME:
+        known = identity(trace(schedule, schedule.plan(dtypes)))
+    return known is not None and disk.recall("kernels", name_of(known, ranks, "")) is not None
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -95,19 +96,17 @@ def choose(
         device: The GPU for which to choose.
         epilogue: As in `tmapipe.schedules.Gemm`.
         look: How many different candidates are compiled and measured on this machine's GPU, at most, if their estimates are
-            within 10 %. That is done once; the result is remembered on disk, as by `tune`. None: 4 if *device* is this
-            machine's GPU; otherwise 1, which runs nothing and needs no GPU.
+            within 10 %. That is done once; the result is remembered on disk, as by `tune`. None: 4, or as TMAPIPE_LOOK says,
+            if *device* is this machine's GPU; otherwise 1, which runs nothing and needs no GPU.
 
     Raises:
         InputError: No candidate can be built for the problem's types or with the epilogue, or TMA does not take the problem's
             rows.
         MissingGpuError: There is something to measure, and no GPU.
     """
-    if look is not None and not is_count(look):
-        raise InputError("choose(look)", look, "is a number of candidates, at least 1", "leave it out")
+    look = 1 if look is None and not _is_here(device) else looks(look)
     fused = Epilogue.of(epilogue)
     _check(problem, device)
-    look = look or (LOOKS if _is_here(device) else 1)
     if look > 1:
         known = recall(problem, device.name, fused, look) if _is_here(device) else None
         if known is not None:  # without estimates of thousands, which take a second
@@ -116,6 +115,16 @@ def choose(
         if len(few) > 1:
             return compared(problem, few, look=look, progress=False, epilogue=fused).schedule
     return likely(problem, device, 1, fused)[0].build(problem, fused)
+
+
+def looks(given: Any, argument: str = "choose(look)") -> int:
+    """How many candidates are looked at, at most: as *given*, or if that is None as TMAPIPE_LOOK says, or else `LOOKS`."""
+    if given is None:
+        argument, given = "TMAPIPE_LOOK", os.environ.get("TMAPIPE_LOOK") or LOOKS
+        given = int(given) if str(given).isdecimal() else given
+    if not is_count(given):
+        raise InputError(argument, given, "is a number of candidates, at least 1", "leave it out")
+    return int(given)
 
 
 def _is_here(device: Device) -> bool:

@@ -1,0 +1,221 @@
+"""Looks: which of a few candidates a call takes, as measured once, and where nothing is measured."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import tmapipe as tp
+from tests.unit.errors import refused
+from tmapipe import tuning
+from tmapipe.gpu import kernels
+from tmapipe.schedules.crossentropy import CrossEntropy, Reduce, Softmax
+from tmapipe.schedules.normgradients import LayerNormBackward
+from tmapipe.schedules.norms import LayerNorm
+from tmapipe.schedules.rowform import different, row_forms
+
+GPU = "some GPU"
+
+
+class Looks:
+    """What is asked for in the place of a GPU: candidate number *best* is the fastest."""
+
+    def __init__(self):
+        self.best, self.built, self.timed = 1, [], 0
+
+    def timings(self, runs, device):
+        self.timed += 1
+        order = sorted(runs, key=lambda number: number != self.best)
+        return [(number, types.SimpleNamespace(us=2.5)) for number in order]
+
+
+@pytest.fixture
+def looks(tmp_path, monkeypatch):
+    """Calls of CPU tensors look as calls of a GPU's do."""
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TMAPIPE_LOOK", raising=False)
+    monkeypatch.setattr(tuning, "LEAST", 1)
+    monkeypatch.setattr(tuning, "taken", {})
+    monkeypatch.setattr(tuning, "gpu_of", lambda tensors: GPU)
+    monkeypatch.setattr(kernels, "capturing", lambda: False)  # which torch without CUDA has not
+    found = Looks()
+    monkeypatch.setattr(tuning, "timed", found.timings)
+
+    def build(few, run):
+        found.built.append(len(few))
+        with tp.calling.held():
+            for each in few:
+                run(each)
+        return {number: lambda: None for number in range(len(few))}
+
+    monkeypatch.setattr(tuning, "built", build)
+    return found
+
+
+def called(few=("a", "b", "c"), read=None, written=(), **how):
+    return tuning.looked("a call", few, lambda each: None, [torch.zeros(64)] if read is None else read, written, **how)
+
+
+def test_the_fastest_is_kept_for_this_process_and_others(looks, monkeypatch):
+    assert called() == "b" and looks.built == [3]
+    assert called() == "b" and looks.built == [3]
+    tuning.taken.clear()  # as another process begins
+    assert called() == "b" and looks.built == [3], "the store knows it: nothing is built"
+    monkeypatch.setattr(tuning, "gpu_of", lambda tensors: "another")
+    looks.best = 2
+    assert called() == "c" and looks.built == [3, 3], "another GPU has a result of its own"
+
+
+def test_at_most_four_are_built_and_more_are_looked_at_if_asked_for(looks, monkeypatch):
+    few = "abcdefgh"
+    assert called(few) == "b" and looks.built == [4]
+    assert called(few, look=2) == "b" and looks.built == [4], "the best of more is known"
+    looks.best = 6
+    assert called(few, look=8) == "g" and looks.built == [4, 8]
+    assert called(few) == "g", "the best of eight is not forgotten, though it is no more among the first four"
+    monkeypatch.setenv("TMAPIPE_LOOK", "3")
+    tuning.looked("another call", few, lambda each: None, [torch.zeros(64)], ())
+    assert looks.built == [4, 8, 3]
+
+
+def test_what_is_no_candidate_any_more_is_looked_for_again(looks):
+    assert called(("a", "b")) == "b"
+    tuning.taken.clear()
+    assert called(("a", "c", "d")) == "c" and looks.built == [2, 3]
+
+
+def test_calls_that_read_four_times_as_much_look_again(looks, monkeypatch):
+    monkeypatch.setattr(tuning, "LEAST", 256)
+    assert [called(read=[torch.zeros(n)]) for n in (63, 64, 255, 256, 1024, 1 << 20)] == ["a", *"bbbbb"]
+    assert looks.timed == 3, "64 to 255 numbers, 256 to 1023, and more"
+
+
+@pytest.mark.parametrize("how", ["off", "switched off", "few", "small", "captured", "in place", "waited for"])
+def test_where_nothing_is_measured(looks, monkeypatch, how):
+    x, options = torch.zeros(64), {}
+    if how == "off":
+        options["look"] = 1
+    elif how == "switched off":
+        monkeypatch.setenv("TMAPIPE_LOOK", "1")
+    elif how == "few":
+        options["few"] = ("a",)
+    elif how == "small":
+        monkeypatch.setattr(tuning, "LEAST", 257)
+    elif how == "captured":
+        monkeypatch.setattr(kernels, "capturing", lambda: True)
+    elif how == "in place":
+        options["written"] = [x[:32]]
+    else:
+        monkeypatch.setenv("TMAPIPE_WATCHDOG", "5")
+    assert called(read=[x], **options) == "a" and not looks.built
+    if how in ("captured", "in place", "waited for"):  # of these, a result is taken that is there
+        tuning.taken["a call, 16 bytes or more", GPU] = {"choice": repr("c"), "tried": 4}
+        assert called(read=[x], **options) == "c" and not looks.built
+
+
+@pytest.mark.parametrize("x", [np.zeros(64, np.float32), torch.zeros(64), torch.zeros(64, device="meta")])
+def test_tensors_that_lie_on_no_gpu(x):
+    assert tuning.gpu_of([x]) is None
+
+
+def test_tensors_that_are_traced(monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        x = torch.zeros(64, device="cuda")
+    assert x.is_cuda and tuning.gpu_of([x]) is None
+    with mode:
+        assert tuning.gpu_of([x]) is None
+
+
+def test_bad_numbers(monkeypatch):
+    monkeypatch.setenv("TMAPIPE_LOOK", "some")
+    refused(called, argument="TMAPIPE_LOOK", value="some", rule="a number of candidates")
+    refused(called, look=0, argument="look", value=0, rule="a number of candidates")
+
+
+def test_results_that_cannot_be_kept_are_good_for_the_process(looks, monkeypatch):
+    monkeypatch.setattr(tuning, "keep", lambda *_: (_ for _ in ()).throw(OSError("no room")))
+    with pytest.warns(UserWarning, match="no room"):
+        assert called() == "b"
+    assert called() == "b" and looks.built == [3]
+
+
+def test_no_result_where_nothing_can_be_measured(looks, monkeypatch):
+    monkeypatch.setattr(tuning, "timed", lambda runs, device: [])
+    assert called() == "a" and called() == "a" and looks.built == [3, 3]
+
+
+CALLS = {
+    "softmax": (Softmax, lambda x: (x,)),
+    "layer_norm": (LayerNorm, lambda x: (x, x[0], x[1].clone())),
+    "cross_entropy": (CrossEntropy, lambda x: (x, torch.arange(len(x)))),
+    "sum": (Reduce, lambda x: (x,)),
+    "gradients": (LayerNormBackward, lambda x: (x, x[0], x)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_of_rows_take_the_form_that_is_the_fastest(looks, name):
+    make, given = CALLS[name]
+    x = torch.randn(8, 257)
+    kernel, plain = make(), make()
+    plain.look = 1
+    results, expected = (each(*given(x)) for each in (kernel, plain))
+    assert looks.built == [4] and len(plain.fitted) == len(kernel.fitted) == 1
+    ((schedule,), (first,)) = (each.fitted.values() for each in (kernel, plain))
+    assert (schedule.form.kind, schedule.form.warps) != (first.form.kind, first.form.warps)
+    pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (results, expected)), strict=True)
+    for mine, other in pairs:
+        torch.testing.assert_close(mine, other)
+    another = make()
+    another(*given(x))
+    assert looks.built == [4] and [*another.fitted] == [*kernel.fitted]
+
+
+def test_softmax_in_place_takes_the_first_form(looks):
+    x = torch.randn(8, 256)
+    expected, softmax = torch.softmax(x, -1), Softmax()
+    softmax(x, out=x)
+    torch.testing.assert_close(x, expected)
+    assert not looks.built
+    softmax(torch.randn(8, 256))
+    assert looks.built == [4]
+
+
+def test_forms_differ():
+    for length, size, vectors in ((128, 4, 0), (1424, 2, 2), (79032, 4, 8), (81576, 2, 0)):
+        forms = row_forms(length, size, 8, vectors=vectors)
+        few = different(forms, 4)
+        assert few[0] == forms[0] and len({*few}) == 4 and len({form.kind for form in few}) > 1
+        assert len({form.kind for form in few}) >= min(4, len({form.kind for form in forms}))
+    assert different(forms[:1], 4) == forms[:1]
+
+
+def test_held_calls_launch_nothing_and_are_compiled_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMAPIPE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TMAPIPE_CHECK", "0")  # which the proof has tests of its own for
+    asked = []
+    compile_each = tuning.compile_each
+    monkeypatch.setattr(tuning, "compile_each", lambda jobs, *how: asked.append(len(jobs)) or compile_each(jobs, *how))
+    x, y = torch.randn(4, 512), torch.zeros(4, 512)
+    copies = [tp.schedules.Copy(tile=(1, 128 << i)) for i in range(2)]
+    with tp.calling.held() as launches:
+        copies[0](x, y)
+    assert len(launches) == 1 and not y.any()
+    runs = tuning.built(copies, lambda copy: copy(x, y))
+    assert [*runs] == [0, 1] and asked == [2] and torch.equal(x, y)
+    tuning.built([tp.schedules.Copy(tile=(1, 128 << i)) for i in range(2)], lambda copy: copy(x, y))
+    assert asked == [2], "the store has both"
+
+
+def test_copies_look_at_ways(looks):
+    """What is copied by runs first, is copied row by row where that is faster."""
+    looks.best = 2
+    x = torch.randint(-100, 100, (50, 20, 165), dtype=torch.int16)[:, 1:3, 25:]
+    copy = tp.schedules.Copy()
+    for _ in range(2):
+        assert torch.equal(copy(x), x) and looks.built == [3]
+    assert vars(copy)["_places"] and tuning.recall_entry(*next(iter(tuning.taken)))["choice"] == "('rows', 12288)"
+    assert torch.equal(tp.schedules.Copy()(x), x) and looks.built == [3], "others know it"
