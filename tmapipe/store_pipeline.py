@@ -190,7 +190,7 @@ class TmaStoreStage(StoreStage):
 
     Args:
         dims: Names of the tensor's dimensions, the last one contiguous; by default those of `source`. The last two may name a
-            `Wgmma`'s columns and rows, in this order: its accumulators are then stored transposed, as types of 16 or 32 bits.
+            `Wgmma`'s columns and rows, in this order: its accumulators are then stored transposed, best as types of 16 bits.
         source: A `TmaLoadStage` or a `SharedStage`: the slot that was filled is stored. A `Wgmma` or a `RegisterTile`: the
             values in registers are stored, through buffers of 64 rows that each warpgroup fills and stores by itself. None:
             values that the threads of `role` have computed, through buffers of one tile.

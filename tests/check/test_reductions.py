@@ -1,5 +1,6 @@
 """The checker on epilogues with row and column sums: safe for every trip count, and a sample of mutants judged."""
 
+import functools
 import itertools
 
 import pytest
@@ -9,10 +10,12 @@ from tests.machine.test_reductions import KINDS, make
 from tests.oracle.mutants import Target, judge, mutants_of
 from tests.oracle.registry import Registered
 from tests.sweeps import ALL, sample
+from tmapipe.schedules.mainloop import Cooperative
 from tmapipe.testing import assert_safe
 
 S = tp.schedules
 TILES = [
+    (functools.partial(S.Gemm, mainloop=Cooperative(along="n")), (136, 128, 64), (1, 2)),
     (S.Gemm, (128, 144, 64), (2, 1)),
     (S.Gemm, (128, 72, 64), (1, 1)),
     (S.Gemm, (192, 80, 64), (1, 2)),

@@ -87,6 +87,33 @@ def test_one_alone():
         torch.testing.assert_close(sums.double(), expected.sum(dim), rtol=3e-5, atol=0)
 
 
+@pytest.mark.parametrize("kind,tile", [(tp.mainloop.Cooperative, (136, 128, 64)), (tp.mainloop.PingPong, (72, 64, 64))])
+def test_of_transposed_accumulators(kind, tile):
+    torch.manual_seed(0)
+    gemm = S.Gemm(tile, (1, 1), mainloop=kind(along="n"), epilogue=E.Epilogue(squares, outputs=KINDS))
+    for shape in ((1, 8), (136, 128), (3, 300, 264), (1301, 2056)):
+        a, b = (torch.randn(*shape[:-2], rows, 200, device="cuda").bfloat16() for rows in shape[-2:])
+        found = gemm(a, b)
+        check(found, a.double() @ b.double().transpose(-1, -2) + 1.0)
+        assert all(same(found, gemm(a, b)) for _ in range(3))
+
+
+@pytest.mark.parametrize("shape", [(40, 48), (1008, 2064)])
+def test_of_columns_beside_8_bits(shape):
+    """The same bytes as without sums."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(rows, 128, device="cuda").bfloat16() for rows in shape)
+    d, plain = (torch.empty(shape, device="cuda", dtype=torch.float8_e5m2) for _ in range(2))
+    fused = E.Epilogue(lambda acc: {"d": acc, "columns": acc}, outputs={"columns": E.ColumnSum()})
+    gemm = S.Gemm(epilogue=fused)
+    assert gemm.mainloop.along == "n"
+    _, columns = gemm(a, b, out=d)
+    S.Gemm()(a, b, out=plain)
+    assert torch.equal(d.view(torch.uint8), plain.view(torch.uint8))
+    expected = (a.double() @ b.double().T).sum(0)
+    torch.testing.assert_close(columns.double(), expected, rtol=1e-5, atol=1e-2)
+
+
 def test_into_given_vectors():
     """Also where 16-byte units reach over their end: what lies behind them is left alone."""
     torch.manual_seed(0)

@@ -75,13 +75,14 @@ def wrong_arguments(kind, mainloop, tiles, operands, outputs, batch, major):
     pingpong, along_n = isinstance(mainloop, M.PingPong), mainloop.along == "n"
     grouped, streamed = isinstance(tiles, tp.tiles.GroupedTiles), isinstance(tiles, tp.tiles.StreamKTiles)
     in_parts, reduced = tiles.in_parts, getattr(tiles, "reduce", None) is not None
+    whole = any(isinstance(each, E.Output) for each in outputs.values())
     found = {
         "Conv(mainloop)": kind == "Conv" and along_n,
         "Conv(tiles)": kind == "Conv" and (in_parts or grouped),
         "tiles": (kind == "GatedGemm" and in_parts) or (kind == "ClusterSplitK" and (grouped or streamed)),
         "mainloop": (kind == "ClusterSplitK" and (pingpong or along_n))
         or (pingpong and in_parts)
-        or (along_n and (grouped or reduced or (outputs and not in_parts))),
+        or (along_n and (grouped or reduced or (whole and not in_parts))),
         "PingPong(in_turn)": pingpong and not mainloop.in_turn and operands,
         "epilogue": reduced,
         "a": in_parts and batch and (streamed or operands or outputs),

@@ -1,5 +1,6 @@
 """Sums over rows and columns of what an epilogue gives, on the model, against float64."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import tmapipe as tp
 from tests.sweeps import examples, sample
+from tmapipe.schedules.mainloop import Cooperative, PingPong
 
 S, E = tp.schedules, tp.epilogue
 TILES = [
@@ -21,6 +23,9 @@ TILES = [
     (S.PingPong, (64, 64, 16), (1, 1)),
     (S.PingPong, (64, 200, 64), (1, 1)),
     (S.PingPong, (128, 64, 16), (2, 1)),
+    (functools.partial(S.Gemm, mainloop=Cooperative(along="n")), (136, 128, 64), (1, 2)),
+    (functools.partial(S.Gemm, mainloop=Cooperative(along="n")), (72, 256, 64), (1, 1)),
+    (functools.partial(S.PingPong, along="n"), (40, 64, 64), (1, 1)),
 ]
 KINDS = {"rows": E.RowSum(), "columns": E.ColumnSum()}
 
@@ -70,6 +75,33 @@ def test_one_alone(form, sums):
     a, b, bias, value = problem(np.random.default_rng(0), 200, 136, 40)
     _, sums = make(kind, tile, cluster, (name,), dtype="fp32")(a, b, bias)
     np.testing.assert_allclose(sums, (value * value).sum(axis), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "along,kinds,options",
+    [
+        ("n", ["columns"], {}),
+        ("n", ["columns"], {"tile": (64, 256, 64)}),
+        ("m", ["columns"], {"tile": (192, 256, 64)}),  # three
+        ("n", ["columns"], {"mainloop": PingPong(), "tile": (128, 64, 64)}),
+        ("m", ["columns"], {"mainloop": Cooperative(along="m")}),
+        ("m", ["columns"], {"tile": (128, 64, 64)}),  # one warpgroup would have it
+        ("m", ["columns"], {"tile": (128, 200, 64)}),
+        ("m", ["columns"], {"tiles": tp.tiles.SplitKTiles(2)}),
+        ("m", ["columns"], {"columns": 32}),
+        ("m", ["rows", "columns"], {}),
+        ("m", [], {}),
+    ],
+)
+def test_what_warpgroups_share(along, kinds, options):
+    """Sums of columns alone are of transposed accumulators, where the tile allows it."""
+    fused = E.Epilogue(
+        lambda acc: {"d": acc, **dict.fromkeys(kinds, acc)} if kinds else acc,
+        outputs={name: KINDS[name] for name in kinds},
+        columns=options.pop("columns", None),
+    )
+    gemm = S.Gemm(epilogue=fused, **options)
+    assert gemm.mainloop.along == along and gemm.math.warps >= 8
 
 
 def test_the_same_from_run_to_run_in_any_order():

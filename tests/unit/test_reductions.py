@@ -8,6 +8,7 @@ import pytest
 import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.fake_isa import record
+from tmapipe.epilogue import columns_of
 from tmapipe.plan.thread_layout import VectorLayout, compared
 from tmapipe.protocol.matmuls import pieces
 
@@ -102,6 +103,13 @@ TILES = [
 ]
 
 
+def along_n(tile, cluster, stages, epilogue):
+    return S.Gemm(tile, cluster, stages, epilogue=epilogue, mainloop=tp.mainloop.Cooperative(along="n"))
+
+
+ALONG_N = [(along_n, (136, 256, 64)), (along_n, (40, 64, 64))]
+
+
 def events_of(kind, tile, shape, each=4, **options):
     """(matmul, warp, what it does) for the first warp of each *each* (of each warpgroup), for an output of *shape*."""
     gemm = kind(tile, (1, 1), 2, epilogue=E.Epilogue(both, outputs=BOTH, **options))
@@ -115,32 +123,34 @@ def events_of(kind, tile, shape, each=4, **options):
         yield plan.matmuls[0], warp, record(gemm, plan, warp, extents)
 
 
-@pytest.mark.parametrize("kind,tile", TILES)
+@pytest.mark.parametrize("kind,tile", [*TILES, *ALONG_N])
 def test_every_element_is_counted_once(kind, tile):
-    """The parts of all tiles together: row sums take each column of the output in one part, column sums each row."""
-    shape = (2, 2 * tile[0] - 40, 3 * tile[1] - 12)
+    """The parts of all tiles together: of sums along rows of the accumulators each column in one part, of others each row."""
+    transposed = kind is along_n
+    width, height = (tile[0], tile[1]) if transposed else (tile[1], tile[0])
+    shape = (2, 2 * height - 40, 3 * width - 12)
+    names = [*BOTH][::-1] if transposed else [*BOTH]
     rows, columns = {}, {}
-    for matmul, warp, events in events_of(kind, tile, shape, each=1):
-        firsts = [first for _, first in pieces(*tile[:2], matmul.warpgroups, 64 if tile[1] >= 64 else 32)]
-        of_sums = [e for e in events if e[0] in ("store_values", "join_row_sums", "write_column_sums")]
-        for i, event in enumerate(of_sums):
-            if event[0] == "join_row_sums" and warp % 4 == 0:  # of all rows of the warpgroup
-                (batch, part, m), layout = of_sums[i + 1][2:4]
-                for (_, _, first, width), seen, inside in event[1]:
-                    assert inside == shape[2] - part * tile[1] - first
-                    for column in range(first + seen, first + max(seen, min(width, inside))):
-                        place = batch, m + 64 * layout.group(warp), part * tile[1] + column
-                        rows[place] = rows.get(place, 0) + 1
-        of_columns = [e for e in of_sums if e[0] == "write_column_sums" or e[:2] == ("store_values", "columns")]
+    for matmul, warp, events in events_of(kind, tile, (2, *shape[:0:-1]) if transposed else shape, each=1):
+        firsts = [first for _, first in pieces(height, width, matmul.warpgroups, columns_of(width, transposed))]
+        joined = [event[1] for event in events if event[0] == "join_row_sums"]
+        stored = [event[2:4] for event in events if event[:2] == ("store_values", names[0])]
+        for sums, ((batch, part, m), layout) in zip(joined, stored, strict=True):
+            for (_, _, first, piece), seen, inside in sums if warp % 4 == 0 else ():  # of all rows of the warpgroup
+                assert inside == shape[2] - part * width - first
+                for column in range(first + seen, first + max(seen, min(piece, inside))):
+                    place = batch, m + 64 * layout.group(warp), part * width + column
+                    rows[place] = rows.get(place, 0) + 1
+        of_columns = [e for e in events if e[0] == "write_column_sums" or e[:2] == ("store_values", names[1])]
         for event, after in itertools.pairwise(of_columns):
             if (event[0], after[0]) == ("write_column_sums", "store_values"):  # by the warp that adds sums of all four
                 batch, part, n = after[2]
                 for i in range(max(0, min(64, event[3][-1]))):
                     place = batch, 64 * part + i, n
                     columns[place] = columns.get(place, 0) + 1
-    starts = range(0, 2 * tile[0], 64)
+    starts = range(0, 2 * height, 64)
     assert rows == dict.fromkeys(itertools.product(range(2), starts, range(shape[2])), 1)
-    firsts = {t * tile[1] + first for t in range(3) for first in firsts}
+    firsts = {t * width + first for t in range(3) for first in firsts}
     assert columns == dict.fromkeys(itertools.product(range(2), range(shape[1]), firsts), 1)
 
 

@@ -31,7 +31,7 @@ from tmapipe.errors import NOTHING, InputError, ScopeError, frozen, must, option
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment, SlotRef, combine
 from tmapipe.parts import RegisterTile, Wgmma
-from tmapipe.plan.model import WARP, Store
+from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import VectorLayout
 from tmapipe.protocol.stores import Piece, PieceStore, mask_of
 from tmapipe.protocol.tile import stands_for
@@ -52,9 +52,12 @@ __all__ = [
 # The kernel stores partial sums to a workspace in fp32, by threads, and `AddRows` adds them in a fixed order. So the
 # bits are the same in every run.
 #
-# RowSum       one part per output tile along n: a warpgroup adds up the pieces of its 64 rows, and stores 64 sums
-# ColumnSum    one part per 64 rows: each warp adds up its 16 rows of a piece and leaves the sums in shared memory, before
-#              the barrier that the store of the piece waits at; after the barrier, one warp adds the sums of all four warps
+# Along rows of the accumulators, one part per output tile: threads add up the numbers that they have of a row, piece by
+# piece, while the piece is on its way to shared memory; then four lanes add theirs, and a warpgroup stores 64 sums.
+#
+# Along columns, one part per 64 rows: each warp adds up its 16 rows of a piece and leaves the sums in shared memory, before
+# the barrier that the store of the piece waits at; after the barrier, one warp adds the sums of all four warps. Lanes
+# exchange their numbers of each piece, which takes three times as long: sums of columns alone are of a transposed product.
 #
 # What lies outside the output does not count, whatever the epilogue gives there.
 
@@ -77,15 +80,15 @@ class Reduction(EpilogueOutput):
         whole = np.broadcast_to(np.asarray(values, np.float32), shape)
         return total(whole if self.along == "m" else whole.swapaxes(-1, -2))
 
+    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> StoreStage:
+        return RowParts(mma, form) if self.along == form.dims[0] else ColumnParts(mma, width, form)
+
 
 @attrs.frozen
 class RowSum(Reduction):
     """An output [m] in fp32 ([l, m] of a batch): the sums over n of each row of what the epilogue gives under its name."""
 
     along = "m"
-
-    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> StoreStage:
-        return RowParts(mma, form)
 
 
 @attrs.frozen
@@ -94,45 +97,47 @@ class ColumnSum(Reduction):
 
     along = "n"
 
-    def stage(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm) -> StoreStage:
-        return ColumnParts(mma, width, form)
-
 
 class Parts(StoreStage):
-    """Base of what stores such sums: threads do, so many bytes at once."""
+    """Base of what stores such sums: threads do, so many bytes at once. `across`: the output's dimensions along rows and
+    columns of the accumulators."""
 
-    def __init__(self, dims: str, source: Any, tile: int, vector: int):
-        super().__init__(dims, source=source, tile=(tile,), stages=1, dtype=fp32)
+    def __init__(self, dims: str, source: Any, tile: int, vector: int, form: StoreForm):
+        super().__init__(f"{form.batch}{dims}", source=source, tile=(tile,), stages=1, dtype=fp32)
         object.__setattr__(self, "vector", vector)
+        object.__setattr__(self, "across", form.dims)
 
 
 class RowParts(Parts):
-    """Stores the sums of each tile's rows to a workspace [l, tiles along n, m], those of a block of rows at a time."""
+    """Stores the sums of each tile's rows to a workspace [l, tiles along columns, rows], a block of rows at a time."""
 
     def __init__(self, mma: Wgmma | RegisterTile, form: StoreForm):
-        rows = ROWS * (form.role.warps // WARPS // form.role.teams)
-        super().__init__(f"{form.batch}n_tiles m_padded", mma, rows, fp32.bytes)
+        height = ROWS * (form.role.warps // WARPS // form.role.teams)
+        rows, columns = form.dims
+        super().__init__(f"{columns}_tiles {rows}_padded", mma, height, fp32.bytes, form)
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
-        assert isinstance(self.source, (Wgmma, RegisterTile))
-        tiles = ceil_div(extents["n"], self.source.shape[1])
-        return {"n_tiles": tiles, "m_padded": ceil_div(extents["m"], UNIT) * UNIT}
+        rows, columns = self.across  # type: ignore[attr-defined]
+        tiles = ceil_div(extents[columns], self.source.shape[1])  # type: ignore[union-attr]
+        return {f"{columns}_tiles": tiles, f"{rows}_padded": ceil_div(extents[rows], UNIT) * UNIT}
 
 
 class ColumnParts(Parts):
-    """Stores the sums of each 64 rows' columns to a workspace [l, 64s of rows, n], *width* of them at a time."""
+    """Stores the sums of each 64 rows' columns to a workspace [l, 64s of rows, columns], *width* of them at a time."""
 
     def __init__(self, mma: Wgmma | RegisterTile, width: int, form: StoreForm):
-        super().__init__(f"{form.batch}m_blocks n", mma, width, ceil_div(width, WARP) * fp32.bytes)
+        rows, columns = form.dims
+        last = columns if columns == "n" else f"{columns}_padded"
+        super().__init__(f"{rows}_blocks {last}", mma, width, ceil_div(width, WARP) * fp32.bytes, form)
 
     @property
     def parts_tile(self) -> tuple[int, ...]:
         return WARPS, ceil_div(self.tile[0], WARP) * WARP  # a warp reads a whole row at once
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
-        assert isinstance(self.source, (Wgmma, RegisterTile))
-        rows = self.source.shape[0]
-        return {"m_blocks": ceil_div(extents["m"], rows) * (rows // ROWS)}
+        (rows, columns), height = self.across, self.source.shape[0]  # type: ignore[attr-defined, union-attr]
+        blocks = ceil_div(extents[rows], height) * (height // ROWS)
+        return {f"{rows}_blocks": blocks, f"{columns}_padded": ceil_div(extents[columns], UNIT) * UNIT}
 
 
 # ---- sums of operands ------------------------------------------------------------------------------------------------
@@ -217,44 +222,63 @@ class SumsOfRows(Reduction):
     along = "k"
 
 
+class BoundParts(PieceStore):
+    """Base of both. `rows`, `columns`: where the dimensions along rows and columns of the accumulators are among the output's,
+    counted from the end."""
+
+    def __init__(self, k: Any, name: str, stage: Parts):
+        super().__init__(k.isa, k.plan.store(name))
+        self.rows, self.columns = (-2, -1) if stage.across == ("m", "n") else (-1, -2)  # type: ignore[attr-defined]
+
+    def inside(self, piece: Piece, dim: int) -> Any:
+        """How far the output goes on from the piece's first element, along *dim*."""
+        return self.isa.extent(piece.output.argument, len(piece.output.dims) + dim) - piece.at[dim]
+
+
 @stands_for(RowParts)
-class BoundRowParts(PieceStore):
+class BoundRowParts(BoundParts):
     """`RowParts` in the role that adds up. While a tile is stored, the sums so far are in registers."""
 
     def __init__(self, k: Any, name: str, stage: RowParts):
-        super().__init__(k.isa, k.plan.store(name))
+        super().__init__(k, name, stage)
         self.sums: Any = None
+        self.ended: list[tuple[Piece, Any]] = []  # the last piece of each block of a tile's rows, with the sums
 
-    def reduced(self, piece: Piece, values: Fragment) -> Any:
-        """Adds the piece's columns, except those that the piece before had."""
+    def leave(self, piece: Piece, values: Fragment) -> None:
+        """Adds the piece's columns, except those that the piece before had: here, while its elements are on their way to
+        shared memory, which all threads then wait for."""
         before = None if piece.first == 0 else self.sums
-        inside = _extent(self, piece.output, -1) - piece.at[-1]
+        inside = self.inside(piece, self.columns)
         self.sums = self.isa.fragments.row_sums(values, piece.width, piece.seen, inside, before)
-        return self.sums
 
-    def put(self, piece: Piece, values: Any) -> None:
-        """After the last piece of its rows, stores the sums."""
-        if piece.last:
-            *batch, m, _ = piece.at
-            joined = self.isa.fragments.join_row_sums(piece.layout, values)
-            first = m - piece.layout.group(self.isa.warp) * ROWS
-            self.isa.store_values(self.plan, (*batch, piece.tile.n, first), joined, (0, 0), None)
+    def put(self, piece: Piece, values: Fragment) -> None:
+        """After the last piece of a tile, stores the sums of all its rows, whose exchanges then overlap."""
+        if not piece.last:
+            return
+        self.ended.append((piece, self.sums))
+        if len(self.ended) < piece.whole.rows // piece.layout.rows:
+            return
+        part = piece.tile["mn"[self.columns]]
+        joined = [(each, self.isa.fragments.join_row_sums(each.layout, sums)) for each, sums in self.ended]
+        for each, sums in joined:
+            first = each.at[self.rows] - each.layout.group(self.isa.warp) * ROWS
+            self.isa.store_values(self.plan, (*each.at[:-2], part, first), sums, (0, 0), None)
+        self.ended.clear()
 
 
 @stands_for(ColumnParts)
-class BoundColumnParts(PieceStore):
+class BoundColumnParts(BoundParts):
     """`ColumnParts` in the role that adds up."""
 
     def __init__(self, k: Any, name: str, stage: ColumnParts):
-        super().__init__(k.isa, k.plan.store(name))
+        super().__init__(k, name, stage)
         (_, columns), role = stage.parts_tile, k.role
         self.layout = VectorLayout((1, columns), columns // WARP, 1, role.first_warp, role.warps)
         self.slot = SlotRef(self.plan.buffer, k.isa.warp // WARPS - role.first_warp // WARPS)
 
     def reduced(self, piece: Piece, values: Fragment) -> Any:
         """Each warp's sums of the piece."""
-        inside = _extent(self, piece.output, -2) - piece.at[-2]
-        return self.isa.fragments.column_sums(values, piece.width, inside)
+        return self.isa.fragments.column_sums(values, piece.width, self.inside(piece, self.rows))
 
     def leave(self, piece: Piece, values: Any) -> None:
         self.isa.fragments.write_column_sums(values, self.slot)
@@ -262,24 +286,19 @@ class BoundColumnParts(PieceStore):
     def put(self, piece: Piece, values: Any) -> None:
         """One warp stores the sums of all four, always added in the same order: warps take turns, but for the first one, which
         starts the store of d's piece."""
-        *batch, _, n = piece.at
-        part = piece.tile.m * (piece.whole.rows // ROWS) + piece.strip
+        first = piece.at[self.columns]
+        part = piece.tile["mn"[self.rows]] * (piece.whole.rows // ROWS) + piece.strip
         isa, columns = self.isa, self.layout.columns
 
         def store() -> None:
-            first, *others = (isa.fragments.read_part(self.slot, self.layout, (warp, 0)) for warp in range(WARPS))
-            total = functools.reduce(operator.add, others, first)
+            parts = (isa.fragments.read_part(self.slot, self.layout, (warp, 0)) for warp in range(WARPS))
+            total = functools.reduce(operator.add, parts)
             inside = None
             if piece.width < columns:
                 inside = mask_of(self.plan.name, total.columns < piece.width, total)
-            isa.store_values(self.plan, (*batch, part, n), total, (0, 0), inside)
+            isa.store_values(self.plan, (*piece.at[:-2], part, first), total, (0, 0), inside)
 
         isa.when(isa.warp % WARPS == 1 + piece.first // piece.width % (WARPS - 1), store)
-
-
-def _extent(bound: PieceStore, output: Store, dim: int) -> Any:
-    """The output's extent along its dimension *dim*, counted from the end."""
-    return bound.isa.extent(output.argument, len(output.dims) + dim)
 
 
 # ---- reduced ---------------------------------------------------------------------------------------------------------

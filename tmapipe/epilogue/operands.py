@@ -38,12 +38,14 @@ if TYPE_CHECKING:
 class StoreForm:
     """What the stores of all outputs of an epilogue have in common.
 
-    batch: names of the dimensions before m, each followed by a space. role: the role that stores. For whole outputs: stages:
-    buffers of a warpgroup; columns: columns of a buffer (None: as many as fill 128 bytes); l2_hint: the L2 hint of the stores.
+    batch: names of the dimensions before m, each followed by a space. role: the role that stores. dims: those of the output
+    along rows and columns of the accumulators. For whole outputs: stages: buffers of a warpgroup; columns: columns of a buffer
+    (None: as many as fill 128 bytes); l2_hint: the L2 hint of the stores.
     """
 
     batch: str
     role: Role
+    dims: tuple[str, str]
     stages: int
     columns: int | None = None
     l2_hint: str | None = None
@@ -258,7 +260,7 @@ class Operands:
         groups = role.warps // 4 // role.teams
         self.shape = matmul.shape[:2]
         #: Dimensions of the output along rows and columns of the accumulators.
-        self.dims = ("n", "m") if isinstance(matmul, Wgmma) and matmul.dims == ("n", "m") else ("m", "n")
+        self.dims = dims_of(matmul)
         width = columns_of(self.shape[1], self.dims[0] == "n")
         self.width = min(columns or width, width)
         self.rows = 64 * groups
@@ -328,6 +330,11 @@ class Operands:
                 yield values
             if len(self.slots) == 1:
                 ring.release(slot)
+
+
+def dims_of(matmul: Wgmma | RegisterTile) -> tuple[str, str]:
+    """The output's dimensions along rows and columns of the accumulators."""
+    return ("n", "m") if isinstance(matmul, Wgmma) and matmul.dims == ("n", "m") else ("m", "n")
 
 
 def columns_of(n: int, transposed: bool = False) -> int:

@@ -248,6 +248,19 @@ def choose(condition: Any, x: Any, y: Any) -> Any:
     return type(x)(cutlass.select_(condition, x, y))
 
 
+def sums_inside(
+    some: Any, values: list[Any], holds: Callable[[int], Any], added: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """The sums that *added* makes of values. If *some* values do not count, which is so in few warps, a value whose number
+    does not *hold* is taken as 0."""
+    whole, zero = [Float32(value) for value in values], Float32(0.0)
+    return choice(
+        some,
+        lambda: added([choose(holds(i), value, zero) for i, value in enumerate(whole)]),
+        lambda: added(whole),
+    )
+
+
 def chosen(place: Any, limits: Sequence[tuple[str, Any]]) -> Callable[[Any, Any], Any]:
     """(x, other) -> x where *place* has these relations to these *limits*, else other."""
     return functools.partial(choose, functools.reduce(both, [OPERATORS[name](place, limit) for name, limit in limits]))

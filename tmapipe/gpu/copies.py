@@ -21,7 +21,7 @@ from tmapipe.gpu import L2_POLICIES, WORDS, Descriptor, address_of, control, cut
 from tmapipe.gpu.control import emit_ptx, emits
 from tmapipe.gpu.fragments import GpuWarp
 from tmapipe.gpu.matmuls import at_peer
-from tmapipe.gpu.sums import width_of
+from tmapipe.gpu.sums import Spread, width_of
 from tmapipe.isa import ops
 from tmapipe.isa.fragment import Fragment, Span
 from tmapipe.plan.model import WARP, Load, Store
@@ -78,7 +78,10 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
     def store_all() -> None:
         """Stores wide where the address allows; then the other elements, in one branch that few warps take."""
         left, apart = [], None
-        for first, row, column in fragments.runs(layout, wide, values.along):
+        runs = fragments.runs(layout, wide, values.along)
+        if isinstance(values.data, Spread):
+            runs = iter([(0, 0, fragments.row(layout, 0) + isa.lane % 4 * 8)])
+        for first, row, column in runs:
             earlier = fragments.row_from(layout, first, row) if values.along == "tile" else (row,)
             (start, inside), column = tile.row(*earlier), at[-1] + column
             address = start + Int64(column) * size
@@ -111,6 +114,8 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
 
     if values.along == "tile":
         store_all()
+    elif isinstance(values.data, Spread):
+        control.when(isa.lane % 4 < 2, store_all)
     else:
         control.when(fragments.first_to_have(layout, values.along), store_all)
 

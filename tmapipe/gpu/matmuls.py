@@ -187,7 +187,7 @@ def _operand(slots: Any, buffer: Buffer, transposed: bool) -> Any:
 
 def write_piece(fragments: GpuFragments, values: Fragment, slot: SlotRef, transposed: bool) -> None:
     """Writes a piece, converted to the slot's type, to a slot of (64, columns), or of (columns, 64) if *transposed*."""
-    if transposed and slot.buffer.dtype.bytes == 4:
+    if transposed and slot.buffer.dtype.bytes != 2:
         _write_numbers(fragments, values, slot)
     elif slot.buffer.swizzle or transposed:
         _write_matrices(fragments, values, slot, transposed)

@@ -306,8 +306,7 @@ def _runs_of(layout: ThreadLayout) -> list[list[int]]:
 
 # ---- sums ------------------------------------------------------------------------------------------------------------
 #
-# Reductions over rows and columns: sums of pieces of accumulators for epilogues, and those of whole tiles; over CTAs
-# too.
+# Reductions over rows and columns: sums of pieces of accumulators for epilogues, and those of whole tiles; over CTAs.
 
 
 # Lane i holds columns 2 (i % 4) + {0, 1} of each 8, of the rows i / 4 and i / 4 + 8 of the warp's 16. Value
@@ -316,6 +315,10 @@ def _runs_of(layout: ThreadLayout) -> list[list[int]]:
 QUAD = (1, 2)  # distances of lanes that share rows
 FEW = 16  # values of a thread that logsumexp takes at a time
 COLUMN = (4, 8, 16)  # distances of lanes that share columns
+
+
+class Spread(list[Any]):
+    """A thread's sums of the rows that four lanes share: lane i has one number, that of its row slot i % 2."""
 
 
 class Sums(Scans):
@@ -331,11 +334,14 @@ class Sums(Scans):
                 sums[i] = value if sums[i] is None else control.exact_sum(sums[i], value)
             return sums
 
-        return _where(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added)
+        return control.sums_inside(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added)
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
-        halves = (control.exact_sum(*sums[i : i + 2]) for i in (0, 2))
-        return Fragment(self, layout, "rows", "fp32", [_over_lanes(operator.add, value, QUAD) for value in halves])
+        low, high = (control.exact_sum(*sums[i : i + 2]) for i in (0, 2))
+        second = self.isa.lane % 2 == 1
+        kept, given = cutlass.select_(second, high, low), cutlass.select_(second, low, high)
+        pair = kept + cute.arch.shuffle_sync_bfly(given, QUAD[0])
+        return Fragment(self, layout, "rows", "fp32", Spread([_over_lanes(operator.add, pair, QUAD[1:])]))
 
     def column_sums(self, values: Fragment, columns: int, inside: Any) -> Any:
         mine = inside - self.isa.warp % 4 * 16 - self.isa.lane // 4  # rows inside, counted from the lane's first one
@@ -344,7 +350,7 @@ class Sums(Scans):
             places = (i + 4 * eight for eight in range(columns // 8) for i in range(2))
             return [control.exact_sum(data[i], data[i + 2]) for i in places]
 
-        sums = _where(inside < 64, values.data, lambda i: 8 * (i // 2 % 2) < mine, added)
+        sums = control.sums_inside(inside < 64, values.data, lambda i: 8 * (i // 2 % 2) < mine, added)
         return columns_over_lanes(self.isa.lane, sums)
 
     def write_column_sums(self, sums: Any, slot: SlotRef) -> None:
@@ -485,16 +491,3 @@ def _tree(combine: Callable[..., Any], values: list[Any]) -> Any:
         return values[0]
     half = 1 << ((len(values) - 1).bit_length() - 1)
     return combine(_tree(combine, values[:half]), _tree(combine, values[half:]))
-
-
-def _where(
-    some: Any, values: list[Any], holds: Callable[[int], Any], added: Callable[[list[Any]], list[Any]]
-) -> list[Any]:
-    """The sums that *added* makes of values. If *some* values do not count, which is so in few warps, a value whose number
-    does not *hold* is taken as 0."""
-    whole, zero = [Float32(value) for value in values], Float32(0.0)
-    return control.choice(
-        some,
-        lambda: added([choose(holds(i), value, zero) for i, value in enumerate(whole)]),
-        lambda: added(whole),
-    )

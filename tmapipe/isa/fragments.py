@@ -89,7 +89,7 @@ class Fragments(Carried):
 
     def write_columns(self, values: Fragment, slot: SlotRef, *, transposed: bool = False) -> None:
         """Converts a piece to the slot's type and writes it to the slot, by ``stmatrix`` or ``st.shared``, 16 rows a warp. The
-        slot's extents are (64, columns), or if *transposed* (columns, 64), of a type of 16 or 32 bits. Generic proxy."""
+        slot's extents are (64, columns), or if *transposed* (columns, 64). Generic proxy."""
 
     def row_sums(self, values: Fragment, columns: int, first: int, inside: Value, before: Any | None) -> Any:
         """For each row, *before* plus the sum of a piece's values in columns [first, inside). Each thread has the sums of its

@@ -294,8 +294,6 @@ def _buffer_of_sums(layout: Layout, name: str, store: StoreStage, in_turn: bool)
     role, dtype = layout.roles[layout.storing_roles[name]], layout.types[name]
     tile = (64, _columns(layout, name, store))
     if store.transposed:
-        rule = "must have 16 or 32 bits if a store transposes accumulators"
-        require(dtype.bytes != 1, f"{name}.dtype", dtype.name, rule, "use bf16, or dims in the matmul's order")
         if store.reduce or len(store.tile) > 2:
             rule = "needs accumulators that are not transposed, since the store has a reduction or three dims"
             raise InputError(f"{name}.dims", store.dims, rule, "use dims in the matmul's order")
@@ -338,7 +336,7 @@ def _box_of_rows(name: str, store: StoreStage, tile: tuple[int, ...]) -> tuple[i
 def _columns(layout: Layout, name: str, store: StoreStage) -> int:
     """How many columns a buffer for accumulators has."""
     n, dtype = store.tile[-2 if store.transposed else -1], layout.types[name]
-    unit = max(8, ALIGNMENT // dtype.bytes)
+    unit = max(8, ALIGNMENT // dtype.bytes)  # transposed, 16 rows of 64 bytes fill the 1024 of a swizzle's pattern
     start = f"TMA starts at multiples of {ALIGNMENT} bytes along a row"
     rule = f"has a multiple of {unit} columns if {dtype} is stored: {start}"
     require(n % unit == 0, f"{name}.tile", store.tile, rule, f"use {ceil_div(n, unit) * unit} columns")
@@ -348,18 +346,18 @@ def _columns(layout: Layout, name: str, store: StoreStage) -> int:
         return n
     spans = (span // dtype.bytes for span in (128, 64, 32))
     default = next((columns for columns in spans if columns <= n), n)  # a piece's row fills a swizzle span
-    columns = store.columns or (even_columns(n, 128 // dtype.bytes) if store.transposed else default)
+    columns = store.columns or (even_columns(n, 128 // dtype.bytes, unit) if store.transposed else default)
     if columns > n or columns % unit or (store.reduce and n % columns):
         rule = f"must be a multiple of {unit} up to {n}" + (", and divide it, for a reduction" if store.reduce else "")
         raise InputError(f"{name}.columns", columns, rule, "leave it out")
     return columns
 
 
-def even_columns(n: int, most: int) -> int:
+def even_columns(n: int, most: int, unit: int = 8) -> int:
     """How many columns a piece of *n* columns has if accumulators are transposed, so that columns become rows of a buffer. All
     pieces are equally wide, and there are as few pieces as *most* columns allow: 136 columns are stored as three times 48, not
     as three times 64, of which 56 would be stored twice."""
-    return ceil_div(n, 8 * ceil_div(n, most)) * 8
+    return ceil_div(n, unit * ceil_div(n, most)) * unit
 
 
 def _check_moved(name: str, move: Load | Store) -> None:

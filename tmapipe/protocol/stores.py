@@ -80,8 +80,8 @@ class PieceStore(Carried):
         return values
 
     def leave(self, piece: Piece, values: Any) -> None:
-        """Writes to shared memory the *values* of this piece that other threads of the warpgroup then `put`. All threads of
-        the warpgroup meet before and after this call."""
+        """Writes to shared memory the *values* of this piece that other threads of the warpgroup then `put`; or computes while
+        this thread's elements of the piece are written. All threads of the warpgroup meet before and after this call."""
 
     def put(self, piece: Piece, values: Any) -> None:
         """Stores *values*, which `reduced` has made from a piece."""

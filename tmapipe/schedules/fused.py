@@ -18,7 +18,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import LOG2_E, Dim, DType, fp32, int32
 from tmapipe.bind import Bound
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reductions, SumsOfRows
-from tmapipe.epilogue.operands import Operands, Output, StoreForm, check_room, columns_of
+from tmapipe.epilogue.operands import Operands, Output, StoreForm, check_room, columns_of, dims_of
 from tmapipe.errors import NOTHING, InputError, check_bool, is_count, require
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment
@@ -298,10 +298,11 @@ class Fused(Schedule):
             name, kind = next(iter(self.reductions.kinds.items()))
             rule = f"is a sum of whole rows or columns, which do not end where tiles of {type(self.tiles).__name__} do"
             raise InputError(f"outputs[{name!r}]", kind, rule, "store an Output, and add that up")
-        most = n if stored.columns and not stored.outputs else columns_of(n)
+        dims = dims_of(sources[0])
+        most = n if stored.columns and not stored.outputs else columns_of(n, dims[0] == "n")
         width = self.operands.width if self.operands else min(stored.columns or most, most)
         same = stored.operands or stored.outputs or stored.columns
-        form = StoreForm(batch, self.math, stored.stages, width if same else None, stored.l2_hint)
+        form = StoreForm(batch, self.math, dims, stored.stages, width if same else None, stored.l2_hint)
         kinds: dict[str, Any] = {"d": first or Output(stored.dtype), **stored.outputs}
         stores = {name: kind.stage(sources[0], width, form) for name, kind in kinds.items()}
         for name, store in stores.items():

@@ -23,7 +23,7 @@ from tmapipe.parts import RegisterTile, Table, Wgmma
 from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import Fused
-from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong, in_shares, summed_of
+from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong, along_of, in_shares, summed_of
 from tmapipe.stage import TmaLoadStage
 from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.order import TileOrder
@@ -70,6 +70,7 @@ class Gemm(Fused):
     math = Role(warpgroups=2)
     #: Axes of the cluster along which CTAs want the same tiles of an operand; None: they want different ones everywhere.
     shared: dict[str, str | None] = {"a": "n", "b": "m"}  # noqa: RUF012 - never changed
+    turns = True  #: whether warpgroups may share a tile's columns
     products = {"mma": "b"}  # noqa: RUF012 - never changed; accumulators: name of the `Wgmma` -> that of its second operand
 
     def __init__(
@@ -97,8 +98,9 @@ class Gemm(Fused):
         self.epilogue = Epilogue.of(epilogue)
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         check_cluster(self.cluster)
-        self.mainloop, self.tiles = mainloop, tiles.of_rows(m)
-        self.math = mainloop.role(self.math, m if mainloop.along == "m" else n)
+        self.mainloop: Any = along_of(mainloop, self, tile, tiles)
+        self.tiles = tiles.of_rows(m)
+        self.math = self.mainloop.role(self.math, m if self.mainloop.along == "m" else n)
         operand, sums = summed_of(a, b, self.products)
         self.ring = BarrierRing(stages, producer=self.load, consumer=(self.math, *((ADD,) if sums else ())))
         self._declare_products(a, b, m, n, k)
@@ -106,7 +108,7 @@ class Gemm(Fused):
         if tiles.in_parts:
             self.parts_of_k = PartsOfK(self.tiles, self.epilogue, len(self.products))
             stored, first = self.parts_of_k.stored, self.parts_of_k
-        mainloop.check(tiles, stored)
+        mainloop.check(tiles, stored)  # as it was given
         whole = self.declare_epilogue(stored, self.sources, self.tiles.output_dims, first)
         self.declare_sums(operand, sums, self.tiles.output_dims)
         for name, turnstile in mainloop.turnstiles(self.math, whole).items():
@@ -298,7 +300,7 @@ class DequantGemm(Gemm):
         group: Elements along k that share a scale: a multiple of those of a tile, or of 32 and dividing those. None: all, and
             d's columns are scaled.
         zeros: Whether something is subtracted from weights before they are scaled.
-        epilogue: As of `Gemm`, without further outputs; "scale" is no name of an operand.
+        epilogue: As of `Gemm`, whose further outputs are sums; "scale" is no name of an operand.
         tiles: The order of output tiles, which may be `SplitKTiles`.
 
     Raises:

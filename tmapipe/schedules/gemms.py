@@ -165,9 +165,7 @@ class PingPong(Gemm):
         tile: (m, n, k) elements of a CTA, whose accumulators fit in one warpgroup: up to 64 x 256 or 128 x 192.
         cluster: CTAs along (m, n).
         stages: Slots of a and b; None: as many as fit.
-        promote: As of `tmapipe.mainloop.PingPong`.
-        in_turn: Whether epilogues take turns as mainloops do; as there.
-        along: As there.
+        promote, in_turn, along: As of `tmapipe.mainloop.PingPong`.
         options: a, b, epilogue and tiles, as of `Gemm`.
     """
 
@@ -181,7 +179,7 @@ class PingPong(Gemm):
         *,
         promote: bool = False,
         in_turn: bool = True,
-        along: str = "m",
+        along: str | None = None,
         **options: Any,
     ):
         super().__init__(tile, cluster, stages, mainloop=mainloop.PingPong(promote, in_turn, along=along), **options)
@@ -283,6 +281,7 @@ class ClusterSplitK(Gemm):
 
     load, math = Gemm.load, Gemm.math
     shared = {"a": None, "b": "m"}  # noqa: RUF012 - never changed
+    turns = False
 
     def __init__(
         self,
@@ -296,7 +295,7 @@ class ClusterSplitK(Gemm):
         **options: Any,
     ):
         require(is_count(parts), "ClusterSplitK(parts)", parts, "is how many CTAs of a cluster share k", "use 8")
-        if not isinstance(mainloop, Cooperative) or mainloop.along != "m":
+        if not isinstance(mainloop, Cooperative) or mainloop.along == "n":
             rule = "is one whose warpgroups share the rows of a tile"
             raise InputError("mainloop", mainloop, rule, 'use Cooperative(), with along="m"')
         check_type("tiles", tiles, TileOrder, "e.g. PersistentTiles(Snake(8))")
@@ -376,6 +375,7 @@ class Conv(Gemm):
     """
 
     load, math = Gemm.load, Gemm.math
+    turns = False
 
     def __init__(
         self,
@@ -392,7 +392,7 @@ class Conv(Gemm):
         check_bool("Conv(tf32)", tf32)
         if not isinstance(windows, Windows):
             raise InputError("Conv(windows)", windows, "is a Windows", "e.g. Windows((3, 3), padding=1)")
-        if getattr(mainloop, "along", "m") != "m":
+        if getattr(mainloop, "along", None) == "n":
             raise InputError("Conv(mainloop)", mainloop, "shares tiles along m", 'leave out along="n"')
         if isinstance(tiles, TileOrder) and (tiles.in_parts or tiles.table):
             raise InputError("Conv(tiles)", tiles, "is an order of whole tiles", "e.g. PersistentTiles(Snake(8))")

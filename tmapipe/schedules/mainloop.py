@@ -16,7 +16,7 @@ from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.bind import Bound, check_apart, check_kind, of_sums
 from tmapipe.bind.tensors import match, new_like, signature
 from tmapipe.calling import set_to_zero
-from tmapipe.epilogue import Epilogue, OperandSum, sums_by_name
+from tmapipe.epilogue import ColumnSum, Epilogue, OperandSum, sums_by_name
 from tmapipe.epilogue.operands import Matrix, StoreForm
 from tmapipe.errors import NOTHING, InputError, is_count, must, require
 from tmapipe.kernel import KernelContext
@@ -42,7 +42,7 @@ __all__ = ["Cooperative", "Operand", "PingPong", "in_shares"]
 #               team 1               | mainloop 1           | epilogue 1 | ...
 
 
-_ALONG = must(lambda value: value in ("m", "n"), 'is "m" or "n" (of the output)', 'use "m"')
+_ALONG = must(lambda value: value in (None, "m", "n"), 'is "m" or "n" (of the output), or None', "leave it out")
 _BOOL = must(lambda value: isinstance(value, bool), "is True or False", "leave it out")
 
 
@@ -52,12 +52,13 @@ class Cooperative:
 
     Args:
         promote: Sums of fp8 operands leave the tensor core after each slot (see `Wgmma`).
-        along: "m", or "n": warpgroups share the tile's columns instead, so that its rows are any multiple of 8 up to 256. The
-            output is of 16 or 32 bits, and the only one.
+        along: "m", or "n": warpgroups share the tile's columns instead, so that its rows are any multiple of 8 up to 256.
+            Further outputs are sums. None: "n" where all of these are `ColumnSum`, which take less time so, if the tile and
+            the epilogue allow it; else "m".
     """
 
     promote: bool = attrs.field(default=False, validator=_BOOL)
-    along: str = attrs.field(default="m", validator=_ALONG, kw_only=True)
+    along: str | None = attrs.field(default=None, validator=_ALONG, kw_only=True)
 
     def role(self, declared: Role, rows: int) -> Role:
         """*declared*, or another role if its warpgroups cannot share *rows* rows of accumulators."""
@@ -99,7 +100,7 @@ class PingPong:
 
     promote: bool = attrs.field(default=False, validator=_BOOL)
     in_turn: bool = attrs.field(default=True, validator=_BOOL)
-    along: str = attrs.field(default="m", validator=_ALONG, kw_only=True)
+    along: str | None = attrs.field(default=None, validator=_ALONG, kw_only=True)
 
     def role(self, declared: Role, rows: int) -> Role:
         """*declared*, if it has teams, else two warpgroups. Each computes all *rows* rows of its tile."""
@@ -127,14 +128,27 @@ class PingPong:
         require(not tiles.in_parts, "mainloop", self, rule, "use Cooperative()")
 
 
+def along_of(mainloop: Any, gemm: Any, tile: tuple[int, int, int], tiles: TileOrder) -> Any:
+    """*mainloop* of a *gemm* that is being made, with the `along` that None stands for."""
+    if mainloop.along is not None:
+        return mainloop
+    (m, n, _), epilogue, role = tile, gemm.epilogue, functools.partial(mainloop.role, gemm.math)
+    sums = epilogue.outputs and all(isinstance(kind, ColumnSum) for kind in epilogue.outputs.values())
+    matrix = any(isinstance(kind, Matrix) for kind in epilogue.operands.values())
+    alone, whole = len(gemm.products) == 1 and not (epilogue.columns or matrix), not (tiles.in_parts or tiles.bounded)
+    fits = n % 64 == 0 and m % 8 == 0 and m <= 256 and role(n).warps >= role(m).warps
+    return attrs.evolve(mainloop, along="n" if sums and gemm.turns and alone and whole and fits else "m")
+
+
 def _check_along(mainloop: Cooperative | PingPong, tiles: TileOrder, epilogue: Epilogue) -> None:
     """Raises `InputError` for what transposed accumulators do not go with."""
-    if mainloop.along == "m":
+    if mainloop.along != "n":
         return
     if tiles.bounded or getattr(tiles, "reduce", None):
         rule = f"does not go with {type(tiles).__name__}, whose tiles have bounds along m or are added to others"
         raise InputError("mainloop", mainloop, rule, 'use along="m"')
-    require(not epilogue.outputs, "mainloop", mainloop, "takes an epilogue without further outputs", 'use along="m"')
+    whole = [name for name, kind in epilogue.outputs.items() if not kind.reduced]
+    require(not whole, "mainloop", mainloop, "takes an epilogue whose further outputs are sums", 'use along="m"')
 
 
 # ---- operand ---------------------------------------------------------------------------------------------------------
