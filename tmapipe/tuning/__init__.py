@@ -361,9 +361,9 @@ def looked(
     entry = f"{name}, {least} bytes or more"
     found = _found(entry, gpu, few, len(several))
     if found is None and not _busy(read, written):
-        with _one_at_a_time, locked(cache_folder() / "locks" / "look.lock"):
+        with _one_at_a_time:
             found = _found(entry, gpu, few, len(several))
-            if found is None:  # nor has another thread, or another process, looked meanwhile
+            if found is None:  # nor has another thread looked meanwhile
                 found = _looked(entry, gpu, several, run, tensors[0].device)
     return few[0] if found is None else found
 
@@ -402,19 +402,24 @@ def _busy(read: Sequence[Any], written: Sequence[Any]) -> bool:
 
 
 def _looked(entry: str, gpu: str, few: Sequence[Few], run: Callable[[Few], object], device: Any) -> Few | None:
-    """The fastest, which is remembered; None if fewer than two work, or there is no memory to measure them in."""
+    """The fastest, which is remembered; None if fewer than two work, or there is no memory to measure them in. Processes
+    compile side by side, and measure one after another."""
     from tmapipe.gpu.kernels import unwatched
 
     with unwatched():
         runs = built(few, run)
-        timings = timed(runs, device) if len(runs) > 1 else []
-    if not timings:
-        return None
+        if len(runs) < 2:
+            return None
+        with locked(cache_folder() / "locks" / "look.lock"):
+            found = _found(entry, gpu, few, len(few))
+            timings = [] if found is not None else timed(runs, device)  # nor has another process looked meanwhile
+    if found is not None or not timings:
+        return found
     best, timing = timings[0]
-    found = {"choice": repr(few[best]), "us": timing.us, "tried": len(few)}
-    taken[entry, gpu] = found
+    known = {"choice": repr(few[best]), "us": timing.us, "tried": len(few)}
+    taken[entry, gpu] = known
     try:
-        keep(entry, gpu, found)
+        keep(entry, gpu, known)
     except OSError as error:
         warnings.warn(f"a look cannot keep its result in {cache_folder()}: {error}", stacklevel=4)
     return few[best]
