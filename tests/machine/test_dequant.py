@@ -1,5 +1,6 @@
 """DequantGemm on the model: weights of 8 and 4 bits, scales by column and by groups, zero points, few rows, parts of k."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -135,3 +136,14 @@ def test_what_is_refused():
     bias = tp.epilogue.Epilogue(lambda acc, scale: acc + scale, operands={"scale": tp.epilogue.PerColumn()})
     refused(DequantGemm, "int8", epilogue=bias, argument="scale", rule="has already")
     refused(DequantGemm.pack_int4, np.zeros((4, 40), np.int8), argument="pack_int4", rule="multiple of 32")
+
+
+def test_sums_of_the_output():
+    rng = np.random.default_rng(0)
+    a = rng.integers(-3, 4, (70, 64)).astype(ml_dtypes.bfloat16)
+    b, scale = rng.integers(-8, 8, (136, 64)).astype(np.int8), np.ones(136, np.float32)
+    kinds = {"rows": tp.epilogue.RowSum(), "columns": tp.epilogue.ColumnSum()}
+    fused = tp.epilogue.Epilogue(lambda acc: {"d": acc, "rows": acc, "columns": acc}, outputs=kinds, dtype="fp32")
+    d, rows, columns = DequantGemm("int8", (64, 128, 64), (1, 1), epilogue=fused)(a, b, scale)
+    right = a.astype(np.float32) @ b.astype(np.float32).T
+    assert (d == right).all() and (rows == right.sum(1)).all() and (columns == right.sum(0)).all()
