@@ -162,9 +162,9 @@ def test_a_fence_stands_only_before_raw_code_of_the_async_proxy():
 
 
 BARE = {
-    "double": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role),
-    "other": lambda k, slot: k.isa.fragments.raw(other_on_gpu, None, [(slot.x.ref, "write")], k.role),
-    "look": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "read")], k.role),
+    "double": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role, "generic"),
+    "other": lambda k, slot: k.isa.fragments.raw(other_on_gpu, None, [(slot.x.ref, "write")], k.role, "generic"),
+    "look": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "read")], k.role, "generic"),
     "async double": lambda k, slot: k.isa.fragments.raw(double_on_gpu, None, [(slot.x.ref, "update")], k.role, "async"),
     "async look": lambda k, slot: k.isa.fragments.raw(other_on_gpu, None, [(slot.x.ref, "read")], k.role, "async"),
     "read": lambda k, slot: k.isa.fragments.read(slot.x.ref, vectors_of("x", (8, 64), k.role)),

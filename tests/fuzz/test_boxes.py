@@ -24,7 +24,7 @@ def test_right_or_refused(few):
 def test_a_wrong_row_is_noticed(monkeypatch):
     """The model, changed: stores of tiles write one element more."""
     from tmapipe.isa.ops import TmaStore
-    from tmapipe.model.copies import MOVES
+    from tmapipe.model.memory import MOVES
 
     right = MOVES[TmaStore]
 
