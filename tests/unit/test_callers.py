@@ -328,6 +328,28 @@ def test_a_copy_of_two_launches_is_made_again(launched, monkeypatch):
     assert call((whole[:, 2:3, 2:71],), out, {}) is None is call((x[:32],), out[:32], {})
 
 
+def test_a_transpose_of_several_launches_is_made_again(launched, monkeypatch):
+    """Of large matrices of which each begins elsewhere: two launches for each, since the last row is alone."""
+    from tmapipe.schedules import transpose
+
+    x, out, seen, parts, kernel = torch.randn(3, 33, 81), torch.empty(3, 81, 33), [], [], tp.schedules.Transpose()
+    with monkeypatch.context() as context:
+        context.setattr(transpose, "APART", 1 << 10)
+        context.setattr(transpose.TransposeRows, "__call__", lambda self, x, y: seen.append((self, x, y)))
+        context.setattr(transpose, "remember", lambda self, run, *given, **how: parts.append(how) or run())
+        kernel(x, out=out)
+    assert len(seen) == 6 and parts == [{"parts": True}]
+    made = [(*launched(schedule=schedule, x=one, y=other)[1:], one, other) for schedule, one, other in seen]
+    launches = [(launcher, [one.data_ptr(), other.data_ptr()]) for launcher, _, one, other in made]
+    for _, code, *_ in made:
+        code.copied = 0
+    kernel.__dict__["_again"] = (launch.repeated(launches, (x,), out, (out,), parts=True),)
+    y = torch.empty_like(out)
+    assert kernel(x, out=y) is y
+    for (_, code, *_), (_, (one, other)) in zip(made, launches, strict=True):
+        assert code.addresses == [[one, other - out.data_ptr() + y.data_ptr()]]
+
+
 def test_what_a_kernel_does_not_fill_is_set_to_zero_again(launched):
     """As of the workspace of a GEMM of which some tiles have fewer parts than others."""
     x, between, y = half(32, 128), half(32, 128), half(32, 128)

@@ -79,3 +79,13 @@ def test_bad_input():
     refused(Transpose(), torch.ones(1, 1, 1, 1, 2, 2), argument="x.shape", rule="one to five")
     refused(lambda: Transpose()(x, out=x), argument="out", rule="is of")
     refused(lambda: Transpose()(x, out=torch.ones(8, 6)[:, ::2]), argument="out.stride", rule="contiguous")
+
+
+def test_large_matrices_that_begin_differently(monkeypatch):
+    """One by one, without a copy of all of them first."""
+    from tmapipe.schedules import transpose
+
+    monkeypatch.setattr(transpose, "APART", 1 << 10)
+    monkeypatch.setattr(transpose, "padded", None)
+    x = np.arange(2 * 2 * 33 * 81, dtype=np.float32).reshape(2, 2, 33, 81)
+    assert np.array_equal(tp.schedules.Transpose()(x), x.swapaxes(-1, -2))

@@ -21,6 +21,7 @@ from tmapipe.base.arithmetic import Dim, as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
 from tmapipe.bind.tensors import new_like, strides_of
+from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import SharedStage
@@ -50,6 +51,9 @@ TYPES = (*KINDS, "int32")
 SWIZZLE = 128  # bytes
 CTAS = 4  # on a multiprocessor, each with a tile of x and one of y: 128 KiB of both
 NARROW = 32  # elements, below which odd rows are copied to multiples of 16 bytes first
+APART = (
+    4 << 20
+)  # bytes of a matrix from which on matrices that begin differently are transposed one by one, without a copy
 CTAS_OF_THREADS = 3  # likewise where threads store, which need more registers
 REGISTERS, OTHERS = 1 << 16, 28  # of a multiprocessor; and of a thread of `CopyPlaces` beside its elements
 THREADS = 2048  # of a multiprocessor
@@ -388,12 +392,16 @@ class Transpose:
         Raises:
             InputError: For shapes or types that do not fit.
         """
+        for call in self.__dict__.get("_again", ()):  # of such tensors by the same kernels
+            found = call((x,), out, {})
+            if found is not None:
+                return found
         check_kind("x", x)
         kind = dtype_of(x, "x").name
         require(kind in TYPES, "x.dtype", kind, f"is one of {', '.join(TYPES)}", "view it as int32")
         dims = self._dims(x)
         shape = tuple(x.shape[dim] for dim in dims)
-        out = new_like(x, shape) if out is None else out
+        given, out = out, new_like(x, shape) if out is None else out
         check_kind("out", out)
         if tuple(out.shape) != shape or out.dtype != x.dtype:
             rule = f"is of {shape}, {x.dtype}"
@@ -401,7 +409,8 @@ class Transpose:
         if 0 not in shape:
             check_memory("x", x, output=False)
             check_memory("out", out, output=True)
-            self._run(x.transpose(dims) if isinstance(x, np.ndarray) else x.permute(dims), out)
+            moved = x.transpose(dims) if isinstance(x, np.ndarray) else x.permute(dims)
+            remember(self, functools.partial(self._run, moved, out), (x,), given, {}, out, parts=True)
         return out
 
     def _dims(self, x: Any) -> tuple[int, ...]:
@@ -429,6 +438,10 @@ class Transpose:
     def _tiles(self, x: Any, out: Any) -> None:
         if not fits_tma(x) and by_rows(x):
             return self._rows(x, out)
+        if not fits_tma(x) and x.ndim > 2 and math.prod(x.shape[-2:]) * x.dtype.itemsize >= APART:
+            for one, other in zip(x, out, strict=True):  # which begin differently
+                self._tiles(one, other)
+            return
         if not fits_tma(x):
             x = self._apart(x) if x.ndim == 2 else padded(x)
         vector, size = vector_of(out), x.dtype.itemsize
