@@ -56,12 +56,18 @@ class SumsOfRows(Long):
     over = "m n"
     y = tp.TmaStoreStage("m", tile=(4,), role=Rows.work, **ADD)
 
+    def __init__(self):
+        super().__init__(lambda k, tile, v: k.y.store(tile, tp.math.row_sum(v)))
+
 
 class SumsOfColumns(Long):
     load, work = Rows.load, Rows.work
     over = "m n"
     scratch = tp.ReductionScratch(Rows.work, columns=64)
     y = tp.TmaStoreStage("n", tile=(64,), role=Rows.work, **ADD)
+
+    def __init__(self):
+        super().__init__(lambda k, tile, v: k.y.store(tile, tp.math.column_sum(v)))
 
 
 class TwoOutputs(Rows):
@@ -223,8 +229,8 @@ MORE: dict[str, Callable[[], tp.Schedule]] = {
     "blocks of rows": lambda: Long(lambda k, tile, v: k.y.store(tile, v - tp.math.row_max(v))),
     "two outputs": lambda: TwoOutputs(with_top),
     "by parity of the row": lambda: Long(by_parity),
-    "sums of rows": lambda: SumsOfRows(lambda k, tile, v: k.y.store(tile, tp.math.row_sum(v))),
-    "sums of columns": lambda: SumsOfColumns(lambda k, tile, v: k.y.store(tile, tp.math.column_sum(v))),
+    "sums of rows": SumsOfRows,
+    "sums of columns": SumsOfColumns,
     "a halo": Halo,
     "tiles by a table": Gathered,
     "a vector": Vector,

@@ -229,12 +229,14 @@ def _values(
     store: Store, launch: Launch, warp: int, lane: int, at: tuple[int, ...], layout: Any, along: str
 ) -> list[Event]:
     """The lane's stores of its values of a tile, those that lie inside the tensor, some side by side at once; of numbers of
-    rows, each by the first lane that has the row, and of columns likewise."""
+    rows, each by the first lane that has the row, and of columns likewise. Of "rows, shared out" each lane has its own."""
     extents, size, found = launch.extents[store.argument], store.buffer.dtype.bytes, []
-    if along == "rows":
+    if along.startswith("rows"):
         assert store.vector == size
         of_warp, first = indices_of(layout, warp)[0], lane % layout.row_lanes == 0
-        if isinstance(layout, AccumulatorLayout):  # four lanes have each row, and each has two of 16
+        if along == "rows, shared out":  # of four lanes that have two rows, the first two have one sum each
+            mine = of_warp[:, lane // 4 + 8 * (lane % 4), 0].tolist() if lane % 4 < 2 else []
+        elif isinstance(layout, AccumulatorLayout):  # four lanes have each row, and each has two of 16
             mine = of_warp[:, [lane // 4, lane // 4 + 8], 0].ravel().tolist() if first else []
         else:
             first = first and layout.warp(warp) % layout.row_warps == 0

@@ -134,6 +134,14 @@ def test_lanes_of_a_remote_release(name):
         check_threads(kernel, Launch(kernel.extents, 2, 1, rank), 4, (0, 1, 2, 3, 4, 31))
 
 
+@pytest.mark.parametrize("name", ["Gemm, sums of rows and columns"])
+def test_lanes_of_sums_of_rows(name):
+    """Of four lanes that add up two rows, two store one sum each."""
+    kernel = built(name)
+    for warp in (4, 7, 8):
+        check_threads(kernel, Launch(kernel.extents, 3, 2, 0), warp, (0, 1, 2, 3, 28, 29, 31))
+
+
 @pytest.mark.parametrize("name, resets", [("gemm dynamic 2x2", 1), ("gemm by GPC 1x2", COUNTERS)])
 def test_counters(name, resets):
     """The scheduler of one CTA a cluster adds to them, and that of one cluster sets them back to 0."""

@@ -21,6 +21,10 @@ from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout
 Event = tuple[Any, ...]
 
 
+class Joined(tuple):
+    """Sums of rows that four lanes have shared out."""
+
+
 class RecordingIsa(Isa, Fragments):
     """One warp. events: tuples that start with the operation's name; barriers, buffers and transfers stand by name."""
 
@@ -161,7 +165,7 @@ class RecordingIsa(Isa, Fragments):
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
         self._note("join_row_sums", sums)
-        return Fragment(self, layout, "rows", "fp32", sums)  # type: ignore[arg-type]
+        return Fragment(self, layout, "rows", "fp32", Joined(sums))  # type: ignore[arg-type]
 
     def column_sums(self, values: Any, columns: int, inside: int) -> tuple[Any, ...]:
         return values.data, columns, inside
@@ -286,7 +290,10 @@ EVENTS: dict[type, Callable[..., Event | None]] = {
     ops.CounterAdd: lambda op: ("add", op.counter),
     ops.CounterStore: lambda op: ("set", op.counter, op.value),
     ops.StAsync: lambda op: ("store_words", *op.slot, op.words, op.bar[0]),
-    ops.TileStore: lambda op, values, surely, mask: ("store_values", op.store, op.at, values.layout, values.along),
+    ops.TileStore: lambda op, values, surely, mask: (
+        *("store_values", op.store, op.at, values.layout),
+        "rows, shared out" if isinstance(values.data, Joined) else values.along,
+    ),
     ops.PrefetchDescriptor: lambda op: ("prefetch", op.part),
     ops.BulkLoad: lambda op: ("load", op.load, op.slot[1], op.at, op.bar[0], None, 0),
     ops.BulkPrefetch: lambda op: ("prefetch_piece", op.load, op.at),

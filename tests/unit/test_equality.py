@@ -9,7 +9,8 @@ import pytest
 
 import tmapipe as tp
 from tests.oracle.peer_forms import Reduced
-from tests.oracle.registry import REGISTRY
+from tests.oracle.registry import REDUCED, REGISTRY
+from tmapipe.epilogue import OperandSum
 
 S = tp.schedules
 
@@ -31,6 +32,17 @@ def test_copies_have_the_bodies_of_roles_that_an_instance_declares():
     assert list(one.declared.bodies) == ["load", "math", "fetch"] and list(S.Gemm().declared.bodies) == ["load", "math"]
     for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
         assert other == one and other.declared.bodies == one.declared.bodies and other.check().ok
+
+
+@pytest.mark.parametrize("options", [
+    {"mainloop": tp.mainloop.Cooperative(along="n"), "epilogue": REDUCED}, {"a": tp.Operand(sums={"s": OperandSum("m")})},
+])  # fmt: skip
+def test_copies_have_workspaces_of_the_same_shapes(options):
+    """Their extents follow from attributes that these stages have beside those of other stores."""
+    one = S.Gemm((64, 64, 64), (1, 1), 2, **options)
+    a, b = np.ones((40, 24), np.float16), np.ones((72, 24), np.float16)
+    for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert other == one and other.bind(a, b).shapes == one.bind(a, b).shapes
 
 
 def test_all_ready_made_schedules_differ():

@@ -27,7 +27,7 @@ from tmapipe.epilogue.operands import (
     StoreForm,
     columns_of,
 )
-from tmapipe.errors import NOTHING, InputError, ScopeError, frozen, must, optional, require
+from tmapipe.errors import NOTHING, InputError, ScopeError, fill, frozen, must, optional, require
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment, SlotRef, combine
 from tmapipe.parts import RegisterTile, Wgmma
@@ -98,14 +98,16 @@ class ColumnSum(Reduction):
     along = "n"
 
 
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
 class Parts(StoreStage):
     """Base of what stores such sums: threads do, so many bytes at once. `across`: the output's dimensions along rows and
     columns of the accumulators."""
 
+    across: tuple[str, str] = attrs.field(default=("m", "n"), init=False)
+
     def __init__(self, dims: str, source: Any, tile: int, vector: int, form: StoreForm):
         super().__init__(f"{form.batch}{dims}", source=source, tile=(tile,), stages=1, dtype=fp32)
-        object.__setattr__(self, "vector", vector)
-        object.__setattr__(self, "across", form.dims)
+        fill(self, vector=vector, across=form.dims)
 
 
 class RowParts(Parts):
@@ -117,7 +119,7 @@ class RowParts(Parts):
         super().__init__(f"{columns}_tiles {rows}_padded", mma, height, fp32.bytes, form)
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
-        rows, columns = self.across  # type: ignore[attr-defined]
+        rows, columns = self.across
         tiles = ceil_div(extents[columns], self.source.shape[1])  # type: ignore[union-attr]
         return {f"{columns}_tiles": tiles, f"{rows}_padded": ceil_div(extents[rows], UNIT) * UNIT}
 
@@ -135,7 +137,7 @@ class ColumnParts(Parts):
         return WARPS, ceil_div(self.tile[0], WARP) * WARP  # a warp reads a whole row at once
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
-        (rows, columns), height = self.across, self.source.shape[0]  # type: ignore[attr-defined, union-attr]
+        (rows, columns), height = self.across, self.source.shape[0]  # type: ignore[union-attr]
         blocks = ceil_div(extents[rows], height) * (height // ROWS)
         return {f"{rows}_blocks": blocks, f"{columns}_padded": ceil_div(extents[columns], UNIT) * UNIT}
 
@@ -203,15 +205,19 @@ def sums_by_name(value: Any) -> Mapping[str, OperandSum]:
     return frozen(value)
 
 
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
 class SumParts(ThreadStoreStage):
-    """Stores sums over the rows of each tile of an operand to a workspace [l, tiles, k]."""
+    """Stores sums over the rows of each tile of an operand to a workspace [l, tiles, k]. `along`: the dimension of the rows,
+    and how many a tile has."""
+
+    along: tuple[str, int] = attrs.field(default=("m", 1), init=False)
 
     def __init__(self, dims: str, side: str, rows: int, width: int):
         super().__init__(dims, tile=(width,), role=ADD, dtype=fp32, vector=fp32.bytes)
-        object.__setattr__(self, "along", (side, rows))
+        fill(self, along=(side, rows))
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
-        side, rows = self.along  # type: ignore[attr-defined]
+        side, rows = self.along
         return {self.dims[-2]: ceil_div(extents[side], rows)}
 
 
@@ -228,7 +234,7 @@ class BoundParts(PieceStore):
 
     def __init__(self, k: Any, name: str, stage: Parts):
         super().__init__(k.isa, k.plan.store(name))
-        self.rows, self.columns = (-2, -1) if stage.across == ("m", "n") else (-1, -2)  # type: ignore[attr-defined]
+        self.rows, self.columns = (-2, -1) if stage.across == ("m", "n") else (-1, -2)
 
     def inside(self, piece: Piece, dim: int) -> Any:
         """How far the output goes on from the piece's first element, along *dim*."""
