@@ -91,8 +91,13 @@ def _reduced(acc: Any) -> dict[str, Any]:
     return {"d": acc, "rows": acc, "columns": acc}
 
 
+def _with_columns(acc: Any) -> dict[str, Any]:
+    return {"d": acc, "columns": acc}
+
+
 SUMS = {"sums": OperandSum("k")}
 REDUCED = Epilogue(_reduced, outputs={"rows": RowSum(), "columns": ColumnSum()})
+COLUMNS = Epilogue(_with_columns, outputs={"columns": ColumnSum()})  # along n
 RESIDUAL = Epilogue(_added, operands={"c": Matrix()}, stages=1)
 
 
@@ -168,6 +173,12 @@ REGISTRY: tuple[Registered, ...] = (
         "Gemm, sums of rows and columns",
         lambda: Gemm(epilogue=REDUCED),
         lambda: Gemm((64, 64, 16), (1, 1), 2, epilogue=attrs.evolve(REDUCED, stages=1)),
+        ((1, 1, {}), (2, 2, {})),
+    ),
+    Registered(
+        "Gemm, sums of columns",
+        lambda: Gemm(epilogue=COLUMNS),
+        lambda: Gemm((64, 64, 16), (1, 1), 2, epilogue=attrs.evolve(COLUMNS, stages=1)),
         ((1, 1, {}), (2, 2, {})),
     ),
     Registered(
