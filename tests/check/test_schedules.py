@@ -244,6 +244,6 @@ def _span(function) -> tuple[int, int]:
 
 def test_time_is_that_of_a_glance():
     """At production size. Not a timed test: a guard against an explosion, with room of a factor of ten."""
-    started = time.perf_counter()
+    started = time.process_time()
     assert assert_safe(S.Gemm((128, 128, 64), (2, 2), 5)).trips == "every trip count"
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
