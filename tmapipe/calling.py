@@ -236,8 +236,8 @@ _held = _Held()
 
 @contextlib.contextmanager
 def held() -> Iterator[list[tuple[Schedule, Bound]]]:
-    """The scope in which first calls of this thread launch nothing: it yields what they would launch, each schedule with its
-    tensors. Their results hold anything."""
+    """The scope in which first calls of this thread launch nothing. Yields a list that gets a schedule and its tensors for
+    each launch left out. Results of such calls hold anything."""
     before, _held.launches = _held.launches, []
     try:
         yield _held.launches

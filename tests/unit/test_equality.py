@@ -38,7 +38,7 @@ def test_copies_have_the_bodies_of_roles_that_an_instance_declares():
     {"mainloop": tp.mainloop.Cooperative(along="n"), "epilogue": REDUCED}, {"a": tp.Operand(sums={"s": OperandSum("m")})},
 ])  # fmt: skip
 def test_copies_have_workspaces_of_the_same_shapes(options):
-    """Their extents follow from attributes that these stages have beside those of other stores."""
+    """A copy or pickle of such a stage keeps the attributes that its extents follow from."""
     one = S.Gemm((64, 64, 64), (1, 1), 2, **options)
     a, b = np.ones((40, 24), np.float16), np.ones((72, 24), np.float16)
     for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):

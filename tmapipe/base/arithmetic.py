@@ -61,9 +61,8 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
-    def __reduce__(
-        self,
-    ) -> Any:  # a copy would be another object than what `dtype_of` gives, and so in identities of kernels
+    def __reduce__(self) -> Any:
+        # A copy would be another object than what `dtype_of` gives, and so give kernels another identity.
         return as_dtype, (self.name,)
 
     @property

@@ -409,7 +409,7 @@ def address_of(x: Any) -> int:
 
 
 def as_matrix(name: str, x: Any, kinds: Sequence[str], number: bool | None = None) -> Any:
-    """*x*, of one to four dimensions, as a matrix of its rows; a copy where it lies so that there is no such view.
+    """*x*, of one to four dimensions, as a matrix of its rows: a view, or a copy if the strides allow no view.
 
     Args:
         kinds: Types that are taken, by name.

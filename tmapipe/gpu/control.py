@@ -121,7 +121,7 @@ def loop_while(carried: Carried, condition: Callable[..., Any], body: Callable[.
 
 
 def elected(call: Callable[..., object], *operands: Any, **named: Any) -> None:
-    """Calls *call* so that one lane of the warp executes what it emits."""
+    """Emits by *call* instructions that one lane of the warp executes."""
     with cute.arch.elect_one():
         call(*operands, **named)
 
@@ -262,7 +262,7 @@ def sums_inside(
 
 
 def chosen(place: Any, limits: Sequence[tuple[str, Any]]) -> Callable[[Any, Any], Any]:
-    """(x, other) -> x where *place* has these relations to these *limits*, else other."""
+    """A function of two numbers: the first number where *place* has the relation to each of *limits*, else the second."""
     return functools.partial(choose, functools.reduce(both, [OPERATORS[name](place, limit) for name, limit in limits]))
 
 

@@ -349,7 +349,7 @@ class GpuWarp(Isa):
         return number if self.zero is None or isinstance(number, int) else number ^ self.zero
 
     def picker(self) -> Callable[..., Any]:
-        """What makes functions of two numbers, of which a place says which one counts: as `control.chosen`."""
+        """`control.chosen`, or in a second form of the program `control.masked`, which makes the same function."""
         if self.zero is None:
             return chosen
         self.pickers += 1  # in a sum of its own, or ptxas would keep masks of one function for another

@@ -367,7 +367,7 @@ class _Noted(threading.local):
 
 
 noted = _Noted()
-# One for each `watched` that is open in some thread: a list is read faster than a thread's notes.
+# One entry for each open `watched`, of any thread: a list is read faster than a thread's notes.
 watchers: list[None] = []
 
 

@@ -176,7 +176,7 @@ def load_of(layout: Layout, name: str, load: LoadStage) -> Load:
 
 
 def _as_declared(part: LoadStage | StoreStage, *names: str) -> dict[str, Any]:
-    """What a transfer has from its stage as it is: these fields, and those that loads and stores have in common."""
+    """The fields *names* of a stage, and the fields that loads and stores share, which a transfer takes unchanged."""
     return {name: getattr(part, name) for name in ("dims", "parts", "vector", "tensor_map", "l2_hint", *names)}
 
 

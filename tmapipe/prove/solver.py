@@ -308,8 +308,8 @@ class Solver:
         return False, left
 
     def _collected(self, todo: list[Any], rows: list[Any], settled: frozenset[Sym]) -> Any:
-        """What conditions say beside *rows*: all sums that are at least 0, those of definitions, choices of which one case
-        holds each, and the terms that these are of. None if a condition is false."""
+        """(sums that are at least 0, with *rows*; sums of definitions; choices, of each of which one case holds; the terms of
+        definitions that have choices), as the conditions *todo* say. None if a condition is false."""
         todo, rows = list(todo), list(rows)
         choices: list[Choice] = []
         while todo:

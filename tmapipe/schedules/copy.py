@@ -431,9 +431,8 @@ def runs_of(x: Any, y: Any, bytes_: int = PIECE, kind: str = "runs") -> tuple[tu
     begin, *begins = (each % word for each in (begin, *out))
     warps = next((few for few in (1, 2) if n + word <= few * piece // 4), 4)  # short runs have tiles of their own
     threads = width * warps * WARP
-    few = ceil_div(
-        n + word - 1, bytes_ // max(size, other) * warps // (4 * threads) * threads
-    )  # tiles of a run, of about as many elements
+    elements = bytes_ // max(size, other) * warps // (4 * threads) * threads  # of a tile, about
+    few = ceil_div(n + word - 1, elements)  # tiles of a run
     vectors = ceil_div(ceil_div(n + word - 1, few), threads)
     while any((begin, *begins)) and -n % (vectors * threads) < word - 1:
         vectors += 1  # until the last tile reaches the end, wherever it begins

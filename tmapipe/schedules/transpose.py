@@ -51,9 +51,7 @@ TYPES = (*KINDS, "int32")
 SWIZZLE = 128  # bytes
 CTAS = 4  # on a multiprocessor, each with a tile of x and one of y: 128 KiB of both
 NARROW = 32  # elements, below which odd rows are copied to multiples of 16 bytes first
-APART = (
-    4 << 20
-)  # bytes of a matrix from which on matrices that begin differently are transposed one by one, without a copy
+APART = 4 << 20  # bytes of a matrix of a batch, from which on each odd matrix has its own launch, without a copy
 CTAS_OF_THREADS = 3  # likewise where threads store, which need more registers
 REGISTERS, OTHERS = 1 << 16, 28  # of a multiprocessor; and of a thread of `CopyPlaces` beside its elements
 THREADS = 2048  # of a multiprocessor
@@ -236,10 +234,9 @@ class CopyPlaces(Schedule):
             raise InputError("CopyPlaces(inner)", inner, "is how many of the dimensions are within", "e.g. 1")
         four = isinstance(tile, tuple) and len(tile) == 4 and all(map(is_count, tile))
         reached = four and ceil_div(length, tile[1]) * tile[1]
-        if reached < (need := _reached(steps, length, size, start)):
-            raise InputError(
-                "CopyPlaces(tile)", tile, f"is rows, columns to reach {need}, warps, tiles", "use more columns"
-            )
+        need = _reached(steps, length, size, start)
+        rule = f"is rows, columns to reach {need}, warps, tiles"
+        require(reached >= need, "CopyPlaces(tile)", tile, rule, "use more columns")
         self.steps, self.start, self.width, self.unit = steps, start, width, ALIGNMENT // size
         self.names = ("d", "c", "r")[-len(steps) :]
         self.rows, self.columns, warps, each = tile
@@ -436,13 +433,13 @@ class Transpose:
         self._tiles(_ordered(x, [*others, last, along]), _ordered(out, [*others, along, last]))
 
     def _tiles(self, x: Any, out: Any) -> None:
-        if not fits_tma(x) and by_rows(x):
-            return self._rows(x, out)
-        if not fits_tma(x) and x.ndim > 2 and math.prod(x.shape[-2:]) * x.dtype.itemsize >= APART:
-            for one, other in zip(x, out, strict=True):  # which begin differently
-                self._tiles(one, other)
-            return
         if not fits_tma(x):
+            if by_rows(x):
+                return self._rows(x, out)
+            if x.ndim > 2 and math.prod(x.shape[-2:]) * x.dtype.itemsize >= APART:
+                for one, other in zip(x, out, strict=True):  # which begin differently
+                    self._tiles(one, other)
+                return
             x = self._apart(x) if x.ndim == 2 else padded(x)
         vector, size = vector_of(out), x.dtype.itemsize
         rows, columns = 64, 128 if size == 2 and vector == ALIGNMENT and x.shape[-1] > 64 else 64

@@ -229,8 +229,8 @@ def _kernel(schedule: Schedule, dtypes: Mapping[str, Any], ranks: dict[str, int]
 
 @contextlib.contextmanager
 def beside(check: Callable[[], object]) -> Iterator[None]:
-    """The scope beside which a process, a copy of this one, runs *check*. At its end it raises what the check raises, or
-    `UnsafeError` if that process ends otherwise."""
+    """The scope beside which a fork of this process runs *check*. The scope's end waits for the fork, and raises the check's
+    error, or `UnsafeError` if the fork ended without an answer."""
     receive, send = os.pipe()
     child = os.fork()
     if not child:
