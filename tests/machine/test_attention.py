@@ -70,9 +70,16 @@ def test_windows(causal, window, shape):
     check(Attention(64, causal=causal, window=window, lse=True), shape, causal=causal, window=window)
 
 
-@pytest.mark.parametrize("shape", [(4, 1, 100, 300), (8, 2, 40, 100)])
-def test_packed_heads(shape):
-    check(Attention(128, causal="end", tile=(32, 4, 128)), shape, causal="end")
+@pytest.mark.parametrize("shape, lse", [((4, 1, 100, 300), True), ((8, 2, 40, 100), False), ((6, 2, 40, 20), True)])
+def test_packed_heads(shape, lse):
+    """Those of a group, perhaps fewer than a tile has; and logarithms, which a tensor of another order takes."""
+    check(Attention(128, causal="end", tile=(32, 4, 128), lse=lse), shape, causal="end")
+    if lse:
+        q, k, v = problem(*shape, 128)
+        out = torch.empty(1, shape[2], shape[0]).transpose(1, 2)
+        _, found = Attention(128, causal="end", tile=(32, 4, 128), lse=True)(q, k, v, lse=out)
+        assert found is out
+        torch.testing.assert_close(found.double(), expected(q, k, v, "end")[1], atol=1e-5, rtol=1e-5)
 
 
 def test_scores():
@@ -82,6 +89,16 @@ def test_scores():
         causal="start",
         score=capped(torch.tanh),
     )
+
+
+@pytest.mark.parametrize("d, causal, shape", [(64, "end", (2, 1, 70, 40)), (128, None, (1, 1, 20, 300))])
+def test_bounded_scores(d, causal, shape):
+    """Without highest scores, but of fp16, whose powers would be no numbers."""
+    made = Attention(d, causal=causal, lse=True, score=Score(capped(tp.math.tanh), bound=25))
+    check(made, shape, causal=causal, score=capped(torch.tanh))
+    q, k, v = (x.half() * 9 for x in problem(*shape, d))
+    plain = Attention(d, causal=causal, lse=True, score=capped(tp.math.tanh))
+    assert all(torch.equal(x, y) for x, y in zip(made(q, k, v), plain(q, k, v), strict=True))
 
 
 @pytest.mark.parametrize("d, width", sample([(192, 128), (256, 256), (64, 128), (80, 64), (192, 192)], 2))
@@ -212,7 +229,6 @@ def test_fp16_and_a_scale(scale):
         ({"tile": (128, 128)}, "Attention(tile)"),
         ({"tile": (128, 1, 0)}, "Attention(tile)"),
         ({"tile": (None, 1, 128)}, "Attention(tile)"),
-        ({"tile": (32, 4, 128), "lse": True}, "Attention(lse)"),
         ({"d": (64, 64, 64)}, "Attention(d)"),
         ({"window": 2.5, "causal": "end"}, "Attention(window)"),
         ({"score": 3}, "Attention(score) = 3"),
@@ -226,7 +242,10 @@ def test_refused(options, said):
 
 
 def test_refused_scores():
-    for options, said in (({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")):
+    capping = capped(tp.math.tanh)
+    bounds = [{"bound": 30}, {"function": capping, "bound": 61}, {"function": capping, "bound": 9, "mask": "s"}]
+    others = ({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")
+    for options, said in (*others, *((each, "bound") for each in bounds)):
         with pytest.raises(tp.InputError, match=rf"Score\({said}\)"):
             Score(**options)
 

@@ -17,10 +17,10 @@ import attrs
 
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role, Turnstile
-from tmapipe.base.arithmetic import LOG2_E, Dim, fp32
+from tmapipe.base.arithmetic import LOG2_E, Dim, bf16, fp32
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import in_integers, match, new_in_order, new_like
-from tmapipe.errors import IS_BOOL, ScopeError, check_bool, is_count, must, optional, require
+from tmapipe.errors import IS_BOOL, ScopeError, check_bool, is_count, is_number, must, optional, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import Wgmma
 from tmapipe.protocol.tile import Tile
@@ -59,6 +59,8 @@ class Score:
             int8, keys are not seen where it is 0; of q's type, it is added to what the function gives.
         sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
             of a key whose values are 0.
+        bound: What the function gives at most, and with the other sign at least, up to 60: 30 of the one above. The softmax of
+            bf16 then needs no highest scores. Not with a mask.
 
     Raises:
         InputError: For any other value.
@@ -67,6 +69,12 @@ class Score:
     function: Callable[..., Any] | None = attrs.field(default=None, validator=_of_scores)
     mask: str | None = attrs.field(default=None, kw_only=True, validator=_is_mask)
     sinks: bool = attrs.field(default=False, kw_only=True, validator=IS_BOOL)
+    bound: float | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        bound = self.bound
+        fits = bound is None or (is_number(bound) and 0 < bound <= 60 and self.function and not self.mask)
+        require(fits, "Score(bound)", bound, "is up to 60, of a function without a mask", "leave it out")
 
     @classmethod
     def of(cls, value: Score | Callable[..., Any] | None) -> Score:
@@ -107,8 +115,8 @@ class Attention(Schedule):
         tiles: The order of tiles.
 
     Raises:
-        InputError: For parts that do not go together, or that cannot be planned. Tiles of several heads have no LSE, and no
-            mask that varies with heads or queries.
+        InputError: For parts that do not go together, or that cannot be planned. Tiles of several heads have no mask that
+            varies with heads or queries.
     """
 
     load = Role(warps=1, registers=24)
@@ -148,8 +156,6 @@ class Attention(Schedule):
         require(fits, "Attention(tile)", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
         queries, self.packed, n = of
         several = self.packed > 1
-        fits = not (several and lse)
-        require(fits, "Attention(lse)", lse, "is of tiles of one head", "leave it out, or pass such a tile")
         fits = not {"h", "m"} & {*dims} or not (several or self.merges_heads)
         rule = "varies with no heads or queries, where tiles have several heads"
         require(fits, "Attention(mask)", score.mask, rule, 'e.g. mask="b s", or a tile of one head')
@@ -171,6 +177,7 @@ class Attention(Schedule):
         if dims:
             self.masks = BarrierRing(2, producer=load, consumer=work)
             self.mask = MaskStage(score.mask, tile=(self.rows, n) if "m" in dims else (n,), ring=self.masks)
+        self.bounded = score.bound is not None
         self.with_sinks, self.with_lse, self.returns_lse, self.together = score.sinks, lse, lse, self.packed
         if score.sinks:
             self.sinks = TmaLoadStage("w", tile=(SINKS,), ring=self.queries)
@@ -178,7 +185,9 @@ class Attention(Schedule):
         self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
         self.o = TmaStoreStage(f"{own} e", source=self.pv, tile=(*extents, width), stages=1 if slots[0] == 1 else 2)
         if lse:
-            self.lse = ThreadStoreStage(dims="b h m", tile=(self.rows,), role=work, vector=4, dtype="fp32")
+            lines = (*extents, 1) if several else extents
+            self.lse = ThreadStoreStage(own + " u" * several, tile=lines, role=work, vector=4, dtype="fp32")
+            self.relations += (Dim("u", size=1),) * several
         if groups > 1:
             self.order = Turnstile(work)
         # Those with most keys first, of several heads in turn, and none before its cluster has loaded the one before.
@@ -201,7 +210,10 @@ class Attention(Schedule):
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
         given = self.given(tensors, out, named)
-        packed = {name: by_group(given[name], given["k"]).swapaxes(2, 3) for name in "qo" if self.packed > 1}
+        packed: dict[str, Any] = {name: given[name] for name in ("q", "o", "lse") if self.packed > 1 and name in given}
+        for name, x in packed.items():
+            x = by_group(x, given["k"]).swapaxes(2, 3)
+            packed[name] = x[..., None] if name == "lse" else x
         super().__call__(**(given | packed))
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
 
@@ -241,10 +253,8 @@ class Attention(Schedule):
 
     def _offset(self, k: KernelContext) -> Any:
         """How much the number of the last key that a query sees is above its own, where attention is causal."""
-        if self.causal == "start":
-            return 0
         rows = self.together // self.packed  # along m, of one query
-        return k.extent("s") - k.extent("m") // rows
+        return 0 if self.causal == "start" else k.extent("s") - k.extent("m") // rows
 
     def _query(self, tile: Tile, row: Any) -> Any:
         """The number of the query of a row of the tile."""
@@ -316,6 +326,10 @@ class Attention(Schedule):
         """Of scores, for powers of 2."""
         return self.scale * LOG2_E if self._plain else LOG2_E
 
+    def _rises(self, k: KernelContext) -> bool:
+        """Whether the highest score so far is subtracted. Powers of bounded scores are numbers of bf16, not of fp16."""
+        return not (self.bounded and k.plan.buffer("q").dtype == bf16)
+
     def _first_sink(self, tile: Tile) -> Any:
         """The head of the tile's first row."""
         return (tile.g if self.packed > 1 else tile.h) * self.together
@@ -366,26 +380,26 @@ class Attention(Schedule):
         is multiplied under the next block's first product, or here with three warpgroups; returned as this block leaves it.
         unseen: which keys some query does not see: those after its last one, ">", before its first one, "<", or both.
         """
-        weights, total, less, fewer = state
+        (weights, total, less, fewer), rises = state, self._rises(k)
         with k.keys.consume() as slot, nullcontext() if self.work.warps == 4 else k.order.turn():
             block = k.qk.start(own.q, slot.k)
-            if not self.scales_late:
+            if rises and not self.scales_late:
                 out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
         scores = self._scores(k, tile, block.wait(), at, unseen)
-        higher = values_.maximum(less, values_.row_max(scores) * self._factor)
-        fewer, least = values_.exp2(less - higher), higher
+        higher = values_.maximum(less, values_.row_max(scores) * self._factor) if rises else less
+        fewer, least = values_.exp2(less - higher) if rises else fewer, higher
         if not self.scales_late:
             # Some powers are found while the product runs, and the others while the next warpgroup's do.
             least = values_.where(scores.columns < 64, higher, product.wait().after(higher))
         weights = values_.exp2(scores * self._factor - least)
-        total = total * fewer + values_.row_sum_parts(weights)
+        total = (total * fewer if rises else total) + values_.row_sum_parts(weights)
         if self.scales_late:
             # What the loop carries is tied to the product, or ptxas finds all powers twice, to save registers.
             higher = product.wait().after(higher)
         weights = k.pv.operand(weights)
-        if self.scales_late:
+        if rises and self.scales_late:
             out.scale(fewer)
         return weights, total, higher, fewer
 
@@ -397,7 +411,8 @@ class Attention(Schedule):
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
                 scores = self._scores(k, tile, block, last, "<>", last=True)
-                less: Any = values_.row_max(scores) * self._factor
+                rises, zero = self._rises(k), k.full("qk", 0.0, "rows")
+                less: Any = values_.row_max(scores) * self._factor if rises else zero
                 if self.causal is not None or not self._plain:  # a row may see no key of this block
                     less = values_.maximum(less, LEAST)
                 weights = values_.exp2(scores * self._factor - less)
@@ -407,7 +422,7 @@ class Attention(Schedule):
                         state = self._block(k, tile, out, own, state, last - 1 - done - i, unseen)
                 weights, total, less, fewer = state
                 sink = self._sink(k, tile, own, less.rows) if self.with_sinks else None
-            if not self.scales_late:
+            if rises and not self.scales_late:
                 out.scale(fewer)
             with k.values.consume() as slot:
                 product = out.start(weights, slot.v)
@@ -421,7 +436,7 @@ class Attention(Schedule):
             out.scale(scale / values_.where(sums == 0, 1.0, sums))
         k.o.store(tile.also(p=0, e=0), out)
         if self.with_lse:
-            k.lse.store(tile, (less + values_.log2(sums)) * (1 / LOG2_E))
+            k.lse.store(tile.also(p=0, u=0), (less + values_.log2(sums)) * (1 / LOG2_E))
 
 
 def rows_of(d: int, width: int) -> int:

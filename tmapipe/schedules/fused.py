@@ -212,14 +212,15 @@ class CombineParts(Schedule):
     Args:
         width: Elements of a row of x and o.
         lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
+        stages: Slots of eight rows in flight.
     """
 
     load, work = Role(warps=1), Role(warps=4)
 
-    def __init__(self, width: int = 128, lse: bool = False):
+    def __init__(self, width: int = 128, lse: bool = False, stages: int = 16):
         check_bool("lse", lse)
         self.relations = (Dim("e", size=width),)
-        self.ring = BarrierRing(4, producer=self.load, consumer=self.work)
+        self.ring = BarrierRing(stages, producer=self.load, consumer=self.work)
         self.x = TmaLoadStage("b h c m e", tile=(8, width), ring=self.ring, dtype="fp32")
         self.l = TmaLoadStage("b h c m", tile=(8,), ring=self.ring, dtype="fp32")
         self.o = TmaStoreStage("b h m e", tile=(8, width), role=self.work)
