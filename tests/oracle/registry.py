@@ -442,8 +442,8 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "CombineParts",
-        lambda: CombineParts(lse=True),
-        lambda: CombineParts(16, lse=True, stages=4),
+        lambda: CombineParts(lse=True, heads=8),
+        lambda: CombineParts(16, lse=True, heads=2),
         ((1, 1, {}), (2, 3, {})),
     ),
     Registered(

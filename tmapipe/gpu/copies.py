@@ -61,7 +61,6 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
     most = width_of(layout, values.along)
     width = min(most, store.vector // size) if mask is None else 1
     wide = min(most, ALIGNMENT // size) if store.wide and mask is None else width
-    upright = values.along == "rows" and len(store.tile) > 1
 
     def put(first: int, address: Any, count: int) -> None:
         converted = fragments.converted(values, first, count, dtype)
@@ -82,9 +81,9 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
         runs = fragments.runs(layout, wide, values.along)
         if isinstance(values.data, Spread):
             runs = iter([(0, 0, fragments.row(layout, 0) + isa.lane % 4 * 8)])
+        if values.along == "rows" and store.tile[-1] == 1:  # one number a row, of a tile with rows of one number
+            runs = iter([(first, row, 0) for first, _, row in runs])
         for first, row, column in runs:
-            if upright:
-                row, column = column, 0
             earlier = fragments.row_from(layout, first, row) if values.along == "tile" else (row,)
             (start, inside), column = tile.row(*earlier), at[-1] + column
             address = start + Int64(column) * size

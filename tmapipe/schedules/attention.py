@@ -171,7 +171,7 @@ class Attention(Schedule):
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
         self.over, extents = ("b g m", (queries, self.packed)) if several else ("b h m", (self.rows,))
         own = self.over + " p" * several
-        self.q = TmaLoadStage(f"{own} d", tile=(*extents, d), ring=self.queries)
+        self.q = self._load_of_q(own, extents)
         self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
         self.v = TmaLoadStage("b g s e", tile=(n, width), ring=self.values)
         if dims:
@@ -198,14 +198,18 @@ class Attention(Schedule):
     def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> Attention:
         """The schedule for tensors with the shapes of *q*, *k* and *v* (None: as k). options: as of the constructor.
 
-        Where one head has less than 64 queries, the heads of a group share tiles, and where those see many keys, it is
-        `SplitAttention`. As measured on an H200, blocks of 176 keys are faster where each query sees 8,192 or more, and of
-        heads of 64 elements, tiles of 128 queries where causal ones see few. Causal tiles go through several heads at once.
+        It is the form that an H200 is estimated to take the least time for: tiles of 64, 128 or 192 rows, of one head or of
+        all heads of a group, or `SplitAttention`. As measured, blocks of 176 keys are faster where each query sees 8,192 or
+        more. Causal tiles go through several heads at once.
         """
         from tmapipe.schedules.splitattention import Choice
 
         kind, chosen = Choice(q, k, v, options).form(cls)
         return kind(**chosen)
+
+    def _load_of_q(self, own: str, extents: tuple[int, ...]) -> TmaLoadStage:
+        """own: o's dimensions but the last one; extents: those of a tile's queries."""
+        return TmaLoadStage(f"{own} d", tile=(*extents, self.d), ring=self.queries)
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
@@ -344,7 +348,7 @@ class Attention(Schedule):
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
-        (last, loops, first), tile = self._blocks(k, tile), tile.also(p=0, d=0, e=0)  # of a single tile
+        (last, loops, first), tile = self._blocks(k, tile), tile.also(p=0, d=0, e=0, n=tile.m)  # of a single tile
         self._fill_keys(k, tile, last)
         with k.queries.produce() as slot:
             slot.q.load(tile)

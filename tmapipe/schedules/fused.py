@@ -31,6 +31,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
+from tmapipe.tiles.dynamic import GridTiles
 
 # ---- required --------------------------------------------------------------------------------------------------------
 #
@@ -212,24 +213,35 @@ class CombineParts(Schedule):
     Args:
         width: Elements of a row of x and o.
         lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
-        stages: Slots of eight rows in flight.
+        heads: How many heads have rows that come in turn: then o is [b, h, m, heads, width], and lse [b, h, m, heads, 1]. A
+            power of 2 up to 64.
     """
 
     load, work = Role(warps=1), Role(warps=4)
 
-    def __init__(self, width: int = 128, lse: bool = False, stages: int = 16):
+    def __init__(self, width: int = 128, lse: bool = False, heads: int = 1):
         check_bool("lse", lse)
+        fits = is_count(heads) and 64 % heads == 0
+        require(fits, "CombineParts(heads)", heads, "is a power of 2 up to 64", "use 8")
+        rows = max(8, heads)
         self.relations = (Dim("e", size=width),)
-        self.ring = BarrierRing(stages, producer=self.load, consumer=self.work)
-        self.x = TmaLoadStage("b h c m e", tile=(8, width), ring=self.ring, dtype="fp32")
-        self.l = TmaLoadStage("b h c m", tile=(8,), ring=self.ring, dtype="fp32")
-        self.o = TmaStoreStage("b h m e", tile=(8, width), role=self.work)
-        self.with_lse = lse
+        if heads > 1:
+            self.relations += Dim("p", size=heads), Dim("m", of="n", times=heads)
+        self.ring, self.tiles = BarrierRing(4, producer=self.load, consumer=self.work), GridTiles()
+        self.x = TmaLoadStage("b h c m e", tile=(rows, width), ring=self.ring, dtype="fp32")
+        self.l = TmaLoadStage("b h c m", tile=(rows,), ring=self.ring, dtype="fp32")
+        own, extents = ("b h n p", (rows // heads, heads)) if heads > 1 else ("b h m", (rows,))
+        self.o = TmaStoreStage(f"{own} e", tile=(*extents, width), role=self.work)
+        self.heads, self.with_lse = heads, lse
         if lse:
-            self.lse = ThreadStoreStage(dims="b h m", tile=(8,), role=self.work, vector=4, dtype="fp32")
+            dims, lines = (own + " u", (*extents, 1)) if heads > 1 else (own, extents)
+            self.lse = ThreadStoreStage(dims=dims, tile=lines, role=self.work, vector=4, dtype="fp32")
+            self.relations += (Dim("u", size=1),) * (heads > 1)
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
+        if self.heads > 1:
+            tile = tile.also(m=tile.n)
         for c in range(k.steps("x", "c")):
             with k.ring.produce() as slot:
                 slot.x.load(tile, c=c)
@@ -251,7 +263,7 @@ class CombineParts(Schedule):
             total, weight, top = total * before + values * now, weight * before + now, higher
         k.o.store(tile, total * (1 / functions.where(weight == 0, 1.0, weight)))
         if self.with_lse:
-            k.lse.store(tile, (top + functions.log2(weight)) * (1 / LOG2_E))
+            k.lse.store(tile.also(u=0), (top + functions.log2(weight)) * (1 / LOG2_E))
 
 
 # ---- fused -----------------------------------------------------------------------------------------------------------
