@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 import math as numbers
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tmapipe import math
+from tmapipe import calling, math
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
-from tmapipe.bind.tensors import converted, made_like, strides_of, widest
+from tmapipe.bind.tensors import (
+    as_rows,
+    collapsed,
+    converted,
+    fits_tma,
+    made_like,
+    strides_of,
+    varying,
+    vector_of,
+    widest,
+)
 from tmapipe.errors import InputError, is_count, require
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.plan.model import MOST_VALUES, WARP, warps_for, width_of
+from tmapipe.program import ONE_AT_A_TIME, trace
+from tmapipe.program.identity import identity
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import BOX, RowForm, address_of, copied, expanded, padded, seen_as
+from tmapipe.schedules.rowform import BOX, RowForm, address_of, copied, expanded, padded
 from tmapipe.schedules.rows import KINDS, RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
@@ -79,14 +93,15 @@ class ElementwiseRows(Rows):
 class ElementwiseKernel(RowKernel):
     """A function of matrices, vectors and numbers of rows. Arguments as of `ElementwiseRows`."""
 
-    schedule, hold, look = ElementwiseRows, 0, 1  # the function has no name by which a look could be remembered
+    schedule, hold = ElementwiseRows, 0
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[str, ...]):
         super().__init__()
-        self.function, self.kinds = function, kinds
+        self.function, self.kinds, self.options = function, kinds, (kinds,)
 
-    def __call__(self, views: list[Any], out: Any) -> None:
-        """Computes *out* of matrices of its shape, in which what is repeated has strides of 0."""
+    def __call__(self, views: list[Any], out: Any, name: Callable[[], str | None], look: int | None = None) -> None:
+        """Computes *out* of matrices of its shape, in which what is repeated has strides of 0. *name*: of the function."""
+        self.name, self.look = name, look
         wide = widest([x for x, kind in zip(views, self.kinds, strict=True) if kind == "x"])
         rows: dict[str, Any] = {}
         columns: dict[str, Any] = {}
@@ -99,6 +114,10 @@ class ElementwiseKernel(RowKernel):
             else:
                 given[f"x{i}"] = converted(copied(x[:, 0]), fp32)
         self.apply(rows, {"y": out}, columns, given)
+
+    def known_as(self, shape: tuple[Any, ...]) -> Any:
+        """As in `RowKernel`, with the function's name; None if it has none."""
+        return lambda: (name := self.name()) and f"{super(ElementwiseKernel, self).known_as(shape)} {name}"
 
     def takes(self, form: RowForm) -> bool:
         """As in `RowKernel`; a row is taken at once, numbers of rows come in units of 16 bytes."""
@@ -130,6 +149,10 @@ WIDEST_BESIDE = 512  # columns of a tile beside which there are numbers of rows 
 RESIDENT = 1280  # threads of a multiprocessor, at most
 BEGIN = 64  # bytes, in whose time the TMA engine begins a row of a box
 VAIN = 1.125  # columns computed for each column that exists, up to which a wider tile is taken
+
+
+#: A tile, CTAs that share a multiprocessor and tiles of a CTA, as `ElementwiseTiles` takes them.
+TileForm = tuple[tuple[int, int], int | None, int | None]
 
 
 class ElementwiseTiles(Schedule):
@@ -257,7 +280,8 @@ def on_tile(result: Any, whole: Fragment) -> Any:
 
 
 class Elementwise:
-    """A function of tensors of bf16, fp16, fp32 and int32 whose shapes broadcast, element by element, in fp32.
+    """A function of tensors of bf16, fp16, fp32 and int32 whose shapes broadcast, element by element, in fp32. Calls that read
+    much look at a few forms once, on the GPU (`tmapipe.tuning.looked`); look: at how many, as there.
 
     Args:
         function: Of as many fragments as there are tensors: arithmetic, comparisons and functions of `tmapipe.math`, such as
@@ -268,6 +292,8 @@ class Elementwise:
         InputError: *function* cannot be called, or *dtype* is no such type.
     """
 
+    look: int | None = None
+
     def __init__(self, function: Callable[..., Any], dtype: Any = None):
         require(callable(function), "Elementwise(function)", function, "is called with fragments", "pass a function")
         self._given = function, None if dtype is None else as_dtype(dtype)
@@ -276,6 +302,7 @@ class Elementwise:
         except ValueError:  # a built-in function that does not say
             self.signature = None
         self.fitted: dict[Any, Any] = {}
+        self.names: dict[Any, str | None] = {}  # of the function, by the types of its tensors
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -373,18 +400,40 @@ class Elementwise:
         sizes = [x.dtype.itemsize for x in views]
         beside = any(dims != over for dims in along)
         least = max((ALIGNMENT // size for dims, size in zip(along, sizes, strict=True) if dims[-1:] == "m"), default=1)
-        tile = tile_of(tuple(out.shape[-2:]), max(sizes), beside, least)
+        few = tile_forms(tuple(out.shape[-2:]), max(sizes), beside, least)
         inputs, vector = tuple(zip(along, sizes, strict=True)), vector_of(out)
-        key = inputs, tile, vector, out.ndim
-        if key not in self.fitted:
-            self.fitted[key] = ElementwiseTiles(self.function, inputs, over, tile, vector)
-        self.fitted[key](**{f"x{i}": varying(x) for i, x in enumerate(views)}, y=out)
+        given, before = {f"x{i}": varying(x) for i, x in enumerate(views)}, {*self.fitted}
+
+        def run(form: TileForm) -> None:
+            key = inputs, form, vector, out.ndim
+            if key not in self.fitted:
+                tile, ctas, each = form
+                self.fitted[key] = ElementwiseTiles(self.function, inputs, over, tile, vector, ctas, each)
+            self.fitted[key](**given, y=out)
+
+        def name() -> str | None:
+            return (known := self._name(views, out)) and f"{known} {inputs} {vector} {tuple(out.shape[1:])}"
+
+        best = calling.looked(name, few, run, [*given.values()], [out], self.look)
+        self.fitted = {key: each for key, each in self.fitted.items() if key in before or key[1:2] == (best,)}
+        run(best)
 
     def _rows(self, views: list[Any], out: Any) -> None:
         """By rows that begin anywhere."""
         kinds = tuple("mn"[not step[0]] if 0 in step else "x" for step in map(strides_of, views))
         kernel = self.fitted.setdefault(kinds, ElementwiseKernel(self.function, kinds))
-        kernel(views, out)
+        kernel(views, out, lambda: self._name(views, out), self.look)
+
+    def _name(self, views: list[Any], out: Any) -> str | None:
+        """By which looks of the function are remembered, the same for functions that compute the same. None: it depends on
+        more than canonical bytes say."""
+        types = {f"x{i}": dtype_of(x, "x") for i, x in enumerate(views)} | {"y": dtype_of(out, "out")}
+        key = tuple(types.values())
+        if key not in self.names:
+            plain = ElementwiseTiles(self.function, tuple(("m n", dtype.bytes) for dtype in key[:-1]))
+            with ONE_AT_A_TIME:
+                self.names[key] = identity(trace(plain, plain.plan(types)))
+        return self.names[key]
 
 
 def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tuple[int, int]:
@@ -402,6 +451,14 @@ def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tupl
     fits = [width for width, part in zip(widths, vain, strict=True) if part <= max(VAIN, min(vain))]
     rows = 1 << (shape[0] - 1).bit_length()
     return max(least, min(rows, many // fits[0])), fits[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def tile_forms(shape: tuple[int, int], size: int, beside: bool, least: int) -> list[TileForm]:
+    """The forms of `ElementwiseTiles` for a matrix of this shape, likely the fastest first. Arguments as of `tile_of`."""
+    rows, columns = tile_of(shape, size, beside, least)
+    few = [(rows, columns), (max(least, rows // 2), columns), (2 * rows, columns)]
+    return list(dict.fromkeys((tile, None, each) for tile, each in itertools.product(few, (None, 2, 1, 4))))
 
 
 def most_ctas(warps: int) -> int:
@@ -433,51 +490,7 @@ def whole_rows(shape: tuple[int, int], tile: tuple[int, int], size: int, unit: i
     return max((each for each in fit if cost(each) < cost(tile)), key=lambda each: (-cost(each), each), default=tile)
 
 
-def collapsed(views: list[Any], out: Any) -> tuple[list[Any], Any]:
-    """All with dimensions joined that follow one another in each of them, in the order of the output's."""
-    steps = list(zip(*map(strides_of, (*views, out)), strict=True))
-    dims = sorted(((n, each) for n, each in zip(out.shape, steps, strict=True) if n > 1), key=lambda dim: -dim[1][-1])
-    joined: list[tuple[int, tuple[int, ...]]] = []
-    for n, each in dims or [(1, (1,) * (len(views) + 1))]:
-        if joined and joined[-1][1] == tuple(step * n for step in each):
-            joined[-1] = (joined[-1][0] * n, each)
-        else:
-            joined.append((n, each))
-    shape = tuple(n for n, _ in joined)
-    *found, result = (seen_as(x, shape, tuple(each[i] for _, each in joined)) for i, x in enumerate((*views, out)))
-    return found, result
-
-
-def as_rows(x: Any, rows: int, columns: int) -> Any:
-    """The first elements of a vector, perhaps of one number that is repeated, as a matrix."""
-    (step,) = strides_of(x)
-    return seen_as(x, (rows, columns), (columns * step, step))
-
-
 def along_of(x: Any) -> str:
     """The dimensions along which a tensor varies, the last ones of "a b c m n"."""
     names = DIMS[len(DIMS) - x.ndim :]
     return " ".join(name for name, step in zip(names, strides_of(x), strict=True) if step)
-
-
-def vector_of(out: Any) -> int:
-    """Bytes of which the rows of an output are whole multiples: at most 16."""
-    steps = [step for step, n in zip(strides_of(out)[:-1], out.shape[:-1], strict=True) if n > 1]
-    size = out.dtype.itemsize
-    return numbers.gcd(ALIGNMENT, address_of(out), out.shape[-1] * size, *(step * size for step in steps))
-
-
-def varying(x: Any) -> Any:
-    """A tensor without the dimensions along which it is repeated; of a number, a vector of one element."""
-    dims = [(n, step) for n, step in zip(x.shape, strides_of(x), strict=True) if step] or [(1, 1)]
-    shape, strides = zip(*dims, strict=True)
-    return seen_as(x, shape, strides)
-
-
-def fits_tma(x: Any) -> bool:
-    """Whether TMA takes a tensor without the dimensions along which it is repeated."""
-    steps = [step for step in strides_of(x) if step]
-    size = x.dtype.itemsize
-    return (
-        address_of(x) % ALIGNMENT == 0 and steps[-1:] in ([], [1]) and not any(s * size % ALIGNMENT for s in steps[:-1])
-    )

@@ -372,6 +372,10 @@ class RowKernel:
         forms = row_forms(length, size, vector, loads=loads, vectors=vectors, **how)
         return [form for form in forms if self.takes(form)]
 
+    def known_as(self, shape: tuple[Any, ...]) -> Any:
+        """By what a look is remembered, as `tmapipe.tuning.looked` takes it."""
+        return " ".join(map(str, (type(self).__name__, *self.options, *shape)))
+
     def fit(
         self, loaded: list[Any], stored: list[Any], others: list[Any], run: Callable[[Rows], object] | None = None
     ) -> Rows:
@@ -407,7 +411,7 @@ class RowKernel:
 
         if run is None:
             return made(self.best[shape][0])
-        name = " ".join(map(str, (type(self).__name__, *self.options, *shape, out)))
+        name = self.known_as((*shape, out))
         before, how = {*self.fitted}, {"read": loaded, "written": stored, "look": self.look}
         best = made(calling.looked(name, self.best[shape], lambda form: run(made(form)), **how))
         self.fitted = {key: each for key, each in self.fitted.items() if key in before or each is best}
