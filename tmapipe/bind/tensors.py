@@ -436,6 +436,9 @@ def as_matrix(name: str, x: Any, kinds: Sequence[str], number: bool | None = Non
 # ---- views -----------------------------------------------------------------------------------------------------------
 
 
+DIMS = "abcmn"  # names of up to five dimensions, the last ones first
+
+
 def seen_as(x: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Any:
     """A tensor's memory, from *start* elements before its first one on, with other extents and strides (elements)."""
     if isinstance(x, np.ndarray):
@@ -486,3 +489,9 @@ def fits_tma(x: Any) -> bool:
     return (
         address_of(x) % ALIGNMENT == 0 and steps[-1:] in ([], [1]) and not any(s * size % ALIGNMENT for s in steps[:-1])
     )
+
+
+def along_of(x: Any) -> str:
+    """The dimensions along which a tensor varies, the last ones of "a b c m n"."""
+    names = DIMS[len(DIMS) - x.ndim :]
+    return " ".join(name for name, step in zip(names, strides_of(x), strict=True) if step)

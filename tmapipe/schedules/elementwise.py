@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import math as numbers
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,8 @@ from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import (
+    DIMS,
+    along_of,
     as_rows,
     collapsed,
     converted,
@@ -35,7 +36,7 @@ from tmapipe.program import ONE_AT_A_TIME, trace
 from tmapipe.program.identity import identity
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import BOX, RowForm, address_of, copied, expanded, padded
+from tmapipe.schedules.rowform import BOX, LINE, RowForm, address_of, copied, expanded, padded
 from tmapipe.schedules.rows import KINDS, RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
@@ -139,7 +140,6 @@ class ElementwiseKernel(RowKernel):
 # which it varies, so what is repeated is read once a tile, from L2.
 
 
-DIMS = "abcmn"  # names of up to five dimensions, the last ones first
 ROW = 2048  # elements of a contiguous tensor that are seen as a row
 TILE = 8 << 10  # bytes of a tensor that a CTA loads
 FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is busy
@@ -400,22 +400,23 @@ class Elementwise:
         sizes = [x.dtype.itemsize for x in views]
         beside = any(dims != over for dims in along)
         least = max((ALIGNMENT // size for dims, size in zip(along, sizes, strict=True) if dims[-1:] == "m"), default=1)
-        few = tile_forms(tuple(out.shape[-2:]), max(sizes), beside, least)
+        loaded = sum(size for dims, size in zip(along, sizes, strict=True) if dims == over)
+        few = tile_forms(tuple(out.shape[-2:]), max(sizes), beside, least, loaded, LINE // min(sizes))
         inputs, vector = tuple(zip(along, sizes, strict=True)), vector_of(out)
         given, before = {f"x{i}": varying(x) for i, x in enumerate(views)}, {*self.fitted}
 
         def run(form: TileForm) -> None:
             key = inputs, form, vector, out.ndim
             if key not in self.fitted:
-                tile, ctas, each = form
-                self.fitted[key] = ElementwiseTiles(self.function, inputs, over, tile, vector, ctas, each)
+                self.fitted[key] = ElementwiseTiles(self.function, inputs, over, form[0], vector, *form[1:])
             self.fitted[key](**given, y=out)
 
         def name() -> str | None:
-            return (known := self._name(views, out)) and f"{known} {inputs} {vector} {tuple(out.shape[1:])}"
+            return (known := self._name(views, out)) and f"{known} {inputs} {vector} {out.shape[1:]}"
 
         best = calling.looked(name, few, run, [*given.values()], [out], self.look)
-        self.fitted = {key: each for key, each in self.fitted.items() if key in before or key[1:2] == (best,)}
+        if len(self.fitted) > len(before):  # by a look
+            self.fitted = {key: each for key, each in self.fitted.items() if key in before or key[1:2] == (best,)}
         run(best)
 
     def _rows(self, views: list[Any], out: Any) -> None:
@@ -430,7 +431,7 @@ class Elementwise:
         types = {f"x{i}": dtype_of(x, "x") for i, x in enumerate(views)} | {"y": dtype_of(out, "out")}
         key = tuple(types.values())
         if key not in self.names:
-            plain = ElementwiseTiles(self.function, tuple(("m n", dtype.bytes) for dtype in key[:-1]))
+            plain = ElementwiseTiles(self.function, tuple(("m n", dtype.bytes) for dtype in key[:-1]), tile=(1, 512))
             with ONE_AT_A_TIME:
                 self.names[key] = identity(trace(plain, plain.plan(types)))
         return self.names[key]
@@ -454,11 +455,20 @@ def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tupl
 
 
 @functools.lru_cache(maxsize=4096)
-def tile_forms(shape: tuple[int, int], size: int, beside: bool, least: int) -> list[TileForm]:
-    """The forms of `ElementwiseTiles` for a matrix of this shape, likely the fastest first. Arguments as of `tile_of`."""
+def tile_forms(shape: tuple[int, int], size: int, beside: bool, least: int, loaded: int, unit: int) -> list[TileForm]:
+    """The forms of `ElementwiseTiles` for a matrix of this shape, likely the fastest first. loaded: bytes that are loaded for
+    an element; unit: columns that are whole lines of each tensor. Other arguments as of `tile_of`."""
     rows, columns = tile_of(shape, size, beside, least)
-    few = [(rows, columns), (max(least, rows // 2), columns), (2 * rows, columns)]
-    return list(dict.fromkeys((tile, None, each) for tile, each in itertools.product(few, (None, 2, 1, 4))))
+    half = (rows // 2, columns) if rows >= 2 * least else (rows, max(WIDTHS[-1], columns // 2))
+    even = ceil_div(ceil_div(shape[1], ceil_div(shape[1], columns)), unit) * unit  # of as many tiles, none in vain
+    fits = even < columns and least == 1 and rows * even % (WARP * warps_for((rows, even))) == 0
+    few: list[TileForm] = [((rows, even), None, None)] if fits else []
+    if rows * columns * loaded > TILE:
+        narrow = (2 * rows, max(WIDTHS[-1], columns // 2)), None, 1
+        few += [(half, None, 1), (half, None, 2), narrow, ((rows, columns), None, None)]
+    else:
+        few = [((rows, columns), None, None), *few, *(((2 * rows, columns), None, each) for each in (1, 2))]
+    return list(dict.fromkeys(few))
 
 
 def most_ctas(warps: int) -> int:
@@ -488,9 +498,3 @@ def whole_rows(shape: tuple[int, int], tile: tuple[int, int], size: int, unit: i
         return whole * (1 + BEGIN / (tile[1] * size)) * max(1.0, FLIGHT / 2 / flight)
 
     return max((each for each in fit if cost(each) < cost(tile)), key=lambda each: (-cost(each), each), default=tile)
-
-
-def along_of(x: Any) -> str:
-    """The dimensions along which a tensor varies, the last ones of "a b c m n"."""
-    names = DIMS[len(DIMS) - x.ndim :]
-    return " ".join(name for name, step in zip(names, strides_of(x), strict=True) if step)

@@ -24,7 +24,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
-from tmapipe.bind.tensors import as_rows, collapsed, fits_tma, made_like, seen_as, varying, vector_of
+from tmapipe.bind.tensors import DIMS, along_of, as_rows, collapsed, fits_tma, made_like, seen_as, varying, vector_of
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, check_bool, is_count, require
 from tmapipe.kernel import KernelContext
@@ -33,7 +33,7 @@ from tmapipe.plan.thread_layout import VectorLayout
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy, in_boxes, meet, reach
-from tmapipe.schedules.elementwise import DIMS, ElementwiseTiles, along_of, tile_of, whole_rows
+from tmapipe.schedules.elementwise import ElementwiseTiles, tile_of, whole_rows
 from tmapipe.schedules.rowform import BOX, address_of, begins_inside, copied, expanded, padded, strides_of
 from tmapipe.schedules.rows import KINDS, MOST_ELEMENTS, MOST_LOOKS
 from tmapipe.stage import TmaLoadStage
@@ -148,7 +148,8 @@ VAIN = 1.15  # angles that are shared out for each one that is there, at most, b
 
 @functools.lru_cache(maxsize=4096)
 def rotary_forms(columns: int, heads: int, sizes: tuple[int, int], pairs: bool) -> list[RotaryForm]:
-    """The forms for these rows, the best one first, then those of other numbers of rows and widths. The model is `RowForm`'s.
+    """The forms for these rows, the best one first, then one of fewer rows, one of more and one of another width. The model is
+    that of `RowForm`.
 
     Args:
         columns, heads, sizes, pairs: As of `RotaryRows`.
@@ -175,9 +176,11 @@ def rotary_forms(columns: int, heads: int, sizes: tuple[int, int], pairs: bool) 
                 form = RotaryForm(n, wide, warps, width, ctas)
                 apart = sum(each % ALIGNMENT > 0 for each in (tile, table)) if width > 1 else 0
                 found[form] = _cost(form, angles, tile, (1 + pairs) * width) + 0.1 * apart
-    forms = sorted(found, key=found.__getitem__)
-    kinds = {(form.rows, form.width): form for form in reversed(forms)}  # the best one of each
-    return list(dict.fromkeys([*sorted(kinds.values(), key=found.__getitem__), *forms]))
+    forms, kinds = sorted(found, key=found.__getitem__), dict[Any, RotaryForm]()
+    for form in forms:
+        more = form.rows - forms[0].rows
+        kinds.setdefault((more > 0, form.width if more == 0 else 0), form)
+    return list(dict.fromkeys([*kinds.values(), *forms]))
 
 
 def _cost(form: RotaryForm, angles: int, tile: int, width: int) -> float:
@@ -385,10 +388,8 @@ class Rotary:
 
     def _fastest(self, few: list[Any], x: Any, tables: list[Any], out: Any) -> Any:
         """The form that this call takes, or "tiles"."""
-        places = (
-            (each.dtype, each.shape[1:], strides_of(each), address_of(each) % ALIGNMENT) for each in (x, *tables, out)
-        )
-        name, read = " ".join(map(str, ("Rotary", self.pairs, *places))), [x, *map(varying, tables)]
+        places = [(str(x.dtype), *x.shape[1:], strides_of(x), address_of(x) % ALIGNMENT) for x in (x, *tables, out)]
+        name, read = f"Rotary {self.pairs} {places}", [x, *map(varying, tables)]
         return calling.looked(name, few, lambda way: self._by(way, x, tables, out), read, [out], self.look)
 
     def _by(self, way: Any, x: Any, tables: list[Any], out: Any) -> None:

@@ -20,7 +20,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
-from tmapipe.bind.tensors import collapsed, fits_tma, new_like, seen_as, strides_of, vector_of
+from tmapipe.bind.tensors import DIMS, collapsed, fits_tma, new_like, seen_as, strides_of, vector_of
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count, require
 from tmapipe.kernel import KernelContext
@@ -28,7 +28,6 @@ from tmapipe.parts import SharedStage
 from tmapipe.plan.model import WARP, WIDTHS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.elementwise import DIMS
 from tmapipe.schedules.rowform import (
     BOX,
     FLIGHT,

@@ -377,13 +377,13 @@ def gpu_of(tensors: Sequence[Any]) -> str | None:
 
 
 def busy(read: Sequence[Any], written: Sequence[Any]) -> bool:
-    """Whether a call cannot be made several times now: it is captured or waited for, or writes over what it reads."""
+    """Whether a call cannot be made several times now: it is held, captured or waited for, or writes over what it reads."""
     from tmapipe.gpu.kernels import capturing
     from tmapipe.gpu.watchdog import seconds_of
 
     places = [[(x.data_ptr(), x.data_ptr() + span(x)) for x in of] for of in (read, written)]
     over = any(a < d and c < b for (a, b), (c, d) in itertools.product(*places))
-    return over or capturing() or seconds_of(Schedule()) is not None
+    return over or calling.holding() or capturing() or seconds_of(Schedule()) is not None
 
 
 def _looked(entry: str, gpu: str, few: Sequence[Few], run: Callable[[Few], object], device: Any) -> Few | None:
@@ -439,7 +439,8 @@ def choose_dequant(
         shape: (m, n, k) of the product.
         weights, group, zeros, epilogue: As in `DequantGemm`.
         device: The GPU for which to choose.
-        look: How many different forms are compiled and measured, at most; as of `choose`. a is bf16 then.
+        look: How many different forms are compiled and measured, at most, if the model finds them nearly as fast; as of
+            `choose`. a is bf16 then.
 
     Raises:
         InputError: `DequantGemm` refuses the arguments, or *shape* is not three positive integers.
@@ -455,24 +456,24 @@ def choose_dequant(
     m, n, k = shape
     forms = ranked_dequant((m, n, k), weights, group, zeros, device.multiprocessors)
     forms = [each for each in forms if epilogue is None or each[3] == 1]
-    if look == 1:
+    few = different_dequant((m, n, k), forms, weights, bool(group) or zeros, device.multiprocessors)[:look]
+    if len(few) == 1:
         return built_dequant(forms[0], made)
     need_gpu()
     import torch
 
     fused, built_of = Epilogue.of(epilogue), functools.cache(functools.partial(built_dequant, made=made))
     entry = f"DequantGemm {m}x{n}x{k} {weights} {group} {zeros} {fingerprint(fused)}".strip()
-    gpu, few = torch.cuda.get_device_name(), different_dequant(forms, m)
-    found = known(entry, gpu, few, min(look, len(few)))
+    gpu, every = torch.cuda.get_device_name(), [*few, *forms]
+    found = known(entry, gpu, every, len(few))
     if found is None and not busy((), ()):
         with contextlib.suppress(torch.cuda.OutOfMemoryError):
-            given = random_weights((m, n, k), weights, group, zeros, device="cuda") | operands(
-                Problem(m, n, k), fused, "cuda"
-            )
+            given = random_weights((m, n, k), weights, group, zeros, device="cuda")
+            given |= operands(Problem(m, n, k), fused, "cuda")
             out = given["a"].new_empty(m, n)
             run: Callable[[DequantForm], object] = lambda form: built_of(form)(**given, out=out)  # noqa: E731
-            found = measured(entry, gpu, few, run, [*given.values()], [out], min(look, len(few)))
-    return built_of(found or few[0])
+            found = measured(entry, gpu, every, run, [*given.values()], [out], len(few))
+    return built_of(found or forms[0])
 
 
 def random_weights(

@@ -18,6 +18,7 @@ from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped, PersistentTiles
 from tmapipe.tuning.problem import LINE, SECTOR, SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
+UNSURE = 1.1  # estimates that are closer do not tell which is faster
 COOPERATIVE: dict[int, tuple[int, ...]] = {
     64: (64, 128, 192, 256),
     128: (64, 128, 160, 176, 192, 208, 224, 256),
@@ -467,10 +468,16 @@ def dequant_clocks(
     return whole if parts == 1 else whole + adding + added * parts * m * n / DRAM
 
 
-def different_dequant(forms: list[DequantForm], m: int) -> list[DequantForm]:
-    """The first form of each kind, then the others: tiles of weights of few rows, numbers of tiles along m of many."""
-    kinds: dict[Any, DequantForm] = {}
+def different_dequant(
+    shape: tuple[int, int, int], forms: list[DequantForm], weights: str, scaled: bool, multiprocessors: int = 132
+) -> list[DequantForm]:
+    """The first of each kind of *forms*, of those that the model finds nearly as fast as the very first. Kinds are tiles of
+    weights where there are few rows, else numbers of tiles along m. Arguments as of `dequant_clocks`."""
+    m, kinds = shape[0], dict[Any, DequantForm]()
+    least = dequant_clocks(shape, forms[0], weights, scaled, multiprocessors)
     for form in forms:
         (tm, *tile), _, _, share, _ = form
+        if dequant_clocks(shape, form, weights, scaled, multiprocessors) > UNSURE * least:
+            break
         kinds.setdefault((*tile, share) if m <= SMALL_M // 2 else (ceil_div(m, tm), tile[0]), form)
-    return list(dict.fromkeys([*kinds.values(), *forms]))
+    return [*kinds.values()]

@@ -24,7 +24,7 @@ from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import Conv
 from tmapipe.schedules.mainloop import Cooperative, PingPong
 from tmapipe.tiles.persistent import PersistentTiles
-from tmapipe.tuning.candidates import candidates
+from tmapipe.tuning.candidates import UNSURE, candidates
 from tmapipe.tuning.compiling import Entry, build_all, load_entry, store
 from tmapipe.tuning.cost import Run, Timing, estimates, fastest, times, together, work
 from tmapipe.tuning.problem import (
@@ -43,7 +43,6 @@ from tmapipe.tuning.problem import (
 # ---- choosing by estimate: the candidate of the least estimated time that can be built ------------------------------
 
 LOOKS = 4  # candidates that `choose` looks at where it can
-UNSURE = 1.1  # estimates that are closer do not tell which is faster
 AMONG = 24  # candidates of the least estimates, of which those that differ are looked at
 
 
