@@ -140,7 +140,7 @@ def test_where_nothing_is_measured(looks, monkeypatch, how):
     elif how == "in place":
         options["written"] = [x[:32]]
     elif how == "held":  # by another look
-        monkeypatch.setattr(tp.calling._held, "launches", [])
+        monkeypatch.setattr(tp.calling, "holding", lambda: True)
     else:
         monkeypatch.setenv("TMAPIPE_WATCHDOG", "5")
     assert called(read=[x], **options) == "a" and not looks.built

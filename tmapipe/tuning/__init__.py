@@ -362,8 +362,11 @@ def known(entry: str, gpu: str, few: Sequence[Few], tried: int, anew: bool = Fal
     if anew or (entry, gpu) not in taken:
         taken[entry, gpu] = recall_entry(entry, gpu) or taken.get((entry, gpu), {})
     found = taken[entry, gpu]
-    best = next((each for each in few if repr(each) == found.get("choice")), None)
-    return best if isinstance(found.get("tried"), int) and found["tried"] >= tried else None
+    if not isinstance(found.get("tried"), int) or found["tried"] < tried:
+        return None
+    if found.get("best") not in [*few]:  # whose `repr` takes longer than a comparison
+        found["best"] = next((each for each in few if repr(each) == found.get("choice")), None)
+    return found["best"]
 
 
 def gpu_of(tensors: Sequence[Any]) -> str | None:
