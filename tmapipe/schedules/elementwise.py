@@ -102,7 +102,7 @@ class ElementwiseKernel(RowKernel):
 
     def __call__(self, views: list[Any], out: Any, name: Callable[[], str | None], look: int | None = None) -> None:
         """Computes *out* of matrices of its shape, in which what is repeated has strides of 0. *name*: of the function."""
-        self.name, self.look = name, look
+        self.named, self.look = (lambda text: lambda: (known := name()) and f"{text} {known}"), look
         wide = widest([x for x, kind in zip(views, self.kinds, strict=True) if kind == "x"])
         rows: dict[str, Any] = {}
         columns: dict[str, Any] = {}
@@ -115,10 +115,6 @@ class ElementwiseKernel(RowKernel):
             else:
                 given[f"x{i}"] = converted(copied(x[:, 0]), fp32)
         self.apply(rows, {"y": out}, columns, given)
-
-    def known_as(self, shape: tuple[Any, ...]) -> Any:
-        """As in `RowKernel`, with the function's name; None if it has none."""
-        return lambda: (name := self.name()) and f"{super(ElementwiseKernel, self).known_as(shape)} {name}"
 
     def takes(self, form: RowForm) -> bool:
         """As in `RowKernel`; a row is taken at once, numbers of rows come in units of 16 bytes."""
