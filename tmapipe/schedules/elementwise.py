@@ -139,6 +139,7 @@ class ElementwiseKernel(RowKernel):
 ROW = 2048  # elements of a contiguous tensor that are seen as a row
 TILE = 8 << 10  # bytes of a tensor that a CTA loads
 FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is busy
+ROOM = 100 << 10  # bytes of slots of a CTA, up to which two have room on a multiprocessor
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
 WIDTHS = 2048, 1024, 512, 256, 128, 64, 32  # columns of a tile
 WIDEST_BESIDE = 512  # columns of a tile beside which there are numbers of rows or columns: more rows share them
@@ -204,9 +205,8 @@ class ElementwiseTiles(Schedule):
         bytes_ = max(TILE // 8, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
         each = each or (EACH if bytes_ <= TILE else 1)
         slots = 1 if each == 1 else 2
-        self.tiles = GridTiles(
-            Grouped(1), ctas or max(2, min(most_ctas(self.work.warps), ceil_div(FLIGHT, slots * bytes_))), each
-        )
+        least, most = 1 + (slots * bytes_ <= ROOM), min(most_ctas(self.work.warps), ceil_div(FLIGHT, slots * bytes_))
+        self.tiles = GridTiles(Grouped(1), ctas or max(least, most), each)
         self.ring = BarrierRing(slots, producer=self.load, consumer=self.work)
         for i, (along, size) in enumerate(inputs):
             last, few = along[-1:], (ALIGNMENT // size,)
