@@ -10,7 +10,7 @@ import torch
 import tmapipe as tp
 import tmapipe.torch as tt
 from tmapipe import tuning
-from tmapipe.schedules import Copy, Rotary
+from tmapipe.schedules import Copy, Rotary, Transpose
 from tmapipe.schedules.crossentropy import CrossEntropy, Cumsum, Softmax
 from tmapipe.schedules.normgradients import LayerNormBackward
 
@@ -124,6 +124,14 @@ def test_copies_of_a_few_mebibytes(monkeypatch):
     assert torch.equal(Copy()(x), x) and len(found) == 1 and len(found[0]) > 1
     assert torch.equal(Copy()(x), x) and len(found) == 1
     assert torch.equal(Copy()(x[:400]), x[:400]) and len(found) == 1, "less than 4 MiB"
+
+
+@pytest.mark.parametrize("columns", [2048, 2047])
+def test_transposes(monkeypatch, columns):
+    found, x, transpose = looks_of(monkeypatch), rows(2051, columns), Transpose()
+    for _ in range(2):
+        assert torch.equal(transpose(x), x.T)
+    assert len(found) == 1 and len(found[0]) > 1 and len(vars(transpose)["_again"]) == 1
 
 
 @pytest.mark.parametrize("columns", [20016, 20013])

@@ -41,6 +41,7 @@ def looks(tmp_path, monkeypatch):
     monkeypatch.delenv("TMAPIPE_LOOK", raising=False)
     monkeypatch.setattr(tuning, "LEAST", 1)
     monkeypatch.setattr(tp.schedules.copy, "LOOK", 1)
+    monkeypatch.setattr(tp.schedules.transpose, "LOOK", 1)
     monkeypatch.setattr(tuning, "taken", {})
     monkeypatch.setattr(tuning, "gpu_of", lambda tensors: GPU)
     monkeypatch.setattr(kernels, "capturing", lambda: False)  # which torch without CUDA has not
@@ -333,6 +334,18 @@ def test_rotary_by_tiles_is_one_of_its_forms(looks):
     expected = tp.schedules.Rotary()(x, angles.cos(), angles.sin())
     torch.testing.assert_close(kernel(x, angles.cos(), angles.sin()), expected)
     assert tuning.recall_entry(*next(reversed(tuning.taken)))["choice"] == "'tiles'"
+
+
+@pytest.mark.parametrize("columns", [256, 257])
+def test_transposes_look_at_forms(looks, columns):
+    x, transpose = torch.randn(67, columns), tp.schedules.Transpose()
+    for _ in range(2):
+        assert torch.equal(transpose(x), x.T) and looks.built == [3]
+    (form,) = transpose.fitted
+    assert [known["choice"] for known in tuning.taken.values()] == [repr(form)]
+    plain = tp.schedules.Transpose()
+    plain.look = 1
+    assert torch.equal(plain(x), x.T) and form not in plain.fitted and looks.built == [3]
 
 
 BIAS = Epilogue(lambda acc, bias: acc + bias, operands={"bias": PerColumn()})

@@ -35,7 +35,7 @@ from tmapipe.schedules.rowform import (
     seen_as,
 )
 from tmapipe.schedules.rows import KINDS, MULTIPROCESSORS
-from tmapipe.schedules.transpose import TILE, CopyPlaces, places_form, vectors_of
+from tmapipe.schedules.transpose import LOOK, TILE, CopyPlaces, places_form, vectors_of
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
@@ -50,7 +50,6 @@ FEW = 8  # times that so many CTAs take a few tiles each, up to which the last o
 PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = (1 << 31) - (1 << 16)  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
-LOOK = 4 << 20  # bytes that are copied, from which on a look at ways pays
 LARGE, MOST_TILE = 32 << 20, 32 << 10  # bytes from which on bytes count, and of a tile of rows at most
 WASTE = 1.1  # times the bytes of rows' sectors, from which on runs load too much between them
 MUCH = 128 << 20  # bytes from which on it is faster to keep in L2 what is read than what is written
