@@ -245,6 +245,11 @@ def held() -> Iterator[list[tuple[Schedule, Bound]]]:
         _held.launches = before
 
 
+def holding() -> bool:
+    """Whether first calls of this thread launch nothing now."""
+    return _held.launches is not None
+
+
 def first_of(name: str, few: Sequence[Any], *call: Any, **how: Any) -> Any:
     """The first of *few*, whatever the *call* with this *name*, and *how*. It is what `looked` is without a tuner."""
     return few[0]

@@ -35,7 +35,7 @@ from tmapipe.schedules.rowform import (
     seen_as,
 )
 from tmapipe.schedules.rows import KINDS, MULTIPROCESSORS
-from tmapipe.schedules.transpose import TILE, CopyPlaces, places_form, vectors_of
+from tmapipe.schedules.transpose import LOOK, TILE, CopyPlaces, places_form, vectors_of
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
@@ -64,7 +64,7 @@ class Copy(Schedule):
     the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Runs of
     y that begin or end elsewhere, or that have gaps in x, are loaded by the engine and stored by threads (`CopyRuns`). Short
     rows that lie far apart are taken row by row (`CopyPlaces`), transposed ones by elements, slower than by `Transpose`.
-    Where one of 32 MiB or more is copied on a GPU for the first time, up to four of these `ways` are measured.
+    A first call that copies 4 MiB or more on a GPU measures up to four of these `ways`, once; look: how many, at most.
 
     By default each CTA copies one tile: few bytes are in flight, which lie close together, so that DRAM pages stay open.
 
@@ -78,6 +78,7 @@ class Copy(Schedule):
     """
 
     load, store = Role(warps=1), Role(warps=1)
+    look: int | None = None
 
     def __init__(
         self,
@@ -156,7 +157,8 @@ class Copy(Schedule):
         else:
             starts = (address_of(each) % ALIGNMENT for each in (x, y))
             name = " ".join(map(str, ("copy", x.dtype, y.dtype, x.shape[1:], strides_of(x), strides_of(y), *starts)))
-            self._by(calling.looked(name, ways(x, y, box), lambda way: self._by(way, x, y), [x], [y]), x, y)
+            few, run = ways(x, y, box), lambda way: self._by(way, x, y)
+            self._by(calling.looked(name, few, run, [x], [y], self.look, LOOK), x, y)
 
     def _by(self, way: tuple[str, int], x: Any, y: Any) -> None:
         """Copies in one of the `ways`."""
@@ -356,6 +358,12 @@ def _by_engine(x: Any, y: Any) -> bool:
 def reach(x: Any) -> int:
     """Elements of memory from a tensor's first one to its last one."""
     return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
+
+
+def meet(x: Any, y: Any) -> bool:
+    """Whether the memory of two tensors, from first to last element, overlaps."""
+    apart = address_of(x) - address_of(y)
+    return -reach(x) * x.dtype.itemsize < apart < reach(y) * y.dtype.itemsize
 
 
 def ways(x: Any, y: Any, box: int) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.tensors import address_of, strides_of
+from tmapipe.bind.tensors import address_of, seen_as, strides_of
 from tmapipe.errors import InputError
 from tmapipe.plan.model import WARP
 from tmapipe.plan.rings import SM_RESERVED, arch_named
@@ -47,14 +47,6 @@ def together(x: Any, together: int, start: int) -> Any:
     pitch = pitch if height > 1 else length
     shape, strides = (height // together, (together - 1) * pitch + length + start), (together * pitch, 1)
     return seen_as(x, (*lead, *shape), (*steps, *strides), start)
-
-
-def seen_as(x: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Any:
-    """A tensor's memory, from *start* elements before its first one on, with other extents and strides (elements)."""
-    if isinstance(x, np.ndarray):
-        words = x.view(f"u{x.itemsize}")  # NumPy makes no such view of every type
-        return np.lib.stride_tricks.as_strided(words, shape, [step * x.itemsize for step in strides]).view(x.dtype)
-    return x.as_strided(shape, strides, x.storage_offset() - start)
 
 
 def alignment_of(x: Any, stored: bool = False) -> int:

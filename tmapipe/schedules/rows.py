@@ -349,6 +349,7 @@ class RowKernel:
     kept = 0  # fragments of rows that stay there in any case
     options: tuple[Any, ...] = ()  # what else a schedule is made of
     schedule: type[Rows]
+    named: Callable[[str], Any] = str  # a look, by what it depends on, as `tmapipe.tuning.looked` takes its name
 
     def __init__(self) -> None:
         self.fitted: dict[Any, Rows] = {}
@@ -407,9 +408,8 @@ class RowKernel:
 
         if run is None:
             return made(self.best[shape][0])
-        name = " ".join(map(str, (type(self).__name__, *self.options, *shape, out)))
-        before, how = {*self.fitted}, {"read": loaded, "written": stored, "look": self.look}
-        best = made(calling.looked(name, self.best[shape], lambda form: run(made(form)), **how))
+        name, before = self.named(" ".join(map(str, (type(self).__name__, *self.options, *shape, out)))), {*self.fitted}
+        best = made(calling.looked(name, self.best[shape], lambda form: run(made(form)), loaded, stored, self.look))
         self.fitted = {key: each for key, each in self.fitted.items() if key in before or each is best}
         return best
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.epilogue import Epilogue
-from tmapipe.errors import InputError, check_type, is_count
+from tmapipe.errors import check_type
 from tmapipe.plan.declarations import launch_registers
 from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.plan.thread_layout import LEFT, multiplies
@@ -20,6 +18,7 @@ from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped, PersistentTiles
 from tmapipe.tuning.problem import LINE, SECTOR, SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
+UNSURE = 1.1  # estimates that are closer do not tell which is faster
 COOPERATIVE: dict[int, tuple[int, ...]] = {
     64: (64, 128, 192, 256),
     128: (64, 128, 160, 176, 192, 208, 224, 256),
@@ -469,32 +468,16 @@ def dequant_clocks(
     return whole if parts == 1 else whole + adding + added * parts * m * n / DRAM
 
 
-def choose_dequant(
-    shape: tuple[int, int, int],
-    weights: str = "int8",
-    *,
-    group: int | None = None,
-    zeros: bool = False,
-    epilogue: Epilogue | Callable[..., Any] | None = None,
-    multiprocessors: int = 132,
-) -> DequantGemm:
-    """The `DequantGemm` that a model finds fastest for a product.
-
-    Args:
-        shape: (m, n, k) of the product.
-        weights, group, zeros, epilogue: As in `DequantGemm`.
-        multiprocessors: How many multiprocessors the device has.
-
-    Raises:
-        InputError: `DequantGemm` refuses the arguments, or *shape* is not three positive integers.
-    """
-    if not (isinstance(shape, (tuple, list)) and len(shape) == 3 and all(map(is_count, shape))):
-        rule = "is (m, n, k), three positive integers"
-        raise InputError("choose_dequant(shape)", shape, rule, "e.g. (16, 4096, 4096)")
-    if not is_count(multiprocessors):
-        raise InputError("choose_dequant(multiprocessors)", multiprocessors, "is a positive integer", "e.g. 132")
-    made = functools.partial(DequantGemm, weights, group=group, zeros=zeros, epilogue=epilogue)
-    made((64, 64, 32), (1, 1))  # which checks the others
-    m, n, k = shape
-    ranked = ranked_dequant((m, n, k), weights, group, zeros, multiprocessors)
-    return built_dequant(next(each for each in ranked if epilogue is None or each[3] == 1), made)
+def different_dequant(
+    shape: tuple[int, int, int], forms: list[DequantForm], weights: str, scaled: bool, multiprocessors: int = 132
+) -> list[DequantForm]:
+    """The first of each kind of *forms*, of those that the model finds nearly as fast as the very first. Kinds are tiles of
+    weights where there are few rows, else numbers of tiles along m. Arguments as of `dequant_clocks`."""
+    m, kinds = shape[0], dict[Any, DequantForm]()
+    least = dequant_clocks(shape, forms[0], weights, scaled, multiprocessors)
+    for form in forms:
+        (tm, *tile), _, _, share, _ = form
+        if dequant_clocks(shape, form, weights, scaled, multiprocessors) > UNSURE * least:
+            break
+        kinds.setdefault((*tile, share) if m <= SMALL_M // 2 else (ceil_div(m, tm), tile[0]), form)
+    return [*kinds.values()]
