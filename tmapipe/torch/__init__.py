@@ -33,6 +33,7 @@ from tmapipe.torch.operators import (
     kernels_only,
     linear,
     matmul,
+    operator_of,
     otherwise,
     require_tensors,
     unsuited,
@@ -232,8 +233,7 @@ def _attention(
         schedule = _chosen(q.shape, k.shape, v.shape, tuple(options.items()))
         return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
 
-    found: torch.Tensor = by_kernel(NAME, unsuited((q, k, v), TYPES), kernel, run)
-    return found
+    return by_kernel(NAME, unsuited((q, k, v), TYPES), kernel, run)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -250,10 +250,5 @@ def _schedule(options: tuple[tuple[str, Any], ...]) -> Attention:
     return made
 
 
-_attention_op = torch.library.custom_op(
-    f"tmapipe::{NAME}",
-    _attention,
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, bool causal, float? scale, Tensor? mask=None) -> Tensor",
-)
-_attention_op.register_fake(lambda q, k, v, *_: new_in_order(q, v.shape[3]))
+_schema = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, Tensor? mask=None) -> Tensor"
+_attention_op = operator_of(NAME, _schema, _attention, lambda q, k, v, *_: new_in_order(q, v.shape[3]))
