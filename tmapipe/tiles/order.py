@@ -269,7 +269,7 @@ class QueueEnd(Carried):
     def __init__(self, isa: Isa, role: RoleWarps):
         assert isa.plan.queue is not None
         self.isa, self.queue, self.leads = isa, isa.plan.queue, role.name == SCHEDULER
-        self.state = isa.cells(0, 0)
+        self.state = isa.cells(0, 0, names="queue.slot queue.parity")
 
     def take(
         self,
