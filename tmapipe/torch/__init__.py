@@ -27,6 +27,7 @@ from tmapipe.schedules.splitattention import Choice
 from tmapipe.torch.operators import (
     TYPES,
     by_kernel,
+    cast,
     eager,
     fallbacks,
     gemm,
@@ -168,8 +169,7 @@ def scaled_dot_product_attention(
 
         return otherwise(NAME, reason, run)
     if torch.is_autocast_enabled(query.device.type):
-        lower = torch.get_autocast_dtype(query.device.type)
-        given = tuple(x if x.dtype == torch.bool else x.to(lower) for x in given)
+        given = tuple(cast(*given))
     if query.ndim == 3:
         given = tuple(x.unsqueeze(0) for x in given)
     whole = (*given[:3], is_causal, scale, *given[3:])

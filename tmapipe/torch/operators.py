@@ -149,7 +149,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if bias is not None:
         check_type("tmapipe.torch.linear(bias)", bias, torch.Tensor, "convert it")
     if torch.is_autocast_enabled(x.device.type):
-        x, weight, bias = _cast(x, weight, bias)
+        x, weight, bias = cast(x, weight, bias)
     if type(x) in PLAIN and not torch.compiler.is_compiling():
         given = (x, weight) if bias is None else (x, weight, bias)
         if differentiated(*given):
@@ -168,7 +168,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     check_type("tmapipe.torch.gemm(a)", a, torch.Tensor, "convert it")
     check_type("tmapipe.torch.gemm(b)", b, torch.Tensor, "convert it")
     if torch.is_autocast_enabled(a.device.type):
-        a, b = _cast(a, b)
+        a, b = cast(a, b)
     if type(a) in PLAIN and not torch.compiler.is_compiling():
         if differentiated(a, b):
             return _Gemm.apply(a, b)
@@ -198,7 +198,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return gemm(flat[0], flat[1].mT).view(*batch, a.shape[-2], b.shape[-1])
 
 
-def _cast(*given: torch.Tensor | None) -> Any:
+def cast(*given: torch.Tensor | None) -> Any:
     """The tensors as autocast has them for products."""
     assert given[0] is not None
     dtype = torch.get_autocast_dtype(given[0].device.type)

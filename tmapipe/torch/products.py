@@ -20,6 +20,7 @@ from tmapipe.torch.operators import (
     NO_TF32,
     TYPES,
     by_kernel,
+    cast,
     chosen,
     keep_inputs,
     linear,
@@ -86,8 +87,7 @@ def conv2d(
     else:
         around = _extents("padding", padding, rank, least=0)
     if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = (each if each is None else each.to(dtype) for each in (x, weight, bias))
+        x, weight, bias = cast(x, weight, bias)
     found: torch.Tensor = torch.ops.tmapipe.conv(x, weight, bias, steps, around, between, groups)
     return found
 
