@@ -59,13 +59,13 @@ class RecordingIsa(Isa, Fragments):
 
     # ---- structure ------------------------------------------------------------------------------------------------
 
-    def cells(self, *initial: int) -> list[int]:
+    def cells(self, *initial: int, names: str = "") -> list[int]:
         return list(initial)
 
     def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
         return then if condition else otherwise
 
-    def here(self, value: Any) -> Any:
+    def here(self, value: Any, name: str = "") -> Any:
         return value
 
     def follow(self, part) -> None:

@@ -12,7 +12,7 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from tmapipe.base import tma_rules
 from tmapipe.errors import IS_BOOL, InputError, MissingGpuError, as_tuple, is_count, must, optional, require
 
+T = TypeVar("T")
 # ---- multicast -------------------------------------------------------------------------------------------------------
 #
 # MulticastGroup, and the arithmetic of CTAs in a cluster: ranks, peers and masks, for any shape up to 16 CTAs.
@@ -361,7 +362,18 @@ def _memory(tensor: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int, st
     return address, tuple(shape), tuple(step // size for step in nbytes), size, _TYPES_OF_TENSORS.get(kind, kind)
 
 
-# ---- garbage ---------------------------------------------------------------------------------------------------------
+# ---- for a while -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: T) -> Iterator[T]:
+    """Gives an attribute another value, which it yields, until the scope is left."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield value
+    finally:
+        setattr(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -355,14 +355,9 @@ class GpuWarp(Isa):
         self.pickers += 1  # in a sum of its own, or ptxas would keep masks of one function for another
         return functools.partial(masked, zero=self.zero * self.pickers)
 
-    when = staticmethod(control.when)
+    when, select = staticmethod(control.when), staticmethod(control.select)
 
-    def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
-        if control.constant(condition):
-            return then if condition else otherwise
-        return cutlass.select_(condition, Int32(then), Int32(otherwise))
-
-    def here(self, value: Any) -> Any:
+    def here(self, value: Any, name: str = "") -> Any:
         # A shuffle, which no compiler moves across a barrier.
         return value if control.constant(value) else cute.arch.make_warp_uniform(Int32(value))
 

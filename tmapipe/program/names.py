@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import tmapipe
+from tmapipe.model.layout import LIBRARY, SCHEDULES
 
 # ---- names -----------------------------------------------------------------------------------------------------------
 #
@@ -303,8 +304,6 @@ def _constant(value: Any) -> Any:
 #
 # Files of which functions are rewritten: the user's, and those of installed packages that have schedules.
 
-_LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
-_SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 #: Packages that bodies may call, wherever they are installed: `pip install --target` puts them into any folder.
 _CALLED = ("cutlass", "numpy", "torch")
 _PLACES = list(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
@@ -332,8 +331,8 @@ def note_home(schedule: type) -> None:
 def is_users_file(file: str) -> bool:
     """Whether functions of a file of this name are rewritten."""
     path = os.path.abspath(file)
-    if path.startswith(_LIBRARY):
-        return path.startswith(_SCHEDULES)
+    if path.startswith(LIBRARY):
+        return path.startswith(SCHEDULES)
     if path.startswith(tuple(_homes)):
         return True
     return not path.startswith(_PACKAGES) and "site-packages" not in path and not file.startswith("<frozen")

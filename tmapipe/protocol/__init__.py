@@ -183,7 +183,7 @@ class BoundClusterSum(Carried):
     def __init__(self, isa: Isa, plan: HeldTile, exchange: Exchanged):
         assert exchange.full is not None and exchange.free is not None
         self.isa, self.plan, self.exchange, self.full, self.free = isa, plan, exchange, exchange.full, exchange.free
-        self.slot, self.parity = SlotRef(exchange.buffer, 0), isa.cells(0)
+        self.slot, self.parity = SlotRef(exchange.buffer, 0), isa.cells(0, names=f"{plan.name}.parity")
         self.started = False
         isa.follow(self)
 

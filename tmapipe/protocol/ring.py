@@ -170,9 +170,9 @@ class RingEnd(Carried):
         self.signalled = ring.barriers[min(phase, len(ring.barriers) - 1)]
         self.lag = ring.lag.get(role, 0)
         self.readers = ring.readers.get(role, ())
-        self.state = isa.cells(0, 1 if phase == 0 else 0)  # the pipeline state: index, parity
+        self.state = isa.cells(0, 1 if phase == 0 else 0, names=f"{ring.name}.slot {ring.name}.parity")
         # Slots not yet released, oldest first; -1: none.
-        self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()
+        self.held: Any = isa.cells(*[-1] * self.lag, names=f"{ring.name}.held") if self.lag else ()
         self.groups = groups or Groups(isa)
         self.left = 0  # `groups.steps` when the last slot was left
         self.by_engines = isa.plan.by_engines  # stages that the async proxy accesses, in any phase
