@@ -165,8 +165,8 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "Gemm, sums of an operand",
-        lambda: Gemm((64, 128, 64), (1, 1), 3, a=Operand(sums=SUMS)),
-        lambda: Gemm((64, 64, 16), (1, 1), 2, a=Operand(sums=SUMS), epilogue=ONE),
+        lambda: Gemm((64, 128, 64), (2, 1), 3, a=Operand(sums=SUMS)),
+        lambda: Gemm((64, 64, 16), (2, 1), 2, a=Operand(sums=SUMS), epilogue=ONE),
         ((1, 1, {}), (2, 2, {})),
     ),
     Registered(

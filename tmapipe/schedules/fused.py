@@ -266,6 +266,7 @@ class Fused(Schedule):
 
     epilogue: Epilogue
     math: Role
+    shared: dict[str, str | None]  # of operands, as of `Gemm`
     optional_roles = MappingProxyType({"fetch": FETCH, "add": ADD})
     summed: tuple[str, Mapping[str, OperandSum]] = ("", NOTHING)  #: an operand, and sums of its elements by name
 
@@ -333,9 +334,9 @@ class Fused(Schedule):
         if self.tiles.in_parts or self.tiles.bounded:
             rule = f"are of whole tiles, which {type(self.tiles).__name__} does not have"
             raise InputError(where, self.tiles, rule, "use PersistentTiles() or the like")
-        if any(ctas > 1 for ctas in self.cluster.values()) or self.math.teams > 1:
-            rule = "are of one CTA a cluster, whose slots no peer waits for, and of one team"
-            raise InputError(where, self.cluster, rule, "use cluster=(1, 1) and Cooperative()")
+        if self.cluster["n" if side == "m" else "m"] > 1 or not all(self.shared.values()) or self.math.teams > 1:
+            rule = f"are of one team, whose CTAs share no tiles of it: in a cluster along {side} alone"
+            raise InputError(where, self.cluster, rule, "use such a cluster and Cooperative()")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "epilogue" and "outputs" in vars(self):
