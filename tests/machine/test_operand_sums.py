@@ -7,7 +7,7 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.epilogue import Epilogue, OperandSum, RowSum
-from tmapipe.schedules import ClusterSplitK, Gemm
+from tmapipe.schedules import ClusterSplitK, GatedGemm, Gemm
 
 SMALL = (64, 64, 32), (1, 1), 2
 
@@ -60,6 +60,12 @@ def test_in_a_cluster(over):
     d, s = schedule(a, B)
     assert torch.equal(d, (a.float() @ B.float().mT).to(torch.bfloat16))
     assert torch.equal(s, a.float().sum(-1 if over == "k" else -2))
+
+
+def test_beside_two_products():
+    schedule = GatedGemm(SMALL[0], (2, 1), 2, epilogue=lambda x, y: x + y, a=of(s=OperandSum("m")))
+    d, s = schedule(A, B, B)
+    assert torch.equal(d, (2 * D).to(torch.bfloat16)) and torch.equal(s, A.float().sum(-2))
 
 
 def test_a_role_that_tells_its_own_cta_alone_reads_no_tile_of_peers(monkeypatch):

@@ -266,7 +266,8 @@ class Fused(Schedule):
 
     epilogue: Epilogue
     math: Role
-    shared: dict[str, str | None]  # of operands, as of `Gemm`
+    shared: dict[str, str | None]  # as of `Gemm`
+    loaded: tuple[str, ...]  # stages of operands, first that along m
     optional_roles = MappingProxyType({"fetch": FETCH, "add": ADD})
     summed: tuple[str, Mapping[str, OperandSum]] = ("", NOTHING)  #: an operand, and sums of its elements by name
 
@@ -403,20 +404,31 @@ class Fused(Schedule):
 
     @ADD.jit
     def add_up(self, k: KernelContext, tile: Tile) -> None:
-        if tile["n" if self.summed[0] == "a" else "m"] == 0:
+        operand, sums = self.summed
+        across = "n" if operand == "a" else "m"
+        if any(kind.over != "k" for kind in sums.values()):
+            self._add_over_rows(k, tile, across)
+        elif tile[across] == 0:
             self._add_slots(k, tile)
         else:
             for _ in range(self.tile_slots(k, tile)):
-                with k.ring.consume():
-                    pass
+                self._pass_on(k)
+
+    def _add_over_rows(self, k: KernelContext, tile: Tile, across: str) -> None:
+        tiles = k.steps(self.loaded[across == "n"], across)
+        for step in range(self.tile_slots(k, tile)):
+            if step % tiles == tile[across]:  # tiles side by side take k-tiles in turn
+                self._store_sums(k, tile, step)
+            else:
+                self._pass_on(k)
+
+    def _pass_on(self, k: KernelContext) -> None:
+        with k.ring.consume():
+            pass
 
     def _add_slots(self, k: KernelContext, tile: Tile) -> None:
         operand, sums = self.summed
         steps = self.tile_slots(k, tile)
-        if any(kind.over != "k" for kind in sums.values()):
-            for step in range(steps):
-                self._store_sums(k, tile, step)
-            return
         totals = self._row_sums(k, None)
         for _ in range(steps - 1):
             totals = self._row_sums(k, totals)
