@@ -7,7 +7,7 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.epilogue import Epilogue, OperandSum, RowSum
-from tmapipe.schedules import ClusterSplitK, GatedGemm, Gemm
+from tmapipe.schedules import ClusterSplitK, GatedGemm, Gemm, SymmetricGemm
 
 SMALL = (64, 64, 32), (1, 1), 2
 
@@ -60,6 +60,15 @@ def test_in_a_cluster(over):
     d, s = schedule(a, B)
     assert torch.equal(d, (a.float() @ B.float().mT).to(torch.bfloat16))
     assert torch.equal(s, a.float().sum(-1 if over == "k" else -2))
+
+
+def test_of_half_of_the_tiles():
+    """Those at the diagonal and below, of which the first along n are there."""
+    cooperative = {"mainloop": tp.mainloop.Cooperative()}
+    for over, want in (("k", A[0].float().sum(-1)), ("m", A[0].float().sum(-2))):
+        assert torch.equal(SymmetricGemm(*SMALL, **cooperative, a=of(s=OperandSum(over)))(A[0])[1], want)
+    rule = "no tiles above the diagonal"
+    refused(SymmetricGemm, *SMALL, **cooperative, b=of(s=OperandSum()), argument="Operand(sums) of b", rule=rule)
 
 
 def test_beside_two_products():

@@ -335,6 +335,8 @@ class Fused(Schedule):
         if self.tiles.in_parts or self.tiles.bounded:
             rule = f"are of whole tiles, which {type(self.tiles).__name__} does not have"
             raise InputError(where, self.tiles, rule, "use PersistentTiles() or the like")
+        rule = "are of a where there are no tiles above the diagonal, and so not all of the first along m"
+        require(not self.tiles.lower or side == "m", where, self.tiles, rule, "pass them to a")
         if self.cluster["n" if side == "m" else "m"] > 1 or not all(self.shared.values()) or self.math.teams > 1:
             rule = f"are of one team, whose CTAs share no tiles of it: in a cluster along {side} alone"
             raise InputError(where, self.cluster, rule, "use such a cluster and Cooperative()")
@@ -415,7 +417,7 @@ class Fused(Schedule):
                 self._pass_on(k)
 
     def _add_over_rows(self, k: KernelContext, tile: Tile, across: str) -> None:
-        tiles = k.steps(self.loaded[across == "n"], across)
+        tiles = 1 if self.tiles.lower else k.steps(self.loaded[across == "n"], across)
         for step in range(self.tile_slots(k, tile)):
             if step % tiles == tile[across]:  # tiles side by side take k-tiles in turn
                 self._store_sums(k, tile, step)
