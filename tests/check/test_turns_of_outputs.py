@@ -64,7 +64,7 @@ def of_all(k, tile):
     return (every - tile.c + clusters - 1) // clusters
 
 
-class Dealt(Base):
+class InTurns(Base):
     """Tiles side by side take pieces of their rows in turn, and each stores a number of z."""
 
     over = "m c"
@@ -170,7 +170,7 @@ class Begun(Base):
 
 RIGHT = {
     "strided": lambda: Strided(),
-    "dealt": lambda: Dealt(lambda i, c, tiles: i % tiles == c),
+    "pieces in turn": lambda: InTurns(lambda i, c, tiles: i % tiles == c),
     "a turn before the loop": lambda: InTurn(),
     "three turns before the loop": lambda: InTurn(3),
     "a mask of columns": lambda: Narrow(lambda values: values.columns < 24),
@@ -185,11 +185,11 @@ WRONG = {
         lambda: Strided(None, lambda k, tile: k.extent("m") // EACH // k.steps("z", "c")),
         Kind.UNWRITTEN,
     ),
-    "dealt to all": (lambda: Dealt(lambda i, c, tiles: True), Kind.SAME_OUTPUT),
-    "dealt to four": (lambda: Dealt(lambda i, c, tiles: i % 4 == c), Kind.UNWRITTEN),
-    "dealt to one more": (lambda: Dealt(lambda i, c, tiles: i % (tiles + 1) == c), Kind.UNWRITTEN),
-    "dealt to the next one": (lambda: Dealt(lambda i, c, tiles: i % tiles == c + 1), Kind.UNWRITTEN),
-    "dealt twice": (lambda: Dealt(lambda i, c, tiles: i % 3 == c % 3), Kind.SAME_OUTPUT),
+    "all pieces": (lambda: InTurns(lambda i, c, tiles: True), Kind.SAME_OUTPUT),
+    "in turns of four": (lambda: InTurns(lambda i, c, tiles: i % 4 == c), Kind.UNWRITTEN),
+    "in turns of one more": (lambda: InTurns(lambda i, c, tiles: i % (tiles + 1) == c), Kind.UNWRITTEN),
+    "by the next one": (lambda: InTurns(lambda i, c, tiles: i % tiles == c + 1), Kind.UNWRITTEN),
+    "pieces of two": (lambda: InTurns(lambda i, c, tiles: i % 3 == c % 3), Kind.SAME_OUTPUT),
     "the first turn again": (lambda: InTurn(1, 0), Kind.SAME_OUTPUT),
     "a turn left out": (lambda: InTurn(1, 2), Kind.UNWRITTEN),
     "no last turn": (lambda: InTurn(1, None, -1), Kind.UNWRITTEN),
