@@ -15,7 +15,7 @@ import numpy as np
 
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import LOG2_E, Dim, DType, fp32, int32
+from tmapipe.base.arithmetic import LOG2_E, Dim, DType, ceil_div, fp32, int32
 from tmapipe.bind import Bound
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reductions, SumsOfRows
 from tmapipe.epilogue.operands import Operands, Output, StoreForm, check_room, columns_of, dims_of
@@ -31,6 +31,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
+from tmapipe.tiles.dynamic import GridTiles
 
 # ---- required --------------------------------------------------------------------------------------------------------
 #
@@ -189,7 +190,14 @@ class AddRows(Adds):
 
 
 FEW, MANY = 16, 264  # rows up to which slots have no more; tiles of 32 columns up to which they are not wider
-_add_rows = functools.cache(AddRows)
+PERSISTENT = 132  # tiles up to which CTAs are persistent: more have CTAs of their own, which takes 0.6 to 2.9 us less
+
+
+@functools.cache
+def _add_rows(tile: tuple[int, int], outputs: tuple[str, ...], dtype: DType, apart: bool) -> AddRows:
+    made = AddRows(tile, outputs=outputs, dtype=dtype)
+    made.tiles = GridTiles() if apart else made.tiles
+    return made
 
 
 def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> AddRows:
@@ -198,7 +206,8 @@ def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> A
     tile = FEW if shape[-2] <= FEW else 64, 32
     if math.prod(shape[:-2]) * shape[-1] > 32 * MANY:
         tile = FEW, 128
-    return _add_rows(tile, outputs=outputs, dtype=dtype)
+    tiles = math.prod(shape[:-2]) * ceil_div(shape[-1], tile[1])
+    return _add_rows(tile, outputs, dtype, tiles > PERSISTENT and not outputs)
 
 
 # ---- combineparts: the end of attention whose keys are taken in parts ------------------------------------------------
