@@ -442,6 +442,9 @@ PIECES = {  # tiles that several CTAs compute, or that are stored twice, or that
     "gemm, sums of an operand": Kernel(
         READY_MADE["Gemm, sums of an operand"], {}, {"l": 1, "m": 130, "n": 136, "k": 136}
     ),
+    "gemm, sums over an operand's rows": Kernel(
+        READY_MADE["Gemm, sums over an operand's rows"], {}, {"l": 1, "m": 130, "n": 264, "k": 264}
+    ),
     "symmetric gemm": Kernel(READY_MADE["SymmetricGemm"], {}, {"l": 1, "m": 264, "n": 264, "k": 72}),
     "cluster splitk, several clusters a tile": Kernel(
         lambda: S.ClusterSplitK(4, (128, 96, 64), 2, tiles=tp.tiles.SplitKTiles(3)),

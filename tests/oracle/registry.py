@@ -95,7 +95,7 @@ def _with_columns(acc: Any) -> dict[str, Any]:
     return {"d": acc, "columns": acc}
 
 
-SUMS = {"sums": OperandSum("k")}
+SUMS, OVER_ROWS = {"sums": OperandSum("k")}, {"sums": OperandSum("m")}
 REDUCED = Epilogue(_reduced, outputs={"rows": RowSum(), "columns": ColumnSum()})
 COLUMNS = Epilogue(_with_columns, outputs={"columns": ColumnSum()})  # along n
 RESIDUAL = Epilogue(_added, operands={"c": Matrix()}, stages=1)
@@ -165,8 +165,14 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "Gemm, sums of an operand",
-        lambda: Gemm((64, 128, 64), (1, 1), 3, a=Operand(sums=SUMS)),
-        lambda: Gemm((64, 64, 16), (1, 1), 2, a=Operand(sums=SUMS), epilogue=ONE),
+        lambda: Gemm((64, 128, 64), (2, 1), 3, a=Operand(sums=SUMS)),
+        lambda: Gemm((64, 64, 16), (2, 1), 2, a=Operand(sums=SUMS), epilogue=ONE),
+        ((1, 1, {}), (2, 2, {})),
+    ),
+    Registered(
+        "Gemm, sums over an operand's rows",
+        lambda: Gemm((64, 128, 64), (2, 1), 3, a=Operand(sums=OVER_ROWS)),
+        lambda: Gemm((64, 64, 16), (1, 1), 1, a=Operand(sums=OVER_ROWS), epilogue=ONE),
         ((1, 1, {}), (2, 2, {})),
     ),
     Registered(

@@ -177,7 +177,8 @@ class RingEnd(Carried):
         self.left = 0  # `groups.steps` when the last slot was left
         self.by_engines = isa.plan.by_engines  # stages that the async proxy accesses, in any phase
         self.by_threads = False  # whether threads have touched a slot of this end
-        self.to_peers = ring.peers > 1 and (phase == len(ring.phases) - 1 or phase in ring.far)
+        last = phase == len(ring.phases) - 1 and role not in ring.local
+        self.to_peers = ring.peers > 1 and (last or phase in ring.far)
         self.mask: Any = None
         isa.follow(self)
         if self.to_peers:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import attrs
+
 from tmapipe.isa import Kind, declared
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
@@ -401,3 +403,13 @@ def _share(count: Any) -> int:
     if isinstance(count, Sym) and count.op == "sum":
         return math.lcm(*map(_share, parts(count)[1]))
     return count.args[1] if isinstance(count, Sym) and count.op == "div" and type(count.args[1]) is int else 1
+
+
+def by_threads(part: Any, values: Any, columns: int | None) -> Any:
+    """A store of as many columns as the values have, or of the first *columns* of these alone."""
+    stored = part.tile[-1] if values.along != "tile" else values.layout.columns
+    stored = stored if columns is None else min(stored, columns)
+    if stored == part.tile[-1]:
+        return part
+    buffer = attrs.evolve(part.buffer, tile=(*part.buffer.tile[:-1], stored))
+    return attrs.evolve(part, tile=(*part.tile[:-1], stored), buffer=buffer)

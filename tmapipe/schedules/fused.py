@@ -15,7 +15,7 @@ import numpy as np
 
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import LOG2_E, Dim, DType, fp32, int32
+from tmapipe.base.arithmetic import LOG2_E, Dim, DType, ceil_div, fp32, int32
 from tmapipe.bind import Bound
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reductions, SumsOfRows
 from tmapipe.epilogue.operands import Operands, Output, StoreForm, check_room, columns_of, dims_of
@@ -31,6 +31,7 @@ from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
+from tmapipe.tiles.dynamic import GridTiles
 
 # ---- required --------------------------------------------------------------------------------------------------------
 #
@@ -189,7 +190,14 @@ class AddRows(Adds):
 
 
 FEW, MANY = 16, 264  # rows up to which slots have no more; tiles of 32 columns up to which they are not wider
-_add_rows = functools.cache(AddRows)
+PERSISTENT = 132  # tiles up to which CTAs are persistent: more have CTAs of their own, which takes 0.6 to 2.9 us less
+
+
+@functools.cache
+def _add_rows(tile: tuple[int, int], outputs: tuple[str, ...], dtype: DType, apart: bool) -> AddRows:
+    made = AddRows(tile, outputs=outputs, dtype=dtype)
+    made.tiles = GridTiles() if apart else made.tiles
+    return made
 
 
 def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> AddRows:
@@ -198,7 +206,8 @@ def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> A
     tile = FEW if shape[-2] <= FEW else 64, 32
     if math.prod(shape[:-2]) * shape[-1] > 32 * MANY:
         tile = FEW, 128
-    return _add_rows(tile, outputs=outputs, dtype=dtype)
+    tiles = math.prod(shape[:-2]) * ceil_div(shape[-1], tile[1])
+    return _add_rows(tile, outputs, dtype, tiles > PERSISTENT and not outputs)
 
 
 # ---- combineparts: the end of attention whose keys are taken in parts ------------------------------------------------
@@ -266,6 +275,8 @@ class Fused(Schedule):
 
     epilogue: Epilogue
     math: Role
+    shared: dict[str, str | None]  # as of `Gemm`
+    loaded: tuple[str, ...]  # stages of operands, first that along m
     optional_roles = MappingProxyType({"fetch": FETCH, "add": ADD})
     summed: tuple[str, Mapping[str, OperandSum]] = ("", NOTHING)  #: an operand, and sums of its elements by name
 
@@ -333,9 +344,11 @@ class Fused(Schedule):
         if self.tiles.in_parts or self.tiles.bounded:
             rule = f"are of whole tiles, which {type(self.tiles).__name__} does not have"
             raise InputError(where, self.tiles, rule, "use PersistentTiles() or the like")
-        if any(ctas > 1 for ctas in self.cluster.values()) or self.math.teams > 1:
-            rule = "are of one CTA a cluster, whose slots no peer waits for, and of one team"
-            raise InputError(where, self.cluster, rule, "use cluster=(1, 1) and Cooperative()")
+        rule = "are of a where there are no tiles above the diagonal, and so not all of the first along m"
+        require(not self.tiles.lower or side == "m", where, self.tiles, rule, "pass them to a")
+        if self.cluster["n" if side == "m" else "m"] > 1 or not all(self.shared.values()) or self.math.teams > 1:
+            rule = f"are of one team, whose CTAs share no tiles of it: in a cluster along {side} alone"
+            raise InputError(where, self.cluster, rule, "use such a cluster and Cooperative()")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "epilogue" and "outputs" in vars(self):
@@ -402,20 +415,31 @@ class Fused(Schedule):
 
     @ADD.jit
     def add_up(self, k: KernelContext, tile: Tile) -> None:
-        if tile["n" if self.summed[0] == "a" else "m"] == 0:
+        operand, sums = self.summed
+        across = "n" if operand == "a" else "m"
+        if any(kind.over != "k" for kind in sums.values()):
+            self._add_over_rows(k, tile, across)
+        elif tile[across] == 0:
             self._add_slots(k, tile)
         else:
             for _ in range(self.tile_slots(k, tile)):
-                with k.ring.consume():
-                    pass
+                self._pass_on(k)
+
+    def _add_over_rows(self, k: KernelContext, tile: Tile, across: str) -> None:
+        tiles = 1 if self.tiles.lower else k.steps(self.loaded[across == "n"], across)
+        for step in range(self.tile_slots(k, tile)):
+            if step % tiles == tile[across]:  # tiles side by side take k-tiles in turn
+                self._store_sums(k, tile, step)
+            else:
+                self._pass_on(k)
+
+    def _pass_on(self, k: KernelContext) -> None:
+        with k.ring.consume():
+            pass
 
     def _add_slots(self, k: KernelContext, tile: Tile) -> None:
         operand, sums = self.summed
         steps = self.tile_slots(k, tile)
-        if any(kind.over != "k" for kind in sums.values()):
-            for step in range(steps):
-                self._store_sums(k, tile, step)
-            return
         totals = self._row_sums(k, None)
         for _ in range(steps - 1):
             totals = self._row_sums(k, totals)

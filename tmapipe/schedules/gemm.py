@@ -102,7 +102,8 @@ class Gemm(Fused):
         self.tiles = tiles.of_rows(m)
         self.math = self.mainloop.role(self.math, m if self.mainloop.along == "m" else n)
         operand, sums = summed_of(a, b, self.products)
-        self.ring = BarrierRing(stages, producer=self.load, consumer=(self.math, *((ADD,) if sums else ())))
+        add = (ADD,) if sums else ()
+        self.ring = BarrierRing(stages, producer=self.load, consumer=(self.math, *add), local=add)
         self._declare_products(a, b, m, n, k)
         stored, first = self.epilogue, None
         if tiles.in_parts:
