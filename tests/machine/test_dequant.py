@@ -7,7 +7,7 @@ import torch
 
 import tmapipe as tp
 from tests.unit.errors import refused
-from tmapipe.schedules import DequantGemm
+from tmapipe.schedules import DequantGemm, DequantGemv
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
 from tmapipe.tuning import choose_dequant
@@ -65,6 +65,44 @@ def test_parts_of_k_of_which_one_is_empty(kind, group, zeros):
     gemm = DequantGemm(kind, (40, 64, 64), (1, 1), 2, group=group, zeros=zeros, tiles=tiles, epilogue=epilogue)
     found = gemm(a=a, b=b, scale=scale, **({"zero": zero} if zeros else {}))
     torch.testing.assert_close(found.float(), product.relu(), rtol=1e-2, atol=1e-2 * float(product.abs().max()))
+
+
+GEMV = [
+    ("int8", None, False, (8, 16, 64), 4, None),
+    ("fp8_e4m3", None, False, (8, 24, 32), 8, tp.math.relu),
+    ("int8", 32, True, (12, 32, 64), 2, None),
+    ("uint4", 64, False, (4, 8, 64), 8, tp.math.relu),
+]
+
+
+@pytest.mark.parametrize("kind, group, zeros, tile, parts, epilogue", GEMV)
+def test_warps_of_a_cta_share_k(kind, group, zeros, tile, parts, epilogue):
+    a, b, scale, zero, product = problem(kind, group, zeros)
+    gemv = DequantGemv(kind, tile, parts, 2, 3, group=group, zeros=zeros, epilogue=epilogue)
+    given, m = [b, scale, *([zero] if zeros else [])], tile[0] + 1
+    want = product[:m] if epilogue is None else product[:m].relu()
+    d = gemv(a[:m], *given)
+    assert d.dtype == torch.bfloat16
+    torch.testing.assert_close(d.float(), want, rtol=1e-2, atol=1e-2 * float(product.abs().max()))
+    as_arrays = [each.numpy() for each in given] if kind.endswith("int4") else given
+    if kind.endswith("int4"):
+        found = gemv(a[:m].float().numpy().astype(ml_dtypes.bfloat16), *as_arrays)
+        assert (found.astype(np.float32) == d.float().numpy()).all()
+
+
+def test_tensors_and_parts_of_gemv_that_do_not_fit_are_refused():
+    a, b, scale, _, _ = problem("int8", 64, False)
+    gemv = DequantGemv("int8", (8, 16, 128), group=64)
+    refused(gemv, a, b, scale, argument="a.shape", rule="multiple of 128")
+    refused(gemv, a[:, :128], b, scale, argument="b.shape", rule="multiple of 128")
+    refused(gemv, a[:, :128], b[:, :128], scale, argument="scale.shape", rule="multiple of 2")
+    refused(DequantGemv("int8", (8, 16, 64), group=32), a, b, scale[:2], argument="scale", rule="")
+    refused(DequantGemv, "int8", (8, 16, 128), 3, argument="parts", rule="multiple of 64")
+    refused(DequantGemv, "int8", (8, 16, 256), argument="tile[2]", rule="128, 64, 32 bytes")
+    refused(DequantGemv, "int8", group=48, argument="group", rule="divides the 128")
+    refused(DequantGemv, "int8", zeros=True, argument="zeros", rule="with groups")
+    bias = tp.epilogue.Epilogue(lambda acc, bias: acc + bias, operands={"bias": tp.epilogue.PerColumn()})
+    refused(DequantGemv, "int8", epilogue=bias, argument="epilogue", rule="function of the sums")
 
 
 def test_operands_from_registers_need_registers_of_their_own():
