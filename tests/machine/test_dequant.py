@@ -1,5 +1,7 @@
 """DequantGemm on the model: weights of 8 and 4 bits, scales by column and by groups, zero points, few rows, parts of k."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from tmapipe.schedules import DequantGemm, DequantGemv
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
 from tmapipe.tuning import choose_dequant
+from tmapipe.tuning.candidates import built_dequant, ranked_dequant
 
 ROWS, COLUMNS, K = 37, 136, 192
 LEAST = {"int8": -128, "int4": -8, "uint4": 0}
@@ -69,7 +72,7 @@ def test_parts_of_k_of_which_one_is_empty(kind, group, zeros):
 
 GEMV = [
     ("int8", None, False, (8, 16, 64), 4, None),
-    ("fp8_e4m3", None, False, (8, 24, 32), 8, tp.math.relu),
+    ("fp8_e4m3", None, False, (8, 32, 32), 4, tp.math.relu),
     ("int8", 32, True, (12, 32, 64), 2, None),
     ("uint4", 64, False, (4, 8, 64), 8, tp.math.relu),
 ]
@@ -98,11 +101,18 @@ def test_tensors_and_parts_of_gemv_that_do_not_fit_are_refused():
     refused(gemv, a[:, :128], b[:, :128], scale, argument="scale.shape", rule="multiple of 2")
     refused(DequantGemv("int8", (8, 16, 64), group=32), a, b, scale[:2], argument="scale", rule="")
     refused(DequantGemv, "int8", (8, 16, 128), 3, argument="parts", rule="multiple of 64")
+    refused(DequantGemv, "int8", (8, 24, 128), 8, argument="parts", rule="n 8 to 64")
     refused(DequantGemv, "int8", (8, 16, 256), argument="tile[2]", rule="128, 64, 32 bytes")
     refused(DequantGemv, "int8", group=48, argument="group", rule="divides the 128")
     refused(DequantGemv, "int8", zeros=True, argument="zeros", rule="with groups")
     bias = tp.epilogue.Epilogue(lambda acc, bias: acc + bias, operands={"bias": tp.epilogue.PerColumn()})
     refused(DequantGemv, "int8", epilogue=bias, argument="epilogue", rule="function of the sums")
+
+
+def test_rows_that_are_read_as_columns_are_shared_evenly():
+    uneven = DequantGemv("int8", (8, 16, 64))
+    uneven.tile = (8, 12, 64)  # the GPU read other numbers than the model
+    refused(uneven.program, argument="tile", rule="share unevenly")
 
 
 def test_operands_from_registers_need_registers_of_their_own():
@@ -117,7 +127,9 @@ def test_operands_from_registers_need_registers_of_their_own():
 
 def test_a_form_is_chosen():
     few = choose_dequant((9, 6016, 13312), "int4", group=128)
-    assert few.weight.shape[1] * few.bits // 8 <= 128 and few.a.tile[0] == 16
+    assert isinstance(few, DequantGemv) and few.d.tile[0] in (10, 12) and not few.tiles.in_parts
+    assert not isinstance(choose_dequant((9, 6016, 13312), "int4", group=96), DequantGemv)  # which no part has
+    assert not isinstance(choose_dequant((9, 256, 8192), "int8", epilogue=tp.math.relu), DequantGemv)
     many = choose_dequant((5937, 4736, 8320), "fp8_e4m3")
     assert many.a.tile[0] >= 192 and many.cluster["n"] == 2 and not many.tiles.in_parts
     assert choose_dequant((40, 64, 4096), "int8").tiles.in_parts
@@ -135,10 +147,14 @@ def test_a_form_is_chosen():
 
 @pytest.mark.parametrize("shape, group, ctas", [((1, 10368, 13696), 32, 4), ((16, 4096, 4096), 128, 2)])
 def test_chosen_forms_of_few_rows_have_enough_registers(shape, group, ctas):
-    chosen = choose_dequant(shape, "int4", group=group, zeros=True)
-    order = chosen.tiles.tiles if chosen.tiles.in_parts else chosen.tiles
-    assert order == GridTiles(Grouped(1), ctas)
-    assert chosen.compile({"a": "bf16"}).resources.spill_bytes == 0
+    forms, made = (
+        ranked_dequant(shape, "int4", group, True),
+        functools.partial(DequantGemm, "int4", group=group, zeros=True),
+    )
+    for form in (forms[0], next(form for form in forms if form[0][1] % 64 == 0)):
+        chosen = built_dequant(form, made)
+        assert form == forms[0] or form[3] == ctas
+        assert chosen.compile({"a": "bf16"}).resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize("shape, group", [((61, 1664, 5376), 256), ((60, 2112, 10496), 128)])

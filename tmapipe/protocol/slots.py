@@ -401,8 +401,7 @@ class PartInSlot(Carried):
         both = isinstance(at, tuple) and len(at) == 2 and not one
         row, first = at if both else (0, 0 if at is None else at) if one else (at, 0)
         rows = count // tile[-1] if not one and isinstance(first, int) and first == count % tile[-1] == 0 else 1
-        last = 0 if one else math.prod(tile[:-1]) - rows
-        inside = is_index(row, last + 1) and is_index(first, tile[-1] - count // rows + 1)
+        inside = is_index(row, math.prod(tile[:-1]) - rows + 1) and is_index(first, tile[-1] - count // rows + 1)
         if not inside or self.part.buffer.swizzle:
             rule = f"must be where {count} elements begin {'inside' if one else 'in one row'} of the tile {tile}"
             raise InputError(f"{name}(at)", at, rule, "begin earlier, load a larger tile, or leave out its swizzle")
@@ -438,9 +437,10 @@ class PartInSlot(Carried):
         last = max(at) + (part[1] - 1) // len(at) * pitch + part[0] if counts and whole else math.inf
         if last > math.prod(buffer.tile) or buffer.swizzle:
             rule = f"must be two extents, a distance of rows and their first elements, inside of the tile {buffer.tile}"
-            fix = "begin earlier, load a larger tile, or leave out its swizzle"
-            raise InputError(f"{name}(tile, pitch, at)", (part, pitch, at), rule, fix)
-        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), 1)
+            raise InputError(f"{name}(tile, pitch, at)", (part, pitch, at), rule, "begin earlier, or load more")
+        layout = vectors_of(name, part, self.part.isa.plan.role(self.part.role), 1)
+        layout.check_rows()
+        return layout
 
     def write(self, values: Fragment, *, at: tuple[int, int] | None = None) -> None:
         """Replaces the tile's elements, converted to its type.

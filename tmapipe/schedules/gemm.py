@@ -409,7 +409,7 @@ class DequantGemv(WarpParts, DequantGemm):
 
     Args:
         weights: As of `DequantGemm`.
-        tile: (m, n, k): rows of a, columns of d, a multiple of 8, and elements along k of a part, which divide k: of 8 bits
+        tile: (m, n, k): rows of a, columns of d (8, 16, 32 or 64), and elements along k of a part, which divide k: of 8 bits
             32, 64 or 128, of 4 bits 64, 128 or 256.
         parts: Parts of a slot: n * parts is 64 for each warpgroup, m * parts a multiple of 8, m * n of 32.
         ctas: How many CTAs share a multiprocessor.
@@ -439,8 +439,9 @@ class DequantGemv(WarpParts, DequantGemm):
         self._take(weights, group, zeros)
         check_numbers("tile", tile, "(m, n, k)", (16, 16, 128))
         (m, n, k), row = tile, tile[2] * self.bits // 8
-        fits = all(map(is_count, (*tile, parts))) and n % 8 == n * parts % 64 == m * parts % 8 == m * n % 32 == 0
-        rule = "has n and m of which n * parts is a multiple of 64, m * parts and n of 8, and m * n of 32"
+        fits = all(map(is_count, (*tile, parts))) and n in (8, 16, 32, 64)
+        fits = fits and n * parts % 64 == m * parts % 8 == m * n % 32 == 0
+        rule = "has n * parts a multiple of 64, m * parts of 8, m * n of 32, and n 8 to 64"
         require(fits, "DequantGemv(tile, parts)", (tile, parts), rule, "e.g. (16, 16, 128) and 4")
         require(row in SPANS, "tile[2]", k, f"is {', '.join(map(str, SPANS))} bytes of weights", "e.g. 128")
         whole = group is None or (is_count(group) and k % group == 0)
@@ -473,10 +474,7 @@ class DequantGemv(WarpParts, DequantGemm):
         apart |= {name: (0, self.groups) for name in given if name in ("scale", "zero") and self.group}
         for name, (dim, width) in apart.items():
             check_kind(name, given.get(name))
-            shape, rule = (
-                tuple(given[name].shape),
-                f"is a matrix whose dimension {dim} has a multiple of {width} elements",
-            )
+            shape, rule = tuple(given[name].shape), f"is a matrix, dimension {dim} of a multiple of {width} elements"
             require(len(shape) == 2 and shape[dim] % width == 0, f"{name}.shape", shape, rule, "use DequantGemm")
             view = given[name].reshape(*shape[:dim], shape[dim] // width, width, *shape[dim + 1 :])
             given[name] = view.transpose(0, 1) if hasattr(view, "data_ptr") else view.swapaxes(0, 1)

@@ -28,14 +28,13 @@ import attrs
 from tmapipe import calling
 from tmapipe.base.disk import cache_folder, locked
 from tmapipe.bind import span
-from tmapipe.errors import InputError, PipelineError, require
-from tmapipe.plan.model import WARP, Plan
-from tmapipe.plan.rings import SM_RESERVED, arch_named
+from tmapipe.epilogue import Epilogue
+from tmapipe.errors import InputError, PipelineError, is_count, require
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import FLIGHT, MOST_FLIGHT, RESIDENT_WARPS, THREADS, VALUES
-from tmapipe.tuning.candidates import candidates, choose_dequant
+from tmapipe.schedules.gemm import DequantGemm
+from tmapipe.tuning.candidates import built_dequant, candidates, ranked_dequant
 from tmapipe.tuning.compiling import compile_each, compiled, export_tuned, import_tuned, is_kept, keep, recall_entry
-from tmapipe.tuning.cost import Method, Run, Timing, estimate, fastest
+from tmapipe.tuning.cost import Method, Run, Timing, estimate, fastest, lost
 from tmapipe.tuning.problem import Candidate, Device, Problem
 from tmapipe.tuning.tuner import Tuned, choose, choose_conv, looks, ranked, tune
 
@@ -45,7 +44,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-OTHERS = 30  # registers of a thread beside its elements
 APART = 2e-2  # relative difference of results that mean the same: bf16 rounds to 0.2 %
 
 Parameters = dict[str, Any]
@@ -262,33 +260,6 @@ class AutoTuned:
         return f"{self.make.__name__}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
-def lost(plan: Plan, ctas: int | None = None) -> float:
-    """What share of its time a kernel that is bound by memory loses, by the numbers of its plan and the model of rows
-    (`tmapipe.schedules.rowform`). It loses time if too few bytes are on their way to a multiprocessor, or so many that they
-    lie far apart; if too few warps compute there; and if a thread has too few elements, or so many that registers run out.
-
-    Args:
-        plan: The schedule's plan.
-        ctas: How many CTAs share a multiprocessor; None: as many as have room.
-    """
-    target, threads = arch_named(plan.arch), WARP * plan.warps
-    work = max(role.team_warps for role in plan.roles)
-    tiles = [load.buffer for load in plan.loads]
-    values = sum(math.prod(tile.tile) for tile in tiles) / (WARP * work) or VALUES[0]
-    room = min((target.smem + SM_RESERVED) // (plan.smem_bytes + SM_RESERVED), THREADS // threads)
-    share = min(ctas or max(1, int(target.registers / threads / (OTHERS + values))), room)
-    flight = share * sum(tile.stages * math.prod(tile.tile) * tile.dtype.bytes for tile in tiles)
-    return (
-        0.6 * max(0.0, FLIGHT / max(1, flight) - 1)
-        + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
-        + 0.35 * max(0.0, RESIDENT_WARPS / (share * work) - 1)
-        + 0.04 * max(0.0, VALUES[0] / values - 1)
-        + 0.04 * max(0.0, values / 48 - 1)
-        + 0.5 * max(0.0, (OTHERS + values) * share * threads / target.registers - 1)
-        + 0.004 * work
-    )
-
-
 def job_of(
     make: Callable[..., Schedule], parameters: Parameters, kinds: tuple[dict[str, str], dict[str, int]]
 ) -> tuple[Schedule, dict[str, str], dict[str, int]]:
@@ -472,3 +443,36 @@ def built(few: Sequence[Few], run: Callable[[Few], object]) -> dict[int, Run]:
 def _same(*made: Any) -> tuple[Any, ...]:
     """What it gets: the `tmapipe.tuning.compiling.Job` of a schedule that is there."""
     return made
+
+
+# ---- dequantgemm: the form that a model finds fastest ------------------------------------------------------------------
+
+
+def choose_dequant(
+    shape: tuple[int, int, int],
+    weights: str = "int8",
+    *,
+    group: int | None = None,
+    zeros: bool = False,
+    epilogue: Epilogue | Callable[..., Any] | None = None,
+    multiprocessors: int = 132,
+) -> DequantGemm:
+    """The `DequantGemm` that a model finds fastest for a product.
+
+    Args:
+        shape: (m, n, k) of the product.
+        weights, group, zeros, epilogue: As in `DequantGemm`.
+        multiprocessors: How many multiprocessors the device has.
+
+    Raises:
+        InputError: `DequantGemm` refuses the arguments, or *shape* is not three positive integers.
+    """
+    if not (isinstance(shape, (tuple, list)) and len(shape) == 3 and all(map(is_count, shape))):
+        rule = "is (m, n, k), three positive integers"
+        raise InputError("choose_dequant(shape)", shape, rule, "e.g. (16, 4096, 4096)")
+    if not is_count(multiprocessors):
+        raise InputError("choose_dequant(multiprocessors)", multiprocessors, "is a positive integer", "e.g. 132")
+    made = functools.partial(DequantGemm, weights, group=group, zeros=zeros, epilogue=epilogue)
+    made((64, 64, 32), (1, 1))  # which checks the others
+    whole, forms = epilogue is None, ranked_dequant(shape, weights, group, zeros, multiprocessors)
+    return built_dequant(next(each for each in forms if whole or (each[3] == 1 and each[0][1] % 64 == 0)), made)
