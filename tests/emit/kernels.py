@@ -437,6 +437,12 @@ DEQUANTIZED = {
     "dequantized int4 in groups": Kernel(
         READY_MADE["DequantGemm, int4 in groups"], {}, {"l": 1, "m": 100, "n": 264, "k": 320, "bytes": 160, "g": 3}
     ),
+    "dequantized few rows": Kernel(READY_MADE["DequantGemv"], {}, {"m": 9, "n": 264, "k": 6, "e": 128, "f": 128}),
+    "dequantized few rows, int4 in groups": Kernel(
+        READY_MADE["DequantGemv, int4 in groups"],
+        {},
+        {"m": 4, "n": 40, "k": 9, "e": 128, "bytes": 9, "f": 64, "h": 2, "g": 9},
+    ),
 }
 PIECES = {  # tiles that several CTAs compute, or that are stored twice, or that others read too
     "gemm, sums of an operand": Kernel(

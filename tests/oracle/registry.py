@@ -24,6 +24,7 @@ from tmapipe.schedules import (
     CrossEntropyRows,
     CumsumRows,
     DequantGemm,
+    DequantGemv,
     ElementwiseRows,
     ElementwiseTiles,
     FinishParts,
@@ -229,6 +230,18 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: DequantGemm("int4", (64, 128, 64), group=128, zeros=True),
         lambda: DequantGemm("int4", (16, 64, 32), (1, 1), 2, group=64, zeros=True, epilogue=ONE),
         ((2, 3, {"g": 2}),),
+    ),
+    Registered(
+        "DequantGemv",
+        DequantGemv,
+        lambda: DequantGemv("int8", (2, 16, 64), stages=2),
+        ((1, 1, {}), (1, 3, {})),
+    ),
+    Registered(
+        "DequantGemv, int4 in groups",
+        lambda: DequantGemv("int4", (4, 16, 128), ctas=2, group=64, zeros=True),
+        lambda: DequantGemv("int4", (2, 16, 64), stages=2, group=32, zeros=True),
+        ((1, 2, {}),),
     ),
     Registered(
         "Softmax",

@@ -179,12 +179,13 @@ class SlotAccesses(Fragments):
         data, count = self._read(slot), layout.rows if along == "rows" else layout.columns
         if data is None:
             return self._fragment(slot, layout, along, None)
-        data, (row, first) = data.reshape(-1, slot.buffer.tile[-1]), at
+        width, (row, first) = slot.buffer.tile[-1], at
         places = first + np.arange(count) // each
-        if not (0 <= row < len(data) and first >= 0 and places[-1] < data.shape[1]):
+        whole = first == (places[-1] + 1) % width == 0  # rows, one after another
+        if not (row >= 0 and first >= 0 and (whole or places[-1] < width) and row * width + places[-1] < data.size):
             rule = f"is where {places[-1] - first + 1} of the {slot.buffer.tile} elements begin"
             raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
-        return self._fragment(slot, layout, along, data[row, places])
+        return self._fragment(slot, layout, along, data.reshape(-1)[row * width + places])
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         data = self._read(slot)

@@ -309,10 +309,10 @@ class PartInSlot(Carried):
             columns_of: A fragment. One number is read for each of its columns, as with *rows_of*.
             tile: Reads only a part of the stage's tile. The part has this many (rows, columns): a stencil's neighbours, say.
             at: Where the reading begins. With *tile* or *like*: the (row, column) at which the part begins. With *rows_of* or
-                *columns_of*: the first element that is read; in a tile of two extents, its row or its (row, column). With
-                *pitch* and *transposed*: the elements at which the first rows begin, counted row by row; with n of them, row
-                j + n begins *pitch* elements after row j. Alone: an element of a tile of one extent, for all threads; or a
-                fragment of such places, counted row by row, in any tile without a swizzle.
+                *columns_of*: the first element that is read; in a tile of two extents, its row, also of several whole rows, or
+                its (row, column). With *pitch* and *transposed*: the elements at which the first rows begin, counted row by
+                row; with n of them, row j + n begins *pitch* elements after row j. Alone: an element of a tile of one extent,
+                for all threads; or a fragment of such places, counted row by row, in any tile without a swizzle.
             pitch: With *tile*, in a stage's tile of one extent: how many elements after one row the next row begins, 0 if all
                 rows are the same. A row may be longer than *pitch*; then it shares its end with the next row's beginning.
                 *at* is the element at which the first row begins.
@@ -394,13 +394,14 @@ class PartInSlot(Carried):
         return layout, begin
 
     def _read_line(self, name: str, along: str, layout: ThreadLayout, at: Any, each: Any) -> Fragment:
-        """One number for each row or column of a fragment, or for each *each* of them. They lie side by side in the tile."""
+        """One number for each row or column of a fragment, or for each *each* of them, side by side in a row or whole rows."""
         layout.check_rows()
         tile, count = self.part.buffer.tile, layout.rows if along == "rows" else layout.columns
         count, one = -(-count // each), len(tile) == 1
         both = isinstance(at, tuple) and len(at) == 2 and not one
         row, first = at if both else (0, 0 if at is None else at) if one else (at, 0)
-        inside = is_index(row, 1 if one else math.prod(tile[:-1])) and is_index(first, tile[-1] - count + 1)
+        rows = count // tile[-1] if not one and isinstance(first, int) and first == count % tile[-1] == 0 else 1
+        inside = is_index(row, math.prod(tile[:-1]) - rows + 1) and is_index(first, tile[-1] - count // rows + 1)
         if not inside or self.part.buffer.swizzle:
             rule = f"must be where {count} elements begin {'inside' if one else 'in one row'} of the tile {tile}"
             raise InputError(f"{name}(at)", at, rule, "begin earlier, load a larger tile, or leave out its swizzle")
@@ -436,9 +437,10 @@ class PartInSlot(Carried):
         last = max(at) + (part[1] - 1) // len(at) * pitch + part[0] if counts and whole else math.inf
         if last > math.prod(buffer.tile) or buffer.swizzle:
             rule = f"must be two extents, a distance of rows and their first elements, inside of the tile {buffer.tile}"
-            fix = "begin earlier, load a larger tile, or leave out its swizzle"
-            raise InputError(f"{name}(tile, pitch, at)", (part, pitch, at), rule, fix)
-        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), 1)
+            raise InputError(f"{name}(tile, pitch, at)", (part, pitch, at), rule, "begin earlier, or load more")
+        layout = vectors_of(name, part, self.part.isa.plan.role(self.part.role), 1)
+        layout.check_rows()
+        return layout
 
     def write(self, values: Fragment, *, at: tuple[int, int] | None = None) -> None:
         """Replaces the tile's elements, converted to its type.

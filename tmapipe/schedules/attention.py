@@ -25,7 +25,6 @@ from tmapipe.kernel import KernelContext
 from tmapipe.parts import Wgmma
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.fused import LEAST
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
@@ -33,6 +32,7 @@ from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import Backwards
 
 ROOM = 226 << 10  # bytes of shared memory for slots and buffers of results, or a little more
+LEAST = -1e30  # what the numbers of a row are less by, of which no part sees any
 NEVER = float("-inf")  # of a key that is not seen
 SINKS, UNIT = 128, 8  # of a tile; it begins at a multiple of so many heads, which are 16 bytes or more
 MASKS = ("s", "h s", "b s", "b h s", "m s", "h m s", "b m s", "b h m s")

@@ -15,15 +15,15 @@ import numpy as np
 
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import LOG2_E, Dim, DType, ceil_div, fp32, int32
+from tmapipe.base.arithmetic import Dim, DType, ceil_div, fp32, int32
 from tmapipe.bind import Bound
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reductions, SumsOfRows
 from tmapipe.epilogue.operands import Operands, Output, StoreForm, check_room, columns_of, dims_of
-from tmapipe.errors import NOTHING, InputError, check_bool, is_count, require
+from tmapipe.errors import NOTHING, InputError, check_kinds, is_count, require
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
-from tmapipe.parts import ReductionScratch, RegisterTile, Wgmma
+from tmapipe.parts import ReductionScratch, RegisterTile, SharedStage, Wgmma
 from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.ring import Slot
@@ -32,6 +32,7 @@ from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
+from tmapipe.tiles.order import TileOrder
 
 # ---- required --------------------------------------------------------------------------------------------------------
 #
@@ -210,64 +211,14 @@ def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> A
     return _add_rows(tile, outputs, dtype, tiles > PERSISTENT and not outputs)
 
 
-# ---- combineparts: the end of attention whose keys are taken in parts ------------------------------------------------
-
-LEAST = -1e30  # what the numbers of a row are less by, of which no part sees any
-
-
-class CombineParts(Schedule):
-    """``o[b, h, m] = sum over c of w[c] x[b, h, c, m]``, w the softmax over c of the logarithms ``l[b, h, c, m]``.
-
-    Args:
-        width: Elements of a row of x and o.
-        lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
-    """
-
-    load, work = Role(warps=1), Role(warps=4)
-
-    def __init__(self, width: int = 128, lse: bool = False):
-        check_bool("lse", lse)
-        self.relations = (Dim("e", size=width),)
-        self.ring = BarrierRing(4, producer=self.load, consumer=self.work)
-        self.x = TmaLoadStage("b h c m e", tile=(8, width), ring=self.ring, dtype="fp32")
-        self.l = TmaLoadStage("b h c m", tile=(8,), ring=self.ring, dtype="fp32")
-        self.o = TmaStoreStage("b h m e", tile=(8, width), role=self.work)
-        self.with_lse = lse
-        if lse:
-            self.lse = ThreadStoreStage(dims="b h m", tile=(8,), role=self.work, vector=4, dtype="fp32")
-
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        for c in range(k.steps("x", "c")):
-            with k.ring.produce() as slot:
-                slot.x.load(tile, c=c)
-                slot.l.load(tile, c=c)
-
-    @work.jit
-    def combine(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.consume() as slot:
-            total: Any = slot.x.read()
-            top: Any = slot.l.read(rows_of=total) * LOG2_E
-        weight: Any = k.full("x", 1.0, "rows")
-        for _ in range(k.steps("x", "c") - 1):
-            with k.ring.consume() as slot:
-                values = slot.x.read()
-                power = slot.l.read(rows_of=values) * LOG2_E
-            higher = functions.maximum(top, power)
-            less = functions.maximum(higher, LEAST)
-            before, now = functions.exp2(top - less), functions.exp2(power - less)
-            total, weight, top = total * before + values * now, weight * before + now, higher
-        k.o.store(tile, total * (1 / functions.where(weight == 0, 1.0, weight)))
-        if self.with_lse:
-            k.lse.store(tile, (top + functions.log2(weight)) * (1 / LOG2_E))
-
-
 # ---- fused -----------------------------------------------------------------------------------------------------------
 #
 # Fused: what schedules whose output tiles end with an `Epilogue` have in common.
 
-
 FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have some
+
+# What the stages of a `Gemm` follow from, of an order of tiles.
+_SHAPING = ("in_parts", "bounded", "table", "input_dims", "output_dims", "without_steps")
 
 
 class Fused(Schedule):
@@ -277,6 +228,7 @@ class Fused(Schedule):
     math: Role
     shared: dict[str, str | None]  # as of `Gemm`
     loaded: tuple[str, ...]  # stages of operands, first that along m
+    sources: tuple[Any, ...]
     optional_roles = MappingProxyType({"fetch": FETCH, "add": ADD})
     summed: tuple[str, Mapping[str, OperandSum]] = ("", NOTHING)  #: an operand, and sums of its elements by name
 
@@ -358,6 +310,17 @@ class Fused(Schedule):
                 rule = "differs from the schedule's in its function alone, and has no operands: stages follow from it"
                 fix = "make another schedule, with epilogue="
                 raise InputError(f"{type(self).__name__}.epilogue", value, rule, fix)
+        made = "sources" in vars(self)  # as of a `Gemm`
+        if made and name == "mainloop":
+            rule = "is fixed once a schedule is made, since its roles follow from it"
+            raise InputError(f"{type(self).__name__}.mainloop", value, rule, "make another schedule, with mainloop=")
+        if made and name == "tiles":
+            check_kinds("tiles", value, TileOrder)
+            value = value.of_rows(self.sources[0].shape[0])
+            parts = self.tiles.in_parts and value != self.tiles
+            if parts or any(getattr(value, each) != getattr(self.tiles, each) for each in _SHAPING):
+                rule = f"takes the place of {type(self.tiles).__name__}, for which the stages were declared"
+                raise InputError(f"{type(self).__name__}.tiles", value, rule, "make another schedule, with tiles=")
         had = getattr(self, name, None) if "outputs" in vars(self) else None
         if isinstance(had, PARTS) and not isinstance(value, type(had)):
             rule = f"takes the place of a {type(had).__name__}, which the others need"
@@ -482,3 +445,45 @@ class Fused(Schedule):
     def fetch_operands(self, k: KernelContext, tile: Tile) -> None:
         assert self.operands is not None
         self.operands.load(k, tile)
+
+
+# ---- parts that warps of one CTA have ---------------------------------------------------------------------------------
+
+
+class WarpParts(Fused):
+    """Base of schedules whose matmul has several parts of each sum of d's tile, m x n: part i in its n rows from i n on,
+    and m columns from i m on. The role `math` leaves all in shared memory. One warp adds and stores them."""
+
+    total = Role(warps=1)
+    once: BarrierRing | None  #: of scales of d's columns
+    tile: tuple[int, int, int]
+    parts: int
+
+    def declare_total(self) -> None:
+        """Declares the sums of a CTA, and the store of d."""
+        m, n, _ = self.tile
+        self.sums = BarrierRing(1, producer=self.math, consumer=self.total)
+        self.part = SharedStage(tile=(n * self.parts, m * self.parts), ring=self.sums, writer=self.math, dtype=fp32)
+        self.d = ThreadStoreStage("m n", tile=(m, n), role=self.total, vector=2)
+        self.reductions, self.operands = Reductions({}, adding_rows), None
+
+    def store_all(self, k: KernelContext, tile: Tile, values: tuple[Any, ...], mirror: Any = False) -> None:
+        """Leaves the sums to the role `total`."""
+        with k.sums.produce() as slot:
+            slot.part.write(values[0].values())
+
+    @total.jit
+    def add_parts(self, k: KernelContext, tile: Tile) -> None:
+        with k.sums.consume() as slot:
+            total = functools.reduce(operator.add, (self._part(slot, i) for i in range(self.parts)))
+        if self.once is None:
+            k.d.store(tile, total, self.epilogue.function)
+        else:
+            with k.once.consume() as slot:
+                scale = slot.scale.read(tile=self.d.tile, pitch=0, at=0, width=1)  # the same in all rows
+            assert self.epilogue.function is not None
+            k.d.store(tile, self.epilogue.function(total, scale))
+
+    def _part(self, slot: Any, i: int) -> Any:
+        (m, n, _), pitch = self.tile, self.part.tile[1]
+        return slot.part.read(tile=(m, n), pitch=pitch, at=(i * (n * pitch + m),), transposed=True)

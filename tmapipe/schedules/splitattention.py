@@ -6,16 +6,17 @@ import functools
 from typing import Any
 
 from tmapipe import math as values_
-from tmapipe.base.arithmetic import ceil_div, fp32
+from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base.arithmetic import LOG2_E, Dim, ceil_div, fp32
 from tmapipe.bind.tensors import new_like
-from tmapipe.errors import is_count, require
+from tmapipe.errors import check_bool, is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.attention import NEVER, Attention, by_group, clamp, keys_of, rows_of
-from tmapipe.schedules.fused import CombineParts
+from tmapipe.schedules.attention import LEAST, NEVER, Attention, by_group, clamp, keys_of, rows_of
 from tmapipe.schedules.rowform import address_of
 from tmapipe.schedules.rows import MULTIPROCESSORS
+from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
 from tmapipe.tiles.persistent import Backwards
@@ -229,3 +230,53 @@ class Choice:
 
         parts = min(range(1, max(2, blocks // 8 + 1)), key=time)
         return parts if parts > 1 or (together > 1 and (64 % together or given.with_lse or m >= 64)) else 0
+
+
+# ---- combineparts: the end of attention whose keys are taken in parts ------------------------------------------------
+
+
+class CombineParts(Schedule):
+    """``o[b, h, m] = sum over c of w[c] x[b, h, c, m]``, w the softmax over c of the logarithms ``l[b, h, c, m]``.
+
+    Args:
+        width: Elements of a row of x and o.
+        lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
+    """
+
+    load, work = Role(warps=1), Role(warps=4)
+
+    def __init__(self, width: int = 128, lse: bool = False):
+        check_bool("lse", lse)
+        self.relations = (Dim("e", size=width),)
+        self.ring = BarrierRing(4, producer=self.load, consumer=self.work)
+        self.x = TmaLoadStage("b h c m e", tile=(8, width), ring=self.ring, dtype="fp32")
+        self.l = TmaLoadStage("b h c m", tile=(8,), ring=self.ring, dtype="fp32")
+        self.o = TmaStoreStage("b h m e", tile=(8, width), role=self.work)
+        self.with_lse = lse
+        if lse:
+            self.lse = ThreadStoreStage(dims="b h m", tile=(8,), role=self.work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        for c in range(k.steps("x", "c")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, c=c)
+                slot.l.load(tile, c=c)
+
+    @work.jit
+    def combine(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            total: Any = slot.x.read()
+            top: Any = slot.l.read(rows_of=total) * LOG2_E
+        weight: Any = k.full("x", 1.0, "rows")
+        for _ in range(k.steps("x", "c") - 1):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+                power = slot.l.read(rows_of=values) * LOG2_E
+            higher = values_.maximum(top, power)
+            less = values_.maximum(higher, LEAST)
+            before, now = values_.exp2(top - less), values_.exp2(power - less)
+            total, weight, top = total * before + values * now, weight * before + now, higher
+        k.o.store(tile, total * (1 / values_.where(weight == 0, 1.0, weight)))
+        if self.with_lse:
+            k.lse.store(tile, (top + values_.log2(weight)) * (1 / LOG2_E))

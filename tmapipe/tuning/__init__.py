@@ -30,8 +30,8 @@ from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, PipelineError, check_type, is_count, require
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.gemm import DequantGemm
-from tmapipe.tuning.candidates import DequantForm, built_dequant, candidates, different_dequant, ranked_dequant
-from tmapipe.tuning.compiling import Few, built, compiled, export_tuned, import_tuned, keep, recall_entry
+from tmapipe.tuning.candidates import DequantForm, candidates, different_dequant, ranked_dequant
+from tmapipe.tuning.compiling import Few, built, built_dequant, compiled, export_tuned, import_tuned, keep, recall_entry
 from tmapipe.tuning.cost import Method, Run, Timing, estimate, fastest, lost
 from tmapipe.tuning.problem import H200, Candidate, Device, Problem, fingerprint, operands
 from tmapipe.tuning.tuner import Tuned, choose, choose_conv, is_here, looks, need_gpu, ranked, tune
@@ -458,7 +458,7 @@ def choose_dequant(
     look = 1 if look is None and not is_here(device) else looks(look, "choose_dequant(look)")
     m, n, k = shape
     forms = ranked_dequant((m, n, k), weights, group, zeros, device.multiprocessors)
-    forms = [each for each in forms if epilogue is None or each[3] == 1]
+    forms = [each for each in forms if epilogue is None or (each[3] == 1 and each[0][1] % 64 == 0)]
     few = different_dequant((m, n, k), forms, weights, bool(group) or zeros, device.multiprocessors)[:look]
     if len(few) == 1:
         return built_dequant(forms[0], made)
