@@ -95,6 +95,17 @@ def test_warps_of_a_cta_share_k(kind, group, zeros, tile, parts, epilogue):
         assert (found.astype(np.float32) == d.float().numpy()).all()
 
 
+@pytest.mark.parametrize("group", [None, 128])
+def test_gemv_of_nothing(group):
+    gemv, scale = (
+        DequantGemv("int8", group=group, epilogue=lambda acc: acc + 3),
+        torch.ones(2, 40) if group else torch.ones(40),
+    )
+    a, b = torch.ones(3, 256, dtype=torch.bfloat16), torch.ones(40, 256, dtype=torch.int8)
+    assert gemv(a[:0], b, scale).shape == (0, 40)
+    assert (gemv(a[:, :0], b[:, :0], scale[:0] if group else scale) == 3).all()
+
+
 def test_tensors_and_parts_of_gemv_that_do_not_fit_are_refused():
     a, b, scale, _, _ = problem("int8", 64, False)
     gemv = DequantGemv("int8", (8, 16, 128), group=64)

@@ -467,6 +467,11 @@ class WarpParts(Fused):
         self.d = ThreadStoreStage("m n", tile=(m, n), role=self.total, vector=2)
         self.reductions, self.operands = Reductions({}, adding_rows), None
 
+    def empty_value(self, bound: Bound) -> Any:
+        """The epilogue of empty sums."""
+        scale = {} if self.once is None else {"scale": bound.array("scale").astype(np.float32)}
+        return self.epilogue.values((np.zeros(bound.shapes["d"], np.float32),), scale)
+
     def store_all(self, k: KernelContext, tile: Tile, values: tuple[Any, ...], mirror: Any = False) -> None:
         """Leaves the sums to the role `total`."""
         with k.sums.produce() as slot:
