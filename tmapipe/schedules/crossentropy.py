@@ -424,7 +424,7 @@ class CumsumRows(Rows):
     def _store(self, k: KernelContext, tile: Tile, n: Any, sums: Any) -> None:
         form = self.form
         if form.apart == 1:
-            k.y.store(tile.also(n=n), sums)
+            k.y.store(tile.also(n=n), sums, surely=form.surely if form.ctas == 1 else (0, 0))
         else:
             k.y.store_from(tile.b, tile.a, self.first(tile, n), values=sums)
 
@@ -432,7 +432,7 @@ class CumsumRows(Rows):
 class Cumsum(RowsOfRows):
     """``y[..., n] = x[..., 0] + ... + x[..., n]``, added in fp32, of one to four dimensions, in bf16, fp16 or fp32."""
 
-    hold, kept, schedule = 0, 1, CumsumRows
+    hold, schedule = 0, CumsumRows
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0

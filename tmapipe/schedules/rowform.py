@@ -81,23 +81,6 @@ def expanded(x: Any, shape: tuple[int, ...]) -> Any:
     return seen_as(x, shape, (*[0] * (len(shape) - x.ndim), *own))
 
 
-def merged(x: Any, y: Any) -> tuple[Any, Any]:
-    """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
-    with one of a single element after them."""
-    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
-    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
-    joined: list[tuple[int, int, int]] = []
-    for n, xs, ys in dims or [(1, 1, 1)]:
-        if joined and joined[-1][1:] == (xs * n, ys * n):
-            joined[-1] = (joined[-1][0] * n, xs, ys)
-        else:
-            joined.append((n, xs, ys))
-    if 1 not in joined[-1][1:]:
-        joined.append((1, 1, 1))
-    shape, *strides = zip(*joined, strict=True)
-    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
-
-
 def padded(x: Any, whole: bool = False) -> Any:
     """A copy of a tensor whose rows begin at multiples of 16 bytes, repeated as it was; or of the *whole* of it, dense."""
     steps, unit = strides_of(x), ALIGNMENT // x.dtype.itemsize
@@ -132,6 +115,7 @@ THREADS, CTAS = 2048, 32  # of a multiprocessor
 SCHEDULERS = 4  # of a multiprocessor, each with a quarter of the registers
 MOST_WARPS, MOST_CLUSTER = 16, 16
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+LANES, OF_LANE = (), 64  # that share a row, and elements of it that each has at most
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
 WIDEST = 8  # elements that a thread has side by side
 WORD = 4  # bytes, below which reading a slot counts
@@ -174,6 +158,7 @@ class RowForm:
         alike: Whether rows of results begin as many bytes after such a multiple, or a whole number of times as many.
         piece: Columns of a row that threads take at once, where numbers of columns come piece by piece; 0: all at once.
         ahead: Such pieces of numbers that are on their way.
+        lanes: Of a warp that share a row, if a warp has several rows side by side; 0: as many as rows have vectors, up to 32.
         slots: Tiles of a CTA at once, if one CTA a multiprocessor takes tiles until none are left; 0: one, or two of *each*.
     """
 
@@ -195,6 +180,7 @@ class RowForm:
     piece: int = 0
     ahead: int = 2
     slots: int = 0
+    lanes: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -266,7 +252,7 @@ class RowForm:
 
     @property
     def layout(self) -> VectorLayout:
-        return VectorLayout((self.rows, self.columns), self.width or self.unit, self.warps, 1)
+        return VectorLayout((self.rows, self.columns), self.width or self.unit, self.warps, 1, lanes=self.lanes)
 
     @property
     def single(self) -> bool:
@@ -359,16 +345,22 @@ def _forms(
     kinds = [(width, False) for width in sorted(widths, reverse=True)]
     if dense and ctas == 1:
         kinds += [(width, True) for width in {min(widest, vector // size), min(4, widest, vector // size)}]
-    for (width, packed), warps in itertools.product(kinds, range(1, MOST_WARPS + 1)):
+    short = (0, *LANES) if ctas == 1 and whole < SHORT // 2 else (0,)
+    for (width, packed), warps, lanes in itertools.product(kinds, range(1, MOST_WARPS + 1), short):
+        if lanes and width < min(4, kinds[-1][0]):
+            continue
         for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
             unit = max(64 if vectors else 1, 1 if packed else LINE // size)
-            columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, unit)
+            columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, unit, lanes)
             if columns is None or (packed and (rows == 1 or rows * vector % ALIGNMENT)):
                 continue
             tiles = ceil_div(whole, columns) if ctas > 1 else 1
             if tiles < ctas and not reads:  # a CTA of the cluster would have nothing
                 continue
-            sizes, how = (length, rows, columns, warps, min(ctas, tiles)), {"width": width, "packed": packed}
+            sizes, how = (
+                (length, rows, columns, warps, min(ctas, tiles)),
+                {"width": width, "packed": packed, "lanes": lanes},
+            )
             form = RowForm(*sizes, 1, vector, size, **how)
             if packed and not form.layout.by_rows:  # which would find each element's row by a division
                 continue
@@ -404,10 +396,17 @@ def _conflicts(vectors: int, width: int, loads: int, size: int) -> float:
     return max(0.0, vectors * width / LINE * DRAM / ((loads + 1) * size) - 1)
 
 
-def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | None:
+def _columns(piece: int, rows: int, warps: int, width: int, unit: int, lanes: int) -> int | None:
     """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*; if it
     takes several boxes, whole units, so that they begin at multiples of 128 bytes."""
-    if piece <= WARP * width:  # rows that some lanes share: as many as divide a warp
+    if lanes:
+        own = ceil_div(piece, lanes * width)
+        if (
+            own == 1 or own * width > OF_LANE or rows * lanes % (WARP * warps)
+        ):  # as without it; or rows are no whole ones
+            return None
+        candidates = [own * lanes * width]
+    elif piece <= WARP * width:  # rows that some lanes share: as many as divide a warp
         candidates = [width << i for i in range(3, 6) if width << i >= piece]
     else:
         step = WARP * width
@@ -416,7 +415,7 @@ def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | 
         if rows * columns % (WARP * warps * width) or (columns > BOX and columns % unit):
             continue
         try:
-            VectorLayout((rows, columns), width, warps, 1).check_rows()
+            VectorLayout((rows, columns), width, warps, 1, lanes=lanes).check_rows()
         except InputError:
             continue
         return columns
@@ -434,7 +433,7 @@ def resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
     target = arch_named("sm_90a")
     registers = 30 + (8 if form.packed else 0 if form.apart == 1 else 14)
     values = 3 * (form.width or form.unit) if form.piece else form.values  # of a piece, and of what is added up
-    registers += values * 9 // 8 if form.held or not form.single else values * 3 // 8
+    registers += values * 9 // 8 if form.held or not form.single or form.lanes else values * 3 // 8
     registers += kept * form.values
     registers += max(0, values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
     if vectors > form.size == 4 and form.ctas > 1:  # weights and biases beside a row of fp32

@@ -220,8 +220,8 @@ class Rows(Schedule):
         """What lies in a stage of rows in an open slot."""
         form, width = self.form, self.form.width or self.form.unit
         if form.packed:
-            return stage.read(tile=(form.rows, form.columns), pitch=form.length, width=width)
-        return stage.read(width=width)
+            return stage.read(tile=(form.rows, form.columns), pitch=form.length, width=width, lanes=form.lanes)
+        return stage.read(width=width, lanes=form.lanes)
 
     def read_given(self, stage: Any, tile: Tile, like: Any) -> Any:
         """What lies in a stage of one number a row in an open slot, for the rows of the fragment *like*."""
@@ -277,6 +277,11 @@ class Rows(Schedule):
         """Stores one number a row. Of CTAs that share rows, the first one stores."""
         if not self.stored or self.form.ctas == 1 or tile.n == 0:
             stage.store(tile, values)
+
+    @property
+    def early(self) -> bool:
+        """Whether a slot is free for other rows as soon as its rows have been read."""
+        return self.form.held and (self.form.each > 1 or not self.columns)
 
     @property
     def zeros(self) -> bool:
