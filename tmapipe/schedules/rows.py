@@ -351,7 +351,6 @@ class RowKernel:
 
     look: int | None = None
     hold = 64  # elements of a thread up to which rows are held in registers
-    kept = 0  # fragments of rows that stay there in any case
     options: tuple[Any, ...] = ()  # what else a schedule is made of
     schedule: type[Rows]
 
@@ -373,7 +372,7 @@ class RowKernel:
     ) -> list[RowForm]:
         """The forms for this kernel, the best one first. Arguments and errors as of `row_forms`."""
         reads = not self.schedule.stored
-        how: dict[str, Any] = {"hold": self.hold, "kept": self.kept, "dense": dense, "width": width, "reads": reads}
+        how: dict[str, Any] = {"hold": self.hold, "dense": dense, "width": width, "reads": reads}
         forms = row_forms(length, size, vector, loads=loads, vectors=vectors, **how)
         return [form for form in forms if self.takes(form)]
 
