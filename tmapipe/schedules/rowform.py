@@ -118,10 +118,8 @@ LANES, OF_LANE = (2, 4, 8, 16), 64  # that share a row, and elements of it that 
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
 WIDEST = 8  # elements that a thread has side by side
 WORD, SECTOR = 4, 32  # bytes, below which reading a slot counts; that L2 takes at once
-STORED, HALVES = (
-    0.25,
-    0.07,
-)  # what rows lose that begin inside of a sector: where lanes store parts of it, or a tile has them
+STORED = 0.25  # lost where lanes store as many bytes of a row as L2 takes at once, side by side but inside of these
+HALVES, BESIDE = 0.1, 0.02  # lost by boxes of such rows, and by boxes that are wider than rows
 READING = 9  # elements of a thread in whose time its part of a reduction is done, where nothing is written meanwhile
 LINE, BOX = 128, 256  # bytes, at multiples of which boxes begin; elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
@@ -461,14 +459,14 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     narrow = form.apart > 1 and width < form.unit and _conflicts(vectors, form.unit, loads, form.size) > 0
     wanted = FLIGHT_OF_CLUSTERS if form.ctas > 1 else FLIGHT
     lost = 0.6 * max(0.0, wanted / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
-    in_vain = 1.5 if form.ctas > 1 else 0.3 if form.apart == 1 else 0.8  # the slowest CTA's, or loaded where no edge is
+    in_vain = 1.5 if form.ctas > 1 else 0.2 if form.apart == 1 else 0.8  # the slowest CTA's, or loaded where no edge is
     lost += in_vain * (form.ctas * form.columns / form.length - 1)
     lost += (0.01 if form.packed else 0.03) * (form.unit // width - 1)
     lost += CONFLICT * _conflicts(vectors, width, loads, form.size) if form.apart > 1 else 0.0
-    if form.length * form.size % SECTOR and form.ctas == 1:
-        lanes = form.layout.row_lanes
-        lost += STORED * (SECTOR / (width * form.size * lanes)) ** 2 if lanes < WARP else 0.0
-        lost += HALVES if form.apart == 1 and form.rows > 1 and not form.packed else 0.0
+    inside, lanes = form.length * form.size % SECTOR > 0, form.layout.row_lanes  # rows begin inside of sectors
+    lost += STORED * (SECTOR / (width * form.size * lanes)) ** 2 if inside and form.ctas == 1 and lanes < WARP else 0.0
+    if form.ctas == form.apart == 1 < form.rows and not form.packed:
+        lost += HALVES * inside + BESIDE * (form.columns > form.length)
     lost += EDGES / (form.length * form.size) if form.apart > 1 else 0.0
     if form.slots:
         return lost + PERSISTENT * vectors / (loads * form.size) + 0.002 * form.warps + 0.3 * narrow
