@@ -344,12 +344,12 @@ def _forms(
     kinds = [(width, False) for width in sorted(widths, reverse=True)]
     if dense and ctas == 1:
         kinds += [(width, True) for width in {min(widest, vector // size), min(4, widest, vector // size)}]
-    some, least = (
-        (0, *LANES) if ctas == 1 and whole < SHORT // 2 else (0,),
-        2 if length * size % SECTOR else 1,
-    )  # sectors
-    for (width, packed), warps, lanes in itertools.product(kinds, range(1, MOST_WARPS + 1), some):
-        if lanes and (width < min(4, kinds[-1][0]) or lanes * width * size < least * SECTOR):
+    short = ctas == 1 and whole < SHORT // 2 and not reads
+    least = SECTOR * (2 if length * size % SECTOR else 1)  # bytes that lanes store side by side
+    for (width, packed), warps, lanes in itertools.product(
+        kinds, range(1, MOST_WARPS + 1), (0, *LANES) if short else (0,)
+    ):
+        if lanes and (width < min(4, kinds[-1][0]) or lanes * width * size < least):
             continue
         for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
             unit = max(64 if vectors else 1, 1 if packed else LINE // size)
