@@ -46,8 +46,10 @@ from tests.oracle.value_forms import Taps
 from tests.sweeps import ALL
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
+from tmapipe.schedules.rowform import RowForm
 
 S, E = tp.schedules, tp.epilogue
+FEW_LANES = RowForm(60, 16, 64, 2, vector=8, held=True, each=2, width=4, packed=True, lanes=8)
 READY_MADE = {registered.name: registered.make for registered in REGISTRY}
 
 
@@ -261,12 +263,17 @@ THREADS = {
     "layernorm": Kernel(
         READY_MADE["LayerNorm"], dict.fromkeys(("x", "y", "weight", "bias"), "fp32"), {"m": 7, "n": 20000}
     ),
+    "layernorm of rows of few lanes": Kernel(
+        lambda: S.LayerNormRows(FEW_LANES, numbers=("mean", "rstd"), stored=8),
+        dict.fromkeys(("weight", "bias"), "fp32"),
+        {"m": 37, "n": 60, "w": 37 * 60},
+    ),
     "cross-entropy": Kernel(READY_MADE["CrossEntropy"], {"target": "int64"}, {"a": 1, "b": 8, "w": 8 * 60001, "r": 8}),
     "cross-entropy of rows side by side": Kernel(
         READY_MADE["CrossEntropy, rows side by side"], {"target": "int64"}, {"m": 100, "r": 100, "w": 10100}
     ),
     "cross-entropy of short rows": Kernel(
-        READY_MADE["CrossEntropy, short rows"], {"target": "int64"}, {"m": 100, "n": 64, "r": 100}
+        READY_MADE["CrossEntropy, short rows"], {"target": "int64"}, {"m": 100, "n": 64, "r": 100, "w": 6400}
     ),
     "cross-entropy's gradient": Kernel(
         READY_MADE["CrossEntropy, gradient"], {"target": "int64"}, {"m": 7, "n": 32000, "r": 7}

@@ -245,7 +245,7 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "Softmax",
-        lambda: SoftmaxRows(row_form(1000)),
+        lambda: SoftmaxRows(RowForm(1000, 6, 1024, 6, share=4, each=4)),
         lambda: SoftmaxRows(RowForm(64, 4, 64, 1, each=2)),
         ((1, 1, {}), (2, 1, {})),
     ),

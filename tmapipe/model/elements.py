@@ -41,8 +41,12 @@ def indices_of(layout: ThreadLayout, warp: int) -> tuple[np.ndarray, np.ndarray]
         warp: Its index in the CTA.
     """
     if isinstance(layout, VectorLayout):
-        first = layout.warp(warp) * (layout.vectors * WARP if layout.by_rows else WARP)
-        vectors = (first + np.arange(layout.vectors)[:, None] * layout.sharing + np.arange(WARP)).ravel()
+        slots, lanes, span = np.arange(layout.vectors)[:, None], np.arange(WARP), layout.sharing
+        if layout.by_rows:
+            row = (layout.warp(warp) * layout.row_slots + slots // layout.own) * layout.at_once + lanes // span
+            vectors = (row * layout.row_vectors + slots % layout.own * span + lanes % span).ravel()
+        else:
+            vectors = (layout.warp(warp) * WARP + slots * span + lanes).ravel()
         rows, first = np.divmod(vectors, layout.row_vectors)
         columns = first[:, None] * layout.width + np.arange(layout.width)
         return np.broadcast_to(rows[:, None], columns.shape), columns
@@ -321,7 +325,8 @@ class Scans(SlotAccesses):
 
     @of_data
     def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
-        order, wide = in_order(layout, self.isa.warp, layout.width * layout.row_lanes), np.float64
+        run = layout.columns if layout.row_warps == 1 else layout.width * layout.row_lanes
+        order, wide = in_order(layout, self.isa.warp, run), np.float64
         scanned = np.empty(data.size, data.dtype)
         sums = data.reshape(-1)[order].astype(np.int64 if kind == "int32" else wide).cumsum(1)
         scanned[order] = sums.astype(data.dtype)
@@ -334,10 +339,6 @@ class Scans(SlotAccesses):
         rows, columns = (each.ravel()[last] for each in self._indices(layout))
         totals[rows, self._chunk(layout, columns)] = data.reshape(-1)[last]
         return totals
-
-    @of_data
-    def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
-        return _exclusive(data)
 
     @of_data
     def chunks_read(self, layout: ThreadLayout, at: np.ndarray, partials: Any) -> Any:

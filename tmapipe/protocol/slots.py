@@ -300,6 +300,7 @@ class PartInSlot(Carried):
         transposed: bool = False,
         width: int = 8,
         each: int = 1,
+        lanes: int = 0,
     ) -> Fragment:
         """The tile's elements as a fragment, distributed over the role's threads. Numbers are fp32; integers are int32.
 
@@ -319,14 +320,14 @@ class PartInSlot(Carried):
             gaps: With *tile* and *at*, in a stage's tile of one extent: pairs (length, further) of what is skipped. For each
                 pair, *further* elements are skipped after each *length* elements: with ((72, 40),), element 72 lies at 112.
                 *at* is a pair: where element 0 lies in the stage's tile, and the number of the first element that is read.
-            transposed: Reads rows as columns, distributed over warpgroups as wgmma distributes accumulators. Between slots
-                with a swizzle there are no bank conflicts. The tile has two extents: the first a multiple of 8, the last a
-                multiple of 64 for each warpgroup. With *tile*, *pitch* and *at*: any tile without a swizzle. Column j of what
-                is read is row j, wherever that row begins.
+            transposed: Reads rows as columns, distributed over warpgroups as wgmma distributes accumulators, without bank
+                conflicts in slots with a swizzle. The tile has two extents: multiples of 8 and of 64 for each warpgroup. With
+                *tile*, *pitch* and *at*: any tile without a swizzle. Column j is row j, wherever that row begins.
             width: How many elements side by side a thread reads at most: 8, 4, 2 or 1. With 4, threads store fp32 in 16 bytes
                 each. With 1, neighbouring threads read neighbouring elements: fastest where a part begins at any element.
             each: With *rows_of* or *columns_of*: how many successive rows or columns share one number. With *pitch*: how many
                 successive rows of the part are one row of the slot.
+            lanes: Lanes of a warp that share a row: 32, or 16, 8, 4, 2 or 1, so that a warp has several rows. 0: as fits.
 
         Raises:
             InputError: The threads cannot share the elements evenly, or the extents differ.
@@ -342,14 +343,15 @@ class PartInSlot(Carried):
         self.by_threads()
         part, fragments, tile = tile, self.part.isa.fragments, self.part.buffer.tile
         self.part.buffer.dtype.check_held(name)
-        if width not in WIDTHS or type(width) is not int:
-            raise InputError(f"{name}(width)", width, "must be 8, 4, 2 or 1", "leave it out to read as many as fit")
+        require(width in WIDTHS and type(width) is int, f"{name}(width)", width, "must be 8, 4, 2 or 1", "leave it out")
+        rule, of_warp = "divides 32, or is 0", type(lanes) is int and lanes in (0, 1, 2, 4, 8, 16, 32)
+        require(of_warp, f"{name}(lanes)", lanes, rule, "leave it out")
         require(is_count(each), f"{name}(each)", each, "must be how many rows or columns share a number", "e.g. each=2")
         if pitch is not None and transposed:
             return fragments.read_rows_as_columns(self.ref, self._rows_as_columns(name, part, pitch, at), at, pitch)
         if pitch is not None:
             first = 0 if at is None else at
-            layout = self._pitched_layout(name, part, (first, pitch, each), width)
+            layout = self._pitched_layout(name, part, (first, pitch, each), width, lanes)
             return fragments.read_part(self.ref, layout, (0, first), pitch, each)
         if gaps is not None:
             return fragments.read_joined(self.ref, self._joined_layout(name, part, at, gaps, width), at, gaps)
@@ -375,7 +377,7 @@ class PartInSlot(Carried):
         role = self.part.isa.plan.role(self.part.role)
         if transposed:
             return fragments.read_transposed(self.ref, transposed_of(self.part.buffer.name, tile, role))
-        return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role, width))
+        return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role, width, lanes))
 
     def _part_layout(
         self, name: str, like: Fragment | None, part: Any, at: Any, width: int = 8
@@ -407,7 +409,7 @@ class PartInSlot(Carried):
             raise InputError(f"{name}(at)", at, rule, "begin earlier, load a larger tile, or leave out its swizzle")
         return self.part.isa.fragments.read_line(self.ref, layout, along, (row, first), each)
 
-    def _pitched_layout(self, name: str, part: Any, place: tuple[Any, Any, Any], width: int) -> ThreadLayout:
+    def _pitched_layout(self, name: str, part: Any, place: tuple[Any, Any, Any], *how: int) -> ThreadLayout:
         """How rows are distributed that lie side by side in a tile of one extent. *place*: (at, pitch, each) of `read`."""
         (first, pitch, each), tile, part = place, self.part.buffer.tile, two_extents(name, part)
         room = tile[0] - (-(-part[0] // each) - 1) * pitch - part[1] if is_count(pitch) or pitch == 0 else -1
@@ -415,7 +417,7 @@ class PartInSlot(Carried):
         require(len(tile) == 1 and room >= 0, f"{name}(pitch)", pitch, rule, "load more elements, or read fewer")
         rule = f"must be where {part[0]} rows begin, {pitch} elements apart, that end inside the tile {tile}"
         require(is_index(first, room + 1), f"{name}(at)", first, rule, "begin earlier, or load more")
-        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)
+        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), *how)
 
     def _joined_layout(self, name: str, part: Any, at: Any, gaps: Any, width: int) -> ThreadLayout:
         """How elements are distributed that lie side by side, except for gaps."""

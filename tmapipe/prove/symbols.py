@@ -358,7 +358,7 @@ WITHOUT_OPERATIONS = frozenset(
     f"fragments.{name}"
     for name in ("number", "convert", "expand", "indices", "elementwise", "columns_of", "row_sums", "column_sums",
                  "join_row_sums", "reduce_in_warp", "apply", "only_inside", "sum_parts", "join_parts", "packed",
-                 "scan_in_warp", "chunk_totals", "chunks_before", "add_chunks", "swapped_pairs",
+                 "scan_in_warp", "chunk_totals", "add_chunks", "swapped_pairs",
                  "picked_of_pairs", "joined_pairs", "beside")
 )  # fmt: skip
 #: Instructions that synchronize nothing: on counters, tables, and among lanes.

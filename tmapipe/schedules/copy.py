@@ -30,7 +30,6 @@ from tmapipe.schedules.rowform import (
     address_of,
     apart_of,
     begins_inside,
-    merged,
     padded,
     seen_as,
 )
@@ -55,6 +54,23 @@ WASTE = 1.1  # times the bytes of rows' sectors, from which on runs load too muc
 MUCH = 128 << 20  # bytes from which on it is faster to keep in L2 what is read than what is written
 MOST_GAPS, LEAST_RUN = 3, 512  # kinds of gaps in a run; bytes of runs of which each has tiles of its own
 LOOSE = 8  # times a run's elements that are loaded, at most
+
+
+def merged(x: Any, y: Any) -> tuple[Any, Any]:
+    """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
+    with one of a single element after them."""
+    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
+    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
+    joined: list[tuple[int, int, int]] = []
+    for n, xs, ys in dims or [(1, 1, 1)]:
+        if joined and joined[-1][1:] == (xs * n, ys * n):
+            joined[-1] = (joined[-1][0] * n, xs, ys)
+        else:
+            joined.append((n, xs, ys))
+    if 1 not in joined[-1][1:]:
+        joined.append((1, 1, 1))
+    shape, *strides = zip(*joined, strict=True)
+    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
 
 
 class Copy(Schedule):
