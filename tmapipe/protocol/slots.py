@@ -319,10 +319,9 @@ class PartInSlot(Carried):
                 *at* is the element at which the first row begins.
             gaps: With *tile* and *at*, in a stage's tile of one extent: pairs (length, further) of what is skipped. For each
                 pair, *further* elements are skipped after each *length* elements: with ((72, 40),), element 72 lies at 112.
-                *at* is a pair: where element 0 lies in the stage's tile, and the number of the first element that is read.
-            transposed: Reads rows as columns, distributed over warpgroups as wgmma distributes accumulators, without bank
-                conflicts in slots with a swizzle. The tile has two extents: multiples of 8 and of 64 for each warpgroup. With
-                *tile*, *pitch* and *at*: any tile without a swizzle. Column j is row j, wherever that row begins.
+                *at* is a pair: where element 0 lies in the tile, and the number of the first element that is read.
+            transposed: Reads rows as columns, distributed as wgmma's accumulators are. A swizzle avoids bank conflicts. Sizes
+                are multiples of 8 and of 64 for each warpgroup; with *pitch* and *at*, any of tiles without a swizzle.
             width: How many elements side by side a thread reads at most: 8, 4, 2 or 1. With 4, threads store fp32 in 16 bytes
                 each. With 1, neighbouring threads read neighbouring elements: fastest where a part begins at any element.
             each: With *rows_of* or *columns_of*: how many successive rows or columns share one number. With *pitch*: how many
@@ -344,8 +343,7 @@ class PartInSlot(Carried):
         part, fragments, tile = tile, self.part.isa.fragments, self.part.buffer.tile
         self.part.buffer.dtype.check_held(name)
         require(width in WIDTHS and type(width) is int, f"{name}(width)", width, "must be 8, 4, 2 or 1", "leave it out")
-        rule, of_warp = "divides 32, or is 0", type(lanes) is int and lanes in (0, 1, 2, 4, 8, 16, 32)
-        require(of_warp, f"{name}(lanes)", lanes, rule, "leave it out")
+        require(lanes in (0, 1, 2, 4, 8, 16, 32), f"{name}(lanes)", lanes, "divides 32, or is 0", "leave it out")
         require(is_count(each), f"{name}(each)", each, "must be how many rows or columns share a number", "e.g. each=2")
         if pitch is not None and transposed:
             return fragments.read_rows_as_columns(self.ref, self._rows_as_columns(name, part, pitch, at), at, pitch)
