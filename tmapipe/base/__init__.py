@@ -366,11 +366,15 @@ def _memory(tensor: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int, st
 
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Turns the garbage collector off, where all that is made lives until the end: it would go over it again and again."""
+    """Turns the garbage collector off, where all that is made lives until the end: it would go over it again and again. What
+    is still there then counts as old, or the collector would go over it at once."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if enabled and not gc.get_freeze_count():  # else the user has frozen objects, which would come back
+            gc.freeze()
+            gc.unfreeze()
         if enabled:
             gc.enable()
