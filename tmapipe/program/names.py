@@ -27,7 +27,7 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 Names = frozenset[str]
 
 
-def children(node: ast.AST) -> list[ast.AST]:
+def children(node: Any) -> list[ast.AST]:
     """The nodes directly inside *node*, in order, but for those that say whether a name is read or assigned."""
     nodes: list[ast.AST] = []
     inside = vars(node)

@@ -18,6 +18,7 @@ from tmapipe.model.barriers import REGISTERS
 from tmapipe.model.state import APPLY, WAITS, State
 from tmapipe.prove.positions import CLUSTER, FactKey, Future, Here, Positions
 from tmapipe.prove.shared import Stopped
+from tmapipe.prove.spread import OVER
 from tmapipe.prove.walker import Walker
 
 # ---- recurrence ------------------------------------------------------------------------------------------------------
@@ -28,7 +29,8 @@ from tmapipe.prove.walker import Walker
 # waits, arrivals at peers. Stages are counted from where the warps are, and phases by their parity.
 
 
-OF_PHASES = "last", "now", "done", "wait"  # facts of an mbarrier's contributions, and of those who wait for them
+#: Facts of an mbarrier's contributions, and of those who wait for them.
+OF_PHASES = "last", "now", "done", "wait", "before", "last but one"
 
 
 class RunState:
@@ -124,7 +126,9 @@ class RunState:
         lists = state.bar_threads, state.bar_arrived, state.live, state.returned, state.cluster[:1], state.ended
         registers = state.free_registers, state.registers, state.sets_ahead
         every = (warps, bars, queues, sorted(started), sorted(written), *lists, *registers)
-        form = self.positions.of(self.future.live)[1], *map(tuple, every)
+        visits = self.future.visits
+        over = [self.positions.at.get((agent, OVER, array)) for array, own in visits.turns.items() for agent in own]
+        form = self.positions.of(self.future.live)[1], *map(tuple, (*every, over))
         return self.future.forms.setdefault(form, len(self.future.forms))
 
     # ---- what is known --------------------------------------------------------------------------------------------
@@ -261,6 +265,10 @@ class Doing:
             positions.meet(agent, op)
         for key, stage, _ in self.moves:
             positions.touched.setdefault(key, set()).add(stage)
+        for each in places:
+            turn = state.future.visits.turn(agent, *each[:3])
+            self.visits += turn
+            self.moves += [(key, int(len(turn) == 1), 2) for key, *_ in turn[:1]]
 
 
 class Driver:
