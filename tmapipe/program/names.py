@@ -27,11 +27,12 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 Names = frozenset[str]
 
 
-def children(node: Any) -> list[ast.AST]:
+def children(node: ast.AST) -> list[ast.AST]:
     """The nodes directly inside *node*, in order, but for those that say whether a name is read or assigned."""
     nodes: list[ast.AST] = []
+    kind: Any = type(node)
     inside = vars(node)
-    for field in _fields(type(node)):
+    for field in _fields(kind):
         value = inside.get(field)
         if isinstance(value, ast.AST):
             nodes.append(value)
