@@ -290,10 +290,14 @@ class Future:
         first_slots: dict[str, int] = {}
         for i, (array, _, _) in enumerate(layout.slot_places):
             first_slots.setdefault(array, i)
+        of_array: dict[str, list[set[int]]] = {}
+        for (_, _, array), stages in self.touched.items():
+            if stages not in of_array.setdefault(array, []):
+                of_array[array].append(stages)
         for (agent, sort, array), stages in self.touched.items():
             if array not in first_slots:
                 continue
-            for others in [s for (_, _, other), s in self.touched.items() if other == array for _ in range(2)]:
+            for others in 2 * of_array[array]:
                 stages = stages | others if stages & others else stages
             for cta in range(layout.ctas) if at_peers(sort) else (agent // layout.warps,):
                 for stage in stages:

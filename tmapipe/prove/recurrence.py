@@ -265,7 +265,7 @@ class Doing:
             positions.meet(agent, op)
         for key, stage, _ in self.moves:
             positions.touched.setdefault(key, set()).add(stage)
-        for each in places:
+        for each in places if state.future.visits.turns else ():
             turn = state.future.visits.turn(agent, *each[:3])
             self.visits += turn
             self.moves += [(key, int(len(turn) == 1), 2) for key, *_ in turn[:1]]

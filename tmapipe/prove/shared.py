@@ -84,6 +84,9 @@ class Shared:
         self.operands_of, self.symbol = functools.cache(self._operands_of), functools.cache(self._symbol)
         self.columns_of = functools.cache(self._columns_of)
         self.local: Callable[[Any], bool] = functools.cache(lambda kind: declared(kind).local)
+        self.numbers_of: Callable[[Any], list[tuple[str, Kind]]] = functools.cache(
+            lambda kind: [(name, of) for name, of in declared(kind).operands.items() if of is not Kind.AT]
+        )
         self.variables_in = functools.cache(lambda x: tuple(variables(x)))  # in an expression, in some order
 
     def _operands_of(self, node: Call) -> Operands:
@@ -128,8 +131,8 @@ class Shared:
         if self.local(kind):
             return
         self.foresee(node, op)
-        for name, of in declared(kind).operands.items():
-            if of is not Kind.AT and isinstance(getattr(op, name), Sym):
+        for name, of in self.numbers_of(kind):
+            if isinstance(getattr(op, name), Sym):
                 raise Open(f"{text(getattr(op, name))}, an operand of {kind.__name__} at {node.where}")
             if of is Kind.MASK and self.alone and getattr(op, name) is not None:
                 raise Open(f"peers, which {node.method} reaches at {node.where}")

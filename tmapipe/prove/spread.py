@@ -348,23 +348,21 @@ class Visits:
             visits.setdefault(array, []).append((agent, visit))
         bars: list[list[int]] = []
         for row, (kind, *place) in enumerate(future.sets):
-            own = list[int]()
-            bars.append(own)
-            if kind not in ("slot", "use", "bar"):
-                continue
-            here = place[0] % (layout.nslots if kind == "slot" else layout.nbars)
-            array, self.stage[row], _ = (layout.slot_places if kind == "slot" else layout.bar_places)[here]
-            for agent, visit in visits.get(array, ()):
-                of, same = self.keys[visit][2], {array}
-                if visit >= self.first_turn:
-                    bar, same = self._own_bar(agent, of), {name for name, turn in self.guards.items() if turn == of}
-                elif kind == "bar":
-                    continue
-                else:
-                    bar = self._bars(layout.cta_of(agent), of)[self.stage[row, 0]]
-                own += [bar] if bar not in own else []
-                self.visits[row, agent], self.which[row, agent] = visit, own.index(bar)
-                self.only[row, agent] = kind != "slot" or arrays_of_warp[agent] & aliases[here] <= same
+            own: dict[int, int] = {}
+            if kind in ("slot", "use") or (kind == "bar" and self.turns):
+                here = place[0] % (layout.nslots if kind == "slot" else layout.nbars)
+                array, self.stage[row], _ = (layout.slot_places if kind == "slot" else layout.bar_places)[here]
+                for agent, visit in visits.get(array, ()):
+                    of, same = self.keys[visit][2], {array}
+                    if visit >= self.first_turn:
+                        bar, same = self._own_bar(agent, of), {name for name, turn in self.guards.items() if turn == of}
+                    elif kind == "bar":
+                        continue
+                    else:
+                        bar = self._bars(layout.cta_of(agent), of)[self.stage[row, 0]]
+                    self.visits[row, agent], self.which[row, agent] = visit, own.setdefault(bar, len(own))
+                    self.only[row, agent] = kind != "slot" or arrays_of_warp[agent] & aliases[here] <= same
+            bars.append([*own])
         most = max(map(len, bars))
         self.bars = np.array([own + [-1] * (most - len(own)) for own in bars]).reshape(-1, most)
         self.tells = np.zeros((layout.ctas * layout.nbars + 1, layout.agents), bool)  # the last row: of no mbarrier
