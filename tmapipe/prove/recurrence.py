@@ -249,7 +249,7 @@ MOST_OPERATIONS = 1_000_000  # between two boundaries
 
 class Doing:
     """An operation of one warp. wait: of the machine, if it can block; apply: its transition; rules: of the check; moves: its
-    places, as (key, stage, stages); visits: as of `Visits.place`."""
+    places, as (key, its warp and array, stage, stages); visits: as of `Visits.place`."""
 
     __slots__ = ("apply", "moves", "op", "rules", "visits", "wait")
 
@@ -258,17 +258,17 @@ class Doing:
         self.op, self.wait, self.apply, self.rules = op, WAITS.get(kind), APPLY[kind], state.check.rules[kind]
         positions = state.positions
         places = positions.places(op)
-        self.moves = [((agent, sort, array), stage, around) for sort, array, stage, around in places]
+        self.moves = [((agent, sort, array), (agent, array), stage, around) for sort, array, stage, around in places]
         found = (state.future.visits.place(agent, *each[:3]) for each in places)
         self.visits = [each for each in found if each is not None]
         if not self.moves:
             positions.meet(agent, op)
-        for key, stage, _ in self.moves:
+        for key, _, stage, _ in self.moves:
             positions.touched.setdefault(key, set()).add(stage)
         for each in places if state.future.visits.turns else ():
             turn = state.future.visits.turn(agent, *each[:3])
             self.visits += turn
-            self.moves += [(key, int(len(turn) == 1), 2) for key, *_ in turn[:1]]
+            self.moves += [(key, key[::2], int(len(turn) == 1), 2) for key, *_ in turn[:1]]
 
 
 class Driver:
@@ -336,8 +336,8 @@ class Driver:
                 step = Step(log.order, agent, op, None, "", now)
                 for rule, effect in doing.rules:
                     rule(check, effect, step, facts)
-            for key, stage, around in doing.moves:
-                at[key] = (stage - skipped.get(key[::2], 0)) % around if skipped else stage
+            for key, of, stage, around in doing.moves:
+                at[key] = (stage - skipped.get(of, 0)) % around if skipped else stage
             if woken or started:
                 self._go_on()
             if not log.order & 63:

@@ -84,10 +84,12 @@ class Shared:
         self.operands_of, self.symbol = functools.cache(self._operands_of), functools.cache(self._symbol)
         self.columns_of = functools.cache(self._columns_of)
         self.local: Callable[[Any], bool] = functools.cache(lambda kind: declared(kind).local)
-        self.numbers_of: Callable[[Any], list[tuple[str, Kind]]] = functools.cache(
-            lambda kind: [(name, of) for name, of in declared(kind).operands.items() if of is not Kind.AT]
-        )
+        self.numbers_of = functools.cache(self._numbers_of)
         self.variables_in = functools.cache(lambda x: tuple(variables(x)))  # in an expression, in some order
+
+    def _numbers_of(self, kind: Any) -> list[tuple[str, Kind]]:
+        """The operands of an operation that have to be known."""
+        return [(name, of) for name, of in declared(kind).operands.items() if of is not Kind.AT]
 
     def _operands_of(self, node: Call) -> Operands:
         """The operands of an instruction, and the variables on which its operations depend."""
@@ -127,7 +129,7 @@ class Shared:
 
     def emit(self, op: Any) -> None:
         queue, node = self.emitting
-        kind = type(op)
+        kind: Any = type(op)
         if self.local(kind):
             return
         self.foresee(node, op)

@@ -109,11 +109,12 @@ class Walker:
 
     def number(self, x: Any, memo: dict[Any, Any] | None = None) -> Any:
         """The value of an expression."""
-        x = resolve(x)
+        if isinstance(x, Var):
+            x = resolve(x)
+            if isinstance(x, Var):
+                return self.env.get(x)
         if not isinstance(x, Expr):
             return x
-        if isinstance(x, Var):
-            return self.env.get(x)
         if memo is None:
             return self._remembered(x)
         if x not in memo:
