@@ -14,7 +14,7 @@ from tmapipe.check.phases import knows
 from tmapipe.program import trace
 from tmapipe.prove.joint import Search
 from tmapipe.prove.problem import value_of
-from tmapipe.prove.recurrence import _known_by
+from tmapipe.prove.recurrence import known_by
 from tmapipe.prove.solver import Solver, arithmetic
 from tmapipe.prove.symbols import at_least_0, both, either, is_0, leaf, negated
 
@@ -64,7 +64,7 @@ def test_who_knows_facts_is_found_for_all_at_once():
             tuple((int(draw.integers(8)), int(draw.integers(1, 6))) for _ in range(draw.integers(0, 4)))
             for _ in range(draw.integers(1, 20))
         ]
-        assert _known_by(clocks, facts).tolist() == [[knows(clock, fact) for clock in clocks] for fact in facts]
+        assert known_by(clocks, facts).tolist() == [[knows(clock, fact) for clock in clocks] for fact in facts]
 
 
 @pytest.mark.parametrize(

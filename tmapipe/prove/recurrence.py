@@ -196,7 +196,7 @@ class RunState:
         not matter. A fact is open if a warp that can be checked against it does not know it."""
         future, here, facts, agents = self.future, self.here, self.facts, self.check.layout.agents
         knowers, clocks = self.knowers
-        every = _known_by(clocks, facts.values())
+        every = known_by(clocks, facts.values())
         knowing = every[:, :agents]
         sets = np.fromiter(map(future.checked_of.__getitem__, facts), np.int64, len(facts))
         checked = future.checked[sets]
@@ -223,7 +223,7 @@ class RunState:
         return numbers, np.packbits(known, axis=1), np.packbits(enough, axis=1)
 
 
-def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
+def known_by(clocks: Any, facts: Collection[Known]) -> Any:
     """By fact, which clocks know the fact: a clock that has one of the fact's ways to be known."""
     ways = np.fromiter(map(len, facts), np.int64, len(facts))
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(facts)), np.int32, 2 * int(ways.sum()))
