@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 
@@ -101,3 +102,17 @@ def test_that_states_cover_each_other_is_a_preorder(monkeypatch, make):
     for key, own in states.items():
         assert all(id(state) in kept or any(state.covered_by(each) for each in search.known[key]) for state in own)
     assert pairs > 0 or isinstance(schedule, Tiles)
+
+
+def test_checks_leave_little_behind():
+    """Each leaves cycles, and the collector rests meanwhile: they are collected once in a while."""
+
+    schedule = S.Copy()
+
+    def objects():
+        for _ in range(32):
+            schedule.check()
+        return len(gc.get_objects())
+
+    first, second = objects(), objects()
+    assert second < first + 32 * 100
