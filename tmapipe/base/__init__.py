@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -376,13 +377,22 @@ def replaced(owner: Any, name: str, value: T) -> Iterator[T]:
         setattr(owner, name, before)
 
 
+_rests = itertools.count(1)
+
+
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Turns the garbage collector off, where all that is made lives until the end: it would go over it again and again."""
+    """Turns the garbage collector off, where all that is made lives until the end: it would go over it again and again. What
+    is still there then counts as old, or the collector would go over it at once."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if enabled and next(_rests) % 16 == 0:  # or cycles of many checks would pile up among what is old
+            gc.collect()
+        elif enabled and not gc.get_freeze_count():  # else the user has frozen objects, which would come back
+            gc.freeze()
+            gc.unfreeze()
         if enabled:
             gc.enable()

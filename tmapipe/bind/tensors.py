@@ -63,6 +63,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     for name, table in declared.tables.items():
         shapes[name] = _check_table(name, given[name], table.dims, extents)
         given[name] = _low_words(given[name])
+        if table.ascending and isinstance(given[name], np.ndarray):  # nothing waits for the entries of a GPU's
+            _check_ascending(name, given[name])
         strides[name] = strides_of(given[name])
     _relate(declared.relations, extents)
     for name, store in declared.stores.items():
@@ -320,6 +322,14 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: Extents)
     require(math.prod(shape) < 2**31, f"{name}.shape", shape, "has fewer than 2^31 entries", "use a smaller table")
     _note_extents(name, dims, shape, extents)
     return shape
+
+
+def _check_ascending(name: str, table: np.ndarray) -> None:
+    falls = np.flatnonzero(table[1:] < table[:-1])
+    if len(falls):
+        i, rule = int(falls[0]), "is not less than the entry before it: the schedule declares Table(ascending=True)"
+        said = f"{table[i + 1]}, after {table[i]}"
+        raise InputError(f"{name}[{i + 1}]", said, rule, f"sort {name}, or declare the Table without ascending")
 
 
 def _low_words(table: Any) -> Any:

@@ -199,7 +199,8 @@ class Walk(Walker):
             part = by_threads(part, node.args[2], columns)
             sometimes = sometimes or (columns is None and node.args[4] is not None)
         inside = node.method in ("tma_load", "bulk_load", "cp_async") and not _anywhere(node)
-        self.into.append(Move(part, start, tuple(self.loops), sometimes, self.agent, node.where, inside))
+        rows = self.number(node.args[3]) if node.method == "tma_store" and len(node.args) > 3 else None
+        self.into.append(Move(part, start, tuple(self.loops), sometimes, self.agent, node.where, inside, rows))
 
     def _of_here(self, node: Call) -> None:
         self.env[node.results[0]] = self.number(node.args[0])
@@ -241,9 +242,8 @@ class MovesOf(MachineIsa):
     """
 
     def __init__(self, layout: Layout, agent: int, problem: Problem):
-        given = problem.cluster, problem.clusters, problem.shapes
-        tables = {table: problem.tables.get(table, ()) for table in layout.plan.tables}
-        super().__init__(layout, agent, *given, emit=lambda op: None, tables=tables)
+        of, tables = problem, {table: problem.tables.get(table, ()) for table in layout.plan.tables}
+        super().__init__(layout, agent, of.cluster, of.clusters, of.shapes, emit=lambda op: None, tables=tables)
         self.visits: list[tuple[Mapping[str, int] | None, list[Move]]] = [(None, [])]
 
     def enter(self, tile: Tile) -> None:

@@ -86,7 +86,12 @@ class Shared:
         self.operands_of, self.symbol = functools.cache(self._operands_of), functools.cache(self._symbol)
         self.columns_of = functools.cache(self._columns_of)
         self.local: Callable[[Any], bool] = functools.cache(lambda kind: declared(kind).local)
+        self.numbers_of = functools.cache(self._numbers_of)
         self.variables_in = functools.cache(lambda x: tuple(variables(x)))  # in an expression, in some order
+
+    def _numbers_of(self, kind: Any) -> list[tuple[str, Kind]]:
+        """The operands of an operation that have to be known."""
+        return [(name, of) for name, of in declared(kind).operands.items() if of is not Kind.AT]
 
     def _operands_of(self, node: Call) -> Operands:
         """The operands of an instruction, and the variables on which its operations depend."""
@@ -126,12 +131,12 @@ class Shared:
 
     def emit(self, op: Any) -> None:
         queue, node = self.emitting
-        kind = type(op)
+        kind: Any = type(op)
         if self.local(kind):
             return
         self.foresee(node, op)
-        for name, of in declared(kind).operands.items():
-            if of is not Kind.AT and isinstance(getattr(op, name), Sym):
+        for name, of in self.numbers_of(kind):
+            if isinstance(getattr(op, name), Sym):
                 raise Open(f"{text(getattr(op, name))}, an operand of {kind.__name__} at {node.where}")
             if of is Kind.MASK and self.alone and getattr(op, name) is not None:
                 raise Open(f"peers, which {node.method} reaches at {node.where}")

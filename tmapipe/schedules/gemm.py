@@ -126,7 +126,7 @@ class Gemm(Fused):
         for name in self.products.values():
             setattr(self, name, b.stage("n", n, k, ring=self.ring, multicast=of_b, peers=peers[of_b]))
         if self.tiles.table:
-            setattr(self, self.tiles.table, Table("l"))
+            setattr(self, self.tiles.table, Table("l", ascending=True))
         how: dict[str, Any] = {"promote": self.mainloop.promote}
         if self.ring.stages == 1:  # which is filled anew once it has been multiplied
             how["in_flight"] = 0
