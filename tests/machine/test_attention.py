@@ -122,6 +122,7 @@ def mask_of(dims, b, h, m, s, boolean):
 MASKS = [
     ("b h m s", False, {"causal": "start", "score": True}, (2, 1, 130, 160, 64, torch.bfloat16, 2)),
     ("m s", True, {}, (1, 1, 70, 144, 128)),
+    ("h m s", False, {"causal": "end"}, (2, 1, 150, 400, 128, torch.bfloat16, 2)),
     ("b s", False, {"tile": (16, 4, 128), "causal": "end"}, (4, 1, 20, 144, 64)),
     ("h s", True, {"d": 64}, (2, 2, 20, 144, 64)),
 ]
@@ -269,9 +270,11 @@ def test_of_tensors():
     together = schedule(16, 2, 38, 3655, causal="end", lse=True)  # 304 rows in 3 tiles, not 8 heads in one each
     assert (together.rows, together.together) == (128, 8)
     assert schedule(8, 2, 300, 2000, 64).rows == 192 and not isinstance(schedule(8, 2, 300, 900, 64), SplitAttention)
-    for score in (lambda x, i, j: x - j, Score(mask="h m s")):
-        made = schedule(8, 8, 1000, 1000, score=score)
-        assert (made.rows, made.keys_a_block) == (192, 80)
+    made, masked = (schedule(8, 8, 1000, 1000, score=x) for x in (lambda x, i, j: x - j, Score(mask="h m s")))
+    assert (made.rows, made.keys_a_block) == (192, 80)
+    assert (masked.rows, masked.keys_a_block, masked.masks.stages, masked.values.stages) == (128, 128, 2, 1)
+    orders = [Attention(score=Score(mask=dims)) for dims in ("h m s", "b h m s", "m s", "h s")]
+    assert [(made.over, made.tiles.raster.rows) for made in orders] == [("h b m", 8), *[("b h m", 1)] * 3]
     assert [schedule(8, 8, m, m, 96).rows for m in (100, 300)] == [128, 192]
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)

@@ -181,8 +181,10 @@ class Attention(Schedule):
             self.lse = ThreadStoreStage(dims="b h m", tile=(self.rows,), role=work, vector=4, dtype="fp32")
         if groups > 1:
             self.order = Turnstile(work)
+        if shares := {"h", "m"} <= {*dims} and "b" not in dims:
+            self.over = "h b m"  # several batches in turn, which see the same tiles of the mask
         # Those with most keys first, of several heads in turn, and none before its cluster has loaded the one before.
-        default = DynamicTiles(Backwards(8), stages=0) if causal else DynamicTiles(Backwards(1))
+        default = DynamicTiles(Backwards(8), stages=0) if causal else DynamicTiles(Backwards(8 if shares else 1))
         self.tiles = default if tiles is None else tiles
 
     @classmethod
@@ -431,8 +433,9 @@ def rows_of(d: int, width: int) -> int:
 
 def keys_of(d: int, width: int, rows: int, masked: bool = False) -> int:
     """Keys of a block: 128, or as many as two slots of keys, of values and of a mask have room for, and registers: of a row a
-    thread holds half of the scores and of the sums, and weights in pairs. masked: whether a mask varies with queries."""
-    if max(d, width) <= (64 if masked else 128):
+    thread holds half of the scores and of the sums, and weights in pairs. masked: whether a mask varies with queries. Then 128
+    with one slot of values are faster."""
+    if max(d, width) <= (64 if masked and rows != 128 else 128):
         return 128 if rows < 192 or max(d, width) <= 64 else 96
     shared = (ROOM - 2 * rows * (d + 64)) // (4 * (d + width + (rows if masked else 0)))
     return min(128, shared // 32 * 32 if masked else shared // 16 * 16, (200 - width // 2) * 4 // 3 // 16 * 16)
@@ -441,7 +444,7 @@ def keys_of(d: int, width: int, rows: int, masked: bool = False) -> int:
 def slots_of(d: int, width: int, keys: int, rows: int, masked: bool = False) -> tuple[int, int, int]:
     """Slots of queries, of keys and of values, for tiles of so many keys and rows of queries."""
     if masked or max(d, width) > (128 if keys <= 128 else 64) or (rows == 192 and max(d, width) > 96):
-        return 1, 2, 2
+        return 1, 2, 1 if masked and rows == keys == 128 and max(d, width) > 64 else 2
     if max(d, width) <= 64:
         return (2, 4, 4) if keys <= 128 else (2, 3, 3)
     return (1, 3, 3) if rows == 64 else (2, 2, 2)

@@ -185,7 +185,7 @@ class Choice:
             return rows // self.together, self.together, None
         if m <= 64:
             return 64, 1, None
-        if (given.score or "m" in given.mask_dims) and 96 < self.widest <= 128 < m:
+        if given.score and 96 < self.widest <= 128 < m:
             return 192, 1, 80  # three warpgroups: two would not hide so long a softmax
         if rows == 192 and (m <= 128 or (self.widest <= 64 and given.causal and self.s <= 1024)):
             return 128, 1, None
