@@ -7,7 +7,7 @@ import torch
 
 import tmapipe as tp
 from tests.sweeps import ALL, sample
-from tmapipe.schedules import Attention, Score, SplitAttention
+from tmapipe.schedules import Attention, Score, SplitAttention, WindowAttention
 
 
 def expected(q, k, v, causal=None, window=None, score=None, mask=None, sinks=None):
@@ -68,6 +68,20 @@ def test_any_lengths(d, causal, shape):
 @pytest.mark.parametrize("causal", ["start", "end"])
 def test_windows(causal, window, shape):
     check(Attention(64, causal=causal, window=window, lse=True), shape, causal=causal, window=window)
+
+
+@pytest.mark.parametrize("shape", sample([(2, 1, 700, 700), (1, 1, 300, 457), (1, 1, 457, 300), (1, 1, 70, 200)], 3))
+@pytest.mark.parametrize(
+    "causal, window", sample([("end", 256), ("start", 130), ("end", 20), ("start", 1), ("end", 900)], 2)
+)
+def test_windows_of_warpgroups(causal, window, shape):
+    """Tiles of two and three warpgroups, whose first keys lie before the tensor's or whose last ones behind."""
+    check(WindowAttention(window, causal=causal, lse=True), shape, causal=causal, window=window)
+    score = {"score": capped(torch.tanh), "sinks": torch.randn(shape[0])}
+    q, k, v = problem(*shape, 64)
+    made = WindowAttention(window, causal=causal, queries=128, score=Score(capped(tp.math.tanh), sinks=True))
+    wanted, _ = expected(q, k, v, causal=causal, window=window, **score)
+    torch.testing.assert_close(made(q, k, v, score["sinks"]).double(), wanted, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 100, 300), (8, 2, 40, 100)])
@@ -250,6 +264,8 @@ def test_refused_tensors():
         Attention(64)(q, k, v)
     with pytest.raises(tp.InputError, match=r"q\.shape"):
         Attention(64)(q[0], k, v)
+    with pytest.raises(tp.InputError, match=r"WindowAttention\(mask\)"):
+        WindowAttention(9, score=Score(mask="b s"))
     with pytest.raises(tp.InputError, match=r"mask\.shape = \(10,\): has the dimensions m s"):
         Attention(64, score=Score(mask="m s"))(q[:, :2], k, v, torch.zeros(10))
     with pytest.raises(tp.InputError, match=r"sinks\.shape\[0\] = 3: is 2, the number of heads"):
@@ -278,6 +294,11 @@ def test_of_tensors():
     assert [schedule(8, 8, m, m, 96).rows for m in (100, 300)] == [128, 192]
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)
+    few, other = (schedule(8, 8, 9000, s, 64, causal="start", window=512) for s in (9000, 9001))
+    assert isinstance(few, WindowAttention) and (few.causal, other.causal, few.tiles.stages) == ("end", "start", 2)
+    for unlike in ({"window": 600}, {"tile": (192, 1, 128)}, {"score": Score(mask="b s")}, {"d": 128}):
+        made = schedule(8, 8, 9000, 9000, **{"d": 64, "causal": "end", "window": 9, **unlike})
+        assert type(made) is Attention
     assert schedule(8, 8, 5000, 16384).keys_a_block == 176
     assert [schedule(8, 8, 300, 300, d, tile=(128, 1, None)).keys_a_block for d in (128, 192)] == [128, 96]
     assert schedule(8, 8, 5000, 16384, causal="end").keys_a_block == 128
