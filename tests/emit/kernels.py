@@ -231,6 +231,9 @@ THREADS = {
     "split attention": Kernel(
         READY_MADE["SplitAttention"], {}, {"b": 1, "h": 1, "c": 2, "g": 1, "m": 8, "s": 200, "d": 128, "e": 128, "w": 8}
     ),
+    "window attention": Kernel(
+        READY_MADE["WindowAttention"], {}, {"b": 1, "h": 2, "g": 1, "m": 140, "s": 200, "d": 64, "e": 64}
+    ),
     "attention with a mask and sinks": Kernel(
         READY_MADE["Attention, masked, with sinks"],
         {"mask": "int8", "sinks": "fp32"},

@@ -8,7 +8,7 @@ import pytest
 from tests.oracle.ptx import Ptx
 from tests.sweeps import ALL
 from tmapipe.gpu.build import build
-from tmapipe.schedules import Attention
+from tmapipe.schedules import Attention, WindowAttention
 
 #: (options, loops over blocks of keys that come after the first block)
 FORMS = [
@@ -44,6 +44,14 @@ def test_nothing_in_local_memory_and_turns_by_named_barriers(form, loops):
     assert schedule.with_lse == bool(stores)
     for conditions in stores:  # of each dimension: from 0 on, and before its end
         assert len(conditions) == 6, conditions
+
+
+def test_warpgroups_of_a_window_take_no_turns():
+    schedule = WindowAttention(512, lse=True)
+    plan = schedule.plan()
+    compiled = build(schedule, plan, keep=True, unroll=False)
+    assert compiled.resources.spill_bytes == 0 and ".local" not in compiled.ptx
+    assert not any(each.name == "order.turn" for each in plan.named_barriers)
 
 
 def guards(ptx, name, before):

@@ -48,6 +48,7 @@ from tmapipe.schedules import (
     SymmetricGemm,
     TransposeRows,
     TransposeTiles,
+    WindowAttention,
 )
 from tmapipe.schedules.fused import AddRows
 from tmapipe.schedules.mainloop import Cooperative, Operand
@@ -460,6 +461,12 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: SplitAttention(4, heads=8, score=Score(sinks=True, mask="b s")),
         lambda: SplitAttention(2, 16, heads=2, causal="end", score=Score(sinks=True, mask="b s")),
         ((1, 1, {"b": 1, "h": 1, "g": 1, "c": 1, "s": 256}),),
+    ),
+    Registered(
+        "WindowAttention",
+        lambda: WindowAttention(512, lse=True),
+        lambda: WindowAttention(100, 16, queries=128),
+        ((1, 1, {"b": 1, "h": 1, "g": 1, "m": 128, "s": 64}),),
     ),
     Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2), ((2, 3, {"s": 4}),)),
 )

@@ -211,6 +211,16 @@ class RingEnd(Carried):
         self._only_phase(None)
         return Slot(self)
 
+    def pass_over(self) -> None:
+        """Waits until the phase before has finished the next slot, and releases it at once, unread: for a slot that only other
+        warps of the role use.
+
+        Raises:
+            ScopeError: The role belongs to the first phase.
+        """
+        self._only_phase(None)
+        self._signal(self._enter())
+
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def acquire(self) -> Slot:

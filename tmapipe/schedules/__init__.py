@@ -41,7 +41,7 @@ from tmapipe.schedules.norms import (
     SoftmaxBackwardRows,
 )
 from tmapipe.schedules.rotary import Rotary, RotaryRows, RotaryTiles
-from tmapipe.schedules.splitattention import CombineParts, SplitAttention
+from tmapipe.schedules.splitattention import CombineParts, SplitAttention, WindowAttention
 from tmapipe.schedules.transpose import CopyPlaces, Transpose, TransposeRows, TransposeTiles
 
 __all__ = [
@@ -51,5 +51,5 @@ __all__ = [
     "LayerNorm", "LayerNormBackward", "LayerNormRows", "LogSoftmax", "LogSoftmaxBackward", "LogSoftmaxRows",
     "NormBackwardRows", "PingPong", "Reduce", "ReduceRows", "RmsNorm", "RmsNormBackward", "RmsNormRows", "Rotary",
     "RotaryRows", "RotaryTiles", "Score", "Softmax", "SoftmaxBackward", "SoftmaxBackwardRows", "SoftmaxRows", "SplitAttention",
-    "SplitK", "StreamK", "SymmetricGemm", "Transpose", "TransposeRows", "TransposeTiles",
+    "SplitK", "StreamK", "SymmetricGemm", "Transpose", "TransposeRows", "TransposeTiles", "WindowAttention",
 ]  # fmt: skip

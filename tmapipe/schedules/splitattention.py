@@ -133,6 +133,84 @@ class SplitAttention(Attention):
         return (given["o"], given["lse"]) if self.returns_lse else given["o"]
 
 
+class WindowAttention(Attention):
+    """`Attention` of a window of keys. Each warpgroup visits the blocks of 64 keys that its 64 queries see, counted from the
+    tile's last query, and passes over those that only other warpgroups see.
+
+    Args:
+        window: How many keys a query sees at most: the last ones.
+        d: Elements of a head, as of `Attention`.
+        causal: "start" or "end", as of `Attention`.
+        queries: Of a tile, 64 for each warpgroup.
+        options: scale, score without a mask, lse and tiles, as of `Attention`.
+
+    Raises:
+        InputError: As `Attention`.
+    """
+
+    def __init__(
+        self, window: int, d: int | tuple[int, int] = 64, *, causal: str = "end", queries: int = 192, **options: Any
+    ):
+        super().__init__(d, causal=causal, window=window, tile=(queries, 1, 64), **options)
+        rule = "is of keys counted from a tile's last query, where TMA cannot begin a tile of a mask"
+        require(not self.mask_dims, "WindowAttention(mask)", self.mask_dims, rule, "use Attention")
+        self.groups, self.order = queries // 64, None  # without turns: warpgroups are at different blocks
+        self.free = max(
+            0, window // 64 - 1
+        )  # blocks of a warpgroup after its first that all its queries see as a whole
+        self.partly = (window + 62) // 64 - self.free  # those after them
+
+    def _end(self, k: KernelContext, tile: Tile) -> Any:
+        """The number of the key behind the last one that the tile sees."""
+        return (tile.m + 1) * self.rows + self._offset(k)
+
+    def _own(self, k: KernelContext) -> Any:
+        """The number of the warpgroup."""
+        return k.isa.warp // 4 - k.role.first_warp // 4
+
+    def _start(self, k: KernelContext, tile: Tile, block: Any) -> Any:
+        """Block 0 is the last one that the first warpgroup sees, and so on; blocks before it have negative numbers."""
+        return self._end(k, tile) + (block - self.groups) * 64
+
+    def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, tuple[Any, ...], Any]:
+        """As of `Attention`; of those that work, of the warpgroup. The first tiles have less whole blocks, and then one more
+        for each warpgroup, which may lie before the first key."""
+        isa, end, groups = k.isa, self._end(k, tile), self.groups
+        whole = clamp(isa, (end - 1) // 64 - groups, self.free)
+        partly = isa.select(whole < self.free, groups, self.partly) if self.free else self.partly
+        if self.causal == "start":  # where keys are missing, none is
+            partly = isa.select(end > k.extent("s"), partly + whole, partly)
+            whole = isa.select(end > k.extent("s"), 0, whole)
+        some = ((0, whole, ""), (whole, partly, "<" if self.causal == "end" else "<>"))
+        if k.role.name == "work":
+            last = self._own(k)
+            return last, some, last - whole - partly
+        return groups - 1, ((0, groups - 1, ""), *((done + groups - 1, n, at) for done, n, at in some)), -whole - partly
+
+    def _visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, unseen: str, last: bool) -> Any:
+        """As of `Attention`; a block may begin before the first key."""
+        scores = values_.where(scores.columns >= -self._start(k, tile, block), scores, NEVER)
+        return super()._visible(k, tile, scores, block, unseen, True)
+
+    def _fill_keys(self, k: KernelContext, tile: Tile, block: Any) -> None:
+        with k.keys.produce() as slot:
+            slot.k.load_from(tile.b, self._group(k, tile), self._start(k, tile, block), 0)
+
+    def _fill_values(self, k: KernelContext, tile: Tile, block: Any) -> None:
+        with k.values.produce() as slot:
+            slot.v.load_from(tile.b, self._group(k, tile), self._start(k, tile, block), 0)
+
+    @Attention.work.jit
+    def attend(self, k: KernelContext, tile: Tile) -> None:
+        for _ in range(self.groups - 1 - self._own(k)):
+            k.keys.pass_over()
+            k.values.pass_over()
+        Attention.attend(self, k, tile)
+        for _ in range(self._own(k)):
+            k.keys.pass_over()
+            k.values.pass_over()
+
+
 class Choice:
     """The options of `Attention` and `SplitAttention` for tensors of some shapes, as measured on an H200.
 
@@ -162,6 +240,16 @@ class Choice:
         if cls is Attention and self.parts:
             return SplitAttention, self.in_parts()
         found = {"d": self.d, "tile": self._tile(), **self.options}
+        few = (
+            self.given.window is not None
+            and self.given.window <= 512
+            and self.widest <= 64
+            and not self.given.mask_dims
+        )
+        if cls is Attention and few and found["tile"] == (192, 1, None):
+            cls = WindowAttention
+            del found["tile"]
+            found["causal"] = "end" if self.m == self.s else self.given.causal
         if self.given.causal:  # tiles of a window take equal times, but for the first ones
             window, s = self.given.window, self.s
             seen = s if window is None else min(s, window + rows_of(*self.d))
@@ -186,7 +274,7 @@ class Choice:
             return rows // self.together, self.together, None
         if m <= 64:
             return 64, 1, None
-        if (given.score or "m" in given.mask_dims) and 96 < self.widest <= 128 < m:
+        if given.score and 96 < self.widest <= 128 < m:
             return 192, 1, 80  # three warpgroups: two would not hide so long a softmax
         if rows == 192 and (m <= 128 or (self.widest <= 64 and given.causal and self.s <= 1024)):
             return 128, 1, None
