@@ -41,7 +41,7 @@ def _of(kind: type) -> Any:
 
 
 def _of_a(over: str) -> Any:
-    return Gemm(cluster=(1, 1), a=tp.Operand(sums={"sums": OperandSum(over)}))
+    return Gemm(a=tp.Operand(sums={"sums": OperandSum(over)}))
 
 
 #: By name: what makes the schedule, and the sums in torch, of a, b and d in fp32.

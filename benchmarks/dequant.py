@@ -29,9 +29,9 @@ from benchmarks.gemm import checker
 from benchmarks.random_problems import log_uniform
 from benchmarks.results import OURS, Results, print_table
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.schedules import DequantGemm
-from tmapipe.tuning.candidates import built_dequant, ranked_dequant
-from tmapipe.tuning.compiling import compile_each, ready
+from tmapipe.schedules import DequantGemm, DequantGemv
+from tmapipe.tuning.candidates import ranked_dequant
+from tmapipe.tuning.compiling import built_dequant, compile_each, ready
 from tmapipe.tuning.cost import rested
 
 SUITE, COUNT, WRONG = "dequant", 12, 2e-2
@@ -94,10 +94,11 @@ def forms(problem: Quantized) -> dict[str, Callable[[], DequantGemm]]:
 def job_of(problem: Quantized, make: Callable[[], DequantGemm]) -> Any:
     """As `tmapipe.tuning.compiling.Job`."""
     made = make()
-    dtypes, ranks = {"a": "bf16"}, {"a": 2, "b": 2}
+    apart = isinstance(made, DequantGemv)  # which takes k in parts
+    dtypes, ranks = {"a": "bf16"}, {"a": 2 + apart, "b": 2 + apart}
     for name in ("scale", *(("zero",) if problem.zeros else ())):
         if name in made.declared.loads or not made.tiles.in_parts:
-            dtypes[name], ranks[name] = "fp32", 2 if problem.group else 1
+            dtypes[name], ranks[name] = "fp32", 2 + apart if problem.group else 1
     ranks["d"] = 3 if made.tiles.in_parts else 2
     return made, dtypes if made.tiles.in_parts else {**dtypes, "d": "bf16"}, ranks
 

@@ -184,7 +184,11 @@ def text_of(form: RowForm) -> str:
     narrow = form.width is not None and form.width != form.unit
     how = ", packed" * form.packed + ", held" * form.held + f", {form.each} each" * (form.each > 1)
     how += f", {form.slots} slots" * (form.slots > 0)
-    how += f", vectors of {form.width}" * narrow + f", weights by {form.piece}, {form.ahead} ahead" * (form.piece > 0)
+    how += (
+        f", {form.lanes} lanes" * (form.lanes > 0)
+        + f", vectors of {form.width}" * narrow
+        + f", weights by {form.piece}, {form.ahead} ahead" * (form.piece > 0)
+    )
     return f"{form.rows} x {form.columns} by {form.ctas} CTAs of {form.warps} warps, {form.share}{how}"
 
 

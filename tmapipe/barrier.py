@@ -215,6 +215,7 @@ class BarrierRing:
         consumer: The second of two phases: likewise a role or a tuple of roles.
         chain: Two or more phases, instead of producer and consumer: ``chain=(load, transform, store)``.
         per: "tile": output tiles use the slots in turn. "cta": the ring has one slot, which is filled once in each CTA.
+        local: Roles of the last phase that read no tile which another CTA writes: they hand slots on in their CTA alone.
 
     Raises:
         InputError: For any other value.
@@ -227,6 +228,7 @@ class BarrierRing:
     per: str = attrs.field(
         default="tile", validator=must(lambda per: per in ("tile", "cta"), 'is "tile" or "cta"', "leave it out")
     )
+    local: tuple[Role, ...] = attrs.field(default=())
 
     def __init__(
         self,
@@ -236,6 +238,7 @@ class BarrierRing:
         consumer: Role | Iterable[Role] | None = None,
         chain: Iterable[Role | Iterable[Role]] | None = None,
         per: str = "tile",
+        local: Role | Iterable[Role] = (),
     ):
         if (chain is None) == (producer is None or consumer is None):
             rule = "takes either producer and consumer, or chain"
@@ -250,8 +253,10 @@ class BarrierRing:
                 rule = 'is 1 where per="cta": there is one slot'
                 raise InputError("BarrierRing(stages)", stages, rule, "leave it out")
             stages = 1
-        of_phases = tuple((p,) if isinstance(p, Role) else tuple(_several(name, p)) for name, p in phases)
-        self.__attrs_init__(stages, of_phases, per)
+        *of_phases, near = (
+            (p,) if isinstance(p, Role) else tuple(_several(name, p)) for name, p in (*phases, ("local", local))
+        )
+        self.__attrs_init__(stages, tuple(of_phases), per, near)
 
     @phases.validator
     def _roles_differ(self, field: Any, phases: tuple[tuple[Role, ...], ...]) -> None:
@@ -263,6 +268,12 @@ class BarrierRing:
         rule = "has a role twice, but a role plays one phase of a ring"
         require(len(set(roles)) == len(roles), "BarrierRing(chain)", roles, rule, "use another role")
 
+    @local.validator
+    def _local_roles_end(self, field: Any, local: tuple[Role, ...]) -> None:
+        rule = "is of roles of the last phase"
+        ends = all(any(role is each for each in self.phases[-1]) for role in local)
+        require(ends, "BarrierRing(local)", local, rule, "leave it out")
+
     def phase_of(self, role: Role) -> int | None:
         """The number of the phase that *role* plays, or None."""
         return next((p for p, roles in enumerate(self.phases) if any(each is role for each in roles)), None)
@@ -271,6 +282,7 @@ class BarrierRing:
         phases = [phase[0] if len(phase) == 1 else phase for phase in self.phases]
         text = f"producer={phases[0]!r}, consumer={phases[1]!r}" if len(phases) == 2 else f"chain={tuple(phases)!r}"
         stages = "" if self.stages is None or self.held else f"{self.stages}, "
+        text += f", local={self.local}" if self.local else ""
         return f"BarrierRing({stages}{text}" + (', per="cta")' if self.held else ")")
 
     @property

@@ -9,12 +9,13 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tmapipe.base import replaced
 from tmapipe.base.arithmetic import DType, as_dtype, bf16, fp32, int32
 from tmapipe.bind import Bound, check_held, check_kind, note_written
 from tmapipe.bind.tensors import signature
@@ -234,15 +235,15 @@ class _Held(threading.local):
 _held = _Held()
 
 
-@contextlib.contextmanager
-def held() -> Iterator[list[tuple[Schedule, Bound]]]:
+def held() -> contextlib.AbstractContextManager[list[tuple[Schedule, Bound]]]:
     """The scope in which first calls of this thread launch nothing. Yields a list that gets a schedule and its tensors for
     each launch left out. Results of such calls hold anything."""
-    before, _held.launches = _held.launches, []
-    try:
-        yield _held.launches
-    finally:
-        _held.launches = before
+    return replaced(_held, "launches", [])
+
+
+def holding() -> bool:
+    """Whether first calls of this thread launch nothing now."""
+    return _held.launches is not None
 
 
 def first_of(name: str, few: Sequence[Any], *call: Any, **how: Any) -> Any:

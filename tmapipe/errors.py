@@ -180,6 +180,20 @@ def check_type(argument: str, value: object, kind: type, fix: str) -> None:
         raise InputError(argument, value, f"is an object of type {kind.__name__}", fix)
 
 
+def check_numbers(argument: str, value: Any, names: str, example: tuple[int, ...]) -> None:
+    """Raises `InputError` unless *value* is as many integers as the *example*."""
+    whole = isinstance(value, (tuple, list)) and len(value) == len(example)
+    if not whole or not all(isinstance(extent, int) and not isinstance(extent, bool) for extent in value):
+        raise InputError(argument, value, f"is {names}, {len(example)} integers", f"e.g. {example}")
+
+
+def check_kinds(argument: str, value: Any, *kinds: type) -> None:
+    """Raises `InputError` unless *value* is of one of *kinds*."""
+    known = [kind.__name__ for kind in kinds]
+    fix = "PersistentTiles(Snake(8))" if known == ["TileOrder"] else f"{known[0]}()"
+    require(isinstance(value, kinds), argument, value, f"is an object of type {' or '.join(known)}", f"e.g. {fix}")
+
+
 def check_bool(argument: str, value: object) -> None:
     """Raises `InputError` unless *value* is True or False."""
     if not isinstance(value, bool):

@@ -326,6 +326,27 @@ class ThreadStoreStage(StoreStage):
     reduce: str | None = attrs.field(default=None, init=False)
 
 
+@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
+class AddedParts(TmaStoreStage):
+    """A store that adds all tiles of a matmul's accumulators along "s" to one tile: the tensor has no such dimension.
+
+    Args:
+        source: The matmul.
+        extent: Of "s".
+        options: As of `TmaStoreStage`.
+    """
+
+    extent: int = attrs.field(default=1, init=False)
+
+    def __init__(self, source: Wgmma, extent: int, **options: Any):
+        super().__init__("s m n", source=source, reduce="add", **options)
+        object.__setattr__(self, "extent", extent)
+
+    @property
+    def folded(self) -> Mapping[str, int]:
+        return {"s": self.extent}
+
+
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class StoredStage(TokenStage):
     """Tells the next roles of a ring that a CTA's tiles of an output have been written, and may be loaded by the same CTA.

@@ -9,6 +9,7 @@ import tmapipe as tp
 from tests.check.mistakes.form import make
 from tests.check.slips import SLIPS, Slip
 from tests.sweeps import sample
+from tests.unit.errors import refused
 from tmapipe.check import Kind
 
 ABOUT_OUTPUTS = {Kind.OUTPUT_RACE, Kind.SAME_OUTPUT, Kind.UNWRITTEN}
@@ -77,3 +78,78 @@ def test_parts_of_sums_are_stored_as_a_whole():
     )
     report = tp.schedules.Gemm((64, 64, 16), (1, 1), 2, epilogue=epilogue).check()
     assert report.ok and report.partly == ()
+
+
+# ---- rows of groups --------------------------------------------------------------------------------------------------
+
+
+class Grouped(tp.Schedule):
+    """Rows of groups times a matrix each; *slip*: where a tile is stored."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+    a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
+    b = tp.TmaLoadStage("l n k", tile=(64, 64), ring=ring)
+    mma = tp.Wgmma(a, b)
+    d = tp.TmaStoreStage("m n", source=mma)
+    tiles = tp.tiles.GroupedTiles(rows=64)
+    slip = ""
+
+    def __init__(self, ascending=True):
+        self.offsets = tp.Table("l", ascending=ascending)
+
+    @load.jit
+    def fill(self, k, tile):
+        for step in range(k.steps("a", "k")):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                slot.b.load(tile, k=step)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            for _ in range(k.steps("a", "k")):
+                with k.ring.consume() as slot:
+                    acc.add(slot.a, slot.b)
+        if not self.slip:
+            k.d.store(tile, acc)
+        elif self.slip == "beyond the end of its group":
+            k.d.store_from(tile.row, tile.n * 64, values=acc)
+        elif self.slip == "one row further":
+            k.d.store_from(tile.row + 1, tile.n * 64, values=acc)
+        else:
+            k.d.store(tile.also(n=tile.n // 2), acc)
+
+
+GIVEN = "d is stored once for every shape if offsets ascends, as its Table says; rows from its last entry on are not"
+ONCE = "d is not shown to be stored once for every shape: "
+
+
+def test_rows_of_groups_keep_apart_if_their_ends_ascend():
+    report = Grouped().check()
+    assert report.ok and report.trips == "every trip count" and report.outputs == (GIVEN,) and GIVEN in str(report)
+    undeclared = Grouped(ascending=False).check()
+    assert undeclared.ok and undeclared.outputs[0].startswith(ONCE + "its tiles end where a table says")
+
+
+@pytest.mark.parametrize(
+    "slip, why",
+    [
+        ("beyond the end of its group", "a tile may store more rows than it has of its group"),
+        ("one row further", "a tile may store more rows than it has of its group"),
+        ("each place twice", "which is not a multiple of one coordinate"),
+    ],
+)
+def test_ascending_ends_do_not_help_a_tile_that_stores_elsewhere(slip, why):
+    schedule = Grouped()
+    schedule.slip = slip
+    report = schedule.check()
+    assert len(report.outputs) == 1 and report.outputs[0].startswith(ONCE) and why in report.outputs[0]
+
+
+def test_ends_that_do_not_ascend_are_refused():
+    ends, values = np.array([8, 4, 16], np.int32), np.zeros((16, 64), np.float16)
+    given = {"a": values, "b": np.zeros((3, 64, 64), np.float16), "offsets": ends}
+    refused(Grouped(), **given, argument="offsets[1]", value="4, after 8", rule="not less than the entry before")
+    Grouped(ascending=False)(**given)
+    Grouped()(**{**given, "offsets": np.sort(ends)})

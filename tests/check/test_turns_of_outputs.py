@@ -64,6 +64,33 @@ def of_all(k, tile):
     return (every - tile.c + clusters - 1) // clusters
 
 
+class InTurns(Base):
+    """Tiles side by side take pieces of their rows in turn, and each stores a number of z."""
+
+    over = "m c"
+    load, work = Base.load, Base.work
+
+    def __init__(self, mine):
+        super().__init__()
+        self.mine = mine
+        self.y = tp.ThreadStoreStage("m n", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
+        self.z = tp.ThreadStoreStage("m c", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        for i in range(k.steps("x", "n")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, n=i)
+
+    @work.jit
+    def drain(self, k, tile):
+        for i in range(k.steps("x", "n")):
+            values = self.values(k)
+            if self.mine(i, tile.c, k.steps("z", "c")):
+                k.y.store(tile.also(n=i), values)
+        k.z.store(tile, k.full("x", 0.0))
+
+
 class InTurn(Base):
     """Stores the first *before* pieces of its rows, then the others in a loop."""
 
@@ -143,6 +170,7 @@ class Begun(Base):
 
 RIGHT = {
     "strided": lambda: Strided(),
+    "pieces in turn": lambda: InTurns(lambda i, c, tiles: i % tiles == c),
     "a turn before the loop": lambda: InTurn(),
     "three turns before the loop": lambda: InTurn(3),
     "a mask of columns": lambda: Narrow(lambda values: values.columns < 24),
@@ -157,6 +185,11 @@ WRONG = {
         lambda: Strided(None, lambda k, tile: k.extent("m") // EACH // k.steps("z", "c")),
         Kind.UNWRITTEN,
     ),
+    "all pieces": (lambda: InTurns(lambda i, c, tiles: True), Kind.SAME_OUTPUT),
+    "in turns of four": (lambda: InTurns(lambda i, c, tiles: i % 4 == c), Kind.UNWRITTEN),
+    "in turns of one more": (lambda: InTurns(lambda i, c, tiles: i % (tiles + 1) == c), Kind.UNWRITTEN),
+    "by the next one": (lambda: InTurns(lambda i, c, tiles: i % tiles == c + 1), Kind.UNWRITTEN),
+    "pieces of two": (lambda: InTurns(lambda i, c, tiles: i % 3 == c % 3), Kind.SAME_OUTPUT),
     "the first turn again": (lambda: InTurn(1, 0), Kind.SAME_OUTPUT),
     "a turn left out": (lambda: InTurn(1, 2), Kind.UNWRITTEN),
     "no last turn": (lambda: InTurn(1, None, -1), Kind.UNWRITTEN),

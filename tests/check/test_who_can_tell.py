@@ -1,16 +1,20 @@
 """The proof leaves out who knows what where that cannot matter, and takes first iterations for others: not where it does."""
 
+from functools import cached_property
+
 import numpy as np
 import pytest
 
 import tmapipe as tp
 from tests.check.deciding import ByTurn, Tiles, entry, one_if, put, steps, take
 from tests.oracle.result_forms import InPlace
-from tmapipe.check.phases import Phase
+from tmapipe.check.phases import Phase, knows
+from tmapipe.isa import Kind, declared
 from tmapipe.program import trace
 from tmapipe.prove.joint import Search, are_apart, prove
 from tmapipe.prove.places import Places
 from tmapipe.prove.positions import everything
+from tmapipe.prove.recurrence import Doing, RunState
 from tmapipe.prove.shared import Shared
 from tmapipe.prove.spread import Spread, Telling, Uses, Visits
 
@@ -298,3 +302,78 @@ def test_a_slip_that_only_the_watched_contributions_show(monkeypatch):
     assert not prove(trace(Relaxed(slip=True))).closed
     monkeypatch.setattr(Visits, "complete", lambda *_: None)
     assert prove(trace(Relaxed(slip=True))).closed
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+
+def in_turns(turnstiles=2):
+    search = Search(trace(S.PingPong((64, 64, 16), (1, 1), 2, in_turn=turnstiles == 2)), mixed=False)
+    assert search.error() is None
+    return search.visits
+
+
+def test_turns_are_found():
+    visits = in_turns()
+    assert visits.turns.keys() == {"order.turn", "epilogue_order.turn"} and not visits.broken
+    guards = dict.fromkeys(("ring.full", "slots of a", "slots of b"), "order.turn")
+    assert visits.guards == {**guards, "slots of d": "epilogue_order.turn"}, "the last slot is left after the turn"
+    assert {visits.layout.role(agent) for agent in visits.turns["order.turn"]} == {"math"}
+    assert {first % 2 for first in visits.turns["order.turn"].values()} == {0, 1}
+    assert "slots of d" not in in_turns(1).guards, "epilogues that overlap"
+
+
+def test_what_a_team_does_outside_of_its_turn_counts_for_nothing():
+    visits = in_turns()
+    agent, first = next(iter(visits.turns["order.turn"].items()))
+    (key, array, times) = visits.place(agent, "wait", "ring.full", 0)
+    assert (key[2], array, times) == ("order.turn", "ring.full", {0}), "in its turn alone"
+    visits.watch(key, array, 1)
+    assert visits.changed and visits.broken == {("order.turn", "ring.full")}
+    sort = next(key[1] for key in visits.keys if key[::2] == (agent, "order.turn"))
+    (over, _, times), (wait, _, before) = visits.turn(agent, sort, "order.turn", first)
+    assert times == {None, 1} and (first + 2) % 4 in before and first not in before, "each second phase"
+    assert not visits.turn(agent, sort, "order.turn", first ^ 1)[1][2], "a wait for another team's mbarrier"
+    visits.watch(over, None, 0)
+    assert (agent, "order.turn") in visits.broken and over[::2] == wait[::2]
+
+
+@pytest.mark.parametrize("kind", [S.PingPong, S.Gemm])
+def test_whoever_is_going_to_know_a_fact_knows_it_in_time(monkeypatch, kind):
+    """What `Visits.leave_out` says at each state is held against the operations that come then."""
+    known, made, seen = RunState.known.func, Doing.__init__, [0, 0]
+
+    def claims(self):
+        future, agents, (knowers, clocks) = self.future, self.check.layout.agents, self.knowers
+        facts = {key: ways for key, ways in self.facts.items() if key[0] == "slot" or key[2:3] in (("now",), ("done",))}
+        every = np.array([[knows(clock, ways) for clock in clocks] for ways in facts.values()]).reshape(len(facts), -1)
+        sets = np.array([future.checked_of[key] for key in facts], int)
+        before = future.checked[sets] & ~every[:, :agents]
+        left = before.copy()
+        future.visits.leave_out(self, sets, every, knowers, left)
+        of, keys = {}, list(facts)
+        for row, agent in np.argwhere(before & ~left).tolist():
+            of.setdefault((agent, *keys[row][:2]), []).append(facts[keys[row]])
+            seen[0] += 1
+        self.check.claims = of
+        return known(self)
+
+    def look(check, effect, step, facts):
+        layout, op, cta = check.layout, step.op, check.layout.cta_of(step.agent)
+        of = declared(type(op))
+        for kind, each, here in (("slot", Kind.SLOT, layout.nslots), ("bar", Kind.BAR, layout.nbars)):
+            for name in of.named(each) if not (of.named(Kind.PARITY) or of.named(Kind.MASK)) else ():
+                place = step.agent, kind, cta * here + getattr(op, name)
+                for ways in getattr(check, "claims", {}).get(place, ()):
+                    assert knows(check.clocks.of[step.agent], ways)
+                    seen[1] += 1
+
+    def doing(self, agent, op, state):
+        made(self, agent, op, state)
+        self.rules = [(look, None), *self.rules]
+
+    found = cached_property(claims)
+    found.__set_name__(RunState, "known")
+    monkeypatch.setattr(RunState, "known", found)
+    monkeypatch.setattr(Doing, "__init__", doing)
+    assert prove(trace(kind((64, 64, 16), (1, 1), 3))).closed and min(seen) > 0

@@ -46,8 +46,10 @@ from tests.oracle.value_forms import Taps
 from tests.sweeps import ALL
 from tmapipe.gpu.build import Compiled
 from tmapipe.plan.model import Plan
+from tmapipe.schedules.rowform import RowForm
 
 S, E = tp.schedules, tp.epilogue
+FEW_LANES = RowForm(60, 16, 64, 2, vector=8, held=True, each=2, width=4, packed=True, lanes=8)
 READY_MADE = {registered.name: registered.make for registered in REGISTRY}
 
 
@@ -236,6 +238,9 @@ THREADS = {
         {},
         {"b": 1, "g": 1, "m": 30, "p": 8, "s": 200, "d": 64, "e": 64, "u": 1},
     ),
+    "window attention": Kernel(
+        READY_MADE["WindowAttention"], {}, {"b": 1, "h": 2, "g": 1, "m": 140, "s": 200, "d": 64, "e": 64}
+    ),
     "attention with a mask and sinks": Kernel(
         READY_MADE["Attention, masked, with sinks"],
         {"mask": "int8", "sinks": "fp32"},
@@ -270,12 +275,17 @@ THREADS = {
     "layernorm": Kernel(
         READY_MADE["LayerNorm"], dict.fromkeys(("x", "y", "weight", "bias"), "fp32"), {"m": 7, "n": 20000}
     ),
+    "layernorm of rows of few lanes": Kernel(
+        lambda: S.LayerNormRows(FEW_LANES, numbers=("mean", "rstd"), stored=8),
+        dict.fromkeys(("weight", "bias"), "fp32"),
+        {"m": 37, "n": 60, "w": 37 * 60},
+    ),
     "cross-entropy": Kernel(READY_MADE["CrossEntropy"], {"target": "int64"}, {"a": 1, "b": 8, "w": 8 * 60001, "r": 8}),
     "cross-entropy of rows side by side": Kernel(
         READY_MADE["CrossEntropy, rows side by side"], {"target": "int64"}, {"m": 100, "r": 100, "w": 10100}
     ),
     "cross-entropy of short rows": Kernel(
-        READY_MADE["CrossEntropy, short rows"], {"target": "int64"}, {"m": 100, "n": 64, "r": 100}
+        READY_MADE["CrossEntropy, short rows"], {"target": "int64"}, {"m": 100, "n": 64, "r": 100, "w": 6400}
     ),
     "cross-entropy's gradient": Kernel(
         READY_MADE["CrossEntropy, gradient"], {"target": "int64"}, {"m": 7, "n": 32000, "r": 7}
@@ -446,10 +456,19 @@ DEQUANTIZED = {
     "dequantized int4 in groups": Kernel(
         READY_MADE["DequantGemm, int4 in groups"], {}, {"l": 1, "m": 100, "n": 264, "k": 320, "bytes": 160, "g": 3}
     ),
+    "dequantized few rows": Kernel(READY_MADE["DequantGemv"], {}, {"m": 9, "n": 264, "k": 6, "e": 128, "f": 128}),
+    "dequantized few rows, int4 in groups": Kernel(
+        READY_MADE["DequantGemv, int4 in groups"],
+        {},
+        {"m": 4, "n": 40, "k": 9, "e": 128, "bytes": 9, "f": 64, "h": 2, "g": 9},
+    ),
 }
 PIECES = {  # tiles that several CTAs compute, or that are stored twice, or that others read too
     "gemm, sums of an operand": Kernel(
         READY_MADE["Gemm, sums of an operand"], {}, {"l": 1, "m": 130, "n": 136, "k": 136}
+    ),
+    "gemm, sums over an operand's rows": Kernel(
+        READY_MADE["Gemm, sums over an operand's rows"], {}, {"l": 1, "m": 130, "n": 264, "k": 264}
     ),
     "symmetric gemm": Kernel(READY_MADE["SymmetricGemm"], {}, {"l": 1, "m": 264, "n": 264, "k": 72}),
     "cluster splitk, several clusters a tile": Kernel(

@@ -238,9 +238,11 @@ def _values(
             mine = of_warp[:, lane // 4 + 8 * (lane % 4), 0].tolist() if lane % 4 < 2 else []
         elif isinstance(layout, AccumulatorLayout):  # four lanes have each row, and each has two of 16
             mine = of_warp[:, [lane // 4, lane // 4 + 8], 0].ravel().tolist() if first else []
-        else:
-            first = first and layout.warp(warp) % layout.row_warps == 0
-            mine = list(dict.fromkeys(of_warp[lane::32, 0].tolist())) if first else []
+        else:  # lanes that share several rows share them out
+            rows = list(dict.fromkeys(of_warp[lane::32, 0].tolist()))
+            mine = (
+                rows[lane % layout.row_lanes :: layout.row_lanes] if layout.warp(warp) % layout.row_warps == 0 else []
+            )
         for row in mine:
             place = [first + int(i) for first, i in zip(at, np.unravel_index(row, store.tile), strict=True)]
             if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):

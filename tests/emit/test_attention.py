@@ -9,7 +9,7 @@ from tests.oracle.ptx import Ptx
 from tests.sweeps import ALL
 from tmapipe.gpu.build import build
 from tmapipe.math import tanh
-from tmapipe.schedules import Attention, Score
+from tmapipe.schedules import Attention, Score, WindowAttention
 
 #: (options, loops over blocks of keys that come after the first block)
 FORMS = [
@@ -64,6 +64,14 @@ def test_bounded_scores_need_no_highest_one():
     assert (bounded["shfl.sync.bfly.b32"], free["shfl.sync.bfly.b32"]) == (4, 12)
     assert bounded["ex2.approx.ftz.f32"] == bounded["tanh.approx.f32"] == 2 * 40
     assert free["mul.f32"] - bounded["mul.f32"] >= 2 * 64  # sums of o, scaled in the loop and after it
+
+
+def test_warpgroups_of_a_window_take_no_turns():
+    schedule = WindowAttention(512, lse=True)
+    plan = schedule.plan()
+    compiled = build(schedule, plan, keep=True, unroll=False)
+    assert compiled.resources.spill_bytes == 0 and ".local" not in compiled.ptx
+    assert not any(each.name == "order.turn" for each in plan.named_barriers)
 
 
 def guards(ptx, name, before):

@@ -118,7 +118,7 @@ CHANGES = {
     "lanes": ("softmax", r"(shfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )16,", r"\g<1>8,"),
     "sum": ("softmax", r"add\.f32", "sub.f32"),
     "unit of a row": ("mask of halves", r"(xor\.b32 +\t?%r\d+, %r\d+, )32;", r"\g<1>16;"),
-    "segment": ("cumsum", r"(shfl\.sync\.up\.b32 \t%r\d+, %r\d+, 4, )0", r"\g<1>31"),
+    "segment": ("cumsum", r"(shfl\.sync\.up\.b32 far\|some, %r\d+, 4, )\d+", r"\g<1>31"),
 }
 
 

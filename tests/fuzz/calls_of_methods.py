@@ -137,6 +137,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "SplitAttention": (S.SplitAttention, {"parts": 2}),
     "SplitAttention()": (lambda **of: S.SplitAttention(2, 64)(**of), {"q": HEADS, "k": HEADS, "v": HEADS}),
     "SplitAttention.of": (S.SplitAttention.of, {"q": HEADS, "k": HEADS, "v": HEADS}),
+    "WindowAttention": (S.WindowAttention, {"window": 512}),
     "Attention.of": (S.Attention.of, {"q": HEADS, "k": HEADS, "v": HEADS}),
     "torch.Linear": (tt.Linear, {"in_features": 2048, "out_features": 2048}),
     "torch.Linear()": (_module(lambda: tt.Linear(64, 8)), {"input": X}),

@@ -59,6 +59,7 @@ CALLABLES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "ClusterSum": (tp.ClusterSum, {"role": USE, "source": tp.Wgmma(A, B), "axis": "n", "ctas": 2}),
     "ClusterSplitK": (S.ClusterSplitK, {"parts": 2}),
     "DequantGemm": (S.DequantGemm, {}),
+    "DequantGemv": (S.DequantGemv, {}),
     "SymmetricGemm": (S.SymmetricGemm, {}),
     "OperandSum": (E.OperandSum, {}),
     "Triangle": (tp.tiles.Triangle, {}),

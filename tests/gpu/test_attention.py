@@ -5,7 +5,7 @@ import torch
 
 import tmapipe as tp
 from tests.machine.test_attention import capped, expected, mask_of
-from tmapipe.schedules import Attention, Score, SplitAttention
+from tmapipe.schedules import Attention, Score, SplitAttention, WindowAttention
 
 FORMS = [
     ({}, (4, 2, 1000, 1500)),
@@ -29,6 +29,20 @@ def test_heads_of_other_widths(d, width, causal):
     given = [x.cuda() for x in (q, k, v)]
     o, lse = Attention.of(*given, causal=causal, lse=True)(*given)
     wanted, of_powers = expected(q, k, v, causal)
+    error = (o.cpu().double() - wanted).norm() / wanted.norm()
+    assert error < 5e-3, error
+    torch.testing.assert_close(lse.cpu().double(), of_powers, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("causal, m, s", [("start", 1500, 1100), ("end", 1500, 1700), ("end", 900, 500)])
+@pytest.mark.parametrize("d, queries, window", [(64, 192, 512), (128, 128, 500), (32, 64, 70)])
+def test_windows_of_warpgroups(d, queries, window, causal, m, s):
+    source = torch.Generator().manual_seed(m + s)
+    q = torch.randn(2, m, 4, d, generator=source).bfloat16().transpose(1, 2)
+    k, v = (torch.randn(2, 2, s, d, generator=source).bfloat16() for _ in range(2))
+    given = [x.cuda() for x in (q, k, v)]
+    o, lse = WindowAttention(window, d, causal=causal, queries=queries, lse=True)(*given)
+    wanted, of_powers = expected(q, k, v, causal, window)
     error = (o.cpu().double() - wanted).norm() / wanted.norm()
     assert error < 5e-3, error
     torch.testing.assert_close(lse.cpu().double(), of_powers, atol=1e-4, rtol=1e-4)

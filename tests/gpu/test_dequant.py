@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import tmapipe as tp
-from tests.machine.test_dequant import problem
-from tmapipe.schedules import DequantGemm
+from tests.machine.test_dequant import GEMV, problem
+from tmapipe.schedules import DequantGemm, DequantGemv
 
 FORMS = [
     ("int8", None, False, (256, 128, 64), {}),
@@ -27,3 +27,14 @@ def test_weights_of_each_kind(kind, group, zeros, tile, options):
     d = gemm(a, b, scale, *more)
     assert float((d.float() - product).norm() / product.norm()) < 5e-3
     assert torch.equal(d, gemm(a, b, scale, *more))
+
+
+@pytest.mark.parametrize("kind, group, zeros, tile, parts, epilogue", GEMV)
+def test_warps_of_a_cta_share_k(kind, group, zeros, tile, parts, epilogue):
+    a, b, scale, zero, product = problem(kind, group, zeros)
+    given = [x.cuda() for x in (a, b, scale, *([zero] if zeros else []))]
+    gemv = DequantGemv(kind, tile, parts, 2, 3, group=group, zeros=zeros, epilogue=epilogue)
+    want = (product if epilogue is None else product.relu()).cuda()
+    d = gemv(*given)
+    assert float((d.float() - want).norm() / want.norm()) < 5e-3
+    assert torch.equal(d, gemv(*given))

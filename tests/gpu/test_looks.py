@@ -7,9 +7,11 @@ import sys
 import pytest
 import torch
 
+import tmapipe as tp
 import tmapipe.torch as tt
 from tmapipe import tuning
-from tmapipe.schedules.crossentropy import CrossEntropy, Softmax
+from tmapipe.schedules import Copy, Rotary, Transpose
+from tmapipe.schedules.crossentropy import CrossEntropy, Cumsum, Softmax
 from tmapipe.schedules.normgradients import LayerNormBackward
 
 ROWS = 1031, 20013
@@ -19,12 +21,13 @@ import torch
 import tmapipe.torch as tt
 from tmapipe import tuning
 from tmapipe.gpu import kernels
+from tmapipe.tuning import compiling
 
 made, asked, timed = [], [], []
-build, tuning_timed, each = kernels.build, tuning.timed, tuning.compile_each
+build, tuning_timed, each = kernels.build, tuning.timed, compiling.compile_each
 kernels.build = lambda *given, **named: made.append(given) or build(*given, **named)
 tuning.timed = lambda *given: timed.append(given) or tuning_timed(*given)
-tuning.compile_each = lambda *given, **named: asked.append(given) or each(*given, **named)
+compiling.compile_each = lambda *given, **named: asked.append(given) or each(*given, **named)
 x = torch.randn{ROWS}.cuda().bfloat16()
 torch.testing.assert_close(tt.softmax(x), torch.softmax(x, -1))
 print(len(timed), len(made), len(asked))
@@ -113,4 +116,63 @@ def test_compiled_graphs_look_when_they_run(monkeypatch):
     compiled = torch.compile(lambda x: tt.softmax(x) + 1, mode="reduce-overhead")
     for _ in range(3):
         torch.testing.assert_close(compiled(x), torch.softmax(x, -1) + 1)
+    assert len(found) == 1
+
+
+def test_copies_of_a_few_mebibytes(monkeypatch):
+    found, x = looks_of(monkeypatch), rows(4099, 1001)[:, 3:980]
+    assert torch.equal(Copy()(x), x) and len(found) == 1 and len(found[0]) > 1
+    assert torch.equal(Copy()(x), x) and len(found) == 1
+    assert torch.equal(Copy()(x[:400]), x[:400]) and len(found) == 1, "less than 4 MiB"
+
+
+@pytest.mark.parametrize("columns", [2048, 2047])
+def test_transposes(monkeypatch, columns):
+    found, x, transpose = looks_of(monkeypatch), rows(2051, columns), Transpose()
+    for _ in range(2):
+        assert torch.equal(transpose(x), x.T)
+    assert len(found) == 1 and len(found[0]) > 1 and len(vars(transpose)["_again"]) == 1
+
+
+@pytest.mark.parametrize("columns", [20016, 20013])
+def test_functions_share_what_they_compute(monkeypatch, columns):
+    found, x, gate = looks_of(monkeypatch), rows(ROWS[0], columns), rows(ROWS[0], columns)
+    expected = x * torch.sigmoid(gate.float())
+    for function in (lambda x, gate: x * tp.math.sigmoid(gate), lambda a, b: a * tp.math.sigmoid(b)):
+        kernel = tp.schedules.Elementwise(function)
+        for _ in range(2):
+            torch.testing.assert_close(kernel(x, gate).float(), expected.float(), atol=1e-2, rtol=1e-2)
+    assert len(found) == 1 and len(found[0]) > 1
+    tp.schedules.Elementwise(lambda x, gate: x + gate)(x, gate)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_rotary(monkeypatch, pairs):
+    found, x, angles = looks_of(monkeypatch), rows(4, 2048, 32, 80), torch.rand(2048, 1, 40, device="cuda")
+    rotary, plain = Rotary(pairs), Rotary(pairs)
+    plain.look = 1
+    for _ in range(2):
+        torch.testing.assert_close(rotary(x, angles.cos(), angles.sin()), plain(x, angles.cos(), angles.sin()))
+    assert len(found) == 1 and len(found[0]) > 1 and len(vars(rotary)["_again"]) == 1
+
+
+def test_running_sums(monkeypatch):
+    found, x = looks_of(monkeypatch), rows(1 << 17, 164)
+    torch.testing.assert_close(Cumsum()(x).float(), x.float().cumsum(1), atol=0.2, rtol=1e-2)
+    assert len(found) == 1 and len(found[0]) > 1
+
+
+@pytest.mark.parametrize("m", [8, 1000])
+def test_weights_of_few_bits(monkeypatch, m):
+    found, device = looks_of(monkeypatch), tuning.tuner.device_of()
+    first, again = (tuning.choose_dequant((m, 2048, 4096), "int4", group=128, device=device) for _ in range(2))
+    assert len(found) == 1 and len(found[0]) > 1 and first.a.tile == again.a.tile
+    w, x = torch.randint(-8, 8, (2048, 4096), device="cuda"), rows(m, 4096)
+    scale = torch.rand(32, 2048, device="cuda")
+    wide = (w * scale.T.repeat_interleave(128, 1)).bfloat16()
+    for each in (first, again):
+        d = each(x, each.pack_int4(w), scale)
+        assert (d.float() - x.float() @ wide.float().T).norm() < 1e-2 * d.float().norm()
+    tuning.choose_dequant((m, 2048, 4096), "int4", group=128, device=device, look=1)
     assert len(found) == 1

@@ -7,7 +7,7 @@ import torch
 
 import tmapipe as tp
 from tests.sweeps import ALL, sample
-from tmapipe.schedules import Attention, Score, SplitAttention
+from tmapipe.schedules import Attention, Score, SplitAttention, WindowAttention
 
 
 def expected(q, k, v, causal=None, window=None, score=None, mask=None, sinks=None):
@@ -68,6 +68,22 @@ def test_any_lengths(d, causal, shape):
 @pytest.mark.parametrize("causal", ["start", "end"])
 def test_windows(causal, window, shape):
     check(Attention(64, causal=causal, window=window, lse=True), shape, causal=causal, window=window)
+
+
+@pytest.mark.parametrize("shape", sample([(2, 1, 700, 700), (1, 1, 300, 457), (1, 1, 457, 300), (1, 1, 70, 200)], 3))
+@pytest.mark.parametrize(
+    "causal, window", sample([("end", 256), ("start", 130), ("end", 20), ("start", 1), ("end", 900)], 2)
+)
+def test_windows_of_warpgroups(causal, window, shape):
+    """Tiles of two and three warpgroups, whose first keys lie before the tensor's or whose last ones behind."""
+    check(WindowAttention(window, causal=causal, lse=True), shape, causal=causal, window=window)
+    score = {"score": capped(torch.tanh), "sinks": torch.randn(shape[0])}
+    q, k, v = problem(*shape, 64)
+    wanted, _ = expected(q, k, v, causal=causal, window=window, **score)
+    for bound in (None, 30):
+        scores = Score(capped(tp.math.tanh), sinks=True, bound=bound)
+        made = WindowAttention(window, causal=causal, queries=128, score=scores)
+        torch.testing.assert_close(made(q, k, v, score["sinks"]).double(), wanted, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("shape, lse", [((4, 1, 100, 300), True), ((8, 2, 40, 100), False), ((6, 2, 40, 20), True)])
@@ -139,6 +155,7 @@ def mask_of(dims, b, h, m, s, boolean):
 MASKS = [
     ("b h m s", False, {"causal": "start", "score": True}, (2, 1, 130, 160, 64, torch.bfloat16, 2)),
     ("m s", True, {}, (1, 1, 70, 144, 128)),
+    ("h m s", False, {"causal": "end"}, (2, 1, 150, 400, 128, torch.bfloat16, 2)),
     ("b s", False, {"tile": (16, 4, 128), "causal": "end"}, (4, 1, 20, 144, 64)),
     ("h s", True, {"d": 64}, (2, 2, 20, 144, 64)),
 ]
@@ -271,6 +288,8 @@ def test_refused_tensors():
         Attention(64)(q, k, v)
     with pytest.raises(tp.InputError, match=r"q\.shape"):
         Attention(64)(q[0], k, v)
+    with pytest.raises(tp.InputError, match=r"WindowAttention\(mask\)"):
+        WindowAttention(9, score=Score(mask="b s"))
     with pytest.raises(tp.InputError, match=r"mask\.shape = \(10,\): has the dimensions m s"):
         Attention(64, score=Score(mask="m s"))(q[:, :2], k, v, torch.zeros(10))
     with pytest.raises(tp.InputError, match=r"sinks\.shape\[0\] = 3: is 2, the number of heads"):
@@ -288,15 +307,24 @@ def test_of_tensors():
     alone = schedule(300, 60, 1, 1500)  # five heads, which tiles of 64 rows cannot have
     assert isinstance(alone, SplitAttention) and alone.parts == 1 and alone.tiles.stages == 2
     assert not isinstance(schedule(8, 8, 1, 1500, lse=True), SplitAttention)
-    for score in (Score(lambda x, i, j: tp.math.tanh(x), bound=1), Score(mask="h m s")):
+    for score in (Score(lambda x, i, j: tp.math.tanh(x), bound=1), Score(lambda x, i, j: x - j, mask="m s")):
         made = schedule(80, 8, 1000, 1000, score=score)
         assert (made.rows, made.keys_a_block) == (192, 80)
-    assert (
-        schedule(80, 8, 1000, 1000, score=lambda x, i, j: x - j).rows == 128
-    )  # faster, where highest scores are needed
+    free, masked = (schedule(80, 8, 1000, 1000, score=x) for x in (lambda x, i, j: x - j, Score(mask="h m s")))
+    assert free.rows == 128  # faster, where highest scores are needed
+    assert (masked.rows, masked.keys_a_block, masked.masks.stages, masked.values.stages) == (128, 128, 2, 1)
+    orders = [Attention(score=Score(mask=dims)) for dims in ("h m s", "b h m s", "m s", "h s")]
+    assert [(made.over, made.tiles.raster.rows) for made in orders] == [("h b m", 8), *[("b h m", 1)] * 3]
     assert [schedule(80, 80, m, m, 96).rows for m in (50, 100, 3000)] == [64, 128, 192]
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)
+    few, other = (schedule(8, 8, 9000, s, 64, causal="start", window=512) for s in (9000, 9001))
+    assert isinstance(few, WindowAttention) and (few.causal, other.causal, few.tiles.stages) == ("end", "start", 2)
+    grouped = [schedule(64, 8, m, 9000, 64, causal="end", window=512) for m in (9000, 100)]
+    assert [type(made) for made in grouped] == [WindowAttention, Attention]
+    for unlike in ({"window": 600}, {"tile": (192, 1, 128)}, {"score": Score(mask="b s")}, {"d": 128}):
+        made = schedule(8, 8, 9000, 9000, **{"d": 64, "causal": "end", "window": 9, **unlike})
+        assert type(made) is Attention
     assert schedule(64, 64, 5000, 16384).keys_a_block == 176
     assert [schedule(8, 8, 300, 300, d, tile=(128, 1, None)).keys_a_block for d in (128, 192)] == [128, 96]
     # Where all queries see as many keys, also causal ones.

@@ -1,5 +1,7 @@
 """DequantGemm on the model: weights of 8 and 4 bits, scales by column and by groups, zero points, few rows, parts of k."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,12 +9,15 @@ import torch
 
 import tmapipe as tp
 from tests.unit.errors import refused
-from tmapipe.schedules import DequantGemm
+from tmapipe import tuning
+from tmapipe.schedules import DequantGemm, DequantGemv
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
-from tmapipe.tuning import choose_dequant
+from tmapipe.tuning.candidates import ranked_dequant
+from tmapipe.tuning.compiling import built_dequant
 
 ROWS, COLUMNS, K = 37, 136, 192
+choose_dequant = functools.partial(tuning.choose_dequant, look=1)  # by the model, on a GPU too
 LEAST = {"int8": -128, "int4": -8, "uint4": 0}
 COUNT = {"int8": 256, "int4": 16, "uint4": 16}
 
@@ -67,6 +72,62 @@ def test_parts_of_k_of_which_one_is_empty(kind, group, zeros):
     torch.testing.assert_close(found.float(), product.relu(), rtol=1e-2, atol=1e-2 * float(product.abs().max()))
 
 
+GEMV = [
+    ("int8", None, False, (8, 16, 64), 4, None),
+    ("fp8_e4m3", None, False, (8, 32, 32), 4, tp.math.relu),
+    ("int8", 32, True, (12, 32, 64), 2, None),
+    ("uint4", 64, False, (4, 8, 64), 8, tp.math.relu),
+]
+
+
+@pytest.mark.parametrize("kind, group, zeros, tile, parts, epilogue", GEMV)
+def test_warps_of_a_cta_share_k(kind, group, zeros, tile, parts, epilogue):
+    a, b, scale, zero, product = problem(kind, group, zeros)
+    gemv = DequantGemv(kind, tile, parts, 2, 3, group=group, zeros=zeros, epilogue=epilogue)
+    given, m = [b, scale, *([zero] if zeros else [])], tile[0] + 1
+    want = product[:m] if epilogue is None else product[:m].relu()
+    d = gemv(a[:m], *given)
+    assert d.dtype == torch.bfloat16
+    torch.testing.assert_close(d.float(), want, rtol=1e-2, atol=1e-2 * float(product.abs().max()))
+    as_arrays = [each.numpy() for each in given] if kind.endswith("int4") else given
+    if kind.endswith("int4"):
+        found = gemv(a[:m].float().numpy().astype(ml_dtypes.bfloat16), *as_arrays)
+        assert (found.astype(np.float32) == d.float().numpy()).all()
+
+
+@pytest.mark.parametrize("group", [None, 128])
+def test_gemv_of_nothing(group):
+    gemv, scale = (
+        DequantGemv("int8", group=group, epilogue=lambda acc: acc + 3),
+        torch.ones(2, 40) if group else torch.ones(40),
+    )
+    a, b = torch.ones(3, 256, dtype=torch.bfloat16), torch.ones(40, 256, dtype=torch.int8)
+    assert gemv(a[:0], b, scale).shape == (0, 40)
+    assert (gemv(a[:, :0], b[:, :0], scale[:0] if group else scale) == 3).all()
+
+
+def test_tensors_and_parts_of_gemv_that_do_not_fit_are_refused():
+    a, b, scale, _, _ = problem("int8", 64, False)
+    gemv = DequantGemv("int8", (8, 16, 128), group=64)
+    refused(gemv, a, b, scale, argument="a.shape", rule="multiple of 128")
+    refused(gemv, a[:, :128], b, scale, argument="b.shape", rule="multiple of 128")
+    refused(gemv, a[:, :128], b[:, :128], scale, argument="scale.shape", rule="multiple of 2")
+    refused(DequantGemv("int8", (8, 16, 64), group=32), a, b, scale[:2], argument="scale", rule="")
+    refused(DequantGemv, "int8", (8, 16, 128), 3, argument="parts", rule="multiple of 64")
+    refused(DequantGemv, "int8", (8, 24, 128), 8, argument="parts", rule="n 8 to 64")
+    refused(DequantGemv, "int8", (8, 16, 256), argument="tile[2]", rule="128, 64, 32 bytes")
+    refused(DequantGemv, "int8", group=48, argument="group", rule="divides the 128")
+    refused(DequantGemv, "int8", zeros=True, argument="zeros", rule="with groups")
+    bias = tp.epilogue.Epilogue(lambda acc, bias: acc + bias, operands={"bias": tp.epilogue.PerColumn()})
+    refused(DequantGemv, "int8", epilogue=bias, argument="epilogue", rule="function of the sums")
+
+
+def test_rows_that_are_read_as_columns_are_shared_evenly():
+    uneven = DequantGemv("int8", (8, 16, 64))
+    uneven.tile = (8, 12, 64)  # the GPU read other numbers than the model
+    refused(uneven.program, argument="tile", rule="share unevenly")
+
+
 def test_operands_from_registers_need_registers_of_their_own():
     class OneAtATime(DequantGemm):
         def _add_all(self, k, acc, steps):
@@ -79,7 +140,9 @@ def test_operands_from_registers_need_registers_of_their_own():
 
 def test_a_form_is_chosen():
     few = choose_dequant((9, 6016, 13312), "int4", group=128)
-    assert few.weight.shape[1] * few.bits // 8 <= 128 and few.a.tile[0] == 16
+    assert isinstance(few, DequantGemv) and few.d.tile[0] in (10, 12) and not few.tiles.in_parts
+    assert not isinstance(choose_dequant((9, 6016, 13312), "int4", group=96), DequantGemv)  # which no part has
+    assert not isinstance(choose_dequant((9, 256, 8192), "int8", epilogue=tp.math.relu), DequantGemv)
     many = choose_dequant((5937, 4736, 8320), "fp8_e4m3")
     assert many.a.tile[0] >= 192 and many.cluster["n"] == 2 and not many.tiles.in_parts
     assert choose_dequant((40, 64, 4096), "int8").tiles.in_parts
@@ -97,10 +160,14 @@ def test_a_form_is_chosen():
 
 @pytest.mark.parametrize("shape, group, ctas", [((1, 10368, 13696), 32, 4), ((16, 4096, 4096), 128, 2)])
 def test_chosen_forms_of_few_rows_have_enough_registers(shape, group, ctas):
-    chosen = choose_dequant(shape, "int4", group=group, zeros=True)
-    order = chosen.tiles.tiles if chosen.tiles.in_parts else chosen.tiles
-    assert order == GridTiles(Grouped(1), ctas)
-    assert chosen.compile({"a": "bf16"}).resources.spill_bytes == 0
+    forms, made = (
+        ranked_dequant(shape, "int4", group, True),
+        functools.partial(DequantGemm, "int4", group=group, zeros=True),
+    )
+    for form in (forms[0], next(form for form in forms if form[0][1] % 64 == 0)):
+        chosen = built_dequant(form, made)
+        assert form == forms[0] or form[3] == ctas
+        assert chosen.compile({"a": "bf16"}).resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize("shape, group", [((61, 1664, 5376), 256), ((60, 2112, 10496), 128)])

@@ -7,7 +7,7 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.epilogue import Epilogue, OperandSum, RowSum
-from tmapipe.schedules import Gemm
+from tmapipe.schedules import ClusterSplitK, GatedGemm, Gemm, SymmetricGemm
 
 SMALL = (64, 64, 32), (1, 1), 2
 
@@ -52,6 +52,38 @@ def test_sums(options, want):
         assert all(map(torch.equal, sums, (each[pick] for each in want))) and len(sums) == len(want)
 
 
+@pytest.mark.parametrize("over", "km")
+def test_in_a_cluster(over):
+    """Whose last row of tiles is outside of the output."""
+    a = random(2, 136, 40)
+    schedule = Gemm(SMALL[0], (2, 1), 2, a=of(s=OperandSum(over)))
+    d, s = schedule(a, B)
+    assert torch.equal(d, (a.float() @ B.float().mT).to(torch.bfloat16))
+    assert torch.equal(s, a.float().sum(-1 if over == "k" else -2))
+
+
+def test_of_half_of_the_tiles():
+    """Those at the diagonal and below, of which the first along n are there."""
+    cooperative = {"mainloop": tp.mainloop.Cooperative()}
+    for over, want in (("k", A[0].float().sum(-1)), ("m", A[0].float().sum(-2))):
+        assert torch.equal(SymmetricGemm(*SMALL, **cooperative, a=of(s=OperandSum(over)))(A[0])[1], want)
+    rule = "no tiles above the diagonal"
+    refused(SymmetricGemm, *SMALL, **cooperative, b=of(s=OperandSum()), argument="Operand(sums) of b", rule=rule)
+
+
+def test_beside_two_products():
+    schedule = GatedGemm(SMALL[0], (2, 1), 2, epilogue=lambda x, y: x + y, a=of(s=OperandSum("m")))
+    d, s = schedule(A, B, B)
+    assert torch.equal(d, (2 * D).to(torch.bfloat16)) and torch.equal(s, A.float().sum(-2))
+
+
+def test_a_role_that_tells_its_own_cta_alone_reads_no_tile_of_peers(monkeypatch):
+    """Tiles of b are loaded by both CTAs of a cluster along m: one could overwrite what the other still adds up."""
+    monkeypatch.setattr(Gemm, "_check_sums", lambda *_: None)
+    report = Gemm((64, 64, 16), (2, 1), 2, b=of(s=OperandSum())).check()
+    assert "writes b[0] of CTA 0 while add" in str(report) and "RACE" in str(report)
+
+
 def test_into_given_tensors_and_without_k():
     schedule = Gemm(*SMALL, a=of(s=OperandSum("m")))
     s = torch.empty(40)
@@ -68,7 +100,9 @@ def test_proved():
 
 def test_refused():
     sums = of(s=OperandSum())
-    refused(Gemm, a=sums, argument="Operand(sums) of a", rule="one CTA a cluster")
+    refused(Gemm, cluster=(1, 2), a=sums, argument="Operand(sums) of a", rule="cluster along m alone")
+    refused(Gemm, cluster=(2, 1), b=sums, argument="Operand(sums) of b", rule="cluster along n alone")
+    refused(ClusterSplitK, 1, a=sums, argument="Operand(sums) of a", rule="cluster along m alone")
     refused(Gemm, *SMALL, a=sums, mainloop=tp.mainloop.PingPong(), argument="Operand(sums) of a", rule="one team")
     refused(Gemm, *SMALL, a=sums, tiles=tp.tiles.SplitKTiles(2), argument="Operand(sums) of a", rule="whole tiles")
     refused(Gemm, *SMALL, a=sums, b=of(t=OperandSum()), argument="b.sums", rule="one operand")

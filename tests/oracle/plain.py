@@ -47,13 +47,13 @@ class PlainIsa(MachineIsa):
         made.fragments = MachineFragments(made)
         return made
 
-    def cells(self, *initial: Any) -> list[Any]:
+    def cells(self, *initial: Any, names: str = "") -> list[Any]:
         return list(initial)
 
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         return then if condition else otherwise
 
-    def here(self, value: Any) -> Any:
+    def here(self, value: Any, name: str = "") -> Any:
         return value
 
     def when(self, condition: Any, body: Callable[[], None]) -> None:

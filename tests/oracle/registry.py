@@ -24,6 +24,7 @@ from tmapipe.schedules import (
     CrossEntropyRows,
     CumsumRows,
     DequantGemm,
+    DequantGemv,
     ElementwiseRows,
     ElementwiseTiles,
     FinishParts,
@@ -47,6 +48,7 @@ from tmapipe.schedules import (
     SymmetricGemm,
     TransposeRows,
     TransposeTiles,
+    WindowAttention,
 )
 from tmapipe.schedules.fused import AddRows
 from tmapipe.schedules.mainloop import Cooperative, Operand
@@ -99,7 +101,7 @@ def _with_columns(acc: Any) -> dict[str, Any]:
     return {"d": acc, "columns": acc}
 
 
-SUMS = {"sums": OperandSum("k")}
+SUMS, OVER_ROWS = {"sums": OperandSum("k")}, {"sums": OperandSum("m")}
 REDUCED = Epilogue(_reduced, outputs={"rows": RowSum(), "columns": ColumnSum()})
 COLUMNS = Epilogue(_with_columns, outputs={"columns": ColumnSum()})  # along n
 RESIDUAL = Epilogue(_added, operands={"c": Matrix()}, stages=1)
@@ -169,8 +171,14 @@ REGISTRY: tuple[Registered, ...] = (
     ),
     Registered(
         "Gemm, sums of an operand",
-        lambda: Gemm((64, 128, 64), (1, 1), 3, a=Operand(sums=SUMS)),
-        lambda: Gemm((64, 64, 16), (1, 1), 2, a=Operand(sums=SUMS), epilogue=ONE),
+        lambda: Gemm((64, 128, 64), (2, 1), 3, a=Operand(sums=SUMS)),
+        lambda: Gemm((64, 64, 16), (2, 1), 2, a=Operand(sums=SUMS), epilogue=ONE),
+        ((1, 1, {}), (2, 2, {})),
+    ),
+    Registered(
+        "Gemm, sums over an operand's rows",
+        lambda: Gemm((64, 128, 64), (2, 1), 3, a=Operand(sums=OVER_ROWS)),
+        lambda: Gemm((64, 64, 16), (1, 1), 1, a=Operand(sums=OVER_ROWS), epilogue=ONE),
         ((1, 1, {}), (2, 2, {})),
     ),
     Registered(
@@ -229,8 +237,20 @@ REGISTRY: tuple[Registered, ...] = (
         ((2, 3, {"g": 2}),),
     ),
     Registered(
+        "DequantGemv",
+        DequantGemv,
+        lambda: DequantGemv("int8", (2, 16, 64), stages=2),
+        ((1, 1, {}), (1, 3, {})),
+    ),
+    Registered(
+        "DequantGemv, int4 in groups",
+        lambda: DequantGemv("int4", (4, 16, 128), ctas=2, group=64, zeros=True),
+        lambda: DequantGemv("int4", (2, 16, 64), stages=2, group=32, zeros=True),
+        ((1, 2, {}),),
+    ),
+    Registered(
         "Softmax",
-        lambda: SoftmaxRows(row_form(1000)),
+        lambda: SoftmaxRows(RowForm(1000, 6, 1024, 6, share=4, each=4)),
         lambda: SoftmaxRows(RowForm(64, 4, 64, 1, each=2)),
         ((1, 1, {}), (2, 1, {})),
     ),
@@ -451,6 +471,12 @@ REGISTRY: tuple[Registered, ...] = (
         lambda: SplitAttention(4, heads=8, score=Score(sinks=True, mask="b s")),
         lambda: SplitAttention(2, 16, heads=2, causal="end", score=Score(sinks=True, mask="b s")),
         ((1, 1, {"b": 1, "h": 1, "g": 1, "c": 1, "s": 256}),),
+    ),
+    Registered(
+        "WindowAttention",
+        lambda: WindowAttention(512, lse=True),
+        lambda: WindowAttention(100, 16, queries=128),
+        ((1, 1, {"b": 1, "h": 1, "g": 1, "m": 128, "s": 64}),),
     ),
     Registered("StreamK", lambda: StreamK(66), lambda: StreamK(3, (64, 64, 16), (1, 1), 2), ((2, 3, {"s": 4}),)),
 )

@@ -59,13 +59,13 @@ class RecordingIsa(Isa, Fragments):
 
     # ---- structure ------------------------------------------------------------------------------------------------
 
-    def cells(self, *initial: int) -> list[int]:
+    def cells(self, *initial: int, names: str = "") -> list[int]:
         return list(initial)
 
     def select(self, condition: bool, then: Any, otherwise: Any) -> Any:
         return then if condition else otherwise
 
-    def here(self, value: Any) -> Any:
+    def here(self, value: Any, name: str = "") -> Any:
         return value
 
     def follow(self, part) -> None:
@@ -252,7 +252,7 @@ class RecordingIsa(Isa, Fragments):
 #: Methods that give no data, or read a slot.
 for _name in (
     "beside", "packed", "widened", "reduce_in_warp", "read_partials", "scan_in_warp", "picked_of_pairs", "joined_pairs",
-    "chunk_totals", "chunks_before", "indices", "number",
+    "chunk_totals", "indices", "number",
 ):  # fmt: skip
     setattr(RecordingIsa, _name, lambda self, *arguments, **named: ())
 for _name in ("read_part", "read_joined", "read_rows_as_columns", "read_transposed"):

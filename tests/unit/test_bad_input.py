@@ -69,6 +69,9 @@ def test_ring_phases():
     refused(tp.BarrierRing, 2, chain=(one, ()), argument="BarrierRing(chain)", rule="one role each")
     refused(tp.BarrierRing, 2, chain=(one, two, one), argument="BarrierRing(chain)", rule="one phase of a ring")
     refused(tp.BarrierRing, 2, producer=one, consumer=(two, one), argument="BarrierRing(chain)", rule="one phase")
+    for local in (one, (two, one), (3,)):
+        refused(tp.BarrierRing, 2, producer=one, consumer=two, local=local, argument="local", rule="the last phase")
+    refused(tp.BarrierRing, 2, producer=one, consumer=two, local=3, argument="BarrierRing(local)", rule="a tuple")
 
 
 def test_roles():

@@ -53,6 +53,7 @@ def parts():
         "RegisterTile(role=Role(warpgroups=1), shape=(64, 64))": tp.RegisterTile(tp.Role(warpgroups=1), (64, 64)),
         "Table('l')": tp.Table("l"),
         "Table('b i')": tp.Table("b i"),
+        "Table('l', ascending=True)": tp.Table("l", ascending=True),
         "MulticastGroup('m', 'n')": tp.MulticastGroup("m", "n"),
         "bf16": tp.dtypes.bf16,
     }
@@ -258,6 +259,8 @@ def test_values_of_a_wrong_type():
     for wrong in (5, ["m"], None):
         refused(tp.MulticastGroup, wrong, argument="MulticastGroup(axes)", value=(wrong,), rule="names of one or more")
         refused(tp.Table, wrong, argument="Table(dims)", rule="name of one dimension")
+    refused(tp.Table, "b i", ascending=True, argument="Table(ascending)", value=True, rule="of one dimension")
+    refused(tp.Table, "b", ascending=1, argument="Table(ascending)", value=1, rule="True or False")
     refused(tp.TmaLoadStage, tile=(8, 64), ring=Rows.ring, dtype=[], argument="dtype", value=[], rule="one of bf16")
     refused(
         tp.TmaLoadStage, tile=(8, 64), ring=Rows.ring, loader="load", argument="loader", value="load", rule="a role"

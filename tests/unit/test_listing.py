@@ -32,3 +32,15 @@ def test_epilogues_and_branches():
     text = tp.schedules.Gemm(epilogue=epilogue).program()
     assert "apply(<lambda>" in text and "bias[operand_ring.slot]" in text
     assert "for j in 0 .. (a.k + 63) // 64" in text
+
+
+def test_ctas_of_a_mask():
+    """The numbers of CTAs, as reports say them, and not the mask's bits."""
+    text = tp.schedules.Gemm(cluster=(2, 1)).program()
+    assert "TMA load of b into b[ring.slot] of CTAs " in text
+    assert "arrives at ring.free[ring.held] of CTAs 0, 1 (relaxed scope)" in text
+
+
+def test_names_of_cells():
+    text = tp.schedules.PingPong().program()
+    assert "waits for order.turn[(warp - 4) // 4] (parity order.turn.parity)" in text

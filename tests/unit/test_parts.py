@@ -7,6 +7,7 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tmapipe.schedules.fused import AddRows, adding_rows
+from tmapipe.tiles import GridTiles
 
 S, E = tp.schedules, tp.epilogue
 SMALL = ((64, 64, 32), (1, 1), 2)
@@ -208,3 +209,11 @@ def test_more_columns_are_added_in_wider_tiles(shape, tile):
     adding = adding_rows(shape)
     assert adding.x.tile == tile and adding.plan().smem_bytes < 100_000
     assert adding is adding_rows(shape)
+
+
+def test_many_tiles_of_rows_have_ctas_of_their_own():
+    x = np.random.default_rng(0).standard_normal((9, 4256)).astype(np.float32)
+    few, many = adding_rows((9, 4224)), adding_rows(x.shape)
+    assert isinstance(many.tiles, GridTiles) and not isinstance(few.tiles, GridTiles) and many.check().ok
+    assert np.array_equal(many(x)[:4224], few(x[:, :4224]))
+    assert adding_rows(x.shape, "v").tiles == few.tiles

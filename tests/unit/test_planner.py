@@ -267,6 +267,20 @@ def test_one_producer_two_consumers():
     assert plan.registers == {}  # no role uses wgmma, none asks
 
 
+def test_a_consumer_that_tells_its_own_cta_alone():
+    class Shared(tp.Schedule):
+        cluster = {"m": 2}  # noqa: RUF012
+        load, work, log = tp.Role(warps=1), tp.Role(warps=3), tp.Role(warps=2)
+        ring = tp.BarrierRing(3, producer=load, consumer=(work, log), local=log)
+        x = tp.TmaLoadStage("m k", tile=(32, 64), ring=ring)
+        y = tp.TmaLoadStage("n k", tile=(32, 64), ring=ring, multicast=tp.MulticastGroup("m"))
+
+    plan = Shared().plan()
+    assert plan.barrier("ring.free").count == 2 * 3 + 2
+    assert plan.barrier("ring.free").formula == "(3 warps (work)) x 2 CTAs + 2 warps (log)"
+    assert plan.rings[0].local == ("log",) and repr(Shared.ring).endswith("local=(Role(warps=2),))")
+
+
 def test_a_producer_that_also_writes():
     """Loads complete by bytes, the writes of the same role by its warps."""
 

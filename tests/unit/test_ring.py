@@ -332,13 +332,21 @@ def test_a_store_of_what_threads_wrote_is_fenced_first():
     assert ("store", "y", 0, (8, 128)) in isa.events
 
 
+def test_a_slot_that_is_passed_over_is_released_without_a_wait_for_reads():
+    end, isa = make_end(make_ring(2, readers={"use": ("wgmma",)}), "use")
+    for _ in range(3):
+        end.pass_over()
+    assert [event[0] for event in isa.events] == ["wait", "arrive"] * 3
+    assert [event[1:3] for event in isa.events[-2:]] == [event[1:3] for event in isa.events[:2]]  # of the same slot
+
+
 # ---- scopes -----------------------------------------------------------------------------------------------------------
 
 
 def test_verbs_belong_to_phases():
     producer, _ = make_end(make_ring(2), "load")
     consumer, _ = make_end(make_ring(2), "use")
-    for call in (producer.consume, producer.wait):
+    for call in (producer.consume, producer.wait, producer.pass_over):
         with pytest.raises(ScopeError, match=r"consume\(\) on ring 'ring' in role 'load'.* Use produce\(\)"):
             call()
     for call in (consumer.produce, consumer.acquire):

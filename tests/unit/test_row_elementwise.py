@@ -7,7 +7,9 @@ import torch
 import tmapipe as tp
 from tests.unit.errors import refused
 from tests.unit.test_row_schedules import BF16, FP16, FP32, close
-from tmapipe.schedules.elementwise import tile_of
+from tmapipe.base.arithmetic import as_dtype
+from tmapipe.program import trace
+from tmapipe.schedules.elementwise import ElementwiseTiles, tile_forms, tile_of
 
 CASES = {
     "one shape": ([(300, 100), (300, 100)], (BF16, BF16)),
@@ -24,6 +26,7 @@ CASES = {
     "rows repeated": ([(4, 5, 104), (4, 1, 104)], (BF16, BF16)),
     "rows repeated, odd": ([(4, 5, 33), (4, 1, 33)], (BF16, FP32)),
     "both repeated": ([(4, 1, 3, 33), (5, 1, 33)], (BF16, FP32)),
+    "even tiles": ([(70, 1888), (70, 1888), (1888,)], (FP32, FP32, FP32)),
     "a vector": ([(9001,), (9001,)], (BF16, FP32)),
     "one element": ([(1, 1), (1,)], (FP32, BF16)),
 }
@@ -97,6 +100,23 @@ def test_tiles_waste_few_columns():
             rows, width = tile_of((4096, columns), 2, beside, least)
             assert rows * width <= 4096 and rows >= least
             assert -(-columns // width) * width <= max(1.125 * columns, 32 if columns < 32 else columns + 64)
+
+
+@pytest.mark.parametrize("kinds", [(("m n", 4), ("n", 4)), (("m n", 2), ("m n", 4), ("m", 2)), (("m n", 2),) * 3])
+def test_forms_can_be_made(kinds):
+    """Whatever the length, also those that a look takes."""
+    sizes = [size for _, size in kinds]
+    beside, least = any(dims != "m n" for dims, _ in kinds), 8 if ("m", 2) in kinds else 1
+    types = {f"x{i}": as_dtype({2: "bf16", 4: "fp32"}[size]) for i, size in enumerate(sizes)} | {"y": as_dtype("bf16")}
+    seen = set()
+    for columns in (32, 200, 488, 1888, 3800, 4216, 5552, 7936, 9000):
+        loaded = sum(size for dims, size in kinds if dims == "m n")
+        for tile, ctas, each in tile_forms((500, columns), max(sizes), beside, least, loaded, 128 // min(sizes)):
+            if (tile, ctas, each) not in seen:
+                made = ElementwiseTiles(total, kinds, tile=tile, ctas=ctas, each=each)
+                trace(made, made.plan(types))
+                seen.add((tile, ctas, each))
+    assert len({tile for tile, *_ in seen}) > 4
 
 
 def test_bad_input():

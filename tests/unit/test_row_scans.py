@@ -17,6 +17,8 @@ from tmapipe.testing import assert_safe
 LAYOUTS = {
     "a row a warp": VectorLayout((4, 512), 8, 4, 0),
     "rows of some lanes": VectorLayout((16, 64), 4, 2, 1),
+    "rows of 8 lanes, in pieces": VectorLayout((24, 96), 4, 3, 1, 1, 8),
+    "a row a lane": VectorLayout((64, 12), 4, 1, 0, 1, 1),
     "a row in three warps": VectorLayout((1, 1536), 8, 3, 0),
     "a row in sixteen warps, in pieces": VectorLayout((2, 12288), 8, 16, 0),
     "rows in pairs of warps": VectorLayout((4, 512), 8, 8, 0),
@@ -30,10 +32,6 @@ class Lanes:
     """CuTe DSL's shuffles, of arrays of 32 lanes."""
 
     @staticmethod
-    def shuffle_sync_up(value, distance):
-        return np.concatenate([value[:distance], value[:-distance]])
-
-    @staticmethod
     def shuffle_sync(value, lane):
         return value[np.broadcast_to(lane, 32)]
 
@@ -43,7 +41,12 @@ def scans(monkeypatch):
     pytest.importorskip("cutlass")
     from tmapipe.gpu import sums as scans
 
+    def joined(value, distance, lanes, other):
+        far = np.concatenate([value[:distance], value[:-distance]])
+        return other + np.where(np.arange(32) % lanes >= distance, far, 0.0)
+
     monkeypatch.setattr(scans, "cute", SimpleNamespace(arch=Lanes))
+    monkeypatch.setattr(scans, "_joined", joined)
     monkeypatch.setattr(scans, "cutlass", SimpleNamespace(select_=np.where))
     monkeypatch.setattr(scans, "choose", np.where)
     monkeypatch.setattr(scans, "KINDS", {"fp32": float})
@@ -64,18 +67,16 @@ def test_every_lane_has_the_sums_of_its_elements(name, scans):
     data = [
         w.scan_in_warp(layout, "fp32", [x[at] for at in map(tuple, own)]) for w, own in zip(warps, places, strict=True)
     ]
-    totals = [w.chunk_totals(layout, values) for w, values in zip(warps, data, strict=True)]
     if len(layout.sharing_warps(0, "rows")) > 1:
+        totals = [w.chunk_totals(layout, values) for w, values in zip(warps, data, strict=True)]
         left = np.array([[value[0] for value in own] for own in totals])[:, :, None]
         for isa in isas:
             isa.buffers["across"] = left
         slot = SimpleNamespace(buffer=SimpleNamespace(name="across"), stage=0)
-        before = [w.chunks_read(layout, slot) for w in warps]
-    else:
-        before = [w.chunks_before(layout, own) for w, own in zip(warps, totals, strict=True)]
+        data = [w.add_chunks(layout, own, w.chunks_read(layout, slot)) for w, own in zip(warps, data, strict=True)]
     wanted = x.cumsum(1)
-    for w, own, values, some in zip(warps, places, data, before, strict=True):
-        for at, found in zip(own, w.add_chunks(layout, values, some), strict=True):
+    for w, own, values in zip(warps, places, data, strict=True):
+        for at, found in zip(own, values, strict=True):
             assert (found == wanted[tuple(at)]).all()
         for at, other in zip(own, w.swapped_pairs(layout, "tile", [x[tuple(at)] for at in own]), strict=True):
             assert (other == x[at[0], at[1] ^ 1]).all()
@@ -218,6 +219,7 @@ FORMS = [
     RowForm(501, 1, 256, 1, 2, vector=2),
     RowForm(700, 1, 768, 3, vector=8),
     RowForm(60, 8, 64, 2, vector=8, width=2, packed=True),
+    RowForm(60, 16, 64, 2, vector=8, width=4, packed=True, each=2, lanes=8),
 ]
 
 

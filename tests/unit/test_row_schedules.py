@@ -8,7 +8,7 @@ import torch
 import tmapipe as tp
 from tests.oracle.value_forms import Taps
 from tests.unit.errors import refused
-from tmapipe.schedules import LayerNorm, LayerNormRows, RmsNorm, RmsNormRows, Softmax, SoftmaxRows
+from tmapipe.schedules import Cumsum, LayerNorm, LayerNormRows, RmsNorm, RmsNormRows, Softmax, SoftmaxRows
 from tmapipe.schedules.rowform import RowForm, resident, row_form, row_forms
 from tmapipe.testing import assert_safe
 from tmapipe.tiles.persistent import PersistentTiles
@@ -265,7 +265,7 @@ class Inside(tp.Schedule):
     ring = tp.BarrierRing(1, producer=load, consumer=work)
     x = tp.TmaLoadStage("m n", tile=(4, 64), ring=ring)
     y = tp.TmaStoreStage("m", tile=(4,), role=work)
-    end, surely = 40, (8, 32)
+    end, surely, lanes = 40, (8, 32), 0
 
     @load.jit
     def fill(self, k, tile):
@@ -275,7 +275,7 @@ class Inside(tp.Schedule):
     @work.jit
     def add(self, k, tile):
         with k.ring.consume() as slot:
-            values = slot.x.read(width=4)
+            values = slot.x.read(width=4, lanes=self.lanes)
         k.y.store(tile, tp.math.row_sum(values, inside=(tile.m * 0 + 3, self.end), surely=self.surely))
 
 
@@ -294,6 +294,24 @@ def test_columns_from_one_on():
         surely = 8
 
     refused(NoPair(), x, argument="surely", rule="(first, end)")
+
+
+def inside_of(few):
+    class Few(Inside):
+        load, work = Inside.load, Inside.work
+        lanes = few
+
+    return Few()
+
+
+def test_lanes_of_a_row():
+    x = torch.arange(8 * 64.0).reshape(8, 64)
+    for few in (16, 8):
+        assert torch.equal(inside_of(few)(x), x[:, 3:40].sum(1))
+    refused(inside_of(3), x, argument="lanes", rule="divides 32")
+    refused(inside_of(4), x, argument="tile", rule="cannot share evenly")
+    form = Cumsum().forms(164, 2, 8)[0]  # of 41 vectors, which 32 lanes would take in two turns
+    assert form.layout.row_lanes == 16 and form.columns == 192
 
 
 class Shifted(tp.Schedule):

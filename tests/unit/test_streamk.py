@@ -38,7 +38,7 @@ class Worker(Place):
         assert (argument, dim) == ("a", 2)
         return 16 * self.steps - 3
 
-    def cells(self, *initial):
+    def cells(self, *initial, names=""):
         return list(initial)
 
     def when(self, condition, body):

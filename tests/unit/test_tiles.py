@@ -27,7 +27,7 @@ class Place:
     def select(self, condition, then, otherwise):
         return then if condition else otherwise
 
-    def here(self, value):
+    def here(self, value, name=""):
         return value
 
     def divisors(self, values):

@@ -53,7 +53,7 @@ def test_every_problem_has_a_choice_that_can_be_built(m, n, k, batch):
     ids=str,
 )
 def test_rows_that_tma_does_not_take_are_refused_before_anything_compiles(problem, name, monkeypatch):
-    monkeypatch.setattr(tuner, "_need_gpu", lambda: None)
+    monkeypatch.setattr(tuner, "need_gpu", lambda: None)
     monkeypatch.setattr(tuner, "device_of", lambda device: H200)
     for look in (choose, ranked, tune):
         refused(look, problem, argument=f"rows of {name}", rule="begin at multiples of 16 bytes")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from tmapipe.base import tma_rules
 from tmapipe.errors import IS_BOOL, InputError, MissingGpuError, as_tuple, is_count, must, optional, require
 
+T = TypeVar("T")
 # ---- multicast -------------------------------------------------------------------------------------------------------
 #
 # MulticastGroup, and the arithmetic of CTAs in a cluster: ranks, peers and masks, for any shape up to 16 CTAs.
@@ -361,16 +363,36 @@ def _memory(tensor: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int, st
     return address, tuple(shape), tuple(step // size for step in nbytes), size, _TYPES_OF_TENSORS.get(kind, kind)
 
 
-# ---- garbage ---------------------------------------------------------------------------------------------------------
+# ---- for a while -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: T) -> Iterator[T]:
+    """Gives an attribute another value, which it yields, until the scope is left."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield value
+    finally:
+        setattr(owner, name, before)
+
+
+_rests = itertools.count(1)
 
 
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Turns the garbage collector off, where all that is made lives until the end: it would go over it again and again."""
+    """Turns the garbage collector off, where all that is made lives until the end: it would go over it again and again. What
+    is still there then counts as old, or the collector would go over it at once."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if enabled and next(_rests) % 16 == 0:  # or cycles of many checks would pile up among what is old
+            gc.collect()
+        elif enabled and not gc.get_freeze_count():  # else the user has frozen objects, which would come back
+            gc.freeze()
+            gc.unfreeze()
         if enabled:
             gc.enable()

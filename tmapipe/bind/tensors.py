@@ -63,6 +63,8 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
     for name, table in declared.tables.items():
         shapes[name] = _check_table(name, given[name], table.dims, extents)
         given[name] = _low_words(given[name])
+        if table.ascending and isinstance(given[name], np.ndarray):  # nothing waits for the entries of a GPU's
+            _check_ascending(name, given[name])
         strides[name] = strides_of(given[name])
     _relate(declared.relations, extents)
     for name, store in declared.stores.items():
@@ -322,6 +324,14 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: Extents)
     return shape
 
 
+def _check_ascending(name: str, table: np.ndarray) -> None:
+    falls = np.flatnonzero(table[1:] < table[:-1])
+    if len(falls):
+        i, rule = int(falls[0]), "is not less than the entry before it: the schedule declares Table(ascending=True)"
+        said = f"{table[i + 1]}, after {table[i]}"
+        raise InputError(f"{name}[{i + 1}]", said, rule, f"sort {name}, or declare the Table without ascending")
+
+
 def _low_words(table: Any) -> Any:
     """The same memory as int32: of int64, every second word, the lower one."""
     if table.dtype.itemsize == 4:
@@ -431,3 +441,67 @@ def as_matrix(name: str, x: Any, kinds: Sequence[str], number: bool | None = Non
         rule = "can be seen as a matrix of its rows"
         raise InputError(f"{name}.stride", x.stride(), rule, "pass a contiguous tensor")
     return seen
+
+
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+
+DIMS = "abcmn"  # names of up to five dimensions, the last ones first
+
+
+def seen_as(x: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Any:
+    """A tensor's memory, from *start* elements before its first one on, with other extents and strides (elements)."""
+    if isinstance(x, np.ndarray):
+        words = x.view(f"u{x.itemsize}")  # NumPy makes no such view of every type
+        return np.lib.stride_tricks.as_strided(words, shape, [step * x.itemsize for step in strides]).view(x.dtype)
+    return x.as_strided(shape, strides, x.storage_offset() - start)
+
+
+def collapsed(views: list[Any], out: Any) -> tuple[list[Any], Any]:
+    """All with dimensions joined that follow one another in each of them, in the order of the output's."""
+    steps = list(zip(*map(strides_of, (*views, out)), strict=True))
+    dims = sorted(((n, each) for n, each in zip(out.shape, steps, strict=True) if n > 1), key=lambda dim: -dim[1][-1])
+    joined: list[tuple[int, tuple[int, ...]]] = []
+    for n, each in dims or [(1, (1,) * (len(views) + 1))]:
+        if joined and joined[-1][1] == tuple(step * n for step in each):
+            joined[-1] = (joined[-1][0] * n, each)
+        else:
+            joined.append((n, each))
+    shape = tuple(n for n, _ in joined)
+    *found, result = (seen_as(x, shape, tuple(each[i] for _, each in joined)) for i, x in enumerate((*views, out)))
+    return found, result
+
+
+def as_rows(x: Any, rows: int, columns: int) -> Any:
+    """The first elements of a vector, perhaps of one number that is repeated, as a matrix."""
+    (step,) = strides_of(x)
+    return seen_as(x, (rows, columns), (columns * step, step))
+
+
+def varying(x: Any) -> Any:
+    """A tensor without the dimensions along which it is repeated; of a number, a vector of one element."""
+    dims = [(n, step) for n, step in zip(x.shape, strides_of(x), strict=True) if step] or [(1, 1)]
+    shape, strides = zip(*dims, strict=True)
+    return seen_as(x, shape, strides)
+
+
+def vector_of(out: Any) -> int:
+    """Bytes of which the rows of an output are whole multiples: at most 16."""
+    steps = [step for step, n in zip(strides_of(out)[:-1], out.shape[:-1], strict=True) if n > 1]
+    size = out.dtype.itemsize
+    return math.gcd(ALIGNMENT, address_of(out), out.shape[-1] * size, *(step * size for step in steps))
+
+
+def fits_tma(x: Any) -> bool:
+    """Whether TMA takes a tensor without the dimensions along which it is repeated."""
+    steps = [step for step in strides_of(x) if step]
+    size = x.dtype.itemsize
+    return (
+        address_of(x) % ALIGNMENT == 0 and steps[-1:] in ([], [1]) and not any(s * size % ALIGNMENT for s in steps[:-1])
+    )
+
+
+def along_of(x: Any) -> str:
+    """The dimensions along which a tensor varies, the last ones of "a b c m n"."""
+    names = DIMS[len(DIMS) - x.ndim :]
+    return " ".join(name for name, step in zip(names, strides_of(x), strict=True) if step)

@@ -234,8 +234,9 @@ class Report(Drawn):
         seconds: How long the check took.
         runs: In words, what was shown and how.
         problem: The problem in which the errors were found, if several were run (`tmapipe.prove.problem.Problem`).
-        outputs: In words, which outputs were looked at in a few problems alone, and why. Of all other outputs it is shown, for
-            every shape that `trips` covers, that each element is stored once. Likewise loads, which start inside of a tensor.
+        outputs: In words, which outputs were looked at in a few problems alone, and why; or on which property of a table it
+            depends that each element is stored once. Of all other outputs this is shown for every shape that `trips` covers.
+            Likewise loads, which start inside of a tensor.
         partly: Outputs of which some elements are stored by nobody.
         unfinished: Whether the check was ended by the limit of time that was given.
     """

@@ -49,6 +49,7 @@ class Lifetimes(Rules):
         self.reached: dict[tuple[str, int, int], tuple[Step, int | None]] = {}
         self.counted: dict[tuple[int, str, int], Step] = {}
         self.waiters = _waiters(self.layout)
+        self.initialized: dict[tuple[int, bool], Known] = {}  # as of `_initialized`, until something changes that
 
     def facts(self, state: State, by_all: list[int]) -> Iterator[tuple[FactName, Known]]:
         for key, (step, _) in self.reached.items():
@@ -63,16 +64,19 @@ class Lifetimes(Rules):
 
     def init(self, step: Step, bar: int) -> None:
         """The warp initializes an mbarrier."""
-        self.inits[bar] = step
+        self.inits[bar], self.initialized = step, {}
 
     def fence_init(self, step: Step) -> None:
         self.fences.setdefault(step.agent, []).append(step.time)
+        self.initialized = {}
 
     def _initialized(self, bar: int, far: bool) -> Known:
         """How the initialization of an mbarrier is known; far: known to another CTA, or to the async proxy."""
-        init = self.inits[bar]
-        fences = [(init.agent, fence) for fence in self.fences.get(init.agent, ()) if fence >= init.time]
-        return tuple(fences[:1]) if far else ((self.clocks.told + init.agent, init.time), *fences[:1])
+        if (bar, far) not in self.initialized:
+            init = self.inits[bar]
+            fences = [(init.agent, fence) for fence in self.fences.get(init.agent, ()) if fence >= init.time][:1]
+            self.initialized[bar, far] = tuple(fences) if far else ((self.clocks.told + init.agent, init.time), *fences)
+        return self.initialized[bar, far]
 
     def use(self, step: Step, bar: int, far: bool) -> None:
         """A warp uses an mbarrier; far: from another CTA, or through the async proxy."""

@@ -213,7 +213,11 @@ class Phase:
 
     def known_to(self, clock: Clock) -> bool:
         """Whether all contributions are in the past of *clock*."""
-        return not self.landed and all(clock[agent] >= time for agent, time in self.by.items())
+        if not self.landed:
+            for agent, time in self.by.items():  # `all` takes twice as long
+                if clock[agent] < time:
+                    return False
+        return not self.landed
 
 
 class Phases(Rules):
@@ -440,7 +444,7 @@ class Barriers(Rules):
         which, warps = self._barrier(agent, id)
         step = step.in_phase(number)
         before = self.generations.get((which, number - 1))
-        if before is not None and any(clocks.of[agent][other] < time for other, time in before.by.items()):
+        if before is not None and not before.known_to(clocks.of[agent]):
             self._early(step, number, before)
         now = self.generations.get((which, number))
         if now is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import linecache
 from bisect import bisect_right
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,8 @@ def report_race(slots: Slots, kind: Kind, before: SlotAccess, access: SlotAccess
     first, second = _does(layout, before), _does(layout, access)
     same = "it" if slot == other else f"{alias}, which lies in the same bytes"
     text, fix, blame = _texts(slots, kind, before, access, f"{second} {name}", f"{first} {same}", owner)
-    extra = [step for step in (owner, _end(slots, before)) if step is not None]
+    end = slots.bulk_waits[before.agent].first(before.number) if before.kind == STORE else None  # for the timeline
+    extra = [step for step in (owner, end) if step is not None]
     log.add(kind, text, fix, access.step, before.step, *extra, slot=slot, blame=blame)
 
 
@@ -156,7 +158,7 @@ def _texts(
         else:
             text = f"{then}, but only one lane of that warp is ordered before it: the others' accesses are not"
             fix = f"execute warp_sync between its access to {array} and the signal of one lane"
-            if _lacks_fence(slots, before, access):
+            if before.kind in THREADS and access.kind not in GENERIC and clocks.fence[before.agent] < before.time:
                 text += f", and no proxy fence of {role} lies between"
                 fix = f"execute fence_proxy_async, then warp_sync, after its access to {array}, before one lane goes on"
     elif before.kind == MMA:
@@ -202,19 +204,6 @@ def _ordered(layout: Layout, first: int, second: int, array: str) -> str:
     return f"let {role} call k.sync() between the two"
 
 
-def _lacks_fence(slots: Slots, before: SlotAccess, access: SlotAccess) -> bool:
-    """Whether *access* goes through the async proxy, and *before*, by threads, has not been fenced by its warp so far."""
-    fenced = slots.clocks.fence[before.agent] >= before.time
-    return before.kind in THREADS and access.kind not in (*THREADS, COPY) and not fenced
-
-
-def _end(slots: Slots, before: SlotAccess) -> Step | None:
-    """The wait that ended *before*, a store, if there was one, for the timeline."""
-    if before.kind != STORE:
-        return None
-    return slots.bulk_waits[before.agent].first(before.number)
-
-
 def _foreign_wait(slots: Slots, before: SlotAccess, access: SlotAccess) -> Step | None:
     """A wait for bulk groups after the store and before the access, by a warp that has no groups of its own."""
     clock: Any = slots.clocks.of[access.agent]
@@ -240,6 +229,13 @@ def _foreign_wait(slots: Slots, before: SlotAccess, access: SlotAccess) -> Step 
 # Of each slot the last access of each kind and agent is kept: what is ordered after it is ordered after earlier ones.
 
 
+History = dict[Any, dict[int, dict[Any, SlotAccess]]]  # by cut and part, as of `_cut`
+
+
+def _every(history: History) -> Iterator[dict[Any, SlotAccess]]:
+    return chain.from_iterable(parts.values() for parts in history.values())
+
+
 class Slots(Rules):
     """The accesses to all slots of a cluster, and the waits that end the asynchronous ones."""
 
@@ -249,8 +245,8 @@ class Slots(Rules):
     def __init__(self, clocks: Clocks, log: FindingLog):
         super().__init__(clocks, log)
         layout = log.layout
-        self.history: list[dict[Any, dict[Any, SlotAccess]]]  # by slot and `_cut`
-        self.history = [{} for _ in range(layout.ctas * layout.nslots)]
+        self.history: list[History] = [{} for _ in range(layout.ctas * layout.nslots)]  # by slot
+        self.own: set[int] = set()  # slots whose history no copy shares
         self.flights: dict[Flight, list[SlotAccess]] = {}
         self.bulk_waits = [Waits() for _ in range(layout.agents)]
         self.mma_waits = [Waits() for _ in range(layout.agents)]
@@ -261,14 +257,22 @@ class Slots(Rules):
         self.copied: dict[tuple[int, int], set[int]] = {}  # (mbarrier, phase) -> slots that cp.async has written then
 
     def copy(self, clocks: Clocks) -> Slots:
-        """As in `Rules`."""
+        """As in `Rules`: histories are shared until one of the two changes them."""
         other: Slots = super().copy(clocks)
-        other.history = [{part: dict(known) for part, known in history.items()} for history in self.history]
+        other.history, other.own, self.own = list(self.history), set(), set()
         return other
+
+    def _own(self, place: int) -> History:
+        """The history of a slot, which is about to change."""
+        if place not in self.own:
+            self.own.add(place)
+            parts = self.history[place].items()
+            self.history[place] = {cut: {i: dict(known) for i, known in each.items()} for cut, each in parts}
+        return self.history[place]
 
     def facts(self, state: State, by_all: list[int]) -> Iterator[tuple[FactName, Known]]:
         for slot, history in enumerate(self.history):
-            for access in (access for known in history.values() for access in known.values()):
+            for access in chain.from_iterable(known.values() for known in _every(history)):
                 ends = self._ends(access) if access.kind in (STORE, MMA) else {}
                 over = _known_by_waits(ends) if ends else self.over(access)
                 fenced = access.kind in GENERIC
@@ -343,7 +347,7 @@ class Slots(Rules):
             started.clear()
         started.add(part)
         if len(started) == part[2]:
-            for known in self.history[place].values():
+            for known in _every(self._own(place)):
                 for key in [key for key, access in known.items() if access.kind != COPY]:
                     del known[key]
             started.clear()
@@ -388,22 +392,21 @@ class Slots(Rules):
         base = cta * layout.nslots
         clock = self.clocks.of[access.agent]
         writes, (cut, which) = access.kind in WRITES, _cut(access.part)
+        own = self._own(base + slot)
         for alias in layout.aliases[slot]:
-            for (other, i), known in self.history[base + alias].items():
-                if i != which and other == cut and alias == slot:
-                    continue  # other bytes
-                over = []
-                for of, before in known.items():
+            for other, parts in self.history[base + alias].items():
+                touched: Collection[dict[Any, SlotAccess]] = parts.values()
+                if other == cut and alias == slot:  # the other parts are other bytes
+                    touched = (parts[which],) if which in parts else ()
+                for of, before, known in [(*each, part) for part in touched for each in part.items()]:
                     if (not writes and before.kind not in WRITES) or before.kind == access.kind == REDUCE:
                         continue
                     kind = self.order(before, access, clock)
                     if kind is not None:
                         report_race(self, kind, before, access, base + slot, base + alias)
                     elif before.kind == SEND and access.kind == WRITE and alias == slot:
-                        over.append(of)  # whoever writes next comes after this write, and so after that read
-                for of in over:
-                    del known[of]
-        self.history[base + slot].setdefault((cut, which), {})[access.part[0], access.kind, by] = access
+                        del known[of]  # whoever writes next comes after this write, and so after that read
+        own.setdefault(cut, {}).setdefault(which, {})[access.part[0], access.kind, by] = access
 
     def order(self, before: SlotAccess, access: SlotAccess, clock: Clock) -> Kind | None:
         """None if *before* is over for *access*, which happens, or is issued, with *clock*; else what is wrong."""

@@ -13,9 +13,10 @@ import typer
 from rich.table import Table
 
 import tmapipe
+from tmapipe.base import replaced
 from tmapipe.base.arithmetic import DType
 from tmapipe.bind import Bound
-from tmapipe.command.machine import bench, cache, demo, doctor, tune
+from tmapipe.command.machine import Json, bench, cache, demo, doctor, tune
 from tmapipe.command.named import (
     WRONG,
     Answer,
@@ -66,7 +67,6 @@ Files = Annotated[
 ]
 Arch = Annotated[str | None, typer.Option(help="The target, such as sm_90a; by default the schedule's.")]
 Clusters = Annotated[int | None, typer.Option(min=1, max=1024, help="In the grid; by default up to 2.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 OfRows = Annotated[
     list[str], typer.Option("--shape", metavar="NAME=EXTENTS", help="Of inputs, for Softmax and RmsNorm alone.")
 ]
@@ -299,11 +299,8 @@ def _launches(clusters: int | None, seed: int, trace: bool) -> Iterator[list[Run
         runs.append(simulate(schedule, bound, clusters, seed, trace))
         return runs[-1]
 
-    Schedule._simulate = seeded  # type: ignore[assignment,method-assign]
-    try:
+    with replaced(Schedule, "_simulate", seeded):
         yield runs
-    finally:
-        Schedule._simulate = simulate  # type: ignore[method-assign]
 
 
 def _called(schedule: Any, tensors: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
@@ -424,11 +421,8 @@ def _traced(schedule: Any, inputs: dict[str, Any], clusters: int | None) -> Trac
         traces.append(trace(schedule, bound, clusters))
         return None
 
-    Schedule._simulate = timed  # type: ignore[assignment,method-assign]
-    try:
+    with replaced(Schedule, "_simulate", timed):
         schedule(**inputs)
-    finally:
-        Schedule._simulate = simulate  # type: ignore[method-assign]
     require(traces, "--shape", [x.shape for x in inputs.values()], "have elements to compute from", "pass some")
     return traces[0]
 

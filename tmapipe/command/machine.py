@@ -390,11 +390,8 @@ def demo(json_: Json = False) -> None:
 
 
 def _has_gpu() -> bool:
-    if importlib.util.find_spec("torch") is None:
-        return False
-    import torch
-
-    return bool(torch.cuda.is_available())
+    _, _, usable = _torch()
+    return usable
 
 
 def cache(

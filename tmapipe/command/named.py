@@ -27,6 +27,7 @@ import tmapipe
 from tmapipe import schedules
 from tmapipe.base.arithmetic import DType, as_dtype, bf16
 from tmapipe.errors import DeadlockError, HazardError, InputError, PipelineError, ScopeError, UnsafeError, require
+from tmapipe.model.layout import LIBRARY
 from tmapipe.schedule import Schedule
 from tmapipe.schedules.copy import Copy
 from tmapipe.schedules.crossentropy import Softmax
@@ -40,7 +41,6 @@ from tmapipe.tuning.tuner import WITHIN, WITHIN_8_BITS
 # What a command line names: a schedule, what it is made with, and objects in modules and files.
 
 
-_LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
 _KINDS = (Schedule, RowKernel)
 _FORMS = "a shipped schedule's name, module:object or file.py:object"
 
@@ -180,7 +180,7 @@ def users_line(error: BaseException) -> str | None:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     file = frames[-1].filename if frames else ""
-    if file.startswith((_LIBRARY, "<")) or "site-packages" in file:
+    if file.startswith((LIBRARY, "<")) or "site-packages" in file:
         return None
     return f"{file}:{frames[-1].lineno}"
 

@@ -148,10 +148,11 @@ class ColumnParts(Parts):
 #
 # load (1 warp)        a, b of k-tile 0, 1, 2, ...   -> ring of slots
 # math (warpgroups)    wgmma on the slot
-# add (2 warps)        at the first tiles along n: read a from the slot, add; at others: pass the slot on. Likewise of b, m
+# add (2 warps)        read a from the slot, add; or pass the slot on. Likewise of b, with m and n exchanged:
+#                      sums over k are those of the first tiles along n; for sums over m, tiles along n take k-tiles in turn
 #
-# In a cluster, threads that have read a slot would tell peers by an arrival that releases in cluster scope. That takes as
-# long as several k-tiles: a GEMM with sums ran at 0.67 of the speed of one without.
+# They tell their own CTA alone that they have read a slot: no peer writes the operand's tiles. Telling peers, by an arrival
+# that releases in cluster scope, takes as long as several k-tiles: a GEMM with sums ran at 0.67 of the speed of one without.
 
 
 ADD = Role(warps=2, registers=72)
@@ -165,7 +166,7 @@ def _of_zero(function: Any) -> bool:
 @attrs.frozen
 class OperandSum:
     """Sums of the elements of a GEMM's operand, in fp32: ``Operand(sums={"squares": OperandSum("k", lambda x: x * x)})``.
-    For `Cooperative` GEMMs of whole tiles without a cluster.
+    For `Cooperative` GEMMs of whole tiles, in clusters along m alone for sums of a, or along n for sums of b.
 
     Args:
         over: The dimension that is summed over: "k", which leaves a number for each row of a [m], or of b [n]; or "m" of a,

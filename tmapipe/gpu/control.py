@@ -446,11 +446,12 @@ def _divides(value: Any) -> bool:
     return isinstance(value, Expr) and value.op == "divisor"
 
 
-def _select(condition: Any, then: Any, other: Any) -> Any:
-    if isinstance(condition, bool):
-        return then if condition else other
+def select(condition: Any, then: Any, otherwise: Any) -> Any:
+    """One of two numbers, of which both are computed."""
+    if constant(condition):
+        return then if condition else otherwise
     of = Boolean if isinstance(then, (bool, Boolean)) else Int32
-    return of(cutlass.select_(condition, of(then), of(other)))
+    return of(cutlass.select_(condition, of(then), of(otherwise)))
 
 
 def _mod_of_ints(a: Any, b: Any) -> Any:
@@ -467,11 +468,11 @@ def _mod_of_ints(a: Any, b: Any) -> Any:
 
 def _next(slot: Any, stages: int) -> Any:
     following = slot + 1
-    return _select(following == stages, 0, following)
+    return select(following == stages, 0, following)
 
 
 def _flipped(parity: Any, slot: Any, stages: int) -> Any:
-    return _select(slot + 1 == stages, parity ^ 1, parity)
+    return select(slot + 1 == stages, parity ^ 1, parity)
 
 
 #: One number of others, of which at least one is not known.
@@ -481,9 +482,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "abs": FUNCTIONS["abs"],
     "invert": lambda a: a ^ -1,
     "not": lambda a: a ^ True,
-    "min": lambda a, b: _select(a < b, a, b),
-    "max": lambda a, b: _select(a > b, a, b),
-    "select": _select,
+    "min": lambda a, b: select(a < b, a, b),
+    "max": lambda a, b: select(a > b, a, b),
+    "select": select,
     "next": _next,
     "flipped": _flipped,
 }

@@ -26,6 +26,7 @@ from tmapipe.isa import ops
 from tmapipe.isa.fragment import Fragment, Span
 from tmapipe.plan.model import WARP, Load, Store
 from tmapipe.plan.rings import Buffer
+from tmapipe.plan.thread_layout import VectorLayout
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
 #
@@ -58,9 +59,12 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
     layout, size = values.layout, store.buffer.dtype.bytes
     assert layout is not None
     tile, dtype = _Tile(isa, store, at), cute_type(store.buffer.dtype)
-    most = width_of(layout, values.along)
+    most, places, own = width_of(layout, values.along), list[Any](), None
     width = min(most, store.vector // size) if mask is None else 1
     wide = min(most, ALIGNMENT // size) if store.wide and mask is None else width
+    shared = isinstance(layout, VectorLayout) and layout.row_slots % min(layout.row_slots, layout.row_lanes) == 0
+    if shared and values.along == "rows" and mask is None:
+        values, places, own = fragments.shared_out(values)
 
     def put(first: int, address: Any, count: int) -> None:
         converted = fragments.converted(values, first, count, dtype)
@@ -78,11 +82,11 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
     def store_all() -> None:
         """Stores wide where the address allows; then the other elements, in one branch that few warps take."""
         left, apart = [], None
-        runs = fragments.runs(layout, wide, values.along)
+        runs = places or fragments.runs(layout, wide, values.along)
         if isinstance(values.data, Spread):
-            runs = iter([(0, 0, fragments.row(layout, 0) + isa.lane % 4 * 8)])
+            runs = [(0, 0, fragments.row(layout, 0) + isa.lane % 4 * 8)]
         if values.along == "rows" and store.tile[-1] == 1:  # one number a row, of a tile with rows of one number
-            runs = iter([(first, row, 0) for first, _, row in runs])
+            runs = [(first, row, 0) for first, _, row in runs]
         for first, row, column in runs:
             earlier = fragments.row_from(layout, first, row) if values.along == "tile" else (row,)
             (start, inside), column = tile.row(*earlier), at[-1] + column
@@ -119,7 +123,7 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
     elif isinstance(values.data, Spread):
         control.when(isa.lane % 4 < 2, store_all)
     else:
-        control.when(fragments.first_to_have(layout, values.along), store_all)
+        control.when(fragments.first_to_have(layout, values.along) if own is None else own, store_all)
 
 
 @emits(ops.TmaPrefetch)

@@ -20,6 +20,7 @@ from cutlass.cute.runtime import find_runtime_libraries
 
 from tmapipe.base.arithmetic import DType
 from tmapipe.bind import Bound
+from tmapipe.bind.tensors import strides_of
 from tmapipe.errors import InputError, MissingPackageError, require
 from tmapipe.gpu import WORDS, encoded_words
 from tmapipe.gpu.kernels import kernel_for
@@ -270,7 +271,7 @@ def _workspace(each: Exported, plan: Plan) -> tuple[list[tuple[int, int, int]], 
 def _facts(each: Exported, plan: Plan) -> dict[str, Any]:
     tensors = []
     for name, tensor in each.given.items():
-        strides = _strides(tensor)
+        strides = strides_of(tensor)
         tensors.append(
             {
                 "name": name,
@@ -290,7 +291,7 @@ def _source(name: str, each: Exported, plan: Plan) -> str:
     clusters, per_cluster = _clusters(each, plan)
     words = [word for load in plan.encoded for word in encoded_words(load, each.bound.tensors[load.argument])]
     layouts = [
-        (type_of(each.bound.dtypes[a]), each.bound.tensors[a].shape, _strides(each.bound.tensors[a]))
+        (type_of(each.bound.dtypes[a]), each.bound.tensors[a].shape, strides_of(each.bound.tensors[a]))
         for a in plan.arguments
     ]
     layouts += [((0, bits), (count,), (1,)) for bits, count, _ in scratch]
@@ -362,12 +363,6 @@ def _header(name: str, facts: Mapping[str, Any]) -> str:
         "#endif",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _strides(tensor: Any) -> tuple[int, ...]:
-    """The tensor's strides, in elements."""
-    strides = getattr(tensor, "strides", None)
-    return tuple(tensor.stride()) if strides is None else tuple(n // tensor.itemsize for n in strides)
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -219,9 +219,23 @@ class GpuFragments(PeerFragments, Sums):
     def row_from(self, layout: ThreadLayout, i: int, row: Any) -> tuple[Any, int]:
         """An earlier row of the thread's, and how many rows further *row* is, where value *i* is: one row serves all, if
         threads share rows evenly."""
-        if not isinstance(layout, VectorLayout) or not layout.even or layout.by_rows:
+        if not isinstance(layout, VectorLayout) or not layout.even or (layout.by_rows and layout.at_once == 1):
             return row, 0
-        return self.row(layout, 0), layout.row_slot(i) * layout.own * layout.threads // layout.row_vectors
+        return self.row(layout, 0), layout.row_slot(i) * _row_step(layout)
+
+    def shared_out(self, values: Fragment) -> tuple[Fragment, list[Any], Any]:
+        """One number a row, shared out among the lanes that have it: (each lane's own, their places, whether it has any)."""
+        layout = values.layout
+        assert isinstance(layout, VectorLayout)
+        lanes, slots, warp = layout.row_lanes, layout.row_slots, layout.warp(self.isa.warp)
+        mine, numbers, places = self.isa.lane % lanes, list[Any](), list[Any]()
+        for first in range(0, slots, lanes):
+            places.append((len(places), 0, self.row(layout, first) + mine * _row_step(layout)))
+            numbers.append(values.data[first])
+            for i in range(1, min(lanes, slots)):
+                numbers[-1] = choose(mine == i, values.data[first + i], numbers[-1])
+        own = control.both(mine < slots, True if layout.row_warps == 1 else warp % layout.row_warps == 0)
+        return Fragment(self, layout, "rows", values.kind, numbers), places, own
 
     def write(self, slot: SlotRef, values: Fragment, at: tuple[int, int] | None = None) -> None:
         layout = values.layout
@@ -297,6 +311,11 @@ class GpuFragments(PeerFragments, Sums):
         return [FUNCTIONS[name](*values) for values in zip(*each, strict=True)]
 
 
+def _row_step(layout: VectorLayout) -> int:
+    """Rows from one row slot of a thread to the next, of threads that share rows evenly."""
+    return layout.at_once if layout.by_rows else layout.own * layout.threads // layout.row_vectors
+
+
 # ---- warp ------------------------------------------------------------------------------------------------------------
 #
 # A warp, while the kernel is traced: its ids, the launch's arguments, the CTA's slots and mbarriers.
@@ -355,14 +374,9 @@ class GpuWarp(Isa):
         self.pickers += 1  # in a sum of its own, or ptxas would keep masks of one function for another
         return functools.partial(masked, zero=self.zero * self.pickers)
 
-    when = staticmethod(control.when)
+    when, select = staticmethod(control.when), staticmethod(control.select)
 
-    def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
-        if control.constant(condition):
-            return then if condition else otherwise
-        return cutlass.select_(condition, Int32(then), Int32(otherwise))
-
-    def here(self, value: Any) -> Any:
+    def here(self, value: Any, name: str = "") -> Any:
         # A shuffle, which no compiler moves across a barrier.
         return value if control.constant(value) else cute.arch.make_warp_uniform(Int32(value))
 

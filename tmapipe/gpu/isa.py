@@ -22,12 +22,12 @@ from tmapipe.gpu.fragments import GpuWarp, load_edge
 from tmapipe.gpu.matmuls import store_words
 from tmapipe.gpu.watchdog import WAIT, Stamping, emit_wait, sites
 from tmapipe.isa import ALL_LANES, ops
-from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
+from tmapipe.isa.fragment import ClusterExchange, Fragment
 from tmapipe.plan.model import Load
 from tmapipe.plan.rings import Barrier
 from tmapipe.program import Traced
-from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, While
+from tmapipe.program.python_text import mapped
 
 # ---- isa -------------------------------------------------------------------------------------------------------------
 #
@@ -428,23 +428,16 @@ class _Emission:
 
     def operand(self, x: Any) -> Any:
         """An argument of an instruction, with numbers in place of expressions."""
-        if isinstance(x, Expr):
-            return self.values.of(x)
+        return mapped(x, self._part)
+
+    def _part(self, x: Any) -> Any:
         if isinstance(x, Function):
             return functools.partial(self.values.inside, self.function, x)
-        if isinstance(x, Captured):
-            return x.bound(self.operand)
-        if isinstance(x, SlotRef):
-            return SlotRef(x.buffer, self.values.of(x.stage))
-        if type(x) in (tuple, list):
-            return type(x)(map(self.operand, x))
-        if type(x) is dict:
-            return {name: self.operand(each) for name, each in x.items()}
         if isinstance(x, Fragment):
             return Fragment(self.isa.fragments, x.layout, x.along, x.kind, self.values.of(x.data))
         if isinstance(x, ClusterExchange):
             return SimpleNamespace(rank=self.values.of(x.rank), mask=self.values.of(x.mask), peers=x.peers, full=x.full)
-        return x
+        return self.values.of(x) if isinstance(x, Expr) else x
 
 
 #: How each kind of node is emitted.

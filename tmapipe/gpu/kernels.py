@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from cuda.bindings import driver
 
-from tmapipe.base import disk
+from tmapipe.base import disk, replaced
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import span
 from tmapipe.errors import PipelineError
@@ -388,14 +388,9 @@ def watched() -> Iterator[list[tuple[Launcher, list[int]]]]:
         watchers.pop()
 
 
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
+def unwatched() -> contextlib.AbstractContextManager[None]:
     """The scope of which `watched` notes no launches."""
-    before, noted.launches = noted.launches, None
-    try:
-        yield
-    finally:
-        noted.launches = before
+    return replaced(noted, "launches", None)
 
 
 def note_zeroed(tensor: Any, first: int) -> None:

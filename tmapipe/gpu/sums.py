@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 from tmapipe.base.arithmetic import DType
 from tmapipe.gpu import control, cute_type
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, widened
+from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.isa.fragment import NEUTRAL, Fragment, SlotRef
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import WARP
@@ -49,7 +51,8 @@ class Runs(Fragments):
     def row(self, layout: ThreadLayout, slot: int) -> Any:
         """The row of a row slot."""
         if isinstance(layout, VectorLayout) and layout.by_rows:
-            return layout.warp(self.isa.warp) * layout.row_slots + slot
+            first = (layout.warp(self.isa.warp) * layout.row_slots + slot) * layout.at_once
+            return first if layout.at_once == 1 else first + self.isa.lane // layout.sharing
         if isinstance(layout, VectorLayout):
             thread, further, row = self._thread(layout), slot * layout.own * layout.threads, layout.row_vectors
             return thread // row + further // row if layout.even else (thread + further) // row
@@ -62,7 +65,8 @@ class Runs(Fragments):
         if isinstance(layout, VectorLayout):
             i, j = divmod(slot, layout.width)
             if layout.by_rows:
-                return (self.isa.lane + i * WARP) * layout.width + j
+                lane = self.isa.lane if layout.at_once == 1 else self.isa.lane % layout.sharing
+                return (lane + i * layout.sharing) * layout.width + j
             return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
         eight, i = divmod(slot, 2)
         return 8 * eight + self.isa.lane % 4 * 2 + i
@@ -218,47 +222,30 @@ class Scans(Runs):
     """Of a thread's numbers, those of each row slot and chunk lie side by side in the tile."""
 
     def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
-        running, lane = list(data), self.isa.lane % layout.row_lanes
-        for places in _runs_of(layout):
+        running, lanes, whole = list(data), layout.row_lanes, layout.row_warps == 1
+        carry: Any = None
+        for n, places in enumerate(_runs_of(layout)):
             sums = [data[places[0]]]
             for i in places[1:]:
                 sums.append(sums[-1] + data[i])
-            upto = self._upto(sums[-1], lane, layout.row_lanes, kind)
-            before = self._before(upto, lane, layout.row_lanes, kind)
+            if n % layout.chunks == 0 or not whole:
+                carry = KINDS[kind](0)
+            upto = _upto(sums[-1], lanes)
+            before = carry if lanes == 1 else _joined(upto, 1, lanes, carry)
             for i, value in zip(places, sums, strict=True):
-                running[i] = value if before is None else before + value
+                running[i] = before + value
+            if whole and (n + 1) % layout.chunks:
+                carry = carry + (upto if lanes == 1 else cute.arch.shuffle_sync(upto, self.isa.lane | (lanes - 1)))
         return running
-
-    def _upto(self, value: Any, lane: Any, lanes: int, kind: str) -> Any:
-        """The sum of the values of a lane and of the lanes before it, within groups of so many lanes."""
-        distance = 1
-        while distance < lanes:
-            other = cute.arch.shuffle_sync_up(value, distance)
-            value = value + choose(lane >= distance, other, KINDS[kind](0))
-            distance *= 2
-        return value
-
-    def _before(self, upto: Any, lane: Any, lanes: int, kind: str) -> Any:
-        """Of sums up to a lane, that up to the one before it; None: there is one lane."""
-        if lanes == 1:
-            return None
-        return choose(lane >= 1, cute.arch.shuffle_sync_up(upto, 1), KINDS[kind](0))
 
     def chunk_totals(self, layout: ThreadLayout, data: Any) -> Any:
         last = self.isa.lane | (layout.row_lanes - 1)
         return [cute.arch.shuffle_sync(data[places[-1]], last) for places in _runs_of(layout)]
 
-    def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
-        sums: list[Any] = []
-        for i in range(len(data)):
-            first = i % layout.chunks == 0
-            sums.append(None if first else data[i - 1] if sums[-1] is None else sums[-1] + data[i - 1])
-        return sums
-
     def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
         sums = list(data)
         for places, number in zip(_runs_of(layout), before, strict=True):
-            for i in places if number is not None else ():
+            for i in places:
                 sums[i] = number + data[i]
         return sums
 
@@ -271,19 +258,17 @@ class Scans(Runs):
         together = WARP // warps  # chunks that lanes have at once
         sums: list[Any] = []
         for row in range(layout.row_slots):
-            carry: Any = None
+            carry = KINDS["fp32"](0)
             for chunk in range(0, layout.chunks, together):
                 entries = min(together, layout.chunks - chunk) * warps
                 inside = isa.lane < entries
                 entry = cutlass.select_(inside, isa.lane, 0)
                 place = row * layout.chunks + chunk + entry // warps
                 value = source[(first + entry % warps, place, slot.stage)]
-                upto = self._upto(choose(inside, value, KINDS["fp32"](0)), isa.lane, WARP, "fp32")
-                before = self._before(upto, isa.lane, WARP, "fp32")
-                before = before if carry is None else before + carry
+                upto = _upto(choose(inside, value, KINDS["fp32"](0)), WARP)
+                before = _joined(upto, 1, WARP, carry)
                 sums += [cute.arch.shuffle_sync(before, own + i) for i in range(0, entries, warps)]
-                total = cute.arch.shuffle_sync(upto, WARP - 1)
-                carry = total if carry is None else carry + total
+                carry = carry + cute.arch.shuffle_sync(upto, WARP - 1)
         return sums
 
     def swapped_pairs(self, layout: ThreadLayout, along: str, data: Any) -> Any:
@@ -294,6 +279,24 @@ class Scans(Runs):
 
     def joined_pairs(self, layout: VectorLayout, along: str, even: Any, odd: Any) -> Any:
         return [(even, odd)[i % 2][i // 2] for i in range(2 * len(even))]
+
+
+def _joined(value: Any, distance: int, lanes: int, other: Any) -> Any:
+    """*other*, plus the *value* of the lane so far before, if that is one of the *lanes* of this lane's group. A predicate of
+    the shuffle says so, where a lane would compare its number."""
+    add = "add.s32" if isinstance(value, Int32) else "add.f32"
+    text = f"{{ .reg .pred some; .reg .b32 far; shfl.sync.up.b32 far|some, $1, {distance}, {WARP - lanes << 8}, -1; "
+    text += f"mov.b32 $0, $2; @some {add} $0, $2, far; }}"
+    words = [Int32(llvm.bitcast(T.i32(), type(value)(each).ir_value())) for each in (value, other)]
+    (made,) = emit_ptx(text, "rr", *words, words=1, ordered=False)
+    return type(value)(llvm.bitcast(type(value).mlir_type, made.ir_value()))
+
+
+def _upto(value: Any, lanes: int) -> Any:
+    """The sum of the values of a lane and of the lanes before it, within groups of so many lanes."""
+    for step in range(lanes.bit_length() - 1):
+        value = _joined(value, 1 << step, lanes, value)
+    return value
 
 
 def _runs_of(layout: ThreadLayout) -> list[list[int]]:

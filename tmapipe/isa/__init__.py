@@ -345,10 +345,7 @@ class Declared:
 
     def effect(self, kind: type[E]) -> E | None:
         """The first effect of this kind, or None."""
-        for effect in self.effects:
-            if isinstance(effect, kind):
-                return effect
-        return None
+        return next((effect for effect in self.effects if isinstance(effect, kind)), None)
 
     def all(self, kind: type[E]) -> list[E]:
         """All effects of this kind."""
@@ -373,7 +370,7 @@ class Declared:
 
         def said(optional: re.Match[str]) -> str:
             values = [(name, shown[name]) for name in re.findall(r"{(\w+)}", optional[1])]
-            needless = any(value is None or (value == 1 and name in _COUNTS) for name, value in values)
+            needless = any(value is None or (name in _COUNTS and value == 1) for name, value in values)
             return "" if needless else optional[1]
 
         return re.sub(r"\[(.*?)\]", said, self.says).format(**shown)
@@ -455,7 +452,7 @@ def _shown(names: Names, kind: Kind, name: str, value: Any) -> Any:
         return names.named_barrier_name(value)
     if kind is Kind.FLAG:
         return name if value else None
-    if value is not None and kind is Kind.MASK:
+    if isinstance(value, int) and kind is Kind.MASK:
         return ranks(value)
     return value.bit_count() if kind is Kind.LANES else value
 

@@ -383,7 +383,7 @@ class WarpExchange(Carried):
 
     def __init__(self, isa: Isa, buffer: Buffer, barrier: NamedBarrier):
         self.isa, self.buffer, self.barrier = isa, buffer, barrier
-        self.next = isa.cells(0)
+        self.next = isa.cells(0, names="exchange.copy")
 
     @property
     def width(self) -> int:
@@ -417,7 +417,7 @@ class ClusterExchange(WarpExchange):
 
     def __init__(self, isa: Isa, buffer: Buffer, full: Barrier, mask: Value, rank: Value, peers: int):
         self.isa, self.buffer, self.full, self.mask, self.rank, self.peers = isa, buffer, full, mask, rank, peers
-        self.next = isa.cells(0, 0, 0)  # the copy, its parity; those in use
+        self.next = isa.cells(0, 0, 0, names="exchange.copy exchange.parity exchange.used")  # used: copy and parity
 
     def take(self) -> SlotRef:
         copy, parity = self.next[0], self.next[1]

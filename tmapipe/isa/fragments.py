@@ -316,19 +316,16 @@ class Fragments(Carried):
             rule = "lies in a role whose reductions are over rows in several CTAs, which running sums are not"
             raise InputError("row_cumsum of a tile", (layout.rows, layout.columns), rule, "use another role")
         data = self.scan_in_warp(layout, kind, tile.data)
-        if layout.chunks == 1 and not several:
-            return Fragment(self, layout, "tile", kind, data)
-        totals = self.chunk_totals(layout, data)
         if several:
+            totals = self.chunk_totals(layout, data)
             exchange = exchange_of(exchange, layout, kind, "rows", layout.row_slots * layout.chunks)
             slot = exchange.take()
             self.write_partial(layout, "rows", [totals], slot)
             exchange.sync()
             before = self.read_partials(layout, "before", "rows", slot)
             exchange.read()
-        else:
-            before = self.chunks_before(layout, totals)
-        return Fragment(self, layout, "tile", kind, self.add_chunks(layout, data, before))
+            data = self.add_chunks(layout, data, before)
+        return Fragment(self, layout, "tile", kind, data)
 
     def swap_pairs(self, values: Fragment) -> Fragment:
         """Columns 2 i and 2 i + 1 of a tile, or of one number a column, swapped: a thread has both."""
@@ -384,14 +381,12 @@ class Fragments(Carried):
         return Fragment(self, layout, "tile", kind, data)
 
     def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
-        """The running sums of each row and chunk of a whole tile's data, over the lanes of a warp."""
+        """The running sums of each row of a whole tile's data, over the lanes of a warp; of each chunk of a row, where several
+        warps share it."""
 
     def chunk_totals(self, layout: ThreadLayout, data: Any) -> Any:
         """The last element of each row and chunk in the result of `scan_in_warp`: `layout.chunks` numbers for each
         row slot."""
-
-    def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
-        """For each row and chunk, the sum of the totals of earlier chunks. The totals come from `chunk_totals`."""
 
     def add_chunks(self, layout: ThreadLayout, data: Any, before: Any) -> Any:
         """A whole tile's data with a number added for each row and chunk."""

@@ -372,8 +372,8 @@ class Isa(
 
     fragments: Fragments
 
-    def cells(self, *initial: Value) -> Cells:
-        """Mutable integers, one for each initial value."""
+    def cells(self, *initial: Value, names: str = "cell") -> Cells:
+        """Mutable integers, one for each initial value. names: in a listing; one name stands for all."""
 
     def follow(self, part: Carried) -> None:
         """Takes note of an object of the protocol that has `_facts`. A trace joins the facts where paths meet."""
@@ -397,8 +397,9 @@ class Isa(
         state[0] = index - laps * ring.stages
         state[1] = state[1] ^ (laps & 1)
 
-    def here(self, value: Value) -> Value:
-        """*value*, which is the same in all lanes, computed at this point of the program and not later where it is used."""
+    def here(self, value: Value, name: str = "here") -> Value:
+        """*value*, which is the same in all lanes, computed at this point of the program and not later where it is used. name:
+        in a listing."""
 
     def when(self, condition: Condition, body: Callable[[], None]) -> None:
         """Runs *body* if *condition*. The condition must be the same in all lanes of the warp."""

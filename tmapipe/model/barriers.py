@@ -194,17 +194,16 @@ def complete_bar(state: State, cta: int, id: int) -> None:
 
 
 def _check_named(state: State, agent: int, op: ops.BarArrive, index: int) -> None:
-    layout = state.layout
-    name = layout.named_barrier_name(op.id)
+    layout, rule = state.layout, "named-barrier-threads"
     if not 1 <= op.id <= LAST_ID:
-        raise hazard(layout, "named-barrier-id", agent, op, f"uses {name}, but ids run from 1 to {LAST_ID}")
-    if op.threads % 32 or not 32 <= op.threads <= 32 * layout.warps:
-        text = f"uses {name} for {op.threads} threads, not a multiple of 32 up to the CTA's {32 * layout.warps}"
-        raise hazard(layout, "named-barrier-threads", agent, op, text)
-    expected = state.bar_threads[index]
-    if expected and expected != op.threads:
-        text = f"arrives at {name} for {op.threads} threads, others for {expected}"
-        raise hazard(layout, "named-barrier-threads", agent, op, text)
+        rule, text = "named-barrier-id", f"uses {{}}, but ids run from 1 to {LAST_ID}"
+    elif op.threads % 32 or not 32 <= op.threads <= 32 * layout.warps:
+        text = f"uses {{}} for {op.threads} threads, not a multiple of 32 up to the CTA's {32 * layout.warps}"
+    elif (expected := state.bar_threads[index]) and expected != op.threads:
+        text = f"arrives at {{}} for {op.threads} threads, others for {expected}"
+    else:
+        return
+    raise hazard(layout, rule, agent, op, text.format(layout.named_barrier_name(op.id)))
 
 
 def _bar_key(state: State, agent: int, op: ops.BarWait) -> tuple[str, int]:

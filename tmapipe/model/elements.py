@@ -41,8 +41,12 @@ def indices_of(layout: ThreadLayout, warp: int) -> tuple[np.ndarray, np.ndarray]
         warp: Its index in the CTA.
     """
     if isinstance(layout, VectorLayout):
-        first = layout.warp(warp) * (layout.vectors * WARP if layout.by_rows else WARP)
-        vectors = (first + np.arange(layout.vectors)[:, None] * layout.sharing + np.arange(WARP)).ravel()
+        slots, lanes, span = np.arange(layout.vectors)[:, None], np.arange(WARP), layout.sharing
+        if layout.by_rows:
+            row = (layout.warp(warp) * layout.row_slots + slots // layout.own) * layout.at_once + lanes // span
+            vectors = (row * layout.row_vectors + slots % layout.own * span + lanes % span).ravel()
+        else:
+            vectors = (layout.warp(warp) * WARP + slots * span + lanes).ravel()
         rows, first = np.divmod(vectors, layout.row_vectors)
         columns = first[:, None] * layout.width + np.arange(layout.width)
         return np.broadcast_to(rows[:, None], columns.shape), columns
@@ -179,12 +183,13 @@ class SlotAccesses(Fragments):
         data, count = self._read(slot), layout.rows if along == "rows" else layout.columns
         if data is None:
             return self._fragment(slot, layout, along, None)
-        data, (row, first) = data.reshape(-1, slot.buffer.tile[-1]), at
+        width, (row, first) = slot.buffer.tile[-1], at
         places = first + np.arange(count) // each
-        if not (0 <= row < len(data) and first >= 0 and places[-1] < data.shape[1]):
+        whole = first == (places[-1] + 1) % width == 0  # rows, one after another
+        if not (row >= 0 and first >= 0 and (whole or places[-1] < width) and row * width + places[-1] < data.size):
             rule = f"is where {places[-1] - first + 1} of the {slot.buffer.tile} elements begin"
             raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
-        return self._fragment(slot, layout, along, data[row, places])
+        return self._fragment(slot, layout, along, data.reshape(-1)[row * width + places])
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         data = self._read(slot)
@@ -320,7 +325,8 @@ class Scans(SlotAccesses):
 
     @of_data
     def scan_in_warp(self, layout: ThreadLayout, kind: str, data: Any) -> Any:
-        order, wide = in_order(layout, self.isa.warp, layout.width * layout.row_lanes), np.float64
+        run = layout.columns if layout.row_warps == 1 else layout.width * layout.row_lanes
+        order, wide = in_order(layout, self.isa.warp, run), np.float64
         scanned = np.empty(data.size, data.dtype)
         sums = data.reshape(-1)[order].astype(np.int64 if kind == "int32" else wide).cumsum(1)
         scanned[order] = sums.astype(data.dtype)
@@ -333,10 +339,6 @@ class Scans(SlotAccesses):
         rows, columns = (each.ravel()[last] for each in self._indices(layout))
         totals[rows, self._chunk(layout, columns)] = data.reshape(-1)[last]
         return totals
-
-    @of_data
-    def chunks_before(self, layout: ThreadLayout, data: Any) -> Any:
-        return _exclusive(data)
 
     @of_data
     def chunks_read(self, layout: ThreadLayout, at: np.ndarray, partials: Any) -> Any:

@@ -347,13 +347,13 @@ def set_location(error: Any, where: str | None) -> HazardError:
 # schedules.
 
 
-_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
-_MACHINE = os.path.join(_LIBRARY, "model") + os.sep
-_ISA = os.path.join(_LIBRARY, "isa") + os.sep
-_PROGRAM = os.path.join(_LIBRARY, "program") + os.sep
+LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+SCHEDULES = os.path.join(LIBRARY, "schedules") + os.sep
+_MACHINE = os.path.join(LIBRARY, "model") + os.sep
+_ISA = os.path.join(LIBRARY, "isa") + os.sep
+_PROGRAM = os.path.join(LIBRARY, "program") + os.sep
 _TRACE = os.path.join(_PROGRAM, "__init__.py")
-_KERNEL = os.path.join(_LIBRARY, "kernel.py")
+_KERNEL = os.path.join(LIBRARY, "kernel.py")
 TRACED = "<traced program>"  #: the file of the code by which the model carries out a program
 
 
@@ -457,8 +457,8 @@ def _classify(file: str, function: str) -> tuple[int, str]:
     path = os.path.abspath(file)
     if (path, function) in ((_TRACE, "trace"), (_KERNEL, "kernel_main")):
         return 4, ""
-    own, shipped = path.startswith(_LIBRARY), path.startswith(_SCHEDULES)
+    own, shipped = path.startswith(LIBRARY), path.startswith(SCHEDULES)
     traced = file in ("<if>", TRACED) or "nvidia_cutlass_dsl" in path  # by which CuTe DSL calls parts of a body
     rank = 0 if path.startswith((_MACHINE, _ISA, _PROGRAM)) or traced else 2 if shipped else 1 if own else 3
-    shown = os.path.relpath(path, os.path.dirname(_LIBRARY[:-1])) if path.startswith(_LIBRARY) else path
+    shown = os.path.relpath(path, os.path.dirname(LIBRARY[:-1])) if path.startswith(LIBRARY) else path
     return rank, shown

@@ -431,10 +431,10 @@ class Run(Drawn):
                     issued.setdefault((cluster, flight), (number, op))
             elif isinstance(op, _ENDS):
                 reached, op = issued.pop((cluster, agent))
-                what = _what(layout, op)
+                what = under_way(layout, op)
             else:
                 continue
-            step = event_of(layout, number, agent, op, what, _phase(agent, op, facts), reached)
+            step = event_of(layout, number, agent, op, what, phase_of(op, facts), reached)
             made.add(step, cluster * layout.ctas, f"cluster {cluster}, " if several else "")
         return made.document()
 
@@ -442,15 +442,15 @@ class Run(Drawn):
         return f"Run({self.steps} steps, {self.loaded_bytes} bytes loaded, {self.stored_tiles} tiles stored)"
 
 
-def _phase(agent: Agent, op: Any, facts: Any) -> int | None:
-    """The phase that an operation counted in, or saw complete."""
-    if isinstance(agent, int) and declared(type(op)).effect(Wait) is not None:
-        return facts
+def phase_of(op: Any, facts: Any) -> int | None:
+    """The phase of an mbarrier that an operation, or the work that it started, counted in, or saw complete."""
+    if declared(type(op)).effect(Wait) is not None:
+        return int(facts)
     counted = isinstance(facts, tuple) and facts and isinstance(facts[0], Counted)
     return facts[0].phase if counted else None
 
 
-def _what(layout: Layout, op: Any) -> str:
+def under_way(layout: Layout, op: Any) -> str:
     """The work under way, in the words of its operation's sentence."""
     text = describe(layout, op)
     return text.removeprefix("starts ").removeprefix("the TMA load of ").removeprefix("the TMA store ")

@@ -479,12 +479,19 @@ class Table:
     Args:
         dims: Name of its dimension, or of both. Along a dimension, the table has as many entries as the other tensors have
             elements.
+        ascending: Whether no entry of a vector is less than the one before. A NumPy array is looked at when it is bound. Of
+            a table on a GPU this is a promise of the caller, which a report names where a result of the check depends on it.
 
     Raises:
-        InputError: If these are no names.
+        InputError: If these are no names, or for a matrix that ascends.
     """
 
     dims: tuple[str, ...] = attrs.field(converter=_split, validator=_is_of_table)
+    ascending: bool = attrs.field(default=False, kw_only=True, validator=IS_BOOL)
+
+    def __attrs_post_init__(self) -> None:
+        vector = not self.ascending or len(self.dims) == 1
+        require(vector, "Table(ascending)", True, "is for a table of one dimension", "leave it out")
 
     def __repr__(self) -> str:
-        return f"Table({' '.join(self.dims)!r})"
+        return f"Table({' '.join(self.dims)!r}{', ascending=True' * self.ascending})"

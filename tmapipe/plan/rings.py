@@ -429,6 +429,7 @@ class Ring:
         gone: Stages whose tiles each role no longer finds, since earlier phases have written tiles of other stages over them.
         far: Phases, besides the last one, whose signals must reach the peers, too, since the peers read what these phases have
             written.
+        local: Roles of the last phase whose releases reach their own CTA alone.
     """
 
     name: str
@@ -446,6 +447,7 @@ class Ring:
     gone: Mapping[str, tuple[str, ...]] = attrs.field(converter=frozen, default=NOTHING)
     fenced: tuple[str, ...] = ()
     far: tuple[int, ...] = ()
+    local: tuple[str, ...] = ()
 
     def phase_of(self, role: str) -> int | None:
         """The phase that *role* has in this ring, or None."""

@@ -83,8 +83,7 @@ class ThreadLayout:
         """Raises `InputError` if the values of a row lie in no fixed slots."""
 
     def slots(self, along: str) -> int:
-        """How many values a thread has of a fragment that varies along the whole "tile", "rows" (also in "parts"),
-        "columns", or
+        """How many values a thread has of a fragment that varies along the "tile", "rows" (also in "parts"), "columns" or
         not: "one"."""
         rows = self.row_slots
         return {"tile": self.values, "rows": rows, "parts": rows, "columns": self.column_slots, "one": 1}[along]
@@ -94,8 +93,8 @@ class ThreadLayout:
 class VectorLayout(ThreadLayout):
     """Short vectors of a tile, row by row, distributed in one of two ways.
 
-    If the warps can share whole rows evenly (`by_rows`), each warp has some rows, one after another, and the warp's lane l has
-    the vectors l, l + 32, ... of a row. Otherwise thread t of T has the vectors t, t + T, ... of the tile.
+    If the warps can share whole rows evenly (`by_rows`), each warp has some rows, one after another, and lane l of the *lanes*
+    that share a row has its vectors l, l + lanes, ... Otherwise thread t of T has the vectors t, t + T, ... of the tile.
 
     Args:
         tile: The tile's extents (elements), the contiguous extent last.
@@ -103,6 +102,7 @@ class VectorLayout(ThreadLayout):
         warps: How many warps share the tile: one team.
         first_warp: The role's first warp.
         teams: How many teams the role has.
+        lanes: Of a warp that share a row, next to each other. 0: 32, where rows have a multiple of so many vectors.
     """
 
     tile: tuple[int, ...]
@@ -110,9 +110,10 @@ class VectorLayout(ThreadLayout):
     warps: int
     first_warp: int
     teams: int = 1
+    lanes: int = 0
 
     def __str__(self) -> str:
-        return f"a tile {self.tile} in vectors of {self.width}"
+        return f"a tile {self.tile} in vectors of {self.width}" + (f", {self.lanes} lanes a row" if self.lanes else "")
 
     @property
     def columns(self) -> int:  # type: ignore[override]
@@ -137,13 +138,18 @@ class VectorLayout(ThreadLayout):
 
     @property
     def by_rows(self) -> bool:
-        """Whether each row lies in one warp, over all of its lanes."""
-        return self.rows % self.warps == 0 and self.row_vectors % WARP == 0
+        """Whether each row lies in one warp, over all of its lanes or over `lanes` of them."""
+        return bool(self.lanes) or (self.rows % self.warps == 0 and self.row_vectors % WARP == 0)
 
     @property
     def sharing(self) -> int:
         """Threads that go through a row's vectors together."""
-        return WARP if self.by_rows else self.threads
+        return self.lanes or (WARP if self.by_rows else self.threads)
+
+    @property
+    def at_once(self) -> int:
+        """Rows that a warp has side by side, if it has whole ones."""
+        return WARP // self.sharing if self.by_rows else 1
 
     @property
     def even(self) -> bool:
@@ -171,7 +177,7 @@ class VectorLayout(ThreadLayout):
 
     @property
     def row_lanes(self) -> int:  # type: ignore[override]
-        return min(self.row_vectors, WARP)
+        return self.lanes or min(self.row_vectors, WARP)
 
     @property
     def row_warps(self) -> int:  # type: ignore[override]
@@ -193,7 +199,7 @@ class VectorLayout(ThreadLayout):
     @property
     def regular(self) -> bool:
         """Whether the values of a row lie in fixed slots."""
-        return self.even and WARP % self.row_lanes == 0 and (self.row_vectors <= WARP or self.row_vectors % WARP == 0)
+        return self.even and WARP % self.row_lanes == self.row_vectors % self.row_lanes == 0
 
     def check_rows(self) -> None:
         if self.regular:
@@ -276,7 +282,7 @@ class AccumulatorLayout(ThreadLayout):
         return self.rows if lines == "rows" else self.columns, self.warpgroups, self.first_warp, self.teams
 
 
-def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps, most: int = 8) -> VectorLayout:
+def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps, most: int = 8, lanes: int = 0) -> VectorLayout:
     """How a tile is distributed over the threads of one team of *role*: in vectors of 8, 4, 2 or 1 elements.
 
     Args:
@@ -284,6 +290,7 @@ def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps, most: int = 8
         tile: Its extents (elements).
         role: Whose threads share it.
         most: Elements of a vector.
+        lanes: As of `VectorLayout`.
 
     Raises:
         InputError: If they cannot share it evenly.
@@ -292,7 +299,9 @@ def vectors_of(stage: str, tile: tuple[int, ...], role: RoleWarps, most: int = 8
     elements = math.prod(tile)
     for width in (each for each in WIDTHS if each <= most):
         if tile[-1] % width == 0 and elements % (width * threads) == 0:
-            return VectorLayout(tile, width, role.team_warps, role.first_warp, role.teams)
+            layout = VectorLayout(tile, width, role.team_warps, role.first_warp, role.teams, lanes)
+            if not lanes or layout.row_vectors % lanes == layout.rows % (layout.at_once * layout.warps) == 0:
+                return layout
     rule = f"has {elements} elements, which the {threads} threads of role {role.name} cannot share evenly"
     fix = f"choose a tile of a multiple of {threads} elements, or another number of warps"
     raise InputError(f"{stage}.tile", tile, rule, fix)

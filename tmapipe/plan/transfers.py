@@ -61,7 +61,7 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
     reached = 0
     for axes in groups:
         reached |= peer_pattern(axes)
-    peers, slots = max(1, reached.bit_count()), layout.slots[name]
+    peers, slots, local = max(1, reached.bit_count()), layout.slots[name], tuple(map(name_of, ring.local))
     phases = tuple(tuple(map(name_of, phase)) for phase in ring.phases)
     signalling = phases[:-1] if ring.held else phases
     far = tuple(p for p, phase in enumerate(phases) if sharing & set(phase))
@@ -74,12 +74,17 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
         times, to_all = (peers, f" x {peers} CTAs") if p in far and not last else (1, "")
         taking = {role: roles[role].warps if ring.held else roles[role].team_warps for role in phase}
         terms = [(roles[r].team_warps, f"{roles[r].team_warps} expect-tx ({r})") for r in phase if r in armed]
-        terms += [(times * taking[r], f"{taking[r]} warps ({r}){to_all}") for r in phase if r in signals]
+        near = [r for r in phase if r in local and last and peers > 1]
+        terms += [
+            (times * taking[r], f"{taking[r]} warps ({r}){to_all}") for r in phase if r in signals and r not in near
+        ]
         lanes = {role: WARP * taking[role] * copies[role] for role in phase if role in copies and not p}
         terms += [(count, f"{count} lanes of copies ({role})") for role, count in lanes.items()]
         count, formula = sum(count for count, _ in terms), " + ".join(text for _, text in terms)
         if last and peers > 1:
             count, formula = count * peers, f"({formula}) x {peers} CTAs"
+            count += sum(taking[r] for r in near)
+            formula += "".join(f" + {taking[r]} warps ({r})" for r in near)
         label = {0: "full", len(phases) - 1: "free"}.get(p, f"ready{p}")
         barriers.append(layout.space.barrier(f"{name}.{label}", slots, count, formula))
     lag, readers, fenced = readers_of(name, layout.declared, layout.matmul_roles, layout.storing_roles)
@@ -94,7 +99,7 @@ def ring_of(layout: Layout, name: str, ring: BarrierRing) -> Ring:
     for phase in phases:
         gone |= {role: over for role in phase if over}
         over += tuple(below for writer, below in lying if writer in phase)
-    how = (armed, signals, lag, readers, groups, peers, loads, ring.held, gone, fenced, far)
+    how = (armed, signals, lag, readers, groups, peers, loads, ring.held, gone, fenced, far, local)
     return Ring(name, slots, phases, tuple(barriers), *how)
 
 

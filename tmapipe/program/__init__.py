@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import attrs
 
 from tmapipe.errors import ScopeError
-from tmapipe.isa import Kind, declared
+from tmapipe.isa import declared
 from tmapipe.isa.fragment import Fragment, SlotRef
 from tmapipe.isa.ops import ARRIVALS, COMMITS, Exit
 from tmapipe.kernel import kernel_main
@@ -126,7 +125,7 @@ def replay(program: Traced, isa: Any) -> None:
 
 LINES_AT = 116  # the column at which source lines begin
 LONG = 110  # characters of an expression that is shown whole
-_HIDDEN = ("tile.", "fetchedtiles", "tilesofgroups", "piecesofrole")  # carried coordinates and words
+_HIDDEN = ("tile.", "cell")  # carried coordinates, and words of tile schedulers
 
 
 def listing(program: Traced) -> str:
@@ -294,36 +293,23 @@ def _role_of(plan: Plan, condition: Any) -> str | None:
     return None
 
 
+class _Shown:
+    """Names of mbarriers, slots and hardware barriers whose numbers only the kernel knows."""
+
+    def bar_name(self, bar: Any) -> str:
+        return f"{bar[0].name}[{show(bar[1])}]"
+
+    def slot_name(self, slot: Any) -> str:
+        return f"{slot.buffer.name}[{show(slot.stage)}]"
+
+    def named_barrier_name(self, id: Any) -> str:
+        return "the CTA's barrier" if type(id) is int and id == 0 else f"barrier {show(id)}"
+
+
 def _sentence(op: Any) -> str:
     """What an operation does, as reports say it."""
-    of = declared(type(op))
-    if not isinstance(of.says, str):
-        return f"{type(op).__name__} {op}"
-    shown: dict[str, Any] = {}
-    for name, kind in of.operands.items():
-        value = getattr(op, name)
-        if kind is Kind.BAR:
-            shown[name] = f"{value[0].name}[{show(value[1])}]"
-        elif kind is Kind.SLOT:
-            shown[name] = f"{value.buffer.name}[{show(value.stage)}]"
-        elif kind is Kind.BARRIER_ID:
-            shown[name] = "the CTA's barrier" if type(value) is int and value == 0 else f"barrier {show(value)}"
-        elif kind is Kind.FLAG:
-            shown[name] = name if value else None
-        elif kind is Kind.LANES:
-            shown[name] = value.bit_count()
-        else:
-            shown[name] = show(value) if isinstance(value, Expr) else value
-
-    def optional(match: re.Match[str]) -> str:
-        values = [(name, shown[name]) for name in re.findall(r"{(\w+)}", match[1])]
-        usual = ("lanes", "shares", "parts")
-        left_out = any(v is None or (name in usual and type(v) is int and v == 1) for name, v in values)
-        return "" if left_out else match[1]
-
-    text = re.sub(r"\[(.*?)\](?![^{]*})", optional, of.says) if "[" in of.says else of.says
     at = getattr(op, "at", ())
-    return text.format(**shown) + (f", from ({', '.join(map(show, at))})" if at else "")
+    return declared(type(op)).sentence(_Shown(), op) + (f", from ({', '.join(map(show, at))})" if at else "")
 
 
 # ---- places ----------------------------------------------------------------------------------------------------------

@@ -89,7 +89,8 @@ def _ring(plan: Plan, ring: Ring) -> list[str]:
         how = " and ".join(ring.readers[role])
         lines.append(f"  {role} reads by {how}: a slot is released {lag} later, when its read has retired")
     if ring.peers > 1:
-        lines.append(f"  a release reaches {ring.peers} CTAs: those that write into this one's slots")
+        but = f", but that of {' and '.join(ring.local)} its own CTA" if ring.local else ""
+        lines.append(f"  a release reaches {ring.peers} CTAs: those that write into this one's slots{but}")
     return lines
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -195,7 +194,7 @@ _PLAIN = {
     **dict.fromkeys(
         (
             "number", "indices", "reduce_in_warp", "read_partials", "row_sums", "column_sums", "sum_parts", "join_parts",
-            "scan_in_warp", "chunk_totals", "chunks_before", "add_chunks", "swapped_pairs", "picked_of_pairs",
+            "scan_in_warp", "chunk_totals", "add_chunks", "swapped_pairs", "picked_of_pairs",
             "joined_pairs", "beside",
         ),
         "v",
@@ -243,9 +242,10 @@ class TracingIsa(Isa):
 
     # ---- control flow ---------------------------------------------------------------------------------------------
 
-    def cells(self, *initial: Any) -> Cells:
-        names = _cell_names(sys._getframe(1), len(initial))
-        made = Cells(self.tracer, names, [resolve(v) for v in initial])
+    def cells(self, *initial: Any, names: str = "cell") -> Cells:
+        several = names.split()
+        several *= len(initial) if len(several) == 1 else 1
+        made = Cells(self.tracer, several, [resolve(v) for v in initial])
         self.tracer.cells.append(weakref.ref(made))
         return made
 
@@ -263,10 +263,9 @@ class TracingIsa(Isa):
     def skip(self, state: Any, slots: Any, ring: Any) -> None:
         state[0], state[1] = self.record("skip", (state[0], state[1], slots, ring), {}, state.names)
 
-    def here(self, value: Any) -> Any:
+    def here(self, value: Any, name: str = "here") -> Any:
         if not symbolic(value):
             return value
-        name = _here_name(sys._getframe(1))
         variable = self.tracer.var(name)
         self.tracer.nodes.append(Call("here", (value,), {}, [variable], [], locate()))
         return variable
@@ -413,30 +412,3 @@ for _mixin in Isa.__bases__:
     for _name_of_part, _method in vars(_mixin).items():
         if not _name_of_part.startswith("_") and _name_of_part not in ANSWERS:
             setattr(TracingIsa, _name_of_part, _instruction(_name_of_part, _method, _name_of_part != "cp_async"))
-
-
-def _cell_names(frame: Any, count: int) -> list[str]:
-    """The names of cells in the listing, by the object that makes them."""
-    own, local = frame.f_locals.get("self"), frame.f_code.co_name
-    ring, plan = getattr(own, "__dict__", {}).get("ring"), getattr(own, "__dict__", {}).get("plan")
-    if ring is not None:
-        of_slots = "held" not in vars(own) and "state" not in vars(own)
-        return [f"{ring.name}.slot", f"{ring.name}.parity"] if of_slots else [f"{ring.name}.held"] * count
-    if local == "each" and count == len(getattr(own, "dims", ())):
-        return [f"tile.{d}" for d in own.dims]
-    base = getattr(plan, "name", None) or type(own).__name__.lower() if own is not None else local
-    kind = type(own).__name__
-    if "Turnstile" in kind and local == "__init__" and hasattr(getattr(own, "barrier", None), "name"):
-        return [own.barrier.name + ".parity"]
-    if kind == "QueueEnd":
-        return ["queue.slot", "queue.parity"]
-    if kind == "BoundStore":
-        return [f"{getattr(plan, 'name', local)}.buffer"]
-    return [f"{base}.{i}" for i in range(count)] if count > 1 else [base]
-
-
-def _here_name(frame: Any) -> str:
-    own, value = frame.f_locals.get("self"), frame.f_locals.get("value")
-    if value is not None and hasattr(own, "first") is False and hasattr(own, "count"):
-        return "first"
-    return "tiles" if type(own).__name__ == "NumberedTiles" else "here"

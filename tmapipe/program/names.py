@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import linecache
 import os
@@ -15,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import tmapipe
+from tmapipe.model.layout import LIBRARY, SCHEDULES
 
 # ---- names -----------------------------------------------------------------------------------------------------------
 #
@@ -31,13 +31,40 @@ Names = frozenset[str]
 def children(node: ast.AST) -> list[ast.AST]:
     """The nodes directly inside *node*, in order, but for those that say whether a name is read or assigned."""
     nodes: list[ast.AST] = []
-    for field in node._fields:
-        value = None if field == "ctx" else getattr(node, field, None)
+    kind: Any = type(node)
+    inside = vars(node)
+    for field in _fields(kind):
+        value = inside.get(field)
         if isinstance(value, ast.AST):
             nodes.append(value)
-        elif isinstance(value, list):
+        elif type(value) is list:
             nodes += [each for each in value if isinstance(each, ast.AST)]
     return nodes
+
+
+@functools.cache
+def _fields(kind: Any) -> list[str]:
+    return [field for field in kind._fields if field != "ctx"]
+
+
+def nodes_in(node: ast.AST) -> list[ast.AST]:
+    """*node* and all nodes inside, as of `children`, outer ones first."""
+    found = [node]
+    for each in found:  # which grows
+        found += children(each)
+    return found
+
+
+def copied(node: Any) -> Any:
+    """A copy of a syntax tree, a third of what `copy.deepcopy` takes. What says whether a name is read is shared."""
+    if type(node) is list:
+        return [copied(each) for each in node]
+    if not isinstance(node, ast.AST) or isinstance(node, ast.expr_context):
+        return node
+    made = type(node).__new__(type(node))
+    inside = vars(node).items()
+    vars(made).update([(k, copied(x) if isinstance(x, (list, ast.AST)) else x) for k, x in inside])
+    return made
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -92,7 +119,7 @@ def _note_stored(node: ast.AST, names: dict[str, None]) -> None:
 def reads(node: ast.AST) -> Names:
     """Names that *node* may read, in functions that it defines, too."""
     names = set()
-    for each in ast.walk(node):
+    for each in nodes_in(node):
         if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store):
             names.add(each.id)
         elif isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name):
@@ -103,10 +130,10 @@ def reads(node: ast.AST) -> Names:
 def captured(function: ast.AST) -> Names:
     """Names that are read in functions, classes and generators inside *function*: at any time."""
     names: set[str] = set()
-    for node in ast.walk(function):
+    for node in nodes_in(function):
         if node is not function and isinstance(node, (*SCOPES, ast.GeneratorExp)):
             names |= reads(node)
-            names.update(n for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for n in each.names)
+            names.update(n for each in nodes_in(node) if isinstance(each, ast.Nonlocal) for n in each.names)
     return frozenset(names)
 
 
@@ -223,11 +250,11 @@ def syntax_of(function: types.FunctionType) -> tuple[ast.FunctionDef, str | None
     if isinstance(node, ast.Lambda):
         if not _is_code_of(node, code):
             return None
-        returned = ast.copy_location(ast.Return(copy.deepcopy(node.body)), node.body)
-        made = _definition("<lambda>", copy.deepcopy(node.args), [returned])
+        returned = ast.copy_location(ast.Return(copied(node.body)), node.body)
+        made = _definition("<lambda>", copied(node.args), [returned])
         ast.copy_location(made, node)
     else:
-        made = copy.deepcopy(node)
+        made = copied(node)
     made.decorator_list, made.returns = [], None
     arguments = made.args
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]  # those of the function stay
@@ -268,7 +295,7 @@ def _functions(text: str) -> dict[tuple[int, str], list[tuple[Any, str | None]]]
 
 def _is_code_of(node: Any, code: types.CodeType) -> bool:
     """Whether *code* is the code of this syntax tree, compiled again with the same names around it."""
-    inner: Any = copy.deepcopy(node)
+    inner: Any = copied(node)
     if isinstance(inner, ast.FunctionDef):
         inner.decorator_list = []
     else:
@@ -303,8 +330,6 @@ def _constant(value: Any) -> Any:
 #
 # Files of which functions are rewritten: the user's, and those of installed packages that have schedules.
 
-_LIBRARY = os.path.dirname(os.path.abspath(tmapipe.__file__)) + os.sep
-_SCHEDULES = os.path.join(_LIBRARY, "schedules") + os.sep
 #: Packages that bodies may call, wherever they are installed: `pip install --target` puts them into any folder.
 _CALLED = ("cutlass", "numpy", "torch")
 _PLACES = list(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
@@ -332,8 +357,8 @@ def note_home(schedule: type) -> None:
 def is_users_file(file: str) -> bool:
     """Whether functions of a file of this name are rewritten."""
     path = os.path.abspath(file)
-    if path.startswith(_LIBRARY):
-        return path.startswith(_SCHEDULES)
+    if path.startswith(LIBRARY):
+        return path.startswith(SCHEDULES)
     if path.startswith(tuple(_homes)):
         return True
     return not path.startswith(_PACKAGES) and "site-packages" not in path and not file.startswith("<frozen")

@@ -78,10 +78,8 @@ class Uses:
             self.pending += parts(x)
 
 
-def mapped(x: Any, of: Callable[[Expr], Any]) -> Any:
-    """An operand with ``of(x)`` in the place of each expression x."""
-    if isinstance(x, Expr):
-        return of(x)
+def mapped(x: Any, of: Callable[[Any], Any]) -> Any:
+    """An operand with ``of(x)`` in the place of each part x that has no parts, such as an expression."""
     if isinstance(x, Tile):
         return tile_with(x, lambda part: mapped(part, of))
     if isinstance(x, Captured):
@@ -90,7 +88,7 @@ def mapped(x: Any, of: Callable[[Expr], Any]) -> Any:
         return SlotRef(x.buffer, mapped(x.stage, of))
     if type(x) in (tuple, list):
         return type(x)([mapped(each, of) for each in x])
-    return {name: mapped(each, of) for name, each in x.items()} if type(x) is dict else x
+    return {name: mapped(each, of) for name, each in x.items()} if type(x) is dict else of(x)
 
 
 class Given:
@@ -103,12 +101,12 @@ class Given:
         mapped(x, self._note)
         self.places = {id(each): i for i, each in enumerate(self.inside)}
 
-    def _note(self, each: Expr) -> Expr:
-        self.inside.append(each)
+    def _note(self, each: Any) -> Any:
+        self.inside += [each] if isinstance(each, Expr) else []
         return each
 
     def __call__(self, *values: Any) -> Any:
-        return mapped(self.x, lambda each: values[self.places[id(each)]])
+        return mapped(self.x, lambda each: values[self.places[id(each)]] if isinstance(each, Expr) else each)
 
 
 def parts(x: Any) -> Iterator[Any]:

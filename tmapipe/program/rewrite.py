@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from tmapipe.errors import ScopeError
 from tmapipe.program.expressions import at_work
-from tmapipe.program.names import Liveness, declared, is_users_file, own_nodes, reads, stored, syntax_of
+from tmapipe.program.names import Liveness, declared, is_users_file, nodes_in, own_nodes, reads, stored, syntax_of
 from tmapipe.program.rewrite_expressions import (
     AFTER_RETURN,
     RETURNED,
@@ -412,12 +412,11 @@ def _rewritten(code: types.CodeType, file: str, top: bool, given: _Function) -> 
         names.append("__class__")
     arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
     module = ast.Module([ast.FunctionDef(_OUTER, arguments, body, [], None)], [])
-    for each in ast.walk(module):
+    for each in nodes_in(module):
         if isinstance(each, (ast.FunctionDef, ast.ClassDef)) and not hasattr(each, "type_params"):
             setattr(each, "type_params", [])  # noqa: B010 - Python 3.12's
-        if isinstance(each, (ast.stmt, ast.expr)) and not hasattr(each, "lineno"):
+        if "lineno" in each._attributes and not hasattr(each, "lineno"):
             ast.copy_location(each, node)
-    ast.fix_missing_locations(module)
     try:
         compiled = compile(module, code.co_filename, "exec", dont_inherit=True, flags=code.co_flags & _FUTURE)
     except SyntaxError as error:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from tmapipe.program.names import own_nodes
+from tmapipe.program.names import children, own_nodes
 
 # ---- exits -----------------------------------------------------------------------------------------------------------
 #
@@ -200,7 +200,7 @@ def located(node: Any, at: ast.AST) -> Any:
                 continue
             # all of it in one line: Python names the last one of a call of an attribute
             each.lineno, each.end_lineno, each.col_offset, each.end_col_offset = line, line, column, column  # type: ignore[attr-defined]
-        pending += ast.iter_child_nodes(each)
+        pending += children(each)
     return node
 
 

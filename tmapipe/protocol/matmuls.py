@@ -445,7 +445,7 @@ class TeamsInTurn(BoundTurnstile):
     def __init__(self, k: Any, name: str):
         self.barrier: Barrier = k.plan.barrier(f"{name}.turn")
         super().__init__(k.isa, name, k.role.team(k.isa.warp), k.role.teams)
-        self.parity = k.isa.cells(k.isa.select(self.own == 0, 1, 0))
+        self.parity = k.isa.cells(k.isa.select(self.own == 0, 1, 0), names=f"{self.barrier.name}.parity")
 
     def wait(self) -> None:
         self.isa.mbarrier_wait(self.barrier, self.own, self.parity[0])

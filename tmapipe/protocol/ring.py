@@ -170,14 +170,15 @@ class RingEnd(Carried):
         self.signalled = ring.barriers[min(phase, len(ring.barriers) - 1)]
         self.lag = ring.lag.get(role, 0)
         self.readers = ring.readers.get(role, ())
-        self.state = isa.cells(0, 1 if phase == 0 else 0)  # the pipeline state: index, parity
+        self.state = isa.cells(0, 1 if phase == 0 else 0, names=f"{ring.name}.slot {ring.name}.parity")
         # Slots not yet released, oldest first; -1: none.
-        self.held: Any = isa.cells(*[-1] * self.lag) if self.lag else ()
+        self.held: Any = isa.cells(*[-1] * self.lag, names=f"{ring.name}.held") if self.lag else ()
         self.groups = groups or Groups(isa)
         self.left = 0  # `groups.steps` when the last slot was left
         self.by_engines = isa.plan.by_engines  # stages that the async proxy accesses, in any phase
         self.by_threads = False  # whether threads have touched a slot of this end
-        self.to_peers = ring.peers > 1 and (phase == len(ring.phases) - 1 or phase in ring.far)
+        last = phase == len(ring.phases) - 1 and role not in ring.local
+        self.to_peers = ring.peers > 1 and (last or phase in ring.far)
         self.mask: Any = None
         isa.follow(self)
         if self.to_peers:
@@ -209,6 +210,16 @@ class RingEnd(Carried):
         """
         self._only_phase(None)
         return Slot(self)
+
+    def pass_over(self) -> None:
+        """Waits until the phase before has finished the next slot, and releases it at once, unread: for a slot that only other
+        warps of the role use.
+
+        Raises:
+            ScopeError: The role belongs to the first phase.
+        """
+        self._only_phase(None)
+        self._signal(self._enter())
 
     # ---- events ---------------------------------------------------------------------------------------------------
 

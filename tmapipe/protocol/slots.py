@@ -300,6 +300,7 @@ class PartInSlot(Carried):
         transposed: bool = False,
         width: int = 8,
         each: int = 1,
+        lanes: int = 0,
     ) -> Fragment:
         """The tile's elements as a fragment, distributed over the role's threads. Numbers are fp32; integers are int32.
 
@@ -309,24 +310,23 @@ class PartInSlot(Carried):
             columns_of: A fragment. One number is read for each of its columns, as with *rows_of*.
             tile: Reads only a part of the stage's tile. The part has this many (rows, columns): a stencil's neighbours, say.
             at: Where the reading begins. With *tile* or *like*: the (row, column) at which the part begins. With *rows_of* or
-                *columns_of*: the first element that is read; in a tile of two extents, its row or its (row, column). With
-                *pitch* and *transposed*: the elements at which the first rows begin, counted row by row; with n of them, row
-                j + n begins *pitch* elements after row j. Alone: an element of a tile of one extent, for all threads; or a
-                fragment of such places, counted row by row, in any tile without a swizzle.
+                *columns_of*: the first element that is read; in a tile of two extents, its row, also of several whole rows, or
+                its (row, column). With *pitch* and *transposed*: the elements at which the first rows begin, counted row by
+                row; with n of them, row j + n begins *pitch* elements after row j. Alone: an element of a tile of one extent,
+                for all threads; or a fragment of such places, counted row by row, in any tile without a swizzle.
             pitch: With *tile*, in a stage's tile of one extent: how many elements after one row the next row begins, 0 if all
                 rows are the same. A row may be longer than *pitch*; then it shares its end with the next row's beginning.
                 *at* is the element at which the first row begins.
             gaps: With *tile* and *at*, in a stage's tile of one extent: pairs (length, further) of what is skipped. For each
                 pair, *further* elements are skipped after each *length* elements: with ((72, 40),), element 72 lies at 112.
-                *at* is a pair: where element 0 lies in the stage's tile, and the number of the first element that is read.
-            transposed: Reads rows as columns, distributed over warpgroups as wgmma distributes accumulators. Between slots
-                with a swizzle there are no bank conflicts. The tile has two extents: the first a multiple of 8, the last a
-                multiple of 64 for each warpgroup. With *tile*, *pitch* and *at*: any tile without a swizzle. Column j of what
-                is read is row j, wherever that row begins.
+                *at* is a pair: where element 0 lies in the tile, and the number of the first element that is read.
+            transposed: Reads rows as columns, distributed as wgmma's accumulators are. A swizzle avoids bank conflicts. Sizes
+                are multiples of 8 and of 64 for each warpgroup; with *pitch* and *at*, any of tiles without a swizzle.
             width: How many elements side by side a thread reads at most: 8, 4, 2 or 1. With 4, threads store fp32 in 16 bytes
                 each. With 1, neighbouring threads read neighbouring elements: fastest where a part begins at any element.
             each: With *rows_of* or *columns_of*: how many successive rows or columns share one number. With *pitch*: how many
                 successive rows of the part are one row of the slot.
+            lanes: Lanes of a warp that share a row: 32, or 16, 8, 4, 2 or 1, so that a warp has several rows. 0: as fits.
 
         Raises:
             InputError: The threads cannot share the elements evenly, or the extents differ.
@@ -342,14 +342,14 @@ class PartInSlot(Carried):
         self.by_threads()
         part, fragments, tile = tile, self.part.isa.fragments, self.part.buffer.tile
         self.part.buffer.dtype.check_held(name)
-        if width not in WIDTHS or type(width) is not int:
-            raise InputError(f"{name}(width)", width, "must be 8, 4, 2 or 1", "leave it out to read as many as fit")
+        require(width in WIDTHS and type(width) is int, f"{name}(width)", width, "must be 8, 4, 2 or 1", "leave it out")
+        require(lanes in (0, 1, 2, 4, 8, 16, 32), f"{name}(lanes)", lanes, "divides 32, or is 0", "leave it out")
         require(is_count(each), f"{name}(each)", each, "must be how many rows or columns share a number", "e.g. each=2")
         if pitch is not None and transposed:
             return fragments.read_rows_as_columns(self.ref, self._rows_as_columns(name, part, pitch, at), at, pitch)
         if pitch is not None:
             first = 0 if at is None else at
-            layout = self._pitched_layout(name, part, (first, pitch, each), width)
+            layout = self._pitched_layout(name, part, (first, pitch, each), width, lanes)
             return fragments.read_part(self.ref, layout, (0, first), pitch, each)
         if gaps is not None:
             return fragments.read_joined(self.ref, self._joined_layout(name, part, at, gaps, width), at, gaps)
@@ -375,7 +375,7 @@ class PartInSlot(Carried):
         role = self.part.isa.plan.role(self.part.role)
         if transposed:
             return fragments.read_transposed(self.ref, transposed_of(self.part.buffer.name, tile, role))
-        return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role, width))
+        return fragments.read(self.ref, vectors_of(self.part.buffer.name, tile, role, width, lanes))
 
     def _part_layout(
         self, name: str, like: Fragment | None, part: Any, at: Any, width: int = 8
@@ -394,19 +394,20 @@ class PartInSlot(Carried):
         return layout, begin
 
     def _read_line(self, name: str, along: str, layout: ThreadLayout, at: Any, each: Any) -> Fragment:
-        """One number for each row or column of a fragment, or for each *each* of them. They lie side by side in the tile."""
+        """One number for each row or column of a fragment, or for each *each* of them, side by side in a row or whole rows."""
         layout.check_rows()
         tile, count = self.part.buffer.tile, layout.rows if along == "rows" else layout.columns
         count, one = -(-count // each), len(tile) == 1
         both = isinstance(at, tuple) and len(at) == 2 and not one
         row, first = at if both else (0, 0 if at is None else at) if one else (at, 0)
-        inside = is_index(row, 1 if one else math.prod(tile[:-1])) and is_index(first, tile[-1] - count + 1)
+        rows = count // tile[-1] if not one and isinstance(first, int) and first == count % tile[-1] == 0 else 1
+        inside = is_index(row, math.prod(tile[:-1]) - rows + 1) and is_index(first, tile[-1] - count // rows + 1)
         if not inside or self.part.buffer.swizzle:
             rule = f"must be where {count} elements begin {'inside' if one else 'in one row'} of the tile {tile}"
             raise InputError(f"{name}(at)", at, rule, "begin earlier, load a larger tile, or leave out its swizzle")
         return self.part.isa.fragments.read_line(self.ref, layout, along, (row, first), each)
 
-    def _pitched_layout(self, name: str, part: Any, place: tuple[Any, Any, Any], width: int) -> ThreadLayout:
+    def _pitched_layout(self, name: str, part: Any, place: tuple[Any, Any, Any], *how: int) -> ThreadLayout:
         """How rows are distributed that lie side by side in a tile of one extent. *place*: (at, pitch, each) of `read`."""
         (first, pitch, each), tile, part = place, self.part.buffer.tile, two_extents(name, part)
         room = tile[0] - (-(-part[0] // each) - 1) * pitch - part[1] if is_count(pitch) or pitch == 0 else -1
@@ -414,7 +415,7 @@ class PartInSlot(Carried):
         require(len(tile) == 1 and room >= 0, f"{name}(pitch)", pitch, rule, "load more elements, or read fewer")
         rule = f"must be where {part[0]} rows begin, {pitch} elements apart, that end inside the tile {tile}"
         require(is_index(first, room + 1), f"{name}(at)", first, rule, "begin earlier, or load more")
-        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), width)
+        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), *how)
 
     def _joined_layout(self, name: str, part: Any, at: Any, gaps: Any, width: int) -> ThreadLayout:
         """How elements are distributed that lie side by side, except for gaps."""
@@ -436,9 +437,10 @@ class PartInSlot(Carried):
         last = max(at) + (part[1] - 1) // len(at) * pitch + part[0] if counts and whole else math.inf
         if last > math.prod(buffer.tile) or buffer.swizzle:
             rule = f"must be two extents, a distance of rows and their first elements, inside of the tile {buffer.tile}"
-            fix = "begin earlier, load a larger tile, or leave out its swizzle"
-            raise InputError(f"{name}(tile, pitch, at)", (part, pitch, at), rule, fix)
-        return vectors_of(name, part, self.part.isa.plan.role(self.part.role), 1)
+            raise InputError(f"{name}(tile, pitch, at)", (part, pitch, at), rule, "begin earlier, or load more")
+        layout = vectors_of(name, part, self.part.isa.plan.role(self.part.role), 1)
+        layout.check_rows()
+        return layout
 
     def write(self, values: Fragment, *, at: tuple[int, int] | None = None) -> None:
         """Replaces the tile's elements, converted to its type.

@@ -210,7 +210,7 @@ class BoundStore(PieceStore):
         self.stages, self.width = stage.stages, 0 if stage.sums is None else self.plan.columns
         self.barrier = next((each for each in k.plan.named_barriers if each.name == f"{name}.sync"), None)
         isa, store, role, barrier = self.isa, self.plan, k.role, self.barrier
-        self.next = isa.cells(0)
+        self.next = isa.cells(0, names=f"{name}.buffer")
         self.unit: Any = 0  # which warpgroup of the role
         if barrier is not None and barrier.instances > 1:
             self.unit = isa.warp // 4 - role.first_warp // 4

@@ -19,9 +19,9 @@ from tmapipe.program import replay
 from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, every, resolve
 from tmapipe.protocol.tile import Tile
 from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Problem, Visit, coordinate, every_cluster, is_turn
-from tmapipe.prove.shared import Shared, bounds
+from tmapipe.prove.shared import Shared, bounds, by_threads
 from tmapipe.prove.solver import Solver, arithmetic, replaced
-from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, named, negated, parts, text, truth
+from tmapipe.prove.symbols import Sym, at_least_0, in_steps, leaf, leaves, named, negated, parts, text, truth
 from tmapipe.prove.walker import INLINE, Walker
 
 # ---- body walk -------------------------------------------------------------------------------------------------------
@@ -108,7 +108,8 @@ class Walk(Walker):
         if outcome is None:
             by_turn = any(map(is_turn, leaves(condition)))
             self.turns += by_turn
-            self.nodes(node.then)
+            own = in_steps(condition, *self.loops[-1]) if by_turn and self.loops else None
+            self.nodes(node.then) if own is None else self._in_steps(node.then, *own)
             self.nodes(node.other)
             self.turns -= by_turn
         else:
@@ -118,6 +119,14 @@ class Walk(Walker):
             values += [] if outcome is True else [self.number(other)]
             if all(each == values[0] for each in values):
                 self.env[phi] = values[0]
+
+    def _in_steps(self, nodes: list[Any], at: Any, loop: tuple[Sym, Any]) -> None:
+        """Nodes that only some turns of the innermost loop come to, as a *loop* of these alone, with the index *at*."""
+        env, around = self.env, self.loops[-1]
+        self.env = {variable: replaced(value, {around[0]: at}) for variable, value in env.items()}
+        self.loops[-1], self.turns = loop, self.turns - 1
+        self.nodes(nodes)
+        self.env, self.loops[-1], self.turns = env, around, self.turns + 1
 
     def _ask(self, value: Any, node: Any) -> None:
         """Notes a condition or a count on which a body decides."""
@@ -187,10 +196,11 @@ class Walk(Walker):
         sometimes = self.turns > 0
         if node.method == "store_values":
             columns = None if node.args[4] is None else self.shared.columns_of(node.args[4])
-            part = _by_threads(part, node.args[2], columns)
+            part = by_threads(part, node.args[2], columns)
             sometimes = sometimes or (columns is None and node.args[4] is not None)
         inside = node.method in ("tma_load", "bulk_load", "cp_async") and not _anywhere(node)
-        self.into.append(Move(part, start, tuple(self.loops), sometimes, self.agent, node.where, inside))
+        rows = self.number(node.args[3]) if node.method == "tma_store" and len(node.args) > 3 else None
+        self.into.append(Move(part, start, tuple(self.loops), sometimes, self.agent, node.where, inside, rows))
 
     def _of_here(self, node: Call) -> None:
         self.env[node.results[0]] = self.number(node.args[0])
@@ -200,16 +210,6 @@ class Walk(Walker):
     def _of_load_entry(self, node: Call) -> None:
         table, i, _ = node.args
         self.env[node.results[0]] = self.shared.entry(table, self.number(i), self, node)
-
-
-def _by_threads(part: Any, values: Any, columns: int | None) -> Any:
-    """A store of as many columns as the values have, or of the first *columns* of these alone."""
-    stored = part.tile[-1] if values.along != "tile" else values.layout.columns
-    stored = stored if columns is None else min(stored, columns)
-    if stored == part.tile[-1]:
-        return part
-    buffer = attrs.evolve(part.buffer, tile=(*part.buffer.tile[:-1], stored))
-    return attrs.evolve(part, tile=(*part.tile[:-1], stored), buffer=buffer)
 
 
 def _anywhere(node: Call) -> bool:
@@ -242,9 +242,8 @@ class MovesOf(MachineIsa):
     """
 
     def __init__(self, layout: Layout, agent: int, problem: Problem):
-        given = problem.cluster, problem.clusters, problem.shapes
-        tables = {table: problem.tables.get(table, ()) for table in layout.plan.tables}
-        super().__init__(layout, agent, *given, emit=lambda op: None, tables=tables)
+        of, tables = problem, {table: problem.tables.get(table, ()) for table in layout.plan.tables}
+        super().__init__(layout, agent, of.cluster, of.clusters, of.shapes, emit=lambda op: None, tables=tables)
         self.visits: list[tuple[Mapping[str, int] | None, list[Move]]] = [(None, [])]
 
     def enter(self, tile: Tile) -> None:
@@ -263,7 +262,7 @@ class MovesOf(MachineIsa):
         return start
 
     def store_values(self, store: Store, at: Any, values: Any, surely: Any = None, mask: Any = None) -> None:
-        part = _by_threads(store, values, None if mask is None else store.tile[-1])
+        part = by_threads(store, values, None if mask is None else store.tile[-1])
         self._note(part, super().start(store, at), mask is not None)
 
     def ask(self, op: Any, without_data: Callable[[], Sequence[int]], *data: Any) -> Sequence[int]:

@@ -133,8 +133,8 @@ class Search:
         self.idle: dict[Any, set[Any]] = {}  # location -> the next locations, where no operation lies between
 
     def forget(self) -> None:
-        """Clears this object and `shared`, which refer to each other and would wait for the garbage collector."""
-        for each in (self.shared, self):
+        """Clears objects that refer to themselves or each other, and would wait for the garbage collector."""
+        for each in filter(None, (self.loops, self.spread, self.future, self.shared, self)):
             vars(each).clear()
 
     # ---- the search -------------------------------------------------------------------------------------------------
@@ -232,7 +232,8 @@ class Search:
         self.visits.begin(self.future)
         self.driver = Driver(self.layout.agents)
         for state in chain.from_iterable(self.known.values()):
-            vars(state).pop("known", None)
+            for name in ("known", "form"):
+                vars(state).pop(name, None)
 
     def _look(self, now: Point) -> None:
         for finding in self.log.found.values():

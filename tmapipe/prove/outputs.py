@@ -27,6 +27,7 @@ from tmapipe.prove.bodies import Bodies
 from tmapipe.prove.problem import DATA, Move, Problem, Visit, is_turn, value_of
 from tmapipe.prove.stores import Grid, Output, Shown, counts_to, same_pieces, show, stored_at
 from tmapipe.prove.symbols import Sym, leaf, leaves, parts, text
+from tmapipe.tiles import GroupedTiles
 from tmapipe.tiles.order import rows_of
 
 # ---- extents ---------------------------------------------------------------------------------------------------------
@@ -201,8 +202,11 @@ def look_at_outputs(bodies: Bodies) -> Outputs:
     schedule, plan = bodies.program.schedule, bodies.program.plan
     declared = schedule.declared
     extents = {dim: axis.elements * plan.cluster.get(dim, 1) for dim, axis in schedule.axes.items()}
-    grid = Grid(extents, plan, frozenset(rows_of(declared, schedule.axes)), schedule.tiles.lower)
+    table = getattr(schedule.tiles, "table", "") if isinstance(schedule.tiles, GroupedTiles) else ""
+    ends = table if table and declared.tables[table].ascending else ""
+    grid = Grid(extents, plan, frozenset(rows_of(declared, schedule.axes)), schedule.tiles.lower, ends)
     left: list[tuple[Output, Shown]] = []
+    given: list[str] = []
     for store in plan.stores:
         if store.reduce is not None:
             continue
@@ -211,13 +215,14 @@ def look_at_outputs(bodies: Bodies) -> Outputs:
         shown = show(output, grid, bodies.visits, bodies.solver)
         if schedule.tiles.in_parts or _has_own(plan, grid, store):  # it is as long as what is stored
             shown = shown._replace(whole="")
-        if shown.apart or shown.whole:
+        if store.clipped and not shown.apart:
+            said = f"is stored once for every shape if {ends} ascends, as its Table says; rows from its last entry on are not"
+            given.append(f"{store.name} {said}")
+        elif shown.apart or shown.whole:
             left.append((output, shown))
     read = tuple(look_at_extents(bodies, grid))
-    if not left:
-        return Outputs(read)
-    found = _looked_at(bodies, grid, left)
-    return attrs.evolve(found, findings=(*found.findings, *read))
+    found = _looked_at(bodies, grid, left) if left else Outputs()
+    return attrs.evolve(found, findings=(*found.findings, *read), open=(*given, *found.open))
 
 
 def _has_own(plan: Plan, grid: Grid, store: Store) -> bool:
@@ -234,7 +239,7 @@ def _looked_at(bodies: Bodies, grid: Grid, left: list[tuple[Output, Shown]]) -> 
     recordings = _problems(bodies, grid)
     some: list[tuple[Problem, list[Visit]]] = []
     for output, shown in left:
-        name, data = output.store.name, _by_data(bodies, output)
+        name, data = output.store.name, shown.apart if output.store.clipped else _by_data(bodies, output)
         if data:
             open_.append(f"{name} is not shown to be stored once for every shape: {data}")
             continue
@@ -264,8 +269,6 @@ def _looked_at(bodies: Bodies, grid: Grid, left: list[tuple[Output, Shown]]) -> 
 
 def _by_data(bodies: Bodies, output: Output) -> str:
     """Why it is data that says where an output is stored; empty if it does not."""
-    if output.store.clipped:
-        return "its tiles end where a table says, and keep apart if its entries ascend"
     if output.store.name in bodies.by_rows:
         return "entries of tables say which rows are stored"
     starts = [x for move in bodies.moves() if move.part.name == output.store.name for x in move.at]

@@ -41,7 +41,8 @@ class Positions:
 
     at: by (warp, sort of operation, array), the stage of the warp's last operation (for waits, stage + stages * parity), less
     the slots that the warp's team has skipped; skipped: by (warp, array), the number of these slots; touched: by the same key
-    as *at*, all stages of the run so far; arrivals: (warp, named barrier or CLUSTER) of the run so far.
+    as *at*, all stages of the run so far; first: likewise, those that first iterations use, of `everything`; arrivals: (warp,
+    named barrier or CLUSTER) of the run so far.
     """
 
     def __init__(self, layout: Layout):
@@ -49,6 +50,7 @@ class Positions:
         self.at: dict[PositionKey, int] = {}
         self.skipped: dict[tuple[int, str], int] = {}
         self.touched: dict[PositionKey, set[int]] = {}
+        self.first: dict[PositionKey, list[int]] = {}
         self.arrivals: set[tuple[int, int]] = set()
         self._places: dict[Any, list[Place]] = {}
         self._positions: Any = None
@@ -233,7 +235,7 @@ class Future:
     """
 
     def __init__(self, layout: Layout, every: Positions):
-        self.layout, self.touched = layout, every.touched
+        self.layout, self.touched, self.first = layout, every.touched, every.first
         arrivers: dict[int, list[int]] = {CLUSTER: []}
         for agent, id in sorted(every.arrivals):
             which = CLUSTER if id == CLUSTER else 16 * (agent // layout.warps) + id
@@ -288,10 +290,14 @@ class Future:
         first_slots: dict[str, int] = {}
         for i, (array, _, _) in enumerate(layout.slot_places):
             first_slots.setdefault(array, i)
+        of_array: dict[str, list[set[int]]] = {}
+        for (_, _, array), stages in self.touched.items():
+            if stages not in of_array.setdefault(array, []):
+                of_array[array].append(stages)
         for (agent, sort, array), stages in self.touched.items():
             if array not in first_slots:
                 continue
-            for others in [s for (_, _, other), s in self.touched.items() if other == array for _ in range(2)]:
+            for others in 2 * of_array[array]:
                 stages = stages | others if stages & others else stages
             for cta in range(layout.ctas) if at_peers(sort) else (agent // layout.warps,):
                 for stage in stages:
@@ -452,5 +458,6 @@ class _Everything:
         for sort, array, position, around in found.places(op):
             key = agent, sort, array
             found.touched[key] = set(range(around))
+            found.first.setdefault(key, []).append(position)
             if self.sure and key[2] not in self.pinned:
                 self.origin.setdefault(key, (position - 1) % around)  # so that first iterations are like all others

@@ -62,6 +62,7 @@ class Move(NamedTuple):
         agent: The warp.
         where: Its source line.
         inside: Whether it is a load that has to start inside of its tensor.
+        rows: How many rows an engine stores at most; None: all of the tile.
     """
 
     part: Load | Store
@@ -71,6 +72,7 @@ class Move(NamedTuple):
     agent: int
     where: str | None
     inside: bool = False
+    rows: Any = None
 
 
 class Visit(NamedTuple):

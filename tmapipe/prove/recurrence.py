@@ -18,6 +18,7 @@ from tmapipe.model.barriers import REGISTERS
 from tmapipe.model.state import APPLY, WAITS, State
 from tmapipe.prove.positions import CLUSTER, FactKey, Future, Here, Positions
 from tmapipe.prove.shared import Stopped
+from tmapipe.prove.spread import OVER
 from tmapipe.prove.walker import Walker
 
 # ---- recurrence ------------------------------------------------------------------------------------------------------
@@ -28,7 +29,8 @@ from tmapipe.prove.walker import Walker
 # waits, arrivals at peers. Stages are counted from where the warps are, and phases by their parity.
 
 
-OF_PHASES = "last", "now", "done", "wait"  # facts of an mbarrier's contributions, and of those who wait for them
+#: Facts of an mbarrier's contributions, and of those who wait for them.
+OF_PHASES = "last", "now", "done", "wait", "before", "last but one"
 
 
 class RunState:
@@ -124,7 +126,9 @@ class RunState:
         lists = state.bar_threads, state.bar_arrived, state.live, state.returned, state.cluster[:1], state.ended
         registers = state.free_registers, state.registers, state.sets_ahead
         every = (warps, bars, queues, sorted(started), sorted(written), *lists, *registers)
-        form = self.positions.of(self.future.live)[1], *map(tuple, every)
+        visits = self.future.visits
+        over = [self.positions.at.get((agent, OVER, array)) for array, own in visits.turns.items() for agent in own]
+        form = self.positions.of(self.future.live)[1], *map(tuple, (*every, over))
         return self.future.forms.setdefault(form, len(self.future.forms))
 
     # ---- what is known --------------------------------------------------------------------------------------------
@@ -192,7 +196,7 @@ class RunState:
         not matter. A fact is open if a warp that can be checked against it does not know it."""
         future, here, facts, agents = self.future, self.here, self.facts, self.check.layout.agents
         knowers, clocks = self.knowers
-        every = _known_by(clocks, facts.values())
+        every = known_by(clocks, facts.values())
         knowing = every[:, :agents]
         sets = np.fromiter(map(future.checked_of.__getitem__, facts), np.int64, len(facts))
         checked = future.checked[sets]
@@ -219,7 +223,7 @@ class RunState:
         return numbers, np.packbits(known, axis=1), np.packbits(enough, axis=1)
 
 
-def _known_by(clocks: Any, facts: Collection[Known]) -> Any:
+def known_by(clocks: Any, facts: Collection[Known]) -> Any:
     """By fact, which clocks know the fact: a clock that has one of the fact's ways to be known."""
     ways = np.fromiter(map(len, facts), np.int64, len(facts))
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(facts)), np.int32, 2 * int(ways.sum()))
@@ -245,7 +249,7 @@ MOST_OPERATIONS = 1_000_000  # between two boundaries
 
 class Doing:
     """An operation of one warp. wait: of the machine, if it can block; apply: its transition; rules: of the check; moves: its
-    places, as (key, stage, stages); visits: as of `Visits.place`."""
+    places, as (key, its warp and array, stage, stages); visits: as of `Visits.place`."""
 
     __slots__ = ("apply", "moves", "op", "rules", "visits", "wait")
 
@@ -254,13 +258,17 @@ class Doing:
         self.op, self.wait, self.apply, self.rules = op, WAITS.get(kind), APPLY[kind], state.check.rules[kind]
         positions = state.positions
         places = positions.places(op)
-        self.moves = [((agent, sort, array), stage, around) for sort, array, stage, around in places]
+        self.moves = [((agent, sort, array), (agent, array), stage, around) for sort, array, stage, around in places]
         found = (state.future.visits.place(agent, *each[:3]) for each in places)
         self.visits = [each for each in found if each is not None]
         if not self.moves:
             positions.meet(agent, op)
-        for key, stage, _ in self.moves:
+        for key, _, stage, _ in self.moves:
             positions.touched.setdefault(key, set()).add(stage)
+        for each in places if state.future.visits.turns else ():
+            turn = state.future.visits.turn(agent, *each[:3])
+            self.visits += turn
+            self.moves += [(key, key[::2], int(len(turn) == 1), 2) for key, *_ in turn[:1]]
 
 
 class Driver:
@@ -328,8 +336,8 @@ class Driver:
                 step = Step(log.order, agent, op, None, "", now)
                 for rule, effect in doing.rules:
                     rule(check, effect, step, facts)
-            for key, stage, around in doing.moves:
-                at[key] = (stage - skipped.get(key[::2], 0)) % around if skipped else stage
+            for key, of, stage, around in doing.moves:
+                at[key] = (stage - skipped.get(of, 0)) % around if skipped else stage
             if woken or started:
                 self._go_on()
             if not log.order & 63:

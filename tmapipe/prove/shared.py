@@ -10,6 +10,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import attrs
+
 from tmapipe.isa import Kind, declared
 from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
@@ -84,7 +86,12 @@ class Shared:
         self.operands_of, self.symbol = functools.cache(self._operands_of), functools.cache(self._symbol)
         self.columns_of = functools.cache(self._columns_of)
         self.local: Callable[[Any], bool] = functools.cache(lambda kind: declared(kind).local)
+        self.numbers_of = functools.cache(self._numbers_of)
         self.variables_in = functools.cache(lambda x: tuple(variables(x)))  # in an expression, in some order
+
+    def _numbers_of(self, kind: Any) -> list[tuple[str, Kind]]:
+        """The operands of an operation that have to be known."""
+        return [(name, of) for name, of in declared(kind).operands.items() if of is not Kind.AT]
 
     def _operands_of(self, node: Call) -> Operands:
         """The operands of an instruction, and the variables on which its operations depend."""
@@ -124,12 +131,12 @@ class Shared:
 
     def emit(self, op: Any) -> None:
         queue, node = self.emitting
-        kind = type(op)
+        kind: Any = type(op)
         if self.local(kind):
             return
         self.foresee(node, op)
-        for name, of in declared(kind).operands.items():
-            if of is not Kind.AT and isinstance(getattr(op, name), Sym):
+        for name, of in self.numbers_of(kind):
+            if isinstance(getattr(op, name), Sym):
                 raise Open(f"{text(getattr(op, name))}, an operand of {kind.__name__} at {node.where}")
             if of is Kind.MASK and self.alone and getattr(op, name) is not None:
                 raise Open(f"peers, which {node.method} reaches at {node.where}")
@@ -401,3 +408,13 @@ def _share(count: Any) -> int:
     if isinstance(count, Sym) and count.op == "sum":
         return math.lcm(*map(_share, parts(count)[1]))
     return count.args[1] if isinstance(count, Sym) and count.op == "div" and type(count.args[1]) is int else 1
+
+
+def by_threads(part: Any, values: Any, columns: int | None) -> Any:
+    """A store of as many columns as the values have, or of the first *columns* of these alone."""
+    stored = part.tile[-1] if values.along != "tile" else values.layout.columns
+    stored = stored if columns is None else min(stored, columns)
+    if stored == part.tile[-1]:
+        return part
+    buffer = attrs.evolve(part.buffer, tile=(*part.buffer.tile[:-1], stored))
+    return attrs.evolve(part, tile=(*part.tile[:-1], stored), buffer=buffer)

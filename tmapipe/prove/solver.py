@@ -267,16 +267,16 @@ class Solver:
     def _first_case(self, todo: list[Any]) -> bool:
         """Whether the conditions may hold with the first case of each choice."""
         rows: list[Any] = []
-        settled: frozenset[Sym] = frozenset()
-        while True:
+        seen: set[Sym] = set()
+        while todo:
             look_now()
-            found = self._collected(todo, rows, settled)
-            if found is None:
+            read = self._read(todo)
+            if read is None:
                 return False
-            rows, definitions, choices, terms = found
-            if not choices:
-                return self._rows_possible(rows + definitions)
-            todo, settled = [choices[0][0], *(either(*choice) for choice in choices[1:])], settled | terms
+            definitions, choices = self._definitions(read[0], seen)
+            rows += read[0] + definitions
+            todo = [cases[0] for cases in (*read[1], *choices.values())]
+        return self._rows_possible(rows)
 
     def _cases(
         self, todo: list[Any], rows: list[Any], left: int, settled: frozenset[Sym] = frozenset()
@@ -310,8 +310,17 @@ class Solver:
     def _collected(self, todo: list[Any], rows: list[Any], settled: frozenset[Sym]) -> Any:
         """(sums that are at least 0, with *rows*; sums of definitions; choices, of each of which one case holds; the terms of
         definitions that have choices), as the conditions *todo* say. None if a condition is false."""
-        todo, rows = list(todo), list(rows)
-        choices: list[Choice] = []
+        read = self._read(todo)
+        if read is None:
+            return None
+        rows = rows + read[0]
+        definitions, of_terms = self._definitions(rows, set())
+        of_terms = {term: choice for term, choice in of_terms.items() if term not in settled}
+        return rows, definitions, [*read[1], *of_terms.values()], of_terms.keys()
+
+    def _read(self, todo: list[Any]) -> tuple[list[Any], list[Choice]] | None:
+        """(sums that are at least 0; choices, of each of which one case holds), as the conditions say; None: one is false."""
+        todo, rows, choices = list(todo), list[Any](), list[Choice]()
         while todo:
             condition = todo.pop()
             if not isinstance(condition, Sym):
@@ -328,15 +337,13 @@ class Solver:
             elif condition.op == "not" and condition.args[0].op == "eq":
                 value = condition.args[0].args[0]
                 choices.append((at_least_0(value - 1), at_least_0(-1 - value)))
-        definitions, of_terms = self._definitions(rows, settled)
-        return rows, definitions, [*choices, *of_terms.values()], of_terms.keys()
+        return rows, choices
 
-    def _definitions(self, rows: list[Any], settled: frozenset[Sym]) -> tuple[list[Any], dict[Sym, Choice]]:
-        """Conditions that hold of the terms in these sums; and for each term that is not settled, conditions of which one
-        holds."""
+    def _definitions(self, rows: list[Any], seen: set[Sym]) -> tuple[list[Any], dict[Sym, Choice]]:
+        """Conditions that hold of the terms in these sums; and by term, conditions of which one holds. seen: terms to leave
+        out, which these terms join."""
         found: list[Any] = []
         choices: dict[Sym, Choice] = {}
-        seen: set[Sym] = set()
         todo = [term for row in rows for term in terms_of(row)]
         while todo:
             term = todo.pop()
@@ -348,7 +355,7 @@ class Solver:
             new, choice, inside = self._defined[term]
             found += new
             todo += inside
-            if choice and term not in settled:
+            if choice:
                 choices[term] = choice
         return found, choices
 

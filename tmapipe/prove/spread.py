@@ -229,15 +229,23 @@ def _meet(some: Any, others: Any) -> Any:
 # visits. After the warp has left a slot, its next access to this slot comes after its next wait there. That wait sees the
 # last complete phase, or the next phase, to which other warps contribute in visits of their own.
 #
+# Warps of teams skip slots. But they come to a ring in a *turn*: between a wait for an mbarrier of a turnstile and an arrival
+# at the turnstile's next mbarrier. So after its turn, a warp's next access to any slot comes after its next wait there.
+#
 # The search compares each operation with this description (`watch`, `complete`). If a visit differs, the search goes on
 # without the visits of that kind, or begins again if it has left out a state by this description.
+
+
+OVER = "turn over"  # in the place of the sort in a key of positions: 1 after a warp's turn, 0 in its turn
 
 
 class Visits:
     """Warps that visit the slots of rings, and what they are going to know.
 
-    depth: by (warp, array of mbarriers that it waits for), in how many visits the warp is done with a slot; broken: (warp,
-    array) of visits that are not as described, and (CTA, array, warp) of warps that do not contribute to each phase; changed:
+    depth: by (warp, array of mbarriers that it waits for), in how many visits the warp is done with a slot; turns: by array of
+    a turnstile and warp, the stage of the warp's first wait, of two laps; guards: by array, the turnstile in whose turns warps
+    of teams come to the array; broken: (warp, array) of visits and turns that are not as described, (turnstile, array) of
+    arrays to which warps come at other times, and (CTA, array, warp) of warps that do not contribute to each phase; changed:
     whether depth or broken has changed since `begin`.
     """
 
@@ -258,21 +266,21 @@ class Visits:
         """Begins a description, by what has been seen so far. It assumes no more than the one before."""
         layout, self.changed = self.layout, False
         waits: dict[tuple[int, str], list[PositionKey]] = {}
-        self.tellers: dict[int, list[int]] = {}  # by mbarrier, who contributes to each phase
         for key in future.touched:
-            agent, sort, array = key
+            if tells_parity(key[1]):
+                waits.setdefault(key[::2], []).append(key)
+        self._find_turns(future, waits)
+        self.tellers: dict[int, list[int]] = {}  # by mbarrier, who contributes to each phase
+        for agent, sort, array in future.touched:
             kind = sort[0] if isinstance(sort, tuple) else sort
             of: Any = declared(kind)
-            if tells_parity(sort):
-                waits.setdefault((agent, array), []).append(key)
-            elif (
-                array in layout.bar_base
-                and (of.effect(Arrive) or of.effect(Arm) or _loads(kind))
-                and agent not in self.in_turn
-            ):
+            tells = array in layout.bar_base and (of.effect(Arrive) or of.effect(Arm) or _loads(kind))
+            if tells and (agent in self.in_turn) == (array in self.turns):
+                every = range(self.stages[array])
+                stages = future.first[agent, sort, array] if agent in self.in_turn else every
                 for cta in range(layout.ctas) if at_peers(sort) else (layout.cta_of(agent),):
-                    for bar in self._bars(cta, array) if (cta, array, agent) not in self.broken else ():
-                        self.tellers.setdefault(bar, []).append(agent)
+                    for stage in stages if (cta, array, agent) not in self.broken else ():
+                        self.tellers.setdefault(self._bars(cta, array)[stage], []).append(agent)
         self.keys: list[PositionKey] = []  # by visit, the sort of its waits
         self.visit: dict[tuple[int, str], int] = {}  # (warp, array) -> visit
         self.hearers: dict[int, list[int]] = {}  # by mbarrier, who waits for each phase
@@ -287,8 +295,38 @@ class Visits:
                     self.keys.append(keys[0])
                     for bar in self._bars(layout.cta_of(agent), name):
                         self.hearers.setdefault(bar, []).append(agent)
+        self.first_turn = len(self.keys)  # the visits from here on are turns
+        for name, own in self.turns.items():
+            for agent in own:
+                self.visit.update(((agent, array), len(self.keys)) for array, by in self.guards.items() if by == name)
+                self.keys += waits[agent, name]
+                self.hearers.setdefault(self._own_bar(agent, name), []).append(agent)
         if self.keys:
             self._tables(future)
+
+    def _find_turns(self, future: Future, waits: dict[tuple[int, str], list[PositionKey]]) -> None:
+        """Finds the turnstiles of teams: each warp waits for one mbarrier, and arrives at others."""
+        self.turns: dict[str, dict[int, int]] = {}
+        of_rings = {array for _, arrays in self.rings for array in arrays}
+        arrives = {key[::2] for key in future.touched if not tells_parity(key[1])}
+        for of, keys in waits.items():
+            agent, array = of
+            if agent in self.in_turn and array not in of_rings and len(keys) == 1 and of in arrives - self.broken:
+                self.turns.setdefault(array, {})[agent] = future.first[keys[0]][0]
+        inside: dict[int, list[str]] = {}  # by warp, the turnstiles in whose turns it is
+        guards: dict[str, list[str]] = {}
+        for agent, sort, array in future.touched:  # in the order in which a warp first comes to them
+            own = inside.setdefault(agent, [])
+            if agent in self.turns.get(array, ()):
+                inside[agent] = [name for name in own if name != array] + [array] * tells_parity(sort)
+            elif agent in self.in_turn:
+                guards[array] = [t for t in guards.get(array, own) if t in own and (t, array) not in self.broken]
+        self.guards = {array: found[0] for array, found in guards.items() if found and array not in self.turns}
+
+    def _own_bar(self, agent: int, turnstile: str) -> int:
+        """The mbarrier that a warp waits for."""
+        stage = self.turns[turnstile][agent] % self.stages[turnstile]
+        return self._bars(self.layout.cta_of(agent), turnstile)[stage]
 
     def _bars(self, cta: int, array: str) -> range:
         first = cta * self.layout.nbars + self.layout.bar_base[array]
@@ -310,24 +348,28 @@ class Visits:
             visits.setdefault(array, []).append((agent, visit))
         bars: list[list[int]] = []
         for row, (kind, *place) in enumerate(future.sets):
-            own = list[int]()
-            bars.append(own)
-            if kind not in ("slot", "use"):
-                continue
-            here = place[0] % (layout.nslots if kind == "slot" else layout.nbars)
-            array, self.stage[row], _ = (layout.slot_places if kind == "slot" else layout.bar_places)[here]
-            for agent, visit in visits.get(array, ()):
-                bar = self._bars(layout.cta_of(agent), self.keys[visit][2])[self.stage[row, 0]]
-                own += [bar] if bar not in own else []
-                self.visits[row, agent], self.which[row, agent] = visit, own.index(bar)
-                self.only[row, agent] = kind == "use" or arrays_of_warp[agent] & aliases[here] <= {array}
+            own: dict[int, int] = {}
+            if kind in ("slot", "use") or (kind == "bar" and self.turns):
+                here = place[0] % (layout.nslots if kind == "slot" else layout.nbars)
+                array, self.stage[row], _ = (layout.slot_places if kind == "slot" else layout.bar_places)[here]
+                for agent, visit in visits.get(array, ()):
+                    of, same = self.keys[visit][2], {array}
+                    if visit >= self.first_turn:
+                        bar, same = self._own_bar(agent, of), {name for name, turn in self.guards.items() if turn == of}
+                    elif kind == "bar":
+                        continue
+                    else:
+                        bar = self._bars(layout.cta_of(agent), of)[self.stage[row, 0]]
+                    self.visits[row, agent], self.which[row, agent] = visit, own.setdefault(bar, len(own))
+                    self.only[row, agent] = kind != "slot" or arrays_of_warp[agent] & aliases[here] <= same
+            bars.append([*own])
         most = max(map(len, bars))
         self.bars = np.array([own + [-1] * (most - len(own)) for own in bars]).reshape(-1, most)
         self.tells = np.zeros((layout.ctas * layout.nbars + 1, layout.agents), bool)  # the last row: of no mbarrier
         for bar, agents in self.tellers.items():
             self.tells[bar, agents] = True
         self.around = np.array([self.stages[array] for _, _, array in self.keys])
-        self.deep = np.array([self.depth[agent, array] for agent, _, array in self.keys])
+        self.deep = np.array([self.depth.get((agent, array), 0) for agent, _, array in self.keys])
 
     # ---- whether visits are as described ----------------------------------------------------------------------------------
 
@@ -338,14 +380,32 @@ class Visits:
         if visit is None or is_init(sort):  # which comes before all visits
             return None
         key, laps = self.keys[visit], 2 * self.stages[array]
+        if visit >= self.first_turn:
+            return (agent, OVER, key[2]), array, {0}
         if (agent, sort, array) == key:
             return key, None, {(stage - 1) % laps}
         depth = self.depth[agent, key[2]]
         return key, stage, {(stage + i + lap) % laps for i in range(depth) for lap in (0, laps // 2)}
 
-    def watch(self, key: PositionKey, stage: int | None, last: int | None) -> None:
-        """An operation comes after another wait than `place` says. last: the stage of that wait, if there was one."""
+    def turn(self, agent: int, sort: Any, array: str, stage: int) -> list[Any]:
+        """What is to be looked at when a warp begins or ends a turn, as of `place`; nothing for other operations."""
+        own = self.turns.get(array, {}).get(agent)
+        if own is None or is_init(sort):
+            return []
+        over, stages = (agent, OVER, array), self.stages[array]
+        if not tells_parity(sort):
+            return [(over, None, {0})]
+        before = {(stage + stages) % (2 * stages), *((None, (stage - 1) % (2 * stages)) if stage == own else ())}
+        return [(over, None, {None, 1}), ((agent, sort, array), None, before if (stage - own) % stages == 0 else ())]
+
+    def watch(self, key: PositionKey, stage: Any, last: int | None) -> None:
+        """An operation comes after another wait than `place` and `turn` say, or outside of its turn. last: the stage of that
+        wait, if there was one."""
         of = key[::2]
+        if key[0] in self.in_turn:
+            self.changed = True
+            self.broken.add(of if stage is None else (key[2], stage))
+            return
         if last is None and stage is None:
             return  # the first wait
         self.changed = True
@@ -382,8 +442,12 @@ class Visits:
             return
         at, skipped = state.positions.at, state.positions.skipped
         lasts = np.array([-1 if key[::2] in skipped else at.get(key, -1) for key in self.keys])
+        for i, (agent, _, array) in enumerate(self.keys[self.first_turn :], self.first_turn):
+            over, stages = at.get((agent, OVER, array)), self.stages[array]
+            first = (self.turns[array][agent] + stages) % (2 * stages)  # as if this had been the last wait
+            lasts[i] = first if over is None else lasts[i] if over else -1
         last, around = lasts[self.visits], self.around[self.visits]
-        ahead = (self.stage - last) % around
+        ahead = np.where(self.visits < self.first_turn, (self.stage - last) % around, around)
         left = (self.which >= 0) & (last >= 0) & (ahead > 0) & (ahead <= around - self.deep[self.visits])
         rows = np.flatnonzero((sets >= 0) & (lacking & (left & self.only)[sets]).any(1))
         if not len(rows):

@@ -27,6 +27,9 @@ from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, parts, text, to
 # others if no tile lies where another one is mirrored to. Where this is not shown, nothing is claimed.
 
 
+ASCENDING = "its tiles end where a table says, and keep apart if its entries ascend: Table(ascending=True) says so"
+
+
 class Grid(NamedTuple):
     """The grid of output tiles.
 
@@ -35,12 +38,15 @@ class Grid(NamedTuple):
         plan: Of the kernel.
         rows: Dimensions that one cluster reduces, as all their elements fit into it.
         lower: Whether the order has no tiles above the diagonal of the last two dimensions.
+        ends: The table whose entries ascend, and say where the rows of a group end of which the order gives each to one
+            tile; or empty.
     """
 
     tile: Mapping[str, int]
     plan: Plan
     rows: frozenset[str] = frozenset()
     lower: bool = False
+    ends: str = ""
 
     def below(self, by: int) -> tuple[Any, ...]:
         """The condition that a tile lies *by* tiles below the diagonal or more, if the order has no tiles above it."""
@@ -203,8 +209,13 @@ def _show(
     output: Output, grid: Grid, visits: Iterable[Visit], solver: Solver, given: tuple[Any, ...]
 ) -> tuple[Axes, Shown]:
     """(how tiles start, what is shown) of the stores of these visits. given: what holds of the tiles that have to store."""
+    if output.store.clipped and not grid.ends:
+        return (), Shown(*[ASCENDING] * 2)
     if output.store.clipped:
-        return (), Shown(*["its tiles end where a table says, and keep apart if its entries ascend"] * 2)
+        moves = [move for visit in visits for own in stored_at(output, visit) for move in own]
+        if any(_beyond_its_rows(move, solver) for move in moves):
+            return (), Shown(*["a tile may store more rows than it has of its group"] * 2)
+        visits = [_as_of_grid(visit, output, grid) for visit in visits]
     known: dict[Any, tuple[Axes, Shown]] = {}
     some: list[frozenset[Sym]] = []
     none: list[frozenset[Sym]] = []
@@ -233,6 +244,25 @@ def _show(
     (axes, _), *_ = known.values()
     apart = _reads_apart(output, axes, list(loads)) or _alone(grid, axes, some, solver)
     return axes, Shown(apart, whole or _reaches(output, grid, axes, [facts.union(given) for facts in none], solver))
+
+
+def _beyond_its_rows(move: Move, solver: Solver) -> bool:
+    """Whether a store may reach the next group's rows."""
+    left = leaf("tile", "rows") + leaf("tile", "row") - move.at[0]
+    return move.rows is None or solver.possible((at_least_0(move.rows - 1), at_least_0(move.rows - left - 1)))
+
+
+def _as_of_grid(visit: Visit, output: Output, grid: Grid) -> Visit:
+    """A visit whose stores of the output start at a coordinate's multiple. A group's rows lie in one tile each, and groups do
+    not overlap: so its tiles keep apart as those of a grid do."""
+    dim = output.store.dims[0]
+    rows = {leaf("tile", "row"): coordinate(dim) * grid.tile[dim]}
+
+    def moved(move: Move) -> Move:
+        own = move.part.name == output.store.name
+        return move._replace(at=(replaced(move.at[0], rows), *move.at[1:])) if own else move
+
+    return visit._replace(moves={warp: list(map(moved, moves)) for warp, moves in visit.moves.items()})
 
 
 def _free(grid: Grid, axes: Axes) -> list[Sym]:
@@ -293,7 +323,7 @@ def _of_tile(output: Output, grid: Grid, stored: list[list[Move]], solver: Solve
     pinned = set[Any]().union(*(_pins(starts, extents[:, i], grid) for i, starts in enumerate(every)))
     axes, lows = [], []
     for i, (dim, starts) in enumerate(zip(dims, every, strict=True)):
-        shift = {} if output.loads else _shift(starts, pinned)
+        shift = {} if output.loads or output.store.clipped else _shift(starts, pinned)
         least = min(const for const, _ in starts) if shift else 0
         forms = {frozenset((x, n) for x, n in terms.items() if x not in shift) for _, terms in starts}
         axis = _axis(dict(next(iter(forms))), grid) if len(forms) == 1 else None
@@ -307,7 +337,8 @@ def _of_tile(output: Output, grid: Grid, stored: list[list[Move]], solver: Solve
     low = np.array(lows).T
     high = low + extents
     for dim, axis, first, end in zip(dims, axes, low.min(0), high.max(0), strict=True):
-        if axis.key is not None and (end - first > axis.stride or (output.loads and (first < 0 or end > axis.stride))):
+        exact = output.loads or output.store.clipped
+        if axis.key is not None and (end - first > axis.stride or (exact and (first < 0 or end > axis.stride))):
             said = f"along {dim} tiles are {axis.stride} elements apart, and stores reach from {first} to {end}"
             return (), Shown(*[said] * 2)
     pairs = [(i, j) for i, j in _overlapping(low, high) if turns[i] == turns[j]]

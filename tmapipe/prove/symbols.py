@@ -299,6 +299,20 @@ def truth(value: Any) -> Any:
     return value if value.condition else negated(is_0(value))
 
 
+def in_steps(condition: Sym, index: Sym, count: Any) -> tuple[Any, tuple[Sym, Any]] | None:
+    """Of a loop to *count*, the turns of which ``index % C == p`` holds, if that is the *condition*: (the index p + C * turn,
+    (turn, how many there are))."""
+    number = condition.args[0]
+    terms = parts(number)[1] if condition.op == "eq" and count is not None else {}
+    for each in (x for term in terms for x in (term, *term.args) if isinstance(x, Sym) and x.op == "div"):
+        by = each.args[1]
+        for p in (modulo(index, by) - number, modulo(index, by) + number):
+            if index not in leaves(p) | leaves(by):
+                turn = leaf("index", *index.args[1:], condition.number)
+                return p + by * turn, (turn, (count - p + by - 1) // by)
+    return None
+
+
 # ---- text ---------------------------------------------------------------------------------------------------------------
 
 
@@ -344,7 +358,7 @@ WITHOUT_OPERATIONS = frozenset(
     f"fragments.{name}"
     for name in ("number", "convert", "expand", "indices", "elementwise", "columns_of", "row_sums", "column_sums",
                  "join_row_sums", "reduce_in_warp", "apply", "only_inside", "sum_parts", "join_parts", "packed",
-                 "scan_in_warp", "chunk_totals", "chunks_before", "add_chunks", "swapped_pairs",
+                 "scan_in_warp", "chunk_totals", "add_chunks", "swapped_pairs",
                  "picked_of_pairs", "joined_pairs", "beside")
 )  # fmt: skip
 #: Instructions that synchronize nothing: on counters, tables, and among lanes.

@@ -109,11 +109,12 @@ class Walker:
 
     def number(self, x: Any, memo: dict[Any, Any] | None = None) -> Any:
         """The value of an expression."""
-        x = resolve(x)
+        if isinstance(x, Var):
+            x = resolve(x)
+            if isinstance(x, Var):
+                return self.env.get(x)
         if not isinstance(x, Expr):
             return x
-        if isinstance(x, Var):
-            return self.env.get(x)
         if memo is None:
             return self._remembered(x)
         if x not in memo:
@@ -320,8 +321,11 @@ class Walker:
         if known is None:
             ops: list[Any] = []
             for at, node in straight.calls:
+                on = self.shared.operands_of(node)
+                one = id(node), self.agent, *[_exactly(self.env.get(var)) for var in on.variables]
+                own = self.shared.emitted.get(one)
                 try:
-                    own = self._ops_of(node, *self._operands(self.shared.operands_of(node).found))
+                    own = self.shared.emitted[one] = own or self._ops_of(node, *self._operands(on.found))
                 except (Open, PipelineError, TypeError):
                     if not ops:
                         raise

@@ -17,8 +17,8 @@ from tmapipe.schedules.crossentropy import (
     SoftmaxRows,
 )
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
-from tmapipe.schedules.fused import AddParts, CombineParts
-from tmapipe.schedules.gemm import DequantGemm, Gemm
+from tmapipe.schedules.fused import AddParts
+from tmapipe.schedules.gemm import DequantGemm, DequantGemv, Gemm
 from tmapipe.schedules.gemms import (
     ClusterSplitK,
     Conv,
@@ -41,15 +41,15 @@ from tmapipe.schedules.norms import (
     SoftmaxBackwardRows,
 )
 from tmapipe.schedules.rotary import Rotary, RotaryRows, RotaryTiles
-from tmapipe.schedules.splitattention import SplitAttention
+from tmapipe.schedules.splitattention import CombineParts, SplitAttention, WindowAttention
 from tmapipe.schedules.transpose import CopyPlaces, Transpose, TransposeRows, TransposeTiles
 
 __all__ = [
     "AddParts", "Attention", "ClusterSplitK", "CombineParts", "Conv", "Copy", "CopyPlaces", "CopyRuns", "CrossEntropy",
     "CrossEntropyBackward", "CrossEntropyBackwardRows", "CrossEntropyRows", "Cumsum", "CumsumRows", "DequantGemm",
-    "Elementwise", "ElementwiseRows", "ElementwiseTiles", "FinishParts", "GatedGemm", "Gemm", "GroupedGemm",
+    "DequantGemv", "Elementwise", "ElementwiseRows", "ElementwiseTiles", "FinishParts", "GatedGemm", "Gemm", "GroupedGemm",
     "LayerNorm", "LayerNormBackward", "LayerNormRows", "LogSoftmax", "LogSoftmaxBackward", "LogSoftmaxRows",
     "NormBackwardRows", "PingPong", "Reduce", "ReduceRows", "RmsNorm", "RmsNormBackward", "RmsNormRows", "Rotary",
     "RotaryRows", "RotaryTiles", "Score", "Softmax", "SoftmaxBackward", "SoftmaxBackwardRows", "SoftmaxRows", "SplitAttention",
-    "SplitK", "StreamK", "SymmetricGemm", "Transpose", "TransposeRows", "TransposeTiles",
+    "SplitK", "StreamK", "SymmetricGemm", "Transpose", "TransposeRows", "TransposeTiles", "WindowAttention",
 ]  # fmt: skip

@@ -25,7 +25,6 @@ from tmapipe.kernel import KernelContext
 from tmapipe.parts import Wgmma
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.fused import LEAST
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import DynamicTiles
@@ -33,6 +32,7 @@ from tmapipe.tiles.order import TileOrder
 from tmapipe.tiles.persistent import Backwards
 
 ROOM = 226 << 10  # bytes of shared memory for slots and buffers of results, or a little more
+LEAST = -1e30  # what the numbers of a row are less by, of which no part sees any
 NEVER = float("-inf")  # of a key that is not seen
 SINKS, UNIT = 128, 8  # of a tile; it begins at a multiple of so many heads, which are 16 bytes or more
 MASKS = ("s", "h s", "b s", "b h s", "m s", "h m s", "b m s", "b h m s")
@@ -188,10 +188,11 @@ class Attention(Schedule):
             lines = (*extents, 1) if several else extents
             self.lse = ThreadStoreStage(own + " u" * several, tile=lines, role=work, vector=4, dtype="fp32")
             self.relations += (Dim("u", size=1),) * several
-        if groups > 1:
-            self.order = Turnstile(work)
+        self.order = Turnstile(work) if groups > 1 else None
+        if shares := {"h", "m"} <= {*dims} and "b" not in dims:
+            self.over = "h b m"  # several batches in turn, which see the same tiles of the mask
         # Those with most keys first, of several heads in turn, and none before its cluster has loaded the one before.
-        default = DynamicTiles(Backwards(8), stages=0) if causal else DynamicTiles(Backwards(1))
+        default = DynamicTiles(Backwards(8), stages=0) if causal else DynamicTiles(Backwards(8 if shares else 1))
         self.tiles = default if tiles is None else tiles
 
     @classmethod
@@ -199,8 +200,9 @@ class Attention(Schedule):
         """The schedule for tensors with the shapes of *q*, *k* and *v* (None: as k). options: as of the constructor.
 
         It is the form that an H200 is estimated to take the least time for: tiles of 64, 128 or 192 rows, of one head or of
-        all heads of a group, or `SplitAttention`. As measured, blocks of 176 keys are faster where each query sees 8,192 or
-        more. Causal tiles go through several heads at once.
+        all heads of a group, or `SplitAttention`; of windows of 512 keys or less and heads of up to 64 elements, tiles of 192
+        are `WindowAttention`. As measured, blocks of 176 keys are faster where each query sees 8,192 or more. Causal tiles go
+        through several heads at once.
         """
         from tmapipe.schedules.splitattention import Choice
 
@@ -292,9 +294,13 @@ class Attention(Schedule):
         loops = (0, last - end, later), (last - end, end - whole, ""), (last - whole, whole - first, earlier)
         return last, loops[: 2 if self.window is None else 3], first
 
+    def _start(self, k: KernelContext, tile: Tile, block: Any) -> Any:
+        """The number of a block's first key."""
+        return self.keys_a_block * block
+
     def _visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, unseen: str, last: bool) -> Any:
         """The scores of a block of which some query does not see all keys. last: whether keys may be missing."""
-        start = self.keys_a_block * block
+        start = self._start(k, tile, block)
         missing = k.extent("s") - 1 - start
         if self.causal is None:
             return values_.where(scores.columns <= missing, scores, NEVER)
@@ -315,7 +321,7 @@ class Attention(Schedule):
         """What the softmax of a block is of."""
         scores = sums.values() if self._plain else sums.values() * self.scale
         if self.score is not None:
-            scores = self.score(scores, self._query(tile, scores.rows), scores.columns + block * self.keys_a_block)
+            scores = self.score(scores, self._query(tile, scores.rows), scores.columns + self._start(k, tile, block))
             if getattr(scores, "along", None) != "tile":
                 raise ScopeError(f"a function of scores returned {scores!r:.80}, not a score for each query and key")
         if self.mask_dims:
@@ -385,7 +391,7 @@ class Attention(Schedule):
         unseen: which keys some query does not see: those after its last one, ">", before its first one, "<", or both.
         """
         (weights, total, less, fewer), rises = state, self._rises(k)
-        with k.keys.consume() as slot, nullcontext() if self.work.warps == 4 else k.order.turn():
+        with k.keys.consume() as slot, k.order.turn() if self.order else nullcontext():
             block = k.qk.start(own.q, slot.k)
             if rises and not self.scales_late:
                 out.scale(fewer)
@@ -450,8 +456,9 @@ def rows_of(d: int, width: int) -> int:
 
 def keys_of(d: int, width: int, rows: int, masked: bool = False) -> int:
     """Keys of a block: 128, or as many as two slots of keys, of values and of a mask have room for, and registers: of a row a
-    thread holds half of the scores and of the sums, and weights in pairs. masked: whether a mask varies with queries."""
-    if max(d, width) <= (64 if masked else 128):
+    thread holds half of the scores and of the sums, and weights in pairs. masked: whether a mask varies with queries. Then 128
+    with one slot of values are faster."""
+    if max(d, width) <= (64 if masked and rows != 128 else 128):
         return 128 if rows < 192 or max(d, width) <= 64 else 96
     shared = (ROOM - 2 * rows * (d + 64)) // (4 * (d + width + (rows if masked else 0)))
     return min(128, shared // 32 * 32 if masked else shared // 16 * 16, (200 - width // 2) * 4 // 3 // 16 * 16)
@@ -460,7 +467,7 @@ def keys_of(d: int, width: int, rows: int, masked: bool = False) -> int:
 def slots_of(d: int, width: int, keys: int, rows: int, masked: bool = False) -> tuple[int, int, int]:
     """Slots of queries, of keys and of values, for tiles of so many keys and rows of queries."""
     if masked or max(d, width) > (128 if keys <= 128 else 64) or (rows == 192 and max(d, width) > 96):
-        return 1, 2, 2
+        return 1, 2, 1 if masked and rows == keys == 128 and max(d, width) > 64 else 2
     if max(d, width) <= 64:
         return (2, 4, 4) if keys <= 128 else (2, 3, 3)
     return (1, 3, 3) if rows == 64 else (2, 2, 2)

@@ -30,12 +30,11 @@ from tmapipe.schedules.rowform import (
     address_of,
     apart_of,
     begins_inside,
-    merged,
     padded,
     seen_as,
 )
 from tmapipe.schedules.rows import KINDS, MULTIPROCESSORS
-from tmapipe.schedules.transpose import TILE, CopyPlaces, places_form, vectors_of
+from tmapipe.schedules.transpose import LOOK, TILE, CopyPlaces, places_form, vectors_of
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
@@ -57,6 +56,23 @@ MOST_GAPS, LEAST_RUN = 3, 512  # kinds of gaps in a run; bytes of runs of which 
 LOOSE = 8  # times a run's elements that are loaded, at most
 
 
+def merged(x: Any, y: Any) -> tuple[Any, Any]:
+    """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
+    with one of a single element after them."""
+    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
+    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
+    joined: list[tuple[int, int, int]] = []
+    for n, xs, ys in dims or [(1, 1, 1)]:
+        if joined and joined[-1][1:] == (xs * n, ys * n):
+            joined[-1] = (joined[-1][0] * n, xs, ys)
+        else:
+            joined.append((n, xs, ys))
+    if 1 not in joined[-1][1:]:
+        joined.append((1, 1, 1))
+    shape, *strides = zip(*joined, strict=True)
+    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
+
+
 class Copy(Schedule):
     """``y = x``, of any element type, shape and strides; or converted, between bf16, fp16 and fp32.
 
@@ -64,7 +80,7 @@ class Copy(Schedule):
     the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Runs of
     y that begin or end elsewhere, or that have gaps in x, are loaded by the engine and stored by threads (`CopyRuns`). Short
     rows that lie far apart are taken row by row (`CopyPlaces`), transposed ones by elements, slower than by `Transpose`.
-    Where one of 32 MiB or more is copied on a GPU for the first time, up to four of these `ways` are measured.
+    A first call that copies 4 MiB or more on a GPU measures up to four of these `ways`, once; look: how many, at most.
 
     By default each CTA copies one tile: few bytes are in flight, which lie close together, so that DRAM pages stay open.
 
@@ -78,6 +94,7 @@ class Copy(Schedule):
     """
 
     load, store = Role(warps=1), Role(warps=1)
+    look: int | None = None
 
     def __init__(
         self,
@@ -156,7 +173,8 @@ class Copy(Schedule):
         else:
             starts = (address_of(each) % ALIGNMENT for each in (x, y))
             name = " ".join(map(str, ("copy", x.dtype, y.dtype, x.shape[1:], strides_of(x), strides_of(y), *starts)))
-            self._by(calling.looked(name, ways(x, y, box), lambda way: self._by(way, x, y), [x], [y]), x, y)
+            few, run = ways(x, y, box), lambda way: self._by(way, x, y)
+            self._by(calling.looked(name, few, run, [x], [y], self.look, LOOK), x, y)
 
     def _by(self, way: tuple[str, int], x: Any, y: Any) -> None:
         """Copies in one of the `ways`."""
@@ -356,6 +374,12 @@ def _by_engine(x: Any, y: Any) -> bool:
 def reach(x: Any) -> int:
     """Elements of memory from a tensor's first one to its last one."""
     return 1 + sum((n - 1) * step for n, step in zip(x.shape, strides_of(x), strict=True))
+
+
+def meet(x: Any, y: Any) -> bool:
+    """Whether the memory of two tensors, from first to last element, overlaps."""
+    apart = address_of(x) - address_of(y)
+    return -reach(x) * x.dtype.itemsize < apart < reach(y) * y.dtype.itemsize
 
 
 def ways(x: Any, y: Any, box: int) -> list[tuple[str, int]]:

@@ -33,17 +33,18 @@ class SoftmaxRows(Rows):
 
     @Rows.work.jit
     def normalize(self, k: KernelContext, tile: Tile) -> None:
-        held, inside = self.form.held, self.inside(tile)
         with k.ring.consume() as slot:
             values = self.read_rows(slot.x)
-            base = (math.row_max if held else math.row_logsumexp)(values, **inside)
-            if not held:
+            if not self.early:
+                base = math.row_logsumexp(values, **self.inside(tile))
                 values = self.read_rows(slot.x)  # again: meanwhile, the row needs no registers
-            powers = math.exp(values - base)
-            if held:
-                total: Any = math.row_sum(powers, **inside)
-                powers = powers * (1 / total)
-            self.store_rows(k.y, tile, powers)
+                self.store_rows(k.y, tile, math.exp(values - base))
+        if self.early:
+            powers = math.exp(values - math.row_max(values, **self.inside(tile)))
+            root: Any = math.rsqrt(
+                math.row_sum(powers, **self.inside(tile))
+            )  # a sum from 1 on, whose inverse takes branches
+            self.store_rows(k.y, tile, powers * (root * root))
 
 
 class LogSoftmaxRows(Rows):
@@ -57,10 +58,11 @@ class LogSoftmaxRows(Rows):
     def normalize(self, k: KernelContext, tile: Tile) -> None:
         with k.ring.consume() as slot:
             values = self.read_rows(slot.x)
-            base = math.row_logsumexp(values, **self.inside(tile))
-            if not self.form.held:
-                values = self.read_rows(slot.x)
-            self.store_rows(k.y, tile, values - base)
+            if not self.early:
+                base = math.row_logsumexp(values, **self.inside(tile))
+                self.store_rows(k.y, tile, self.read_rows(slot.x) - base)
+        if self.early:
+            self.store_rows(k.y, tile, values - math.row_logsumexp(values, **self.inside(tile)))
 
 
 class RowsOfRows(RowKernel):
@@ -424,7 +426,7 @@ class CumsumRows(Rows):
     def _store(self, k: KernelContext, tile: Tile, n: Any, sums: Any) -> None:
         form = self.form
         if form.apart == 1:
-            k.y.store(tile.also(n=n), sums)
+            k.y.store(tile.also(n=n), sums, surely=form.surely if form.ctas == 1 else (0, 0))
         else:
             k.y.store_from(tile.b, tile.a, self.first(tile, n), values=sums)
 
@@ -432,7 +434,7 @@ class CumsumRows(Rows):
 class Cumsum(RowsOfRows):
     """``y[..., n] = x[..., 0] + ... + x[..., n]``, added in fp32, of one to four dimensions, in bf16, fp16 or fp32."""
 
-    hold, kept, schedule = 0, 1, CumsumRows
+    hold, schedule = 96, CumsumRows
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
@@ -448,5 +450,5 @@ class Cumsum(RowsOfRows):
         return [RowForm(length, 1, columns, WARPS, ceil_div(whole, columns), share, vector, size, width=wide)]
 
     def takes(self, form: RowForm) -> bool:
-        """As in `RowKernel`."""
-        return form.ctas == 1
+        """As in `RowKernel`: rows stay in registers while they are added up."""
+        return form.ctas == 1 and form.held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math as numbers
 from collections.abc import Callable
@@ -9,19 +10,33 @@ from typing import Any
 
 import numpy as np
 
-from tmapipe import math
+from tmapipe import calling, math
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import DType, as_dtype, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
-from tmapipe.bind.tensors import converted, made_like, strides_of, widest
+from tmapipe.bind.tensors import (
+    DIMS,
+    along_of,
+    as_rows,
+    collapsed,
+    converted,
+    fits_tma,
+    made_like,
+    strides_of,
+    varying,
+    vector_of,
+    widest,
+)
 from tmapipe.errors import InputError, is_count, require
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.plan.model import MOST_VALUES, WARP, warps_for, width_of
+from tmapipe.program import ONE_AT_A_TIME, trace
+from tmapipe.program.identity import identity
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import BOX, RowForm, address_of, copied, expanded, padded, seen_as
+from tmapipe.schedules.rowform import BOX, LINE, RowForm, address_of, copied, expanded, padded
 from tmapipe.schedules.rows import KINDS, RowKernel, Rows
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
@@ -79,14 +94,15 @@ class ElementwiseRows(Rows):
 class ElementwiseKernel(RowKernel):
     """A function of matrices, vectors and numbers of rows. Arguments as of `ElementwiseRows`."""
 
-    schedule, hold, look = ElementwiseRows, 0, 1  # the function has no name by which a look could be remembered
+    schedule, hold = ElementwiseRows, 0
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[str, ...]):
         super().__init__()
-        self.function, self.kinds = function, kinds
+        self.function, self.kinds, self.options = function, kinds, (kinds,)
 
-    def __call__(self, views: list[Any], out: Any) -> None:
-        """Computes *out* of matrices of its shape, in which what is repeated has strides of 0."""
+    def __call__(self, views: list[Any], out: Any, name: Callable[[], str | None], look: int | None = None) -> None:
+        """Computes *out* of matrices of its shape, in which what is repeated has strides of 0. *name*: of the function."""
+        self.named, self.look = (lambda text: lambda: (known := name()) and f"{text} {known}"), look
         wide = widest([x for x, kind in zip(views, self.kinds, strict=True) if kind == "x"])
         rows: dict[str, Any] = {}
         columns: dict[str, Any] = {}
@@ -120,16 +136,20 @@ class ElementwiseKernel(RowKernel):
 # which it varies, so what is repeated is read once a tile, from L2.
 
 
-DIMS = "abcmn"  # names of up to five dimensions, the last ones first
 ROW = 2048  # elements of a contiguous tensor that are seen as a row
 TILE = 8 << 10  # bytes of a tensor that a CTA loads
 FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is busy
+ROOM = 100 << 10  # bytes of slots of a CTA, up to which two have room on a multiprocessor
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
 WIDTHS = 2048, 1024, 512, 256, 128, 64, 32  # columns of a tile
 WIDEST_BESIDE = 512  # columns of a tile beside which there are numbers of rows or columns: more rows share them
 RESIDENT = 1280  # threads of a multiprocessor, at most
 BEGIN = 64  # bytes, in whose time the TMA engine begins a row of a box
 VAIN = 1.125  # columns computed for each column that exists, up to which a wider tile is taken
+
+
+#: A tile, CTAs that share a multiprocessor and tiles of a CTA, as `ElementwiseTiles` takes them.
+TileForm = tuple[tuple[int, int], int | None, int | None]
 
 
 class ElementwiseTiles(Schedule):
@@ -185,9 +205,8 @@ class ElementwiseTiles(Schedule):
         bytes_ = max(TILE // 8, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
         each = each or (EACH if bytes_ <= TILE else 1)
         slots = 1 if each == 1 else 2
-        self.tiles = GridTiles(
-            Grouped(1), ctas or max(2, min(most_ctas(self.work.warps), ceil_div(FLIGHT, slots * bytes_))), each
-        )
+        least, most = 1 + (slots * bytes_ <= ROOM), min(most_ctas(self.work.warps), ceil_div(FLIGHT, slots * bytes_))
+        self.tiles = GridTiles(Grouped(1), ctas or max(least, most), each)
         self.ring = BarrierRing(slots, producer=self.load, consumer=self.work)
         for i, (along, size) in enumerate(inputs):
             last, few = along[-1:], (ALIGNMENT // size,)
@@ -257,7 +276,8 @@ def on_tile(result: Any, whole: Fragment) -> Any:
 
 
 class Elementwise:
-    """A function of tensors of bf16, fp16, fp32 and int32 whose shapes broadcast, element by element, in fp32.
+    """A function of tensors of bf16, fp16, fp32 and int32 whose shapes broadcast, element by element, in fp32. Calls that read
+    much look at a few forms once, on the GPU (`tmapipe.tuning.looked`); look: at how many, as there.
 
     Args:
         function: Of as many fragments as there are tensors: arithmetic, comparisons and functions of `tmapipe.math`, such as
@@ -268,6 +288,8 @@ class Elementwise:
         InputError: *function* cannot be called, or *dtype* is no such type.
     """
 
+    look: int | None = None
+
     def __init__(self, function: Callable[..., Any], dtype: Any = None):
         require(callable(function), "Elementwise(function)", function, "is called with fragments", "pass a function")
         self._given = function, None if dtype is None else as_dtype(dtype)
@@ -276,6 +298,7 @@ class Elementwise:
         except ValueError:  # a built-in function that does not say
             self.signature = None
         self.fitted: dict[Any, Any] = {}
+        self.names: dict[Any, str | None] = {}  # of the function, by the types of its tensors
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -373,18 +396,41 @@ class Elementwise:
         sizes = [x.dtype.itemsize for x in views]
         beside = any(dims != over for dims in along)
         least = max((ALIGNMENT // size for dims, size in zip(along, sizes, strict=True) if dims[-1:] == "m"), default=1)
-        tile = tile_of(tuple(out.shape[-2:]), max(sizes), beside, least)
+        loaded = sum(size for dims, size in zip(along, sizes, strict=True) if dims == over)
+        few = tile_forms(tuple(out.shape[-2:]), max(sizes), beside, least, loaded, LINE // min(sizes))
         inputs, vector = tuple(zip(along, sizes, strict=True)), vector_of(out)
-        key = inputs, tile, vector, out.ndim
-        if key not in self.fitted:
-            self.fitted[key] = ElementwiseTiles(self.function, inputs, over, tile, vector)
-        self.fitted[key](**{f"x{i}": varying(x) for i, x in enumerate(views)}, y=out)
+        given, before = {f"x{i}": varying(x) for i, x in enumerate(views)}, {*self.fitted}
+
+        def run(form: TileForm) -> None:
+            key = inputs, form, vector, out.ndim
+            if key not in self.fitted:
+                self.fitted[key] = ElementwiseTiles(self.function, inputs, over, form[0], vector, *form[1:])
+            self.fitted[key](**given, y=out)
+
+        def name() -> str | None:
+            return (known := self._name(views, out)) and f"{known} {inputs} {vector} {out.shape[1:]}"
+
+        best = calling.looked(name, few, run, [*given.values()], [out], self.look)
+        if len(self.fitted) > len(before):  # by a look
+            self.fitted = {key: each for key, each in self.fitted.items() if key in before or key[1:2] == (best,)}
+        run(best)
 
     def _rows(self, views: list[Any], out: Any) -> None:
         """By rows that begin anywhere."""
         kinds = tuple("mn"[not step[0]] if 0 in step else "x" for step in map(strides_of, views))
         kernel = self.fitted.setdefault(kinds, ElementwiseKernel(self.function, kinds))
-        kernel(views, out)
+        kernel(views, out, lambda: self._name(views, out), self.look)
+
+    def _name(self, views: list[Any], out: Any) -> str | None:
+        """By which looks of the function are remembered, the same for functions that compute the same. None: it depends on
+        more than canonical bytes say."""
+        types = {f"x{i}": dtype_of(x, "x") for i, x in enumerate(views)} | {"y": dtype_of(out, "out")}
+        key = tuple(types.values())
+        if key not in self.names:
+            plain = ElementwiseTiles(self.function, tuple(("m n", dtype.bytes) for dtype in key[:-1]), tile=(1, 512))
+            with ONE_AT_A_TIME:
+                self.names[key] = identity(trace(plain, plain.plan(types)))
+        return self.names[key]
 
 
 def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tuple[int, int]:
@@ -402,6 +448,23 @@ def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tupl
     fits = [width for width, part in zip(widths, vain, strict=True) if part <= max(VAIN, min(vain))]
     rows = 1 << (shape[0] - 1).bit_length()
     return max(least, min(rows, many // fits[0])), fits[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def tile_forms(shape: tuple[int, int], size: int, beside: bool, least: int, loaded: int, unit: int) -> list[TileForm]:
+    """The forms of `ElementwiseTiles` for a matrix of this shape, likely the fastest first. loaded: bytes that are loaded for
+    an element; unit: columns that are whole lines of each tensor. Other arguments as of `tile_of`."""
+    rows, columns = tile_of(shape, size, beside, least)
+    half = (rows // 2, columns) if rows >= 2 * least else (rows, max(WIDTHS[-1], columns // 2))
+    even = ceil_div(ceil_div(shape[1], ceil_div(shape[1], columns)), unit) * unit  # of as many tiles, none in vain
+    fits = even < columns and least == 1 and rows * even % (WARP * warps_for((rows, even))) == 0
+    few: list[TileForm] = [((rows, even), None, None)] if fits else []
+    if rows * columns * loaded > TILE:
+        narrow = (2 * rows, max(WIDTHS[-1], columns // 2)), None, 1
+        few += [(half, None, 1), (half, None, 2), narrow, ((rows, columns), None, None)]
+    else:
+        few = [((rows, columns), None, None), *few, *(((2 * rows, columns), None, each) for each in (1, 2))]
+    return list(dict.fromkeys(few))
 
 
 def most_ctas(warps: int) -> int:
@@ -431,53 +494,3 @@ def whole_rows(shape: tuple[int, int], tile: tuple[int, int], size: int, unit: i
         return whole * (1 + BEGIN / (tile[1] * size)) * max(1.0, FLIGHT / 2 / flight)
 
     return max((each for each in fit if cost(each) < cost(tile)), key=lambda each: (-cost(each), each), default=tile)
-
-
-def collapsed(views: list[Any], out: Any) -> tuple[list[Any], Any]:
-    """All with dimensions joined that follow one another in each of them, in the order of the output's."""
-    steps = list(zip(*map(strides_of, (*views, out)), strict=True))
-    dims = sorted(((n, each) for n, each in zip(out.shape, steps, strict=True) if n > 1), key=lambda dim: -dim[1][-1])
-    joined: list[tuple[int, tuple[int, ...]]] = []
-    for n, each in dims or [(1, (1,) * (len(views) + 1))]:
-        if joined and joined[-1][1] == tuple(step * n for step in each):
-            joined[-1] = (joined[-1][0] * n, each)
-        else:
-            joined.append((n, each))
-    shape = tuple(n for n, _ in joined)
-    *found, result = (seen_as(x, shape, tuple(each[i] for _, each in joined)) for i, x in enumerate((*views, out)))
-    return found, result
-
-
-def as_rows(x: Any, rows: int, columns: int) -> Any:
-    """The first elements of a vector, perhaps of one number that is repeated, as a matrix."""
-    (step,) = strides_of(x)
-    return seen_as(x, (rows, columns), (columns * step, step))
-
-
-def along_of(x: Any) -> str:
-    """The dimensions along which a tensor varies, the last ones of "a b c m n"."""
-    names = DIMS[len(DIMS) - x.ndim :]
-    return " ".join(name for name, step in zip(names, strides_of(x), strict=True) if step)
-
-
-def vector_of(out: Any) -> int:
-    """Bytes of which the rows of an output are whole multiples: at most 16."""
-    steps = [step for step, n in zip(strides_of(out)[:-1], out.shape[:-1], strict=True) if n > 1]
-    size = out.dtype.itemsize
-    return numbers.gcd(ALIGNMENT, address_of(out), out.shape[-1] * size, *(step * size for step in steps))
-
-
-def varying(x: Any) -> Any:
-    """A tensor without the dimensions along which it is repeated; of a number, a vector of one element."""
-    dims = [(n, step) for n, step in zip(x.shape, strides_of(x), strict=True) if step] or [(1, 1)]
-    shape, strides = zip(*dims, strict=True)
-    return seen_as(x, shape, strides)
-
-
-def fits_tma(x: Any) -> bool:
-    """Whether TMA takes a tensor without the dimensions along which it is repeated."""
-    steps = [step for step in strides_of(x) if step]
-    size = x.dtype.itemsize
-    return (
-        address_of(x) % ALIGNMENT == 0 and steps[-1:] in ([], [1]) and not any(s * size % ALIGNMENT for s in steps[:-1])
-    )

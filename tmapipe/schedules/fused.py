@@ -15,15 +15,15 @@ import numpy as np
 
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base.arithmetic import LOG2_E, Dim, DType, fp32, int32
+from tmapipe.base.arithmetic import Dim, DType, ceil_div, fp32, int32
 from tmapipe.bind import Bound
 from tmapipe.epilogue import ADD, Epilogue, OperandSum, Reductions, SumsOfRows
 from tmapipe.epilogue.operands import Operands, Output, StoreForm, check_room, columns_of, dims_of
-from tmapipe.errors import NOTHING, InputError, check_bool, is_count, require
+from tmapipe.errors import NOTHING, InputError, check_kinds, is_count, require
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
-from tmapipe.parts import ReductionScratch, RegisterTile, Wgmma
+from tmapipe.parts import ReductionScratch, RegisterTile, SharedStage, Wgmma
 from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.ring import Slot
@@ -32,6 +32,7 @@ from tmapipe.schedule import Schedule
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
 from tmapipe.tiles.dynamic import GridTiles
+from tmapipe.tiles.order import TileOrder
 
 # ---- required --------------------------------------------------------------------------------------------------------
 #
@@ -190,7 +191,14 @@ class AddRows(Adds):
 
 
 FEW, MANY = 16, 264  # rows up to which slots have no more; tiles of 32 columns up to which they are not wider
-_add_rows = functools.cache(AddRows)
+PERSISTENT = 132  # tiles up to which CTAs are persistent: more have CTAs of their own, which takes 0.6 to 2.9 us less
+
+
+@functools.cache
+def _add_rows(tile: tuple[int, int], outputs: tuple[str, ...], dtype: DType, apart: bool) -> AddRows:
+    made = AddRows(tile, outputs=outputs, dtype=dtype)
+    made.tiles = GridTiles() if apart else made.tiles
+    return made
 
 
 def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> AddRows:
@@ -199,79 +207,18 @@ def adding_rows(shape: tuple[int, ...], *outputs: str, dtype: DType = fp32) -> A
     tile = FEW if shape[-2] <= FEW else 64, 32
     if math.prod(shape[:-2]) * shape[-1] > 32 * MANY:
         tile = FEW, 128
-    return _add_rows(tile, outputs=outputs, dtype=dtype)
-
-
-# ---- combineparts: the end of attention whose keys are taken in parts ------------------------------------------------
-
-LEAST = -1e30  # what the numbers of a row are less by, of which no part sees any
-
-
-class CombineParts(Schedule):
-    """``o[b, h, m] = sum over c of w[c] x[b, h, c, m]``, w the softmax over c of the logarithms ``l[b, h, c, m]``.
-
-    Args:
-        width: Elements of a row of x and o.
-        lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
-        heads: How many heads have rows that come in turn: then o is [b, h, m, heads, width], and lse [b, h, m, heads, 1]. A
-            power of 2 up to 64.
-    """
-
-    load, work = Role(warps=1), Role(warps=4)
-
-    def __init__(self, width: int = 128, lse: bool = False, heads: int = 1):
-        check_bool("lse", lse)
-        fits = is_count(heads) and 64 % heads == 0
-        require(fits, "CombineParts(heads)", heads, "is a power of 2 up to 64", "use 8")
-        rows = max(8, heads)
-        self.relations = (Dim("e", size=width),)
-        if heads > 1:
-            self.relations += Dim("p", size=heads), Dim("m", of="n", times=heads)
-        self.ring, self.tiles = BarrierRing(4, producer=self.load, consumer=self.work), GridTiles()
-        self.x = TmaLoadStage("b h c m e", tile=(rows, width), ring=self.ring, dtype="fp32")
-        self.l = TmaLoadStage("b h c m", tile=(rows,), ring=self.ring, dtype="fp32")
-        own, extents = ("b h n p", (rows // heads, heads)) if heads > 1 else ("b h m", (rows,))
-        self.o = TmaStoreStage(f"{own} e", tile=(*extents, width), role=self.work)
-        self.heads, self.with_lse = heads, lse
-        if lse:
-            dims, lines = (own + " u", (*extents, 1)) if heads > 1 else (own, extents)
-            self.lse = ThreadStoreStage(dims=dims, tile=lines, role=self.work, vector=4, dtype="fp32")
-            self.relations += (Dim("u", size=1),) * (heads > 1)
-
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        if self.heads > 1:
-            tile = tile.also(m=tile.n)
-        for c in range(k.steps("x", "c")):
-            with k.ring.produce() as slot:
-                slot.x.load(tile, c=c)
-                slot.l.load(tile, c=c)
-
-    @work.jit
-    def combine(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.consume() as slot:
-            total: Any = slot.x.read()
-            top: Any = slot.l.read(rows_of=total) * LOG2_E
-        weight: Any = k.full("x", 1.0, "rows")
-        for _ in range(k.steps("x", "c") - 1):
-            with k.ring.consume() as slot:
-                values = slot.x.read()
-                power = slot.l.read(rows_of=values) * LOG2_E
-            higher = functions.maximum(top, power)
-            less = functions.maximum(higher, LEAST)
-            before, now = functions.exp2(top - less), functions.exp2(power - less)
-            total, weight, top = total * before + values * now, weight * before + now, higher
-        k.o.store(tile, total * (1 / functions.where(weight == 0, 1.0, weight)))
-        if self.with_lse:
-            k.lse.store(tile.also(u=0), (top + functions.log2(weight)) * (1 / LOG2_E))
+    tiles = math.prod(shape[:-2]) * ceil_div(shape[-1], tile[1])
+    return _add_rows(tile, outputs, dtype, tiles > PERSISTENT and not outputs)
 
 
 # ---- fused -----------------------------------------------------------------------------------------------------------
 #
 # Fused: what schedules whose output tiles end with an `Epilogue` have in common.
 
-
 FETCH = Role(warps=1)  # loads the epilogue's operands, in schedules that have some
+
+# What the stages of a `Gemm` follow from, of an order of tiles.
+_SHAPING = ("in_parts", "bounded", "table", "input_dims", "output_dims", "without_steps")
 
 
 class Fused(Schedule):
@@ -279,6 +226,9 @@ class Fused(Schedule):
 
     epilogue: Epilogue
     math: Role
+    shared: dict[str, str | None]  # as of `Gemm`
+    loaded: tuple[str, ...]  # stages of operands, first that along m
+    sources: tuple[Any, ...]
     optional_roles = MappingProxyType({"fetch": FETCH, "add": ADD})
     summed: tuple[str, Mapping[str, OperandSum]] = ("", NOTHING)  #: an operand, and sums of its elements by name
 
@@ -346,9 +296,11 @@ class Fused(Schedule):
         if self.tiles.in_parts or self.tiles.bounded:
             rule = f"are of whole tiles, which {type(self.tiles).__name__} does not have"
             raise InputError(where, self.tiles, rule, "use PersistentTiles() or the like")
-        if any(ctas > 1 for ctas in self.cluster.values()) or self.math.teams > 1:
-            rule = "are of one CTA a cluster, whose slots no peer waits for, and of one team"
-            raise InputError(where, self.cluster, rule, "use cluster=(1, 1) and Cooperative()")
+        rule = "are of a where there are no tiles above the diagonal, and so not all of the first along m"
+        require(not self.tiles.lower or side == "m", where, self.tiles, rule, "pass them to a")
+        if self.cluster["n" if side == "m" else "m"] > 1 or not all(self.shared.values()) or self.math.teams > 1:
+            rule = f"are of one team, whose CTAs share no tiles of it: in a cluster along {side} alone"
+            raise InputError(where, self.cluster, rule, "use such a cluster and Cooperative()")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "epilogue" and "outputs" in vars(self):
@@ -358,6 +310,17 @@ class Fused(Schedule):
                 rule = "differs from the schedule's in its function alone, and has no operands: stages follow from it"
                 fix = "make another schedule, with epilogue="
                 raise InputError(f"{type(self).__name__}.epilogue", value, rule, fix)
+        made = "sources" in vars(self)  # as of a `Gemm`
+        if made and name == "mainloop":
+            rule = "is fixed once a schedule is made, since its roles follow from it"
+            raise InputError(f"{type(self).__name__}.mainloop", value, rule, "make another schedule, with mainloop=")
+        if made and name == "tiles":
+            check_kinds("tiles", value, TileOrder)
+            value = value.of_rows(self.sources[0].shape[0])
+            parts = self.tiles.in_parts and value != self.tiles
+            if parts or any(getattr(value, each) != getattr(self.tiles, each) for each in _SHAPING):
+                rule = f"takes the place of {type(self.tiles).__name__}, for which the stages were declared"
+                raise InputError(f"{type(self).__name__}.tiles", value, rule, "make another schedule, with tiles=")
         had = getattr(self, name, None) if "outputs" in vars(self) else None
         if isinstance(had, PARTS) and not isinstance(value, type(had)):
             rule = f"takes the place of a {type(had).__name__}, which the others need"
@@ -415,20 +378,31 @@ class Fused(Schedule):
 
     @ADD.jit
     def add_up(self, k: KernelContext, tile: Tile) -> None:
-        if tile["n" if self.summed[0] == "a" else "m"] == 0:
+        operand, sums = self.summed
+        across = "n" if operand == "a" else "m"
+        if any(kind.over != "k" for kind in sums.values()):
+            self._add_over_rows(k, tile, across)
+        elif tile[across] == 0:
             self._add_slots(k, tile)
         else:
             for _ in range(self.tile_slots(k, tile)):
-                with k.ring.consume():
-                    pass
+                self._pass_on(k)
+
+    def _add_over_rows(self, k: KernelContext, tile: Tile, across: str) -> None:
+        tiles = 1 if self.tiles.lower else k.steps(self.loaded[across == "n"], across)
+        for step in range(self.tile_slots(k, tile)):
+            if step % tiles == tile[across]:  # tiles side by side take k-tiles in turn
+                self._store_sums(k, tile, step)
+            else:
+                self._pass_on(k)
+
+    def _pass_on(self, k: KernelContext) -> None:
+        with k.ring.consume():
+            pass
 
     def _add_slots(self, k: KernelContext, tile: Tile) -> None:
         operand, sums = self.summed
         steps = self.tile_slots(k, tile)
-        if any(kind.over != "k" for kind in sums.values()):
-            for step in range(steps):
-                self._store_sums(k, tile, step)
-            return
         totals = self._row_sums(k, None)
         for _ in range(steps - 1):
             totals = self._row_sums(k, totals)
@@ -471,3 +445,50 @@ class Fused(Schedule):
     def fetch_operands(self, k: KernelContext, tile: Tile) -> None:
         assert self.operands is not None
         self.operands.load(k, tile)
+
+
+# ---- parts that warps of one CTA have ---------------------------------------------------------------------------------
+
+
+class WarpParts(Fused):
+    """Base of schedules whose matmul has several parts of each sum of d's tile, m x n: part i in its n rows from i n on,
+    and m columns from i m on. The role `math` leaves all in shared memory. One warp adds and stores them."""
+
+    total = Role(warps=1)
+    once: BarrierRing | None  #: of scales of d's columns
+    tile: tuple[int, int, int]
+    parts: int
+
+    def declare_total(self) -> None:
+        """Declares the sums of a CTA, and the store of d."""
+        m, n, _ = self.tile
+        self.sums = BarrierRing(1, producer=self.math, consumer=self.total)
+        self.part = SharedStage(tile=(n * self.parts, m * self.parts), ring=self.sums, writer=self.math, dtype=fp32)
+        self.d = ThreadStoreStage("m n", tile=(m, n), role=self.total, vector=2)
+        self.reductions, self.operands = Reductions({}, adding_rows), None
+
+    def empty_value(self, bound: Bound) -> Any:
+        """The epilogue of empty sums."""
+        scale = {} if self.once is None else {"scale": bound.array("scale").astype(np.float32)}
+        return self.epilogue.values((np.zeros(bound.shapes["d"], np.float32),), scale)
+
+    def store_all(self, k: KernelContext, tile: Tile, values: tuple[Any, ...], mirror: Any = False) -> None:
+        """Leaves the sums to the role `total`."""
+        with k.sums.produce() as slot:
+            slot.part.write(values[0].values())
+
+    @total.jit
+    def add_parts(self, k: KernelContext, tile: Tile) -> None:
+        with k.sums.consume() as slot:
+            total = functools.reduce(operator.add, (self._part(slot, i) for i in range(self.parts)))
+        if self.once is None:
+            k.d.store(tile, total, self.epilogue.function)
+        else:
+            with k.once.consume() as slot:
+                scale = slot.scale.read(tile=self.d.tile, pitch=0, at=0, width=1)  # the same in all rows
+            assert self.epilogue.function is not None
+            k.d.store(tile, self.epilogue.function(total, scale))
+
+    def _part(self, slot: Any, i: int) -> Any:
+        (m, n, _), pitch = self.tile, self.part.tile[1]
+        return slot.part.read(tile=(m, n), pitch=pitch, at=(i * (n * pitch + m),), transposed=True)

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import attrs
-
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base import MulticastGroup, check_cluster
 from tmapipe.base.arithmetic import Dim
-from tmapipe.bind import Bound, check_kind
-from tmapipe.bind.tensors import match
+from tmapipe.bind import PACKED, Bound, check_kind, pack_int4
+from tmapipe.bind.tensors import match, new_like
 from tmapipe.epilogue import ADD, Epilogue
-from tmapipe.epilogue.operands import PerColumn
-from tmapipe.errors import InputError, is_count, require
-from tmapipe.isa.fragment import Carried
+from tmapipe.errors import InputError, check_kinds, check_numbers, is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import RegisterTile, Table, Wgmma
-from tmapipe.protocol.ring import Slot
+from tmapipe.protocol import Sums
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedules.fused import Fused
-from tmapipe.schedules.mainloop import Cooperative, Operand, PartsOfK, PingPong, along_of, in_shares, summed_of
+from tmapipe.schedule import Schedule
+from tmapipe.schedules.fused import Fused, WarpParts
+from tmapipe.schedules.mainloop import (
+    Cooperative,
+    Operand,
+    PartsOfK,
+    PingPong,
+    along_of,
+    in_shares,
+    scaled,
+    summed_of,
+)
 from tmapipe.stage import TmaLoadStage
 from tmapipe.tiles import SplitKTiles
+from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.order import TileOrder
-from tmapipe.tiles.persistent import PersistentTiles
+from tmapipe.tiles.persistent import Grouped, PersistentTiles
 
 # ---- gemm ------------------------------------------------------------------------------------------------------------
 #
@@ -36,9 +42,6 @@ from tmapipe.tiles.persistent import PersistentTiles
 #
 # Every CTA is persistent and takes output tiles in the order of `tiles`. The loader runs ahead into the next tile
 # while the warpgroups still store the last one. The mainloop says how warpgroups share tiles.
-
-# What the stages of a schedule follow from, of an order of tiles.
-_SHAPING = ("in_parts", "bounded", "table", "input_dims", "output_dims", "without_steps")
 
 
 class Gemm(Fused):
@@ -85,12 +88,12 @@ class Gemm(Fused):
         epilogue: Epilogue | Callable[..., Any] | None = None,
         tiles: TileOrder = PersistentTiles(),  # noqa: B008
     ):
-        _check_numbers("tile", tile, "(m, n, k)", (128, 256, 64))
-        _check_numbers("cluster", cluster, "(m, n)", (2, 1))
+        check_numbers("tile", tile, "(m, n, k)", (128, 256, 64))
+        check_numbers("cluster", cluster, "(m, n)", (2, 1))
         for name, value in (("a", a), ("b", b)):
-            _check_kind(name, value, Operand)
-        _check_kind("mainloop", mainloop, Cooperative, PingPong)
-        _check_kind("tiles", tiles, TileOrder)
+            check_kinds(name, value, Operand)
+        check_kinds("mainloop", mainloop, Cooperative, PingPong)
+        check_kinds("tiles", tiles, TileOrder)
         if a.major in tiles.bounded:
             rule = 'is "k" if groups begin at any row: TMA starts at multiples of 16 bytes along contiguous dimensions'
             raise InputError("a.major", a.major, rule, "pass a contiguous along k")
@@ -102,7 +105,8 @@ class Gemm(Fused):
         self.tiles = tiles.of_rows(m)
         self.math = self.mainloop.role(self.math, m if self.mainloop.along == "m" else n)
         operand, sums = summed_of(a, b, self.products)
-        self.ring = BarrierRing(stages, producer=self.load, consumer=(self.math, *((ADD,) if sums else ())))
+        add = (ADD,) if sums else ()
+        self.ring = BarrierRing(stages, producer=self.load, consumer=(self.math, *add), local=add)
         self._declare_products(a, b, m, n, k)
         stored, first = self.epilogue, None
         if tiles.in_parts:
@@ -114,20 +118,6 @@ class Gemm(Fused):
         for name, turnstile in mainloop.turnstiles(self.math, whole).items():
             setattr(self, name, turnstile)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        made = "sources" in vars(self)
-        if made and name == "mainloop":
-            rule = "is fixed once a schedule is made, since its roles follow from it"
-            raise InputError(f"{type(self).__name__}.mainloop", value, rule, "make another schedule, with mainloop=")
-        if made and name == "tiles":
-            _check_kind("tiles", value, TileOrder)
-            value = value.of_rows(self.sources[0].shape[0])
-            parts = self.tiles.in_parts and value != self.tiles
-            if parts or any(getattr(value, each) != getattr(self.tiles, each) for each in _SHAPING):
-                rule = f"takes the place of {type(self.tiles).__name__}, for which the stages were declared"
-                raise InputError(f"{type(self).__name__}.tiles", value, rule, "make another schedule, with tiles=")
-        super().__setattr__(name, value)
-
     def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
         of_a, of_b = self.shared["a"], self.shared["b"]
         peers = {axis: self.cluster.get(axis or "", 1) for axis in (None, "m", "n")}
@@ -136,14 +126,14 @@ class Gemm(Fused):
         for name in self.products.values():
             setattr(self, name, b.stage("n", n, k, ring=self.ring, multicast=of_b, peers=peers[of_b]))
         if self.tiles.table:
-            setattr(self, self.tiles.table, Table("l"))
+            setattr(self, self.tiles.table, Table("l", ascending=True))
         how: dict[str, Any] = {"promote": self.mainloop.promote}
         if self.ring.stages == 1:  # which is filled anew once it has been multiplied
             how["in_flight"] = 0
         for name, second in self.products.items():
             of = (self.a, getattr(self, second))
             setattr(self, name, Wgmma(*(of if self.mainloop.along == "m" else of[::-1]), **how))
-        self.sources: tuple[Any, ...] = tuple(getattr(self, name) for name in self.products)
+        self.sources = tuple(getattr(self, name) for name in self.products)
         self.loaded = ("a", *self.products.values())
         self.transposed = (*(("a",) * a.transposed), *(tuple(self.products.values()) if b.transposed else ()))
 
@@ -205,7 +195,8 @@ class Gemm(Fused):
         first = tile.get("first")
         for step in range(self.tile_slots(k, tile)):
             with k.ring.produce() as slot:
-                load_all(slot, self.loaded, tile, first, step)
+                for name in self.loaded:
+                    getattr(slot, name).load(tile, k=step if first is None else first + step)
 
     @math.jit
     def multiply(self, k: KernelContext, tile: Tile) -> None:
@@ -216,52 +207,6 @@ class Gemm(Fused):
                         sums.add(slot)
         with self.epilogue_turn(k):
             self.store(k, tile, sums)
-
-
-def _check_numbers(argument: str, value: Any, names: str, example: tuple[int, ...]) -> None:
-    """Raises `InputError` unless *value* is as many integers as the *example*."""
-    whole = isinstance(value, (tuple, list)) and len(value) == len(example)
-    if not whole or not all(isinstance(extent, int) and not isinstance(extent, bool) for extent in value):
-        raise InputError(argument, value, f"is {names}, {len(example)} integers", f"e.g. {example}")
-
-
-def _check_kind(argument: str, value: Any, *kinds: type) -> None:
-    """Raises `InputError` unless *value* is of one of *kinds*."""
-    known = [kind.__name__ for kind in kinds]
-    fix = "PersistentTiles(Snake(8))" if kinds == (TileOrder,) else f"{known[0]}()"
-    require(isinstance(value, kinds), argument, value, f"is an object of type {' or '.join(known)}", f"e.g. {fix}")
-
-
-def load_all(slot: Slot, stages: tuple[str, ...], tile: Tile, first: Any, step: Any) -> None:
-    """Starts the loads of *stages* for k-tile number *step* of *tile*, counted from *first* (None: from 0)."""
-    for name in stages:
-        getattr(slot, name).load(tile, k=step if first is None else first + step)
-
-
-class Sums(Carried):
-    """The open accumulators of one a with one or several b, by the names of these; their rows go along m or n."""
-
-    def __init__(self, by_operand: dict[str, Any], along: str = "m"):
-        self.by_operand, self.along = by_operand, along
-
-    @property
-    def accumulators(self) -> tuple[Any, ...]:
-        return tuple(self.by_operand.values())
-
-    def __enter__(self) -> Sums:
-        for accumulator in self.accumulators:
-            accumulator.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for accumulator in reversed(self.accumulators):
-            accumulator.__exit__(*error)
-
-    def add(self, slot: Slot) -> None:
-        """Starts the matmuls of one slot."""
-        for name, accumulator in self.by_operand.items():
-            of = (slot.a, getattr(slot, name))
-            accumulator.add(*(of if self.along == "m" else of[::-1]))
 
 
 # ---- dequantgemm -----------------------------------------------------------------------------------------------------
@@ -276,7 +221,6 @@ class Sums(Carried):
 
 
 WEIGHTS = ("int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2")
-PACKED = 32  # elements along k, whose 4 bits are 16 bytes
 SPANS = 128, 64, 32  # of swizzles, bytes
 SLOTS = 6  # of weights: with 10 or 12, few rows took between 1 % less and 3 % more than with 8
 ROOM = 180 << 10  # bytes of shared memory for slots
@@ -308,6 +252,7 @@ class DequantGemm(Gemm):
     """
 
     load, math = Gemm.load, Gemm.math
+    parts = 1  #: rows of scales that weights of a slot have, below each other
 
     def __init__(
         self,
@@ -321,9 +266,7 @@ class DequantGemm(Gemm):
         epilogue: Epilogue | Callable[..., Any] | None = None,
         tiles: TileOrder = PersistentTiles(),  # noqa: B008 - immutable
     ):
-        if weights not in WEIGHTS:
-            raise InputError("DequantGemm(weights)", weights, f"is one of {', '.join(WEIGHTS)}", 'e.g. "int8"')
-        require(isinstance(zeros, bool), "DequantGemm(zeros)", zeros, "is True or False", "leave it out")
+        self._take(weights, group, zeros)
         k = tile[2] if isinstance(tile, (tuple, list)) and len(tile) == 3 else 0
         if is_count(k) and k % PACKED:
             raise InputError("tile[2]", k, f"is a multiple of {PACKED} elements along k", "e.g. 64")
@@ -333,13 +276,10 @@ class DequantGemm(Gemm):
         rule = f"is a multiple of the {k} elements along k of a tile, or of {PACKED} and divides them"
         require(fits, "DequantGemm(group)", group, rule, "use other groups, or tiles of other elements along k")
         if k and tile[1] not in (64, 128, 192, 256):
-            rule = "is 64 for each of one to four warpgroups"
-            raise InputError("tile[1]", tile[1], rule, "use 64, 128, 192 or 256")
-        in_parts = isinstance(tiles, SplitKTiles)
-        if isinstance(tiles, TileOrder) and (tiles.bounded or tiles.table or (tiles.in_parts and not in_parts)):
-            rule = "is an order of whole tiles, or SplitKTiles"
-            raise InputError("tiles", tiles, rule, "leave it out")
-        self.weights, self.group, self.zeros = weights, group, zeros
+            raise InputError("tile[1]", tile[1], "is 64 for each of one to four warpgroups", "use 64, 128, 192 or 256")
+        whole = isinstance(tiles, SplitKTiles) or not (isinstance(tiles, TileOrder) and tiles.in_parts)
+        if not whole or (isinstance(tiles, TileOrder) and (tiles.bounded or tiles.table)):
+            raise InputError("tiles", tiles, "is an order of whole tiles, or SplitKTiles", "leave it out")
         self.relations = (
             *((Dim("bytes", of="k", per=2),) if self.bits == 4 else ()),
             *((Dim("g", of="k", per=group),) if group else ()),
@@ -352,6 +292,12 @@ class DequantGemm(Gemm):
         self.math = Role(warpgroups=tile[1] // 64) if k else self.math
         super().__init__(tile, cluster, stages, mainloop=Cooperative(along="n"), epilogue=epilogue, tiles=tiles)
 
+    def _take(self, weights: str, group: int | None, zeros: bool) -> None:
+        rule = f"is one of {', '.join(WEIGHTS)}"
+        require(weights in WEIGHTS, "DequantGemm(weights)", weights, rule, 'e.g. "int8"')
+        require(isinstance(zeros, bool), "DequantGemm(zeros)", zeros, "is True or False", "leave it out")
+        self.weights, self.group, self.zeros = weights, group, zeros
+
     @property
     def bits(self) -> int:
         """Of a weight."""
@@ -359,8 +305,7 @@ class DequantGemm(Gemm):
 
     def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
         across, down = self.cluster["n"], self.cluster["m"]
-        batch = self.tiles.input_dims
-        self.a = a.stage("m", m, k, ring=self.ring, batch=batch, multicast="n", peers=across)
+        self.a = a.stage("m", m, k, ring=self.ring, batch=self.tiles.input_dims, multicast="n", peers=across)
         self.narrow = ring = BarrierRing(self.slots, producer=self.load, consumer=self.math)
         dims, dtype = ("n bytes", "int8") if self.bits == 4 else ("n k", self.weights)
         shared = MulticastGroup("m", whole=not in_shares(n, down))
@@ -375,41 +320,21 @@ class DequantGemm(Gemm):
             self.zero = TmaLoadStage(numbers, tile=few, ring=ring)
         self.weight = RegisterTile(self.math, (n, k), dims="n k")
         self.mma = Wgmma(self.weight, self.a, in_flight=1)
-        self.sources: tuple[Any, ...] = (self.mma,)
+        self.sources = (self.mma,)
         self.loaded, self.transposed = ("a", "b"), ("a",) * a.transposed
 
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: a, b, scale, zero if there is one, then d, by position or by name;
         operands by name."""
+        given = self._given(tensors, named, out)
+        return super().__call__(out=given.pop("d", None), **given)
+
+    def _given(self, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> dict[str, Any]:
         names = ["a", "b", "scale", *(("zero",) if self.zeros else ()), "d"]
-        given = match(names, tensors, {name: each for name, each in named.items() if name in names}, out, "d")
         others = {name: each for name, each in named.items() if name not in names}
-        return super().__call__(out=given.pop("d", None), **given, **others)
+        return match(names, tensors, {name: named[name] for name in names if name in named}, out, "d") | others
 
-    @staticmethod
-    def pack_int4(values: Any) -> Any:
-        """Integers of 4 bits as the schedule takes them: [..., k] as [..., k / 2] of int8.
-
-        Args:
-            values: Torch tensor or NumPy array of integers, from -8 to 7 or from 0 to 15; k is a multiple of 32.
-
-        Raises:
-            InputError: It is something else.
-        """
-        check_kind("pack_int4(values)", values)
-        k = values.shape[-1] if values.ndim else 0
-        if not k or k % PACKED:
-            rule = f"has k, the last extent, a multiple of {PACKED}"
-            raise InputError("pack_int4(values).shape", tuple(values.shape), rule, "pad with zeros")
-        of_torch = hasattr(values, "data_ptr")
-        wide = values.int() if of_torch else values.astype("int32")
-        units = wide.reshape(*values.shape[:-1], k // PACKED, 2, 2, 4, 2) & 15  # element 16 c + 8 h + 2 q + i
-        halves = units[..., 0, :, :] | units[..., 1, :, :] << 4
-        moved = halves.permute if of_torch else halves.transpose
-        first = range(halves.ndim - 3)
-        packed = moved(*first, -2, -1, -3).reshape(*values.shape[:-1], k // 2)
-        signed = packed - ((packed & 128) << 1)
-        return signed.char() if of_torch else signed.astype("int8")
+    pack_int4 = staticmethod(pack_int4)
 
     # ---- bodies -----------------------------------------------------------------------------------------------------
 
@@ -435,8 +360,7 @@ class DequantGemm(Gemm):
             slot.zero.load(tile)
 
     def _group_of(self, step: Any) -> Any:
-        assert self.group is not None
-        return step // max(1, self.group // self.weight.shape[1])
+        return step // max(1, (self.group or 1) // self.weight.shape[1])
 
     def _widened(self, k: KernelContext, acc: Any, few: Any) -> Any:
         """The weights of a slot as operand of the matmul."""
@@ -447,11 +371,7 @@ class DequantGemm(Gemm):
     def _of_rows(self, k: KernelContext, part: Any) -> tuple[Any, ...]:
         """A number for each row of weights, of each group in a slot."""
         like = k.full("weight", 0)
-        return (
-            tuple(part.read(rows_of=like, at=i) for i in range(self.groups))
-            if self.group
-            else (part.read(rows_of=like),)
-        )
+        return tuple(part.read(rows_of=like, at=i * self.parts) for i in range(self.groups))
 
     def _add(self, k: KernelContext, acc: Any) -> None:
         """Starts the matmul of the next slots."""
@@ -476,18 +396,105 @@ class DequantGemm(Gemm):
         self.store_all(k, tile, (acc,))
 
 
-def scaled(epilogue: Epilogue) -> Epilogue:
-    """*epilogue* of sums whose columns are scaled before."""
-    if "scale" in epilogue.operands:
-        raise InputError("operands['scale']", "scale", "is a name that the schedule has already", "rename it")
-    function = _times if epilogue.function is None else _of_scaled(epilogue.function)
-    return attrs.evolve(epilogue, function=function, operands={"scale": PerColumn(), **epilogue.operands})
+# ---- dequantgemv -----------------------------------------------------------------------------------------------------
+#
+# DequantGemv: few rows of a, whose CTAs need no other CTA's sums.
+#
+# load (1 warp)        a and weights of all parts of k-tile 0, 1, 2, ... -> ring
+# math (warpgroups)    rows of weights that others have too, of another part; then all sums -> total (1 warp), which adds them
 
 
-@functools.lru_cache(maxsize=256)  # one object of each function: schedules that are made alike are equal
-def _of_scaled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda acc, scale, **others: function(acc * scale, **others)
+class DequantGemv(WarpParts, DequantGemm):
+    """`DequantGemm` of few rows, whose warps share k: in a matmul, each part of a slot's k has rows of its own, weights below
+    weights, and columns of its own, a beside a. So outputs of few columns have CTAs for all multiprocessors, and no second
+    kernel. a and b are matrices.
 
+    Args:
+        weights: As of `DequantGemm`.
+        tile: (m, n, k): rows of a, columns of d (8, 16, 32 or 64), and elements along k of a part, which divide k: of 8 bits
+            32, 64 or 128, of 4 bits 64, 128 or 256.
+        parts: Parts of a slot: n * parts is 64 for each warpgroup, m * parts a multiple of 8, m * n of 32.
+        ctas: How many CTAs share a multiprocessor.
+        stages: Slots.
+        group: Elements along k that share a scale, which divide those of a part. None: all.
+        zeros: As of `DequantGemm`, with groups.
+        epilogue: A function of the sums, element by element; None: d is the sums.
 
-def _times(acc: Any, scale: Any) -> Any:
-    return acc * scale
+    Raises:
+        InputError: For parts that do not go together, or that cannot be planned.
+    """
+
+    load, math, total = Gemm.load, Gemm.math, WarpParts.total
+
+    def __init__(
+        self,
+        weights: str = "int8",
+        tile: tuple[int, int, int] = (16, 16, 128),
+        parts: int = 4,
+        ctas: int = 1,
+        stages: int = SLOTS,
+        *,
+        group: int | None = None,
+        zeros: bool = False,
+        epilogue: Callable[..., Any] | None = None,
+    ):
+        self._take(weights, group, zeros)
+        check_numbers("tile", tile, "(m, n, k)", (16, 16, 128))
+        (m, n, k), row = tile, tile[2] * self.bits // 8
+        fits = all(map(is_count, (*tile, parts))) and n in (8, 16, 32, 64)
+        fits = fits and n * parts % 64 == m * parts % 8 == m * n % 32 == 0
+        rule = "has n * parts a multiple of 64, m * parts of 8, m * n of 32, and n 8 to 64"
+        require(fits, "DequantGemv(tile, parts)", (tile, parts), rule, "e.g. (16, 16, 128) and 4")
+        require(row in SPANS, "tile[2]", k, f"is {', '.join(map(str, SPANS))} bytes of weights", "e.g. 128")
+        whole = group is None or (is_count(group) and k % group == 0)
+        require(whole, "DequantGemv(group)", group, f"divides the {k} elements along k of a part", "use DequantGemm")
+        require(group or not zeros, "DequantGemv(zeros)", zeros, "goes with groups", "use DequantGemm")
+        fused, rule = Epilogue.of(epilogue), "is a function of the sums, or None"
+        require(not fused.operands and not fused.outputs, "DequantGemv(epilogue)", epilogue, rule, "use DequantGemm")
+        self.epilogue, self.math = fused if group else scaled(fused), Role(warpgroups=n * parts // 64)
+        self.tile, self.parts, self.tiles, self.groups = tile, parts, GridTiles(Grouped(1), ctas), k // (group or k)
+        same = [Dim(name, of="k", per=1) for name, has in (("bytes", self.bits == 4), ("g", group)) if has]
+        fixed = [Dim(name, size=size) for name, size in (("e", k), ("f", row), ("h", self.groups))]
+        self.relations = (*(fixed if group else fixed[:2]), *same)
+        self.ring = ring = BarrierRing(stages, producer=self.load, consumer=self.math)
+        self.a = TmaLoadStage("k m e", tile=(parts, m, k), ring=ring)
+        dims, dtype = ("bytes n f", "int8") if self.bits == 4 else ("k n f", weights)
+        self.b = TmaLoadStage(dims, tile=(parts, n, row), ring=ring, dtype=dtype, swizzle=row)
+        self.once = None if group else BarrierRing(1, producer=self.load, consumer=self.total)
+        numbers, few = ("h g n", (self.groups, parts, n)) if group else ("n", (n,))
+        self.scale = TmaLoadStage(numbers, tile=few, ring=self.once or ring)
+        if zeros:
+            self.zero = TmaLoadStage(numbers, tile=few, ring=ring)
+        self.weight = RegisterTile(self.math, (n * parts, k), dims="n e")
+        self.mma = Wgmma(self.weight, self.a, in_flight=1)
+        self.declare_total()
+
+    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
+        """As of `DequantGemm`."""
+        given = self._given(tensors, named, out)
+        apart = {"a": (1, self.tile[2]), "b": (1, self.b.tile[2])}  # dimension -> elements of a part
+        apart |= {name: (0, self.groups) for name in given if name in ("scale", "zero") and self.group}
+        for name, (dim, width) in apart.items():
+            check_kind(name, given.get(name))
+            shape, rule = tuple(given[name].shape), f"is a matrix, dimension {dim} of a multiple of {width} elements"
+            require(len(shape) == 2 and shape[dim] % width == 0, f"{name}.shape", shape, rule, "use DequantGemm")
+            view = given[name].reshape(*shape[:dim], shape[dim] // width, width, *shape[dim + 1 :])
+            given[name] = view.transpose(0, 1) if hasattr(view, "data_ptr") else view.swapaxes(0, 1)
+        if "d" not in given:
+            given["d"] = new_like(given["a"], (given["a"].shape[1], given["b"].shape[1]))
+        return Schedule.__call__(self, **given)
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        tile = tile.also(e=0, f=0, h=0)
+        for step in range(self.tile_slots(k, tile)):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                self._load_weights(slot, tile, step)
+        if self.once is not None:
+            with k.once.produce() as slot:
+                slot.scale.load(tile)
+
+    def _add(self, k: KernelContext, acc: Any) -> None:
+        with k.ring.consume() as slot:
+            acc.add(self._widened(k, acc, slot), slot.a)

@@ -17,14 +17,14 @@ from tmapipe.bind import Bound, check_apart, check_kind, of_sums
 from tmapipe.bind.tensors import match, new_like, signature
 from tmapipe.calling import set_to_zero
 from tmapipe.epilogue import ColumnSum, Epilogue, OperandSum, sums_by_name
-from tmapipe.epilogue.operands import Matrix, StoreForm
+from tmapipe.epilogue.operands import Matrix, PerColumn, StoreForm
 from tmapipe.errors import NOTHING, InputError, is_count, must, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import RegisterTile, Wgmma
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedules.fused import AddParts, Fused
 from tmapipe.stage import TmaLoadStage
-from tmapipe.store_pipeline import TmaStoreStage
+from tmapipe.store_pipeline import AddedParts, TmaStoreStage
 from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.order import TileOrder
 
@@ -341,27 +341,6 @@ class FinishParts(Fused):
 MANY = 128  # tiles of an output that keep a GPU busy
 
 
-@attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
-class AddedParts(TmaStoreStage):
-    """A store that adds all tiles of a matmul's accumulators along "s" to one tile: the tensor has no such dimension.
-
-    Args:
-        source: The matmul.
-        extent: Of "s".
-        options: As of `TmaStoreStage`.
-    """
-
-    extent: int = attrs.field(default=1, init=False)
-
-    def __init__(self, source: Wgmma, extent: int, **options: Any):
-        super().__init__("s m n", source=source, reduce="add", **options)
-        object.__setattr__(self, "extent", extent)
-
-    @property
-    def folded(self) -> Mapping[str, int]:
-        return {"s": self.extent}
-
-
 class PartsOfK:
     """The parts that *order* makes of each output tile; when they have been added, *epilogue* is applied."""
 
@@ -497,3 +476,20 @@ def _made(epilogue: Epilogue, tile: tuple[int, int] | None) -> Any:
     if tile is None:
         return FinishParts(epilogue)
     return AddParts(tile, dtype=epilogue.dtype, epilogue=epilogue.function, together=4)
+
+
+def scaled(epilogue: Epilogue) -> Epilogue:
+    """*epilogue* of sums whose columns are scaled before."""
+    if "scale" in epilogue.operands:
+        raise InputError("operands['scale']", "scale", "is a name that the schedule has already", "rename it")
+    function = _times if epilogue.function is None else _of_scaled(epilogue.function)
+    return attrs.evolve(epilogue, function=function, operands={"scale": PerColumn(), **epilogue.operands})
+
+
+@functools.lru_cache(maxsize=256)  # one object of each function: schedules that are made alike are equal
+def _of_scaled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda acc, scale, **others: function(acc * scale, **others)
+
+
+def _times(acc: Any, scale: Any) -> Any:
+    return acc * scale

@@ -45,14 +45,22 @@ class RmsNormRows(Rows):
         """A tile of which all weights are there. *k* and *tile* are as in bodies."""
         with k.ring.consume() as slot:
             h = self.sums(slot)
-            if self.added:
-                self.store_rows(k.h, tile, h)
-            squares: Any = math.row_sum(h * h, **({} if self.zeros else self.inside(tile)))
-            mean = squares / self.form.length
-            if not self.form.held:
-                h = self.sums(slot)  # again: meanwhile, the row needs no registers
-            weight = self.read_column(k, slot, "weight", tile, h)
-            self.store_rows(k.y, tile, h * math.rsqrt(mean + self.eps) * weight)
+            if not self.early:
+                self.finish(k, tile, h, slot)
+        if self.early:
+            self.finish(k, tile, h)
+
+    def finish(self, k: KernelContext, tile: Tile, h: Any, slot: Any = None) -> None:
+        """Stores results of the rows *h*, which have been read from a *slot* that is open if they must be read again. *k* and
+        *tile* are as in bodies."""
+        if self.added:
+            self.store_rows(k.h, tile, h)
+        squares: Any = math.row_sum(h * h, **({} if self.zeros else self.inside(tile)))
+        mean = squares * (1 / self.form.length)
+        if not self.form.held:
+            h = self.sums(slot)  # again: meanwhile, the row needs no registers
+        weight = self.read_column(k, slot, "weight", tile, h)
+        self.store_rows(k.y, tile, h * math.rsqrt(mean + self.eps) * weight)
 
     def by_pieces(self, k: KernelContext, tile: Tile) -> None:
         """A row whose weights come piece by piece. *k* and *tile* are as in bodies."""
@@ -64,7 +72,7 @@ class RmsNormRows(Rows):
                 h = self.sums(slot, place)
                 squares = squares + self.own(tile, h * h, place, True)
             total: Any = math.row_sum(squares)
-            scale = math.rsqrt(total / self.form.length + self.eps)
+            scale = math.rsqrt(total * (1 / self.form.length) + self.eps)
             for place in self.form.pieces:
                 with k.beside.consume() as beside:
                     weight = self.read_column(k, beside, "weight", tile, squares)
@@ -163,14 +171,14 @@ class LayerNormRows(Rows):
             for place in others:
                 sums = sums + self.own(tile, self.read_piece(slot.x, place), place, True)
             total: Any = math.row_sum(sums)
-            mean = total / self.form.length
+            mean = total * (1 / self.form.length)
             off = self.own(tile, self.read_piece(slot.x, first) - mean, first)
             squares = off * off
             for place in others:
                 off = self.own(tile, self.read_piece(slot.x, place) - mean, place)
                 squares = squares + off * off
             total = math.row_sum(squares)
-            rstd = math.rsqrt(total / self.form.length + self.eps)
+            rstd = math.rsqrt(total * (1 / self.form.length) + self.eps)
             for name, numbers in (("mean", mean), ("rstd", rstd)):
                 if name in self.numbers:
                     self.store_numbers(getattr(k, name), tile, numbers)
@@ -182,26 +190,34 @@ class LayerNormRows(Rows):
 
     def at_once(self, k: KernelContext, tile: Tile) -> None:
         """A tile of which all weights are there. *k* and *tile* are as in bodies."""
-        form = self.form
         with k.ring.consume() as slot:
             values = self.read_rows(slot.x)
-            total: Any = math.row_sum(values, **({} if self.zeros else self.inside(tile)))
-            mean = total / form.length
-            if not form.held:
-                values = self.read_rows(slot.x)  # again: meanwhile, the row needs no registers
-            off = values - mean
-            squares: Any = math.row_sum(off * off, **self.inside(tile))
-            rstd = math.rsqrt(squares / form.length + self.eps)
-            if "mean" in self.numbers:
-                self.store_numbers(k.mean, tile, mean)
-            if "rstd" in self.numbers:
-                self.store_numbers(k.rstd, tile, rstd)
-            if not form.held:
-                off = self.read_rows(slot.x) - mean
-            y = off * rstd * self.read_column(k, slot, "weight", tile, off)
-            if len(self.columns) > 1:
-                y = y + self.read_column(k, slot, "bias", tile, off)
-            self.store_rows(k.y, tile, y)
+            if not self.early:
+                self.finish(k, tile, values, slot)
+        if self.early:
+            self.finish(k, tile, values)
+
+    def finish(self, k: KernelContext, tile: Tile, values: Any, slot: Any = None) -> None:
+        """Stores results of *values*, which have been read from a *slot* that is open if they must be read again. *k* and
+        *tile* are as in bodies."""
+        form = self.form
+        total: Any = math.row_sum(values, **({} if self.zeros else self.inside(tile)))
+        mean = total * (1 / form.length)
+        if not form.held:
+            values = self.read_rows(slot.x)  # again: meanwhile, the row needs no registers
+        off = values - mean
+        squares: Any = math.row_sum(off * off, **self.inside(tile))
+        rstd = math.rsqrt(squares * (1 / form.length) + self.eps)
+        if "mean" in self.numbers:
+            self.store_numbers(k.mean, tile, mean)
+        if "rstd" in self.numbers:
+            self.store_numbers(k.rstd, tile, rstd)
+        if not form.held:
+            off = self.read_rows(slot.x) - mean
+        y = off * rstd * self.read_column(k, slot, "weight", tile, off)
+        if len(self.columns) > 1:
+            y = y + self.read_column(k, slot, "bias", tile, off)
+        self.store_rows(k.y, tile, y)
 
 
 class LayerNorm(RowKernel):

@@ -18,12 +18,13 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tmapipe import calling
 from tmapipe import math as functions
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
-from tmapipe.bind.tensors import made_like
+from tmapipe.bind.tensors import DIMS, along_of, as_rows, collapsed, fits_tma, made_like, seen_as, varying, vector_of
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, check_bool, is_count, require
 from tmapipe.kernel import KernelContext
@@ -31,21 +32,10 @@ from tmapipe.plan.model import WARP
 from tmapipe.plan.thread_layout import VectorLayout
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.copy import Copy, in_boxes, reach
-from tmapipe.schedules.elementwise import (
-    DIMS,
-    ElementwiseTiles,
-    along_of,
-    as_rows,
-    collapsed,
-    fits_tma,
-    tile_of,
-    varying,
-    vector_of,
-    whole_rows,
-)
-from tmapipe.schedules.rowform import BOX, address_of, begins_inside, copied, expanded, padded, seen_as, strides_of
-from tmapipe.schedules.rows import KINDS, MOST_ELEMENTS
+from tmapipe.schedules.copy import Copy, in_boxes, meet, reach
+from tmapipe.schedules.elementwise import ElementwiseTiles, tile_of, whole_rows
+from tmapipe.schedules.rowform import BOX, address_of, begins_inside, copied, expanded, padded, strides_of
+from tmapipe.schedules.rows import KINDS, MOST_ELEMENTS, MOST_LOOKS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
 from tmapipe.tiles.dynamic import GridTiles
@@ -157,13 +147,9 @@ VAIN = 1.15  # angles that are shared out for each one that is there, at most, b
 
 
 @functools.lru_cache(maxsize=4096)
-def rotary_form(columns: int, heads: int, sizes: tuple[int, int], pairs: bool) -> RotaryForm | None:
-    """The first of `rotary_forms`, or None."""
-    return next(iter(rotary_forms(columns, heads, sizes, pairs)), None)
-
-
 def rotary_forms(columns: int, heads: int, sizes: tuple[int, int], pairs: bool) -> list[RotaryForm]:
-    """The forms for these rows, the best one first. The model is that of `RowForm`.
+    """The forms for these rows, the best one first, then one of fewer rows, one of more and one of another width. The model is
+    that of `RowForm`.
 
     Args:
         columns, heads, sizes, pairs: As of `RotaryRows`.
@@ -190,7 +176,11 @@ def rotary_forms(columns: int, heads: int, sizes: tuple[int, int], pairs: bool) 
                 form = RotaryForm(n, wide, warps, width, ctas)
                 apart = sum(each % ALIGNMENT > 0 for each in (tile, table)) if width > 1 else 0
                 found[form] = _cost(form, angles, tile, (1 + pairs) * width) + 0.1 * apart
-    return sorted(found, key=found.__getitem__)
+    forms, kinds = sorted(found, key=found.__getitem__), dict[Any, RotaryForm]()
+    for form in forms:
+        more = form.rows - forms[0].rows
+        kinds.setdefault((more > 0, form.width if more == 0 else 0), form)
+    return list(dict.fromkeys([*kinds.values(), *forms]))
 
 
 def _cost(form: RotaryForm, angles: int, tile: int, width: int) -> float:
@@ -241,7 +231,7 @@ class RotaryRows(Schedule):
         known = isinstance(form, RotaryForm) and all(map(is_count, attrs.astuple(form))) and form.angles >= columns // 2
         if not known or (form.rows % heads and heads % form.rows):
             rule = f"has a multiple or a divisor of {heads} rows, and {columns // 2} angles or more"
-            raise InputError("RotaryRows(form)", form, rule, "see rotary_form()")
+            raise InputError("RotaryRows(form)", form, rule, "see rotary_forms()")
         counts = [isinstance(some, tuple) and len(some) for some in (sizes, begins)]
         if counts != [2, 3] or not {*sizes} <= {2, 4} or not all(type(n) is int and n >= -1 for n in begins):
             rule = "are bytes of an element of x and of a table, and three elements, or -1"
@@ -305,7 +295,8 @@ class RotaryRows(Schedule):
 
 
 class Rotary:
-    """Rotary position embedding: pairs of columns of x, each rotated by its angle, in fp32.
+    """Rotary position embedding: pairs of columns of x, each rotated by its angle, in fp32. Calls that read much look at a few
+    forms once, on the GPU (`tmapipe.tuning.looked`); look: at how many, as there.
 
     Args:
         pairs: Whether pair i is columns 2 i and 2 i + 1, as GPT-J has it; else columns i and i + r, as GPT-NeoX and Llama do,
@@ -315,6 +306,8 @@ class Rotary:
     Raises:
         InputError: *pairs* or *inverse* is neither True nor False.
     """
+
+    look: int | None = None
 
     def __init__(self, pairs: bool = False, inverse: bool = False):
         check_bool("Rotary(pairs)", pairs)
@@ -384,13 +377,30 @@ class Rotary:
                 n > 1 and not step for n, step in zip(x.shape, strides_of(x), strict=True)
             ):
                 x = copied(x)
-            call = self.by_rows(x, tables, out)
-            if call is None and (2 * angles < x.shape[-1] or not all(map(fits_tma, (x, x[..., angles:], *tables)))):
-                self._by_tiles(x, tables, out)  # more than a launch
-            else:
-                call = call or functools.partial(self._by_tiles, x, tables, out)
+            one = 2 * angles == x.shape[-1] and all(map(fits_tma, (x, x[..., angles:], *tables)))
+            few: list[Any] = [*self._forms(x, tables, out), *(["tiles"] if one else [])]
+            if few:
+                call = functools.partial(self._by, self._fastest(few, x, tables, out), x, tables, out)
                 remember(self, call, (x, cos, sin), given, {}, out, parts=True)
+            else:
+                self._by_tiles(x, tables, out)  # more than a launch
         return out
+
+    def _fastest(self, few: list[Any], x: Any, tables: list[Any], out: Any) -> Any:
+        """The form that this call takes, or "tiles"."""
+        places = [(str(x.dtype), *x.shape[1:], strides_of(x), address_of(x) % ALIGNMENT) for x in (x, *tables, out)]
+        name, read = f"Rotary {self.pairs} {places}", [x, *map(varying, tables)]
+        return calling.looked(name, few, lambda way: self._by(way, x, tables, out), read, [out], self.look)
+
+    def _by(self, way: Any, x: Any, tables: list[Any], out: Any) -> None:
+        """In a form of `RotaryRows`, or by "tiles"."""
+        call = None if way == "tiles" else self.by_rows(x, tables, out, way)
+        self._by_tiles(x, tables, out) if call is None else call()
+
+    def _forms(self, x: Any, tables: list[Any], out: Any) -> list[RotaryForm]:
+        """Of `RotaryRows`, a few that differ, the best one first; none for tensors that it does not take."""
+        found, sizes = _dense(x, tables, out, self.pairs), (x.dtype.itemsize, tables[0].dtype.itemsize)
+        return rotary_forms(x.shape[-1], found[2], sizes, self.pairs)[:MOST_LOOKS] if found else []
 
     def _by_tiles(self, x: Any, tables: list[Any], out: Any) -> None:
         """By `RotaryTiles`, which takes rows that lie apart, and then by `Copy` for other columns."""
@@ -406,11 +416,11 @@ class Rotary:
             x: What is rotated, all of its columns.
             tables: Cosines and sines, of x's shape with the number of angles last.
             out: Of x's shape.
-            form: Of the kernel; None: what `rotary_form` says.
+            form: Of the kernel; None: the first of `rotary_forms`.
         """
         (columns, angles), pairs = (x.shape[-1], tables[0].shape[-1]), self.pairs
         found, sizes = _dense(x, tables, out, pairs), (x.dtype.itemsize, tables[0].dtype.itemsize)
-        form = form or (found and rotary_form(columns, found[2], sizes, pairs))
+        form = form or next(iter(self._forms(x, tables, out)), None)
         if found is None or form is None:
             return None
         batches, positions, heads, y = found
@@ -463,7 +473,7 @@ class Rotary:
 def _dense(x: Any, tables: list[Any], out: Any, pairs: bool) -> tuple[int, int, int, Any] | None:
     """(batches, positions, heads, out as stored) of tensors that `RotaryRows` takes; else None."""
     columns, angles, (cos, sin) = x.shape[-1], tables[0].shape[-1], tables
-    if columns > 2 * angles or cos.dtype != sin.dtype or strides_of(x)[-1] != 1 or _meet(x, out):
+    if columns > 2 * angles or cos.dtype != sin.dtype or strides_of(x)[-1] != 1 or meet(x, out):
         return None
     found, y = collapsed([x[..., :angles], *tables], out[..., :angles])
     *dims, last = zip(y.shape, *map(strides_of, (*found, y)), strict=True)
@@ -483,12 +493,6 @@ def _dense(x: Any, tables: list[Any], out: Any, pairs: bool) -> tuple[int, int, 
     if pairs:
         return many, positions, heads, seen_as(y, (many, rows, columns), (batch, next_row, 1))
     return many, positions, heads, seen_as(y, (many, 2, rows, angles), (batch, angles, next_row, 1))
-
-
-def _meet(x: Any, y: Any) -> bool:
-    """Whether the memory of two tensors, from first to last element, overlaps."""
-    apart = address_of(x) - address_of(y)
-    return -reach(x) * x.dtype.itemsize < apart < reach(y) * y.dtype.itemsize
 
 
 def _matrix(x: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.bind.tensors import address_of, strides_of
+from tmapipe.bind.tensors import address_of, seen_as, strides_of
 from tmapipe.errors import InputError
 from tmapipe.plan.model import WARP
 from tmapipe.plan.rings import SM_RESERVED, arch_named
@@ -49,14 +49,6 @@ def together(x: Any, together: int, start: int) -> Any:
     return seen_as(x, (*lead, *shape), (*steps, *strides), start)
 
 
-def seen_as(x: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Any:
-    """A tensor's memory, from *start* elements before its first one on, with other extents and strides (elements)."""
-    if isinstance(x, np.ndarray):
-        words = x.view(f"u{x.itemsize}")  # NumPy makes no such view of every type
-        return np.lib.stride_tricks.as_strided(words, shape, [step * x.itemsize for step in strides]).view(x.dtype)
-    return x.as_strided(shape, strides, x.storage_offset() - start)
-
-
 def alignment_of(x: Any, stored: bool = False) -> int:
     """The most bytes, up to 16, of which the address and the pitch of a matrix are whole multiples; *stored*: and its rows."""
     size = x.dtype.itemsize
@@ -79,23 +71,6 @@ def expanded(x: Any, shape: tuple[int, ...]) -> Any:
     """A tensor broadcast to *shape*, with strides of 0 along dimensions in which it is repeated, or of one element."""
     own = (0 if n == 1 else s for n, s in zip(x.shape, strides_of(x), strict=True))
     return seen_as(x, shape, (*[0] * (len(shape) - x.ndim), *own))
-
-
-def merged(x: Any, y: Any) -> tuple[Any, Any]:
-    """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
-    with one of a single element after them."""
-    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
-    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
-    joined: list[tuple[int, int, int]] = []
-    for n, xs, ys in dims or [(1, 1, 1)]:
-        if joined and joined[-1][1:] == (xs * n, ys * n):
-            joined[-1] = (joined[-1][0] * n, xs, ys)
-        else:
-            joined.append((n, xs, ys))
-    if 1 not in joined[-1][1:]:
-        joined.append((1, 1, 1))
-    shape, *strides = zip(*joined, strict=True)
-    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
 
 
 def padded(x: Any, whole: bool = False) -> Any:
@@ -128,13 +103,15 @@ RESIDENT_WARPS = 24  # of a multiprocessor, with which its schedulers are busy
 VALUES = 16, 96  # of a thread, at least and at most
 FEW_CTAS, LEAST_PIECE = 8, 8 << 10  # CTAs of a cluster; more do not share rows in pieces of fewer bytes
 PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
-THREADS, CTAS = 2048, 32  # of a multiprocessor
-SCHEDULERS = 4  # of a multiprocessor, each with a quarter of the registers
+THREADS, CTAS, SCHEDULERS = 2048, 32, 4  # of a multiprocessor; the last have a quarter of the registers each
 MOST_WARPS, MOST_CLUSTER = 16, 16
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+LANES, OF_LANE = (2, 4, 8, 16), 64  # that share a row, and elements of it that each has at most
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
 WIDEST = 8  # elements that a thread has side by side
-WORD = 4  # bytes, below which reading a slot counts
+WORD, SECTOR = 4, 32  # bytes, below which reading a slot counts; that L2 takes at once
+STORED = 0.25  # lost where lanes store as many bytes of a row as L2 takes at once, side by side but inside of these
+HALVES, BESIDE = 0.1, 0.02  # lost by boxes of such rows, and by boxes that are wider than rows
 READING = 9  # elements of a thread in whose time its part of a reduction is done, where nothing is written meanwhile
 LINE, BOX = 128, 256  # bytes, at multiples of which boxes begin; elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
@@ -174,6 +151,7 @@ class RowForm:
         alike: Whether rows of results begin as many bytes after such a multiple, or a whole number of times as many.
         piece: Columns of a row that threads take at once, where numbers of columns come piece by piece; 0: all at once.
         ahead: Such pieces of numbers that are on their way.
+        lanes: Of a warp that share a row, if a warp has several rows side by side; 0: as many as rows have vectors, up to 32.
         slots: Tiles of a CTA at once, if one CTA a multiprocessor takes tiles until none are left; 0: one, or two of *each*.
     """
 
@@ -195,6 +173,7 @@ class RowForm:
     piece: int = 0
     ahead: int = 2
     slots: int = 0
+    lanes: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.length + self.further > self.ctas * self.columns:
@@ -262,11 +241,11 @@ class RowForm:
     @property
     def kind(self) -> Any:
         """What forms have in common that are about as fast, where the model ranks them alike."""
-        return bool(self.slots) or (self.ctas, self.each > 1 < self.ctas, self.rows.bit_length())
+        return bool(self.slots) or (self.ctas, self.each > 1 < self.ctas, self.rows.bit_length(), self.lanes > 0)
 
     @property
     def layout(self) -> VectorLayout:
-        return VectorLayout((self.rows, self.columns), self.width or self.unit, self.warps, 1)
+        return VectorLayout((self.rows, self.columns), self.width or self.unit, self.warps, 1, lanes=self.lanes)
 
     @property
     def single(self) -> bool:
@@ -299,7 +278,6 @@ def row_forms(
     loads: int = 1,
     vectors: int = 0,
     hold: int = 0,
-    kept: int = 0,
     dense: bool = True,
     width: int = 0,
     reads: bool = False,
@@ -313,7 +291,6 @@ def row_forms(
         loads: Tensors of rows that are loaded.
         vectors: Bytes a column of what is loaded beside them, such as weights.
         hold: Elements of a thread up to which a row is held in registers, if all of it lies in one warp or no cluster.
-        kept: Fragments of rows that stay in registers in any case.
         dense: Whether one row follows another in memory.
         width: Elements that a thread has side by side at most, where more of a result do not lie at a multiple of their bytes.
         reads: Whether rows are only read.
@@ -329,7 +306,7 @@ def row_forms(
         + (_cost_of_reads(form) if reads else LARGEST_CLUSTER * (ctas == MOST_CLUSTER))
         + (UNUSUAL_READS if reads else UNUSUAL) * (ctas != usual)
         for ctas in counts
-        for form in _forms(length, size, vector, ctas, loads, vectors, hold, kept, dense, width or WIDEST, reads)
+        for form in _forms(length, size, vector, ctas, loads, vectors, hold, dense, width or WIDEST, reads)
     }
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
@@ -348,8 +325,8 @@ def _ctas(length: int, size: int, loads: int, vectors: int) -> int:
 
 
 def _forms(
-    length: int, size: int, vector: int, ctas: int, loads: int, vectors: int, hold: int, kept: int, dense: bool,
-    most_wide: int, reads: bool,
+    length: int, size: int, vector: int, ctas: int, loads: int, vectors: int, hold: int, dense: bool, most_wide: int,
+    reads: bool,
 ) -> Iterator[RowForm]:  # fmt: skip
     whole = length + (ALIGNMENT - vector) // size
     widest = min(most_wide, WIDEST, ALIGNMENT // size)
@@ -359,17 +336,23 @@ def _forms(
     kinds = [(width, False) for width in sorted(widths, reverse=True)]
     if dense and ctas == 1:
         kinds += [(width, True) for width in {min(widest, vector // size), min(4, widest, vector // size)}]
-    for (width, packed), warps in itertools.product(kinds, range(1, MOST_WARPS + 1)):
+    short = ctas == 1 and whole < SHORT // 2 and not reads
+    least = SECTOR * (2 if length * size % SECTOR else 1)  # bytes that lanes store side by side
+    for (width, packed), warps, lanes in itertools.product(
+        kinds, range(1, MOST_WARPS + 1), (0, *LANES) if short else (0,)
+    ):
+        if lanes and (width < min(4, kinds[-1][0]) or lanes * width * size < least):
+            continue
         for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
             unit = max(64 if vectors else 1, 1 if packed else LINE // size)
-            columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, unit)
+            columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, unit, lanes)
             if columns is None or (packed and (rows == 1 or rows * vector % ALIGNMENT)):
                 continue
             tiles = ceil_div(whole, columns) if ctas > 1 else 1
             if tiles < ctas and not reads:  # a CTA of the cluster would have nothing
                 continue
-            sizes, how = (length, rows, columns, warps, min(ctas, tiles)), {"width": width, "packed": packed}
-            form = RowForm(*sizes, 1, vector, size, **how)
+            how = {"size": size, "width": width, "packed": packed, "lanes": lanes}
+            form = RowForm(length, rows, columns, warps, min(ctas, tiles), 1, vector, **how)
             if packed and not form.layout.by_rows:  # which would find each element's row by a division
                 continue
             if form.slot * size > MOST_TILE or form.values > (VALUES[1] if form.single else VALUES[1] // 2):
@@ -380,19 +363,19 @@ def _forms(
                 for piece in (0, WARP * warps * width) if plain and columns > 2 * WARP * warps * width else (0,):
                     made = attrs.evolve(form, held=held, each=each, piece=piece)
                     wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
-                    most = resident(made, loads, vectors, kept)
+                    most = resident(made, loads, vectors)
                     if share := min(wanted, most):
-                        yield _ahead(attrs.evolve(made, share=share), loads, vectors, kept)
+                        yield _ahead(attrs.evolve(made, share=share), loads, vectors)
                     if most == 1 and each > 1 and ctas > 1 and vectors:
                         slots = (attrs.evolve(made, slots=n) for n in range(SLOTS, 1, -1))
-                        yield next(form for form in slots if resident(form, loads, vectors, kept))
+                        yield next(form for form in slots if resident(form, loads, vectors))
 
 
-def _ahead(form: RowForm, loads: int, vectors: int, kept: int) -> RowForm:
+def _ahead(form: RowForm, loads: int, vectors: int) -> RowForm:
     """The form with as many pieces of numbers on their way as there is room for: each takes the latency of L2."""
     while form.ahead < len(form.pieces) and form.piece:
         more = attrs.evolve(form, ahead=form.ahead + 1)
-        if resident(more, loads, vectors, kept) < (form.share or 1):
+        if resident(more, loads, vectors) < (form.share or 1):
             break
         form = more
     return form
@@ -404,10 +387,14 @@ def _conflicts(vectors: int, width: int, loads: int, size: int) -> float:
     return max(0.0, vectors * width / LINE * DRAM / ((loads + 1) * size) - 1)
 
 
-def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | None:
+def _columns(piece: int, rows: int, warps: int, width: int, unit: int, lanes: int) -> int | None:
     """The least number of columns that has *piece* of a row, and that threads share evenly in vectors of *width*; if it
     takes several boxes, whole units, so that they begin at multiples of 128 bytes."""
-    if piece <= WARP * width:  # rows that some lanes share: as many as divide a warp
+    if lanes:
+        own = ceil_div(piece, lanes * width)
+        fits = 1 < own <= OF_LANE // width and rows * lanes % (WARP * warps) == 0
+        candidates = [own * lanes * width] if fits else []
+    elif piece <= WARP * width:  # rows that some lanes share: as many as divide a warp
         candidates = [width << i for i in range(3, 6) if width << i >= piece]
     else:
         step = WARP * width
@@ -416,7 +403,7 @@ def _columns(piece: int, rows: int, warps: int, width: int, unit: int) -> int | 
         if rows * columns % (WARP * warps * width) or (columns > BOX and columns % unit):
             continue
         try:
-            VectorLayout((rows, columns), width, warps, 1).check_rows()
+            VectorLayout((rows, columns), width, warps, 1, lanes=lanes).check_rows()
         except InputError:
             continue
         return columns
@@ -429,13 +416,12 @@ def _flight(form: RowForm, loads: int) -> int:
     return form.depth * loads * form.rows * columns * form.size
 
 
-def resident(form: RowForm, loads: int, vectors: int, kept: int = 0) -> int:
+def resident(form: RowForm, loads: int, vectors: int) -> int:
     """How many CTAs fit on a multiprocessor."""
     target = arch_named("sm_90a")
     registers = 30 + (8 if form.packed else 0 if form.apart == 1 else 14)
     values = 3 * (form.width or form.unit) if form.piece else form.values  # of a piece, and of what is added up
-    registers += values * 9 // 8 if form.held or not form.single else values * 3 // 8
-    registers += kept * form.values
+    registers += values * 9 // 8 if form.held or not form.single or form.lanes else values * 3 // 8
     registers += max(0, values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
     if vectors > form.size == 4 and form.ctas > 1:  # weights and biases beside a row of fp32
         registers = max(registers, 66)
@@ -465,10 +451,14 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     narrow = form.apart > 1 and width < form.unit and _conflicts(vectors, form.unit, loads, form.size) > 0
     wanted = FLIGHT_OF_CLUSTERS if form.ctas > 1 else FLIGHT
     lost = 0.6 * max(0.0, wanted / flight - 1) + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
-    in_vain = 1.5 if form.ctas > 1 else 0.3 if form.apart == 1 else 0.8  # the slowest CTA's, or loaded where no edge is
+    in_vain = 1.5 if form.ctas > 1 else 0.2 if form.apart == 1 else 0.8  # the slowest CTA's, or loaded where no edge is
     lost += in_vain * (form.ctas * form.columns / form.length - 1)
     lost += (0.01 if form.packed else 0.03) * (form.unit // width - 1)
     lost += CONFLICT * _conflicts(vectors, width, loads, form.size) if form.apart > 1 else 0.0
+    inside, lanes = form.length * form.size % SECTOR > 0, form.layout.row_lanes  # rows begin inside of sectors
+    lost += STORED * (SECTOR / (width * form.size * lanes)) ** 2 if inside and form.ctas == 1 and lanes < WARP else 0.0
+    if form.ctas == form.apart == 1 < form.rows and not form.packed:
+        lost += HALVES * inside + BESIDE * (form.columns > form.length)
     lost += EDGES / (form.length * form.size) if form.apart > 1 else 0.0
     if form.slots:
         return lost + PERSISTENT * vectors / (loads * form.size) + 0.002 * form.warps + 0.3 * narrow
@@ -495,6 +485,6 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     lost += (0.1 if alone else 0.5) * often + max(0.0, HOT * often / (form.length * max(1, vectors) / LINE) - 1)
     lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0
     if form.each == 1:  # nothing is on its way to a CTA that computes
-        lost += 0.03 * max(0, vectors - 4) + (0.015 * max(0, form.warps - 4) if form.rows > 1 else 0.0)
+        lost += 0.06 * max(0.0, vectors / form.size - 2) + (0.015 * max(0, form.warps - 4) if form.rows > 1 else 0.0)
     lost += 0.03 * max(0.0, LEAST_TILE / (loads * form.rows * form.size * min(form.length, form.columns)) - 1)
     return lost

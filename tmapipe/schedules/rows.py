@@ -220,8 +220,8 @@ class Rows(Schedule):
         """What lies in a stage of rows in an open slot."""
         form, width = self.form, self.form.width or self.form.unit
         if form.packed:
-            return stage.read(tile=(form.rows, form.columns), pitch=form.length, width=width)
-        return stage.read(width=width)
+            return stage.read(tile=(form.rows, form.columns), pitch=form.length, width=width, lanes=form.lanes)
+        return stage.read(width=width, lanes=form.lanes)
 
     def read_given(self, stage: Any, tile: Tile, like: Any) -> Any:
         """What lies in a stage of one number a row in an open slot, for the rows of the fragment *like*."""
@@ -277,6 +277,11 @@ class Rows(Schedule):
         """Stores one number a row. Of CTAs that share rows, the first one stores."""
         if not self.stored or self.form.ctas == 1 or tile.n == 0:
             stage.store(tile, values)
+
+    @property
+    def early(self) -> bool:
+        """Whether a slot is free for other rows as soon as its rows have been read."""
+        return self.form.held and (self.form.each > 1 or not self.columns)
 
     @property
     def zeros(self) -> bool:
@@ -346,9 +351,9 @@ class RowKernel:
 
     look: int | None = None
     hold = 64  # elements of a thread up to which rows are held in registers
-    kept = 0  # fragments of rows that stay there in any case
     options: tuple[Any, ...] = ()  # what else a schedule is made of
     schedule: type[Rows]
+    named: Callable[[str], Any] = str  # a look, by what it depends on, as `tmapipe.tuning.looked` takes its name
 
     def __init__(self) -> None:
         self.fitted: dict[Any, Rows] = {}
@@ -368,7 +373,7 @@ class RowKernel:
     ) -> list[RowForm]:
         """The forms for this kernel, the best one first. Arguments and errors as of `row_forms`."""
         reads = not self.schedule.stored
-        how: dict[str, Any] = {"hold": self.hold, "kept": self.kept, "dense": dense, "width": width, "reads": reads}
+        how: dict[str, Any] = {"hold": self.hold, "dense": dense, "width": width, "reads": reads}
         forms = row_forms(length, size, vector, loads=loads, vectors=vectors, **how)
         return [form for form in forms if self.takes(form)]
 
@@ -407,9 +412,8 @@ class RowKernel:
 
         if run is None:
             return made(self.best[shape][0])
-        name = " ".join(map(str, (type(self).__name__, *self.options, *shape, out)))
-        before, how = {*self.fitted}, {"read": loaded, "written": stored, "look": self.look}
-        best = made(calling.looked(name, self.best[shape], lambda form: run(made(form)), **how))
+        name, before = self.named(" ".join(map(str, (type(self).__name__, *self.options, *shape, out)))), {*self.fitted}
+        best = made(calling.looked(name, self.best[shape], lambda form: run(made(form)), loaded, stored, self.look))
         self.fitted = {key: each for key, each in self.fitted.items() if key in before or each is best}
         return best
 

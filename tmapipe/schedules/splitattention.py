@@ -9,19 +9,19 @@ from typing import Any
 import attrs
 
 from tmapipe import math as values_
-from tmapipe.base.arithmetic import Dim, ceil_div, fp32
+from tmapipe.barrier import BarrierRing, Role
+from tmapipe.base.arithmetic import LOG2_E, Dim, ceil_div, fp32
 from tmapipe.bind.tensors import new_like
-from tmapipe.errors import is_count, require
+from tmapipe.errors import check_bool, is_count, require
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.attention import NEVER, Attention, by_group, clamp, keys_of, rows_of
-from tmapipe.schedules.fused import CombineParts
+from tmapipe.schedules.attention import LEAST, NEVER, Attention, by_group, clamp, keys_of, rows_of
 from tmapipe.schedules.rowform import address_of
 from tmapipe.schedules.rows import MULTIPROCESSORS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
-from tmapipe.tiles.dynamic import DynamicTiles
+from tmapipe.tiles.dynamic import DynamicTiles, GridTiles
 from tmapipe.tiles.persistent import Backwards
 
 # Microseconds on an H200, as measured at 2, 8 and 64 blocks a tile: of a block of 128 keys, by the elements of a head and the
@@ -173,6 +173,84 @@ class Form:
     keys: int | None = None
 
 
+class WindowAttention(Attention):
+    """`Attention` of a window of keys. Each warpgroup visits the blocks of 64 keys that its 64 queries see, counted from the
+    tile's last query, and passes over those that only other warpgroups see.
+
+    Args:
+        window: How many keys a query sees at most: the last ones.
+        d: Elements of a head, as of `Attention`.
+        causal: "start" or "end", as of `Attention`.
+        queries: Of a tile, 64 for each warpgroup.
+        options: scale, score without a mask, lse and tiles, as of `Attention`.
+
+    Raises:
+        InputError: As `Attention`.
+    """
+
+    def __init__(
+        self, window: int, d: int | tuple[int, int] = 64, *, causal: str = "end", queries: int = 192, **options: Any
+    ):
+        super().__init__(d, causal=causal, window=window, tile=(queries, 1, 64), **options)
+        rule = "is of keys counted from a tile's last query, where TMA cannot begin a tile of a mask"
+        require(not self.mask_dims, "WindowAttention(mask)", self.mask_dims, rule, "use Attention")
+        self.groups, self.order = queries // 64, None  # without turns: warpgroups are at different blocks
+        self.free = max(
+            0, window // 64 - 1
+        )  # blocks of a warpgroup after its first that all its queries see as a whole
+        self.partly = (window + 62) // 64 - self.free  # those after them
+
+    def _end(self, k: KernelContext, tile: Tile) -> Any:
+        """The number of the key behind the last one that the tile sees."""
+        return (tile.m + 1) * self.rows + self._offset(k)
+
+    def _own(self, k: KernelContext) -> Any:
+        """The number of the warpgroup."""
+        return k.isa.warp // 4 - k.role.first_warp // 4
+
+    def _start(self, k: KernelContext, tile: Tile, block: Any) -> Any:
+        """Block 0 is the last one that the first warpgroup sees, and so on; blocks before it have negative numbers."""
+        return self._end(k, tile) + (block - self.groups) * 64
+
+    def _blocks(self, k: KernelContext, tile: Tile) -> tuple[Any, tuple[Any, ...], Any]:
+        """As of `Attention`; of those that work, of the warpgroup. The first tiles have less whole blocks, and then one more
+        for each warpgroup, which may lie before the first key."""
+        isa, end, groups = k.isa, self._end(k, tile), self.groups
+        whole = clamp(isa, (end - 1) // 64 - groups, self.free)
+        partly = isa.select(whole < self.free, groups, self.partly) if self.free else self.partly
+        if self.causal == "start":  # where keys are missing, none is
+            partly = isa.select(end > k.extent("s"), partly + whole, partly)
+            whole = isa.select(end > k.extent("s"), 0, whole)
+        some = ((0, whole, ""), (whole, partly, "<" if self.causal == "end" else "<>"))
+        if k.role.name == "work":
+            last = self._own(k)
+            return last, some, last - whole - partly
+        return groups - 1, ((0, groups - 1, ""), *((done + groups - 1, n, at) for done, n, at in some)), -whole - partly
+
+    def _visible(self, k: KernelContext, tile: Tile, scores: Any, block: Any, unseen: str, last: bool) -> Any:
+        """As of `Attention`; a block may begin before the first key."""
+        scores = values_.where(scores.columns >= -self._start(k, tile, block), scores, NEVER)
+        return super()._visible(k, tile, scores, block, unseen, True)
+
+    def _fill_keys(self, k: KernelContext, tile: Tile, block: Any) -> None:
+        with k.keys.produce() as slot:
+            slot.k.load_from(tile.b, self._group(k, tile), self._start(k, tile, block), 0)
+
+    def _fill_values(self, k: KernelContext, tile: Tile, block: Any) -> None:
+        with k.values.produce() as slot:
+            slot.v.load_from(tile.b, self._group(k, tile), self._start(k, tile, block), 0)
+
+    @Attention.work.jit
+    def attend(self, k: KernelContext, tile: Tile) -> None:
+        for _ in range(self.groups - 1 - self._own(k)):
+            k.keys.pass_over()
+            k.values.pass_over()
+        Attention.attend(self, k, tile)
+        for _ in range(self._own(k)):
+            k.keys.pass_over()
+            k.values.pass_over()
+
+
 class Choice:
     """The options of `Attention` and `SplitAttention` for tensors of some shapes: of all forms, that which an H200 is
     estimated to take the least time for.
@@ -199,10 +277,14 @@ class Choice:
 
     def form(self, cls: type[Attention] = Attention) -> tuple[type[Attention], dict[str, Any]]:
         """What *cls* takes: a class, and its options."""
-        best = min(self._forms(cls), key=self.time)
+        windowed = cls is Attention and self._windowed
+        best = Form(192) if windowed else min(self._forms(cls), key=self.time)
         if best.parts:
             return SplitAttention, self.in_parts(best)
         found = {"d": self.d, "tile": (best.rows // best.heads, best.heads, best.keys), **self.options}
+        if windowed:
+            cls, found["causal"] = WindowAttention, "end" if self.m == self.s else self.given.causal
+            del found["tile"]
         if self.given.causal:  # tiles of a window take equal times, but for the first ones
             window, s = self.given.window, self.s
             seen = s if window is None else min(s, window + rows_of(*self.d))
@@ -220,6 +302,13 @@ class Choice:
         return {"parts": best.parts, "d": self.d, "heads": heads, "rows": best.rows, **found}
 
     @property
+    def _windowed(self) -> bool:
+        """Whether it is `WindowAttention`: of narrow windows and heads, and more queries and keys than a tile or two have."""
+        given, free = self.given, self.options.get("tile") is None
+        few = given.window is not None and given.window <= 512 and self.widest <= 64 and not given.mask_dims
+        return few and free and self.m > 128 and self.s > 1024
+
+    @property
     def _rows_differ(self) -> bool:
         """Whether it matters which query and which head a row is of."""
         given = self.given
@@ -231,8 +320,10 @@ class Choice:
         if any(self.options.get(name) is not None for name in ("tile", "tiles")):
             yield Form(given.rows, given.packed, keys=given.keys_a_block)
             return
-        if (given.bounded or "m" in given.mask_dims) and 96 < self.widest <= 128 < m:
-            yield Form(192, keys=80)  # three warpgroups: two would not hide so long a softmax
+        masked = "m" in given.mask_dims
+        if (given.bounded or masked) and 96 < self.widest <= 128 < m:
+            # Three warpgroups hide a longer softmax than two. Of a mask alone, two are faster, whose blocks are larger.
+            yield Form(128) if masked and not given.score else Form(192, keys=80)
             return
         plain = not (given.score or given.mask_dims or given.with_sinks or given.window)
         many = (s if given.causal is None else s - m if given.causal == "end" else 0) >= 8192  # that all queries see
@@ -315,3 +406,65 @@ class Choice:
         if heads < band or not 0 < heads % band < band / 2:
             return band
         return max(range(band // 2 + 1, 2 * band), key=lambda n: ((heads % n or n) / n, n))
+
+
+# ---- combineparts: the end of attention whose keys are taken in parts ------------------------------------------------
+
+
+class CombineParts(Schedule):
+    """``o[b, h, m] = sum over c of w[c] x[b, h, c, m]``, w the softmax over c of the logarithms ``l[b, h, c, m]``.
+
+    Args:
+        width: Elements of a row of x and o.
+        lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
+        heads: How many heads have rows that come in turn: then o is [b, h, m, heads, width], and lse [b, h, m, heads, 1]. A
+            power of 2 up to 64.
+    """
+
+    load, work = Role(warps=1), Role(warps=4)
+
+    def __init__(self, width: int = 128, lse: bool = False, heads: int = 1):
+        check_bool("lse", lse)
+        fits = is_count(heads) and 64 % heads == 0
+        require(fits, "CombineParts(heads)", heads, "is a power of 2 up to 64", "use 8")
+        rows = max(8, heads)
+        self.relations = (Dim("e", size=width),)
+        if heads > 1:
+            self.relations += Dim("p", size=heads), Dim("m", of="n", times=heads)
+        self.ring, self.tiles = BarrierRing(4, producer=self.load, consumer=self.work), GridTiles()
+        self.x = TmaLoadStage("b h c m e", tile=(rows, width), ring=self.ring, dtype="fp32")
+        self.l = TmaLoadStage("b h c m", tile=(rows,), ring=self.ring, dtype="fp32")
+        own, extents = ("b h n p", (rows // heads, heads)) if heads > 1 else ("b h m", (rows,))
+        self.o = TmaStoreStage(f"{own} e", tile=(*extents, width), role=self.work)
+        self.heads, self.with_lse = heads, lse
+        if lse:
+            dims, lines = (own + " u", (*extents, 1)) if heads > 1 else (own, extents)
+            self.lse = ThreadStoreStage(dims=dims, tile=lines, role=self.work, vector=4, dtype="fp32")
+            self.relations += (Dim("u", size=1),) * (heads > 1)
+
+    @load.jit
+    def fill(self, k: KernelContext, tile: Tile) -> None:
+        if self.heads > 1:
+            tile = tile.also(m=tile.n)
+        for c in range(k.steps("x", "c")):
+            with k.ring.produce() as slot:
+                slot.x.load(tile, c=c)
+                slot.l.load(tile, c=c)
+
+    @work.jit
+    def combine(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            total: Any = slot.x.read()
+            top: Any = slot.l.read(rows_of=total) * LOG2_E
+        weight: Any = k.full("x", 1.0, "rows")
+        for _ in range(k.steps("x", "c") - 1):
+            with k.ring.consume() as slot:
+                values = slot.x.read()
+                power = slot.l.read(rows_of=values) * LOG2_E
+            higher = values_.maximum(top, power)
+            less = values_.maximum(higher, LEAST)
+            before, now = values_.exp2(top - less), values_.exp2(power - less)
+            total, weight, top = total * before + values * now, weight * before + now, higher
+        k.o.store(tile, total * (1 / values_.where(weight == 0, 1.0, weight)))
+        if self.with_lse:
+            k.lse.store(tile.also(u=0), (top + values_.log2(weight)) * (1 / LOG2_E))

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from tmapipe import calling
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, as_dtype, ceil_div, dtype_of
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
-from tmapipe.bind.tensors import new_like, strides_of
+from tmapipe.bind.tensors import DIMS, collapsed, fits_tma, new_like, seen_as, strides_of, vector_of
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count, require
 from tmapipe.kernel import KernelContext
@@ -28,7 +29,6 @@ from tmapipe.parts import SharedStage
 from tmapipe.plan.model import WARP, WIDTHS
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.elementwise import DIMS, collapsed, fits_tma, vector_of
 from tmapipe.schedules.rowform import (
     BOX,
     FLIGHT,
@@ -38,7 +38,6 @@ from tmapipe.schedules.rowform import (
     begins_inside,
     copied,
     padded,
-    seen_as,
     together,
 )
 from tmapipe.schedules.rows import KINDS, MULTIPROCESSORS
@@ -48,6 +47,8 @@ from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
 
 TYPES = (*KINDS, "int32")
+OTHER_TILES = (64, 128), (64, 64), (128, 64)
+LOOK = 4 << 20  # bytes that are copied, from which on a look pays
 SWIZZLE = 128  # bytes
 CTAS = 4  # on a multiprocessor, each with a tile of x and one of y: 128 KiB of both
 NARROW = 32  # elements, below which odd rows are copied to multiples of 16 bytes first
@@ -351,7 +352,8 @@ class Transpose:
     """A tensor of bf16, fp16, fp32 or int32 with its dimensions in another order, dense.
 
     Rows of x that begin at no multiples of 16 bytes are read where they lie (`TransposeRows`). Short ones are copied to such
-    multiples first, and those of several matrices that do not begin alike.
+    multiples first, and those of several matrices that do not begin alike. A first call that reads 4 MiB or more on a GPU
+    looks at a few forms, once (`tmapipe.tuning.looked`); look: at how many, as there.
 
     Args:
         dims: Which dimension of x is the first of the result, the second and so on, as of ``torch.permute``; None: the last
@@ -360,6 +362,8 @@ class Transpose:
     Raises:
         InputError: *dims* does not name each dimension once.
     """
+
+    look: int | None = None
 
     def __init__(self, dims: tuple[int, ...] | None = None):
         whole = dims is None or (isinstance(dims, (tuple, list)) and all(type(dim) is int for dim in dims))
@@ -441,25 +445,38 @@ class Transpose:
                     self._tiles(one, other)
                 return
             x = self._apart(x) if x.ndim == 2 else padded(x)
-        vector, size = vector_of(out), x.dtype.itemsize
-        rows, columns = 64, 128 if size == 2 and vector == ALIGNMENT and x.shape[-1] > 64 else 64
-        key = dtype_of(x, "x").name, " ".join(DIMS[len(DIMS) - x.ndim :]), (rows, columns), vector
-        if key not in self.fitted:
-            self.fitted[key] = TransposeTiles(*key)
-        self.fitted[key](x=x, y=out)
+        kind, vector, size = dtype_of(x, "x").name, vector_of(out), x.dtype.itemsize
+        tile = 64, 128 if size == 2 and vector == ALIGNMENT and x.shape[-1] > 64 else 64
+        dims = " ".join(DIMS[len(DIMS) - x.ndim :])
+        few = [(kind, dims, each, vector, None) for each in dict.fromkeys((tile, *OTHER_TILES))]
+        self._fastest(TransposeTiles, few, [(x, out)], x, out)
 
     def _rows(self, x: Any, out: Any) -> None:
         """Rows that begin anywhere: as many as begin alike, then the rest of them."""
         kind, (*_, pitch, _), size = dtype_of(x, "x").name, strides_of(x), x.dtype.itemsize
         apart, start, last = apart_of(x), address_of(x) % ALIGNMENT // size, x.shape[-2]
-        dims, columns = " ".join(DIMS[len(DIMS) - x.ndim :]), 128 if size == 2 else 64
-        key = kind, dims, pitch, start, vector_of(out), (64, columns)
-        if key not in self.fitted:
-            self.fitted[key] = TransposeRows(*key)
-        whole = last - last % apart
-        for rows, several in ((slice(whole), apart), (slice(whole, last), last - whole)):
-            if x[..., rows, :].shape[-2]:
-                self.fitted[key](x=together(x[..., rows, :], several, start), y=out[..., rows])
+        dims, tile, whole = " ".join(DIMS[len(DIMS) - x.ndim :]), (64, 128 if size == 2 else 64), last - last % apart
+        few = [
+            (kind, dims, pitch, start, vector_of(out), tile, *each) for each in ((8, CTAS), (8, CTAS - 1), (4, CTAS))
+        ]
+        parts = ((slice(whole), apart), (slice(whole, last), last - whole))
+        seen = [(together(x[..., rows, :], n, start), out[..., rows]) for rows, n in parts if x[..., rows, :].shape[-2]]
+        self._fastest(TransposeRows, few, seen, x, out)
+
+    def _fastest(self, make: Any, few: list[tuple[Any, ...]], parts: list[tuple[Any, Any]], x: Any, out: Any) -> None:
+        """Makes the call by the fastest of a *few* forms, that *make* makes, of *parts* of both tensors."""
+
+        def run(form: tuple[Any, ...]) -> None:
+            if form not in self.fitted:
+                self.fitted[form] = make(*form)
+            for one, other in parts:
+                self.fitted[form](x=one, y=other)
+
+        places = [(strides_of(each), address_of(each) % ALIGNMENT) for each in (x, out)]
+        name, before = f"Transpose {x.dtype} {tuple(x.shape[1:])} {places}", {*self.fitted}
+        best = calling.looked(name, few, run, [x], [out], self.look, LOOK)
+        self.fitted = {form: each for form, each in self.fitted.items() if form in before or form == best}
+        run(best)
 
     def _apart(self, x: Any) -> Any:
         """A copy of a matrix whose rows begin at multiples of 16 bytes."""

@@ -82,7 +82,7 @@ class FetchedTiles(TilesOfRole):
         self.queue = QueueEnd(isa, role)
         self.read = isa.cells(0)
         self.taken = isa.cells(0)
-        self.words = isa.cells(*[0] * (1 + len(dims)))
+        self.words = isa.cells(*[0] * (1 + len(dims)), names=" ".join(f"tile.{dim}" for dim in ("more", *dims)))
 
     def each(self, body: Callable[[Tile], None]) -> None:
         """As in `TilesOfRole`."""
@@ -283,7 +283,7 @@ class TilesOfPosition(NumberedTiles):
     def __init__(self, isa: Isa, order: GpcTiles, grid: dict[str, Any], role: RoleWarps):
         super().__init__(isa, order, grid)
         self.queue = QueueEnd(isa, role)
-        self.claimed = isa.cells(0)
+        self.claimed = isa.cells(0, names="claimed")
 
     def begin(self) -> None:
         """The scheduler claims a position."""
@@ -317,7 +317,7 @@ def _claim_position(isa: Isa) -> Value:
     """A position from 0 to clusters - 1 that no other cluster gets. Once per cluster."""
     kept = isa.launch_words(_of_one_gpc)
     going, gpc, position = range(3)
-    claims = isa.cells(0, 0, 0)
+    claims = isa.cells(0, 0, 0, names="claim.going claim.gpc claim.position")
 
     def try_one() -> None:
         first, end = (_field(isa, kept[GPC_WORDS:], claims[gpc] + i, 8) for i in range(2))

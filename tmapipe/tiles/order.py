@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from tmapipe.barrier import Role
-from tmapipe.base import MulticastGroup, check_cluster
+from tmapipe.base import MulticastGroup
 from tmapipe.base.arithmetic import Dim, ceil_div
 from tmapipe.errors import InputError, require
 from tmapipe.isa.fragment import Carried, SlotRef
@@ -63,7 +63,6 @@ def axes_of(declared: Declarations, over: str | None) -> dict[str, Axis]:
 
 def check_axes(declared: Declarations, over: str | None) -> None:
     """Raises `InputError` if the cluster or a multicast group names an axis that the grid does not have."""
-    check_cluster(declared.cluster)
     axes = axes_of(declared, over)
     named = [(f"cluster[{axis!r}]", axis) for axis in declared.cluster]
     groups = {f"{name}.multicast": load.multicast for name, load in declared.loads.items() if load.multicast}
@@ -269,7 +268,7 @@ class QueueEnd(Carried):
     def __init__(self, isa: Isa, role: RoleWarps):
         assert isa.plan.queue is not None
         self.isa, self.queue, self.leads = isa, isa.plan.queue, role.name == SCHEDULER
-        self.state = isa.cells(0, 0)
+        self.state = isa.cells(0, 0, names="queue.slot queue.parity")
 
     def take(
         self,

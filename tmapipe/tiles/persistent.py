@@ -310,8 +310,8 @@ class NumberedTiles(TilesOfRole):
     def at(self, position: Any) -> NumberedTiles:
         """Sets the position of the calling cluster, a number below that of clusters."""
         self.position = position
-        self.count = self.isa.here(self._count())
-        self.first = [self.isa.here(value) for value in self._at(0)] if self.early else []
+        self.count = self.isa.here(self._count(), "tiles")
+        self.first = [self.isa.here(value, "first") for value in self._at(0)] if self.early else []
         return self
 
     def _count(self) -> Any:
@@ -329,7 +329,7 @@ class NumberedTiles(TilesOfRole):
 
     def each(self, body: Callable[[Tile], None]) -> None:
         """Runs *body* once per tile. The next tile is computed after the body, which has started its loads by then."""
-        at = self.isa.cells(*(self.first or self._at(0)))
+        at = self.isa.cells(*(self.first or self._at(0)), names=" ".join(f"tile.{dim}" for dim in self.dims))
 
         def one(i: Any) -> None:
             body(Tile({dim: at[j] for j, dim in enumerate(self.dims)}))
@@ -437,7 +437,7 @@ def count_entries(isa: Isa, table: str, count: Value, holds: Holds, without_data
         holds: As for `Isa.ballot`.
         without_data: The value of every entry in the check, which has no data.
     """
-    counted = isa.cells(0)
+    counted = isa.cells(0, names="counted")
 
     def some(i: Value) -> None:
         votes = isa.ballot(table, i * 32, count, holds, without_data)

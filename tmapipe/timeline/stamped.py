@@ -19,7 +19,7 @@ from tmapipe.isa import ops
 from tmapipe.isa.ops import ARRIVALS, COMMITS, Counted, Flight
 from tmapipe.model.layout import Layout
 from tmapipe.plan.model import Plan
-from tmapipe.program import LEFT, ONE_AT_A_TIME, Place, Traced, places, stamping, trace
+from tmapipe.program import LEFT, ONE_AT_A_TIME, Place, Traced, method_of, places, stamping, trace
 from tmapipe.program.expressions import Call
 from tmapipe.timeline.timed import Step, Waits, pace_among
 
@@ -210,7 +210,7 @@ def _offsets(layout: Layout, places: list[Place], rows: list[Row], began: int, g
     """By CTA, the time at which the clocks of its rows were 0."""
     earliest: dict[int, float] = {}
     passed: dict[int, float] = {}
-    barrier = {i for i, place in enumerate(places) if place.after and _method(place) == "cluster_wait"}
+    barrier = {i for i, place in enumerate(places) if place.after and method_of(place.node) == "cluster_wait"}
     for row in rows:
         nanoseconds = (row.began[0] - began) * gigahertz
         earliest[row.cta] = min(earliest.get(row.cta, nanoseconds), nanoseconds)
@@ -225,11 +225,7 @@ def _offsets(layout: Layout, places: list[Place], rows: list[Row], began: int, g
 
 def _tiles(places: list[Place], row: Row) -> Any:
     """Of each stamp of a warp whether a tile begins with it."""
-    return np.isin(row.numbers, [i for i, place in enumerate(places) if not _method(place) and not place.after])
-
-
-def _method(place: Place) -> str:
-    return place.node.method if isinstance(place.node, Call) else ""
+    return np.isin(row.numbers, [i for i, place in enumerate(places) if not method_of(place.node) and not place.after])
 
 
 class _Cluster:
@@ -260,7 +256,7 @@ class _Cluster:
             if place.computes and now - before > ISSUED:
                 self._add(Step(self.number, agent, None, None, before, before, now, -1, tile))
                 before = now
-            method = _method(place)
+            method = method_of(place.node)
             if not method:
                 turn += not place.after
                 tile = "" if place.after else f"tile {turn} of the CTA"

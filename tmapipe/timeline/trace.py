@@ -15,7 +15,7 @@ from tmapipe.errors import DeadlockError, HazardError, require
 from tmapipe.isa import declared, ops
 from tmapipe.isa.ops import Agent, Counted, Flight
 from tmapipe.model.layout import Layout
-from tmapipe.model.run import Drawn, Event, Timeline, describe, event_of
+from tmapipe.model.run import Drawn, Event, Timeline, event_of, phase_of, under_way
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import Barrier, Ring
 from tmapipe.timeline import H200, Costs, clock_of
@@ -289,10 +289,10 @@ class _Drawing:
             began, end, more = self._ns(step.began), self._ns(step.end), {"cycles": round(step.end - step.began)}
             self.slices[number] = self.made.span(made, "compute", began, end, process, title, more)
             return
-        what = described(layout, step.op) if isinstance(step.agent, Flight) else ""
+        what = under_way(layout, step.op) if isinstance(step.agent, Flight) else ""
         if step.last is ops.StoreRead:
             return  # the slice of a store is its way to memory
-        phase = phase_of(step)
+        phase = phase_of(step.op, step.facts)
         made = event_of(layout, number, step.agent, step.op, what, phase)
         more = {"cycles": round(step.end - step.came)}
         category, came = "engine" if isinstance(step.agent, Flight) else "op", step.came
@@ -336,20 +336,6 @@ class _Drawing:
 
 
 # ---- what a step is about -------------------------------------------------------------------------------------------------
-
-
-def described(layout: Layout, op: Any) -> str:
-    """What is under way, as its operation's sentence says it."""
-    text = describe(layout, op)
-    return text.removeprefix("starts ").removeprefix("the TMA load of ").removeprefix("the TMA store ")
-
-
-def phase_of(step: Step) -> int | None:
-    """The phase of an mbarrier that a step counted in, or saw complete."""
-    if isinstance(step.op, ops.MbarWait):
-        return int(step.facts)
-    counted = isinstance(step.facts, tuple) and step.facts and isinstance(step.facts[0], ops.Counted)
-    return step.facts[0].phase if counted else None
 
 
 def iteration(layout: Layout, op: Any, phase: int) -> int:

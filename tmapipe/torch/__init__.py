@@ -27,12 +27,14 @@ from tmapipe.schedules.splitattention import Choice
 from tmapipe.torch.operators import (
     TYPES,
     by_kernel,
+    cast,
     eager,
     fallbacks,
     gemm,
     kernels_only,
     linear,
     matmul,
+    operator_of,
     otherwise,
     require_tensors,
     unsuited,
@@ -167,8 +169,7 @@ def scaled_dot_product_attention(
 
         return otherwise(NAME, reason, run)
     if torch.is_autocast_enabled(query.device.type):
-        lower = torch.get_autocast_dtype(query.device.type)
-        given = tuple(x if x.dtype == torch.bool else x.to(lower) for x in given)
+        given = tuple(cast(*given))
     if query.ndim == 3:
         given = tuple(x.unsqueeze(0) for x in given)
     whole = (*given[:3], is_causal, scale, *given[3:])
@@ -232,8 +233,7 @@ def _attention(
         schedule = _chosen(q.shape, k.shape, v.shape, tuple(options.items()))
         return schedule(q, k, v, out=new_in_order(q, v.shape[3]), **more)
 
-    found: torch.Tensor = by_kernel(NAME, unsuited((q, k, v), TYPES), kernel, run)
-    return found
+    return by_kernel(NAME, unsuited((q, k, v), TYPES), kernel, run)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -250,10 +250,5 @@ def _schedule(options: tuple[tuple[str, Any], ...]) -> Attention:
     return made
 
 
-_attention_op = torch.library.custom_op(
-    f"tmapipe::{NAME}",
-    _attention,
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, bool causal, float? scale, Tensor? mask=None) -> Tensor",
-)
-_attention_op.register_fake(lambda q, k, v, *_: new_in_order(q, v.shape[3]))
+_schema = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, Tensor? mask=None) -> Tensor"
+_attention_op = operator_of(NAME, _schema, _attention, lambda q, k, v, *_: new_in_order(q, v.shape[3]))

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -22,6 +22,8 @@ from tmapipe.epilogue import Epilogue, PerColumn
 from tmapipe.errors import InputError, check_type
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.tuning import Problem, choose
+
+T = TypeVar("T")
 
 # ---- fallback --------------------------------------------------------------------------------------------------------
 #
@@ -54,7 +56,7 @@ def kernels_only() -> Iterator[None]:
         settings.forbidden -= 1
 
 
-def otherwise(operator: str, reason: str, run: Callable[[], Any]) -> Any:
+def otherwise(operator: str, reason: str, run: Callable[[], T]) -> T:
     """What *run* computes with torch, in the place of an operator's kernel.
 
     Raises:
@@ -70,12 +72,13 @@ def otherwise(operator: str, reason: str, run: Callable[[], Any]) -> Any:
     return run()
 
 
-def by_kernel(operator: str, reason: str | None, kernel: Callable[[], Any], run: Callable[[], Any]) -> Any:
+def by_kernel(operator: str, reason: str | None, kernel: Callable[[], Any], run: Callable[[], T]) -> T:
     """What *kernel* computes; or *run*, with torch, for a *reason*, or since the kernel refuses the tensors."""
     if reason is None:
         try:
             with torch.no_grad():
-                return kernel()
+                found: T = kernel()
+                return found
         except InputError as error:
             reason = f"{error.argument} {error.rule}"  # the same for all such tensors
     return otherwise(operator, reason, run)
@@ -146,7 +149,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if bias is not None:
         check_type("tmapipe.torch.linear(bias)", bias, torch.Tensor, "convert it")
     if torch.is_autocast_enabled(x.device.type):
-        x, weight, bias = _cast(x, weight, bias)
+        x, weight, bias = cast(x, weight, bias)
     if type(x) in PLAIN and not torch.compiler.is_compiling():
         given = (x, weight) if bias is None else (x, weight, bias)
         if differentiated(*given):
@@ -165,7 +168,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     check_type("tmapipe.torch.gemm(a)", a, torch.Tensor, "convert it")
     check_type("tmapipe.torch.gemm(b)", b, torch.Tensor, "convert it")
     if torch.is_autocast_enabled(a.device.type):
-        a, b = _cast(a, b)
+        a, b = cast(a, b)
     if type(a) in PLAIN and not torch.compiler.is_compiling():
         if differentiated(a, b):
             return _Gemm.apply(a, b)
@@ -195,7 +198,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return gemm(flat[0], flat[1].mT).view(*batch, a.shape[-2], b.shape[-1])
 
 
-def _cast(*given: torch.Tensor | None) -> Any:
+def cast(*given: torch.Tensor | None) -> Any:
     """The tensors as autocast has them for products."""
     assert given[0] is not None
     dtype = torch.get_autocast_dtype(given[0].device.type)
@@ -267,8 +270,7 @@ def _product(
         result: torch.Tensor = (found[..., :columns].contiguous() if units else found).view(shape)
         return result
 
-    found: torch.Tensor = by_kernel(operator, reason, kernel, run)
-    return found
+    return by_kernel(operator, reason, kernel, run)
 
 
 def _loaded(x: torch.Tensor, at: int) -> bool:
@@ -365,20 +367,40 @@ BIASED = Epilogue(_plus, operands={"bias": PerColumn()})
 
 # ---- operators --------------------------------------------------------------------------------------------------------
 
-_linear_op = torch.library.custom_op(
-    "tmapipe::linear", _linear, mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
-)
-_gemm_op = torch.library.custom_op("tmapipe::gemm", _gemm, mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
+
+def operator_of(name: str, schema: str, *of: Callable[..., Any]) -> Any:
+    """Registers an operator. of: what it computes, of what shape, and perhaps its gradients, and what it keeps for them."""
+    run, fake, *gradients = of
+    made = torch.library.custom_op(f"tmapipe::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(fake)
+    if gradients:
+        made.register_autograd(gradients[0], setup_context=gradients[1])
+    return made
+
+
+def function_of(run: Callable[..., Any], gradients: Callable[..., Any], keep_for: Callable[..., None]) -> Any:
+    """What computes an operator's result, and its gradients, without torch.library (`differentiated`)."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            output = run(*given)
+            keep_for(ctx, given, output)
+            return output
+
+        backward = staticmethod(gradients)
+
+    return Function
+
+
 _PLAIN = Gemm()
 
 
-@_linear_op.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _linear_like(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@_gemm_op.register_fake
-def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _gemm_like(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     (shape, _dtype) = outputs_of(_PLAIN.declared, {"a": a, "b": b})[0]
     return a.new_empty(shape)
 
@@ -402,7 +424,8 @@ def _linear_gradients(ctx: Any, grad: torch.Tensor) -> Any:
     return of_x, of_weight, of_bias
 
 
-def _keep_gemm(ctx: Any, inputs: Any, output: Any) -> None:
+def keep_inputs(ctx: Any, inputs: Any, output: Any) -> None:
+    """What an operator keeps for its gradients: all that it is given."""
     ctx.save_for_backward(*inputs)
 
 
@@ -425,25 +448,6 @@ def _gradient(
     return _recall(of, given, lambda: _gemm(*views()).reshape(shape))
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        _keep_linear(ctx, (x, weight, bias), None)
-        given = (x, weight) if bias is None else (x, weight, bias)
-        return _recall("linear", given, torch.ops.tmapipe.linear, x, weight, bias)
-
-    backward = staticmethod(_linear_gradients)
-
-
-class _Gemm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        _keep_gemm(ctx, (a, b), None)
-        return _recall("gemm", (a, b), torch.ops.tmapipe.gemm, a, b)
-
-    backward = staticmethod(_gemm_gradients)
-
-
 def _laid_out(x: torch.Tensor) -> torch.Tensor:
     """A tensor of which several indices name one element, copied; another one as it is."""
     return x.contiguous() if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)) else x
@@ -459,19 +463,20 @@ def _rows_of(grad: torch.Tensor) -> torch.Tensor:
     return _by_rows(grad.contiguous())
 
 
-_linear_op.register_autograd(_linear_gradients, setup_context=_keep_linear)
-_gemm_op.register_autograd(_gemm_gradients, setup_context=_keep_gemm)
 _library = torch.library.Library("tmapipe", "FRAGMENT")
 
 
-def _recall_first(operator: str, run: Callable[..., torch.Tensor], op: Any) -> None:
-    """Lets calls of an operator that are remembered go straight to the kernel, from compiled graphs too: in the place of
-    autograd's part of it, or, in inference mode, which leaves that out, of the operator itself. torch.library's own parts take
-    longer than a call."""
+def _product_of(operator: str, schema: str, run: Callable[..., torch.Tensor], *of: Callable[..., Any]) -> Any:
+    """Registers an operator, and returns its autograd.Function. Remembered calls go straight to the kernel, also from compiled
+    graphs: in the place of autograd's part, or, in inference mode, which leaves that out, of the operator itself, since
+    torch.library's own parts take longer than a call. of: as of `operator_of`."""
+    op = operator_of(operator, schema, run, *of)
 
     def first(whole: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
-        tensors = given if given[-1] is not None else given[:-1]
-        return _recall(operator, tensors, whole, *given) if type(given[0]) in PLAIN else whole(*given)
+        return recalled(whole, *given) if type(given[0]) in PLAIN else whole(*given)
+
+    def recalled(whole: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
+        return _recall(operator, given if given[-1] is not None else given[:-1], whole, *given)
 
     def inferred(*given: Any) -> torch.Tensor:
         return first(run, *given) if torch.is_inference_mode_enabled() else run(*given)
@@ -481,12 +486,15 @@ def _recall_first(operator: str, run: Callable[..., torch.Tensor], op: Any) -> N
 
         with_gradients: Any = make_autograd_impl(op._opoverload, op)
     except (ImportError, AttributeError, TypeError):  # a version of torch that has it otherwise: calls take longer
-        return
-    for device in ("CPU", "CUDA"):
-        _library.impl(operator, inferred, device)
-        with_keys = lambda keys, *given: first(functools.partial(with_gradients, keys), *given)  # noqa: E731
-        _library.impl(operator, with_keys, f"Autograd{device}", with_keyset=True)
+        pass
+    else:
+        for device in ("CPU", "CUDA"):
+            _library.impl(operator, inferred, device)
+            with_keys = lambda keys, *given: first(functools.partial(with_gradients, keys), *given)  # noqa: E731
+            _library.impl(operator, with_keys, f"Autograd{device}", with_keyset=True)
+    return function_of(functools.partial(recalled, getattr(torch.ops.tmapipe, operator)), *of[1:])
 
 
-_recall_first("linear", _linear, _linear_op)
-_recall_first("gemm", _gemm, _gemm_op)
+_schema = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
+_Linear = _product_of("linear", _schema, _linear, _linear_like, _linear_gradients, _keep_linear)
+_Gemm = _product_of("gemm", "(Tensor a, Tensor b) -> Tensor", _gemm, _gemm_like, _gemm_gradients, keep_inputs)

@@ -15,7 +15,20 @@ from tmapipe.errors import InputError, check_bool, is_count, require
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import GroupedGemm
 from tmapipe.schedules.mainloop import Operand
-from tmapipe.torch.operators import BIASED, NO_TF32, TYPES, by_kernel, chosen, linear, require_tensors, unsuited, where
+from tmapipe.torch.operators import (
+    BIASED,
+    NO_TF32,
+    TYPES,
+    by_kernel,
+    cast,
+    chosen,
+    keep_inputs,
+    linear,
+    operator_of,
+    require_tensors,
+    unsuited,
+    where,
+)
 from tmapipe.tuning import Problem, choose, choose_conv
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -74,8 +87,7 @@ def conv2d(
     else:
         around = _extents("padding", padding, rank, least=0)
     if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = (each if each is None else each.to(dtype) for each in (x, weight, bias))
+        x, weight, bias = cast(x, weight, bias)
     found: torch.Tensor = torch.ops.tmapipe.conv(x, weight, bias, steps, around, between, groups)
     return found
 
@@ -145,8 +157,7 @@ def _conv(
         found = found[..., :outputs].contiguous() if units else found
         return found.permute(0, x.ndim - 1, *range(1, x.ndim - 1))
 
-    result: torch.Tensor = by_kernel("conv2d", reason, kernel, run)
-    return result
+    return by_kernel("conv2d", reason, kernel, run)
 
 
 def _whole_units(x: torch.Tensor) -> torch.Tensor:
@@ -211,8 +222,7 @@ def _grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
         found: torch.Tensor = _grouped_schedule(b.stride(-1) != 1)(a.detach(), b.detach(), offsets)
         return found
 
-    result: torch.Tensor = by_kernel("grouped_gemm", unsuited((a, b), TYPES), kernel, run)
-    return result
+    return by_kernel("grouped_gemm", unsuited((a, b), TYPES), kernel, run)
 
 
 def _grouped_weights(grad: torch.Tensor, a: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -300,8 +310,7 @@ def _scaled(
         found: torch.Tensor = schedule(a, b, **scales, **({} if bias is None else {"bias": bias}))
         return found
 
-    result: torch.Tensor = by_kernel("scaled_mm", reason, kernel, run)
-    return result
+    return by_kernel("scaled_mm", reason, kernel, run)
 
 
 @functools.lru_cache(maxsize=256)
@@ -394,49 +403,13 @@ def _check_layer(module: str, device: Any, dtype: Any, **features: Any) -> None:
 
 # ---- operators -------------------------------------------------------------------------------------------------------
 
-_conv_op = torch.library.custom_op(
-    "tmapipe::conv",
-    _conv,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
-)
-_grouped_op = torch.library.custom_op(
-    "tmapipe::grouped_gemm", _grouped, mutates_args=(), schema="(Tensor a, Tensor b, Tensor offsets) -> Tensor"
-)
-_weights_op = torch.library.custom_op(
-    "tmapipe::grouped_weights",
-    _grouped_weights,
-    mutates_args=(),
-    schema="(Tensor grad, Tensor a, Tensor offsets) -> Tensor",
-)
-_scaled_op = torch.library.custom_op(
-    "tmapipe::scaled_mm",
-    _scaled,
-    mutates_args=(),
-    schema="(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype) -> Tensor",
-)
+
+def _conv_like(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> torch.Tensor:
+    return _channels_last(_CONVOLUTIONS[x.ndim - 3](x, weight, bias, stride, padding, dilation, groups))
 
 
-@_conv_op.register_fake
-def _(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> torch.Tensor:
-    made: torch.Tensor = _CONVOLUTIONS[x.ndim - 3](x, weight, bias, stride, padding, dilation, groups)
-    return _channels_last(made)
-
-
-@_grouped_op.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    return a.new_empty(a.shape[0], b.shape[1])
-
-
-@_weights_op.register_fake
-def _(grad: torch.Tensor, a: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    return a.new_empty(offsets.shape[0], grad.shape[1], a.shape[1])
-
-
-@_scaled_op.register_fake
-def _(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any) -> torch.Tensor:
-    made: torch.Tensor = a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype)
-    return made
+def _scaled_like(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any) -> Any:
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype)
 
 
 def _keep_conv(ctx: Any, inputs: Any, output: Any) -> None:
@@ -457,10 +430,6 @@ def _conv_gradients(ctx: Any, grad: torch.Tensor) -> Any:
     return *found, None, None, None, None
 
 
-def _keep_grouped(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _grouped_gradients(ctx: Any, grad: torch.Tensor) -> Any:
     a, b, offsets = ctx.saved_tensors
     wanted = ctx.needs_input_grad
@@ -471,5 +440,12 @@ def _grouped_gradients(ctx: Any, grad: torch.Tensor) -> Any:
     return of_a, of_b, None
 
 
-_conv_op.register_autograd(_conv_gradients, setup_context=_keep_conv)
-_grouped_op.register_autograd(_grouped_gradients, setup_context=_keep_grouped)
+_schema = "(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor"
+operator_of("conv", _schema, _conv, _conv_like, _conv_gradients, _keep_conv)
+_like: Any = lambda a, b, offsets: a.new_empty(a.shape[0], b.shape[1])  # noqa: E731
+_schema = "(Tensor a, Tensor b, Tensor offsets) -> Tensor"
+operator_of("grouped_gemm", _schema, _grouped, _like, _grouped_gradients, keep_inputs)
+_like = lambda grad, a, offsets: a.new_empty(offsets.shape[0], grad.shape[1], a.shape[1])  # noqa: E731
+operator_of("grouped_weights", "(Tensor grad, Tensor a, Tensor offsets) -> Tensor", _grouped_weights, _like)
+_schema = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype) -> Tensor"
+operator_of("scaled_mm", _schema, _scaled, _scaled_like)

@@ -19,11 +19,14 @@ from tmapipe.schedules.transpose import Transpose
 from tmapipe.torch.operators import (
     PLAIN,
     TYPES,
+    T,
     by_kernel,
     callers,
     differentiated,
     eager,
+    function_of,
     keep,
+    operator_of,
     otherwise,
     require_tensors,
     where,
@@ -237,8 +240,7 @@ def _cross_entropy(x: torch.Tensor, target: torch.Tensor, ignored: int) -> tuple
         return loss, wide.logsumexp(-1)
 
     reason = where(x) if x.numel() else "no logits"
-    found: Any = by_kernel("cross_entropy", reason, lambda: _of_eps(CrossEntropy, ignored)(x.detach(), target), run)
-    return found
+    return by_kernel("cross_entropy", reason, lambda: _of_eps(CrossEntropy, ignored)(x.detach(), target), run)
 
 
 def _transpose(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
@@ -246,8 +248,7 @@ def _transpose(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
         return x.permute(*dims).clone(memory_format=torch.contiguous_format)
 
     reason = where(x) if x.numel() and x.ndim else "no elements" if x.ndim else "no dimensions"
-    found: torch.Tensor = by_kernel("transpose", reason, lambda: _of_eps(Transpose, tuple(dims))(x.detach()), run)
-    return found
+    return by_kernel("transpose", reason, lambda: _of_eps(Transpose, tuple(dims))(x.detach()), run)
 
 
 def _by_rows(
@@ -259,8 +260,7 @@ def _by_rows(
     def by_rows() -> torch.Tensor:
         return kernel(x.detach().reshape(-1, x.shape[-1])).view(x.shape)
 
-    found: torch.Tensor = by_kernel(operator, where(x), by_rows, run)
-    return found
+    return by_kernel(operator, where(x), by_rows, run)
 
 
 # ---- gradients: by kernels, or by torch where they are to be differentiated again ---------------------------------------
@@ -278,8 +278,7 @@ def _softmax_gradient(y: torch.Tensor, dy: torch.Tensor, log: bool) -> torch.Ten
     def kernel() -> Any:
         return _rows[f"{operator}'s gradient"](*_as_rows(y, dy)).view(y.shape)
 
-    found: torch.Tensor = _by_kernel(operator, (y, dy), kernel, run)
-    return found
+    return _by_kernel(operator, (y, dy), kernel, run)
 
 
 def _norm_gradients(
@@ -313,8 +312,7 @@ def _norm_gradients(
             keep(key, launches, (x, weight, dy), made, of.results, parts=True)
         return of.results(*made)
 
-    found: tuple[torch.Tensor, ...] = _by_kernel("layer_norm" if centered else "rms_norm", (x, dy), kernel, run)
-    return found
+    return _by_kernel("layer_norm" if centered else "rms_norm", (x, dy), kernel, run)
 
 
 def _norm_gradients_typed(
@@ -348,11 +346,10 @@ def _cross_entropy_gradient(
         given = (x.detach(), target, lse.detach(), dloss.detach().float().contiguous())
         return _of_eps(CrossEntropyBackward, ignored)(*given)
 
-    found: torch.Tensor = _by_kernel("cross_entropy", (x, dloss), kernel, run)
-    return found
+    return _by_kernel("cross_entropy", (x, dloss), kernel, run)
 
 
-def _by_kernel(of: str, given: tuple[torch.Tensor, ...], kernel: Callable[[], Any], run: Callable[[], Any]) -> Any:
+def _by_kernel(of: str, given: tuple[torch.Tensor, ...], kernel: Callable[[], Any], run: Callable[[], T]) -> T:
     """What *kernel* computes of the rows *given*; or *run*, with torch, where the gradient is to be differentiated again."""
     if not given[0].numel() or torch.is_grad_enabled():
         return run()
@@ -447,23 +444,15 @@ _FUNCTIONS: dict[str, Any] = {}  # what computes an operator's result, and its g
 def _register(name: str, schema: str, *of: Callable[..., Any]) -> None:
     """Registers an operator, and its autograd.Function. An operator of torch.library takes ten times the host time
     (`differentiated`). of: what it computes, of what shape, its gradient, and what it keeps for that."""
-    run, fake, gradient, keep_for = of
+    run, _, gradient, keep_for = of
 
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *given: Any) -> Any:
-            tensors = tuple([x for x in given if isinstance(x, torch.Tensor)])
-            output = _at_once(name, run, tensors, given[len(tensors) :])
-            keep_for(ctx, given, output)
-            return output
+    def at_once(*given: Any) -> Any:
+        tensors = tuple([x for x in given if isinstance(x, torch.Tensor)])
+        return _at_once(name, run, tensors, given[len(tensors) :])
 
-        backward = staticmethod(gradient)
-
-    Function.run = staticmethod(run)
-    _FUNCTIONS[name] = Function
-    made = torch.library.custom_op(f"tmapipe::{name}", run, mutates_args=(), schema=schema)
-    made.register_fake(fake)
-    made.register_autograd(gradient, setup_context=keep_for)
+    _FUNCTIONS[name] = function = function_of(at_once, gradient, keep_for)
+    function.run = staticmethod(run)
+    operator_of(name, schema, *of)
 
 
 def _like(x: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -482,19 +471,11 @@ _fake: Callable[..., Any] = lambda x, *_: tuple(x.new_empty(x.shape[:1], dtype=t
 _register("cross_entropy", _schema, _cross_entropy, _fake, _of_cross_entropy, _keep_cross_entropy)
 _fake = lambda x, dims: x.new_empty([x.shape[dim] for dim in dims])  # noqa: E731
 _register("transpose", "(Tensor x, int[] dims) -> Tensor", _transpose, _fake, _of_transpose, _keep_dims)
-
-
-def _register_gradient(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    torch.library.custom_op(f"tmapipe::{name}", run, mutates_args=(), schema=schema).register_fake(fake)
-
-
-_register_gradient("softmax_gradient", "(Tensor y, Tensor dy, bool log) -> Tensor", _softmax_gradient, _like)
+operator_of("softmax_gradient", "(Tensor y, Tensor dy, bool log) -> Tensor", _softmax_gradient, _like)
 _rms_typed, _layer_typed = (functools.partial(_norm_gradients_typed, centered) for centered in (False, True))
 _schema = "(Tensor x, Tensor weight, Tensor dy, float eps) -> "
-_register_gradient(
-    "rms_norm_gradients", _schema + "(Tensor, Tensor)", _rms_typed, lambda x, w, *_: (_like(x), _like(w))
-)
+operator_of("rms_norm_gradients", _schema + "(Tensor, Tensor)", _rms_typed, lambda x, w, *_: (_like(x), _like(w)))
 _schema, _fake = _schema + "(Tensor, Tensor, Tensor)", lambda x, w, *_: (_like(x), _like(w), _like(w.float()))
-_register_gradient("layer_norm_gradients", _schema, _layer_typed, _fake)
+operator_of("layer_norm_gradients", _schema, _layer_typed, _fake)
 _schema = "(Tensor x, Tensor target, Tensor lse, Tensor dloss, int ignored) -> Tensor"
-_register_gradient("cross_entropy_gradient", _schema, _cross_entropy_gradient, _like)
+operator_of("cross_entropy_gradient", _schema, _cross_entropy_gradient, _like)

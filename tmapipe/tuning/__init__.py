@@ -3,7 +3,7 @@
 ``choose(problem)`` takes the candidate with the least estimated time, ``choose_conv(x, f, windows)`` does for a convolution.
 ``tune(problem)`` compiles the candidates with the least estimated times, measures them on this GPU, and keeps the winner on
 disk. ``autotune`` measures which parameters of a function that makes schedules are the fastest. ``looked`` measures which of a
-few candidates is the fastest for a call, as kernels of rows ask for their forms.
+few candidates is the fastest for a call, as kernels of rows ask for their forms; so does ``choose_dequant``.
 """
 
 from __future__ import annotations
@@ -14,30 +14,27 @@ import hashlib
 import inspect
 import itertools
 import json
-import math
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
 from tmapipe import calling
+from tmapipe.base.arithmetic import as_dtype
 from tmapipe.base.disk import cache_folder, locked
 from tmapipe.bind import span
-from tmapipe.errors import InputError, PipelineError, require
-from tmapipe.plan.model import WARP, Plan
-from tmapipe.plan.rings import SM_RESERVED, arch_named
+from tmapipe.epilogue import Epilogue
+from tmapipe.errors import InputError, PipelineError, check_type, is_count, require
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import FLIGHT, MOST_FLIGHT, RESIDENT_WARPS, THREADS, VALUES
-from tmapipe.tuning.candidates import candidates, choose_dequant
-from tmapipe.tuning.compiling import compile_each, compiled, export_tuned, import_tuned, is_kept, keep, recall_entry
-from tmapipe.tuning.cost import Method, Run, Timing, estimate, fastest
-from tmapipe.tuning.problem import Candidate, Device, Problem
-from tmapipe.tuning.tuner import Tuned, choose, choose_conv, looks, ranked, tune
+from tmapipe.schedules.gemm import DequantGemm
+from tmapipe.tuning.candidates import DequantForm, candidates, different_dequant, ranked_dequant
+from tmapipe.tuning.compiling import Few, built, built_dequant, compiled, export_tuned, import_tuned, keep, recall_entry
+from tmapipe.tuning.cost import Method, Run, Timing, estimate, fastest, lost
+from tmapipe.tuning.problem import H200, Candidate, Device, Problem, fingerprint, operands
+from tmapipe.tuning.tuner import Tuned, choose, choose_conv, is_here, looks, need_gpu, ranked, tune
 
 __all__ = [
     "AutoTuned", "Candidate", "Choice", "Device", "Problem", "Tuned", "autotune", "candidates", "choose", "choose_conv",
@@ -45,7 +42,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-OTHERS = 30  # registers of a thread beside its elements
 APART = 2e-2  # relative difference of results that mean the same: bf16 rounds to 0.2 %
 
 Parameters = dict[str, Any]
@@ -262,33 +258,6 @@ class AutoTuned:
         return f"{self.make.__name__}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
-def lost(plan: Plan, ctas: int | None = None) -> float:
-    """What share of its time a kernel that is bound by memory loses, by the numbers of its plan and the model of rows
-    (`tmapipe.schedules.rowform`). It loses time if too few bytes are on their way to a multiprocessor, or so many that they
-    lie far apart; if too few warps compute there; and if a thread has too few elements, or so many that registers run out.
-
-    Args:
-        plan: The schedule's plan.
-        ctas: How many CTAs share a multiprocessor; None: as many as have room.
-    """
-    target, threads = arch_named(plan.arch), WARP * plan.warps
-    work = max(role.team_warps for role in plan.roles)
-    tiles = [load.buffer for load in plan.loads]
-    values = sum(math.prod(tile.tile) for tile in tiles) / (WARP * work) or VALUES[0]
-    room = min((target.smem + SM_RESERVED) // (plan.smem_bytes + SM_RESERVED), THREADS // threads)
-    share = min(ctas or max(1, int(target.registers / threads / (OTHERS + values))), room)
-    flight = share * sum(tile.stages * math.prod(tile.tile) * tile.dtype.bytes for tile in tiles)
-    return (
-        0.6 * max(0.0, FLIGHT / max(1, flight) - 1)
-        + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
-        + 0.35 * max(0.0, RESIDENT_WARPS / (share * work) - 1)
-        + 0.04 * max(0.0, VALUES[0] / values - 1)
-        + 0.04 * max(0.0, values / 48 - 1)
-        + 0.5 * max(0.0, (OTHERS + values) * share * threads / target.registers - 1)
-        + 0.004 * work
-    )
-
-
 def job_of(
     make: Callable[..., Schedule], parameters: Parameters, kinds: tuple[dict[str, str], dict[str, int]]
 ) -> tuple[Schedule, dict[str, str], dict[str, int]]:
@@ -323,62 +292,81 @@ def differing(runs: Mapping[int, Run]) -> dict[int, str]:
 
 # ---- looks: which of a few candidates is the fastest for a call, which measures them once -----------------------------
 
-Few = TypeVar("Few")
 LEAST = 32 << 20  # bytes that a call reads, from which on a look pays: with what it writes, more than L2 holds
-CLASSES = 3  # of such numbers of bytes, four times as many each, that share a result
+MOST = 512 << 20  # from which on calls share a result, as others do that read up to four times as much
 LOOK = Method(rounds=3, batch=5, rest=0.03)
 
-taken: dict[tuple[str, str], dict[str, Any]] = {}  # by entry and GPU, what this process has found
+taken: dict[tuple[str, str], dict[str, Any]] = {}  # by entry and GPU, what this process has found; {}: nothing
 _one_at_a_time = threading.RLock()  # measurements of two threads would disturb one another
 
 
 def looked(
-    name: str,
+    name: str | Callable[[], str | None],
     few: Sequence[Few],
     run: Callable[[Few], object],
     read: Sequence[Any],
     written: Sequence[Any],
     look: int | None = None,
+    least: int | None = None,
 ) -> Few:
     """The fastest of *few* for a call, by measurement on the call's own tensors, or as remembered, in the process and on disk.
 
-    Nothing is measured, and the first is taken, if the call reads fewer than 32 MiB, an output may lie over an input, a CUDA
-    graph is captured, something traces the tensors, a watchdog waits for launches, or the tensors are not on a GPU.
+    Nothing is measured, and the first is taken, if the call reads fewer bytes than *least*, an output may lie over an input, a
+    CUDA graph is captured, something traces the tensors, a watchdog waits for launches, or the tensors are not on a GPU.
 
     Args:
         name: By which the result is remembered, with the GPU and the class of how much is read: it names all that the choice
-            depends on.
+            depends on. Or a function that returns the name, where that takes time; None: the first is taken.
         few: What differs, likely the fastest first. A candidate is remembered by its `repr`.
         run: Makes the call with one of them, by calls of schedules.
         read, written: The call's tensors.
         look: How many are compiled and measured, at most. None: 4, or as TMAPIPE_LOOK says; 1: the first is taken.
+        least: Bytes that are read, from which on there is a look; None: 32 MiB.
     """
-    most, tensors = looks(look, "look"), (*read, *written)
+    most, tensors, least = looks(look, "look"), (*read, *written), least or LEAST
     several, bytes_ = few[:most], sum(x.nbytes for x in read)
-    if len(several) < 2 or bytes_ < LEAST or (gpu := gpu_of(tensors)) is None:
+    if len(several) < 2 or bytes_ < least or (gpu := gpu_of(tensors)) is None:
         return few[0]
-    least = LEAST << 2 * min(CLASSES - 1, int(math.log(bytes_ / LEAST, 4)))
-    entry = f"{name}, {least} bytes or more"
-    found = _found(entry, gpu, few, len(several))
-    if found is None and not _busy(read, written):
-        with _one_at_a_time:
-            found = _found(entry, gpu, few, len(several))
-            if found is None:  # nor has another thread looked meanwhile
-                found = _looked(entry, gpu, several, run, tensors[0].device)
-    return few[0] if found is None else found
+    while least << 2 <= min(bytes_, MOST):
+        least <<= 2
+    known_as = name if isinstance(name, str) else name()
+    if known_as is None:
+        return few[0]
+    return measured(f"{known_as}, {least} bytes or more", gpu, few, run, read, written, len(several)) or few[0]
 
 
 calling.looked = looked
 
 
-def _found(entry: str, gpu: str, few: Sequence[Few], tried: int) -> Few | None:
-    """The candidate that is remembered as the best of at least so many."""
-    known = taken.get((entry, gpu)) or recall_entry(entry, gpu) or {}
-    best = next((each for each in few if repr(each) == known.get("choice")), None)
-    if best is None or not isinstance(known.get("tried"), int) or known["tried"] < tried:
+def measured(
+    entry: str,
+    gpu: str,
+    few: Sequence[Few],
+    run: Callable[[Few], object],
+    read: Sequence[Any],
+    written: Sequence[Any],
+    most: int,
+) -> Few | None:
+    """What `looked` finds, under the name *entry*, among the first *most* of *few*; None: nothing."""
+    found = known(entry, gpu, few, most)
+    if found is None and not busy(read, written):
+        with _one_at_a_time:
+            found = known(entry, gpu, few, most, anew=True)
+            if found is None:  # nor has another thread looked meanwhile
+                found = _looked(entry, gpu, few[:most], run, [*read, *written][0].device)
+    return found
+
+
+def known(entry: str, gpu: str, few: Sequence[Few], tried: int, anew: bool = False) -> Few | None:
+    """The candidate that is remembered as the best of at least so many. *anew*: the disk is read again."""
+    if anew or (entry, gpu) not in taken:
+        taken[entry, gpu] = recall_entry(entry, gpu) or taken.get((entry, gpu), {})
+    found = taken[entry, gpu]
+    if not isinstance(found.get("tried"), int) or found["tried"] < tried:
         return None
-    taken[entry, gpu] = known
-    return best
+    if found.get("best") not in [*few]:  # whose `repr` takes longer than a comparison
+        found["best"] = next((each for each in few if repr(each) == found.get("choice")), None)
+    return found["best"]
 
 
 def gpu_of(tensors: Sequence[Any]) -> str | None:
@@ -391,14 +379,14 @@ def gpu_of(tensors: Sequence[Any]) -> str | None:
     return str(torch.cuda.get_device_name(tensors[0].device))
 
 
-def _busy(read: Sequence[Any], written: Sequence[Any]) -> bool:
-    """Whether a call cannot be made several times now: it is captured or waited for, or writes over what it reads."""
+def busy(read: Sequence[Any], written: Sequence[Any]) -> bool:
+    """Whether a call cannot be made several times now: it is held, captured or waited for, or writes over what it reads."""
     from tmapipe.gpu.kernels import capturing
     from tmapipe.gpu.watchdog import seconds_of
 
     places = [[(x.data_ptr(), x.data_ptr() + span(x)) for x in of] for of in (read, written)]
     over = any(a < d and c < b for (a, b), (c, d) in itertools.product(*places))
-    return over or capturing() or seconds_of(Schedule()) is not None
+    return over or calling.holding() or capturing() or seconds_of(Schedule()) is not None
 
 
 def _looked(entry: str, gpu: str, few: Sequence[Few], run: Callable[[Few], object], device: Any) -> Few | None:
@@ -411,15 +399,14 @@ def _looked(entry: str, gpu: str, few: Sequence[Few], run: Callable[[Few], objec
         if len(runs) < 2:
             return None
         with locked(cache_folder() / "locks" / "look.lock"):
-            found = _found(entry, gpu, few, len(few))
+            found = known(entry, gpu, few, len(few), anew=True)
             timings = [] if found is not None else timed(runs, device)  # nor has another process looked meanwhile
     if found is not None or not timings:
         return found
     best, timing = timings[0]
-    known = {"choice": repr(few[best]), "us": timing.us, "tried": len(few)}
-    taken[entry, gpu] = known
+    taken[entry, gpu] = {"choice": repr(few[best]), "us": timing.us, "tried": len(few)}
     try:
-        keep(entry, gpu, known)
+        keep(entry, gpu, taken[entry, gpu])
     except OSError as error:
         warnings.warn(f"a look cannot keep its result in {cache_folder()}: {error}", stacklevel=4)
     return few[best]
@@ -436,39 +423,73 @@ def timed(runs: Mapping[int, Run], device: Any) -> list[tuple[int, Timing]]:
     return []
 
 
-def built(few: Sequence[Few], run: Callable[[Few], object]) -> dict[int, Run]:
-    """Calls with those of *few* candidates that work, by number; *run* makes a call. Kernels that the store lacks are compiled
-    side by side."""
-    jobs: dict[Any, Any] = {}
-    needs: dict[int, list[Any]] = {}
-    for number, each in enumerate(few):
-        try:
-            with calling.held() as launches:
-                run(each)
-            needs[number] = []
-            for schedule, bound in launches:
-                types = {name: dtype.name for name, dtype in bound.dtypes.items()}
-                ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
-                if not is_kept(schedule, types, ranks):
-                    key = id(schedule), *sorted(types.items()), *sorted(ranks.items())
-                    jobs[key] = functools.partial(_same, schedule, types, ranks)
-                    needs[number].append(key)
-        except PipelineError:
-            needs.pop(number, None)
-    wrong: set[Any] = set()
-    if len(jobs) > 1:
-        with tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
-            errors = compile_each([*jobs.values()], Path(folder))
-        wrong = {key for index, key in enumerate(jobs) if errors[index]}
-    runs: dict[int, Run] = {}
-    for number in needs:
-        if wrong.isdisjoint(needs[number]):
-            with contextlib.suppress(PipelineError):
-                run(few[number])
-                runs[number] = functools.partial(run, few[number])
-    return runs
+# ---- dequantgemm: the form that a model finds fastest, or a look among a few -------------------------------------------
 
 
-def _same(*made: Any) -> tuple[Any, ...]:
-    """What it gets: the `tmapipe.tuning.compiling.Job` of a schedule that is there."""
-    return made
+def choose_dequant(
+    shape: tuple[int, int, int],
+    weights: str = "int8",
+    *,
+    group: int | None = None,
+    zeros: bool = False,
+    epilogue: Epilogue | Callable[..., Any] | None = None,
+    device: Device = H200,
+    look: int | None = None,
+) -> DequantGemm:
+    """The `DequantGemm` that should be the fastest for a product, by a model; on its GPU, the fastest of a few.
+
+    Args:
+        shape: (m, n, k) of the product.
+        weights, group, zeros, epilogue: As in `DequantGemm`.
+        device: The GPU for which to choose.
+        look: How many different forms are compiled and measured, at most, if the model finds them nearly as fast; as of
+            `choose`. a is bf16 then.
+
+    Raises:
+        InputError: `DequantGemm` refuses the arguments, or *shape* is not three positive integers.
+        MissingGpuError: There is something to measure, and no GPU.
+    """
+    if not (isinstance(shape, (tuple, list)) and len(shape) == 3 and all(map(is_count, shape))):
+        rule = "is (m, n, k), three positive integers"
+        raise InputError("choose_dequant(shape)", shape, rule, "e.g. (16, 4096, 4096)")
+    check_type("choose_dequant(device)", device, Device, "leave it out, or see tmapipe.tuning.Device")
+    made = functools.partial(DequantGemm, weights, group=group, zeros=zeros, epilogue=epilogue)
+    made((64, 64, 32), (1, 1))  # which checks the others
+    look = 1 if look is None and not is_here(device) else looks(look, "choose_dequant(look)")
+    m, n, k = shape
+    forms = ranked_dequant((m, n, k), weights, group, zeros, device.multiprocessors)
+    forms = [each for each in forms if epilogue is None or (each[3] == 1 and each[0][1] % 64 == 0)]
+    few = different_dequant((m, n, k), forms, weights, bool(group) or zeros, device.multiprocessors)[:look]
+    if len(few) == 1:
+        return built_dequant(forms[0], made)
+    need_gpu()
+    import torch
+
+    fused, built_of = Epilogue.of(epilogue), functools.cache(functools.partial(built_dequant, made=made))
+    entry = f"DequantGemm {m}x{n}x{k} {weights} {group} {zeros} {fingerprint(fused)}".strip()
+    gpu, every = torch.cuda.get_device_name(), [*few, *forms]
+    found = known(entry, gpu, every, len(few))
+    if found is None and not busy((), ()):
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            given = random_weights((m, n, k), weights, group, zeros, device="cuda")
+            given |= operands(Problem(m, n, k), fused, "cuda")
+            out = given["a"].new_empty(m, n)
+            run: Callable[[DequantForm], object] = lambda form: built_of(form)(**given, out=out)  # noqa: E731
+            found = measured(entry, gpu, every, run, [*given.values()], [out], len(few))
+    return built_of(found or forms[0])
+
+
+def random_weights(
+    shape: tuple[int, int, int], weights: str, group: int | None, zeros: bool, *, device: str
+) -> dict[str, Any]:
+    """Random tensors of a product with such weights."""
+    import torch
+
+    (m, n, k), options = shape, {"generator": torch.Generator(device).manual_seed(0), "device": device}
+    a = torch.randn(m, k, **options).bfloat16()
+    if weights.startswith("fp8"):
+        b = torch.randn(n, k, **options).to(getattr(torch, as_dtype(weights).torch))
+    else:
+        b = torch.randint(-128, 128, (n, k // (2 if weights.endswith("int4") else 1)), dtype=torch.int8, **options)
+    numbers = torch.rand(2, *((k // group, n) if group else (n,)), **options)
+    return {"a": a, "b": b, "scale": numbers[0], **({"zero": numbers[1]} if zeros else {})}

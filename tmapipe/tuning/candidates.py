@@ -1,25 +1,23 @@
-"""The schedules worth considering for a GEMM, and the form of one whose weights have few bits."""
+"""The schedules worth considering for a GEMM, and forms for weights of few bits."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tmapipe.base.arithmetic import ceil_div
-from tmapipe.epilogue import Epilogue
-from tmapipe.errors import InputError, check_type, is_count
+from tmapipe.bind import PACKED
+from tmapipe.errors import check_type
 from tmapipe.plan.declarations import launch_registers
 from tmapipe.plan.rings import SM_RESERVED, arch_named
 from tmapipe.plan.thread_layout import LEFT, multiplies
-from tmapipe.schedules.gemm import PACKED, SLOTS, DequantGemm
+from tmapipe.schedules.gemm import SLOTS
 from tmapipe.schedules.mainloop import in_shares
-from tmapipe.tiles import SplitKTiles
 from tmapipe.tiles.dynamic import GridTiles
-from tmapipe.tiles.persistent import Grouped, PersistentTiles
 from tmapipe.tuning.problem import LINE, SECTOR, SWIZZLE_SPAN, Candidate, Device, Problem, own_buffers, slots_of
 
+UNSURE = 1.1  # estimates that are closer do not tell which is faster
 COOPERATIVE: dict[int, tuple[int, ...]] = {
     64: (64, 128, 192, 256),
     128: (64, 128, 160, 176, 192, 208, 224, 256),
@@ -392,7 +390,11 @@ FEW_STEP, FEW_EACH = 215, {"int8": 3.7, "fp8": 3.6, "int4": 2.3}
 FEW_SCALED, SHARED_EACH = {"int8": 4.3, "fp8": 4.0, "int4": 2.9}, 0.84
 FEW_SPANS = (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (192, 128)
 SHARED_SPANS, LONG_M, LONG = ((64, 128), (64, 256)), 16, 1 << 17  # of CTAs that share one; rows and bits of long slots
-FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED = 7600, 1050, 8470, 2.5  # the last: bytes of each sum of a part
+#: The last ones: of scaling what is added, and bytes of each sum of a part.
+FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, FEW_SCALING, ADDED = 7600, 1050, 8470, 5300, 2.5
+#: Of `DequantGemv`, fitted to 51 forms (4 % off): most rows; clocks of a kernel, a slot, a weight by its bits, a part's sum.
+GEMV_ROWS, GEMV_LAUNCH, GEMV_STEP, GEMV_EACH, GEMV_SUM = 24, 11500, 170, {8: 7.7, 4: 4.7}, 4.9
+GEMV_DRAM, GEMV_SHARED = 1510.0, 0.91  # bytes a clock; and the share of warps in turn
 MOST_SHARING, LEAST_SHARED, FEW_LEFT = 4, 4, 12  # CTAs of a multiprocessor, slots, and registers of 4 bits left to four
 
 
@@ -421,23 +423,31 @@ def ranked_dequant(
             fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors and slots >= LEAST_SHARED
         if fits and (parts == 1 or k // tk // parts >= 2):
             found.append((tile, (1, 2) if m > SMALL_M and n > tn else (1, 1), parts, share, slots))
+    gemv = itertools.product((2, 4, 8), (8, 16, 32), (64, 128, 256)[: 3 if bits == 4 else 2])
+    for parts, tn, tk in gemv if m <= GEMV_ROWS and (group or not zeros) else ():
+        tm = next(tm for tm in range(m, m + 32) if tm * parts % 8 == tm * tn % 32 == 0)
+        share = ceil_div(ceil_div(n, tn), multiprocessors)
+        if tn * parts in (64, 128, 256) and k % tk == 0 and not (group and tk % group) and share <= MOST_SHARING:
+            slots = _slots_of_each((tm, tn, tk), share, 1, bits, group, parts)
+            if slots >= min(3, ceil_div(k, tk * parts)):
+                found.append(((tm, tn, tk), (1, 1), parts, share, slots))
     return sorted(found, key=lambda form: dequant_clocks(shape, form, weights, bool(group) or zeros, multiprocessors))
 
 
-def _slots_of_each(tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None) -> int:
-    """For how many slots *share* CTAs of a tile have room on one multiprocessor; 0 if not enough registers."""
+def _slots_of_each(
+    tile: tuple[int, int, int], share: int, parts: int, bits: int, group: int | None, inside: int = 1
+) -> int:
+    """For how many slots *share* CTAs of a tile have room on one multiprocessor; 0 if not enough registers. inside: parts of
+    a slot, of `DequantGemv`."""
     tm, tn, tk = tile
-    slot = 2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)
-    room = (GridTiles(ctas=share).room("sm_90a") or 0) - 2 * tn * tm * (4 if parts > 1 else 2) - 2 * BARRIERS
-    held = (tm + tk) // 2 + (LEFT if bits == 8 or share < 4 else FEW_LEFT)  # sums, two sets of weights, and others
-    return min(SLOTS, room // slot) if held <= launch_registers(tn // 16 + 2, arch_named("sm_90a"), share) else 0
-
-
-def built_dequant(form: DequantForm, made: Callable[..., DequantGemm]) -> DequantGemm:
-    """A *form* of the `DequantGemm` that *made* makes of a tile, a cluster, slots and tiles."""
-    tile, cluster, parts, share, slots = form
-    order = PersistentTiles() if share == 1 else GridTiles(Grouped(1), share)
-    return made(tile, cluster, slots, tiles=order if parts == 1 else SplitKTiles(parts, order))
+    slot = inside * (2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk))
+    sums = 4 * tn * tm * inside**2 * (2 if parts > 1 else 1)
+    room = (GridTiles(ctas=share).room("sm_90a") or 0) - sums - 2 * BARRIERS
+    left = LEFT if bits == 8 or share < 4 or inside > 1 else FEW_LEFT
+    held = (tm * inside + tk) // 2 + left + (inside > 1)  # sums, two sets of weights, and others
+    registers = launch_registers(tn * inside // 16 + 2, arch_named("sm_90a"), share)
+    fits = held <= registers and (inside == 1 or registers > 64)  # of so few, ptxas serializes matmuls
+    return min(SLOTS + 2 * (inside > 1), room // slot) if fits else 0
 
 
 def dequant_clocks(
@@ -449,6 +459,11 @@ def dequant_clocks(
     bits = 4 if weights.endswith("int4") else 8
     kind = "int4" if bits == 4 else weights.split("_")[0]
     each = (SCALED if scaled else INSTRUCTIONS)[kind]
+    if tn % 64:
+        step = GEMV_STEP + tk / 2 * GEMV_EACH[bits] * max(1, GEMV_SHARED * share * tn * parts / 64)
+        few = parts * tn * tk * bits / 8
+        memory = max(share * (few + 2 * parts * tm * tk) / L2, few * ceil_div(n, tn) / GEMV_DRAM)
+        return GEMV_LAUNCH + ceil_div(k, tk * parts) * max(step, memory) + GEMV_SUM * m * parts**2 * tn / 64
     down, right = ceil_div(m, tm), ceil_div(ceil_div(n, tn), across) * across
     tiles = down * right * parts
     waves, busy = ceil_div(tiles, share * multiprocessors), min(tiles, share * multiprocessors)
@@ -459,7 +474,8 @@ def dequant_clocks(
     if m <= SMALL_M:
         converted = tn / 64 * tk * (FEW_SCALED if scaled else FEW_EACH)[kind]
         issue = FEW_STEP + converted * max(1, SHARED_EACH * at_once)
-        launch, epilogue, adding, added = FEW_LAUNCH, FEW_EPILOGUE, FEW_ADDING, ADDED
+        launch, epilogue, added = FEW_LAUNCH, FEW_EPILOGUE, ADDED
+        adding = FEW_ADDING + FEW_SCALING * (not scaled)
     few, of_a = tn * tk * bits / 8, 2 * tm * tk / across
     memory = max(at_once * (few + of_a) / L2, few * busy / down / DRAM)
     step = max(tensor * at_once, issue, memory) + min(tensor, issue) / 4
@@ -469,32 +485,16 @@ def dequant_clocks(
     return whole if parts == 1 else whole + adding + added * parts * m * n / DRAM
 
 
-def choose_dequant(
-    shape: tuple[int, int, int],
-    weights: str = "int8",
-    *,
-    group: int | None = None,
-    zeros: bool = False,
-    epilogue: Epilogue | Callable[..., Any] | None = None,
-    multiprocessors: int = 132,
-) -> DequantGemm:
-    """The `DequantGemm` that a model finds fastest for a product.
-
-    Args:
-        shape: (m, n, k) of the product.
-        weights, group, zeros, epilogue: As in `DequantGemm`.
-        multiprocessors: How many multiprocessors the device has.
-
-    Raises:
-        InputError: `DequantGemm` refuses the arguments, or *shape* is not three positive integers.
-    """
-    if not (isinstance(shape, (tuple, list)) and len(shape) == 3 and all(map(is_count, shape))):
-        rule = "is (m, n, k), three positive integers"
-        raise InputError("choose_dequant(shape)", shape, rule, "e.g. (16, 4096, 4096)")
-    if not is_count(multiprocessors):
-        raise InputError("choose_dequant(multiprocessors)", multiprocessors, "is a positive integer", "e.g. 132")
-    made = functools.partial(DequantGemm, weights, group=group, zeros=zeros, epilogue=epilogue)
-    made((64, 64, 32), (1, 1))  # which checks the others
-    m, n, k = shape
-    ranked = ranked_dequant((m, n, k), weights, group, zeros, multiprocessors)
-    return built_dequant(next(each for each in ranked if epilogue is None or each[3] == 1), made)
+def different_dequant(
+    shape: tuple[int, int, int], forms: list[DequantForm], weights: str, scaled: bool, multiprocessors: int = 132
+) -> list[DequantForm]:
+    """The first of each kind of *forms*, of those that the model finds nearly as fast as the very first. Kinds are tiles of
+    weights where there are few rows, else numbers of tiles along m. Arguments as of `dequant_clocks`."""
+    m, kinds = shape[0], dict[Any, DequantForm]()
+    least = dequant_clocks(shape, forms[0], weights, scaled, multiprocessors)
+    for form in forms:
+        (tm, *tile), _, _, share, _ = form
+        if dequant_clocks(shape, form, weights, scaled, multiprocessors) > UNSURE * least:
+            break
+        kinds.setdefault((*tile, share) if m <= SMALL_M // 2 else (ceil_div(m, tm), tile[0]), form)
+    return [*kinds.values()]

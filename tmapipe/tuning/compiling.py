@@ -21,13 +21,19 @@ import attrs
 
 import tmapipe
 from tmapipe.base import disk
+from tmapipe.calling import held
 from tmapipe.epilogue import Epilogue
-from tmapipe.errors import InputError, MissingPackageError, UnsafeError, needed, require
+from tmapipe.errors import InputError, MissingPackageError, PipelineError, UnsafeError, needed, require
 from tmapipe.program import ONE_AT_A_TIME, trace
 from tmapipe.program.identity import identity
 from tmapipe.prove import require_safe_once
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.gemm import Gemm
+from tmapipe.schedules.gemm import SLOTS, DequantGemm, DequantGemv, Gemm
+from tmapipe.tiles import SplitKTiles
+from tmapipe.tiles.dynamic import GridTiles
+from tmapipe.tiles.persistent import Grouped, PersistentTiles
+from tmapipe.tuning.candidates import DequantForm
+from tmapipe.tuning.cost import Run
 from tmapipe.tuning.problem import PLAIN, Candidate, Problem, fingerprint
 
 if TYPE_CHECKING:
@@ -52,6 +58,7 @@ AnySchedule = TypeVar("AnySchedule", bound=Schedule)
 #: A schedule, with the types and the numbers of dimensions of its tensors.
 Made = tuple[AnySchedule, Mapping[str, Any], dict[str, int]]
 Job = Callable[[], Made[AnySchedule]]
+Few = TypeVar("Few")
 
 
 def build_all(
@@ -99,6 +106,15 @@ def jobs_of(problem: Problem, candidates: Sequence[Candidate], epilogue: Epilogu
 def _built(candidate: Candidate, problem: Problem, epilogue: Epilogue) -> Made[Gemm]:
     given = problem, epilogue
     return candidate.build(*given), candidate.dtypes(*given), candidate.ranks(*given)
+
+
+def built_dequant(form: DequantForm, made: functools.partial[DequantGemm]) -> DequantGemm:
+    """A *form* of the `DequantGemm` that *made* makes of a tile, a cluster, slots and tiles, or of its `DequantGemv`."""
+    tile, cluster, parts, share, slots = form
+    if tile[1] % 64:
+        return DequantGemv(made.args[0], tile, parts, share, slots or SLOTS, **made.keywords)
+    order = PersistentTiles() if share == 1 else GridTiles(Grouped(1), share)
+    return made(tile, cluster, slots, tiles=order if parts == 1 else SplitKTiles(parts, order))
 
 
 def compile_each(
@@ -263,6 +279,44 @@ def is_kept(schedule: Schedule, dtypes: Mapping[str, Any], ranks: dict[str, int]
     with ONE_AT_A_TIME:
         known = identity(trace(schedule, schedule.plan(dtypes)))
     return known is not None and disk.recall("kernels", name_of(known, ranks, "")) is not None
+
+
+def built(few: Sequence[Few], run: Callable[[Few], object]) -> dict[int, Run]:
+    """Calls with those of *few* candidates that work, by number; *run* makes a call. Kernels that the store lacks are compiled
+    side by side."""
+    jobs: dict[Any, Any] = {}
+    needs: dict[int, list[Any]] = {}
+    for number, each in enumerate(few):
+        try:
+            with held() as launches:
+                run(each)
+            needs[number] = []
+            for schedule, bound in launches:
+                types = {name: dtype.name for name, dtype in bound.dtypes.items()}
+                ranks = {name: tensor.ndim for name, tensor in bound.tensors.items()}
+                if not is_kept(schedule, types, ranks):
+                    key = id(schedule), *sorted(types.items()), *sorted(ranks.items())
+                    jobs[key] = functools.partial(_same, schedule, types, ranks)
+                    needs[number].append(key)
+        except PipelineError:
+            needs.pop(number, None)
+    wrong: set[Any] = set()
+    if len(jobs) > 1:
+        with tempfile.TemporaryDirectory(prefix="tmapipe-") as folder:
+            errors = compile_each([*jobs.values()], Path(folder))
+        wrong = {key for index, key in enumerate(jobs) if errors[index]}
+    runs: dict[int, Run] = {}
+    for number in needs:
+        if wrong.isdisjoint(needs[number]):
+            with contextlib.suppress(PipelineError):
+                run(few[number])
+                runs[number] = functools.partial(run, few[number])
+    return runs
+
+
+def _same(*made: Any) -> tuple[Any, ...]:
+    """What it gets: the `tmapipe.tuning.compiling.Job` of a schedule that is there."""
+    return made
 
 
 def main() -> None:

@@ -25,6 +25,9 @@ import numpy as np
 
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.errors import check_bool, check_type
+from tmapipe.plan.model import WARP, Plan
+from tmapipe.plan.rings import SM_RESERVED, arch_named
+from tmapipe.schedules.rowform import FLIGHT, MOST_FLIGHT, RESIDENT_WARPS, THREADS, VALUES
 from tmapipe.tuning.candidates import MACS, asked, edge_boxes
 from tmapipe.tuning.problem import LINE, PIECE, SECTOR, SWIZZLE_SPAN, Candidate, Device, Problem
 
@@ -342,6 +345,38 @@ def _longer(a: Any, b: Any, sharp: float) -> Any:
     """About the longer of two times that run at once."""
     high, low = np.maximum(a, b), np.minimum(a, b)
     return high * (1 + (low / high) ** sharp) ** (1 / sharp)
+
+
+# ---- kernels bound by memory, by the numbers of their plans -----------------------------------------------------------
+
+OTHERS = 30  # registers of a thread beside its elements
+
+
+def lost(plan: Plan, ctas: int | None = None) -> float:
+    """What share of its time a kernel that is bound by memory loses, by the numbers of its plan and the model of rows
+    (`tmapipe.schedules.rowform`). It loses time if too few bytes are on their way to a multiprocessor, or so many that they
+    lie far apart; if too few warps compute there; and if a thread has too few elements, or so many that registers run out.
+
+    Args:
+        plan: The schedule's plan.
+        ctas: How many CTAs share a multiprocessor; None: as many as have room.
+    """
+    target, threads = arch_named(plan.arch), WARP * plan.warps
+    work = max(role.team_warps for role in plan.roles)
+    tiles = [load.buffer for load in plan.loads]
+    values = sum(math.prod(tile.tile) for tile in tiles) / (WARP * work) or VALUES[0]
+    room = min((target.smem + SM_RESERVED) // (plan.smem_bytes + SM_RESERVED), THREADS // threads)
+    share = min(ctas or max(1, int(target.registers / threads / (OTHERS + values))), room)
+    flight = share * sum(tile.stages * math.prod(tile.tile) * tile.dtype.bytes for tile in tiles)
+    return (
+        0.6 * max(0.0, FLIGHT / max(1, flight) - 1)
+        + 0.05 * max(0.0, flight / MOST_FLIGHT - 1)
+        + 0.35 * max(0.0, RESIDENT_WARPS / (share * work) - 1)
+        + 0.04 * max(0.0, VALUES[0] / values - 1)
+        + 0.04 * max(0.0, values / 48 - 1)
+        + 0.5 * max(0.0, (OTHERS + values) * share * threads / target.registers - 1)
+        + 0.004 * work
+    )
 
 
 # ---- timing, on a GPU that runs at its power limit ---------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import Conv
 from tmapipe.schedules.mainloop import Cooperative, PingPong
 from tmapipe.tiles.persistent import PersistentTiles
-from tmapipe.tuning.candidates import candidates
+from tmapipe.tuning.candidates import UNSURE, candidates
 from tmapipe.tuning.compiling import Entry, build_all, load_entry, store
 from tmapipe.tuning.cost import Run, Timing, estimates, fastest, times, together, work
 from tmapipe.tuning.problem import (
@@ -43,7 +43,6 @@ from tmapipe.tuning.problem import (
 # ---- choosing by estimate: the candidate of the least estimated time that can be built ------------------------------
 
 LOOKS = 4  # candidates that `choose` looks at where it can
-UNSURE = 1.1  # estimates that are closer do not tell which is faster
 AMONG = 24  # candidates of the least estimates, of which those that differ are looked at
 
 
@@ -104,11 +103,11 @@ def choose(
             rows.
         MissingGpuError: There is something to measure, and no GPU.
     """
-    look = 1 if look is None and not _is_here(device) else looks(look)
+    look = 1 if look is None and not is_here(device) else looks(look)
     fused = Epilogue.of(epilogue)
     _check(problem, device)
     if look > 1:
-        known = recall(problem, device.name, fused, look) if _is_here(device) else None
+        known = recall(problem, device.name, fused, look) if is_here(device) else None
         if known is not None:  # without estimates of thousands, which take a second
             return known.schedule
         few = unsure(problem, device, look, fused)
@@ -127,7 +126,7 @@ def looks(given: Any, argument: str = "choose(look)") -> int:
     return int(given)
 
 
-def _is_here(device: Device) -> bool:
+def is_here(device: Device) -> bool:
     """Whether *device* is the GPU that this program uses, which is torch's current GPU. Torch is not imported for that."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_available() and torch.cuda.get_device_name() == device.name
@@ -326,7 +325,7 @@ def tune(
             raise InputError(f"tune({name})", value, "is a positive number", "leave it out")
     check_bool("tune(again)", again)
     check_bool("tune(progress)", progress)
-    _need_gpu()
+    need_gpu()
     few = likely(problem, device_of(device), most, fused)
     return compared(problem, few, jobs=jobs, again=again, progress=progress, device=device, epilogue=fused)
 
@@ -344,7 +343,7 @@ def compared(
 ) -> Tuned:
     """The fastest of *few* candidates, from the cache on disk if it has the best of at least as many; otherwise measured as
     `tune` does. look: how many candidates were wanted, at most."""
-    _need_gpu()
+    need_gpu()
     import torch
 
     gpu = torch.cuda.get_device_name(device)
@@ -362,7 +361,7 @@ def compared(
     return Tuned(schedules[best], best, timing.us, tuple(timings), tuple(refused.items()))
 
 
-def _need_gpu() -> None:
+def need_gpu() -> None:
     with needed("torch", "torch", "to measure candidates"):
         import torch
     with needed("cutlass", "nvidia-cutlass-dsl", "to compile candidates"):
