@@ -327,6 +327,15 @@ def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
         return True
 
 
+def check_ascending(name: str, table: np.ndarray) -> None:
+    """Refuses a table whose entries fall."""
+    falls = np.flatnonzero(table[1:] < table[:-1])
+    if len(falls):
+        i, rule = int(falls[0]), "is not less than the entry before it: the schedule declares Table(ascending=True)"
+        said = f"{table[i + 1]}, after {table[i]}"
+        raise InputError(f"{name}[{i + 1}]", said, rule, f"sort {name}, or declare the Table without ascending")
+
+
 # ---- weights of 4 bits -----------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tmapipe.base.arithmetic import Dim, DType, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
-from tmapipe.bind import Bound, check_apart, check_kind, check_memory, is_torch, made_as
+from tmapipe.bind import Bound, check_apart, check_ascending, check_kind, check_memory, is_torch, made_as
 from tmapipe.errors import InputError, require
 from tmapipe.stage import LoadStage
 from tmapipe.store_pipeline import FROM_ZERO, StoreStage
@@ -64,7 +64,7 @@ def bind(schedule: Schedule, tensors: tuple[Any, ...], named: dict[str, Any], ou
         shapes[name] = _check_table(name, given[name], table.dims, extents)
         given[name] = _low_words(given[name])
         if table.ascending and isinstance(given[name], np.ndarray):  # nothing waits for the entries of a GPU's
-            _check_ascending(name, given[name])
+            check_ascending(name, given[name])
         strides[name] = strides_of(given[name])
     _relate(declared.relations, extents)
     for name, store in declared.stores.items():
@@ -322,14 +322,6 @@ def _check_table(name: str, table: Any, dims: tuple[str, ...], extents: Extents)
     require(math.prod(shape) < 2**31, f"{name}.shape", shape, "has fewer than 2^31 entries", "use a smaller table")
     _note_extents(name, dims, shape, extents)
     return shape
-
-
-def _check_ascending(name: str, table: np.ndarray) -> None:
-    falls = np.flatnonzero(table[1:] < table[:-1])
-    if len(falls):
-        i, rule = int(falls[0]), "is not less than the entry before it: the schedule declares Table(ascending=True)"
-        said = f"{table[i + 1]}, after {table[i]}"
-        raise InputError(f"{name}[{i + 1}]", said, rule, f"sort {name}, or declare the Table without ascending")
 
 
 def _low_words(table: Any) -> Any:
