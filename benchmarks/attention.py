@@ -59,7 +59,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "window 512": {"window": 512},
     "window 4096": {"window": 4096},
     "mask": {"score": Score(mask="h m s")},
-    "softcap": {"score": capped},
+    "softcap": {"score": Score(capped, bound=CAP)},
     "sinks": {"score": Score(sinks=True)},
 }
 

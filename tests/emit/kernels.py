@@ -229,7 +229,14 @@ EPILOGUES = {name: attrs.evolve(kernel, unroll=True) for name, kernel in EPILOGU
 THREADS = {
     "attention": Kernel(READY_MADE["Attention"], {}, {"b": 1, "h": 2, "g": 1, "m": 140, "s": 200, "d": 128, "e": 128}),
     "split attention": Kernel(
-        READY_MADE["SplitAttention"], {}, {"b": 1, "h": 1, "c": 2, "g": 1, "m": 8, "s": 200, "d": 128, "e": 128, "w": 8}
+        READY_MADE["SplitAttention"],
+        {},
+        {"b": 1, "h": 1, "c": 2, "g": 1, "m": 8, "n": 1, "p": 8, "s": 200, "d": 128, "e": 128, "w": 8},
+    ),
+    "packed attention": Kernel(
+        READY_MADE["Attention, packed heads and bounded scores"],
+        {},
+        {"b": 1, "g": 1, "m": 30, "p": 8, "s": 200, "d": 64, "e": 64, "u": 1},
     ),
     "window attention": Kernel(
         READY_MADE["WindowAttention"], {}, {"b": 1, "h": 2, "g": 1, "m": 140, "s": 200, "d": 64, "e": 64}
@@ -239,7 +246,9 @@ THREADS = {
         {"mask": "int8", "sinks": "fp32"},
         {"b": 1, "h": 2, "g": 1, "m": 140, "s": 208, "d": 128, "e": 128, "w": 2},
     ),
-    "combine parts": Kernel(READY_MADE["CombineParts"], {}, {"b": 1, "h": 2, "c": 3, "m": 12, "e": 128}),
+    "combine parts": Kernel(
+        READY_MADE["CombineParts"], {}, {"b": 1, "h": 2, "c": 3, "m": 24, "n": 3, "p": 8, "e": 128, "u": 1}
+    ),
     "softmax": Kernel(READY_MADE["Softmax"], {}, {"m": 7, "n": 1000}),
     "softmax of rows that begin anywhere": Kernel(
         READY_MADE["Softmax, rows that begin anywhere"], {}, {"a": 1, "b": 8, "w": 8 * 3001, "n": 3001}

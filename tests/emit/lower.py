@@ -243,7 +243,8 @@ def _values(
             mine = (
                 rows[lane % layout.row_lanes :: layout.row_lanes] if layout.warp(warp) % layout.row_warps == 0 else []
             )
-        for place in ([*at[:-1], at[-1] + row] for row in mine):
+        for row in mine:
+            place = [first + int(i) for first, i in zip(at, np.unravel_index(row, store.tile), strict=True)]
             if all(0 <= x < extent for x, extent in zip(place, extents, strict=True)):
                 number = functools.reduce(lambda n, x: n * extents[x[0]] + x[1], enumerate(place), 0)
                 found.append(("store_values", store.argument, number * size, size))

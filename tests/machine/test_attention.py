@@ -79,14 +79,23 @@ def test_windows_of_warpgroups(causal, window, shape):
     check(WindowAttention(window, causal=causal, lse=True), shape, causal=causal, window=window)
     score = {"score": capped(torch.tanh), "sinks": torch.randn(shape[0])}
     q, k, v = problem(*shape, 64)
-    made = WindowAttention(window, causal=causal, queries=128, score=Score(capped(tp.math.tanh), sinks=True))
     wanted, _ = expected(q, k, v, causal=causal, window=window, **score)
-    torch.testing.assert_close(made(q, k, v, score["sinks"]).double(), wanted, atol=1e-2, rtol=1e-2)
+    for bound in (None, 30):
+        scores = Score(capped(tp.math.tanh), sinks=True, bound=bound)
+        made = WindowAttention(window, causal=causal, queries=128, score=scores)
+        torch.testing.assert_close(made(q, k, v, score["sinks"]).double(), wanted, atol=1e-2, rtol=1e-2)
 
 
-@pytest.mark.parametrize("shape", [(4, 1, 100, 300), (8, 2, 40, 100)])
-def test_packed_heads(shape):
-    check(Attention(128, causal="end", tile=(32, 4, 128)), shape, causal="end")
+@pytest.mark.parametrize("shape, lse", [((4, 1, 100, 300), True), ((8, 2, 40, 100), False), ((6, 2, 40, 20), True)])
+def test_packed_heads(shape, lse):
+    """Those of a group, perhaps fewer than a tile has; and logarithms, which a tensor of another order takes."""
+    check(Attention(128, causal="end", tile=(32, 4, 128), lse=lse), shape, causal="end")
+    if lse:
+        q, k, v = problem(*shape, 128)
+        out = torch.empty(1, shape[2], shape[0]).transpose(1, 2)
+        _, found = Attention(128, causal="end", tile=(32, 4, 128), lse=True)(q, k, v, lse=out)
+        assert found is out
+        torch.testing.assert_close(found.double(), expected(q, k, v, "end")[1], atol=1e-5, rtol=1e-5)
 
 
 def test_scores():
@@ -96,6 +105,16 @@ def test_scores():
         causal="start",
         score=capped(torch.tanh),
     )
+
+
+@pytest.mark.parametrize("d, causal, shape", [(64, "end", (2, 1, 70, 40)), (128, None, (1, 1, 20, 300))])
+def test_bounded_scores(d, causal, shape):
+    """Without highest scores, but of fp16, whose powers would be no numbers."""
+    made = Attention(d, causal=causal, lse=True, score=Score(capped(tp.math.tanh), bound=25))
+    check(made, shape, causal=causal, score=capped(torch.tanh))
+    q, k, v = (x.half() * 9 for x in problem(*shape, d))
+    plain = Attention(d, causal=causal, lse=True, score=capped(tp.math.tanh))
+    assert all(torch.equal(x, y) for x, y in zip(made(q, k, v), plain(q, k, v), strict=True))
 
 
 @pytest.mark.parametrize("d, width", sample([(192, 128), (256, 256), (64, 128), (80, 64), (192, 192)], 2))
@@ -170,6 +189,7 @@ SPLIT = [
     ({"causal": "end", "lse": True}, (2, 1, 70, 40, 64)),  # queries that see no key, parts without keys
     ({"score": True}, (4, 2, 2, 140, 64)),
     ({"causal": "end", "lse": True, "rows": 128}, (4, 2, 40, 90, 128)),  # heads of a group in one tile
+    ({"causal": "end", "lse": True}, (8, 2, 11, 500, 64)),  # of which kernels take views
 ]
 
 
@@ -200,10 +220,12 @@ def test_how_many_parts():
         return getattr(Attention.of(q, k, **options), "parts", 1)
 
     assert of(64, 8, 1, 8192) == of(64, 8, 1, 8192, causal="end") == 8 and of(64, 8, 1, 8192, 14) == 1
-    assert of(64, 8, 1, 8192, 20) == 4
+    assert of(64, 8, 1, 8192, 20) == 3
     assert of(64, 8, 2, 8192, causal="end", lse=True) == of(64, 8, 1, 8192, score=Score(sinks=True, mask="b s")) == 8
     assert of(64, 8, 1, 65536, causal="end", window=4096) == 4
-    assert of(64, 8, 1, 8192, causal="start") == of(64, 8, 1, 8192, score=Score(mask="h s")) == of(8, 8, 100, 8192) == 1
+    assert (
+        of(64, 8, 1, 8192, causal="start") == of(64, 8, 1, 8192, score=Score(mask="h s")) == of(64, 64, 900, 8192) == 1
+    )
     assert of(64, 8, 1, 1000) == of(64, 8, 1, 8192, tile=(8, 8, 128)) == of(64, 8, 1, 8192, causal="end", window=5) == 1
 
 
@@ -227,7 +249,6 @@ def test_fp16_and_a_scale(scale):
         ({"tile": (128, 128)}, "Attention(tile)"),
         ({"tile": (128, 1, 0)}, "Attention(tile)"),
         ({"tile": (None, 1, 128)}, "Attention(tile)"),
-        ({"tile": (32, 4, 128), "lse": True}, "Attention(lse)"),
         ({"d": (64, 64, 64)}, "Attention(d)"),
         ({"window": 2.5, "causal": "end"}, "Attention(window)"),
         ({"score": 3}, "Attention(score) = 3"),
@@ -241,7 +262,10 @@ def test_refused(options, said):
 
 
 def test_refused_scores():
-    for options, said in (({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")):
+    capping = capped(tp.math.tanh)
+    bounds = [{"bound": 30}, {"function": capping, "bound": 61}, {"function": capping, "bound": 9, "mask": "s"}]
+    others = ({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")
+    for options, said in (*others, *((each, "bound") for each in bounds)):
         with pytest.raises(tp.InputError, match=rf"Score\({said}\)"):
             Score(**options)
 
@@ -280,32 +304,34 @@ def test_of_tensors():
         return Attention.of(q, k, **options)
 
     assert schedule(8, 1, 1, 1500).packed == 8 and schedule(8, 1, 1, 1500).rows == 64
-    for alone in (schedule(8, 1, 1, 1500, lse=True), schedule(6, 2, 1, 1500)):  # whose tiles cannot have several heads
-        assert isinstance(alone, SplitAttention) and alone.parts == 1 and alone.tiles.stages == 0
+    alone = schedule(300, 60, 1, 1500)  # five heads, which tiles of 64 rows cannot have
+    assert isinstance(alone, SplitAttention) and alone.parts == 1 and alone.tiles.stages == 2
     assert not isinstance(schedule(8, 8, 1, 1500, lse=True), SplitAttention)
-    together = schedule(16, 2, 38, 3655, causal="end", lse=True)  # 304 rows in 3 tiles, not 8 heads in one each
-    assert (together.rows, together.together) == (128, 8)
-    assert schedule(8, 2, 300, 2000, 64).rows == 192 and not isinstance(schedule(8, 2, 300, 900, 64), SplitAttention)
-    made, masked = (schedule(8, 8, 1000, 1000, score=x) for x in (lambda x, i, j: x - j, Score(mask="h m s")))
-    assert (made.rows, made.keys_a_block) == (192, 80)
+    for score in (Score(lambda x, i, j: tp.math.tanh(x), bound=1), Score(lambda x, i, j: x - j, mask="m s")):
+        made = schedule(80, 8, 1000, 1000, score=score)
+        assert (made.rows, made.keys_a_block) == (192, 80)
+    free, masked = (schedule(80, 8, 1000, 1000, score=x) for x in (lambda x, i, j: x - j, Score(mask="h m s")))
+    assert free.rows == 128  # faster, where highest scores are needed
     assert (masked.rows, masked.keys_a_block, masked.masks.stages, masked.values.stages) == (128, 128, 2, 1)
     orders = [Attention(score=Score(mask=dims)) for dims in ("h m s", "b h m s", "m s", "h s")]
     assert [(made.over, made.tiles.raster.rows) for made in orders] == [("h b m", 8), *[("b h m", 1)] * 3]
-    assert [schedule(8, 8, m, m, 96).rows for m in (100, 300)] == [128, 192]
+    assert [schedule(80, 80, m, m, 96).rows for m in (50, 100, 3000)] == [64, 128, 192]
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)
     few, other = (schedule(8, 8, 9000, s, 64, causal="start", window=512) for s in (9000, 9001))
     assert isinstance(few, WindowAttention) and (few.causal, other.causal, few.tiles.stages) == ("end", "start", 2)
+    grouped = [schedule(64, 8, m, 9000, 64, causal="end", window=512) for m in (9000, 100)]
+    assert [type(made) for made in grouped] == [WindowAttention, Attention]
     for unlike in ({"window": 600}, {"tile": (192, 1, 128)}, {"score": Score(mask="b s")}, {"d": 128}):
         made = schedule(8, 8, 9000, 9000, **{"d": 64, "causal": "end", "window": 9, **unlike})
         assert type(made) is Attention
-    assert schedule(8, 8, 5000, 16384).keys_a_block == 176
+    assert schedule(64, 64, 5000, 16384).keys_a_block == 176
     assert [schedule(8, 8, 300, 300, d, tile=(128, 1, None)).keys_a_block for d in (128, 192)] == [128, 96]
-    assert schedule(8, 8, 5000, 16384, causal="end").keys_a_block == 128
-    assert schedule(8, 8, 300, 300, 64).rows == 192
-    assert schedule(8, 8, 300, 300, 64, causal="end").rows == 128
+    # Where all queries see as many keys, also causal ones.
+    assert [schedule(64, 64, 5000, s, causal="end").keys_a_block for s in (13000, 14000)] == [128, 176]
+    assert [schedule(80, 80, 1000, 1000, 64, causal=causal).rows for causal in (None, "end")] == [192, 128]
     bands = [
-        schedule(8, 8, m, m, d, causal="end").tiles.raster.rows for d in (64, 128) for m in (1000, 5000, 10000, 70000)
+        schedule(64, 64, m, m, d, causal="end").tiles.raster.rows for d in (64, 128) for m in (1000, 5000, 10000, 70000)
     ]
     assert bands == [32, 16, 16, 16, 32, 8, 4, 1]
     # Of 21 heads, bands of 4 would leave one.

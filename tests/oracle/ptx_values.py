@@ -35,11 +35,12 @@ class Peer:
 
 
 class Registers(dict[str, Any]):
-    """What each operand holds: a number, None (data), or for the name of a symbol that is no register, that name."""
+    """What each operand holds: a number, None (data, as are numbers of fp32), or for the name of a symbol that is no register,
+    that name."""
 
     def __missing__(self, operand: str) -> Any:
-        number = re.fullmatch(r"-?\d+", operand)
-        value = self[operand] = int(operand) if number else None if operand.startswith("%") else operand
+        number, data = re.fullmatch(r"-?\d+", operand), re.fullmatch(r"%.*|0[fF][0-9a-fA-F]{8}", operand)
+        value = self[operand] = int(operand) if number else None if data else operand
         return value
 
 

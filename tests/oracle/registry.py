@@ -9,7 +9,7 @@ import attrs
 
 from tmapipe.base.tma_rules import Windows
 from tmapipe.epilogue import ColumnSum, Epilogue, Matrix, OperandSum, RowSum
-from tmapipe.math import relu
+from tmapipe.math import relu, tanh
 from tmapipe.schedule import Schedule
 from tmapipe.schedules import (
     AddParts,
@@ -87,6 +87,10 @@ def _added(acc: Any, c: Any) -> Any:
 
 def _weighted(x: Any, column: Any, row: Any) -> Any:
     return relu(x) * column + row
+
+
+def _capped(x: Any, i: Any, j: Any) -> Any:
+    return 30 * tanh(x * (1 / 30))
 
 
 def _reduced(acc: Any) -> dict[str, Any]:
@@ -451,9 +455,15 @@ REGISTRY: tuple[Registered, ...] = (
         ((1, 1, {"b": 1, "h": 1, "g": 1, "s": 64}),),
     ),
     Registered(
+        "Attention, packed heads and bounded scores",
+        lambda: Attention(64, causal="end", tile=(24, 8, None), lse=True, score=Score(_capped, bound=30)),
+        lambda: Attention(16, causal="end", tile=(32, 4, 32), lse=True, score=Score(_capped, bound=30)),
+        ((1, 1, {"b": 1, "g": 1, "s": 32}), (1, 1, {"b": 1, "g": 1, "s": 64})),
+    ),
+    Registered(
         "CombineParts",
-        lambda: CombineParts(lse=True),
-        lambda: CombineParts(16, lse=True),
+        lambda: CombineParts(lse=True, heads=8),
+        lambda: CombineParts(16, lse=True, heads=2),
         ((1, 1, {}), (2, 3, {})),
     ),
     Registered(

@@ -85,6 +85,8 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
         runs = places or fragments.runs(layout, wide, values.along)
         if isinstance(values.data, Spread):
             runs = [(0, 0, fragments.row(layout, 0) + isa.lane % 4 * 8)]
+        if values.along == "rows" and store.tile[-1] == 1:  # one number a row, of a tile with rows of one number
+            runs = [(first, row, 0) for first, _, row in runs]
         for first, row, column in runs:
             earlier = fragments.row_from(layout, first, row) if values.along == "tile" else (row,)
             (start, inside), column = tile.row(*earlier), at[-1] + column

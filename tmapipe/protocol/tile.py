@@ -313,9 +313,10 @@ def two_extents(name: str, part: Any) -> tuple[int, int]:
 
 
 def check_extents(where: str, tile: tuple[int, ...], layout: ThreadLayout, along: str) -> None:
-    """Raises `InputError` unless a tile has the extents of a fragment, or one extent for one number per row or column."""
+    """Raises `InputError` unless a tile has the extents of a fragment, or one extent for one number per row or column, or a
+    last extent of 1 for one number per row."""
     wanted: tuple[int, ...] = (1,) if along == "one" else (layout.rows,) if along == "rows" else (layout.columns,)
-    extents = tile
+    extents = tile if along != "rows" or len(tile) == 1 or tile[-1] > 1 else (math.prod(tile),)
     if along == "tile":
         extents, wanted = (math.prod(tile[:-1]), tile[-1]), (layout.rows, layout.columns)
     what = {"tile": "the tile", "one": "one number"}.get(along, f"one number for each of the {along}")

@@ -17,10 +17,10 @@ import attrs
 
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role, Turnstile
-from tmapipe.base.arithmetic import LOG2_E, Dim, fp32
+from tmapipe.base.arithmetic import LOG2_E, Dim, bf16, fp32
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import in_integers, match, new_in_order, new_like
-from tmapipe.errors import IS_BOOL, ScopeError, check_bool, is_count, must, optional, require
+from tmapipe.errors import IS_BOOL, ScopeError, check_bool, is_count, is_number, must, optional, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import Wgmma
 from tmapipe.protocol.tile import Tile
@@ -59,6 +59,8 @@ class Score:
             int8, keys are not seen where it is 0; of q's type, it is added to what the function gives.
         sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
             of a key whose values are 0.
+        bound: What the function gives at most, and with the other sign at least, up to 60: 30 of the one above. The softmax of
+            bf16 then needs no highest scores. Not with a mask.
 
     Raises:
         InputError: For any other value.
@@ -67,6 +69,12 @@ class Score:
     function: Callable[..., Any] | None = attrs.field(default=None, validator=_of_scores)
     mask: str | None = attrs.field(default=None, kw_only=True, validator=_is_mask)
     sinks: bool = attrs.field(default=False, kw_only=True, validator=IS_BOOL)
+    bound: float | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        bound = self.bound
+        fits = bound is None or (is_number(bound) and 0 < bound <= 60 and self.function and not self.mask)
+        require(fits, "Score(bound)", bound, "is up to 60, of a function without a mask", "leave it out")
 
     @classmethod
     def of(cls, value: Score | Callable[..., Any] | None) -> Score:
@@ -107,8 +115,8 @@ class Attention(Schedule):
         tiles: The order of tiles.
 
     Raises:
-        InputError: For parts that do not go together, or that cannot be planned. Tiles of several heads have no LSE, and no
-            mask that varies with heads or queries.
+        InputError: For parts that do not go together, or that cannot be planned. Tiles of several heads have no mask that
+            varies with heads or queries.
     """
 
     load = Role(warps=1, registers=24)
@@ -148,8 +156,6 @@ class Attention(Schedule):
         require(fits, "Attention(tile)", tile, rule, "e.g. (128, 1, 128), or (8, 8, 128) for few queries")
         queries, self.packed, n = of
         several = self.packed > 1
-        fits = not (several and lse)
-        require(fits, "Attention(lse)", lse, "is of tiles of one head", "leave it out, or pass such a tile")
         fits = not {"h", "m"} & {*dims} or not (several or self.merges_heads)
         rule = "varies with no heads or queries, where tiles have several heads"
         require(fits, "Attention(mask)", score.mask, rule, 'e.g. mask="b s", or a tile of one head')
@@ -165,12 +171,13 @@ class Attention(Schedule):
         self.queries, self.keys, self.values = (BarrierRing(each, producer=load, consumer=work) for each in slots)
         self.over, extents = ("b g m", (queries, self.packed)) if several else ("b h m", (self.rows,))
         own = self.over + " p" * several
-        self.q = TmaLoadStage(f"{own} d", tile=(*extents, d), ring=self.queries)
+        self.q = self._load_of_q(own, extents)
         self.k = TmaLoadStage("b g s d", tile=(n, d), ring=self.keys)
         self.v = TmaLoadStage("b g s e", tile=(n, width), ring=self.values)
         if dims:
             self.masks = BarrierRing(2, producer=load, consumer=work)
             self.mask = MaskStage(score.mask, tile=(self.rows, n) if "m" in dims else (n,), ring=self.masks)
+        self.bounded = score.bound is not None
         self.with_sinks, self.with_lse, self.returns_lse, self.together = score.sinks, lse, lse, self.packed
         if score.sinks:
             self.sinks = TmaLoadStage("w", tile=(SINKS,), ring=self.queries)
@@ -178,7 +185,9 @@ class Attention(Schedule):
         self.pv = Wgmma(self.qk, self.v)  # its first operand comes from registers
         self.o = TmaStoreStage(f"{own} e", source=self.pv, tile=(*extents, width), stages=1 if slots[0] == 1 else 2)
         if lse:
-            self.lse = ThreadStoreStage(dims="b h m", tile=(self.rows,), role=work, vector=4, dtype="fp32")
+            lines = (*extents, 1) if several else extents
+            self.lse = ThreadStoreStage(own + " u" * several, tile=lines, role=work, vector=4, dtype="fp32")
+            self.relations += (Dim("u", size=1),) * several
         self.order = Turnstile(work) if groups > 1 else None
         if shares := {"h", "m"} <= {*dims} and "b" not in dims:
             self.over = "h b m"  # several batches in turn, which see the same tiles of the mask
@@ -190,20 +199,27 @@ class Attention(Schedule):
     def of(cls, q: Any, k: Any, v: Any = None, **options: Any) -> Attention:
         """The schedule for tensors with the shapes of *q*, *k* and *v* (None: as k). options: as of the constructor.
 
-        Where one head has less than 64 queries, the heads of a group share tiles, and where those see many keys, it is
-        `SplitAttention`; of windows of 512 keys or less and heads of up to 64 elements, it is `WindowAttention`. As measured
-        on an H200, blocks of 176 keys are faster where each query sees 8,192 or more, and of heads of 64 elements, tiles of
-        128 queries where causal ones see few. Causal tiles go through several heads at once.
+        It is the form that an H200 is estimated to take the least time for: tiles of 64, 128 or 192 rows, of one head or of
+        all heads of a group, or `SplitAttention`; of windows of 512 keys or less and heads of up to 64 elements, tiles of 192
+        are `WindowAttention`. As measured, blocks of 176 keys are faster where each query sees 8,192 or more. Causal tiles go
+        through several heads at once.
         """
         from tmapipe.schedules.splitattention import Choice
 
         kind, chosen = Choice(q, k, v, options).form(cls)
         return kind(**chosen)
 
+    def _load_of_q(self, own: str, extents: tuple[int, ...]) -> TmaLoadStage:
+        """own: o's dimensions but the last one; extents: those of a tile's queries."""
+        return TmaLoadStage(f"{own} d", tile=(*extents, self.d), ring=self.queries)
+
     def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
         given = self.given(tensors, out, named)
-        packed = {name: by_group(given[name], given["k"]).swapaxes(2, 3) for name in "qo" if self.packed > 1}
+        packed: dict[str, Any] = {name: given[name] for name in ("q", "o", "lse") if self.packed > 1 and name in given}
+        for name, x in packed.items():
+            x = by_group(x, given["k"]).swapaxes(2, 3)
+            packed[name] = x[..., None] if name == "lse" else x
         super().__call__(**(given | packed))
         return (given["o"], given["lse"]) if self.with_lse else given["o"]
 
@@ -243,10 +259,8 @@ class Attention(Schedule):
 
     def _offset(self, k: KernelContext) -> Any:
         """How much the number of the last key that a query sees is above its own, where attention is causal."""
-        if self.causal == "start":
-            return 0
         rows = self.together // self.packed  # along m, of one query
-        return k.extent("s") - k.extent("m") // rows
+        return 0 if self.causal == "start" else k.extent("s") - k.extent("m") // rows
 
     def _query(self, tile: Tile, row: Any) -> Any:
         """The number of the query of a row of the tile."""
@@ -322,6 +336,10 @@ class Attention(Schedule):
         """Of scores, for powers of 2."""
         return self.scale * LOG2_E if self._plain else LOG2_E
 
+    def _rises(self, k: KernelContext) -> bool:
+        """Whether the highest score so far is subtracted. Powers of bounded scores are numbers of bf16, not of fp16."""
+        return not (self.bounded and k.plan.buffer("q").dtype == bf16)
+
     def _first_sink(self, tile: Tile) -> Any:
         """The head of the tile's first row."""
         return (tile.g if self.packed > 1 else tile.h) * self.together
@@ -336,7 +354,7 @@ class Attention(Schedule):
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
-        (last, loops, first), tile = self._blocks(k, tile), tile.also(p=0, d=0, e=0)  # of a single tile
+        (last, loops, first), tile = self._blocks(k, tile), tile.also(p=0, d=0, e=0, n=tile.m)  # of a single tile
         self._fill_keys(k, tile, last)
         with k.queries.produce() as slot:
             slot.q.load(tile)
@@ -372,26 +390,26 @@ class Attention(Schedule):
         is multiplied under the next block's first product, or here with three warpgroups; returned as this block leaves it.
         unseen: which keys some query does not see: those after its last one, ">", before its first one, "<", or both.
         """
-        weights, total, less, fewer = state
+        (weights, total, less, fewer), rises = state, self._rises(k)
         with k.keys.consume() as slot, k.order.turn() if self.order else nullcontext():
             block = k.qk.start(own.q, slot.k)
-            if not self.scales_late:
+            if rises and not self.scales_late:
                 out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
         scores = self._scores(k, tile, block.wait(), at, unseen)
-        higher = values_.maximum(less, values_.row_max(scores) * self._factor)
-        fewer, least = values_.exp2(less - higher), higher
+        higher = values_.maximum(less, values_.row_max(scores) * self._factor) if rises else less
+        fewer, least = values_.exp2(less - higher) if rises else fewer, higher
         if not self.scales_late:
             # Some powers are found while the product runs, and the others while the next warpgroup's do.
             least = values_.where(scores.columns < 64, higher, product.wait().after(higher))
         weights = values_.exp2(scores * self._factor - least)
-        total = total * fewer + values_.row_sum_parts(weights)
+        total = (total * fewer if rises else total) + values_.row_sum_parts(weights)
         if self.scales_late:
             # What the loop carries is tied to the product, or ptxas finds all powers twice, to save registers.
             higher = product.wait().after(higher)
         weights = k.pv.operand(weights)
-        if self.scales_late:
+        if rises and self.scales_late:
             out.scale(fewer)
         return weights, total, higher, fewer
 
@@ -403,7 +421,8 @@ class Attention(Schedule):
                 with k.keys.consume() as slot:
                     block = k.qk.start(own.q, slot.k).wait()
                 scores = self._scores(k, tile, block, last, "<>", last=True)
-                less: Any = values_.row_max(scores) * self._factor
+                rises, zero = self._rises(k), k.full("qk", 0.0, "rows")
+                less: Any = values_.row_max(scores) * self._factor if rises else zero
                 if self.causal is not None or not self._plain:  # a row may see no key of this block
                     less = values_.maximum(less, LEAST)
                 weights = values_.exp2(scores * self._factor - less)
@@ -413,7 +432,7 @@ class Attention(Schedule):
                         state = self._block(k, tile, out, own, state, last - 1 - done - i, unseen)
                 weights, total, less, fewer = state
                 sink = self._sink(k, tile, own, less.rows) if self.with_sinks else None
-            if not self.scales_late:
+            if rises and not self.scales_late:
                 out.scale(fewer)
             with k.values.consume() as slot:
                 product = out.start(weights, slot.v)
@@ -427,7 +446,7 @@ class Attention(Schedule):
             out.scale(scale / values_.where(sums == 0, 1.0, sums))
         k.o.store(tile.also(p=0, e=0), out)
         if self.with_lse:
-            k.lse.store(tile, (less + values_.log2(sums)) * (1 / LOG2_E))
+            k.lse.store(tile.also(p=0, u=0), (less + values_.log2(sums)) * (1 / LOG2_E))
 
 
 def rows_of(d: int, width: int) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import math
+from collections.abc import Iterator
 from typing import Any
+
+import attrs
 
 from tmapipe import math as values_
 from tmapipe.barrier import BarrierRing, Role
@@ -18,8 +21,15 @@ from tmapipe.schedules.rowform import address_of
 from tmapipe.schedules.rows import MULTIPROCESSORS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage, TmaStoreStage
-from tmapipe.tiles.dynamic import DynamicTiles
+from tmapipe.tiles.dynamic import DynamicTiles, GridTiles
 from tmapipe.tiles.persistent import Backwards
+
+# Microseconds on an H200, as measured at 2, 8 and 64 blocks a tile: of a block of 128 keys, by the elements of a head and the
+# rows of a tile; of a tile's beginning and end; of a byte of tensors, of partial sums, and of copies; of a further kernel.
+BLOCK = {64: {64: 0.75, 128: 1.13, 192: 1.38}, 128: {64: 1.02, 128: 1.46, 192: 2.16}}
+BEGIN, KERNEL = 1.0, 5.0
+BYTE, PART, COPY = 1 / 4.1e6, 1 / 3.3e6, 1 / 1e6
+STORE = 1 / 1800  # of an element of a part's sums, behind which the CTA's next tile waits
 
 
 class SplitAttention(Attention):
@@ -54,12 +64,14 @@ class SplitAttention(Attention):
     ):
         for name, count in (("parts", parts), ("heads", heads), ("rows", rows)):
             require(is_count(count), f"SplitAttention({name})", count, f"is a number of {name}", "use 8")
-        # A CTA takes its next part when the part before has been loaded. Parts that are fixed beforehand are as fast.
-        super().__init__(d, lse=lse or parts > 1, tile=(rows, 1, None), tiles=DynamicTiles(stages=0), **options)
+        self.apart = heads if heads > 1 and 64 % heads == 0 else 1  # heads that q has in a dimension of their own
+        # Several parts: a CTA takes its next one when the part before has been loaded.
+        order = DynamicTiles(Backwards(1), stages=0 if parts > 1 or options.get("causal") else 2)
+        super().__init__(d, lse=lse or parts > 1, tile=(rows, 1, None), tiles=order, **options)
         self.parts, self.together, self.returns_lse = parts, heads, lse
         if parts == 1:
             return
-        self.combine, self.over = CombineParts(self.width, lse), "b h c m"  # h: of a group
+        self.combine, self.over = CombineParts(self.width, lse, heads=self.apart), "b h c m"  # h: of a group
         self.o = TmaStoreStage("b h c m e", source=self.pv, tile=(rows, self.width), dtype="fp32", stages=1)
         self.lse = ThreadStoreStage(dims="b h c m", tile=(rows,), role=self.work, vector=4, dtype="fp32")
 
@@ -68,6 +80,12 @@ class SplitAttention(Attention):
         """The schedule for tensors like *q*, *k* and *v*, in as many parts as `Attention.of` would choose. options: as of the
         constructor."""
         return cls(**Choice(q, k, v, options).in_parts())
+
+    def _load_of_q(self, own: str, extents: tuple[int, ...]) -> TmaLoadStage:
+        if self.apart == 1:
+            return super()._load_of_q(own, extents)
+        self.relations += Dim("p", size=self.apart), Dim("m", of="n", times=self.apart)
+        return TmaLoadStage("b h n p d", tile=(self.rows // self.apart, self.apart, self.d), ring=self.queries)
 
     def _bounds(self, k: KernelContext, tile: Tile) -> tuple[Any, Any, Any, Any]:
         """As of `Attention`, of the tile's part: where there is none, a block behind all keys."""
@@ -114,12 +132,17 @@ class SplitAttention(Attention):
         def merged(x: Any) -> Any:
             return apart(x).reshape(q.shape[0], k.shape[1], together * q.shape[2], *x.shape[3:])
 
-        rows = merged(q)
-        found: dict[str, Any] = {name: merged(given[name]) for name in ("o", "lse") if name in given}  # perhaps a copy
+        rows = apart(q) if self.apart > 1 else merged(q)
+        in_place = self.parts > 1 and self.apart > 1  # rows of o go where they belong; if not, perhaps to a copy
+        found: dict[str, Any] = {
+            name: (apart if in_place else merged)(given[name]) for name in ("o", "lse") if name in given
+        }
+        if in_place and "lse" in found:
+            found["lse"] = found["lse"][..., None]
         results = found
         if self.parts > 1:
             each = ceil_div(blocks, min(self.parts, max(1, blocks)))
-            shape = (*rows.shape[:2], ceil_div(blocks, each), rows.shape[2])
+            shape = (*rows.shape[:2], ceil_div(blocks, each), together * q.shape[2])
             lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
             results = {"o": new_like(q, (*shape, self.width), fp32), "lse": lse}
         # All by name: then a call's signature is known, and its launcher is kept.
@@ -131,6 +154,23 @@ class SplitAttention(Attention):
                 target = apart(given[name])
                 target[...] = x.reshape(target.shape)
         return (given["o"], given["lse"]) if self.returns_lse else given["o"]
+
+
+@attrs.frozen
+class Form:
+    """How attention is cut into tiles.
+
+    Args:
+        rows: Of a tile: queries of its heads.
+        heads: Those of a tile of `Attention`.
+        parts: Of `SplitAttention`, whose tiles have the rows of all heads of a group; 0: of `Attention`.
+        keys: Of a block; None: as the class takes by itself.
+    """
+
+    rows: int
+    heads: int = 1
+    parts: int = 0
+    keys: int | None = None
 
 
 class WindowAttention(Attention):
@@ -212,7 +252,8 @@ class WindowAttention(Attention):
 
 
 class Choice:
-    """The options of `Attention` and `SplitAttention` for tensors of some shapes, as measured on an H200.
+    """The options of `Attention` and `SplitAttention` for tensors of some shapes: of all forms, that which an H200 is
+    estimated to take the least time for.
 
     Args:
         q, k, v: The tensors. v: None: as k.
@@ -232,92 +273,139 @@ class Choice:
         self.groups, self.s, self.d = k.shape[1], k.shape[2], (d, (k if v is None else v).shape[3])
         self.together, self.widest = self.heads // max(1, self.groups), max(self.d)
         self.options, self.given = options, Attention(self.d, **options)
-        self.rows = 64 if self.together * self.m <= 64 else rows_of(*self.d)  # of all heads of a group
         self.masks_rows = bool({"h", "m"} & {*self.given.mask_dims})
 
     def form(self, cls: type[Attention] = Attention) -> tuple[type[Attention], dict[str, Any]]:
         """What *cls* takes: a class, and its options."""
-        if cls is Attention and self.parts:
-            return SplitAttention, self.in_parts()
-        found = {"d": self.d, "tile": self._tile(), **self.options}
-        few = (
-            self.given.window is not None
-            and self.given.window <= 512
-            and self.widest <= 64
-            and not self.given.mask_dims
-        )
-        if cls is Attention and few and found["tile"] == (192, 1, None):
-            cls = WindowAttention
+        windowed = cls is Attention and self._windowed
+        best = Form(192) if windowed else min(self._forms(cls), key=self.time)
+        if best.parts:
+            return SplitAttention, self.in_parts(best)
+        found = {"d": self.d, "tile": (best.rows // best.heads, best.heads, best.keys), **self.options}
+        if windowed:
+            cls, found["causal"] = WindowAttention, "end" if self.m == self.s else self.given.causal
             del found["tile"]
-            found["causal"] = "end" if self.m == self.s else self.given.causal
         if self.given.causal:  # tiles of a window take equal times, but for the first ones
             window, s = self.given.window, self.s
             seen = s if window is None else min(s, window + rows_of(*self.d))
-            order = Backwards(self._band(seen))
+            order = Backwards(self._band(seen, best))
             found.setdefault("tiles", DynamicTiles(order, stages=0 if 2 * seen > s else 2))
         return cls, found
 
-    def in_parts(self) -> dict[str, Any]:
-        """Those of `SplitAttention`."""
+    def in_parts(self, form: Form | None = None) -> dict[str, Any]:
+        """Those of `SplitAttention`, by default of its best form."""
         given, found = self.given, {**self.options}
+        best = min(self._forms_in_parts(), key=self.time) if form is None else form
         if given.causal == "end" and self.m == 1 and given.window is None:
             found["causal"] = None  # the one query sees all keys
-        rows_differ = found.get("causal") or given.score or given.with_sinks
-        heads = self.together if rows_differ else 1
-        return {"parts": max(1, self.parts), "d": self.d, "heads": heads, "rows": self.rows, **found}
+        heads = self.together if self._rows_differ else 1
+        return {"parts": best.parts, "d": self.d, "heads": heads, "rows": best.rows, **found}
 
-    def _tile(self) -> tuple[int, int, int | None]:
-        """Of `Attention`."""
-        given, m, rows = self.given, self.m, rows_of(*self.d)
-        if m < 64 and self.together > 1 and 64 % self.together == 0 and not (given.with_lse or self.masks_rows):
-            rows = 64 if m * self.together <= 64 else 128  # two warpgroups read keys once, and take turns
-            return rows // self.together, self.together, None
-        if m <= 64:
-            return 64, 1, None
-        if given.score and 96 < self.widest <= 128 < m:
-            return 192, 1, 80  # three warpgroups: two would not hide so long a softmax
-        if rows == 192 and (m <= 128 or (self.widest <= 64 and given.causal and self.s <= 1024)):
-            return 128, 1, None
-        plain = given.causal is None and not (given.mask_dims or given.with_sinks)
-        return rows, 1, 176 if plain and self.s >= 8192 and 64 < self.widest <= 128 == rows else None
+    @property
+    def _windowed(self) -> bool:
+        """Whether it is `WindowAttention`: of narrow windows and heads, and more queries and keys than a tile or two have."""
+        given, free = self.given, self.options.get("tile") is None
+        few = given.window is not None and given.window <= 512 and self.widest <= 64 and not given.mask_dims
+        return few and free and self.m > 128 and self.s > 1024
 
-    def _band(self, seen: int) -> int:
+    @property
+    def _rows_differ(self) -> bool:
+        """Whether it matters which query and which head a row is of."""
+        given = self.given
+        alone = given.causal == "end" and self.m == 1 and given.window is None
+        return bool((given.causal and not alone) or given.score or given.with_sinks)
+
+    def _forms(self, cls: type[Attention]) -> Iterator[Form]:
+        given, m, s, together = self.given, self.m, self.s, self.together
+        if any(self.options.get(name) is not None for name in ("tile", "tiles")):
+            yield Form(given.rows, given.packed, keys=given.keys_a_block)
+            return
+        masked = "m" in given.mask_dims
+        if (given.bounded or masked) and 96 < self.widest <= 128 < m:
+            # Three warpgroups hide a longer softmax than two. Of a mask alone, two are faster, whose blocks are larger.
+            yield Form(128) if masked and not given.score else Form(192, keys=80)
+            return
+        plain = not (given.score or given.mask_dims or given.with_sinks or given.window)
+        many = (s if given.causal is None else s - m if given.causal == "end" else 0) >= 8192  # that all queries see
+        wide = plain and many and 64 < self.widest <= 128 == rows_of(*self.d)
+        for rows in self._heights:
+            keys = 176 if wide and rows == 128 else None
+            yield Form(rows, keys=keys)
+            if together > 1 and 64 % together == 0 and not self.masks_rows:
+                yield Form(rows, together, keys=keys)
+        if cls is Attention and given.causal != "start" and not self.masks_rows and self.batch and self.groups:
+            yield from self._forms_in_parts()
+
+    @property
+    def _heights(self) -> tuple[int, ...]:
+        """Of tiles, in rows."""
+        return (64, 128) if rows_of(*self.d) == 128 else (64, 128, 192)
+
+    def _forms_in_parts(self) -> Iterator[Form]:
+        for rows in self._heights:
+            most = self._blocks(0, self.m - 1, keys_of(*self.d, rows)) // 8
+            for parts in range(1, min(max(1, most), 64) + 1):
+                if parts > 1 or self.together > 1:
+                    yield Form(rows, parts=parts)
+
+    def time(self, form: Form) -> float:
+        """Microseconds that *form* is estimated to take, but for a launch. A multiprocessor works at one tile at a time."""
+        parts, heads = max(1, form.parts), self.together if form.parts else form.heads
+        keys = form.keys or keys_of(*self.d, form.rows, "m" in self.given.mask_dims)
+        kind = 64 if self.widest <= 64 else 128
+        block = BLOCK[kind][form.rows] * keys / 128 * max(1, sum(self.d) / (2 * kind)) * (0.97 if keys > 128 else 1)
+        tiles, queries = max(1, ceil_div(self.m * heads, form.rows)), form.rows / max(1, heads)
+        some = range(0, tiles, ceil_div(tiles, 8))
+        counts = [self._blocks(int(i * queries), math.ceil((i + 1) * queries) - 1, keys) for i in some]
+        rounds = max(1, self.batch * (self.heads // max(1, heads)) * tiles * parts) / MULTIPROCESSORS
+        begin = BEGIN + (STORE * form.rows * self.d[1] if parts > 1 and rounds > 1 else 0)
+        times = [begin + ceil_div(count, parts) * block for count in counts]
+        # Of some rounds, the last one may be short, and its tiles are those with fewest keys.
+        loaded = self._loaded(tiles * (self.together // max(1, heads))) / rounds + BEGIN
+        mean = sum(times) / len(times)  # of a round
+        whole, rest = int(rounds), rounds % 1
+        last = max(rest * mean + (1 - rest) * min(times), rest * loaded) if rest else 0
+        return max(max(times), whole * max(mean, loaded) + last) + self._more(form)
+
+    def _loaded(self, tiles: int) -> float:
+        """Microseconds in which q, k, v and o are moved. tiles: how many see the same keys; L2 does not serve all of them."""
+        keys = self._blocks(0, self.m - 1, 1) * self.groups * (1 + 0.3 * (tiles - 1))
+        return 2 * self.batch * sum(self.d) * (self.heads * self.m + keys) * BYTE
+
+    def _more(self, form: Form) -> float:
+        """Microseconds of the other kernels of a call: of the sums of parts, and of copies."""
+        rows, lse, more = self.batch * self.heads * self.m, self.given.with_lse, 0.0
+        if form.parts > 1:
+            more += 1.5 * KERNEL + 4 * rows * form.parts * self.d[1] * PART
+        copied = self._rows_differ and self.m > 1 and self.together > 1 and (form.parts == 1 or 64 % self.together)
+        if form.parts and copied:
+            more += (2 + lse) * KERNEL + 4 * rows * sum(self.d) * COPY
+        return more
+
+    def _blocks(self, first: int, last: int, keys: int) -> int:
+        """How many blocks of so many keys the queries from number *first* to *last* see."""
+        given, high = self.given, max(0, self.s - 1)
+        if given.causal is None:
+            return high // keys + 1
+        offset = self.s - self.m if given.causal == "end" else 0
+        high = min(max(0, min(last, self.m - 1) + offset), high)
+        low = 0 if given.window is None else min(max(0, first + offset + 1 - given.window), high)
+        return high // keys - low // keys + 1
+
+    def _band(self, seen: int, form: Form) -> int:
         """Heads that causal tiles go through at once: so many that the last tiles are short, and fewer where L2 would not hold
         the keys and values of so many heads of more than 64 elements. Where few heads would be left for the last band, whose
         long tiles then end last, another number. seen: keys that a query sees at most."""
+        heads, together = self.heads // form.heads, self.together // form.heads
         if self.widest <= 64:
             band = 32 if self.m <= 1024 else 16
         else:
-            held = (24 << 20) * self.together // max(1, 2 * seen * sum(self.d))
-            most = min(max(held, 1), ceil_div(512, max(1, ceil_div(self.m, rows_of(*self.d)))))
+            held = (24 << 20) * together // max(1, 2 * seen * sum(self.d))
+            most = min(max(held, 1), ceil_div(512, max(1, ceil_div(self.m * form.heads, rows_of(*self.d)))))
             band = 1 << (most.bit_length() - 1)
-        if self.heads < band or not 0 < self.heads % band < band / 2:
+        if heads < band or not 0 < heads % band < band / 2:
             return band
-        return max(range(band // 2 + 1, 2 * band), key=lambda n: ((self.heads % n or n) / n, n))
-
-    @functools.cached_property
-    def parts(self) -> int:
-        """Into how many parts keys are divided: those with which an H200's multiprocessors, each at one part at a time, end
-        first. 0 where `Attention` takes it: of many queries, of a mask that varies with them or their heads, or of one part,
-        unless the heads of a group cannot share its tiles."""
-        given, m, s = self.given, self.m, self.s
-        own = {"tile", "tiles"} & {name for name, option in self.options.items() if option is not None}
-        if own or self.masks_rows or given.causal == "start" or not (self.batch and self.groups):
-            return 0
-        rows, together = self.rows, self.together
-        tiles = ceil_div(together * m, rows)
-        alone = together * ceil_div(m, 64 if m <= 64 else rows_of(*self.d))  # tiles of one head each
-        if rows > 64 and (s < 1024 or 5 * tiles > 4 * alone):
-            return 0
-        blocks = ceil_div(s if given.window is None else min(s, given.window + m), keys_of(*self.d, rows))
-
-        def time(parts: int) -> float:
-            # In blocks. A tile begins in the time of one block, as measured; a second kernel takes two.
-            rounds = ceil_div(self.batch * self.groups * tiles * parts, MULTIPROCESSORS)
-            return rounds * (ceil_div(blocks, parts) + 1) + (2 + parts / 8 if parts > 1 else 0)
-
-        parts = min(range(1, max(2, blocks // 8 + 1)), key=time)
-        return parts if parts > 1 or (together > 1 and (64 % together or given.with_lse or m >= 64)) else 0
+        return max(range(band // 2 + 1, 2 * band), key=lambda n: ((heads % n or n) / n, n))
 
 
 # ---- combineparts: the end of attention whose keys are taken in parts ------------------------------------------------
@@ -329,23 +417,35 @@ class CombineParts(Schedule):
     Args:
         width: Elements of a row of x and o.
         lse: Whether there is a second output, [b, h, m] in fp32: the logarithm of the sum over c of the powers of e.
+        heads: How many heads have rows that come in turn: then o is [b, h, m, heads, width], and lse [b, h, m, heads, 1]. A
+            power of 2 up to 64.
     """
 
     load, work = Role(warps=1), Role(warps=4)
 
-    def __init__(self, width: int = 128, lse: bool = False):
+    def __init__(self, width: int = 128, lse: bool = False, heads: int = 1):
         check_bool("lse", lse)
+        fits = is_count(heads) and 64 % heads == 0
+        require(fits, "CombineParts(heads)", heads, "is a power of 2 up to 64", "use 8")
+        rows = max(8, heads)
         self.relations = (Dim("e", size=width),)
-        self.ring = BarrierRing(4, producer=self.load, consumer=self.work)
-        self.x = TmaLoadStage("b h c m e", tile=(8, width), ring=self.ring, dtype="fp32")
-        self.l = TmaLoadStage("b h c m", tile=(8,), ring=self.ring, dtype="fp32")
-        self.o = TmaStoreStage("b h m e", tile=(8, width), role=self.work)
-        self.with_lse = lse
+        if heads > 1:
+            self.relations += Dim("p", size=heads), Dim("m", of="n", times=heads)
+        self.ring, self.tiles = BarrierRing(4, producer=self.load, consumer=self.work), GridTiles()
+        self.x = TmaLoadStage("b h c m e", tile=(rows, width), ring=self.ring, dtype="fp32")
+        self.l = TmaLoadStage("b h c m", tile=(rows,), ring=self.ring, dtype="fp32")
+        own, extents = ("b h n p", (rows // heads, heads)) if heads > 1 else ("b h m", (rows,))
+        self.o = TmaStoreStage(f"{own} e", tile=(*extents, width), role=self.work)
+        self.heads, self.with_lse = heads, lse
         if lse:
-            self.lse = ThreadStoreStage(dims="b h m", tile=(8,), role=self.work, vector=4, dtype="fp32")
+            dims, lines = (own + " u", (*extents, 1)) if heads > 1 else (own, extents)
+            self.lse = ThreadStoreStage(dims=dims, tile=lines, role=self.work, vector=4, dtype="fp32")
+            self.relations += (Dim("u", size=1),) * (heads > 1)
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
+        if self.heads > 1:
+            tile = tile.also(m=tile.n)
         for c in range(k.steps("x", "c")):
             with k.ring.produce() as slot:
                 slot.x.load(tile, c=c)
@@ -367,4 +467,4 @@ class CombineParts(Schedule):
             total, weight, top = total * before + values * now, weight * before + now, higher
         k.o.store(tile, total * (1 / values_.where(weight == 0, 1.0, weight)))
         if self.with_lse:
-            k.lse.store(tile, (top + values_.log2(weight)) * (1 / LOG2_E))
+            k.lse.store(tile.also(u=0), (top + values_.log2(weight)) * (1 / LOG2_E))
