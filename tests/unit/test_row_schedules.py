@@ -384,3 +384,11 @@ def test_results_may_be_inputs(columns):
         assert kernel(over, *others, out=over) is over and torch.equal(over, expected)
     over = y.clone()
     assert torch.equal(kernel(x, over, out=over), expected)
+
+
+@pytest.mark.parametrize("length", [701, 165, 95, 350])
+@pytest.mark.parametrize("size", [2, 4])
+def test_tiles_of_rows_as_they_lie_begin_at_16_bytes(length, size):
+    """Also where there is a single row, whose address says nothing of the next row's."""
+    forms = [form for form in row_forms(length, size) if form.packed]
+    assert forms and all(form.rows * length * size % 16 == 0 for form in forms)

@@ -346,7 +346,7 @@ def _forms(
         for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
             unit = max(64 if vectors else 1, 1 if packed else LINE // size)
             columns = _columns(length if packed else ceil_div(whole, ctas), rows, warps, width, unit, lanes)
-            if columns is None or (packed and (rows == 1 or rows * vector % ALIGNMENT)):
+            if columns is None or (packed and (rows == 1 or rows * math.gcd(vector, length * size) % ALIGNMENT)):
                 continue
             tiles = ceil_div(whole, columns) if ctas > 1 else 1
             if tiles < ctas and not reads:  # a CTA of the cluster would have nothing
