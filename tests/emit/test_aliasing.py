@@ -460,5 +460,5 @@ def test_scopes_in_control_flow(schedule):
 @pytest.mark.parametrize("schedule", sample([Plain, *SAME, *OTHER], 8, first=2))
 def test_state_that_nothing_carries_would_be_wrong(schedule, monkeypatch):
     """Of a loop that is traced once, the state after a turn is what it begins with: every turn takes the same slot."""
-    monkeypatch.setattr(TracingIsa, "cells", lambda self, *initial: list(initial))
+    monkeypatch.setattr(TracingIsa, "cells", lambda self, *initial, **named: list(initial))
     assert mismatch(compiled(schedule), schedule if schedule in OTHER else Plain) is not None
