@@ -78,7 +78,7 @@ def test_beside_two_products():
 
 
 def test_a_role_that_tells_its_own_cta_alone_reads_no_tile_of_peers(monkeypatch):
-    """Tiles of b are loaded by both CTAs of a cluster along m: one could overwrite what the other still adds up."""
+    """Tiles of b are loaded by both CTAs of a cluster along m: a CTA could overwrite a tile that its peer still adds up."""
     monkeypatch.setattr(Gemm, "_check_sums", lambda *_: None)
     report = Gemm((64, 64, 16), (2, 1), 2, b=of(s=OperandSum())).check()
     assert "writes b[0] of CTA 0 while add" in str(report) and "RACE" in str(report)

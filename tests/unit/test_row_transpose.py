@@ -82,7 +82,7 @@ def test_bad_input():
 
 
 def test_large_matrices_that_begin_differently(monkeypatch):
-    """One by one, without a copy of all of them first."""
+    """Matrices are transposed one by one: no copy of the whole tensor is made first."""
     from tmapipe.schedules import transpose
 
     monkeypatch.setattr(transpose, "APART", 1 << 10)

@@ -151,8 +151,8 @@ class ColumnParts(Parts):
 # add (2 warps)        read a from the slot, add; or pass the slot on. Likewise of b, with m and n exchanged:
 #                      sums over k are those of the first tiles along n; for sums over m, tiles along n take k-tiles in turn
 #
-# They tell their own CTA alone that they have read a slot: no peer writes the operand's tiles. Telling peers, by an arrival
-# that releases in cluster scope, takes as long as several k-tiles: a GEMM with sums ran at 0.67 of the speed of one without.
+# The adding warps tell their own CTA alone that a slot has been read: no peer writes the operand's tiles. Telling peers, by an
+# arrival that releases in cluster scope, takes as long as several k-tiles: a GEMM with sums ran at 0.67 of the plain speed.
 
 
 ADD = Role(warps=2, registers=72)

@@ -224,7 +224,7 @@ class GpuFragments(PeerFragments, Sums):
         return self.row(layout, 0), layout.row_slot(i) * _row_step(layout)
 
     def shared_out(self, values: Fragment) -> tuple[Fragment, list[Any], Any]:
-        """One number a row, shared out among the lanes that have it: (each lane's own, their places, whether it has any)."""
+        """Numbers of rows, shared out among the lanes of each row: (a lane's numbers, their places, whether it has any)."""
         layout = values.layout
         assert isinstance(layout, VectorLayout)
         lanes, slots, warp = layout.row_lanes, layout.row_slots, layout.warp(self.isa.warp)

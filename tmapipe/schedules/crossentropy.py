@@ -41,9 +41,8 @@ class SoftmaxRows(Rows):
                 self.store_rows(k.y, tile, math.exp(values - base))
         if self.early:
             powers = math.exp(values - math.row_max(values, **self.inside(tile)))
-            root: Any = math.rsqrt(
-                math.row_sum(powers, **self.inside(tile))
-            )  # a sum from 1 on, whose inverse takes branches
+            total = math.row_sum(powers, **self.inside(tile))
+            root: Any = math.rsqrt(total)  # squared: division takes branches, and the sum is 1 or more
             self.store_rows(k.y, tile, powers * (root * root))
 
 

@@ -195,10 +195,9 @@ class WindowAttention(Attention):
         rule = "is of keys counted from a tile's last query, where TMA cannot begin a tile of a mask"
         require(not self.mask_dims, "WindowAttention(mask)", self.mask_dims, rule, "use Attention")
         self.groups, self.order = queries // 64, None  # without turns: warpgroups are at different blocks
-        self.free = max(
-            0, window // 64 - 1
-        )  # blocks of a warpgroup after its first that all its queries see as a whole
-        self.partly = (window + 62) // 64 - self.free  # those after them
+        # After a warpgroup's first block: blocks that all its queries see as a whole, then blocks that some see in part.
+        self.free = max(0, window // 64 - 1)
+        self.partly = (window + 62) // 64 - self.free
 
     def _end(self, k: KernelContext, tile: Tile) -> Any:
         """The number of the key behind the last one that the tile sees."""
@@ -310,7 +309,7 @@ class Choice:
 
     @property
     def _rows_differ(self) -> bool:
-        """Whether it matters which query and which head a row is of."""
+        """Whether results depend on the query and the head of a row."""
         given = self.given
         alone = given.causal == "end" and self.m == 1 and given.window is None
         return bool((given.causal and not alone) or given.score or given.with_sinks)

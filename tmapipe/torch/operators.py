@@ -369,7 +369,7 @@ BIASED = Epilogue(_plus, operands={"bias": PerColumn()})
 
 
 def operator_of(name: str, schema: str, *of: Callable[..., Any]) -> Any:
-    """Registers an operator. of: what it computes, of what shape, and perhaps its gradients, and what it keeps for them."""
+    """Registers an operator. of: the computation, the results' shapes, perhaps the gradients, and tensors kept for them."""
     run, fake, *gradients = of
     made = torch.library.custom_op(f"tmapipe::{name}", run, mutates_args=(), schema=schema)
     made.register_fake(fake)
