@@ -105,6 +105,7 @@ FEW_CTAS, LEAST_PIECE = 8, 8 << 10  # CTAs of a cluster; more do not share rows 
 PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
 THREADS, CTAS, SCHEDULERS = 2048, 32, 4  # of a multiprocessor; the last have a quarter of the registers each
 MOST_WARPS, MOST_CLUSTER = 16, 16
+MOST_OF_CLUSTER = 120  # warps of a cluster, if that many do: to prove 208 of them safe takes 7 s, 120 of them 2.5 s
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 LANES, OF_LANE = (2, 4, 8, 16), 64  # that share a row, and elements of it that each has at most
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
@@ -311,7 +312,8 @@ def row_forms(
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
         raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
-    return sorted(found, key=found.__getitem__)
+    few = [form for form in found if reads or form.ctas * form.warps <= MOST_OF_CLUSTER]
+    return sorted(few or found, key=found.__getitem__)
 
 
 def _ctas(length: int, size: int, loads: int, vectors: int) -> int:
