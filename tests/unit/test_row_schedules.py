@@ -9,7 +9,7 @@ import tmapipe as tp
 from tests.oracle.value_forms import Taps
 from tests.unit.errors import refused
 from tmapipe.schedules import Cumsum, LayerNorm, LayerNormRows, RmsNorm, RmsNormRows, Softmax, SoftmaxRows
-from tmapipe.schedules.rowform import RowForm, resident, row_form, row_forms
+from tmapipe.schedules.rowform import RowForm, different, resident, row_form, row_forms
 from tmapipe.testing import assert_safe
 from tmapipe.tiles.persistent import PersistentTiles
 
@@ -70,6 +70,18 @@ def test_each_scheduler_has_a_quarter_of_the_registers():
     """Seven CTAs of 7 warps are 13 of one scheduler: with 40 registers a thread, they take more than its 16,384."""
     form = RowForm(504, 6, 512, 6, each=4)
     assert resident(form, 1, 0) == 6 and 7 * 7 * 32 * 40 < 65536 < 4 * 13 * 32 * 40
+
+
+def test_packed_rows_that_are_read_again_take_a_register_a_number():
+    """With 72 registers a thread, rmsnorm of 2264 kept 176 bytes in local memory: 2482 GB/s; 4087 with more (H200)."""
+    assert resident(RowForm(2264, 8, 2304, 8, packed=True), 1, 2) == 2
+    assert resident(RowForm(1568, 8, 1664, 8, width=4, packed=True), 1, 2) == 3, "52 numbers have room"
+
+
+def test_short_weights_are_loaded_once_for_many_rows():
+    """All CTAs read the same 35 lines: rmsnorm of 2264 bf16 takes 3689 GB/s with weights for 4 rows, 4087 for 16 (H200)."""
+    few = different(RmsNorm().forms(2264, 2, 16, vectors=2), 4)
+    assert max(form.rows * form.each for form in few) >= 16
 
 
 @pytest.mark.parametrize("length, vector, width, ctas", [(5662, 4, 2, 1), (50257, 2, 1, 8), (5120, 16, 8, 1)])

@@ -118,6 +118,7 @@ LINE, BOX = 128, 256  # bytes, at multiples of which boxes begin; elements of th
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
 LEAST_TILE, MOST_TILE = 6 << 10, 104 << 10  # bytes; below the former, starting a CTA counts
 HOT = 88  # lines of weights that all CTAs read, below which L2 gives too few bytes of each: 24 GB/s
+WARM = 0.15  # what a CTA alone loses by as few, in parts of this before that
 SHARED = 600  # bytes of a tile of rows that are loaded in the time in which warps that share each of them wait for each other
 LARGEST_CLUSTER = 0.35  # what 16 CTAs lose, which must find room at once and wait for the slowest
 UNUSUAL, UNUSUAL_READS = 0.05, 0.02  # what half or twice as many CTAs a row, or pieces of it, must gain
@@ -427,6 +428,8 @@ def resident(form: RowForm, loads: int, vectors: int) -> int:
     registers += max(0, values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
     if vectors > form.size == 4 and form.ctas > 1:  # weights and biases beside a row of fp32
         registers = max(registers, 66)
+    if form.packed and form.single and not (form.held or form.lanes):  # it is read again before a vector is stored
+        registers = max(registers, values + 18)
     if registers > 168:
         return 0
     smem = form.depth * loads * form.slot * form.size
@@ -484,7 +487,8 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     if form.piece:  # from L2, for each row
         return lost + BY_PIECES + 0.16 * vectors / (loads * form.size) + 0.015 * len(form.pieces)
     alone, often = form.ctas == 1 and form.apart == 1, vectors / (form.rows * form.each * loads * form.size)
-    lost += (0.1 if alone else 0.5) * often + max(0.0, HOT * often / (form.length * max(1, vectors) / LINE) - 1)
+    hot = HOT * often / (form.length * max(1, vectors) / LINE)
+    lost += (0.1 if alone else 0.5) * often + (max(WARM * hot, hot - 1) if alone else max(0.0, hot - 1))
     lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0
     if form.each == 1:  # nothing is on its way to a CTA that computes
         lost += 0.06 * max(0.0, vectors / form.size - 2) + (0.015 * max(0, form.warps - 4) if form.rows > 1 else 0.0)
