@@ -104,8 +104,7 @@ VALUES = 16, 96  # of a thread, at least and at most
 FEW_CTAS, LEAST_PIECE = 8, 8 << 10  # CTAs of a cluster; more do not share rows in pieces of fewer bytes
 PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
 THREADS, CTAS, SCHEDULERS = 2048, 32, 4  # of a multiprocessor; the last have a quarter of the registers each
-MOST_WARPS, MOST_CLUSTER = 16, 16
-MOST_OF_CLUSTER = 120  # warps of a cluster, if that many do: to prove 208 of them safe takes 7 s, 120 of them 2.5 s
+MOST_WARPS, MOST_CLUSTER, FEW_WARPS = 16, 16, 120  # the last of a cluster: a proof of 208 takes 7 s, of 120 2.5 s
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 LANES, OF_LANE = (2, 4, 8, 16), 64  # that share a row, and elements of it that each has at most
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
@@ -117,8 +116,7 @@ READING = 9  # elements of a thread in whose time its part of a reduction is don
 LINE, BOX = 128, 256  # bytes, at multiples of which boxes begin; elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
 LEAST_TILE, MOST_TILE = 6 << 10, 104 << 10  # bytes; below the former, starting a CTA counts
-HOT = 88  # lines of weights that all CTAs read, below which L2 gives too few bytes of each: 24 GB/s
-WARM = 0.15  # what a CTA alone loses by as few, in parts of this before that
+HOT, WARM = 88, 0.15  # lines of weights that all CTAs read, below which L2 gives too few of each; lost before that
 SHARED = 600  # bytes of a tile of rows that are loaded in the time in which warps that share each of them wait for each other
 LARGEST_CLUSTER = 0.35  # what 16 CTAs lose, which must find room at once and wait for the slowest
 UNUSUAL, UNUSUAL_READS = 0.05, 0.02  # what half or twice as many CTAs a row, or pieces of it, must gain
@@ -313,7 +311,7 @@ def row_forms(
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
         raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
-    few = [form for form in found if reads or form.ctas * form.warps <= MOST_OF_CLUSTER]
+    few = [form for form in found if reads or form.ctas * form.warps <= FEW_WARPS]
     return sorted(few or found, key=found.__getitem__)
 
 
@@ -376,12 +374,10 @@ def _forms(
 
 def _ahead(form: RowForm, loads: int, vectors: int) -> RowForm:
     """The form with as many pieces of numbers on their way as there is room for: each takes the latency of L2."""
-    while form.ahead < len(form.pieces) and form.piece:
-        more = attrs.evolve(form, ahead=form.ahead + 1)
-        if resident(more, loads, vectors) < (form.share or 1):
-            break
-        form = more
-    return form
+    if not form.piece or form.ahead >= len(form.pieces):
+        return form
+    more = attrs.evolve(form, ahead=form.ahead + 1)
+    return _ahead(more, loads, vectors) if resident(more, loads, vectors) >= (form.share or 1) else form
 
 
 def _conflicts(vectors: int, width: int, loads: int, size: int) -> float:
@@ -428,8 +424,7 @@ def resident(form: RowForm, loads: int, vectors: int) -> int:
     registers += max(0, values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
     if vectors > form.size == 4 and form.ctas > 1:  # weights and biases beside a row of fp32
         registers = max(registers, 66)
-    if form.packed and form.single and not (form.held or form.lanes):  # it is read again before a vector is stored
-        registers = max(registers, values + 18)
+    registers = max(registers, values + 18 if form.packed and not form.held else 0)  # read again before it is stored
     if registers > 168:
         return 0
     smem = form.depth * loads * form.slot * form.size
