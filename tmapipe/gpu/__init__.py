@@ -159,6 +159,45 @@ def full_shape(tensor: Any, part: Load | Store) -> list[Any]:
     return [*folded, *[1] * (len(part.dims) - len(folded) - len(shape)), *shape]
 
 
+class RowsOfTile:
+    """The rows of a tile in global memory.
+
+    shape: of the tensor. at: where the tile starts (elements), one per dimension.
+    """
+
+    def __init__(self, isa: Any, part: Load | Store, at: Sequence[Any]):
+        tensor, self.size = isa.addressed[part.argument], part.buffer.dtype.bytes
+        self.shape = full_shape(tensor, part)
+        self.outer = len(self.shape) - part.core
+        self.at, self.extents = at, part.tile[-part.core :]
+        self.strides = [0] * (len(self.shape) - len(tensor.stride)) + [Int64(stride) for stride in tensor.stride]
+        self.start = Int64(tensor.iterator.toint())
+        for i in range(self.outer):
+            self.start = self.start + Int64(at[i]) * self.strides[i] * self.size
+        self.batch = [inside_of(at[i], self.shape[i]) for i in range(self.outer)]
+
+    def row(self, row: Any, further: int = 0) -> tuple[Any, list[Any]]:
+        """The address of element 0 of the tensor in the row that is so much *further* in the tile, and conditions for it to be
+        in the tensor. Rows that are counted from one *row* share its multiplication."""
+        start, inside = self.start, list(self.batch)
+        if further and len(self.extents) == 2:
+            stride = self.strides[self.outer] * self.size
+            index = self.at[self.outer] + row
+            inside.append(inside_of(index + further, self.shape[self.outer]))
+            return start + Int64(index) * stride + further * stride, inside
+        row = row + further
+        for dim in range(len(self.extents) - 2, -1, -1):
+            index = self.at[self.outer + dim] + (row % self.extents[dim] if dim else row)
+            row = row // self.extents[dim]
+            start = start + Int64(index) * self.strides[self.outer + dim] * self.size
+            inside.append(inside_of(index, self.shape[self.outer + dim]))
+        return start, inside
+
+
+def inside_of(index: Any, extent: Any) -> Any:
+    return (index >= 0) & (index < extent)
+
+
 def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:
     """Rows [first, first + count) of all slots [rows, columns, stage] of a swizzled buffer.
 

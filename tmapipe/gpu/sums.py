@@ -50,6 +50,8 @@ class Runs(Fragments):
 
     def row(self, layout: ThreadLayout, slot: int) -> Any:
         """The row of a row slot."""
+        if layout.rows == 1:
+            return 0
         if isinstance(layout, VectorLayout) and layout.by_rows:
             first = (layout.warp(self.isa.warp) * layout.row_slots + slot) * layout.at_once
             return first if layout.at_once == 1 else first + self.isa.lane // layout.sharing
@@ -67,7 +69,8 @@ class Runs(Fragments):
             if layout.by_rows:
                 lane = self.isa.lane if layout.at_once == 1 else self.isa.lane % layout.sharing
                 return (lane + i * layout.sharing) * layout.width + j
-            return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
+            vector = self._thread(layout) + i * layout.threads
+            return (vector if layout.rows == 1 else vector % layout.row_vectors) * layout.width + j
         eight, i = divmod(slot, 2)
         return 8 * eight + self.isa.lane % 4 * 2 + i
 
