@@ -188,7 +188,7 @@ class OperandSum:
         side, (rows, width) = load.dims[-2], load.tile
         if self.over == "k":
             return ThreadStoreStage(f"{batch}{side}", tile=(block,), role=ADD, dtype=fp32, vector=fp32.bytes)
-        return SumParts(f"{batch}{side}_tiles k", side, rows, width)
+        return SumParts(f"{batch}{side}_tiles k_padded", side, rows, width)
 
     def of(self, values: Fragment) -> Fragment:
         """What is added up of these elements, *values*."""
@@ -208,18 +208,18 @@ def sums_by_name(value: Any) -> Mapping[str, OperandSum]:
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
 class SumParts(ThreadStoreStage):
-    """Stores sums over the rows of each tile of an operand to a workspace [l, tiles, k]. `along`: the dimension of the rows,
-    and how many a tile has."""
+    """Stores sums over the rows of each tile of an operand to a workspace [l, tiles, k], 16 bytes at once. `along`: the
+    dimension of the rows, and how many a tile has."""
 
     along: tuple[str, int] = attrs.field(default=("m", 1), init=False)
 
     def __init__(self, dims: str, side: str, rows: int, width: int):
-        super().__init__(dims, tile=(width,), role=ADD, dtype=fp32, vector=fp32.bytes)
+        super().__init__(dims, tile=(width,), role=ADD, dtype=fp32, vector=ALIGNMENT)
         fill(self, along=(side, rows))
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
         side, rows = self.along
-        return {self.dims[-2]: ceil_div(extents[side], rows)}
+        return {self.dims[-2]: ceil_div(extents[side], rows), self.dims[-1]: ceil_div(extents["k"], UNIT) * UNIT}
 
 
 @attrs.frozen
@@ -333,10 +333,10 @@ class Reductions:
         results = dict(zip(stores, run(*tensors, out=out, **named), strict=True))
         *_, m, n = results["d"].shape
         for name, kind in self.kinds.items():
-            parts = results[name]
-            extent = {"m": m, "n": n}.get(kind.along, parts.shape[-1])
+            parts, extent = results[name], {"m": m, "n": n, "k": k}[kind.along]
             sums = self.adding((*parts.shape[:-1], extent))(parts[..., :extent])
             if name in wanted:
+        k = (tensors[0] if tensors else named[loads[0]]).shape[-1]
                 wanted[name][...] = sums
             results[name] = wanted.get(name, sums)
         return tuple(results.values())

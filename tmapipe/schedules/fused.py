@@ -434,11 +434,11 @@ class Fused(Schedule):
         totals: dict[str, Any] = {}
         with k.ring.consume() as slot:
             for block in self._blocks():
-                values = getattr(slot, operand).read(**block)
+                values = getattr(slot, operand).read(**block, width=4)
                 for name, kind in sums.items():
                     totals[name] = kind.of(values) if name not in totals else totals[name] + kind.of(values)
         for name, kind in sums.items():
-            at = tile.also(**{f"{kind.over}_tiles": tile[kind.over], "k": step})
+            at = tile.also(**{f"{kind.over}_tiles": tile[kind.over], "k_padded": step})
             getattr(k, name).store(at, functions.column_sum(totals[name]))
 
     @FETCH.jit
