@@ -249,17 +249,22 @@ class BoundRowParts(BoundParts):
     def __init__(self, k: Any, name: str, stage: RowParts):
         super().__init__(k, name, stage)
         self.sums: Any = None
+        self.whole: Any = None  # as if all of the piece's columns were inside
         self.ended: list[tuple[Piece, Any]] = []  # the last piece of each block of a tile's rows, with the sums
 
     def leave(self, piece: Piece, values: Fragment) -> None:
         """Adds the piece's columns, except those that the piece before had: here, while its elements are on their way to
-        shared memory, which all threads then wait for."""
+        shared memory, which all threads then wait for. A branch would keep ptxas from adding while the fence is waited for."""
+        self.whole = self._added(piece, values, None, None)
+
+    def _added(self, piece: Piece, values: Fragment, inside: Any, whole: Any) -> Any:
         before = None if piece.first == 0 else self.sums
-        inside = self.inside(piece, self.columns)
-        self.sums = self.isa.fragments.row_sums(values, piece.width, piece.seen, inside, before)
+        return self.isa.fragments.row_sums(values, piece.width, piece.seen, inside, before, whole)
 
     def put(self, piece: Piece, values: Fragment) -> None:
-        """After the last piece of a tile, stores the sums of all its rows, whose exchanges then overlap."""
+        """Takes back what lies outside. After the last piece of a tile, stores the sums of all its rows, whose exchanges then
+        overlap."""
+        self.sums = self._added(piece, values, self.inside(piece, self.columns), self.whole)
         if not piece.last:
             return
         self.ended.append((piece, self.sums))
@@ -332,11 +337,11 @@ class Reductions:
             self._check(schedule, wanted, {**dict(zip((*loads, *stores), tensors, strict=False)), **named}, out)
         results = dict(zip(stores, run(*tensors, out=out, **named), strict=True))
         *_, m, n = results["d"].shape
+        k = (tensors[0] if tensors else named[loads[0]]).shape[-1]
         for name, kind in self.kinds.items():
             parts, extent = results[name], {"m": m, "n": n, "k": k}[kind.along]
             sums = self.adding((*parts.shape[:-1], extent))(parts[..., :extent])
             if name in wanted:
-        k = (tensors[0] if tensors else named[loads[0]]).shape[-1]
                 wanted[name][...] = sums
             results[name] = wanted.get(name, sums)
         return tuple(results.values())

@@ -319,9 +319,7 @@ class Spread(list[Any]):
 class Sums(Scans):
     """Reductions, as documented in `tmapipe.isa.fragments`."""
 
-    def row_sums(self, values: Fragment, columns: int, first: int, inside: Any, before: Any) -> Any:
-        mine = inside - self.isa.lane % 4 * 2  # columns inside, counted from the lane's first one
-
+    def row_sums(self, values: Fragment, columns: int, first: int, inside: Any, before: Any, whole: Any = None) -> Any:
         def added(data: list[Any]) -> list[Any]:
             sums = [None] * 4 if before is None else list(before)  # four chains, since a sum takes four clocks
             for eight, i in itertools.product(range(first // 8, columns // 8), range(4)):
@@ -329,7 +327,10 @@ class Sums(Scans):
                 sums[i] = value if sums[i] is None else control.exact_sum(sums[i], value)
             return sums
 
-        return control.sums_inside(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added)
+        if inside is None:
+            return added([Float32(value) for value in values.data])
+        mine = inside - self.isa.lane % 4 * 2  # columns inside, counted from the lane's first one
+        return control.sums_inside(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added, whole)
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
         low, high = (control.exact_sum(*sums[i : i + 2]) for i in (0, 2))
