@@ -253,15 +253,15 @@ def sums_inside(
     values: list[Any],
     holds: Callable[[int], Any],
     added: Callable[[list[Any]], list[Any]],
-    known: list[Any] | None = None,
+    else_: list[Any] | None = None,
 ) -> list[Any]:
     """The sums that *added* makes of values. If *some* values do not count, which is so in few warps, a value whose number
-    does not *hold* is taken as 0. known: the sums of all values, if they were made before."""
+    does not *hold* is taken as 0. else_: the sums of the other warps; None: those of all values."""
     whole, zero = [Float32(value) for value in values], Float32(0.0)
     return choice(
         some,
         lambda: added([choose(holds(i), value, zero) for i, value in enumerate(whole)]),
-        lambda: added(whole) if known is None else known,
+        lambda: added(whole) if else_ is None else else_,
     )
 
 

@@ -327,10 +327,16 @@ class Sums(Scans):
                 sums[i] = value if sums[i] is None else control.exact_sum(sums[i], value)
             return sums
 
+        numbers = [Float32(value) for value in values.data]
         if inside is None:
-            return added([Float32(value) for value in values.data])
+            return added(numbers)
         mine = inside - self.isa.lane % 4 * 2  # columns inside, counted from the lane's first one
-        return control.sums_inside(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added, whole)
+        none = [Float32(0.0)] * 4 if before is None else before  # of a piece that lies outside as a whole
+
+        def some() -> list[Any]:
+            return control.sums_inside(inside > 0, numbers, lambda i: 8 * (i // 4) + i % 2 < mine, added, none)
+
+        return control.choice(inside < columns, some, lambda: added(numbers) if whole is None else whole)
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
         low, high = (control.exact_sum(*sums[i : i + 2]) for i in (0, 2))
