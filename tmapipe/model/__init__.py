@@ -120,8 +120,10 @@ class MachineFragments(Reductions):
         return np.broadcast_to(np.asarray(values.data, np.float32), (1, 16, columns))[0]
 
     @of_data
-    def row_sums(self, values: Fragment, columns: int, first: int, inside: int, before: Any) -> Any:
-        sums = total(self._piece(values, columns)[:, first : max(first, inside)])
+    def row_sums(
+        self, values: Fragment, columns: int, first: int, inside: int | None, before: Any, whole: Any = None
+    ) -> Any:
+        sums = total(self._piece(values, columns)[:, first : columns if inside is None else max(first, inside)])
         return sums if before is None else before + sums
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
