@@ -104,6 +104,7 @@ RULES = {
     "bulk-outside": (Kind.OUT_OF_RANGE, "keep to whole pieces inside, e.g. by min() and max(), or use a TmaLoadStage"),
     "tma-store-start": (Kind.OUT_OF_RANGE, "start stores at index 0 or later along every dimension"),
     "wait-parity": (Kind.OUT_OF_RANGE, "wait for the lowest bit of the number of laps: laps & 1"),
+    "read-outside": (Kind.OUT_OF_RANGE, "begin the read earlier, or load a larger tile"),
     "no-such-stage": (Kind.OUT_OF_RANGE, "count stages from 0 to stages - 1"),
     "peer-exited": (Kind.EXITED_PEER, "let each CTA wait for its peers' last signals before it leaves"),
     "exit-load-in-flight": (Kind.IN_FLIGHT_AT_EXIT, "wait for every load before the CTA leaves"),
