@@ -61,7 +61,7 @@ class Kind(enum.Enum):
     ROW_IN_PARTS = "a reduction that counts a whole row, of which a tile may have a part"
     PART_REDUCED = "a reduction over a tile's part of a dimension"
     UNREAD = "elements of an input that nobody loads"
-    UNFILLED = "a tile is read in a slot in which nobody has written it, or not all of it"
+    UNFILLED = "a tile is read that nobody has written, or not all of it"
     SAME_OUTPUT = "two stores of one value to one element of an output"
     UNWRITTEN = "elements of an output that nobody stores"
     ENDLESS = "a loop that goes on for ever"
@@ -155,7 +155,7 @@ class Layout:
 
     def __init__(self, plan: Plan, cta: int | None = None):
         self.plan, self.syncs = plan, Syncs(plan)
-        #: stages that threads write -> (role that does, ring, line of its body), where a check is to look at that
+        #: stages and scratch that threads write -> (role that does, ring or "", line of its body), for a check to look at
         self.written: dict[str, tuple[str, str, str | None]] = {}
         self.ctas, self.warps = 1 if cta is not None else plan.cluster_size, plan.warps
         self.first_cta = cta or 0

@@ -396,7 +396,8 @@ class Scratch:
 
     In the role's body, ``k.<name>`` is read and written as a stage's tile in an open slot is: ``k.<name>.write(v)``,
     ``k.<name>.read()``. Between a write and other threads' reads stands a ``k.sync()``, and another one between these reads
-    and the next write. With two copies used in turn, ``k.<name>.copy(i)``, one `sync` for each write is enough.
+    and the next write. With two copies used in turn, ``k.<name>.copy(i)`` and then ``i = i ^ 1``, one `sync` for each write
+    is enough.
 
     Args:
         role: The role whose threads use it.

@@ -15,6 +15,7 @@ import attrs
 from tmapipe.isa import Kind, declared
 from tmapipe.isa.fragment import Fragment
 from tmapipe.model.layout import Layout
+from tmapipe.parts import Scratch
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, Let, every, resolve
 from tmapipe.protocol.tile import Tile
@@ -215,7 +216,8 @@ def _written(declared: Any) -> dict[str, tuple[str, str, str | None]]:
             of = declared.befores if stage.ring.held else declared.bodies
             body = inspect.unwrap(of[writer]).__code__
             found[name] = writer, declared.name_of(stage.ring), f"{body.co_filename}:{body.co_firstlineno}"
-    return found
+    own = (item for item in declared.scratches.items() if type(item[1]) is Scratch)
+    return found | {name: (declared.name_of(scratch.role), "", None) for name, scratch in own}
 
 
 def bounds(x: Sym) -> tuple[int | None, int | None]:
