@@ -480,8 +480,8 @@ class Table:
     Args:
         dims: Name of its dimension, or of both. Along a dimension, the table has as many entries as the other tensors have
             elements.
-        ascending: Whether no entry of a vector is less than the one before. A NumPy array is looked at when it is bound. Of
-            a table on a GPU this is a promise of the caller, which a report names where a result of the check depends on it.
+        ascending: Whether no entry of a vector is less than the one before. A table on the CPU is looked at when it is bound.
+            Of one on a GPU this is a promise of the caller, which a report names where a result of the check depends on it.
 
     Raises:
         InputError: If these are no names, or for a matrix that ascends.
