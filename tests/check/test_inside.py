@@ -1,5 +1,5 @@
-"""Loads that start outside of their tensor, and reads that leave their slot, for some shape only, which the problems that are
-always run do not show."""
+"""Loads and stores that start outside of their tensor, and reads that leave their slot, for some shape only, which the
+problems that are always run do not show."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_is_not_shown_and_not_found_is_said():
 
 
 class Reads(tp.Schedule):
-    """Reads of the slots of x, (36, 72), and of w, (256,), as *read* says."""
+    """Reads of the slots of x, (36, 72), and of w, (256,), as *read* says; stored where *start* says."""
 
     load, work = tp.Role(warps=1), tp.Role(warps=4)
     ring = tp.BarrierRing(2, producer=load, consumer=work)
@@ -98,8 +98,8 @@ class Reads(tp.Schedule):
     rows = tp.Table("r")
     y = tp.TmaStoreStage("m n", tile=(32, 64), role=work, dtype="fp32")
 
-    def __init__(self, read):
-        self.read = read
+    def __init__(self, read, start=lambda k, tile: (tile.m * 32, tile.n * 64)):
+        self.read, self.start = read, start
 
     @load.jit
     def fill(self, k, tile):
@@ -111,7 +111,7 @@ class Reads(tp.Schedule):
     def copy(self, k, tile):
         with k.ring.consume() as slot:
             values = self.read(k, tile, slot)
-        k.y.store(tile, values)
+        k.y.store_from(*self.start(k, tile), values=values)
 
 
 def summed(first):
@@ -169,3 +169,15 @@ def test_a_read_that_is_not_shown_to_stay_and_not_found_to_leave_is_said(at):
     report = Reads(lambda k, tile, slot: slot.x.read(tile=(32, 64), at=at(tile))).check()
     assert len(report.outputs) == 1 and "slot.x.read at " in report.outputs[0], str(report)
     assert report.outputs[0].endswith("is not shown to stay inside of its tile")
+
+
+def test_a_store_that_starts_before_its_tensor_for_later_tiles_is_found():
+    """An illegal instruction; the tiles of the problems that are always run start at 0 or later."""
+
+    def backwards(first):
+        return Reads(READ_INSIDE["a part"], lambda k, tile: ((first(k) - tile.m) * 32, tile.n * 64)).check()
+
+    report = backwards(lambda k: 10)
+    assert report.kinds() == {Kind.OUT_OF_RANGE} and "stores y at (-32, " in report.findings[0].message, str(report)
+    report = backwards(lambda k: k.steps("y", "m") - 1)
+    assert report.ok and not any("start inside" in each for each in report.outputs), str(report)

@@ -19,7 +19,7 @@ from tmapipe.program import replay
 from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, every, resolve
 from tmapipe.protocol.tile import Tile
 from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Problem, Visit, coordinate, every_cluster, is_turn
-from tmapipe.prove.shared import Part, Shared, bounds, by_threads, part_read
+from tmapipe.prove.shared import BY_ENGINES, Part, Shared, bounds, by_threads, part_read
 from tmapipe.prove.solver import Solver, arithmetic, replaced
 from tmapipe.prove.symbols import Sym, at_least_0, in_steps, leaf, leaves, named, negated, parts, text, truth
 from tmapipe.prove.walker import INLINE, Walker
@@ -192,14 +192,15 @@ class Walk(Walker):
         if node.method in ("tma_gather", "tma_scatter"):
             bodies.by_rows.add(part.name)
         start = tuple([self.number(x) for x in at])
-        if any(each.args[0] in DATA for x in start for each in leaves(x)):
+        data = any(each.args[0] in DATA for x in start for each in leaves(x))
+        if data:
             _lies_anywhere(node)
         sometimes = self.turns > 0
         if node.method == "store_values":
             columns = None if node.args[4] is None else self.shared.columns_of(node.args[4])
             part = by_threads(part, node.args[2], columns)
             sometimes = sometimes or (columns is None and node.args[4] is not None)
-        inside = node.method in ("tma_load", "bulk_load", "cp_async") and not _anywhere(node)
+        inside = node.method in BY_ENGINES and not (data or _anywhere(node))
         rows = self.number(node.args[3]) if node.method == "tma_store" and len(node.args) > 3 else None
         self.into.append(Move(part, start, tuple(self.loops), sometimes, self.agent, node.where, inside, rows))
 
@@ -301,8 +302,7 @@ class Bodies:
             lambda x: (0, 2**31 - 1) if x.args[0] in ("tile", "index") else bounds(x), CASES, inside=True
         )
         self.ends = {id(last): last for _, last, _ in program.calls.values()}
-        tiles = [tile for *_, tile in program.calls.values() if tile is not None]
-        coordinates = (each for tile in tiles for each in tile._coordinates.items())
+        coordinates = (each for *_, tile in program.calls.values() if tile for each in tile._coordinates.items())
         self.fixed = {name for name, x in coordinates if not isinstance(resolve(x), Expr)}
         self.asked: dict[Any, str | None] = {}
         self.stored: set[str] = set()

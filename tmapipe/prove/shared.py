@@ -426,9 +426,11 @@ def by_threads(part: Any, values: Any, columns: int | None) -> Any:
     return attrs.evolve(part, tile=(*part.tile[:-1], stored), buffer=buffer)
 
 
-# ---- parts of slots --------------------------------------------------------------------------------------------------
+# ---- places ----------------------------------------------------------------------------------------------------------
 
 
+#: Loads that start inside of their tensor, if nothing says otherwise, and stores that start at 0 or later.
+BY_ENGINES = ("tma_load", "bulk_load", "cp_async", "tma_store", "bulk_store")
 #: Reads of a part of a slot, at a place that may be known to a launch alone.
 READS = frozenset(f"fragments.read_{name}" for name in ("part", "peer", "joined", "line", "number"))
 
