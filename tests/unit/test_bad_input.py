@@ -572,3 +572,26 @@ def test_a_table_on_the_cpu_that_falls():
             value="10, after 20",
             rule="ascending=True",
         )
+
+
+def test_an_output_of_an_unknown_extent():
+    load, use = tp.Role(warps=1), tp.Role(warps=1)
+    own = tp.BarrierRing(2, producer=load, consumer=use)
+    x = tp.TmaLoadStage("m n", tile=(32, 64), ring=own)
+
+    class Made(tp.Schedule):
+        y = tp.TmaStoreStage("p n", source=x)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.own.produce() as slot:
+                slot.x.load(tile, m=tile.p)
+
+        @use.jit
+        def drain(self, k, tile):
+            with k.own.consume() as slot:
+                slot.y.store(tile)
+
+    Made.load, Made.use, Made.own, Made.x = load, use, own, x
+    error = refused(Made(), np.zeros((64, 64), np.float16), argument="y", rule="along p follows from no input")
+    assert error.fix == "pass y=, or say what it follows from: relations = (Dim('p', of=...),)"

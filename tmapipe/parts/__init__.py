@@ -429,7 +429,7 @@ class ReductionScratch(Scratch):
     several warps.
 
     For each row or column, each warp leaves one number there, and reads the other warps' numbers after a barrier. There are
-    two copies, so that one barrier for each reduction is enough.
+    two copies, so that one barrier for each reduction is enough. Numbers are fp32: integers go by `tmapipe.math.cast`.
 
     Args:
         role: The role whose fragments are reduced.
