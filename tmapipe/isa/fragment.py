@@ -163,7 +163,9 @@ class Fragment(Carried):
     def __pow__(self, exponent: int) -> Fragment:
         """The power, by multiplications. exponent: an int from 1 to 64."""
         if not isinstance(exponent, int) or not 1 <= exponent <= 64:
-            raise ScopeError(f"a fragment to the power of {exponent!r}. It takes an int from 1 to 64.")
+            raise ScopeError(
+                f"a fragment to the power of {exponent!r}. It takes an int from 1 to 64; tp.math has sqrt, exp2 and log2."
+            )
         return functools.reduce(functools.partial(combine, "mul"), [self] * exponent)
 
 

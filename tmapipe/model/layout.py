@@ -396,7 +396,8 @@ def line_of_errors() -> Iterator[None]:
     try:
         yield
     except (InputError, ScopeError) as error:
-        error.args = (f"{error} At {line_of(error)}.",)
+        at = f" At {line_of(error)}."
+        error.args = (str(error).removesuffix(at) + at,)
         raise
     except Exception as error:
         _end_at_user(error)
