@@ -1,5 +1,7 @@
 """Problems with nothing in them return at once, with the right values."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -71,7 +73,8 @@ def test_rows_without_elements_have_a_number(operation, value):
     np.testing.assert_equal(tp.schedules.Reduce(operation)(np.zeros((5, 0), np.float32)), np.full(5, value, np.float32))
 
 
-def test_attention_without_keys():
-    q, none = torch.zeros(1, 2, 10, 64).half(), torch.zeros(1, 2, 0, 64).half()
-    o, lse = tp.schedules.Attention(64, lse=True)(q, none, none)
+@pytest.mark.parametrize("kind", [tp.schedules.Attention, functools.partial(tp.schedules.SplitAttention, 2)])
+def test_attention_without_keys(kind):
+    q, none = torch.zeros(1, 2, 10, 64).half(), torch.zeros(1, 1, 0, 64).half()
+    o, lse = kind(d=64, lse=True)(q, none, none)
     assert (o == 0).all() and (lse == -torch.inf).all()
