@@ -387,7 +387,8 @@ def test_numbers_out_of_lines_of_a_tile():
     assert torch.equal(Taps()(*inputs), expected) and Taps().check().trips == "every trip count"
     beyond = Taps()
     beyond.taps = 4
-    refused(beyond, *inputs, argument="read(at)", rule="lies inside the tile")
+    with pytest.raises(tp.errors.HazardError, match=r"from \(3, 0\) on in a slot of x, .* \[read-outside\]"):
+        beyond(*inputs)
 
 
 def test_width_and_wide():

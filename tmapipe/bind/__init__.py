@@ -139,7 +139,8 @@ def made_as(
     dims = store.dims[len(store.folded) :]
     unknown = [dim for dim in dims if dim not in extents]
     if unknown:
-        raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
+        fix = f"pass {name}=, or say what it follows from: relations = (Dim({unknown[0]!r}, of=...),)"
+        raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", fix)
     lacking = like_dims[: len(like_dims) - like.ndim]
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):

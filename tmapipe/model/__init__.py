@@ -368,8 +368,13 @@ class MachineIsa(Isa):
             return barrier.id + instance
         raise self._outside(f"uses {barrier.name}[{instance}], but it has {barrier.instances} instances")
 
-    def _outside(self, text: str) -> Exception:
-        return set_location(hazard(self.layout, "no-such-stage", int(self.agent), None, text), locate())
+    def inside(self, fits: bool, buffer: Buffer, what: str) -> None:
+        """Raises a `HazardError` unless *what* a warp reads of a slot *fits* into its tile."""
+        if not fits:
+            raise self._outside(f"reads {what} in a slot of {buffer.name}, whose tile is {buffer.tile}", "read-outside")
+
+    def _outside(self, text: str, rule: str = "no-such-stage") -> Exception:
+        return set_location(hazard(self.layout, rule, int(self.agent), None, text), locate())
 
 
 # ---- machine ---------------------------------------------------------------------------------------------------------

@@ -331,6 +331,7 @@ class Reduce(RowKernel):
             raise InputError("Reduce(operation)", operation, f"is one of {', '.join(OPERATIONS)}", 'e.g. "sum"')
         super().__init__()
         self._operation, self.options = operation, (operation,)
+        self.nothing = {"sum": 0.0, "mean": np.nan, "min": np.inf}.get(operation, -np.inf)
 
     @property
     def operation(self) -> str:
