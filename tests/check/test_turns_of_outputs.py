@@ -65,29 +65,30 @@ def of_all(k, tile):
 
 
 class InTurns(Base):
-    """Tiles side by side take pieces of their rows in turn, and each stores a number of z."""
+    """Tiles side by side take pieces of their rows in turn, and each stores a number of z. later: each piece is stored so many
+    turns later."""
 
     over = "m c"
     load, work = Base.load, Base.work
 
-    def __init__(self, mine):
+    def __init__(self, mine, later=0):
         super().__init__()
-        self.mine = mine
+        self.mine, self.later = mine, later
         self.y = tp.ThreadStoreStage("m n", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
         self.z = tp.ThreadStoreStage("m c", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
 
     @load.jit
     def fill(self, k, tile):
-        for i in range(k.steps("x", "n")):
+        for i in range(k.steps("x", "n") + self.later):
             with k.ring.produce() as slot:
-                slot.x.load(tile, n=i)
+                slot.x.load_from(tile.m * EACH, (i - self.later) * 64)
 
     @work.jit
     def drain(self, k, tile):
-        for i in range(k.steps("x", "n")):
+        for i in range(k.steps("x", "n") + self.later):
             values = self.values(k)
             if self.mine(i, tile.c, k.steps("z", "c")):
-                k.y.store(tile.also(n=i), values)
+                k.y.store(tile.also(n=i - self.later), values)
         k.z.store(tile, k.full("x", 0.0))
 
 
@@ -168,7 +169,31 @@ class Begun(Base):
         k.y.store_from(tile.b, tile.n * 64 - self.before(tile), values=self.values(k))
 
 
+class Square(Base):
+    """y has as many columns as rows, or *wide*. columns: of tile m, the number of the tile along n where it is stored."""
+
+    over = "m"
+    load, work = Base.load, Base.work
+
+    def __init__(self, columns, wide=None):
+        super().__init__()
+        self.columns = columns
+        self.relations = (tp.Dim("n", size=wide) if wide else tp.Dim("n", of="m"),)
+        self.x = tp.TmaLoadStage("m k", tile=(EACH, 64), ring=self.ring, dtype="fp32")
+        self.y = tp.ThreadStoreStage("m n", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, k=0)
+
+    @work.jit
+    def drain(self, k, tile):
+        k.y.store(tile.also(n=self.columns(tile)), self.values(k))
+
+
 RIGHT = {
+    "one column of tiles": lambda: Square(lambda tile: 0, 64),
     "strided": lambda: Strided(),
     "pieces in turn": lambda: InTurns(lambda i, c, tiles: i % tiles == c),
     "a turn before the loop": lambda: InTurn(),
@@ -189,7 +214,10 @@ WRONG = {
     "in turns of four": (lambda: InTurns(lambda i, c, tiles: i % 4 == c), Kind.UNWRITTEN),
     "in turns of one more": (lambda: InTurns(lambda i, c, tiles: i % (tiles + 1) == c), Kind.UNWRITTEN),
     "by the next one": (lambda: InTurns(lambda i, c, tiles: i % tiles == c + 1), Kind.UNWRITTEN),
+    "by the next one, a turn later": (lambda: InTurns(lambda i, c, tiles: i % tiles == c + 1, 1), Kind.UNWRITTEN),
+    "by the one before, a turn earlier": (lambda: InTurns(lambda i, c, tiles: i % tiles == c - 1, -1), Kind.UNWRITTEN),
     "pieces of two": (lambda: InTurns(lambda i, c, tiles: i % 3 == c % 3), Kind.SAME_OUTPUT),
+    "the diagonal alone": (lambda: Square(lambda tile: tile.m), Kind.UNWRITTEN),
     "the first turn again": (lambda: InTurn(1, 0), Kind.SAME_OUTPUT),
     "a turn left out": (lambda: InTurn(1, 2), Kind.UNWRITTEN),
     "no last turn": (lambda: InTurn(1, None, -1), Kind.UNWRITTEN),

@@ -19,9 +19,9 @@ from tmapipe.program import replay
 from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, every, resolve
 from tmapipe.protocol.tile import Tile
 from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Problem, Visit, coordinate, every_cluster, is_turn
-from tmapipe.prove.shared import Shared, bounds, by_threads
+from tmapipe.prove.shared import Shared, bounds, by_threads, counts_of_tiles, in_steps
 from tmapipe.prove.solver import Solver, arithmetic, replaced
-from tmapipe.prove.symbols import Sym, at_least_0, in_steps, leaf, leaves, named, negated, parts, text, truth
+from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, named, negated, parts, text, truth
 from tmapipe.prove.walker import INLINE, Walker
 
 # ---- body walk -------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Walk(Walker):
         if outcome is None:
             by_turn = any(map(is_turn, leaves(condition)))
             self.turns += by_turn
-            own = in_steps(condition, *self.loops[-1]) if by_turn and self.loops else None
+            own = in_steps(condition, *self.loops[-1], self.bodies, self.facts) if by_turn and self.loops else None
             self.nodes(node.then) if own is None else self._in_steps(node.then, *own)
             self.nodes(node.other)
             self.turns -= by_turn
@@ -290,7 +290,7 @@ class Bodies:
 
     asked: on what they decide: conditions and counts; stored: names of the outputs that they store; lines: where a load or
     store stands first, by its name; by_rows: loads and stores of rows by number; fixed: dimensions whose coordinate the order
-    of tiles fixes.
+    of tiles fixes; counts: as of `counts_of_tiles`.
     """
 
     def __init__(self, program: Any):
@@ -303,6 +303,7 @@ class Bodies:
         tiles = [tile for *_, tile in program.calls.values() if tile is not None]
         coordinates = (each for tile in tiles for each in tile._coordinates.items())
         self.fixed = {name for name, x in coordinates if not isinstance(resolve(x), Expr)}
+        self.counts = counts_of_tiles(program.schedule, self.shared)
         self.asked: dict[Any, str | None] = {}
         self.stored: set[str] = set()
         self.by_rows: set[str] = set()

@@ -425,11 +425,10 @@ def value_of(x: Any, values: Mapping[Sym, int]) -> int:
 
 def outside(bodies: Any) -> Iterator[tuple[str, list[Any]]]:
     """Loads that may start outside along a dimension: in words, and conditions under which they do. bodies: as of `Bodies`."""
-    schedule, cluster, extent = bodies.program.schedule, bodies.layout.plan.cluster, bodies.shared.extent
-    units = {dim: axis.elements * cluster.get(dim, 1) for dim, axis in schedule.axes.items()}
-    counts = {coordinate(dim): (extent(dim) + unit - 1) // unit for dim, unit in units.items()}
+    cluster, extent = bodies.layout.plan.cluster, bodies.shared.extent
+    counts: dict[Sym, Any] = bodies.counts
     *_, m, n = (0, 0, *counts)
-    below = at_least_0(m - n if schedule.tiles.lower else 0)
+    below = at_least_0(m - n if bodies.program.schedule.tiles.lower else 0)
     seen = set[Any]()
     for visit in bodies.visits:
         for move in (move for own in visit.moves.values() for move in own if move.inside):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from tmapipe.model.layout import Layout
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, Let, every, resolve
 from tmapipe.protocol.tile import Tile
+from tmapipe.prove.problem import coordinate
 from tmapipe.prove.solver import Solver, arithmetic, replaced
 from tmapipe.prove.symbols import (
     WITHOUT_OPERATIONS,
@@ -25,6 +26,8 @@ from tmapipe.prove.symbols import (
     at_least_0,
     is_silent,
     leaf,
+    leaves,
+    modulo,
     operands,
     parts,
     tested,
@@ -418,3 +421,32 @@ def by_threads(part: Any, values: Any, columns: int | None) -> Any:
         return part
     buffer = attrs.evolve(part.buffer, tile=(*part.buffer.tile[:-1], stored))
     return attrs.evolve(part, tile=(*part.tile[:-1], stored), buffer=buffer)
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+#
+# The turns of a loop that a condition picks, such as those of one of several tiles that share the loop.
+
+
+def counts_of_tiles(schedule: Any, shared: Any) -> dict[Sym, Any]:
+    """How many tiles there are, by coordinate."""
+    units = {dim: axis.elements * shared.program.plan.cluster.get(dim, 1) for dim, axis in schedule.axes.items()}
+    return {coordinate(dim): (shared.extent(dim) + unit - 1) // unit for dim, unit in units.items()}
+
+
+def in_steps(
+    condition: Sym, index: Sym, count: Any, bodies: Any, facts: Collection[Sym]
+) -> tuple[Any, tuple[Sym, Any]] | None:
+    """Of a loop to *count*, the turns of which ``index % C == p`` holds, if that is the *condition* and 0 <= p < C is known:
+    (the index p + C * turn, (turn, how many there are)). bodies, facts: as of `Walk`."""
+    number = condition.args[0]
+    terms = parts(number)[1] if condition.op == "eq" and count is not None else {}
+    for each in (x for term in terms for x in (term, *term.args) if isinstance(x, Sym) and x.op == "div"):
+        by = each.args[1]
+        for p in (modulo(index, by) - number, modulo(index, by) + number):
+            known = [*facts, *(at_least_0(n - 1 - x) for x, n in bodies.counts.items() if x in leaves(p))]
+            others = (at_least_0(-1 - p), at_least_0(p - by))
+            if index not in leaves(p) | leaves(by) and not any(bodies.solver.possible([*known, x]) for x in others):
+                turn = leaf("index", *index.args[1:], condition.number)
+                return p + by * turn, (turn, (count - p + by - 1) // by)
+    return None
