@@ -42,6 +42,10 @@ def two(k, tile):
     return 2
 
 
+def none(k, tile):
+    return 0
+
+
 class Teams(tp.Schedule):
     """Two teams of a warp take tiles in turn. given, taken, skipped: slots of a tile, as each role says; forgets: a team that
     does not wait for its turn."""
@@ -106,6 +110,7 @@ def test_teams_that_skip_what_others_take_are_proved(slots):
         {"skipped": half},
         {"taken": one_less},
         {"taken": one_more},
+        {"taken": none},
         {"given": one_more, "taken": steps},
         {"given": one_less, "taken": one_less, "skipped": steps},
         {"given": twice, "taken": twice, "skipped": steps},
