@@ -245,7 +245,7 @@ class Schedule(Calls):
     def ring_slots(self, k: KernelContext, ring: str, tile: Tile) -> Any:
         """How many slots of the ring called *ring* a tile takes, for schedules whose rings differ. By default as many as
         `tile_slots` says. The arguments are those of `tile_slots`: *k*, *tile*."""
-        return self.tile_slots(k, tile)
+        return k.isa.evaluate(self.tile_slots, k, tile)
 
     def empty_value(self, bound: Bound) -> Any:
         """The value of the output if there is nothing to compute it from, such as a sum over no k. *bound* has the tensors.

@@ -46,6 +46,16 @@ def none(k, tile):
     return 0
 
 
+def two_at_most(k, tile):
+    return min(k.steps("a", "k"), 2)
+
+
+def none_of_one(k, tile):
+    if k.steps("a", "k") == 1:
+        return 0
+    return k.steps("a", "k")
+
+
 class Teams(tp.Schedule):
     """Two teams of a warp take tiles in turn. given, taken, skipped: slots of a tile, as each role says; forgets: a team that
     does not wait for its turn."""
@@ -95,7 +105,7 @@ def proof(given=steps, taken=None, skipped=None, forgets=None):
     return prove(trace(Formed()))
 
 
-@pytest.mark.parametrize("slots", [steps, one_less, one_more, twice, half, two])
+@pytest.mark.parametrize("slots", [steps, one_less, one_more, twice, half, two, two_at_most, none_of_one])
 def test_teams_that_skip_what_others_take_are_proved(slots):
     found = proof(slots)
     assert found.closed, found.why
