@@ -169,6 +169,43 @@ class Begun(Base):
         k.y.store_from(tile.b, tile.n * 64 - self.before(tile), values=self.values(k))
 
 
+class Chosen(Base):
+    """Tiles store their rows in a loop of *count* turns, as `store(k, tile, i, values)` says."""
+
+    over = "m"
+    load, work = Base.load, Base.work
+
+    def __init__(self, store, count=lambda k: k.steps("x", "n")):
+        super().__init__()
+        self.store, self.count = store, count
+        self.y = tp.ThreadStoreStage("m n", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        for i in range(self.count(k)):
+            with k.ring.produce() as slot:
+                slot.x.load_from(tile.m * EACH, i * 64)  # perhaps beyond the end
+
+    @work.jit
+    def drain(self, k, tile):
+        for i in range(self.count(k)):
+            self.store(k, tile, i, self.values(k))
+
+
+def later_by_even_tiles(k, tile, i, values):
+    """The same place in both arms, but not at the same turns."""
+    if tile.m % 2 == 0:
+        if i >= tile.m:
+            k.y.store(tile.also(n=i), values)
+    else:
+        k.y.store(tile.also(n=i), values)
+
+
+def twice(k, tile, i, values):
+    for _ in range(2):
+        k.y.store(tile.also(n=i), values)
+
+
 class Square(Base):
     """y has as many columns as rows, or *wide*. columns: of tile m, the number of the tile along n where it is stored."""
 
@@ -217,6 +254,7 @@ WRONG = {
     "by the next one, a turn later": (lambda: InTurns(lambda i, c, tiles: i % tiles == c + 1, 1), Kind.UNWRITTEN),
     "by the one before, a turn earlier": (lambda: InTurns(lambda i, c, tiles: i % tiles == c - 1, -1), Kind.UNWRITTEN),
     "pieces of two": (lambda: InTurns(lambda i, c, tiles: i % 3 == c % 3), Kind.SAME_OUTPUT),
+    "later turns of some tiles": (lambda: Chosen(later_by_even_tiles), Kind.UNWRITTEN),
     "the diagonal alone": (lambda: Square(lambda tile: tile.m), Kind.UNWRITTEN),
     "the first turn again": (lambda: InTurn(1, 0), Kind.SAME_OUTPUT),
     "a turn left out": (lambda: InTurn(1, 2), Kind.UNWRITTEN),
@@ -245,6 +283,12 @@ def test_the_wrong_one_is_found(name):
 def test_a_mask_that_leaves_columns_out_is_not_shown():
     report = Narrow(lambda values: values.columns < 23).check()
     assert report.ok and any("stored as a whole" in said for said in report.outputs), str(report)
+
+
+def test_what_is_stored_twice_may_leave_elements_out_too():
+    report = Chosen(twice, lambda k: 20).check()
+    assert Kind.SAME_OUTPUT in {finding.kind for finding in report.findings}
+    assert any("not shown to be stored as a whole" in said for said in report.outputs), str(report)
 
 
 @pytest.mark.parametrize("mask", [lambda v: (v.columns < 24) & (v > 0), lambda v: v.columns < v.rows])

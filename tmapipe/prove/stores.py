@@ -229,7 +229,7 @@ def _show(
         facts = frozenset(map(grid.where_one, visit.facts))
         if False not in facts:
             (some if stored else none).append(facts - {True})
-        name = tuple(tuple((move.at, move.loops) for move in moves) for moves in stored)
+        name = tuple(tuple((move.at, move.loops, move.sometimes) for move in moves) for moves in stored)
         if stored and name not in known:
             known[name] = _of_tile(output, grid, stored, solver)
         every = (move for moves in visit.moves.values() for move in moves)
