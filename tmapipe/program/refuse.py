@@ -36,7 +36,8 @@ def deep(value: Any, levels: int = 4) -> Any:
         return next((symbol for each in value if (symbol := deep(each, levels - 1)) is not None), None)
     if levels and type(value) is dict:
         return deep([*value.keys(), *value.values()], levels)
-    if levels and type(value).__hash__ not in (None, object.__hash__):  # as of a frozen dataclass: of its attributes
+    of_hash: Any = type(value).__hash__
+    if levels and of_hash not in (None, object.__hash__):  # as of a frozen dataclass: of its attributes
         names = chain(getattr(value, "__dict__", ()), *(getattr(each, "__slots__", ()) for each in type(value).__mro__))
         return deep([getattr(value, name, None) for name in names], levels - 1)
     return None
