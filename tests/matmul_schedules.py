@@ -14,6 +14,35 @@ import numpy as np
 import tmapipe as tp
 
 
+class OneRing(tp.Schedule):
+    """d = a b^T, with a and b in one ring. Subclasses replace parts, or say in `store` what becomes of the sums."""
+
+    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
+    ring = tp.BarrierRing(2, producer=load, consumer=math)
+    a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
+    b = tp.TmaLoadStage("n k", tile=(64, 64), ring=ring)
+    mma = tp.Wgmma(a, b)
+    d = tp.TmaStoreStage("m n", source=mma)
+
+    @load.jit
+    def fill(self, k, tile):
+        for step in range(k.steps("a", "k")):
+            with k.ring.produce() as slot:
+                slot.a.load(tile, k=step)
+                slot.b.load(tile, k=step)
+
+    @math.jit
+    def multiply(self, k, tile):
+        with k.mma.accumulate() as acc:
+            for _ in range(k.steps("a", "k")):
+                with k.ring.consume() as slot:
+                    acc.add(slot.a, slot.b)
+        self.store(k, tile, acc)
+
+    def store(self, k, tile, acc):
+        k.d.store(tile, acc)
+
+
 class TwoRings(tp.Schedule):
     """d = a b^T, with a and b in rings of their own, of different depths."""
 

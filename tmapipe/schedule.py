@@ -8,6 +8,7 @@ model. Subclass it to replace a body or a part.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,16 @@ from tmapipe.plan.declarations import PARTS, Declarations, check_roles, declare,
 from tmapipe.plan.model import Plan
 from tmapipe.plan.rings import arch_named
 from tmapipe.protocol.tile import Tile
-from tmapipe.tiles.order import Axis, TileOrder, axes_of, check_axes, check_relations, check_rows, with_order
+from tmapipe.tiles.order import (
+    MOST_TILES,
+    Axis,
+    TileOrder,
+    axes_of,
+    check_axes,
+    check_relations,
+    check_rows,
+    with_order,
+)
 from tmapipe.tiles.persistent import PersistentTiles
 
 if TYPE_CHECKING:
@@ -335,8 +345,16 @@ class Schedule(Calls):
         return on_model(self, bound, clusters, functools.partial(Machine, seed=seed, trace=trace))
 
     def cluster_count(self, shapes: dict[str, tuple[int, ...]]) -> int:
-        """How many clusters can work at once on the output's tile grid, for tensors of these *shapes*."""
-        return self.tiles.clusters(self.grid(lambda name, i: shapes[name][i]), self.declared.cluster)
+        """How many clusters can work at once on the output's tile grid, for tensors of these *shapes*.
+
+        Raises:
+            InputError: There are more tiles than a kernel can number.
+        """
+        clusters = self.tiles.clusters(self.grid(lambda name, i: shapes[name][i]), self.declared.cluster)
+        tiles = clusters * math.prod(self.declared.cluster.values())
+        rule = f"are too many: numbers of a kernel have 32 bits, so there are at most {MOST_TILES}"
+        require(tiles <= MOST_TILES, "tiles of the output", tiles, rule, "declare larger tiles")
+        return clusters
 
     def spans(self, shapes: dict[str, tuple[int, ...]]) -> int | None:
         """How many clusters a launch must have, for tensors of these *shapes*; None: any number of clusters share the

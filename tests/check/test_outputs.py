@@ -8,6 +8,7 @@ import pytest
 import tmapipe as tp
 from tests.check.mistakes.form import make
 from tests.check.slips import SLIPS, Slip
+from tests.matmul_schedules import OneRing
 from tests.sweeps import sample
 from tests.unit.errors import refused
 from tmapipe.check import Kind
@@ -83,14 +84,12 @@ def test_parts_of_sums_are_stored_as_a_whole():
 # ---- rows of groups --------------------------------------------------------------------------------------------------
 
 
-class Grouped(tp.Schedule):
+class Grouped(OneRing):
     """Rows of groups times a matrix each; *slip*: where a tile is stored."""
 
-    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
-    ring = tp.BarrierRing(2, producer=load, consumer=math)
-    a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
-    b = tp.TmaLoadStage("l n k", tile=(64, 64), ring=ring)
-    mma = tp.Wgmma(a, b)
+    load, math = OneRing.load, OneRing.math
+    b = tp.TmaLoadStage("l n k", tile=(64, 64), ring=OneRing.ring)
+    mma = tp.Wgmma(OneRing.a, b)
     d = tp.TmaStoreStage("m n", source=mma)
     tiles = tp.tiles.GroupedTiles(rows=64)
     slip = ""
@@ -98,19 +97,7 @@ class Grouped(tp.Schedule):
     def __init__(self, ascending=True):
         self.offsets = tp.Table("l", ascending=ascending)
 
-    @load.jit
-    def fill(self, k, tile):
-        for step in range(k.steps("a", "k")):
-            with k.ring.produce() as slot:
-                slot.a.load(tile, k=step)
-                slot.b.load(tile, k=step)
-
-    @math.jit
-    def multiply(self, k, tile):
-        with k.mma.accumulate() as acc:
-            for _ in range(k.steps("a", "k")):
-                with k.ring.consume() as slot:
-                    acc.add(slot.a, slot.b)
+    def store(self, k, tile, acc):
         if not self.slip:
             k.d.store(tile, acc)
         elif self.slip == "beyond the end of its group":

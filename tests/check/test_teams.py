@@ -48,6 +48,20 @@ def by_branch(k, tile):
     return 2
 
 
+def none(k, tile):
+    return 0
+
+
+def two_at_most(k, tile):
+    return min(k.steps("a", "k"), 2)
+
+
+def none_of_one(k, tile):
+    if k.steps("a", "k") == 1:
+        return 0
+    return k.steps("a", "k")
+
+
 class Teams(tp.Schedule):
     """Two teams of a warp take tiles in turn. given, taken, skipped: slots of a tile, as each role says; forgets: a team that
     does not wait for its turn."""
@@ -97,7 +111,7 @@ def proof(given=steps, taken=None, skipped=None, forgets=None):
     return prove(trace(Formed()))
 
 
-@pytest.mark.parametrize("slots", [steps, one_less, one_more, twice, half, two, by_branch])
+@pytest.mark.parametrize("slots", [steps, one_less, one_more, twice, half, two, by_branch, two_at_most, none_of_one])
 def test_teams_that_skip_what_others_take_are_proved(slots):
     found = proof(slots)
     assert found.closed, found.why
@@ -112,6 +126,7 @@ def test_teams_that_skip_what_others_take_are_proved(slots):
         {"skipped": half},
         {"taken": one_less},
         {"taken": one_more},
+        {"taken": none},
         {"given": one_more, "taken": steps},
         {"given": one_less, "taken": one_less, "skipped": steps},
         {"given": twice, "taken": twice, "skipped": steps},

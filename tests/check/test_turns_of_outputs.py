@@ -65,29 +65,30 @@ def of_all(k, tile):
 
 
 class InTurns(Base):
-    """Tiles side by side take pieces of their rows in turn, and each stores a number of z."""
+    """Tiles side by side take pieces of their rows in turn, and each stores a number of z. later: each piece is stored so many
+    turns later."""
 
     over = "m c"
     load, work = Base.load, Base.work
 
-    def __init__(self, mine):
+    def __init__(self, mine, later=0):
         super().__init__()
-        self.mine = mine
+        self.mine, self.later = mine, later
         self.y = tp.ThreadStoreStage("m n", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
         self.z = tp.ThreadStoreStage("m c", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
 
     @load.jit
     def fill(self, k, tile):
-        for i in range(k.steps("x", "n")):
+        for i in range(k.steps("x", "n") + self.later):
             with k.ring.produce() as slot:
-                slot.x.load(tile, n=i)
+                slot.x.load_from(tile.m * EACH, (i - self.later) * 64)
 
     @work.jit
     def drain(self, k, tile):
-        for i in range(k.steps("x", "n")):
+        for i in range(k.steps("x", "n") + self.later):
             values = self.values(k)
             if self.mine(i, tile.c, k.steps("z", "c")):
-                k.y.store(tile.also(n=i), values)
+                k.y.store(tile.also(n=i - self.later), values)
         k.z.store(tile, k.full("x", 0.0))
 
 
@@ -168,7 +169,68 @@ class Begun(Base):
         k.y.store_from(tile.b, tile.n * 64 - self.before(tile), values=self.values(k))
 
 
+class Chosen(Base):
+    """Tiles store their rows in a loop of *count* turns, as `store(k, tile, i, values)` says."""
+
+    over = "m"
+    load, work = Base.load, Base.work
+
+    def __init__(self, store, count=lambda k: k.steps("x", "n")):
+        super().__init__()
+        self.store, self.count = store, count
+        self.y = tp.ThreadStoreStage("m n", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        for i in range(self.count(k)):
+            with k.ring.produce() as slot:
+                slot.x.load_from(tile.m * EACH, i * 64)  # perhaps beyond the end
+
+    @work.jit
+    def drain(self, k, tile):
+        for i in range(self.count(k)):
+            self.store(k, tile, i, self.values(k))
+
+
+def later_by_even_tiles(k, tile, i, values):
+    """The same place in both arms, but not at the same turns."""
+    if tile.m % 2 == 0:
+        if i >= tile.m:
+            k.y.store(tile.also(n=i), values)
+    else:
+        k.y.store(tile.also(n=i), values)
+
+
+def twice(k, tile, i, values):
+    for _ in range(2):
+        k.y.store(tile.also(n=i), values)
+
+
+class Square(Base):
+    """y has as many columns as rows, or *wide*. columns: of tile m, the number of the tile along n where it is stored."""
+
+    over = "m"
+    load, work = Base.load, Base.work
+
+    def __init__(self, columns, wide=None):
+        super().__init__()
+        self.columns = columns
+        self.relations = (tp.Dim("n", size=wide) if wide else tp.Dim("n", of="m"),)
+        self.x = tp.TmaLoadStage("m k", tile=(EACH, 64), ring=self.ring, dtype="fp32")
+        self.y = tp.ThreadStoreStage("m n", tile=(EACH, 64), role=self.work, vector=4, dtype="fp32")
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile, k=0)
+
+    @work.jit
+    def drain(self, k, tile):
+        k.y.store(tile.also(n=self.columns(tile)), self.values(k))
+
+
 RIGHT = {
+    "one column of tiles": lambda: Square(lambda tile: 0, 64),
     "strided": lambda: Strided(),
     "pieces in turn": lambda: InTurns(lambda i, c, tiles: i % tiles == c),
     "a turn before the loop": lambda: InTurn(),
@@ -189,7 +251,11 @@ WRONG = {
     "in turns of four": (lambda: InTurns(lambda i, c, tiles: i % 4 == c), Kind.UNWRITTEN),
     "in turns of one more": (lambda: InTurns(lambda i, c, tiles: i % (tiles + 1) == c), Kind.UNWRITTEN),
     "by the next one": (lambda: InTurns(lambda i, c, tiles: i % tiles == c + 1), Kind.UNWRITTEN),
+    "by the next one, a turn later": (lambda: InTurns(lambda i, c, tiles: i % tiles == c + 1, 1), Kind.UNWRITTEN),
+    "by the one before, a turn earlier": (lambda: InTurns(lambda i, c, tiles: i % tiles == c - 1, -1), Kind.UNWRITTEN),
     "pieces of two": (lambda: InTurns(lambda i, c, tiles: i % 3 == c % 3), Kind.SAME_OUTPUT),
+    "later turns of some tiles": (lambda: Chosen(later_by_even_tiles), Kind.UNWRITTEN),
+    "the diagonal alone": (lambda: Square(lambda tile: tile.m), Kind.UNWRITTEN),
     "the first turn again": (lambda: InTurn(1, 0), Kind.SAME_OUTPUT),
     "a turn left out": (lambda: InTurn(1, 2), Kind.UNWRITTEN),
     "no last turn": (lambda: InTurn(1, None, -1), Kind.UNWRITTEN),
@@ -217,6 +283,12 @@ def test_the_wrong_one_is_found(name):
 def test_a_mask_that_leaves_columns_out_is_not_shown():
     report = Narrow(lambda values: values.columns < 23).check()
     assert report.ok and any("stored as a whole" in said for said in report.outputs), str(report)
+
+
+def test_what_is_stored_twice_may_leave_elements_out_too():
+    report = Chosen(twice, lambda k: 20).check()
+    assert Kind.SAME_OUTPUT in {finding.kind for finding in report.findings}
+    assert any("not shown to be stored as a whole" in said for said in report.outputs), str(report)
 
 
 @pytest.mark.parametrize("mask", [lambda v: (v.columns < 24) & (v > 0), lambda v: v.columns < v.rows])

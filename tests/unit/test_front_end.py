@@ -48,7 +48,7 @@ def truth_of_others(k, n, m):
 
 
 def membership(k, n, m):
-    return n in (1, m), n not in [2], n in range(4), (n in (1, 2)) + 1
+    return n in (1, m), n not in [2], n in range(4), (n in (1, 2)) + 1, "a" in {"a": n}, "b" not in {"a": n}
 
 
 def extremes(k, n, m):

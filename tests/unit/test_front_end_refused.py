@@ -210,6 +210,32 @@ def key_of_a_display(k, n):
     return {n: 2}  # here
 
 
+@dataclasses.dataclass(frozen=True)
+class Place:
+    x: object
+
+
+def tuple_in_a_set(k, n):
+    k.act((n, 0) in {(0, 0)})  # here
+
+
+def tuple_among_keys(k, n):
+    keys = {(0, 0): 1}.keys()
+    k.act((n, 0) in keys)  # here
+
+
+def object_that_is_hashed_by_a_number(k, n):
+    k.act(Place(n) in {Place(0)})  # here
+
+
+def keys_of_a_list(k, n):
+    k.act(len(dict.fromkeys([n, 0])))  # here
+
+
+def counts_of_a_list(k, n):
+    k.act(collections.Counter([(n, 0), (0, 0)])[0, 0])  # here
+
+
 def element_of_a_set(k, n):
     return {n, 2}  # here
 

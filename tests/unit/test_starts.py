@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
+from tests.matmul_schedules import OneRing
 from tests.unit.errors import refused
 
 
@@ -340,30 +341,14 @@ def test_several_warps_do_not_store_a_slot_several_times(source):
     refused(Several().plan, argument="TmaStoreStage(y).role", value=["store"], rule="one role of one warp")
 
 
-class Indented(tp.Schedule):
+class Indented(OneRing):
     """d[m + 5, n + 8] = sum over k of a[m, k] b[n, k]: accumulators that are stored from another element on."""
 
-    load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
-    ring = tp.BarrierRing(3, producer=load, consumer=math)
-    a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
-    b = tp.TmaLoadStage("n k", tile=(64, 64), ring=ring)
-    mma = tp.Wgmma(a, b)
-    d = tp.TmaStoreStage("p q", source=mma)
+    load, math = OneRing.load, OneRing.math
+    d = tp.TmaStoreStage("p q", source=OneRing.mma)
     over = "m n"
 
-    @load.jit
-    def fill(self, k, tile):
-        for step in range(k.steps("a", "k")):
-            with k.ring.produce() as slot:
-                slot.a.load(tile, k=step)
-                slot.b.load(tile, k=step)
-
-    @math.jit
-    def multiply(self, k, tile):
-        with k.mma.accumulate() as acc:
-            for _ in range(k.steps("a", "k")):
-                with k.ring.consume() as slot:
-                    acc.add(slot.a, slot.b)
+    def store(self, k, tile, acc):
         k.d.store_from(tile.m * 64 + 5, tile.n * 64 + 8, values=acc, epilogue=lambda sums: sums + 1)
 
 

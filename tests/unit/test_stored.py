@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tmapipe as tp
+from tests.matmul_schedules import OneRing
 from tests.oracle.result_forms import Centered, Chained, InPlace, Overlapped, TwoStages
 from tests.unit.errors import refused
 from tmapipe.check import Kind
@@ -251,14 +252,11 @@ def test_only_the_producer_publishes():
         Told().check()
 
 
-class AfterMatmul(tp.Schedule):
+class AfterMatmul(OneRing):
     """d = a b^T, and e = 2 d."""
 
-    load, math, again, last = tp.Role(warps=1), tp.Role(warpgroups=1), tp.Role(warps=1), tp.Role(warps=1)
-    ring = tp.BarrierRing(2, producer=load, consumer=math)
-    a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
-    b = tp.TmaLoadStage("n k", tile=(64, 64), ring=ring)
-    mma = tp.Wgmma(a, b, in_flight=0)
+    load, math, again, last = OneRing.load, OneRing.math, tp.Role(warps=1), tp.Role(warps=1)
+    mma = tp.Wgmma(OneRing.a, OneRing.b, in_flight=0)
     d = tp.TmaStoreStage("m n", source=mma)
     done = tp.BarrierRing(1, producer=math, consumer=(again, last))
     written = tp.StoredStage(d, ring=done)
@@ -266,19 +264,7 @@ class AfterMatmul(tp.Schedule):
     w = tp.TmaLoadStage("m n", tile=(64, 64), ring=back).of_result(d)
     e = tp.TmaStoreStage("m n", tile=(64, 64), role=last)
 
-    @load.jit
-    def fill(self, k, tile):
-        for step in range(k.steps("a", "k")):
-            with k.ring.produce() as slot:
-                slot.a.load(tile, k=step)
-                slot.b.load(tile, k=step)
-
-    @math.jit
-    def multiply(self, k, tile):
-        with k.mma.accumulate() as acc:
-            for _ in range(k.steps("a", "k")):
-                with k.ring.consume() as slot:
-                    acc.add(slot.a, slot.b)
+    def store(self, k, tile, acc):
         with k.done.produce() as done:
             k.d.store(tile, acc)
             done.written.publish()

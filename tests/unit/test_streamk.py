@@ -118,6 +118,12 @@ def test_refused(shares):
     refused(StreamKTiles, shares=shares, argument="StreamKTiles(shares)", value=shares, rule="positive number")
 
 
+def test_more_steps_than_numbers():
+    order = StreamKTiles(shares=132)
+    assert order.pieces(2**19, 2**11) == (1, 2)
+    refused(order.pieces, 2**20, 2**11, argument="steps of all tiles", value=2**31, rule="too many")
+
+
 def test_teams_are_refused():
     order = StreamKTiles(shares=2)
     bound = order.bind(Worker({}, 0, 0, 1, 4), {"s": 2, "m": 1, "n": 1}, None)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tmapipe as tp
+from tests.matmul_schedules import OneRing
 from tests.oracle.copy_forms import Mapped
 from tests.unit.errors import refused
 
@@ -72,27 +73,11 @@ def test_types_and_vectors(vector, dtype):
 
 
 def test_accumulators_and_starts_anywhere():
-    class Sums(tp.Schedule):
-        load, math = tp.Role(warps=1), tp.Role(warpgroups=1)
-        ring = tp.BarrierRing(2, producer=load, consumer=math)
-        a = tp.TmaLoadStage("m k", tile=(64, 64), ring=ring)
-        b = tp.TmaLoadStage("n k", tile=(64, 64), ring=ring)
-        mma = tp.Wgmma(a, b)
+    class Sums(OneRing):
+        load, math = OneRing.load, OneRing.math
         d = tp.ThreadStoreStage("m n", tile=(64, 64), role=math, vector=4)
 
-        @load.jit
-        def fill(self, k, tile):
-            for step in range(k.steps("a", "k")):
-                with k.ring.produce() as slot:
-                    slot.a.load(tile, k=step)
-                    slot.b.load(tile, k=step)
-
-        @math.jit
-        def multiply(self, k, tile):
-            with k.mma.accumulate() as acc:
-                for _ in range(k.steps("a", "k")):
-                    with k.ring.consume() as slot:
-                        acc.add(slot.a, slot.b)
+        def store(self, k, tile, acc):
             k.d.store_from(64 * tile.m - self.up, 64 * tile.n - self.left, values=acc.values())
 
     a, b = (np.random.default_rng(i).integers(-2, 3, (90, 72)).astype(np.float16) for i in range(2))

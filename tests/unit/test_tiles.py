@@ -95,6 +95,16 @@ def test_clusters_take_spans_of_tiles(problem, each):
         assert [found[i, 0] for i in range(spans)] == [numbers[i * each : (i + 1) * each] for i in range(spans)]
 
 
+@pytest.mark.parametrize("tiles", [PersistentTiles(), tp.tiles.DynamicTiles(), tp.tiles.GridTiles()])
+def test_more_tiles_than_numbers(tiles):
+    """A kernel would find none of them, and leave the output as it is."""
+    schedule, shapes = tp.schedules.Copy((1, 16), stages=1, pending=0), {"x": (2**20, 2**15), "y": (2**20, 2**15)}
+    schedule.tiles = tiles
+    refused(schedule.cluster_count, shapes, argument="tiles of the output", value=2**31, rule="too many")
+    few = dict.fromkeys(shapes, (2**19, 2**15))
+    assert schedule.cluster_count(few) == 2**30
+
+
 def test_a_grid_launches_as_many_clusters_as_tiles_of_one_each():
     order, grid, cluster = tp.tiles.GridTiles(Grouped(1)), {"m": 300, "n": 5}, {"m": 2}
     tiles = order.clusters(grid, cluster)

@@ -22,6 +22,7 @@ from tmapipe.errors import InputError, is_count, require
 #: the contiguous dimension (https://github.com/triton-lang/triton/issues/7385).
 ALIGNMENT = 16
 MAX_BOX = 256  # elements along one extent of a box
+MOST_EXTENT = 2**31 - 2**18  # of a tensor: places up to a tile beyond its end are numbers of 32 bits
 MAX_BYTES = 227 * 1024  # of a box: shared memory of a CTA. Not documented; the driver (13.0, H200) refuses 240 KB
 MAX_STRIDE = 2**40  # bytes
 MAX_STEP = 8  # elements

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tmapipe.base.arithmetic import Dim, DType, dtype_of, fp32
-from tmapipe.base.tma_rules import ALIGNMENT, check_address, check_contiguous, check_strides
+from tmapipe.base.tma_rules import ALIGNMENT, MOST_EXTENT, check_address, check_contiguous, check_strides
 from tmapipe.bind import Bound, check_apart, check_ascending, check_kind, check_memory, is_torch, made_as
 from tmapipe.errors import InputError, require
 from tmapipe.stage import LoadStage
@@ -365,8 +365,8 @@ def _check_layout(name: str, tensor: Any, vector: int) -> None:
     check_contiguous(f"{name}.stride", shape, strides, fix)
     other = "declare a CpAsyncLoadStage or a ThreadStoreStage" if not vector else "pass a smaller vector="
     check_strides(f"{name}.stride", shape, strides, tensor.itemsize, unit, who, other)
-    if any(extent >= 2**31 for extent in shape):
-        raise InputError(f"{name}.shape", shape, "extents are below 2^31 elements", "split the tensor")
+    rule = f"has extents of at most {MOST_EXTENT} elements, since places in a tensor have 32 bits"
+    require(max(shape, default=0) <= MOST_EXTENT, f"{name}.shape", shape, rule, "split the tensor")
     if is_torch(tensor):
         check_address(f"{name}.data_ptr()", tensor.data_ptr(), unit)
 

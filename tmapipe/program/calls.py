@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import contextlib
 import functools
 import inspect
@@ -240,8 +241,8 @@ class Calls(Refusals):
             for each in arguments:
                 if not callable(each):
                     self.items(each)
-        if kind is dict and arguments and isinstance(arguments[0], (list, tuple)):
-            self.key([pair[0] for pair in arguments[0]])
+        if issubclass(kind, dict) and arguments and isinstance(arguments[0], (list, tuple)):
+            self.key(arguments[0] if issubclass(kind, collections.Counter) else [pair[0] for pair in arguments[0]])
         start = inspect.getattr_static(kind, "__init__", None)
         plain = type(kind).__call__ is type.__call__ and kind.__new__ is object.__new__
         if plain and is_users(start):
@@ -268,7 +269,7 @@ class Calls(Refusals):
         if target is not None and not isinstance(target, types.ModuleType):
             if mutates(target, name):
                 self.changes(target, f"`.{name}()`")
-            if isinstance(target, (dict, set, frozenset)):
+            if isinstance(target, (dict, set, frozenset)) or name == "fromkeys":
                 self.key(arguments[:1])
             if isinstance(target, str):
                 self.text((arguments, named))

@@ -8,6 +8,7 @@ import collections
 import sys
 import types
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -35,6 +36,10 @@ def deep(value: Any, levels: int = 4) -> Any:
         return next((symbol for each in value if (symbol := deep(each, levels - 1)) is not None), None)
     if levels and type(value) is dict:
         return deep([*value.keys(), *value.values()], levels)
+    of_hash: Any = type(value).__hash__
+    if levels and of_hash not in (None, object.__hash__):  # as of a frozen dataclass: of its attributes
+        names = chain(getattr(value, "__dict__", ()), *(getattr(each, "__slots__", ()) for each in type(value).__mro__))
+        return deep([getattr(value, name, None) for name in names], levels - 1)
     return None
 
 
@@ -370,10 +375,11 @@ class Refusals:
 
     def contains(self, value: Any, among: Any, not_: bool) -> Any:
         value, among = resolve(value), resolve(among)
-        if not symbolic(value) and deep(among) is None:
-            return (value not in among) if not_ else (value in among)
-        if isinstance(among, (set, frozenset, dict)):
+        hashed = isinstance(among, (collections.abc.Set, collections.abc.Mapping))
+        if hashed:
             self.key(value)
+        if hashed or (not symbolic(value) and deep(among) is None):
+            return (value not in among) if not_ else (value in among)
         if isinstance(among, range) and symbolic(value) and among.step == 1:
             inside: Any = (value >= among.start) & (value < among.stop)
         elif isinstance(among, (tuple, list, collections.deque)):

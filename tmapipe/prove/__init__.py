@@ -28,7 +28,8 @@ from tmapipe.program import ONE_AT_A_TIME, Traced, trace
 from tmapipe.prove.bodies import Bodies, look_at_loops
 from tmapipe.prove.joint import prove
 from tmapipe.prove.outputs import Outputs, look_at_outputs, uneven_starts
-from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, outside, run_problem, solutions
+from tmapipe.prove.outside import outside
+from tmapipe.prove.problem import OF_CLUSTER, Problem, Sizes, TooLarge, run_problem, solutions
 from tmapipe.prove.symbols import Sym, made, parts
 
 if TYPE_CHECKING:

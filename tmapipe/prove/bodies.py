@@ -18,19 +18,18 @@ from tmapipe.plan.model import Load, Plan, Store
 from tmapipe.program import replay
 from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, every, resolve
 from tmapipe.protocol.tile import Tile
+from tmapipe.prove.outside import BY_ENGINES, Part, part_read
 from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Problem, Visit, coordinate, every_cluster, is_turn
-from tmapipe.prove.shared import BY_ENGINES, Part, Shared, bounds, by_threads, part_read
+from tmapipe.prove.shared import Shared, bounds, by_threads, counts_of_tiles, in_steps
 from tmapipe.prove.solver import Solver, arithmetic, replaced
-from tmapipe.prove.symbols import Sym, at_least_0, in_steps, leaf, leaves, named, negated, parts, text, truth
+from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, named, negated, parts, text, truth
 from tmapipe.prove.walker import INLINE, Walker
 
 # ---- body walk -------------------------------------------------------------------------------------------------------
-#
-# One warp's way through the traced program, each loop once, with the moves of tiles that it comes to.
 
 
 class Walk(Walker):
-    """One warp's way through the program, each loop once.
+    """One warp's way through the traced program, each loop once, with the moves of tiles that it comes to.
 
     found: its moves at a tile; before: those before the first tile; where: the line at which it is.
     """
@@ -107,7 +106,7 @@ class Walk(Walker):
         if outcome is None:
             by_turn = any(map(is_turn, leaves(condition)))
             self.turns += by_turn
-            own = in_steps(condition, *self.loops[-1]) if by_turn and self.loops else None
+            own = in_steps(condition, *self.loops[-1], self.bodies, self.facts) if by_turn and self.loops else None
             self.nodes(node.then) if own is None else self._in_steps(node.then, *own)
             self.nodes(node.other)
             self.turns -= by_turn
@@ -292,7 +291,7 @@ class Bodies:
 
     asked: on what they decide: conditions and counts; stored: names of the outputs that they store; lines: where a load or
     store stands first, by its name; by_rows: loads and stores of rows by number; fixed: dimensions whose coordinate the order
-    of tiles fixes.
+    of tiles fixes; counts: as of `counts_of_tiles`.
     """
 
     def __init__(self, program: Any):
@@ -304,6 +303,7 @@ class Bodies:
         self.ends = {id(last): last for _, last, _ in program.calls.values()}
         coordinates = (each for *_, tile in program.calls.values() if tile for each in tile._coordinates.items())
         self.fixed = {name for name, x in coordinates if not isinstance(resolve(x), Expr)}
+        self.counts = counts_of_tiles(program.schedule, self.shared)
         self.asked: dict[Any, str | None] = {}
         self.stored: set[str] = set()
         self.by_rows: set[str] = set()

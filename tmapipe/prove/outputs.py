@@ -262,7 +262,7 @@ def _looked_at(bodies: Bodies, grid: Grid, left: list[tuple[Output, Shown]]) -> 
         if whole:
             found.append(whole)
             partly.append(name)
-        elif shown.whole and not shown.apart:
+        elif shown.whole and (clash or not shown.apart):
             open_.append(f"{name} is not shown to be stored as a whole for every shape: {shown.whole}")
     return Outputs(tuple(found), tuple(open_), tuple(partly))
 

@@ -1,9 +1,8 @@
 """Concrete problems, that is shapes of tensors, a cluster and tables: how one is run, and how one is found in which given
-conditions hold, or a load starts outside of its tensor. And moves, by which bodies are described."""
+conditions hold. And moves, by which bodies are described."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,11 +15,11 @@ from tmapipe.check.linear import LinearCheck, look
 from tmapipe.errors import PipelineError
 from tmapipe.isa import Access, Proxy, Start, declared, proxy_of
 from tmapipe.model.layout import Layout, Shapes, locate
-from tmapipe.plan.model import Load, Plan, Store
+from tmapipe.plan.model import Plan
 from tmapipe.program import operations
 from tmapipe.program.expressions import Call, every
 from tmapipe.prove.solver import replaced
-from tmapipe.prove.symbols import Sym, at_least_0, leaf, leaves, parts
+from tmapipe.prove.symbols import Sym, leaf, parts
 
 if TYPE_CHECKING:
     from tmapipe.schedule import Schedule
@@ -416,61 +415,3 @@ def _distance(x: Any, values: Mapping[Sym, int]) -> int:
 def value_of(x: Any, values: Mapping[Sym, int]) -> int:
     """The number that a formula has with these values of all its leaves."""
     return int(replaced(x, values))
-
-
-# ---- outside ---------------------------------------------------------------------------------------------------------
-#
-# Whether loads start inside of their tensors, stores by engines at 0 or later, and reads stay inside of their slots, for every
-# shape: shown by the solver, from how many tiles and turns there are.
-# What the order of tiles says of coordinates that are not those of its grid, such as parts of k, is taken for granted.
-
-
-def outside(bodies: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Loads and stores that may start outside along a dimension, and reads that may leave their slot: in words, and conditions
-    under which they do. bodies: as of `Bodies`."""
-    schedule, cluster, extent = bodies.program.schedule, bodies.layout.plan.cluster, bodies.shared.extent
-    units = {dim: axis.elements * cluster.get(dim, 1) for dim, axis in schedule.axes.items()}
-    counts = {coordinate(dim): (extent(dim) + unit - 1) // unit for dim, unit in units.items()}
-    *_, m, n = (0, 0, *counts)
-    below = at_least_0(m - n if schedule.tiles.lower else 0)
-    seen = set[Any]()
-    for visit in bodies.visits:
-        for move in (move for own in visit.moves.values() for move in own if move.inside):
-            part: Any = move.part
-            limits = map(extent, part.dims) if isinstance(part, (Load, Store)) else part.limits
-            for dim, start, span, limit in zip(
-                part.dims, move.at, getattr(part, "span", part.dims), limits, strict=True
-            ):
-                key, loops = (part.name, dim, start, move.loops, visit.facts), dict(move.loops)
-                found = {x for each in (start, *loops.values()) for x in leaves(each) if is_coordinate(x)}
-                if key in seen or key[:2] in seen or not found <= counts.keys():
-                    continue
-                seen.add(key)
-                known = [*visit.facts, below, *_scaled(start, counts)]
-                for x, count in (loops | {x: counts[x] for x in counts if x in found}).items():
-                    known += [at_least_0(x), count is None or at_least_0(count - 1 - x)]
-                    if isinstance(count, Sym) and count.op == "div" and count.args[1] in counts.values():
-                        known.append(
-                            at_least_0(count.args[0] - count.args[1] * (x + 1))
-                        )  # turns that go on by as many tiles
-                cases = [[-1 - start]]
-                if not isinstance(part, Store):  # which writes nothing beyond the end
-                    beyond = start - span * (cluster.get(dim, 1) - 1)
-                    cases.append([beyond - 1, beyond - limit])
-                for case in cases:
-                    facts = [*map(at_least_0, case), *known]
-                    if bodies.solver.possible(facts):
-                        seen.add(key[:2])
-                        said = f"{part.name} is not shown to start inside of its tensor along {dim}"
-                        if not isinstance(part, (Load, Store)):
-                            said = f"{part.name} is not shown to stay inside of its tile"
-                        yield said, [fact for fact in facts if isinstance(fact, Sym)]
-
-
-def _scaled(start: Any, counts: Mapping[Sym, Any]) -> Iterator[Any]:
-    """What holds of quotients p * g // C of a coordinate p of C: they are at least 0, and less than g."""
-    quotients = [term for term in parts(start)[1] if term.op == "div"]
-    for term, (p, count) in itertools.product(quotients, counts.items()):
-        for g in leaves(term.args[0]):
-            if g.args[0] == "extent" and term.args == (p * g, count):
-                yield from (at_least_0(term), at_least_0(g - 1 - term))

@@ -86,13 +86,13 @@ def _compare(test: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def skipped(slot: Any, parity: Any, slots: Any, stages: int, ring: str) -> tuple[Any, Any]:
-    """(slot, parity) so many slots later in a ring. None if where it starts is no position in this ring."""
+    """(slot, parity) so many slots later in a ring. None if it starts at no known position of the ring."""
     if isinstance(parity, Sym) and parity.op == "parity after" and parity.args[2:] == (stages, ring):
         base, before = parity.args[:2]
         if slot is not after("slot after", base, before, stages, ring):
             return None, None
         slots = slots + before
-    elif isinstance(slot, Sym) or isinstance(parity, Sym):
+    elif not (isinstance(slot, int) and isinstance(parity, int)):
         return None, None
     else:
         base = slot + stages * parity

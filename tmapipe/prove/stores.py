@@ -229,7 +229,7 @@ def _show(
         facts = frozenset(map(grid.where_one, visit.facts))
         if False not in facts:
             (some if stored else none).append(facts - {True})
-        name = tuple(tuple((move.at, move.loops) for move in moves) for moves in stored)
+        name = tuple(tuple((move.at, move.loops, move.sometimes) for move in moves) for moves in stored)
         if stored and name not in known:
             known[name] = _of_tile(output, grid, stored, solver)
         every = (move for moves in visit.moves.values() for move in moves)
@@ -290,14 +290,15 @@ def _reaches(output: Output, grid: Grid, axes: Axes, none: list[frozenset[Sym]],
     first = dict.fromkeys(_free(grid, axes), 0)  # there is such a tile along each dimension
     if any(solver.possible([replaced(fact, first) for fact in facts]) for facts in none):
         return "not all tiles store it"
+    keys = [key for axis in axes for key in axis.keys]
+    if len(set(keys)) < len(keys):
+        return "along two dimensions one coordinate says where a tile starts"
     for name, axis in zip(output.store.dims, axes, strict=True):
         if axis.key is not None and is_coordinate(axis.key) and axis.turn is None:
-            of = axis.key.args[1]
+            of, end = axis.key.args[1], axis.stride * grid.tiles(axis.key.args[1])
             if not isinstance(axis.shift, Sym) and not grid.reaches(name, axis.stride, of):
                 return f"there may be fewer tiles than {name} has elements for"
-            if isinstance(axis.shift, Sym) and not _covers(
-                grid, name, axis.shift, axis.stride * grid.tiles(of), solver
-            ):
+            if isinstance(axis.shift, Sym) and not _covers(grid, name, axis.shift, end, solver):
                 return _begins(name, axis)
     return ""
 

@@ -299,20 +299,6 @@ def truth(value: Any) -> Any:
     return value if value.condition else negated(is_0(value))
 
 
-def in_steps(condition: Sym, index: Sym, count: Any) -> tuple[Any, tuple[Sym, Any]] | None:
-    """Of a loop to *count*, the turns of which ``index % C == p`` holds, if that is the *condition*: (the index p + C * turn,
-    (turn, how many there are))."""
-    number = condition.args[0]
-    terms = parts(number)[1] if condition.op == "eq" and count is not None else {}
-    for each in (x for term in terms for x in (term, *term.args) if isinstance(x, Sym) and x.op == "div"):
-        by = each.args[1]
-        for p in (modulo(index, by) - number, modulo(index, by) + number):
-            if index not in leaves(p) | leaves(by):
-                turn = leaf("index", *index.args[1:], condition.number)
-                return p + by * turn, (turn, (count - p + by - 1) // by)
-    return None
-
-
 # ---- text ---------------------------------------------------------------------------------------------------------------
 
 

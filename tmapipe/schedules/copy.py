@@ -12,7 +12,7 @@ from typing import Any
 from tmapipe import calling
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, int32
-from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.base.tma_rules import ALIGNMENT, MOST_EXTENT
 from tmapipe.bind import check_kind, check_memory
 from tmapipe.bind.tensors import as_words, in_integers, in_words, match, new_like, strides_of
 from tmapipe.calling import remember
@@ -47,7 +47,7 @@ RESIDENT = 1024  # threads that copy runs on a multiprocessor, with 64 registers
 SHORT, FEW_VALUES = 4, 16  # times that so many CTAs take one tile each; elements of a thread that 32 registers hold
 FEW = 8  # times that so many CTAs take a few tiles each, up to which the last ones count
 PIECE = 4096  # bytes of a tile of runs
-MOST_ELEMENTS = (1 << 31) - (1 << 16)  # of memory that tiles begin in: places have 32 bits
+MOST_ELEMENTS = MOST_EXTENT  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
 LARGE, MOST_TILE = 32 << 20, 32 << 10  # bytes from which on bytes count, and of a tile of rows at most
 WASTE = 1.1  # times the bytes of rows' sectors, from which on runs load too much between them

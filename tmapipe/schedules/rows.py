@@ -13,7 +13,7 @@ from tmapipe import calling, math
 from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base import MulticastGroup
 from tmapipe.base.arithmetic import Dim, ceil_div, fp32
-from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.base.tma_rules import ALIGNMENT, MOST_EXTENT
 from tmapipe.bind import check_kind
 from tmapipe.bind.tensors import address_of, as_matrix, is_contiguous, new_like
 from tmapipe.calling import remember_by_name
@@ -54,7 +54,7 @@ from tmapipe.tiles.persistent import Grouped, PersistentTiles
 
 
 BEFORE = 8  # elements before the first number of a column or a row: a multiple of 16 bytes of any type
-MOST_ELEMENTS = 1 << 31  # of a tensor that is seen as a vector: places along it have 32 bits
+MOST_ELEMENTS = MOST_EXTENT  # of a tensor that is seen as a vector: places along it have 32 bits
 
 
 class Rows(Schedule):

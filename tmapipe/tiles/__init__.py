@@ -18,7 +18,7 @@ from tmapipe.plan.declarations import Declarations
 from tmapipe.plan.model import RoleWarps
 from tmapipe.protocol.tile import Tile, cluster_coordinate, within
 from tmapipe.tiles.dynamic import DynamicTiles, FetchedTiles, GpcTiles, GridTiles
-from tmapipe.tiles.order import Axis, ExtentOf, TileOrder, TilesOfRole
+from tmapipe.tiles.order import MOST_TILES, Axis, ExtentOf, TileOrder, TilesOfRole
 from tmapipe.tiles.persistent import (
     Backwards,
     Columns,
@@ -226,7 +226,12 @@ class StreamKTiles(PartTiles):
         """The least and the most pieces of a tile, for *tiles* tiles (in units of clusters) of *steps* steps.
 
         The boundaries of shares are ceil(tiles * steps / shares) steps apart.
+
+        Raises:
+            InputError: There are more steps than a kernel can number.
         """
+        rule = f"are too many: numbers of a kernel have 32 bits, so there are at most {MOST_TILES}"
+        require(tiles * steps <= MOST_TILES, "steps of all tiles", tiles * steps, rule, "use larger tiles, or SplitK")
         least = ceil_div(steps, max(1, ceil_div(tiles * steps, self.shares)))
         return least, least + 1
 

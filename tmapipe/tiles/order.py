@@ -25,6 +25,7 @@ from tmapipe.store_pipeline import StoreStage
 # The dimensions of the grid of output tiles, and what each is divided into.
 
 
+MOST_TILES = 2**31 - 2**16  # so that the next tile of each CTA, behind the last one, has a number of 32 bits
 ExtentOf = Callable[[str, int], Any]  # gives the extent of a stage's tensor along its dimension of this number
 Gpcs = Callable[[], Sequence[Sequence[int]]]  # gives the multiprocessors of each GPC
 
