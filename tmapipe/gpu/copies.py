@@ -17,10 +17,11 @@ from cutlass.cute.nvgpu import cpasync
 
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.gpu import L2_POLICIES, WORDS, Descriptor, RowsOfTile, address_of, control, cute_type, inside_of, pieces_of
+from tmapipe.gpu import L2_POLICIES, WORDS, Descriptor, address_of, control, cute_type, pieces_of
 from tmapipe.gpu.control import emit_ptx, emits
 from tmapipe.gpu.fragments import GpuWarp
 from tmapipe.gpu.matmuls import at_peer
+from tmapipe.gpu.rows import RowsOfTile, inside_of
 from tmapipe.gpu.sums import Spread, width_of
 from tmapipe.isa import ops
 from tmapipe.isa.fragment import Fragment, Span

@@ -16,9 +16,10 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 from cutlass.cutlass_dsl import T
 
-from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape, row_step, slot_layout
+from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape, slot_layout
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, chosen, emit_ptx, masked, widened
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
+from tmapipe.gpu.rows import row_step
 from tmapipe.gpu.sums import Sums, loaded
 from tmapipe.isa.fragment import Accesses, Fragment, Gaps, Place, RawFunction, SlotRef, Span, call_raw
 from tmapipe.isa.ops import Isa

@@ -15,8 +15,9 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
 from tmapipe.base.arithmetic import DType
-from tmapipe.gpu import control, cute_type, vector_at, vectors_of_part
+from tmapipe.gpu import control, cute_type
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
+from tmapipe.gpu.rows import vector_at, vectors_of_part
 from tmapipe.isa.fragment import NEUTRAL, Fragment, SlotRef
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import WARP
