@@ -13,7 +13,8 @@ from tmapipe.schedules.rows import Rows, of_height
 
 functional = torch.nn.functional
 SHAPES = [((20, 125), BF16), ((3, 7, 72), FP32), ((5, 1001), BF16), ((3, 20001), FP32)]
-HERE = "cpu"
+EXTREME = [72, 1001, 40000]  # columns, of which those of the last lie in several pieces
+HERE, INF = "cpu", float("inf")
 
 
 def rows_of(shape, dtype, count=1, device=HERE):
@@ -65,6 +66,19 @@ def check_cross_entropy(shape, dtype, device=HERE):
     near(S.CrossEntropyBackward()(x, target, lse, dloss), wide.grad, dtype)
 
 
+def check_extremes(length, device=HERE):
+    """Rows that have -inf alone, and many of it before others; infinity; NaN; and numbers near the largest, of either sign."""
+    x = rows_of((8, length), FP32, device=device)
+    for row, (part, number) in enumerate(
+        ((0.7, -INF), (1, -INF), (0.1, INF), (0.1, float("nan")), (0.6, 3e38), (1, -3e38), (0.5, -3e38), (1, 2.0**125))
+    ):
+        x[row, : round(part * length)] = number
+    x[4, -1] = 3.2e38
+    wanted = x.double().logsumexp(-1)
+    for kernel in (S.Reduce("logsumexp"), lambda x: S.CrossEntropy()(x, torch.arange(8, device=device))[1]):
+        torch.testing.assert_close(kernel(x), wanted.float(), equal_nan=True, atol=0, rtol=2e-6)
+
+
 def check_gradients(shape, dtype, device=HERE):
     n = shape[-1]
     x, dy = rows_of(shape, dtype, 2, device)
@@ -92,6 +106,11 @@ def test_forward(shape, dtype):
 @pytest.mark.parametrize("shape, dtype", SHAPES, ids=str)
 def test_cross_entropy(shape, dtype):
     check_cross_entropy(shape, dtype)
+
+
+@pytest.mark.parametrize("length", EXTREME)
+def test_logarithms_of_sums_of_extreme_numbers(length):
+    check_extremes(length)
 
 
 @pytest.mark.parametrize("shape, dtype", SHAPES[:3], ids=str)
