@@ -19,6 +19,11 @@ def test_cross_entropy(shape, dtype):
     test_row_kernels.check_cross_entropy(shape, dtype, "cuda")
 
 
+@pytest.mark.parametrize("length", test_row_kernels.EXTREME)
+def test_logarithms_of_sums_of_extreme_numbers(length):
+    test_row_kernels.check_extremes(length, "cuda")
+
+
 @pytest.mark.parametrize("shape, dtype", SHAPES[1:3] + SHAPES[4:5], ids=str)
 def test_gradients(shape, dtype):
     test_row_kernels.check_gradients(shape, dtype, "cuda")

@@ -16,7 +16,7 @@ from cutlass.cutlass_dsl import T
 
 from tmapipe.base.arithmetic import DType
 from tmapipe.gpu import control, cute_type
-from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
+from tmapipe.gpu.control import FUNCTIONS, KINDS, LOG2_E, choose, emit_ptx, widened
 from tmapipe.gpu.rows import vector_at, vectors_of_part
 from tmapipe.isa.fragment import NEUTRAL, Fragment, SlotRef
 from tmapipe.isa.fragments import Fragments
@@ -312,7 +312,7 @@ def _runs_of(layout: ThreadLayout) -> list[list[int]]:
 # i + 2 half + 4 eight of its fragment is column i of these two, in row half, of the 8 columns from 8 eight on.
 
 QUAD = (1, 2)  # distances of lanes that share rows
-FEW = 16  # values of a thread that logsumexp takes at a time
+FEW, MODERATE = 16, 2.0**126  # values of a thread that logsumexp takes at a time; what its base is less than
 COLUMN = (4, 8, 16)  # distances of lanes that share columns
 
 
@@ -440,27 +440,28 @@ def _reduced(op: str, values: list[Any], distances: Sequence[int]) -> Any:
 
 
 def _log_sum_exp(values: list[Any], distances: Sequence[int]) -> Any:
-    """A few values after others, so that few need registers: the sum so far is scaled when a larger value has come."""
-    exp, log, maximum = FUNCTIONS["exp"], FUNCTIONS["log"], FUNCTIONS["maximum"]
-    if len(values) <= FEW:
-        highest = _finite(_over_lanes(maximum, _tree(maximum, values), distances))
-        powers = _tree(operator.add, [exp(value - highest) for value in values])
-        return highest + log(_over_lanes(operator.add, powers, distances))
-    most, base, total = Float32(-math.inf), Float32(0.0), Float32(0.0)
+    """A few values after others, so that few need registers: the sum so far is scaled when a larger value has come. A value
+    takes one multiply-add. It would overflow beside a largest value of 2^126, to which such a sum adds nothing."""
+    exp, exp2, log, maximum = (FUNCTIONS[name] for name in ("exp", "exp2", "log", "maximum"))
+    many, most, base, total = len(values) > FEW, Float32(-math.inf), Float32(0.0), Float32(0.0)
     for first in range(0, len(values), FEW):
         few = values[first : first + FEW]
-        most = maximum(most, _tree(maximum, few))
-        before, base = base, _finite(most)
-        powers = _tree(operator.add, [exp(value - base) for value in few])
+        most = maximum(most, _tree(maximum, few)) if many else _over_lanes(maximum, _tree(maximum, few), distances)
+        before, base = base, _moderate(most)
+        scaled = base * LOG2_E
+        powers = _tree(operator.add, [exp2(value * LOG2_E - scaled) for value in few])
         total = total * exp(cute.arch.fmin(before - base, 0.0)) + powers if first else powers
-    highest = _finite(_over_lanes(maximum, most, distances))
-    total = total * exp(cute.arch.fmin(base - highest, 0.0))
-    return highest + log(_over_lanes(operator.add, total, distances))
+    if many:
+        most = _over_lanes(maximum, most, distances)
+        before, base = base, _moderate(most)
+        total = total * exp(cute.arch.fmin(before - base, 0.0))
+    found = base + log(_over_lanes(operator.add, total, distances))
+    return choose(cute.math.abs(most) >= MODERATE, most, found)
 
 
-def _finite(x: Any) -> Any:
-    """x, or 0 for what is infinite or NaN."""
-    return choose((x > -math.inf) & (x < math.inf), x, Float32(0.0))
+def _moderate(x: Any) -> Any:
+    """x, or 0 for what is very large, infinite or NaN."""
+    return choose(cute.math.abs(x) < MODERATE, x, Float32(0.0))
 
 
 def _over_lanes(combine: Callable[..., Any], value: Any, distances: Sequence[int]) -> Any:

@@ -105,8 +105,9 @@ INTEGERS = "int32", "int64"
 
 
 def logsumexp(x: Any, y: Any) -> Any:
-    """The logarithm of the sum of e^x and e^y."""
+    """The logarithm of the sum of e^x and e^y, of which either or both may be infinite."""
     most = math.maximum(x, y)
+    most = math.where((most > -float("inf")) & (most < float("inf")), most, 0.0)
     return most + math.log(math.exp(x - most) + math.exp(y - most))
 
 

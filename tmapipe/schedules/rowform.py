@@ -90,19 +90,17 @@ def padded(x: Any, whole: bool = False) -> Any:
 #
 # RowForm: how rows of one length are shared out among threads, CTAs and clusters, and which way a model says is best.
 #
-# The model. A kernel that reads each row once is bound by memory, as long as enough bytes are on their way: what the
-# CTAs of a multiprocessor load at once. A CTA loads one tile, so these are the tiles of the CTAs that fit on it, by
-# threads, registers and shared memory. Against that stand elements that are computed in vain, since threads share
-# tiles out evenly, and threads that have too few elements or too many.
+# The model. A kernel that reads each row once is bound by memory, as long as enough bytes are on their way: the tiles of the
+# CTAs that fit on a multiprocessor, by threads, registers and shared memory. Against that stand elements that are computed
+# in vain, since threads share tiles out evenly, and threads that have too few elements or too many.
 
 
-FLIGHT = 72 << 10  # bytes on their way to a multiprocessor, with which DRAM is busy
+FLIGHT, FLIGHT_OF_READS = 72 << 10, 160 << 10  # bytes on their way to a multiprocessor, with which DRAM is busy
 FLIGHT_OF_CLUSTERS = 108 << 10  # of rows that several CTAs share, which wait for each other
 MOST_FLIGHT = 128 << 10  # beyond which they lie too far apart in DRAM
 RESIDENT_WARPS = 24  # of a multiprocessor, with which its schedulers are busy
-VALUES = 16, 96  # of a thread, at least and at most
-FEW_CTAS, LEAST_PIECE = 8, 8 << 10  # CTAs of a cluster; more do not share rows in pieces of fewer bytes
-PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
+VALUES, MOST_READ = (16, 96), 128  # of a thread, at least and at most; if they are only read, a few after others
+PIECE, LEAST_PIECE, FEW_CTAS = 32 << 10, 8 << 10, 8  # bytes that a CTA has of a row at most; at least, if more share it
 THREADS, CTAS, SCHEDULERS = 2048, 32, 4  # of a multiprocessor; the last have a quarter of the registers each
 MOST_WARPS, MOST_CLUSTER, FEW_WARPS = 16, 16, 120  # the last of a cluster: a proof of 208 takes 7 s, of 120 2.5 s
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
@@ -112,14 +110,13 @@ WIDEST = 8  # elements that a thread has side by side
 WORD, SECTOR = 4, 32  # bytes, below which reading a slot counts; that L2 takes at once
 STORED = 0.25  # lost where lanes store as many bytes of a row as L2 takes at once, side by side but inside of these
 HALVES, BESIDE = 0.1, 0.02  # lost by boxes of such rows, and by boxes that are wider than rows
-READING = 9  # elements of a thread in whose time its part of a reduction is done, where nothing is written meanwhile
+READING = 16, 4, 35  # instructions of a thread: for each row, each doubling of the lanes that share it, and a reduction
 LINE, BOX = 128, 256  # bytes, at multiples of which boxes begin; elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
 LEAST_TILE, MOST_TILE = 6 << 10, 104 << 10  # bytes; below the former, starting a CTA counts
 HOT, WARM = 88, 0.15  # lines of weights that all CTAs read, below which L2 gives too few of each; lost before that
 SHARED = 600  # bytes of a tile of rows that are loaded in the time in which warps that share each of them wait for each other
-LARGEST_CLUSTER = 0.35  # what 16 CTAs lose, which must find room at once and wait for the slowest
-UNUSUAL, UNUSUAL_READS = 0.05, 0.02  # what half or twice as many CTAs a row, or pieces of it, must gain
+LARGEST_CLUSTER, UNUSUAL = 0.35, 0.05  # what 16 CTAs lose, which wait for the slowest; half or twice as many must gain
 BY_PIECES = 0.3  # and weights that come piece by piece, for each row
 EDGES = 180  # bytes of a row that are loaded in the time in which a branch stores its edges
 EACH = 4  # tiles that a CTA takes one after another, where it loads one while it computes another
@@ -141,7 +138,7 @@ class RowForm:
         share: CTAs on a multiprocessor.
         vector: Bytes of which all rows are whole units, so that a row begins at a multiple of them: at most 16.
         size: Bytes of an element of the rows that are loaded.
-        held: Whether a row stays in registers, or is read again from its slot.
+        held: Whether a row is read from its slot once. If it is only read, *ctas* are its pieces, which one CTA takes in turn.
         each: Tiles that a cluster takes one after another.
         width: Elements that a thread has side by side; None: 16 bytes of them.
         packed: Whether a tile is rows as they lie in memory, one after another, so that the first one begins at a multiple of
@@ -193,7 +190,7 @@ class RowForm:
     @property
     def depth(self) -> int:
         """Slots of rows of a CTA."""
-        return self.slots or (2 if self.each > 1 else 1)
+        return self.slots or (2 if self.each > 1 or (self.held and self.ctas > 1) else 1)  # which is of pieces
 
     @property
     def unit(self) -> int:
@@ -261,8 +258,7 @@ def row_form(length: int, size: int = 2, vector: int = ALIGNMENT, **how: Any) ->
 
 def different(forms: Sequence[RowForm], most: int) -> list[RowForm]:
     """The first form of each kind, then others, *most* at most: the very first, then one of CTAs that take tiles until none
-    are left. Of ten forms of 95 lengths, the first four so reach 0.997 of the fastest, 0.956 at least, on an H200; the first
-    four of all 0.997 and 0.935, the first alone 0.984 and 0.883."""
+    are left. Of ten forms of 95 lengths, the first four so reach 0.997 of the fastest, 0.956 at least (H200)."""
     kinds: dict[Any, RowForm] = {}
     for form in forms:
         kinds.setdefault(form.kind, form)
@@ -302,9 +298,7 @@ def row_forms(
     others = (usual // 2, 2 * usual) if length * size * loads > PIECE // 2 else ()
     counts = [usual, *(n for n in others if 1 <= n <= MOST_CLUSTER)]
     found = {
-        form: _cost(form, loads, vectors)
-        + (_cost_of_reads(form) if reads else LARGEST_CLUSTER * (ctas == MOST_CLUSTER))
-        + (UNUSUAL_READS if reads else UNUSUAL) * (ctas != usual)
+        form: _cost_of_reads(form) if reads else _cost(form, loads, vectors) + UNUSUAL * (ctas != usual)
         for ctas in counts
         for form in _forms(length, size, vector, ctas, loads, vectors, hold, dense, width or WIDEST, reads)
     }
@@ -337,12 +331,11 @@ def _forms(
     kinds = [(width, False) for width in sorted(widths, reverse=True)]
     if dense and ctas == 1:
         kinds += [(width, True) for width in {min(widest, vector // size), min(4, widest, vector // size)}]
-    short = ctas == 1 and whole < SHORT // 2 and not reads
-    least = SECTOR * (2 if length * size % SECTOR else 1)  # bytes that lanes store side by side
+    least, own = (0, MOST_READ) if reads else (SECTOR * (2 if length * size % SECTOR else 1), OF_LANE)  # of lanes
     for (width, packed), warps, lanes in itertools.product(
-        kinds, range(1, MOST_WARPS + 1), (0, *LANES) if short else (0,)
+        kinds, range(1, MOST_WARPS + 1), (0, *LANES) if ctas == 1 and whole < SHORT // 2 else (0,)
     ):
-        if lanes and (width < min(4, kinds[-1][0]) or lanes * width * size < least):
+        if lanes and (width < min(4, kinds[-1][0]) or lanes * width * size < least or length > lanes * own):
             continue
         for rows in ROWS if packed or (ctas == 1 and vector == ALIGNMENT) else (1,):
             unit = max(64 if vectors else 1, 1 if packed else LINE // size)
@@ -356,15 +349,17 @@ def _forms(
             form = RowForm(length, rows, columns, warps, min(ctas, tiles), 1, vector, **how)
             if packed and not form.layout.by_rows:  # which would find each element's row by a division
                 continue
-            if form.slot * size > MOST_TILE or form.values > (VALUES[1] if form.single else VALUES[1] // 2):
+            most = (MOST_READ if reads else VALUES[1]) if form.single else VALUES[1] // 2
+            if form.slot * size > MOST_TILE or form.values > most:
                 continue
-            holds = (False, True) if form.values <= hold and ctas == 1 else (False,)
-            for held, each in itertools.product(holds, (1, EACH)):
+            holds = (False, True) if form.values <= hold and ctas == 1 and not reads else (reads,)
+            for held, each in itertools.product(holds, (1,) if reads else (1, EACH)):
                 plain = vectors and (held, each, rows, packed) == (False, 1, 1, False)
                 for piece in (0, WARP * warps * width) if plain and columns > 2 * WARP * warps * width else (0,):
                     made = attrs.evolve(form, held=held, each=each, piece=piece)
-                    wanted = ceil_div(FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT, _flight(made, loads))
-                    most = resident(made, loads, vectors)
+                    flight = FLIGHT_OF_READS if reads else FLIGHT_OF_CLUSTERS if ctas > 1 else FLIGHT
+                    wanted = ceil_div(flight, _flight(made, loads))
+                    most = resident(made, loads, vectors, reads)
                     if share := min(wanted, most):
                         yield _ahead(attrs.evolve(made, share=share), loads, vectors)
                     if most == 1 and each > 1 and ctas > 1 and vectors:
@@ -391,7 +386,7 @@ def _columns(piece: int, rows: int, warps: int, width: int, unit: int, lanes: in
     takes several boxes, whole units, so that they begin at multiples of 128 bytes."""
     if lanes:
         own = ceil_div(piece, lanes * width)
-        fits = 1 < own <= OF_LANE // width and rows * lanes % (WARP * warps) == 0
+        fits = own > 1 and rows * lanes % (WARP * warps) == 0
         candidates = [own * lanes * width] if fits else []
     elif piece <= WARP * width:  # rows that some lanes share: as many as divide a warp
         candidates = [width << i for i in range(3, 6) if width << i >= piece]
@@ -415,13 +410,14 @@ def _flight(form: RowForm, loads: int) -> int:
     return form.depth * loads * form.rows * columns * form.size
 
 
-def resident(form: RowForm, loads: int, vectors: int) -> int:
-    """How many CTAs fit on a multiprocessor."""
+def resident(form: RowForm, loads: int, vectors: int, reads: bool = False) -> int:
+    """How many CTAs fit on a multiprocessor; reads: as of `row_forms`."""
     target = arch_named("sm_90a")
     registers = 30 + (8 if form.packed else 0 if form.apart == 1 else 14)
     values = 3 * (form.width or form.unit) if form.piece else form.values  # of a piece, and of what is added up
-    registers += values * 9 // 8 if form.held or not form.single or form.lanes else values * 3 // 8
-    registers += max(0, values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
+    many = values * 9 // 8 if form.held or not form.single or form.lanes else values * 3 // 8
+    registers += 10 + 2 * form.layout.row_slots if reads else many  # of what is only read, a few after others
+    registers += max(0, values - 32) if form.apart > 1 < form.ctas and not reads else 0  # of where the row's edges are
     if vectors > form.size == 4 and form.ctas > 1:  # weights and biases beside a row of fp32
         registers = max(registers, 66)
     registers = max(registers, values + 18 if form.packed and not form.held else 0)  # read again before it is stored
@@ -438,9 +434,16 @@ def resident(form: RowForm, loads: int, vectors: int) -> int:
 
 
 def _cost_of_reads(form: RowForm) -> float:
-    """What a form loses, too, where rows are only read. Nothing is on its way to a CTA of one tile while it computes."""
-    alone = max(0.0, form.columns / 1024 - 4) if form.each == 1 else 0.0
-    return READING / form.values + 0.012 * form.warps + 0.04 * alone
+    """What a form loses where rows are only read, as a share of the time."""
+    layout, share, (row, lanes, once) = form.layout, form.share or 1, READING
+    each = form.values * (5 + (form.size == 2) + 1 / (form.width or form.unit)) + once * (1 + (layout.row_warps > 1))
+    each += layout.row_slots * (row + lanes * math.log2(layout.row_lanes))
+    elements, tile = form.rows * form.length, form.rows * min(form.length, form.columns) * form.size
+    lost = 0.06 * (2 / form.size) ** 2 * each * WARP * form.warps * form.ctas / elements
+    lost += 0.5 * max(0.0, (88 << 10) / (share * _flight(form, 1)) - 1) + 0.1 * max(0.0, (8 << 10) / tile - 1)
+    lost += 0.1 * max(0.0, RESIDENT_WARPS / (share * form.warps) - 1) + 0.03 * tile / (24 << 10) * (form.ctas == 1)
+    loaded = form.slot if form.packed else form.ctas * form.columns if form.apart > 1 else elements
+    return lost + 0.5 * (loaded / elements - 1) + 0.03 * (form.rows > 1 and not form.packed)
 
 
 def _cost(form: RowForm, loads: int, vectors: int) -> float:
@@ -468,6 +471,7 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     )
     if form.ctas > 1:  # warps that wait for numbers of all others
         lost += 0.001 * form.ctas * form.warps + (0.0 if form.piece else 0.5 * max(0.0, form.values / 64 - 1))
+        lost += LARGEST_CLUSTER * (form.ctas == MOST_CLUSTER)
     lost += 0.04 * max(0.0, VALUES[0] / form.values - 1) + 0.04 * max(0.0, form.values / 48 - 1)
     if form.layout.row_warps > 1:
         lost += 0.02 + 0.004 * form.warps + (SHARED / (form.slot * form.size) if form.rows > 1 else 0.0)

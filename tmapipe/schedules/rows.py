@@ -31,7 +31,6 @@ from tmapipe.schedules.rowform import (
     different,
     loadable,
     place_of,
-    resident,
     row_forms,
     together,
 )
@@ -122,11 +121,12 @@ class Rows(Schedule):
     def _rows_in(self) -> LoadStage:
         form = self.form
         alone = form.rows == 1 and not form.piece
+        hint = "evict_last" if self.stored else "evict_first"  # what is only read leaves in L2 what was written before
         if self.bulk and form.apart == 1 and form.even and alone:  # one instruction, where boxes take many
-            return BulkLoadStage("m n", tile=(form.columns,), ring=self.ring, l2_hint="evict_last")
+            return BulkLoadStage("m n", tile=(form.columns,), ring=self.ring, l2_hint=hint)
         dims = "w" if form.packed else "m n" if form.apart == 1 else "a w"
         tile = (form.slot,) if form.packed or alone else (form.rows, form.columns)
-        return TmaLoadStage(dims, tile=tile, ring=self.ring, l2_hint="evict_last")
+        return TmaLoadStage(dims, tile=tile, ring=self.ring, l2_hint=hint)
 
     def _column_in(self) -> LoadStage:
         form = self.form
@@ -340,9 +340,7 @@ class Rows(Schedule):
 
 KINDS = ("bf16", "fp16", "fp32")
 MULTIPROCESSORS = 132  # of an H200
-MOST_EACH = 16  # tiles of a CTA that reads several: kernels differ by this number
 MOST_LOOKS = 8  # forms of a shape that are kept, of which calls look at the first
-BEGINNING = 16 << 10  # bytes that a multiprocessor takes in the time in which CTAs begin
 
 
 class RowKernel:
@@ -367,7 +365,7 @@ class RowKernel:
 
     def takes(self, form: RowForm) -> bool:
         """Whether such a form is one for this kernel."""
-        return bool(self.schedule.stored) or form.ctas == 1 or form.each > 1  # pieces need two slots
+        return True
 
     def forms(
         self, length: int, size: int, vector: int, loads: int = 1, vectors: int = 0, dense: bool = True, width: int = 0
@@ -402,7 +400,6 @@ class RowKernel:
             self.best[shape] = different(self.forms(*shape), MOST_LOOKS)
 
         def made(form: RowForm) -> Rows:
-            form = form if self.schedule.stored else of_height(form, loaded[0].shape[0])
             key = *shape, out, len(others), place, self.options, form
             if key not in self.fitted:
                 if form.apart > 1:  # results begin as many elements apart
@@ -482,19 +479,3 @@ class RowKernel:
             made[name][...] = self.nothing
         results = (*made.values(), *more)
         return results[0] if len(results) == 1 else results
-
-
-def of_height(form: RowForm, height: int) -> RowForm:
-    """The form for so many rows, of which CTAs read several each, so that all CTAs end together: with another number of tiles
-    a CTA, and for rows by pieces with more CTAs on a multiprocessor."""
-    share, tile = form.share or 1, form.rows * form.length * form.size
-    most = max(share, resident(form, 1, 0)) if form.ctas > 1 else share
-
-    def taken(way: tuple[int, int]) -> int:
-        """Bytes that a multiprocessor may take in this time."""
-        each, share = way
-        return ceil_div(height, each * form.rows * share * MULTIPROCESSORS) * (each * share * tile + BEGINNING)
-
-    ways = itertools.product(range(1, MOST_EACH + 1) if form.each > 1 else (1,), range(share, most + 1))
-    each, share = min(ways, key=taken)
-    return attrs.evolve(form, each=each, share=share)
