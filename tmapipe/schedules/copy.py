@@ -225,24 +225,23 @@ class Copy(Schedule):
         apart, order = apart_of(x, along), (*others, along, last)
         shape, *both = (tuple(each[dim] for dim in order) for each in (x.shape, strides_of(x), strides_of(y)))
         x, y = (seen_as(each, shape, steps) for each, steps in zip((x, y), both, strict=True))
-        made, whole = self.__dict__.setdefault("_places", {}), x.shape[-2] - x.shape[-2] % apart
-        several = apart if whole else x.shape[-2]
-        for place in itertools.product(*map(range, x.shape[:-4])):
-            one, other = (each[place][..., : whole or several, :] for each in (x, y))
+        made, high = self.__dict__.setdefault("_places", {}), x.shape[-2]
+        whole = high - high % apart  # rows, of which the others begin as the first of them do: one kernel takes both
+        parts = [(slice(whole), apart)] * (whole > 0) + [(slice(whole, None), high - whole)] * (whole < high)
+        for place, (some, several) in itertools.product(itertools.product(*map(range, x.shape[:-4])), parts):
+            one, other = (each[place][..., some, :] for each in (x, y))
             (*steps, pitch, _), (*out, other_pitch, _) = strides_of(one), strides_of(other)
             *lead, height, length = one.shape
             start = address_of(one) % ALIGNMENT // size
             span = reach(one[..., :1, :1]) - 1 + (several - 1) * pitch
             width, vector = vectors_of(one, other)
-            tile = places_form((*steps, pitch), length, size, start, width, height * math.prod(lead), bytes_)
+            tile = places_form((*steps, pitch), length, size, start, width, high * math.prod(lead), bytes_)
             key = (*steps, pitch), length, size, start, width, vector, min(inner, len(steps) + 1), tile
             if key not in made:
                 made[key] = CopyPlaces(*key)
             seen = seen_as(one, (height // several, start + span + length), (several * pitch, 1), start)
             shape = (*lead, several, height // several, length)
             made[key](x=seen, y=seen_as(other, shape, (*out, other_pitch, several * other_pitch, 1)))
-        if 0 < whole < x.shape[-2]:
-            self._copy_places(x[..., whole:, :], y[..., whole:, :], bytes_)
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
