@@ -95,9 +95,9 @@ def forget_ir() -> None:
 def _clears() -> tuple[Callable[[], None], ...]:
     """`cache_clear` of all functions under ``lru_cache_ir``, of the modules that are imported."""
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "cutlass"]
-    values = {id(value): value for module in modules for value in list(vars(module).values())}  # which some modules share
+    shared = {id(value): value for module in modules for value in list(vars(module).values())}
     clears: dict[int, Any] = {}
-    for function in _functions(values.values()):
+    for function in _functions(shared.values()):
         clear: Any = getattr(function, "cache_clear", None)
         if "lru_cache_ir" in getattr(getattr(clear, "__self__", None), "__qualname__", ""):
             clears[id(clear.__self__)] = clear

@@ -8,12 +8,10 @@ import hashlib
 import json
 import os
 import pickle
-import queue
 import select
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -138,15 +136,10 @@ def compile_each(
     processes = max(1, min(processes or os.cpu_count() or 1, 16, len(jobs)))
     numbered = list(enumerate(jobs))
     shares = [(range(len(jobs))[first::processes], _pickled(numbered[first::processes])) for first in range(processes)]
-    lines: queue.Queue[tuple[int, str]] = queue.Queue()
-    task = json.dumps(sys.path).encode() + b"\n" + pickle.dumps((shares, folder, spills))
-    thread = threading.Thread(target=_serve, args=(task, len(jobs), lines), daemon=True)
-    thread.start()
     errors: dict[int, str] = {}
-    for _ in jobs:
-        index, errors[index] = lines.get()
-        done(index, errors[index])
-    thread.join()
+    for index, error in _answers(pickle.dumps((shares, folder, spills)), len(jobs)):
+        errors[index] = error
+        done(index, error)
     return errors
 
 
@@ -188,8 +181,9 @@ def _object(folder: Path, index: int) -> Path:
     return folder / f"{index}.o"
 
 
-def _serve(task: bytes, count: int, lines: queue.Queue[tuple[int, str]]) -> None:
-    """Runs the first process, which reads *task*, and reports how each of *count* jobs went, whatever happens."""
+def _answers(task: bytes, count: int) -> Iterator[tuple[int, str]]:
+    """Runs the first process, which reads *task*; yields how each of *count* jobs went, as soon as it is known, whatever
+    happens."""
     left = set(range(count))
     ended = "without a word"
     try:
@@ -198,19 +192,19 @@ def _serve(task: bytes, count: int, lines: queue.Queue[tuple[int, str]]) -> None
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said) as process:
                 assert process.stdin is not None and process.stdout is not None
                 with contextlib.suppress(BrokenPipeError):  # it has ended: what it said tells why
-                    process.stdin.write(task)
+                    process.stdin.write(json.dumps(sys.path).encode() + b"\n" + task)
                     process.stdin.close()
                 for line in process.stdout:
                     index, _, error = line.decode(errors="replace").rstrip("\n").partition(" ")
                     if index.isdecimal() and int(index) in left:
                         left.remove(int(index))
-                        lines.put((int(index), error))
+                        yield int(index), error
             said.seek(0)
             ended = (said.read().decode(errors="replace").strip().splitlines() or [ended])[-1]
-    except Exception as error:  # no process, no file: report it to whoever waits
+    except Exception as error:  # no process, no file: whoever waits gets to know it
         ended = f"{type(error).__name__}: {error}"
     for number in left:
-        lines.put((number, f"the compiling process ended: {ended}"))
+        yield number, f"the compiling process ended: {ended}"
 
 
 def _import_tvm_ffi() -> None:
@@ -358,12 +352,12 @@ def _compile(share: bytes, folder: Path, spills: bool, said: int) -> None:
             spilled = 0 if spills else compiled.resources.spill_bytes
             if not spilled:
                 _object(folder, index).write_bytes(compiled.code.object)
-            _say(said, index, f"keeps {spilled} bytes of registers in local memory" if spilled else "")
-        except UnsafeError as error:
-            _say(said, index, f"not safe: {str(error).splitlines()[0]}")
-        except Exception as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            _say(said, index, f"{type(error).__name__}: {first}")
+            error = f"keeps {spilled} bytes of registers in local memory" if spilled else ""
+        except UnsafeError as unsafe:
+            error = f"not safe: {str(unsafe).splitlines()[0]}"
+        except Exception as other:
+            error = f"{type(other).__name__}: {(str(other).strip().splitlines() or [''])[0]}"
+        _say(said, index, error)
 
 
 def _say(said: int, index: int, error: str) -> None:
