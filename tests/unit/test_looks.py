@@ -307,7 +307,7 @@ def test_functions_keep_the_form_that_is_the_fastest(looks):
     looks.best = 2
     kernel = elementwise(lambda x, y: x + y, torch.randn(64, 512), torch.randn(512))
     ((_, form, *_),) = kernel.fitted
-    assert form == tp.schedules.elementwise.tile_forms((64, 512), 4, True, 1, 4, 32)[2]
+    assert form == tp.schedules.elementwise.tile_forms((64, 512), 4, True, 1, 4, 4)[2]
     other = elementwise(lambda x, y: x + y, torch.randn(64, 512), torch.randn(512))
     assert [*other.fitted] == [*kernel.fitted] and looks.built == [3]
 

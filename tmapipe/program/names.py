@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import linecache
 import os
@@ -362,3 +363,43 @@ def is_users_file(file: str) -> bool:
     if path.startswith(tuple(_homes)):
         return True
     return not path.startswith(_PACKAGES) and "site-packages" not in path and not file.startswith("<frozen")
+
+
+# ---- code ------------------------------------------------------------------------------------------------------------
+
+
+class NotCanonical(Exception):
+    """A value has no canonical bytes; in words, which."""
+
+
+def named_by(code: types.CodeType, package: str) -> Iterator[tuple[Any, frozenset[str]]]:
+    """The globals, and as (module,) the imports, that a code and the functions inside name; each with the names of attributes
+    in the code."""
+    attributes, seen = frozenset(attributes_of(code)), set()
+    for each in _codes(code):
+        before: list[Any] = [None, None]
+        for step in dis.get_instructions(each):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                named: Any = step.argval
+            elif step.opname == "IMPORT_NAME":
+                if any(type(value) is int and value for value in before):
+                    raise NotCanonical(f"an import of {step.argval} in {package}")
+                named = (step.argval,)
+            else:
+                named = None
+            before = [before[1], step.argval]
+            if named is not None and named not in seen:
+                seen.add(named)
+                yield named, attributes
+
+
+def attributes_of(code: types.CodeType) -> Iterator[str]:
+    for each in _codes(code):
+        yield from each.co_names
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes(each)

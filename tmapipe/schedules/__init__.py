@@ -16,7 +16,7 @@ from tmapipe.schedules.crossentropy import (
     Softmax,
     SoftmaxRows,
 )
-from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
+from tmapipe.schedules.elementwise import Elementwise, ElementwiseTiles
 from tmapipe.schedules.fused import AddParts
 from tmapipe.schedules.gemm import DequantGemm, DequantGemv, Gemm
 from tmapipe.schedules.gemms import (
@@ -32,6 +32,7 @@ from tmapipe.schedules.gemms import (
 from tmapipe.schedules.mainloop import FinishParts
 from tmapipe.schedules.normgradients import LayerNormBackward, NormBackwardRows, RmsNormBackward
 from tmapipe.schedules.norms import (
+    ElementwiseRows,
     LayerNorm,
     LayerNormRows,
     LogSoftmaxBackward,

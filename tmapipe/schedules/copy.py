@@ -14,7 +14,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, int32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind, check_memory
-from tmapipe.bind.tensors import as_words, in_integers, in_words, match, new_like, strides_of
+from tmapipe.bind.tensors import as_words, collapsed, in_integers, in_words, match, new_like, strides_of
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
@@ -59,18 +59,10 @@ LOOSE = 8  # times a run's elements that are loaded, at most
 def merged(x: Any, y: Any) -> tuple[Any, Any]:
     """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
     with one of a single element after them."""
-    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
-    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
-    joined: list[tuple[int, int, int]] = []
-    for n, xs, ys in dims or [(1, 1, 1)]:
-        if joined and joined[-1][1:] == (xs * n, ys * n):
-            joined[-1] = (joined[-1][0] * n, xs, ys)
-        else:
-            joined.append((n, xs, ys))
-    if 1 not in joined[-1][1:]:
-        joined.append((1, 1, 1))
-    shape, *strides = zip(*joined, strict=True)
-    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
+    (x,), y = collapsed([x], y)
+    if 1 not in (strides_of(x)[-1], strides_of(y)[-1]):
+        x, y = (seen_as(each, (*each.shape, 1), (*strides_of(each), 1)) for each in (x, y))
+    return x, y
 
 
 class Copy(Schedule):

@@ -466,17 +466,18 @@ class Transpose:
     def _fastest(self, make: Any, few: list[tuple[Any, ...]], parts: list[tuple[Any, Any]], x: Any, out: Any) -> None:
         """Makes the call by the fastest of a *few* forms, that *make* makes, of *parts* of both tensors."""
 
-        def run(form: tuple[Any, ...]) -> None:
+        def made(form: tuple[Any, ...]) -> Schedule:
             if form not in self.fitted:
                 self.fitted[form] = make(*form)
+            return self.fitted[form]
+
+        def run(schedule: Schedule) -> None:
             for one, other in parts:
-                self.fitted[form](x=one, y=other)
+                schedule(x=one, y=other)
 
         places = [(strides_of(each), address_of(each) % ALIGNMENT) for each in (x, out)]
-        name, before = f"Transpose {x.dtype} {tuple(x.shape[1:])} {places}", {*self.fitted}
-        best = calling.looked(name, few, run, [x], [out], self.look, LOOK)
-        self.fitted = {form: each for form, each in self.fitted.items() if form in before or form == best}
-        run(best)
+        name = f"Transpose {x.dtype} {tuple(x.shape[1:])} {places}"
+        run(calling.best_of(self, made, run, name, few, [x], [out], LOOK))
 
     def _apart(self, x: Any) -> Any:
         """A copy of a matrix whose rows begin at multiples of 16 bytes."""
