@@ -1,10 +1,12 @@
 """Elementwise: tensors of all shapes that broadcast, of any alignment. `tests/gpu` runs the same cases."""
 
 import functools
+import importlib
 import os
 import random
 import sys
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -302,3 +304,33 @@ def test_functions_that_may_change_unseen_are_traced_by_each_call():
     assert kernel.same()
     numbers.add(3.0)
     assert not kernel.same()
+
+
+@attrs.define
+class Chosen:
+    """With a number that no comparison sees."""
+
+    factor: float = attrs.field(default=2.0, eq=False)
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+def test_numbers_that_objects_do_not_compare_count():
+    chosen = Chosen()
+    kernel, x = tp.schedules.Elementwise(chosen), torch.ones(8)
+    assert torch.equal(kernel(x), 2 * x)
+    chosen.factor = 3.0
+    assert not kernel.same() and torch.equal(kernel(x), 3 * x)
+
+
+def test_functions_of_installed_packages_are_remembered(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages" / "gates"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("FACTOR = 2.0\n\n\ndef scaled(x):\n    return x * FACTOR\n")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    gates = importlib.import_module("gates")
+    kernel, x = tp.schedules.Elementwise(gates.scaled), torch.ones(8)
+    assert torch.equal(kernel(x), 2 * x) and kernel.same()
+    gates.FACTOR = 3.0
+    assert not kernel.same() and torch.equal(kernel(x), 3 * x)

@@ -22,7 +22,7 @@ from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.program import Traced
 from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, OfModel, Var, While, resolve
-from tmapipe.program.names import NotCanonical, attributes_of, is_users_file, named_by
+from tmapipe.program.names import NotCanonical, attributes_of, is_users_file, named_by, note_home_of
 from tmapipe.protocol.tile import Tile
 
 # ---- canonical -------------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Canonical:
             return
         if isinstance(x, tuple):
             self._parts(b"q", kind, tuple(x))
-        elif attrs.has(kind):
+        elif attrs.has(kind) and not (isinstance(self, _Watched) and self._is_users(kind)):
             own = [field.name for field in attrs.fields(kind) if field.eq]
             self.read.append(lambda: [getattr(x, name, None) for name in own])
             fields = [(name, getattr(x, name, None)) for name in own]
@@ -348,12 +348,10 @@ def _slots(kind: type) -> tuple[str, ...]:
 # ---- unchanged -------------------------------------------------------------------------------------------------------
 
 
-_PLAIN = (int, float, str, bytes)
-
-
 def unchanged(function: Any) -> Callable[[], bool]:
-    """What tells quickly whether *function* would still compute the same: whether all that it is made of and refers to is
-    what it was. Never, of a function that depends on more than canonical bytes say, or on what a package may change."""
+    """What tells quickly whether all that *function* is made of and refers to is what it was. Never, of a function that
+    depends on more than canonical bytes say, or on what a package may change."""
+    note_home_of(function)
     writer = _Watched()
     try:
         writer.write(function)
@@ -374,8 +372,8 @@ def _alike(now: list[Any], before: list[Any]) -> bool:
     """Whether two lists have the same values: the same objects, or equal numbers and texts."""
     if len(now) != len(before) or all(map(operator.is_, now, before)):
         return len(now) == len(before)
-    pairs = zip(now, before, strict=True)
-    return all(a is b or (type(a) is type(b) and type(a) in _PLAIN and repr(a) == repr(b)) for a, b in pairs)
+    alike = lambda a, b: type(a) is type(b) in (int, float, str, bytes) and repr(a) == repr(b)  # noqa: E731
+    return all(a is b or alike(a, b) for a, b in zip(now, before, strict=True))
 
 
 class _Watched(Canonical):
@@ -389,7 +387,7 @@ class _Watched(Canonical):
 
     def _function(self, function: types.FunctionType) -> None:
         code = function.__code__
-        if is_users_file(code.co_filename) and (vars(function) or "random" in attributes_of(code)):
+        if is_users_file(code.co_filename) and ({*vars(function)} - {"__wrapped__"} or "random" in attributes_of(code)):
             raise NotCanonical("a function that has attributes, or draws numbers")
         super()._function(function)
 

@@ -344,14 +344,27 @@ def note_home(schedule: type) -> None:
     """Lets functions be rewritten of packages in which a schedule or a base of it is written, wherever they are installed."""
     root = next((kind for kind in schedule.__mro__ if kind.__module__ == "tmapipe.schedule"), object)
     for kind in schedule.__mro__[: schedule.__mro__.index(root)]:
-        top = sys.modules.get(str(kind.__module__).partition(".")[0])
-        if top is None or top is tmapipe or not issubclass(kind, root):
-            continue
-        folders = [os.path.join(os.path.abspath(each), "") for each in getattr(top, "__path__", ())]
-        files = [os.path.abspath(str(top.__file__))] if getattr(top, "__file__", None) and not folders else []
-        if not _homes.issuperset((*folders, *files)):
-            _homes.update((*folders, *files))
-            is_users_file.cache_clear()
+        if issubclass(kind, root):
+            _note_module(kind.__module__)
+
+
+def note_home_of(function: Any) -> None:
+    """As `note_home`, of the package in which a function that a body calls is written."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    _note_module(getattr(function, "__module__", None) or type(function).__module__)
+
+
+def _note_module(module: Any) -> None:
+    name = str(module).partition(".")[0]
+    top = sys.modules.get(name)
+    if top is None or top is tmapipe or name in _CALLED or name in sys.stdlib_module_names:
+        return
+    folders = [os.path.join(os.path.abspath(each), "") for each in getattr(top, "__path__", ())]
+    files = [os.path.abspath(str(top.__file__))] if getattr(top, "__file__", None) and not folders else []
+    if not _homes.issuperset((*folders, *files)):
+        _homes.update((*folders, *files))
+        is_users_file.cache_clear()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -150,8 +150,8 @@ class Copy(Schedule):
         """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
         engine = same and x.ndim <= 5 and _by_engine(x, y)
         row, box = x.shape[-1] * x.dtype.itemsize, self._mover(x).x.tile[-1] * WORD if engine else 0
-        if engine and (x.ndim == 1 or ceil_div(row, BOXES) * BOXES * 3 <= row * 4):
-            self._move(x, y)
+        if engine and x.ndim > 1 and ceil_div(row, BOXES) * BOXES * 3 <= row * 4:
+            self._move(x, y)  # by one kernel for all shapes
             return
         x, y = _units(x, y) if same else (x, y)
         cut = max(range(x.ndim), key=lambda dim: x.shape[dim] * strides_of(x)[dim])
@@ -374,24 +374,39 @@ def meet(x: Any, y: Any) -> bool:
 
 
 def ways(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
-    """In what ways a tensor is copied, likely the fastest first: (by the engine, by runs, or by rows; bytes of a tile).
+    """In what ways a tensor is copied, likely the fastest first: (by the engine, by runs, or by rows; bytes of a tile). Each
+    takes another kernel.
 
     The model: much is bound by what is loaded. Runs load what lies between them, rows the sectors that they begin and end in.
     Little is bound by latency, and rows take more instructions. The engine loads boxes, of which rows fill three quarters.
     """
+    kernels: dict[Any, tuple[str, int]] = {}
+    for kind, bytes_ in _likely(x, y, box):
+        found = None if kind in ("engine", "rows") else runs_of(x, y, bytes_, kind)
+        kernels.setdefault(found[0] if found else (kind, bytes_), (kind, bytes_))
+    return [*kernels.values()]
+
+
+def _likely(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
     size, row = x.dtype.itemsize, x.shape[-1] * x.dtype.itemsize
     rows = [("rows", TILE), ("rows", MOST_TILE)] if x.ndim > 1 else []
     engine = [("engine", 0)] if box else []
-    boxed = bool(box) and ceil_div(row, box) * box * 3 <= row * 4
+    boxed = bool(box) and (x.ndim == 1 or ceil_div(row, box) * box * 3 <= row * 4)
     if found := runs_of(x, y):
-        runs = [("runs", PIECE), ("runs", 2 * PIECE)][:size]  # threads lack registers for as many bytes
+        runs = [("runs", PIECE), ("runs", 2 * PIECE)]
+        if size == 1:  # threads lack registers for as many bytes
+            runs = [("alone", PIECE // 2), ("runs", PIECE)]
         if _loaded(*found) > WASTE * (row + SECTOR) / row:
             if boxed:
                 return [*engine, runs[0], *rows]
             if x.shape[-1] <= BOX and x.nbytes >= LARGE:
                 return [rows[0], runs[0], rows[1], *runs[1:]]
         (_, _, warps), *_ = found[0][4:]
-        return [*runs, *rows[:1], *[("alone", PIECE)] * (warps == 4)]  # as few threads would be on a multiprocessor
+        others = [
+            *rows[: size - 1][:1],
+            *[("alone", PIECE)] * (warps == 4),
+        ]  # as few threads would be on a multiprocessor
+        return [*(engine if boxed else []), *runs, *others]
     if boxed:
         return [*engine, *rows]
     loose = [("loose", PIECE // 4)] if not box and runs_of(x, y, PIECE // 4, "loose") else []
