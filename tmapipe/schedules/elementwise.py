@@ -66,9 +66,9 @@ PIECES, MOST_WARPS, VALUES = 8, 14, 24  # of a row, at most; warps that share on
 LESS = 0.97  # of the other tile's cost, up to which it is taken
 
 
-#: A tile, CTAs that share a multiprocessor, tiles of a CTA and warps that compute, as `ElementwiseTiles` takes them.
-TileForm = tuple[tuple[int, int], int | None, int | None, int | None]
-ROWS: TileForm = (0, 0), None, None, None  # by `ElementwiseRows`
+#: A tile, CTAs that share a multiprocessor and tiles of a CTA, as `ElementwiseTiles` takes them.
+TileForm = tuple[tuple[int, ...], int | None, int | None]
+ROWS: TileForm = (), None, None  # by `ElementwiseRows`
 
 
 class ElementwiseTiles(Schedule):
@@ -78,12 +78,12 @@ class ElementwiseTiles(Schedule):
         function: Of fragments, such as ``lambda x, y: tp.math.relu(x) + y``.
         inputs: Of each tensor the dimensions along which it varies, such as "m n", "n", "m" or "", and bytes of its elements.
         dims: Of the output, the last ones of "a b c m n".
-        tile: (rows, columns) that a CTA takes. Where a tensor ends with "m", the rows are 16 bytes or more of that tensor.
+        tile: (rows, columns) that a CTA takes, perhaps with the warps that share them. Where a tensor ends with "m", rows
+            are 16 bytes or more of that tensor.
         vector: Bytes of which the output's rows are whole multiples.
         ctas: CTAs that share a multiprocessor; None: as many as keep memory busy.
         each: Tiles that a CTA takes one after another; None: 4 where a tile is few bytes, so that threads keep registers.
         outputs: How many results the function returns, of one shape. One is called y, several y0, y1 and so on.
-        warps: That compute; None: four, or as many as share a tile evenly.
 
     Raises:
         InputError: *function* cannot be called, or an argument has another form than above.
@@ -96,12 +96,11 @@ class ElementwiseTiles(Schedule):
         function: Callable[..., Any],
         inputs: tuple[tuple[str, int], ...] = (("m n", 2),),
         dims: str = "m n",
-        tile: tuple[int, int] = (2, 2048),
+        tile: tuple[int, ...] = (2, 2048),
         vector: int = ALIGNMENT,
         ctas: int | None = None,
         each: int | None = None,
         outputs: int = 1,
-        warps: int | None = None,
     ):
         if not callable(function):
             raise InputError("ElementwiseTiles(function)", function, "is a function of fragments", "pass a function")
@@ -111,17 +110,18 @@ class ElementwiseTiles(Schedule):
         )
         rule = "is, of each argument, its dimensions and the bytes of an element"
         require(pairs, "ElementwiseTiles(inputs)", inputs, rule, 'e.g. (("m n", 2),)')
-        if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(is_count, tile)):
-            raise InputError("ElementwiseTiles(tile)", tile, "is (rows, columns)", "e.g. (2, 2048)")
+        if not isinstance(tile, tuple) or len(tile) not in (2, 3) or not all(map(is_count, tile)):
+            raise InputError("ElementwiseTiles(tile)", tile, "is (rows, columns), perhaps with warps", "e.g. (2, 2048)")
         if not isinstance(dims, str) or len(dims.split()) < 2:
             raise InputError("ElementwiseTiles(dims)", dims, "names two dimensions or more", 'e.g. "m n"')
-        for name, value in (("ctas", ctas), ("each", each), ("outputs", outputs), ("warps", warps)):
+        for name, value in (("ctas", ctas), ("each", each), ("outputs", outputs)):
             if (value is not None or name == "outputs") and not (
                 isinstance(value, int) and is_count(value) and value <= 64
             ):
                 raise InputError(f"ElementwiseTiles({name})", value, "is a positive number, at most 64", "leave it out")
         self.function, self.inputs, self.over = function, inputs, dims
-        self.work = Role(warps=warps or warps_for(tile))
+        *_, warps = tile if len(tile) == 3 else (warps_for((tile[0], tile[1])),)
+        self.work, tile = Role(warps=warps), tile[:2]
         self.results = ("y",) if outputs == 1 else tuple(f"y{i}" for i in range(outputs))
         bytes_ = max(TILE // 8, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
         each = each or (EACH if bytes_ <= TILE else 1)
@@ -339,8 +339,7 @@ class Elementwise:
                 return self._row_kernel(views)
             key = inputs, form, vector, out.ndim
             if key not in self.fitted:
-                tile, ctas, each, warps = form
-                self.fitted[key] = ElementwiseTiles(self.function, inputs, over, tile, vector, ctas, each, 1, warps)
+                self.fitted[key] = ElementwiseTiles(self.function, inputs, over, form[0], vector, *form[1:])
             return self.fitted[key]
 
         def run(schedule: Any) -> None:
@@ -400,19 +399,19 @@ def tile_forms(shape: tuple[int, int], size: int, beside: bool, least: int, load
     half, unit = (rows // 2, columns) if rows >= 2 * least else (rows, max(WIDTHS[-1], columns // 2)), LINE // narrow
     even = ceil_div(ceil_div(shape[1], ceil_div(shape[1], columns)), unit) * unit  # of as many tiles, none in vain
     fits = even < columns and least == 1 and rows * even % (WARP * warps_for((rows, even))) == 0
-    few: list[TileForm] = [((rows, even), None, None, None)] if fits else []
+    few: list[TileForm] = [((rows, even), None, None)] if fits else []
     if rows * columns * loaded > TILE:
-        flat = (2 * rows, max(WIDTHS[-1], columns // 2)), None, 1, None
-        few += [(half, None, 1, None), (half, None, 2, None), flat, (tile, None, None, None)]
+        flat = (2 * rows, max(WIDTHS[-1], columns // 2)), None, 1
+        few += [(half, None, 1), (half, None, 2), flat, (tile, None, None)]
     else:
-        few = [(tile, None, None, None), *few, *(((2 * rows, columns), None, each, None) for each in (1, 2))]
+        few = [(tile, None, None), *few, *(((2 * rows, columns), None, each) for each in (1, 2))]
     pieces, warps = even_pieces(shape, loaded, ALIGNMENT // narrow)
     if (
         least == 1
         and warps
         and tile_cost(shape, pieces, loaded, warps) < LESS * tile_cost(shape, tile, loaded, warps_for(tile))
     ):
-        few = [(pieces, None, 1, warps), ROWS, (pieces, None, 2, warps), *few]
+        few = [((*pieces, warps), None, 1), ROWS, ((*pieces, warps), None, 2), *few]
     return list(dict.fromkeys(few))
 
 
