@@ -250,14 +250,13 @@ def test_held_calls_launch_nothing_and_are_compiled_side_by_side(tmp_path, monke
 
 
 def test_copies_look_at_ways(looks):
-    """What is copied by runs first, is copied row by row where that is faster."""
-    looks.best = 2
+    """What is copied by runs first, is copied row by row where that is faster. Runs of one form are one way."""
     x = torch.randint(-100, 100, (50, 20, 165), dtype=torch.int16)[:, 1:3, 25:]
     copy = tp.schedules.Copy()
     for _ in range(2):
-        assert torch.equal(copy(x), x) and looks.built == [3]
+        assert torch.equal(copy(x), x) and looks.built == [2]
     assert vars(copy)["_places"] and tuning.recall_entry(*next(iter(tuning.taken)))["choice"] == "('rows', 12288)"
-    assert torch.equal(tp.schedules.Copy()(x), x) and looks.built == [3], "others know it"
+    assert torch.equal(tp.schedules.Copy()(x), x) and looks.built == [2], "others know it"
 
 
 def elementwise(function, x, *more):
