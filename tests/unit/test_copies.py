@@ -66,6 +66,13 @@ def test_rows_of_several_dimensions_take_few_launches(monkeypatch):
     assert (shape, rest) == ((3, 6, 2, 15, 58), (3, 6, 1, 1, 58)) and first is last, "one kernel takes both"
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.int64])
+def test_a_vector_into_every_second_place(dtype):
+    x, whole = some(33, dtype=dtype), torch.zeros(2, 66, dtype=dtype)
+    tp.schedules.Copy()(x, out=whole[1, 1::2])
+    assert torch.equal(whole[1, 1::2], x) and not whole[0].any() and not whole[1, ::2].any()
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_copies(name):
     check(VIEWS[name][0]())

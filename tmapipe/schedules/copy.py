@@ -389,7 +389,8 @@ def ways(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
 
 def _likely(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
     size, row = x.dtype.itemsize, x.shape[-1] * x.dtype.itemsize
-    rows = [("rows", TILE), ("rows", MOST_TILE)] if x.ndim > 1 else []
+    several = x.ndim > 1 or not strides_of(x)[-1] == strides_of(y)[-1] == 1  # rows, perhaps of one element
+    rows = [("rows", TILE), ("rows", MOST_TILE)] if several else []
     engine = [("engine", 0)] if box else []
     boxed = bool(box) and (x.ndim == 1 or ceil_div(row, box) * box * 3 <= row * 4)
     if found := runs_of(x, y):
