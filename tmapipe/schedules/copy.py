@@ -50,6 +50,7 @@ PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = (1 << 31) - (1 << 16)  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
 LARGE, MOST_TILE = 32 << 20, 32 << 10  # bytes from which on bytes count, and of a tile of rows at most
+LITTLE = 16 << 20  # bytes up to which the engine may be slower than threads, which have less to wait for
 WASTE = 1.1  # times the bytes of rows' sectors, from which on runs load too much between them
 MUCH = 128 << 20  # bytes from which on it is faster to keep in L2 what is read than what is written
 MOST_GAPS, LEAST_RUN = 3, 512  # kinds of gaps in a run; bytes of runs of which each has tiles of its own
@@ -150,7 +151,8 @@ class Copy(Schedule):
         """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
         engine = same and x.ndim <= 5 and _by_engine(x, y)
         row, box = x.shape[-1] * x.dtype.itemsize, self._mover(x).x.tile[-1] * WORD if engine else 0
-        if engine and x.ndim > 1 and ceil_div(row, BOXES) * BOXES * 3 <= row * 4:
+        little = LOOK <= x.nbytes < LITTLE and row >= PIECE
+        if engine and x.ndim > 1 and not little and ceil_div(row, BOXES) * BOXES * 3 <= row * 4:
             self._move(x, y)  # by one kernel for all shapes
             return
         x, y = _units(x, y) if same else (x, y)
@@ -394,20 +396,16 @@ def _likely(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
     engine = [("engine", 0)] if box else []
     boxed = bool(box) and (x.ndim == 1 or ceil_div(row, box) * box * 3 <= row * 4)
     if found := runs_of(x, y):
-        runs = [("runs", PIECE), ("runs", 2 * PIECE)]
+        (_, _, warps), *_ = found[0][4:]
+        runs = [("alone", PIECE), ("runs", PIECE)] if warps == 4 else [("runs", PIECE), ("runs", 2 * PIECE)]
         if size == 1:  # threads lack registers for as many bytes
-            runs = [("alone", PIECE // 2), ("runs", PIECE)]
+            runs = [(runs[0][0], PIECE // 2), ("runs", PIECE)][:: 1 if x.nbytes < LARGE else -1]
         if _loaded(*found) > WASTE * (row + SECTOR) / row:
             if boxed:
                 return [*engine, runs[0], *rows]
             if x.shape[-1] <= BOX and x.nbytes >= LARGE:
                 return [rows[0], runs[0], rows[1], *runs[1:]]
-        (_, _, warps), *_ = found[0][4:]
-        others = [
-            *rows[: size - 1][:1],
-            *[("alone", PIECE)] * (warps == 4),
-        ]  # as few threads would be on a multiprocessor
-        return [*(engine if boxed else []), *runs, *others]
+        return [*engine, *runs] if boxed else [*runs, *rows[: size > 1]]  # threads store bytes of rows one by one
     if boxed:
         return [*engine, *rows]
     loose = [("loose", PIECE // 4)] if not box and runs_of(x, y, PIECE // 4, "loose") else []

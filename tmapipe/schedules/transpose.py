@@ -48,7 +48,7 @@ from tmapipe.tiles.persistent import Grouped
 
 TYPES = (*KINDS, "int32")
 OTHER_TILES = (64, 128), (64, 64), (128, 64)
-LOOK = 4 << 20  # bytes that are copied, from which on a look pays
+LOOK = 4_000_000  # bytes that are copied, from which on a look pays
 SWIZZLE = 128  # bytes
 CTAS = 4  # on a multiprocessor, each with a tile of x and one of y: 128 KiB of both
 NARROW = 32  # elements, below which odd rows are copied to multiples of 16 bytes first
