@@ -402,3 +402,12 @@ def test_weights_look_where_nothing_is_captured_and_there_is_a_gpu(here, monkeyp
     refused(
         tuning.choose_dequant, (8, 2048, 4096), look=0, argument="choose_dequant(look)", rule="a number of candidates"
     )
+
+
+@pytest.mark.parametrize("options, built", [({}, [2]), ({"stages": 4}, [])])
+def test_copies_of_whole_vectors_look_at_threads(looks, options, built):
+    """Unless the engine is asked for by its options."""
+    looks.best, x = 1, torch.randn(64, 128)
+    copy = tp.schedules.Copy(**options)
+    assert torch.equal(copy(x), x) and looks.built == built
+    assert bool(vars(copy).get("_runs")) == bool(built)

@@ -73,7 +73,8 @@ class Copy(Schedule):
     the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Runs of
     y that begin or end elsewhere, or that have gaps in x, are loaded by the engine and stored by threads (`CopyRuns`). Short
     rows that lie far apart are taken row by row (`CopyPlaces`), transposed ones by elements, slower than by `Transpose`.
-    A first call that copies 4 MiB or more on a GPU measures up to four of these `ways`, once; look: how many, at most.
+    A first call that copies 4 MB or more on a GPU measures up to four of these `ways`, once; look: how many, at most. Given
+    other options than by default, the engine moves what it can.
 
     By default each CTA copies one tile: few bytes are in flight, which lie close together, so that DRAM pages stay open.
 
@@ -99,6 +100,7 @@ class Copy(Schedule):
     ):
         if not isinstance(tile, tuple) or len(tile) != 2:
             raise InputError("Copy(tile)", tile, "is (rows, words of 4 bytes)", "e.g. (4, 256)")
+        self._usual = (tile, stages, pending, ctas, l2_hint) == ((4, 256), 1, None, None, None)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
         self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32, l2_hint=l2_hint)
         self.y = TmaStoreStage(source=self.x, stages=(0 if stages == 1 else 2) if pending is None else pending)
@@ -151,8 +153,8 @@ class Copy(Schedule):
         """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
         engine = same and x.ndim <= 5 and _by_engine(x, y)
         row, box = x.shape[-1] * x.dtype.itemsize, self._mover(x).x.tile[-1] * WORD if engine else 0
-        little = LOOK <= x.nbytes < LITTLE and row >= PIECE
-        if engine and x.ndim > 1 and not little and ceil_div(row, BOXES) * BOXES * 3 <= row * 4:
+        threads = self._usual and (x.ndim == 1 or (LOOK <= x.nbytes < LITTLE and row >= PIECE))  # may be faster
+        if engine and not threads and (x.ndim == 1 or ceil_div(row, BOXES) * BOXES * 3 <= row * 4):
             self._move(x, y)  # by one kernel for all shapes
             return
         x, y = _units(x, y) if same else (x, y)

@@ -352,7 +352,7 @@ class Transpose:
     """A tensor of bf16, fp16, fp32 or int32 with its dimensions in another order, dense.
 
     Rows of x that begin at no multiples of 16 bytes are read where they lie (`TransposeRows`). Short ones are copied to such
-    multiples first, and those of several matrices that do not begin alike. A first call that reads 4 MiB or more on a GPU
+    multiples first, and those of several matrices that do not begin alike. A first call that reads 4 MB or more on a GPU
     looks at a few forms, once (`tmapipe.tuning.looked`); look: at how many, as there.
 
     Args:
