@@ -30,9 +30,9 @@ from benchmarks.random_problems import log_uniform
 from benchmarks.results import OURS, Results, print_table
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.schedules import DequantGemm, DequantGemv
-from tmapipe.tuning.candidates import ranked_dequant
-from tmapipe.tuning.compiling import built_dequant, compile_each, ready
+from tmapipe.tuning.compiling import compile_each, ready
 from tmapipe.tuning.cost import rested
+from tmapipe.tuning.dequant import built_dequant, ranked_dequant
 
 SUITE, COUNT, WRONG = "dequant", 12, 2e-2
 KINDS = (

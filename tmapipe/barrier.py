@@ -41,8 +41,9 @@ class Role:
         warpgroups: The same number in warpgroups of 4 warps. wgmma and setmaxnreg work on whole warpgroups. Pass either
             warps or warpgroups.
         registers: Registers of a thread, which setmaxnreg sets where the body begins: 24 to 256, a multiple of 8. If it is
-            left out, the library divides the register file among the roles where some role uses wgmma, and leaves it alone
-            elsewhere.
+            left out, the library divides the register file among the roles where some role uses wgmma: roles of warps get
+            the few that moving data takes, so one that computes there wants a number, or warpgroups. Elsewhere all get the
+            same.
         teams: Into how many equal teams the warps are divided. The teams take output tiles in turn, and a tile and its slots
             belong to one team. A `Turnstile` says in which order teams go.
         early: Names of tensors that no earlier kernel can still be writing, such as weights. The body then starts before the

@@ -235,13 +235,25 @@ class Schedule(Calls):
     def ring_slots(self, k: KernelContext, ring: str, tile: Tile) -> Any:
         """How many slots of the ring called *ring* a tile takes, for schedules whose rings differ. By default as many as
         `tile_slots` says. The arguments are those of `tile_slots`: *k*, *tile*."""
-        return self.tile_slots(k, tile)
+        return k.isa.evaluate(self.tile_slots, k, tile)
 
     def empty_value(self, bound: Bound) -> Any:
-        """The value of the output if there is nothing to compute it from, such as a sum over no k. *bound* has the tensors.
+        """The value of the output if an input has no elements, such as a sum over no k: no kernel runs then. *bound* has the
+        tensors. By default 0, if no other input has elements either.
 
         A number, an array that broadcasts to the output, or a dictionary of numbers and arrays by output.
+
+        Raises:
+            InputError: Another input has elements, and the schedule does not say here what they come to.
         """
+        whole = [name for name, shape in bound.shapes.items() if 0 not in shape]
+        stored = [name for name in bound.stores if name in whole and name not in bound.added_to]
+        others = [name for name in self.declared.inputs if name in whole]
+        if stored and others:
+            name = next(name for name, shape in bound.shapes.items() if 0 in shape)
+            rule = f"has no elements, but {others[0]} has, on which {stored[0]} may depend"
+            fix = "define empty_value(self, bound) in the schedule, e.g. return 0.0 for a sum of nothing"
+            raise InputError(f"{name}.shape", bound.shapes[name], rule, fix)
         return 0.0
 
     # ---- running --------------------------------------------------------------------------------------------------

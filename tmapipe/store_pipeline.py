@@ -309,7 +309,7 @@ class ThreadStoreStage(StoreStage):
         role: The role that stores.
         vector: How many bytes a thread stores at once, if it has as many side by side: 1, 2, 4, 8 or 16, and no less than an
             element. The tensor's address, strides and rows are multiples of it, and so is where a tile starts along the
-            contiguous dimension.
+            contiguous dimension. For one number a row, an element's bytes: then there may be any number of rows.
         wide: Whether a thread stores 16 bytes at once where it has as many side by side at an address that is a multiple of
             16, which it finds out when it stores, and others by `vector`. For tensors whose rows begin anywhere.
         dtype: Element type, by default the tensor's.

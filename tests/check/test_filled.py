@@ -85,3 +85,111 @@ def test_a_tile_that_is_read_has_been_written(broken, said):
 def test_a_tile_that_is_written_in_parts_is_right():
     report = Narrowed().check()
     assert report.ok and report.trips == "every trip count", str(report)
+
+
+class Passed(tp.Schedule):
+    """y = 2 x, through scratch."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(3, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(16, 64), ring=ring, dtype="fp32")
+    between = tp.Scratch(work, tile=(16, 64), dtype="fp32", copies=2)
+    y = tp.ThreadStoreStage("m n", tile=(16, 64), role=work)
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load(tile)
+
+    @work.jit
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            k.between.write(slot.x.read(tile=(8, 64), at=(0, 0)), at=(0, 0))
+            k.between.write(slot.x.read(tile=(8, 64), at=(8, 0)), at=(8, 0))
+        k.sync()
+        k.y.store(tile, k.between.read() * 2)
+        k.sync()
+
+
+class OneHalf(Passed):
+    """The lower half of the scratch is read, and was never written."""
+
+    @Passed.work.jit
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            k.between.write(slot.x.read(tile=(8, 64), at=(0, 0)), at=(0, 0))
+        k.sync()
+        k.y.store(tile, k.between.read())  # <- here
+        k.sync()
+
+
+class OtherCopy(Passed):
+    @Passed.work.jit
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            k.between.write(slot.x.read())
+        k.sync()
+        k.y.store(tile, k.between.copy(1).read())  # <- here
+        k.sync()
+
+
+class TooEarly(Passed):
+    """The first tile reads what only later ones find there."""
+
+    @Passed.work.jit
+    def double(self, k, tile):
+        with k.ring.consume() as slot:
+            values = slot.x.read()
+        k.y.store(tile, values + k.between.read())  # <- here
+        k.sync()
+        k.between.write(values)
+        k.sync()
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"), [(OneHalf, "4 of 8 parts"), (OtherCopy, "written nothing"), (TooEarly, "written nothing")]
+)
+def test_scratch_that_is_read_has_been_written(broken, said):
+    finding = found(broken())
+    assert finding.kind is Kind.UNFILLED and said in finding.message and "k.between.write(...)" in finding.fix
+
+
+def test_scratch_that_is_written_in_parts_or_in_turn_is_right():
+    class OnlyHalf(Passed):
+        y = tp.ThreadStoreStage("m n", tile=(8, 64), role=Passed.work)
+
+        @Passed.load.jit
+        def fill(self, k, tile):
+            with k.ring.produce() as slot:
+                slot.x.load_from(tile.m * 8, tile.n * 64)
+
+        @Passed.work.jit
+        def double(self, k, tile):
+            with k.ring.consume() as slot:
+                k.between.write(slot.x.read(tile=(8, 64), at=(0, 0)), at=(8, 0))
+            k.sync()
+            k.y.store(tile, k.between.read(tile=(8, 64), at=(8, 0)))
+            k.sync()
+
+    class InTurn(Passed):
+        over = "m"
+
+        @Passed.load.jit
+        def fill(self, k, tile):
+            for n in range(k.steps("x", "n")):
+                with k.ring.produce() as slot:
+                    slot.x.load(tile, n=n)
+
+        @Passed.work.jit
+        def double(self, k, tile):
+            i = 0
+            for n in range(k.steps("x", "n")):
+                with k.ring.consume() as slot:
+                    k.between.copy(i).write(slot.x.read())
+                k.sync()
+                k.y.store_from(tile.m * 16, n * 64, values=k.between.copy(i).read() * 2)
+                i = i ^ 1
+
+    for right in (Passed(), OnlyHalf(), InTurn()):
+        report = right.check()
+        assert report.ok and report.trips == "every trip count", str(report)

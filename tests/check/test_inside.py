@@ -1,4 +1,5 @@
-"""Loads that start outside of their tensor for some shape only, which the problems that are always run do not show."""
+"""Loads and stores that start outside of their tensor, and reads that leave their slot, for some shape only, which the
+problems that are always run do not show."""
 
 from __future__ import annotations
 
@@ -85,3 +86,98 @@ def test_what_is_not_shown_and_not_found_is_said():
     square = Loads(lambda k, tile: k.steps("x", "n") * k.steps("x", "n") // k.steps("x", "n"))
     report = square.check()
     assert report.ok and report.outputs == ("x is not shown to start inside of its tensor along n",), str(report)
+
+
+class Reads(tp.Schedule):
+    """Reads of the slots of x, (36, 72), and of w, (256,), as *read* says; stored where *start* says."""
+
+    load, work = tp.Role(warps=1), tp.Role(warps=4)
+    ring = tp.BarrierRing(2, producer=load, consumer=work)
+    x = tp.TmaLoadStage("m n", tile=(36, 72), ring=ring, dtype="fp32")
+    w = tp.TmaLoadStage("p", tile=(256,), ring=ring, dtype="fp32")
+    rows = tp.Table("r")
+    y = tp.TmaStoreStage("m n", tile=(32, 64), role=work, dtype="fp32")
+
+    def __init__(self, read, start=lambda k, tile: (tile.m * 32, tile.n * 64)):
+        self.read, self.start = read, start
+
+    @load.jit
+    def fill(self, k, tile):
+        with k.ring.produce() as slot:
+            slot.x.load_from(tile.m * 32, tile.n * 64)
+            slot.w.load(p=0)
+
+    @work.jit
+    def copy(self, k, tile):
+        with k.ring.consume() as slot:
+            values = self.read(k, tile, slot)
+        k.y.store_from(*self.start(k, tile), values=values)
+
+
+def summed(first):
+    def read(k, tile, slot):
+        total = k.full("y", 0.0)
+        for i in range(k.steps("x", "m")):
+            total = total + slot.x.read(tile=(32, 64), at=(first(i), 4))
+        return total
+
+    return read
+
+
+def beside(k, values):
+    return k.full("y", 1.0)
+
+
+READ_INSIDE = {
+    "a part": lambda k, tile, slot: slot.x.read(tile=(32, 64), at=(tile.m % 5, tile.n % 9)),
+    "parts in a loop": summed(lambda i: min(i, 4)),
+    "a number": lambda k, tile, slot: k.full("y", 1.0) * slot.w.read(at=tile.m % 256),
+    "a line": lambda k, tile, slot: (
+        (one := k.full("y", 1.0)) * slot.x.read(columns_of=one, at=(tile.m % 36, tile.n % 9))
+    ),
+    "rows side by side": lambda k, tile, slot: slot.w.read(tile=(32, 64), pitch=1, at=tile.m % 162),
+    "without gaps": lambda k, tile, slot: beside(k, slot.w.read(tile=(128,), at=(tile.m % 9, 0), gaps=((8, 8),))),
+    "by a table": lambda k, tile, slot: slot.x.read(tile=(32, 64), at=(k.rows.entry(tile.m), 0)),
+}
+READ_OUTSIDE = {
+    "a part": lambda k, tile, slot: slot.x.read(tile=(32, 64), at=(tile.m, 0)),
+    "parts in a loop": summed(lambda i: i),
+    "before the first": lambda k, tile, slot: k.full("y", 1.0) * slot.w.read(at=tile.m % 64 - 1),
+    "a number": lambda k, tile, slot: k.full("y", 1.0) * slot.w.read(at=tile.m),
+    "a line": lambda k, tile, slot: (one := k.full("y", 1.0)) * slot.x.read(columns_of=one, at=tile.m),
+    "rows side by side": lambda k, tile, slot: slot.w.read(tile=(32, 64), pitch=0, at=tile.m),
+    "without gaps": lambda k, tile, slot: beside(k, slot.w.read(tile=(128,), at=(tile.m + 8, 0), gaps=((8, 8),))),
+}
+
+
+@pytest.mark.parametrize("name", READ_INSIDE)
+def test_reads_that_stay_in_their_slot_are_shown(name):
+    report = Reads(READ_INSIDE[name]).check()
+    assert report.ok and report.trips == "every trip count" and not report.outputs, str(report)
+
+
+@pytest.mark.parametrize("name", READ_OUTSIDE)
+def test_a_read_that_leaves_its_slot_is_found(name):
+    """What lies there is another slot, or nothing: on the CPU model an error, on a GPU any number."""
+    report = Reads(READ_OUTSIDE[name]).check()
+    assert report.kinds() == {Kind.OUT_OF_RANGE}, str(report)
+    assert "reads" in report.findings[0].message and "in a slot of" in report.findings[0].message
+
+
+@pytest.mark.parametrize("at", [lambda tile: (tile.m % 6, 0), lambda tile: (0, tile.n % 10)])
+def test_a_read_that_is_not_shown_to_stay_and_not_found_to_leave_is_said(at):
+    report = Reads(lambda k, tile, slot: slot.x.read(tile=(32, 64), at=at(tile))).check()
+    assert len(report.outputs) == 1 and "slot.x.read at " in report.outputs[0], str(report)
+    assert report.outputs[0].endswith("is not shown to stay inside of its tile")
+
+
+def test_a_store_that_starts_before_its_tensor_for_later_tiles_is_found():
+    """An illegal instruction; the tiles of the problems that are always run start at 0 or later."""
+
+    def backwards(first):
+        return Reads(READ_INSIDE["a part"], lambda k, tile: ((first(k) - tile.m) * 32, tile.n * 64)).check()
+
+    report = backwards(lambda k: 10)
+    assert report.kinds() == {Kind.OUT_OF_RANGE} and "stores y at (-32, " in report.findings[0].message, str(report)
+    report = backwards(lambda k: k.steps("y", "m") - 1)
+    assert report.ok and not any("start inside" in each for each in report.outputs), str(report)

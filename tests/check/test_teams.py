@@ -42,6 +42,12 @@ def two(k, tile):
     return 2
 
 
+def by_branch(k, tile):
+    if k.extent("m") > 100:
+        return k.steps("a", "k")
+    return 2
+
+
 class Teams(tp.Schedule):
     """Two teams of a warp take tiles in turn. given, taken, skipped: slots of a tile, as each role says; forgets: a team that
     does not wait for its turn."""
@@ -91,7 +97,7 @@ def proof(given=steps, taken=None, skipped=None, forgets=None):
     return prove(trace(Formed()))
 
 
-@pytest.mark.parametrize("slots", [steps, one_less, one_more, twice, half, two])
+@pytest.mark.parametrize("slots", [steps, one_less, one_more, twice, half, two, by_branch])
 def test_teams_that_skip_what_others_take_are_proved(slots):
     found = proof(slots)
     assert found.closed, found.why

@@ -13,8 +13,7 @@ from tmapipe import tuning
 from tmapipe.schedules import DequantGemm, DequantGemv
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
-from tmapipe.tuning.candidates import ranked_dequant
-from tmapipe.tuning.compiling import built_dequant
+from tmapipe.tuning.dequant import built_dequant, ranked_dequant
 
 ROWS, COLUMNS, K = 37, 136, 192
 choose_dequant = functools.partial(tuning.choose_dequant, look=1)  # by the model, on a GPU too

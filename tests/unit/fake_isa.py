@@ -160,7 +160,9 @@ class RecordingIsa(Isa, Fragments):
     def write_columns(self, values: Any, slot: SlotRef, *, transposed: bool = False) -> None:
         self._note("write_columns", slot.buffer.name, slot.stage, values.data)
 
-    def row_sums(self, values: Any, columns: int, first: int, inside: int, before: Any) -> tuple[Any, ...]:
+    def row_sums(
+        self, values: Any, columns: int, first: int, inside: int | None, before: Any, whole: Any = None
+    ) -> tuple[Any, ...]:
         return (*(before or ()), (values.data, first, inside))
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 
 import tmapipe as tp
 from tests.unit.errors import refused
@@ -556,3 +557,41 @@ def test_promoted_sums_of_a_slot_are_those_of_one_matmul_at_a_time(tile):
     wider = S.GatedGemm((tile[0], tile[1] + 8, 128), (1, 1), **promoted)
     needed = 3 * tile[0] * (tile[1] + 8) // 128 // gate.warpgroups
     refused(wider.plan, fp8, argument="Wgmma(gate_mma) and Wgmma(up_mma)", rule=f"need {needed} accumulator registers")
+
+
+def test_a_table_on_the_cpu_that_falls():
+    x, w = np.ones((30, 64), np.float16), np.ones((2, 64, 64), np.float16)
+    ends = np.array([20, 10], np.int32)
+    for table in (ends, ends.astype(np.int64), torch.from_numpy(ends), torch.from_numpy(ends).long()):
+        given = [torch.from_numpy(each) if isinstance(table, torch.Tensor) else each for each in (x, w)]
+        refused(
+            S.GroupedGemm((64, 64, 64)),
+            *given,
+            table,
+            argument="offsets[1]",
+            value="10, after 20",
+            rule="ascending=True",
+        )
+
+
+def test_an_output_of_an_unknown_extent():
+    load, use = tp.Role(warps=1), tp.Role(warps=1)
+    own = tp.BarrierRing(2, producer=load, consumer=use)
+    x = tp.TmaLoadStage("m n", tile=(32, 64), ring=own)
+
+    class Made(tp.Schedule):
+        y = tp.TmaStoreStage("p n", source=x)
+
+        @load.jit
+        def fill(self, k, tile):
+            with k.own.produce() as slot:
+                slot.x.load(tile, m=tile.p)
+
+        @use.jit
+        def drain(self, k, tile):
+            with k.own.consume() as slot:
+                slot.y.store(tile)
+
+    Made.load, Made.use, Made.own, Made.x = load, use, own, x
+    error = refused(Made(), np.zeros((64, 64), np.float16), argument="y", rule="along p follows from no input")
+    assert error.fix == "pass y=, or say what it follows from: relations = (Dim('p', of=...),)"

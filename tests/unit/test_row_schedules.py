@@ -9,7 +9,7 @@ import tmapipe as tp
 from tests.oracle.value_forms import Taps
 from tests.unit.errors import refused
 from tmapipe.schedules import Cumsum, LayerNorm, LayerNormRows, RmsNorm, RmsNormRows, Softmax, SoftmaxRows
-from tmapipe.schedules.rowform import RowForm, resident, row_form, row_forms
+from tmapipe.schedules.rowform import RowForm, different, resident, row_form, row_forms
 from tmapipe.testing import assert_safe
 from tmapipe.tiles.persistent import PersistentTiles
 
@@ -62,7 +62,7 @@ def test_other_numbers_of_ctas_are_tried_and_taken_where_they_gain_much():
     forms = row_forms(38434, 4, 8, vectors=4, hold=64)
     assert {form.ctas for form in forms} == {2, 4, 8}
     assert {form.ctas for form in row_forms(186376, 4)} == {8, 16} and row_form(186376, 4).ctas == 8
-    assert {form.ctas for form in row_forms(150345, 2, 2)} >= {4, 16} and row_form(150345, 2, 2).ctas < 16
+    assert {form.ctas for form in row_forms(150345, 2, 2)} == {4, 8} and row_form(150345, 2, 2).ctas < 16
     assert {form.ctas for form in row_forms(1024)} == {1}
 
 
@@ -70,6 +70,18 @@ def test_each_scheduler_has_a_quarter_of_the_registers():
     """Seven CTAs of 7 warps are 13 of one scheduler: with 40 registers a thread, they take more than its 16,384."""
     form = RowForm(504, 6, 512, 6, each=4)
     assert resident(form, 1, 0) == 6 and 7 * 7 * 32 * 40 < 65536 < 4 * 13 * 32 * 40
+
+
+def test_packed_rows_that_are_read_again_take_a_register_a_number():
+    """With 72 registers a thread, rmsnorm of 2264 kept 176 bytes in local memory: 2482 GB/s; 4087 with more (H200)."""
+    assert resident(RowForm(2264, 8, 2304, 8, packed=True), 1, 2) == 2
+    assert resident(RowForm(1568, 8, 1664, 8, width=4, packed=True), 1, 2) == 3, "52 numbers have room"
+
+
+def test_short_weights_are_loaded_once_for_many_rows():
+    """All CTAs read the same 35 lines: rmsnorm of 2264 bf16 takes 3689 GB/s with weights for 4 rows, 4087 for 16 (H200)."""
+    few = different(RmsNorm().forms(2264, 2, 16, vectors=2), 4)
+    assert max(form.rows * form.each for form in few) >= 16
 
 
 @pytest.mark.parametrize("length, vector, width, ctas", [(5662, 4, 2, 1), (50257, 2, 1, 8), (5120, 16, 8, 1)])
@@ -104,6 +116,16 @@ def test_no_cta_has_nothing_of_a_row(reads):
     for length in (12112, 117880, 99999):
         for form in row_forms(length, 4, 4, reads=reads):
             assert (form.ctas - 1) * form.columns < length + form.further
+
+
+@pytest.mark.parametrize("vectors", [0, 8])
+def test_clusters_have_few_warps_where_these_do(vectors):
+    """A look at layernorm of 79032 took 6.3 s, since it took that long to prove one of its forms, of 16 CTAs of 13 warps."""
+    for length, size in ((79032, 4), (79032, 2), (153992, 4), (262144, 4), (237456, 2)):
+        forms = row_forms(length, size, vectors=vectors)
+        assert 8 * 4 < max(form.ctas * form.warps for form in forms) <= 120
+    assert min(form.ctas * form.warps for form in row_forms(425984, 4)) > 120, "fewer have no room"
+    assert max(form.ctas * form.warps for form in row_forms(262144, 4, reads=True)) > 120, "a CTA takes pieces in turn"
 
 
 def test_rows_that_do_not_fit_are_refused():
@@ -159,11 +181,11 @@ PIECES = [
 ]
 
 
-@pytest.mark.parametrize("vector, ahead", [(16, 5), (8, 4)])
+@pytest.mark.parametrize("vector, ahead", [(16, 9), (8, 7)])
 def test_as_many_pieces_of_weights_are_ahead_as_have_room(vector, ahead):
     forms = row_forms(153992 if vector == 16 else 155222, 4, vector, vectors=4, hold=64)
     form = next(form for form in forms if form.piece and form.ctas == 16)
-    assert (form.piece, form.ahead, form.share) == (1408, ahead, 3)
+    assert (form.piece, form.ahead, form.share) == (896, ahead, 3)
     schedule = RmsNormRows(form, stored=vector)
     schedule.plan(dict.fromkeys(("x", "weight", "y"), "fp32"))
     more = attrs.evolve(form, ahead=ahead + 2)
@@ -365,7 +387,8 @@ def test_numbers_out_of_lines_of_a_tile():
     assert torch.equal(Taps()(*inputs), expected) and Taps().check().trips == "every trip count"
     beyond = Taps()
     beyond.taps = 4
-    refused(beyond, *inputs, argument="read(at)", rule="lies inside the tile")
+    with pytest.raises(tp.errors.HazardError, match=r"from \(3, 0\) on in a slot of x, .* \[read-outside\]"):
+        beyond(*inputs)
 
 
 def test_width_and_wide():

@@ -130,6 +130,17 @@ class Handed(tp.Schedule):
         k.sync(self.work)
 
 
+def test_a_role_that_syncs_for_some_tiles_alone_is_named():
+    class Sometimes(Handed):
+        @Handed.other.jit
+        def wait(self, k, tile):
+            if tile.m < 5:
+                k.sync(self.work)
+
+    (finding,) = Sometimes().check().errors
+    assert finding.kind is Kind.DEADLOCK and "let other come to" in finding.fix and "k.sync by both" in finding.fix
+
+
 def test_several_roles_have_one_barrier():
     x = np.ones((32, 64), np.float32)
     assert (Handed()(x) == 2).all()

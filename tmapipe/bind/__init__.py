@@ -139,7 +139,8 @@ def made_as(
     dims = store.dims[len(store.folded) :]
     unknown = [dim for dim in dims if dim not in extents]
     if unknown:
-        raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", f"pass {name}=")
+        fix = f"pass {name}=, or say what it follows from: relations = (Dim({unknown[0]!r}, of=...),)"
+        raise InputError(name, None, f"its extent along {', '.join(unknown)} follows from no input", fix)
     lacking = like_dims[: len(like_dims) - like.ndim]
     dtype = store.dtype
     if dtype is None and isinstance(store.source, Wgmma):
@@ -334,34 +335,3 @@ def check_ascending(name: str, table: np.ndarray) -> None:
         i, rule = int(falls[0]), "is not less than the entry before it: the schedule declares Table(ascending=True)"
         said = f"{table[i + 1]}, after {table[i]}"
         raise InputError(f"{name}[{i + 1}]", said, rule, f"sort {name}, or declare the Table without ascending")
-
-
-# ---- weights of 4 bits -----------------------------------------------------------------------------------------------
-
-
-PACKED = 32  # elements along k, whose 4 bits are 16 bytes
-
-
-def pack_int4(values: Any) -> Any:
-    """Integers of 4 bits as the schedule takes them: [..., k] as [..., k / 2] of int8.
-
-    Args:
-        values: Torch tensor or NumPy array of integers, from -8 to 7 or from 0 to 15; k is a multiple of 32.
-
-    Raises:
-        InputError: It is something else.
-    """
-    check_kind("pack_int4(values)", values)
-    k = values.shape[-1] if values.ndim else 0
-    if not k or k % PACKED:
-        rule = f"has k, the last extent, a multiple of {PACKED}"
-        raise InputError("pack_int4(values).shape", tuple(values.shape), rule, "pad with zeros")
-    of_torch = hasattr(values, "data_ptr")
-    wide = values.int() if of_torch else values.astype("int32")
-    units = wide.reshape(*values.shape[:-1], k // PACKED, 2, 2, 4, 2) & 15  # element 16 c + 8 h + 2 q + i
-    halves = units[..., 0, :, :] | units[..., 1, :, :] << 4
-    moved = halves.permute if of_torch else halves.transpose
-    first = range(halves.ndim - 3)
-    packed = moved(*first, -2, -1, -3).reshape(*values.shape[:-1], k // 2)
-    signed = packed - ((packed & 128) << 1)
-    return signed.char() if of_torch else signed.astype("int8")

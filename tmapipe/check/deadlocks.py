@@ -201,7 +201,7 @@ class Deadlock:
             return f"let every warp of the cluster come to its barrier, those of {others} too"
         if wait.id == 0:
             return f"let every warp of the CTA execute cta_sync, those of {others} too; k.sync() is for the warps of one role"
-        if roles and set(missing) <= self.meeting[wait.id]:
+        if roles and set(missing) <= self.meeting[wait.id] and self.blocked.keys() & set(missing):
             return None  # they come later: a circle
         if roles:
             return f"let {others} come to {wait.name} as often as {wait.role} does (k.sync by both)"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from tmapipe.check import FindingLog, Step
 from tmapipe.check.phases import Clock, Clocks, FactName, Known, Rules, knows
-from tmapipe.check.slots import Waits
+from tmapipe.check.slots import WHOLE, Waits
 from tmapipe.isa import Kind as OperandKind
 from tmapipe.isa import Scope, Start, declared
 from tmapipe.isa.ops import Flight
@@ -201,13 +202,15 @@ def _waiters(layout: Layout) -> dict[int, tuple[str, tuple[str, ...]]]:
 
 # ---- contents --------------------------------------------------------------------------------------------------------
 #
-# Of a tile that threads write (`SharedStage`): what is read of a slot has been written since its writer entered the slot.
+# Of a tile that threads write (`SharedStage`): what is read of a slot has been written since its writer entered the slot. What
+# is read of a `Scratch` has been written at some time.
 #
 # A warp of the writer enters a slot by waiting for it. What was written there before does not count any more. Until all parts
-# are written again, no role that comes after the writer in the ring may read the slot.
+# are written again, no role that comes after the writer in the ring may read the slot. Of scratch, a part alone may be read.
 
 
 Cut = tuple[str, int, int]
+ANYWHERE: Cut = ("rows", 0, 1)  # of a read of which nothing says where it is in the slot
 
 
 class Contents(Rules):
@@ -221,16 +224,18 @@ class Contents(Rules):
         layout, self.short = self.layout, dict[int, dict[int, frozenset[Cut]]]()
         self.parts: dict[int, dict[int, frozenset[Cut]]] = {}
         rings = {ring.name: ring for ring in layout.plan.rings}
-        self.of: dict[str, tuple[Ring, str, str | None]] = {}  # buffer -> ring, writer and line of the writer's body
+        #: buffer -> ring (of scratch none), writer and line of the writer's body
+        self.of: dict[str, tuple[Ring | None, str, str | None]] = {}
         self.entered: dict[
             tuple[str, str], list[str]
         ] = {}  # (role, barrier that it waits for) -> buffers that it writes
         for name, (writer, its_ring, where) in layout.written.items():
-            ring = rings[its_ring]
+            ring = rings.get(its_ring)
             self.of[name] = ring, writer, where
-            if ring.held and not ring.phase_of(writer):  # it enters the only slot without a wait
-                first = layout.slot_base[name]
-                self.short |= {cta * layout.nslots + first: {} for cta in range(layout.ctas)}
+            if ring is None or (ring.held and not ring.phase_of(writer)):  # no wait enters its slots, or its only slot
+                first, stages = layout.slot_base[name], layout.plan.buffer(name).stages
+                slots = itertools.product(range(layout.ctas), range(stages))
+                self.short |= {cta * layout.nslots + first + stage: {} for cta, stage in slots}
                 continue
             awaited = ring.barriers[(ring.phase_of(writer) or 0) - 1].name
             self.entered.setdefault((writer, awaited), []).append(name)
@@ -244,11 +249,11 @@ class Contents(Rules):
             known = {other: cuts for other, cuts in self.parts.get(slot, {}).items() if self._team(other) == team}
             self.note(slot, {**known, agent: frozenset()})
 
-    def read(self, step: Step, own: int) -> None:
-        """Threads, TMA or wgmma read a slot of their CTA."""
+    def read(self, step: Step, own: int, cut: Cut = WHOLE) -> None:
+        """Threads, TMA or wgmma read a slot of their CTA, or threads a part of it."""
         name, slot = self.layout.slots[own][0].name, self._flat(step.agent, own)
         if name in self.of and slot in self.short:
-            self._look(step, slot, name)
+            self._look(step, slot, name, cut)
 
     def write(self, step: Step, own: int, cut: Cut) -> None:
         """Threads write a part of a slot of their CTA."""
@@ -271,16 +276,21 @@ class Contents(Rules):
     def _flat(self, agent: int, own: int) -> int:
         return self.layout.cta_of(agent) * self.layout.nslots + own
 
-    def _look(self, step: Step, slot: int, name: str) -> None:
+    def _look(self, step: Step, slot: int, name: str, cut: Cut) -> None:
         ring, writer, where = self.of[name]
-        phases = [ring.phase_of(role) for role in (writer, self.layout.role(step.agent))]
-        if None in phases or phases[0] >= phases[1]:  # type: ignore[operator]
-            return
-        cuts = frozenset().union(*self.short[slot].values())
+        cuts = frozenset[Cut]().union(*self.short[slot].values())
         written = f"{len(cuts)} of {max(parts for _, _, parts in cuts)} parts" if cuts else "nothing"
-        reader = self._who(step)
-        text = f"{reader} reads {name} in a slot in which {writer} has written {written} of it"
-        fix = f"let {writer} write all of it, slot.{name}.write(...), each time that it enters a slot"
+        if ring is None:
+            if cuts and cut in (ANYWHERE, *cuts):
+                return
+            text = f"{self._who(step)} reads {self.layout.slot_name(slot)}, of which {writer} has written {written}"
+            fix = f"let {writer} write all of it, k.{name}.write(...), and call k.sync(), before it is read"
+        else:
+            phases = [ring.phase_of(role) for role in (writer, self.layout.role(step.agent))]
+            if None in phases or phases[0] >= phases[1]:  # type: ignore[operator]
+                return
+            text = f"{self._who(step)} reads {name} in a slot in which {writer} has written {written} of it"
+            fix = f"let {writer} write all of it, slot.{name}.write(...), each time that it enters a slot"
         self.log.add(Kind.UNFILLED, text, fix, step, slot=slot, line=where)
 
 

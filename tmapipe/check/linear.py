@@ -172,7 +172,7 @@ class LinearCheck:
         if self.contents.of and not effect.mask:
             slot = getattr(step.op, effect.slot)
             if not effect.write:
-                self.contents.read(step, slot)
+                self.contents.read(step, slot, part_of(effect, step.op))
             elif effect.parts:
                 self.contents.write(step, slot, part_of(effect, step.op))
         if self.slots.access(step, effect) is Proxy.GENERIC:

@@ -188,7 +188,7 @@ class OperandSum:
         side, (rows, width) = load.dims[-2], load.tile
         if self.over == "k":
             return ThreadStoreStage(f"{batch}{side}", tile=(block,), role=ADD, dtype=fp32, vector=fp32.bytes)
-        return SumParts(f"{batch}{side}_tiles k", side, rows, width)
+        return SumParts(f"{batch}{side}_tiles k_padded", side, rows, width)
 
     def of(self, values: Fragment) -> Fragment:
         """What is added up of these elements, *values*."""
@@ -208,18 +208,18 @@ def sums_by_name(value: Any) -> Mapping[str, OperandSum]:
 
 @attrs.frozen(eq=False, init=False, repr=False, kw_only=True)
 class SumParts(ThreadStoreStage):
-    """Stores sums over the rows of each tile of an operand to a workspace [l, tiles, k]. `along`: the dimension of the rows,
-    and how many a tile has."""
+    """Stores sums over the rows of each tile of an operand to a workspace [l, tiles, k], 16 bytes at once. `along`: the
+    dimension of the rows, and how many a tile has."""
 
     along: tuple[str, int] = attrs.field(default=("m", 1), init=False)
 
     def __init__(self, dims: str, side: str, rows: int, width: int):
-        super().__init__(dims, tile=(width,), role=ADD, dtype=fp32, vector=fp32.bytes)
+        super().__init__(dims, tile=(width,), role=ADD, dtype=fp32, vector=ALIGNMENT)
         fill(self, along=(side, rows))
 
     def derive(self, extents: Mapping[str, int]) -> dict[str, int]:
         side, rows = self.along
-        return {self.dims[-2]: ceil_div(extents[side], rows)}
+        return {self.dims[-2]: ceil_div(extents[side], rows), self.dims[-1]: ceil_div(extents["k"], UNIT) * UNIT}
 
 
 @attrs.frozen
@@ -249,17 +249,22 @@ class BoundRowParts(BoundParts):
     def __init__(self, k: Any, name: str, stage: RowParts):
         super().__init__(k, name, stage)
         self.sums: Any = None
+        self.whole: Any = None  # as if all of the piece's columns were inside
         self.ended: list[tuple[Piece, Any]] = []  # the last piece of each block of a tile's rows, with the sums
 
     def leave(self, piece: Piece, values: Fragment) -> None:
         """Adds the piece's columns, except those that the piece before had: here, while its elements are on their way to
-        shared memory, which all threads then wait for."""
+        shared memory, which all threads then wait for. A branch would keep ptxas from adding while the fence is waited for."""
+        self.whole = self._added(piece, values, None, None)
+
+    def _added(self, piece: Piece, values: Fragment, inside: Any, whole: Any) -> Any:
         before = None if piece.first == 0 else self.sums
-        inside = self.inside(piece, self.columns)
-        self.sums = self.isa.fragments.row_sums(values, piece.width, piece.seen, inside, before)
+        return self.isa.fragments.row_sums(values, piece.width, piece.seen, inside, before, whole)
 
     def put(self, piece: Piece, values: Fragment) -> None:
-        """After the last piece of a tile, stores the sums of all its rows, whose exchanges then overlap."""
+        """Takes back what lies outside. After the last piece of a tile, stores the sums of all its rows, whose exchanges then
+        overlap."""
+        self.sums = self._added(piece, values, self.inside(piece, self.columns), self.whole)
         if not piece.last:
             return
         self.ended.append((piece, self.sums))
@@ -332,9 +337,9 @@ class Reductions:
             self._check(schedule, wanted, {**dict(zip((*loads, *stores), tensors, strict=False)), **named}, out)
         results = dict(zip(stores, run(*tensors, out=out, **named), strict=True))
         *_, m, n = results["d"].shape
+        k = (tensors[0] if tensors else named[loads[0]]).shape[-1]
         for name, kind in self.kinds.items():
-            parts = results[name]
-            extent = {"m": m, "n": n}.get(kind.along, parts.shape[-1])
+            parts, extent = results[name], {"m": m, "n": n, "k": k}[kind.along]
             sums = self.adding((*parts.shape[:-1], extent))(parts[..., :extent])
             if name in wanted:
                 wanted[name][...] = sums

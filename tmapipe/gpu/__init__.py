@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -32,6 +32,7 @@ from tmapipe.base.arithmetic import DType, tf32
 from tmapipe.base.tma_rules import type_of
 from tmapipe.plan.model import Load, Store
 from tmapipe.plan.rings import Buffer, cut_by_hand
+from tmapipe.plan.thread_layout import VectorLayout
 from tmapipe.program import IN_RECORD, Place
 from tmapipe.program.expressions import Expr
 
@@ -70,6 +71,46 @@ def _row_major(buffer: Buffer, shape: tuple[int, ...]) -> Any:
         strides.append(strides[-1] * extent)
     pitch = buffer.pitch // buffer.dtype.bytes
     return cute.make_layout(shape, stride=(*reversed(strides[:-1]), pitch)[: len(shape)])
+
+
+def row_step(layout: VectorLayout) -> int:
+    """Rows from one row slot of a thread to the next, of threads that share rows evenly."""
+    return layout.at_once if layout.by_rows else layout.own * layout.threads // layout.row_vectors
+
+
+def vector_at(inside: Any, buffer: Buffer, row: Any, first: Any, width: int) -> Any:
+    """*width* elements of a slot from (row, first) on; the row counts over all extents but the last."""
+    place = [first // width]
+    for extent in reversed(buffer.tile[1:-1]):
+        row, rest = row // extent, row % extent
+        place.insert(0, rest)
+    if len(buffer.tile) > 1:
+        place.insert(0, row)
+    tiler = (1,) * (len(buffer.tile) - 1) + (width,)
+    return cute.coalesce(cute.local_tile(inside, tiler, tuple(place)))
+
+
+PATTERN = 1024  # bytes of rows after which a swizzle's pattern comes again
+
+
+def vectors_of_part(buffer: Buffer, start: Any, layout: VectorLayout, first: Sequence[Any], at: Any) -> Iterator[Any]:
+    """The calling thread's vectors of a part of a swizzled slot, which begins at *at*. From one pattern of the swizzle to the
+    next, addresses differ by a number that instructions have.
+
+    Args:
+        start: The slot's address.
+        layout: How threads share the part, evenly.
+        first: The thread's first row, and its columns by column slot.
+    """
+    found, size = dict[tuple[int, int], Any](), buffer.dtype.bytes
+    for i in range(0, layout.values, layout.width):
+        patterns, row = divmod(at[0] + layout.row_slot(i) * row_step(layout), PATTERN // buffer.swizzle)
+        place = row, layout.column_slot(i)
+        if place not in found:
+            found[place] = start + buffer.byte_in_slot(first[0] + row, (first[1 + place[1]] + at[1]) * size)
+        address, align = found[place] + patterns * PATTERN, layout.width * size
+        pointer = cute.make_ptr(cute_type(buffer.dtype), address, cute.AddressSpace.smem, assumed_align=align)
+        yield cute.make_tensor(pointer, cute.make_layout(layout.width))
 
 
 def moved_extents(part: Load | Store) -> tuple[int, ...]:
@@ -157,6 +198,45 @@ def full_shape(tensor: Any, part: Load | Store) -> list[Any]:
     shape = list(tensor.shape)
     folded = part.folded if isinstance(part, Store) else ()
     return [*folded, *[1] * (len(part.dims) - len(folded) - len(shape)), *shape]
+
+
+class RowsOfTile:
+    """The rows of a tile in global memory.
+
+    shape: of the tensor. at: where the tile starts (elements), one per dimension.
+    """
+
+    def __init__(self, isa: Any, part: Load | Store, at: Sequence[Any]):
+        tensor, self.size = isa.addressed[part.argument], part.buffer.dtype.bytes
+        self.shape = full_shape(tensor, part)
+        self.outer = len(self.shape) - part.core
+        self.at, self.extents = at, part.tile[-part.core :]
+        self.strides = [0] * (len(self.shape) - len(tensor.stride)) + [Int64(stride) for stride in tensor.stride]
+        self.start = Int64(tensor.iterator.toint())
+        for i in range(self.outer):
+            self.start = self.start + Int64(at[i]) * self.strides[i] * self.size
+        self.batch = [inside_of(at[i], self.shape[i]) for i in range(self.outer)]
+
+    def row(self, row: Any, further: int = 0) -> tuple[Any, list[Any]]:
+        """The address of element 0 of the tensor in the row that is so much *further* in the tile, and conditions for it to be
+        in the tensor. Rows that are counted from one *row* share its multiplication."""
+        start, inside = self.start, list(self.batch)
+        if further and len(self.extents) == 2:
+            stride = self.strides[self.outer] * self.size
+            index = self.at[self.outer] + row
+            inside.append(inside_of(index + further, self.shape[self.outer]))
+            return start + Int64(index) * stride + further * stride, inside
+        row = row + further
+        for dim in range(len(self.extents) - 2, -1, -1):
+            index = self.at[self.outer + dim] + (row % self.extents[dim] if dim else row)
+            row = row // self.extents[dim]
+            start = start + Int64(index) * self.strides[self.outer + dim] * self.size
+            inside.append(inside_of(index, self.shape[self.outer + dim]))
+        return start, inside
+
+
+def inside_of(index: Any, extent: Any) -> Any:
+    return (index >= 0) & (index < extent)
 
 
 def rows_of(slots: Any, buffer: Buffer, first: Any, count: int) -> Any:

@@ -172,7 +172,7 @@ def _reason(plan: Plan, held: Mapping[str, tuple[int, str]], used: int) -> str:
     Args:
         used: Registers of a thread at launch.
     """
-    most = (0, "")
+    most = (0, "", 0)
     for role in plan.roles:
         has = plan.registers.get(role.first_warp // 4, used)
         needs = {f"for {m.name}": sum(m.registers) for m in plan.matmuls if m.first_warp == role.first_warp}
@@ -182,14 +182,16 @@ def _reason(plan: Plan, held: Mapping[str, tuple[int, str]], used: int) -> str:
         text = ", ".join(f"{count} {what}" for what, count in needs.items())
         if needs:
             text = f" Role {role.name}, with {has} registers a thread, holds {text} (see explain())."
-            most = max(most, (sum(needs.values()) - has + 256, text))
+            need = sum(needs.values())
+            most = max(most, (need - has + 256, text, -(-(need + REST) // 8) * 8))
     copies = max((_copies(plan, role.name), role.name) for role in plan.roles)
     if copies[0] >= MANY and most[0] <= 256 - REST:
         return (
             f" Role {copies[1]} loads {copies[0]} boxes a slot, and each one's coordinates take registers. Use "
             "smaller tiles, or a BulkLoadStage, which loads a tile at once."
         )
-    return most[1] + " Use smaller tiles, more warps, or Role(registers=)."
+    enough = most[2] if plan.registers and most[2] <= 240 else ""
+    return f"{most[1]} Use smaller tiles, more warps, or Role(registers={enough})."
 
 
 def _copies(plan: Plan, role: str) -> int:

@@ -249,15 +249,19 @@ def choose(condition: Any, x: Any, y: Any) -> Any:
 
 
 def sums_inside(
-    some: Any, values: list[Any], holds: Callable[[int], Any], added: Callable[[list[Any]], list[Any]]
+    some: Any,
+    values: list[Any],
+    holds: Callable[[int], Any],
+    added: Callable[[list[Any]], list[Any]],
+    else_: list[Any] | None = None,
 ) -> list[Any]:
     """The sums that *added* makes of values. If *some* values do not count, which is so in few warps, a value whose number
-    does not *hold* is taken as 0."""
+    does not *hold* is taken as 0. else_: the sums of the other warps; None: those of all values."""
     whole, zero = [Float32(value) for value in values], Float32(0.0)
     return choice(
         some,
         lambda: added([choose(holds(i), value, zero) for i, value in enumerate(whole)]),
-        lambda: added(whole),
+        lambda: added(whole) if else_ is None else else_,
     )
 
 

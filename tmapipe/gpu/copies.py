@@ -17,14 +17,14 @@ from cutlass.cute.nvgpu import cpasync
 
 from tmapipe.base.arithmetic import ceil_div
 from tmapipe.base.tma_rules import ALIGNMENT
-from tmapipe.gpu import L2_POLICIES, WORDS, Descriptor, address_of, control, cute_type, full_shape, pieces_of
+from tmapipe.gpu import L2_POLICIES, WORDS, Descriptor, RowsOfTile, address_of, control, cute_type, inside_of, pieces_of
 from tmapipe.gpu.control import emit_ptx, emits
 from tmapipe.gpu.fragments import GpuWarp
 from tmapipe.gpu.matmuls import at_peer
 from tmapipe.gpu.sums import Spread, width_of
 from tmapipe.isa import ops
 from tmapipe.isa.fragment import Fragment, Span
-from tmapipe.plan.model import WARP, Load, Store
+from tmapipe.plan.model import WARP, Load
 from tmapipe.plan.rings import Buffer
 from tmapipe.plan.thread_layout import VectorLayout
 
@@ -51,6 +51,10 @@ def _cp_async(isa: GpuWarp, op: Any) -> None:
     cute.arch.cp_async_mbarrier_arrive_noinc(isa.mbarrier(*op.bar))
 
 
+#: Runs of a thread: their first numbers, conditions for their rows, columns, addresses.
+Runs = list[tuple[int, list[Any], Any, Any]]
+
+
 @emits(ops.TileStore)
 def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: Fragment | None) -> None:
     """The calling thread's stores, each of some numbers that lie side by side; with *mask*, the numbers for which it holds,
@@ -58,7 +62,7 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
     fragments, store, at = isa.fragments, isa.plan.store(op.store), op.at
     layout, size = values.layout, store.buffer.dtype.bytes
     assert layout is not None
-    tile, dtype = _Tile(isa, store, at), cute_type(store.buffer.dtype)
+    tile, dtype = RowsOfTile(isa, store, at), cute_type(store.buffer.dtype)
     most, places, own = width_of(layout, values.along), list[Any](), None
     width = min(most, store.vector // size) if mask is None else 1
     wide = min(most, ALIGNMENT // size) if store.wide and mask is None else width
@@ -79,18 +83,34 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
         """Whether the elements that begin in these columns are inside the tensor in any case."""
         return surely[0] <= columns[0] and columns[1] + wide - 1 <= surely[1]
 
+    def store_rows(layout: VectorLayout) -> None:
+        """The vectors of each row slot, which lie at known distances, if the row is in the tensor: asked once."""
+        column = at[-1] + fragments.column(layout, 0)
+        each, many = layout.sharing * layout.width, layout.own * layout.width
+        further = {i: i // layout.width * each + i % layout.width for i in range(0, many, wide)}
+        for slot in range(layout.row_slots):
+            start, inside = tile.row(*fragments.row_from(layout, slot * many, fragments.row(layout, slot)))
+            begin = start + Int64(column) * size
+            runs: Runs = [(slot * many + i, [], column + step, begin + step * size) for i, step in further.items()]
+            do_if(functools.reduce(operator.and_, inside, True), functools.partial(store_runs, runs))
+
     def store_all() -> None:
-        """Stores wide where the address allows; then the other elements, in one branch that few warps take."""
-        left, apart = [], None
         runs = places or fragments.runs(layout, wide, values.along)
         if isinstance(values.data, Spread):
             runs = [(0, 0, fragments.row(layout, 0) + isa.lane % 4 * 8)]
         if values.along == "rows" and store.tile[-1] == 1:  # one number a row, of a tile with rows of one number
             runs = [(first, row, 0) for first, _, row in runs]
+        found: Runs = []
         for first, row, column in runs:
             earlier = fragments.row_from(layout, first, row) if values.along == "tile" else (row,)
             (start, inside), column = tile.row(*earlier), at[-1] + column
-            address = start + Int64(column) * size
+            found.append((first, inside, column, start + Int64(column) * size))
+        store_runs(found)
+
+    def store_runs(runs: Runs) -> None:
+        """Stores wide where the address allows; then the other elements, in one branch that few warps take."""
+        left, apart = [], None
+        for first, inside, column, address in runs:
             if mask is not None:
                 put_if(holds(inside, column, 1) & Boolean(mask.data[first]), first, address, 1)
                 continue
@@ -113,12 +133,14 @@ def _store_values(isa: GpuWarp, op: Any, values: Fragment, surely: Span, mask: F
                 put_if(apart & holds(inside, column + i, width), first + i, address + i * size, width)
 
     def put_if(condition: Any, *what: Any) -> None:
-        if condition is True:
-            put(*what)
-        else:
-            control.when(condition, functools.partial(put, *what))
+        do_if(condition, functools.partial(put, *what))
 
-    if values.along == "tile":
+    def do_if(condition: Any, action: Callable[[], None]) -> None:
+        action() if condition is True else control.when(condition, action)
+
+    if values.along == "tile" and isinstance(layout, VectorLayout) and layout.even:
+        store_rows(layout)
+    elif values.along == "tile":
         store_all()
     elif isinstance(values.data, Spread):
         control.when(isa.lane % 4 < 2, store_all)
@@ -157,7 +179,7 @@ def _bulk_load(isa: GpuWarp, op: Any) -> None:
 def _bulk_prefetch(isa: GpuWarp, op: Any) -> None:
     load = isa.plan.load(op.load)
     tensor = isa.addressed[load.argument]
-    inside = functools.reduce(operator.and_, map(_inside, op.at, tensor.shape))
+    inside = functools.reduce(operator.and_, map(inside_of, op.at, tensor.shape))
 
     def issue() -> None:
         source = _element(tensor, op.at, load.buffer.dtype.bytes)
@@ -224,7 +246,7 @@ def copy_tile(isa: GpuWarp, op: Any) -> None:
     """The calling warp's copies of one share of a tile's vectors."""
     load, at, share, shares = isa.plan.load(op.load), op.at, op.share, op.shares
     buffer, size, vector = load.buffer, load.buffer.dtype.bytes, load.vector
-    tile, per_row, threads = _Tile(isa, load, at), load.tile[-1] * size // vector, WARP * shares
+    tile, per_row, threads = RowsOfTile(isa, load, at), load.tile[-1] * size // vector, WARP * shares
     vectors, width = buffer.slot_bytes // vector, vector // size
     target = isa.slot_address(*op.slot)
     thread = share * WARP + isa.lane
@@ -248,7 +270,7 @@ def copy_tile(isa: GpuWarp, op: Any) -> None:
         start = start + Int64(first) * size
         rest = tile.shape[-1] - first
         nbytes = cutlass.select_(rest < width, rest, Int32(width)) * size
-        for holds in (*inside, _inside(first, tile.shape[-1])):
+        for holds in (*inside, inside_of(first, tile.shape[-1])):
             nbytes = cutlass.select_(holds, nbytes, Int32(0))
         how = "cg" if vector == 16 else "ca"
         text = f"cp.async.{how}.shared.global [$0], [$1], {vector}, $2;"  # fills up with zeros
@@ -266,45 +288,6 @@ def copy_tile(isa: GpuWarp, op: Any) -> None:
     else:
         for j in range(turns):
             turn(j)
-
-
-class _Tile:
-    """The rows of a tile in global memory.
-
-    shape: of the tensor. at: where the tile starts (elements), one per dimension.
-    """
-
-    def __init__(self, isa: GpuWarp, part: Load | Store, at: Sequence[Any]):
-        tensor, self.size = isa.addressed[part.argument], part.buffer.dtype.bytes
-        self.shape = full_shape(tensor, part)
-        self.outer = len(self.shape) - part.core
-        self.at, self.extents = at, part.tile[-part.core :]
-        self.strides = [0] * (len(self.shape) - len(tensor.stride)) + [Int64(stride) for stride in tensor.stride]
-        self.start = Int64(tensor.iterator.toint())
-        for i in range(self.outer):
-            self.start = self.start + Int64(at[i]) * self.strides[i] * self.size
-        self.batch = [_inside(at[i], self.shape[i]) for i in range(self.outer)]
-
-    def row(self, row: Any, further: int = 0) -> tuple[Any, list[Any]]:
-        """The address of element 0 of the tensor in the row that is so much *further* in the tile, and conditions for it to be
-        in the tensor. Rows that are counted from one *row* share its multiplication."""
-        start, inside = self.start, list(self.batch)
-        if further and len(self.extents) == 2:
-            stride = self.strides[self.outer] * self.size
-            index = self.at[self.outer] + row
-            inside.append(_inside(index + further, self.shape[self.outer]))
-            return start + Int64(index) * stride + further * stride, inside
-        row = row + further
-        for dim in range(len(self.extents) - 2, -1, -1):
-            index = self.at[self.outer + dim] + (row % self.extents[dim] if dim else row)
-            row = row // self.extents[dim]
-            start = start + Int64(index) * self.strides[self.outer + dim] * self.size
-            inside.append(_inside(index, self.shape[self.outer + dim]))
-        return start, inside
-
-
-def _inside(index: Any, extent: Any) -> Any:
-    return (index >= 0) & (index < extent)
 
 
 # ---- encoded ---------------------------------------------------------------------------------------------------------

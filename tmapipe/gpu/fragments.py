@@ -16,7 +16,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 from cutlass.cutlass_dsl import T
 
-from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape, slot_layout
+from tmapipe.gpu import Moves, clips, control, core_modes, cute_type, full_shape, row_step, slot_layout
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, chosen, emit_ptx, masked, widened
 from tmapipe.gpu.matmuls import MatmulHandles, PeerFragments, operand, read_blocks, widened_weights, write_piece
 from tmapipe.gpu.sums import Sums, loaded
@@ -221,7 +221,7 @@ class GpuFragments(PeerFragments, Sums):
         threads share rows evenly."""
         if not isinstance(layout, VectorLayout) or not layout.even or (layout.by_rows and layout.at_once == 1):
             return row, 0
-        return self.row(layout, 0), layout.row_slot(i) * _row_step(layout)
+        return self.row(layout, 0), layout.row_slot(i) * row_step(layout)
 
     def shared_out(self, values: Fragment) -> tuple[Fragment, list[Any], Any]:
         """Numbers of rows, shared out among the lanes of each row: (a lane's numbers, their places, whether it has any)."""
@@ -230,7 +230,7 @@ class GpuFragments(PeerFragments, Sums):
         lanes, slots, warp = layout.row_lanes, layout.row_slots, layout.warp(self.isa.warp)
         mine, numbers, places = self.isa.lane % lanes, list[Any](), list[Any]()
         for first in range(0, slots, lanes):
-            places.append((len(places), 0, self.row(layout, first) + mine * _row_step(layout)))
+            places.append((len(places), 0, self.row(layout, first) + mine * row_step(layout)))
             numbers.append(values.data[first])
             for i in range(1, min(lanes, slots)):
                 numbers[-1] = choose(mine == i, values.data[first + i], numbers[-1])
@@ -309,11 +309,6 @@ class GpuFragments(PeerFragments, Sums):
         size = max(map(len, operands))
         each = [data if len(data) == size else data * size for data in operands]
         return [FUNCTIONS[name](*values) for values in zip(*each, strict=True)]
-
-
-def _row_step(layout: VectorLayout) -> int:
-    """Rows from one row slot of a thread to the next, of threads that share rows evenly."""
-    return layout.at_once if layout.by_rows else layout.own * layout.threads // layout.row_vectors
 
 
 # ---- warp ------------------------------------------------------------------------------------------------------------

@@ -15,12 +15,11 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
 from tmapipe.base.arithmetic import DType
-from tmapipe.gpu import control, cute_type
+from tmapipe.gpu import control, cute_type, vector_at, vectors_of_part
 from tmapipe.gpu.control import FUNCTIONS, KINDS, choose, emit_ptx, widened
 from tmapipe.isa.fragment import NEUTRAL, Fragment, SlotRef
 from tmapipe.isa.fragments import Fragments
 from tmapipe.plan.model import WARP
-from tmapipe.plan.rings import Buffer
 from tmapipe.plan.thread_layout import AccumulatorLayout, ThreadLayout, VectorLayout
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ class Runs(Fragments):
 
     def row(self, layout: ThreadLayout, slot: int) -> Any:
         """The row of a row slot."""
+        if layout.rows == 1:
+            return 0
         if isinstance(layout, VectorLayout) and layout.by_rows:
             first = (layout.warp(self.isa.warp) * layout.row_slots + slot) * layout.at_once
             return first if layout.at_once == 1 else first + self.isa.lane // layout.sharing
@@ -67,7 +68,8 @@ class Runs(Fragments):
             if layout.by_rows:
                 lane = self.isa.lane if layout.at_once == 1 else self.isa.lane % layout.sharing
                 return (lane + i * layout.sharing) * layout.width + j
-            return (self._thread(layout) + i * layout.threads) % layout.row_vectors * layout.width + j
+            vector = self._thread(layout) + i * layout.threads
+            return (vector if layout.rows == 1 else vector % layout.row_vectors) * layout.width + j
         eight, i = divmod(slot, 2)
         return 8 * eight + self.isa.lane % 4 * 2 + i
 
@@ -90,8 +92,13 @@ class Runs(Fragments):
         """The calling thread's runs of a slot, or of what begins at *at* in it, each with its number of elements."""
         inside = self.isa.buffers[slot.buffer.name][(*(None,) * len(slot.buffer.tile), slot.stage)]
         width = width_of(layout, along)
+        swizzled = along == "tile" and slot.buffer.swizzle and len(slot.buffer.tile) == 2
+        if swizzled and isinstance(layout, VectorLayout) and layout.even and at and isinstance(at[0], int):
+            first = [self.row(layout, 0)] + [self.column(layout, i) for i in range(layout.column_slots)]
+            start = self.isa.slot_address(slot.buffer, slot.stage)
+            return [(vector, width) for vector in vectors_of_part(slot.buffer, start, layout, first, at)]
         runs = self.runs(layout, width, along, at)
-        return [(_vector_at(inside, slot.buffer, row, column, width), width) for _, row, column in runs]
+        return [(vector_at(inside, slot.buffer, row, column, width), width) for _, row, column in runs]
 
     def flat(self, slot: SlotRef) -> Any:
         """The elements of a slot without a swizzle, row by row."""
@@ -199,18 +206,6 @@ def loaded(elements: Any, dtype: DType, width: int, place: Any) -> list[Any]:
 def width_of(layout: ThreadLayout, along: str) -> int:
     """How many numbers of a thread lie side by side."""
     return 1 if along == "rows" else layout.width
-
-
-def _vector_at(inside: Any, buffer: Buffer, row: Any, first: Any, width: int) -> Any:
-    """*width* elements of a slot from (row, first) on; the row counts over all extents but the last."""
-    place = [first // width]
-    for extent in reversed(buffer.tile[1:-1]):
-        row, rest = row // extent, row % extent
-        place.insert(0, rest)
-    if len(buffer.tile) > 1:
-        place.insert(0, row)
-    tiler = (1,) * (len(buffer.tile) - 1) + (width,)
-    return cute.coalesce(cute.local_tile(inside, tiler, tuple(place)))
 
 
 # ---- scans -----------------------------------------------------------------------------------------------------------
@@ -327,9 +322,7 @@ class Spread(list[Any]):
 class Sums(Scans):
     """Reductions, as documented in `tmapipe.isa.fragments`."""
 
-    def row_sums(self, values: Fragment, columns: int, first: int, inside: Any, before: Any) -> Any:
-        mine = inside - self.isa.lane % 4 * 2  # columns inside, counted from the lane's first one
-
+    def row_sums(self, values: Fragment, columns: int, first: int, inside: Any, before: Any, whole: Any = None) -> Any:
         def added(data: list[Any]) -> list[Any]:
             sums = [None] * 4 if before is None else list(before)  # four chains, since a sum takes four clocks
             for eight, i in itertools.product(range(first // 8, columns // 8), range(4)):
@@ -337,7 +330,16 @@ class Sums(Scans):
                 sums[i] = value if sums[i] is None else control.exact_sum(sums[i], value)
             return sums
 
-        return control.sums_inside(inside < columns, values.data, lambda i: 8 * (i // 4) + i % 2 < mine, added)
+        numbers = [Float32(value) for value in values.data]
+        if inside is None:
+            return added(numbers)
+        mine = inside - self.isa.lane % 4 * 2  # columns inside, counted from the lane's first one
+        none = [Float32(0.0)] * 4 if before is None else before  # of a piece that lies outside as a whole
+
+        def some() -> list[Any]:
+            return control.sums_inside(inside > 0, numbers, lambda i: 8 * (i // 4) + i % 2 < mine, added, none)
+
+        return control.choice(inside < columns, some, lambda: added(numbers) if whole is None else whole)
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
         low, high = (control.exact_sum(*sums[i : i + 2]) for i in (0, 2))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from tmapipe.errors import InputError, MissingPartError, PipelineError, ScopeError, permit
+from tmapipe.errors import MissingPartError, PipelineError, ScopeError, permit
 from tmapipe.plan.model import RoleWarps
 from tmapipe.plan.rings import Barrier, Buffer, NamedBarrier
 from tmapipe.plan.thread_layout import ThreadLayout
@@ -163,7 +163,9 @@ class Fragment(Carried):
     def __pow__(self, exponent: int) -> Fragment:
         """The power, by multiplications. exponent: an int from 1 to 64."""
         if not isinstance(exponent, int) or not 1 <= exponent <= 64:
-            raise ScopeError(f"a fragment to the power of {exponent!r}. It takes an int from 1 to 64.")
+            raise ScopeError(
+                f"a fragment to the power of {exponent!r}. It takes an int from 1 to 64; tp.math has sqrt, exp2 and log2."
+            )
         return functools.reduce(functools.partial(combine, "mul"), [self] * exponent)
 
 
@@ -436,20 +438,10 @@ class ClusterExchange(WarpExchange):
         self.isa.warp_sync()
 
 
-def joined_places(slot: SlotRef, at: Place, gaps: Gaps, columns: Any) -> Any:
-    """Where the elements of these columns of a tile lie in a slot, for `Fragments.read_joined`. Raises `InputError` if an
-    element lies outside of the slot."""
+def joined_places(at: Place, gaps: Gaps, columns: Any) -> Any:
+    """Where the elements of these columns of a tile lie in a slot, for `Fragments.read_joined`."""
     first = at[1] + columns
-    return checked_places(slot, at[0] + first + sum(first // length * further for length, further in gaps))
-
-
-def checked_places(slot: SlotRef, places: Any) -> Any:
-    """These places in a slot, counted row by row. Raises `InputError` if one of them lies outside."""
-    least, most = int(places.min()), int(places.max())
-    if least < 0 or most >= math.prod(slot.buffer.tile):
-        rule = f"reads inside the tile of {slot.buffer.tile}"
-        raise InputError(f"slot.{slot.buffer.name}.read(at)", (least, most), rule, "begin earlier, or load more")
-    return places
+    return at[0] + first + sum(first // length * further for length, further in gaps)
 
 
 # ---- raw -------------------------------------------------------------------------------------------------------------

@@ -91,11 +91,13 @@ class Fragments(Carried):
         """Converts a piece to the slot's type and writes it to the slot, by ``stmatrix`` or ``st.shared``, 16 rows a warp. The
         slot's extents are (64, columns), or if *transposed* (columns, 64). Generic proxy."""
 
-    def row_sums(self, values: Fragment, columns: int, first: int, inside: Value, before: Any | None) -> Any:
+    def row_sums(
+        self, values: Fragment, columns: int, first: int, inside: Value | None, before: Any, whole: Any = None
+    ) -> Any:
         """For each row, *before* plus the sum of a piece's values in columns [first, inside). Each thread has the sums of its
         own columns, so only `join_row_sums` can use them. *first* is a multiple of 8. *inside* is a run-time value; it may be
-        negative or larger than the number of columns. *before* is a result of `row_sums` for earlier columns, or None for
-        zero."""
+        negative or larger than the number of columns. None: all columns. *before* is a result of `row_sums` for earlier
+        columns, or None for zero. *whole*: the result of this call without *inside*, if known."""
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
         """The sums of `row_sums` as one number a row of a piece of *layout*. They are added over the 4 lanes that share a row

@@ -120,8 +120,10 @@ class MachineFragments(Reductions):
         return np.broadcast_to(np.asarray(values.data, np.float32), (1, 16, columns))[0]
 
     @of_data
-    def row_sums(self, values: Fragment, columns: int, first: int, inside: int, before: Any) -> Any:
-        sums = total(self._piece(values, columns)[:, first : max(first, inside)])
+    def row_sums(
+        self, values: Fragment, columns: int, first: int, inside: int | None, before: Any, whole: Any = None
+    ) -> Any:
+        sums = total(self._piece(values, columns)[:, first : columns if inside is None else max(first, inside)])
         return sums if before is None else before + sums
 
     def join_row_sums(self, layout: AccumulatorLayout, sums: Any) -> Fragment:
@@ -366,8 +368,13 @@ class MachineIsa(Isa):
             return barrier.id + instance
         raise self._outside(f"uses {barrier.name}[{instance}], but it has {barrier.instances} instances")
 
-    def _outside(self, text: str) -> Exception:
-        return set_location(hazard(self.layout, "no-such-stage", int(self.agent), None, text), locate())
+    def inside(self, fits: bool, buffer: Buffer, what: str) -> None:
+        """Raises a `HazardError` unless *what* a warp reads of a slot *fits* into its tile."""
+        if not fits:
+            raise self._outside(f"reads {what} in a slot of {buffer.name}, whose tile is {buffer.tile}", "read-outside")
+
+    def _outside(self, text: str, rule: str = "no-such-stage") -> Exception:
+        return set_location(hazard(self.layout, rule, int(self.agent), None, text), locate())
 
 
 # ---- machine ---------------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ import numpy as np
 
 from tmapipe.base import arithmetic
 from tmapipe.base.arithmetic import DType, bf16, exp, folded, fp8_e4m3, fp8_e5m2, fp16, larger, log, smaller, total
-from tmapipe.errors import InputError
 from tmapipe.isa import ops
-from tmapipe.isa.fragment import ClusterExchange, Fragment, Place, SlotRef, checked_places, joined_places
+from tmapipe.isa.fragment import ClusterExchange, Fragment, Place, SlotRef, joined_places
 from tmapipe.isa.fragments import Fragments
 from tmapipe.model.memory import Memory, convert
 from tmapipe.plan.model import WARP
@@ -147,22 +146,21 @@ class SlotAccesses(Fragments):
         return self._fragment(slot, layout, "tile", self._read(slot, at=at))
 
     def read_peer(self, slot: SlotRef, cta: Any, layout: ThreadLayout, at: Place) -> Fragment:
-        self.isa.give(self._inside(slot, layout, at))
+        self.isa.give(self._part_of(slot, layout, at))
         self.isa.emit(ops.PeerRead(self.isa.slot(slot.buffer, slot.stage), 1 << cta))
         return self._fragment(slot, layout, "tile", self._answer())
 
     def read_part(self, slot: SlotRef, layout: ThreadLayout, at: Place, pitch: Any = None, each: int = 1) -> Fragment:
-        places = self._inside(slot, layout, at) if pitch is None else self._pitched(slot, layout, at[1], pitch, each)
+        places = self._part_of(slot, layout, at) if pitch is None else self._pitched(slot, layout, at[1], pitch, each)
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
-    @of_data
     def _pitched(self, slot: SlotRef, layout: ThreadLayout, first: int, pitch: int, each: int) -> Any:
         """The positions of the warp's elements in a slot with one extent, as of `read_part`."""
         rows, columns = self._indices(layout)
-        return checked_places(slot, first + rows // each * pitch + columns)
+        return self._inside(slot, first + rows // each * pitch + columns)
 
     def read_joined(self, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int], gaps: Any) -> Fragment:
-        places = None if self.memory is None else joined_places(slot, at, gaps, self._indices(layout)[1])
+        places = self._inside(slot, joined_places(at, gaps, self._indices(layout)[1]))
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
     def read_rows_as_columns(self, slot: SlotRef, layout: ThreadLayout, starts: Any, pitch: int) -> Fragment:
@@ -170,33 +168,37 @@ class SlotAccesses(Fragments):
         places = np.array(starts)[columns % len(starts)] + columns // len(starts) * pitch + rows
         return self._fragment(slot, layout, "tile", self._read(slot, at=places))
 
-    @of_data
-    def _inside(self, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]) -> Any:
+    def _part_of(self, slot: SlotRef, layout: ThreadLayout, at: tuple[int, int]) -> Any:
         """The positions of the warp's elements of the part of the slot that begins at *at*."""
         *rows, columns = slot.buffer.tile
-        if not (0 <= at[0] <= math.prod(rows) - layout.rows and 0 <= at[1] <= columns - layout.columns):
-            rule = f"lies inside the tile of {slot.buffer.tile}, with {layout.rows} x {layout.columns} elements"
-            raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin it earlier")
+        fits = 0 <= at[0] <= math.prod(rows) - layout.rows and 0 <= at[1] <= columns - layout.columns
+        self.isa.inside(fits, slot.buffer, f"{layout.rows} x {layout.columns} elements from {tuple(at)} on")
         return self._positions(columns, layout, at)
+
+    def _inside(self, slot: SlotRef, places: Any) -> Any:
+        """These places in a slot, counted row by row."""
+        least, most = int(np.min(places)), int(np.max(places))
+        fits = least >= 0 and most < math.prod(slot.buffer.tile)
+        self.isa.inside(fits, slot.buffer, f"element {least}" if least == most else f"elements {least} to {most}")
+        return places
 
     def read_line(self, slot: SlotRef, layout: ThreadLayout, along: str, at: Place, each: int = 1) -> Fragment:
         data, count = self._read(slot), layout.rows if along == "rows" else layout.columns
-        if data is None:
-            return self._fragment(slot, layout, along, None)
         width, (row, first) = slot.buffer.tile[-1], at
         places = first + np.arange(count) // each
         whole = first == (places[-1] + 1) % width == 0  # rows, one after another
-        if not (row >= 0 and first >= 0 and (whole or places[-1] < width) and row * width + places[-1] < data.size):
-            rule = f"is where {places[-1] - first + 1} of the {slot.buffer.tile} elements begin"
-            raise InputError(f"slot.{slot.buffer.name}.read(at)", at, rule, "begin earlier, or load more")
-        return self._fragment(slot, layout, along, data.reshape(-1)[row * width + places])
+        fits = row >= 0 and first >= 0 and (whole or places[-1] < width)
+        self.isa.inside(fits, slot.buffer, f"{places[-1] - first + 1} elements from {(row, first)} on")
+        places = self._inside(slot, row * width + places)
+        return self._fragment(slot, layout, along, None if data is None else data.reshape(-1)[places])
 
     def read_number(self, slot: SlotRef, index: Any) -> Fragment:
         data = self._read(slot)
         if isinstance(index, Fragment):
-            data = None if data is None else data.reshape(-1)[checked_places(slot, index.data)]
+            data = None if data is None else data.reshape(-1)[self._inside(slot, index.data)]
             return self._fragment(slot, index.layout, index.along, data)
-        return self._fragment(slot, None, "one", None if data is None else data[index])
+        place = self._inside(slot, index)
+        return self._fragment(slot, None, "one", None if data is None else data[place])
 
     def received(self, slot: SlotRef, layout: AccumulatorLayout, share: Any, shares: int) -> Fragment:
         data = self._read(slot, (share, shares, "shares"))

@@ -61,7 +61,7 @@ class Kind(enum.Enum):
     ROW_IN_PARTS = "a reduction that counts a whole row, of which a tile may have a part"
     PART_REDUCED = "a reduction over a tile's part of a dimension"
     UNREAD = "elements of an input that nobody loads"
-    UNFILLED = "a tile is read in a slot in which nobody has written it, or not all of it"
+    UNFILLED = "a tile is read that nobody has written, or not all of it"
     SAME_OUTPUT = "two stores of one value to one element of an output"
     UNWRITTEN = "elements of an output that nobody stores"
     ENDLESS = "a loop that goes on for ever"
@@ -104,6 +104,7 @@ RULES = {
     "bulk-outside": (Kind.OUT_OF_RANGE, "keep to whole pieces inside, e.g. by min() and max(), or use a TmaLoadStage"),
     "tma-store-start": (Kind.OUT_OF_RANGE, "start stores at index 0 or later along every dimension"),
     "wait-parity": (Kind.OUT_OF_RANGE, "wait for the lowest bit of the number of laps: laps & 1"),
+    "read-outside": (Kind.OUT_OF_RANGE, "begin the read earlier, or load a larger tile"),
     "no-such-stage": (Kind.OUT_OF_RANGE, "count stages from 0 to stages - 1"),
     "peer-exited": (Kind.EXITED_PEER, "let each CTA wait for its peers' last signals before it leaves"),
     "exit-load-in-flight": (Kind.IN_FLIGHT_AT_EXIT, "wait for every load before the CTA leaves"),
@@ -154,7 +155,7 @@ class Layout:
 
     def __init__(self, plan: Plan, cta: int | None = None):
         self.plan, self.syncs = plan, Syncs(plan)
-        #: stages that threads write -> (role that does, ring, line of its body), where a check is to look at that
+        #: stages and scratch that threads write -> (role that does, ring or "", line of its body), for a check to look at
         self.written: dict[str, tuple[str, str, str | None]] = {}
         self.ctas, self.warps = 1 if cta is not None else plan.cluster_size, plan.warps
         self.first_cta = cta or 0
@@ -395,7 +396,8 @@ def line_of_errors() -> Iterator[None]:
     try:
         yield
     except (InputError, ScopeError) as error:
-        error.args = (f"{error} At {line_of(error)}.",)
+        at = f" At {line_of(error)}."
+        error.args = (str(error).removesuffix(at) + at,)
         raise
     except Exception as error:
         _end_at_user(error)

@@ -396,7 +396,8 @@ class Scratch:
 
     In the role's body, ``k.<name>`` is read and written as a stage's tile in an open slot is: ``k.<name>.write(v)``,
     ``k.<name>.read()``. Between a write and other threads' reads stands a ``k.sync()``, and another one between these reads
-    and the next write. With two copies used in turn, ``k.<name>.copy(i)``, one `sync` for each write is enough.
+    and the next write. With two copies used in turn, ``k.<name>.copy(i)`` and then ``i = i ^ 1``, one `sync` for each write
+    is enough.
 
     Args:
         role: The role whose threads use it.
@@ -428,7 +429,7 @@ class ReductionScratch(Scratch):
     several warps.
 
     For each row or column, each warp leaves one number there, and reads the other warps' numbers after a barrier. There are
-    two copies, so that one barrier for each reduction is enough.
+    two copies, so that one barrier for each reduction is enough. Numbers are fp32: integers go by `tmapipe.math.cast`.
 
     Args:
         role: The role whose fragments are reduced.
@@ -479,8 +480,8 @@ class Table:
     Args:
         dims: Name of its dimension, or of both. Along a dimension, the table has as many entries as the other tensors have
             elements.
-        ascending: Whether no entry of a vector is less than the one before. A NumPy array is looked at when it is bound. Of
-            a table on a GPU this is a promise of the caller, which a report names where a result of the check depends on it.
+        ascending: Whether no entry of a vector is less than the one before. A table on the CPU is looked at when it is bound.
+            Of one on a GPU this is a promise of the caller, which a report names where a result of the check depends on it.
 
     Raises:
         InputError: If these are no names, or for a matrix that ascends.

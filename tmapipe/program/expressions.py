@@ -165,7 +165,7 @@ class Expr:
         return Expr.of("sub", -1, self) if self.boolean else Expr.of("invert", self)
 
     def _no_fraction(self, other: Any) -> Any:
-        raise unknown("a division with / of", self, ". Numbers are whole: use //.")
+        raise unknown("a division with / of", self, ". Numbers are whole: use //, or divide a fragment by it.")
 
     __truediv__ = __rtruediv__ = _no_fraction
 

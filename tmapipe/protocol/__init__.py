@@ -251,35 +251,6 @@ def _of_scratch(k: Any, name: str, scratch: ReductionScratch) -> None:
     isa.fragments.exchanges[role.first_warp] = exchange
 
 
-# ---- accumulators together ------------------------------------------------------------------------------------------
-
-
-class Sums(Carried):
-    """The open accumulators of one a with one or several b, by the names of these; their rows go along m or n."""
-
-    def __init__(self, by_operand: dict[str, Any], along: str = "m"):
-        self.by_operand, self.along = by_operand, along
-
-    @property
-    def accumulators(self) -> tuple[Any, ...]:
-        return tuple(self.by_operand.values())
-
-    def __enter__(self) -> Sums:
-        for accumulator in self.accumulators:
-            accumulator.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for accumulator in reversed(self.accumulators):
-            accumulator.__exit__(*error)
-
-    def add(self, slot: Slot) -> None:
-        """Starts the matmuls of one slot."""
-        for name, accumulator in self.by_operand.items():
-            of = (slot.a, getattr(slot, name))
-            accumulator.add(*(of if self.along == "m" else of[::-1]))
-
-
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 

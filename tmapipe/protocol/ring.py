@@ -402,7 +402,9 @@ class Slot(Carried):
     def _check_open(self, stage: str = "") -> None:
         """Raises `ScopeError` if the slot is not open, or the tile of *stage* is gone."""
         ring, role = self.end.ring, self.end.role
-        where = f"outside its `with` block in role {role!r}. Move the use into the block."
+        where = (
+            f"outside its `with` block in role {role!r}. Move the use into the block, or before its commit or release."
+        )
         permit(self.open, f"a slot of ring {ring.name!r} used {where}")
         if stage in self.gone or stage in ring.gone.get(role, ()):
             rule = "after a stage that lies over it was written. Use it before."

@@ -308,7 +308,7 @@ class PartInSlot(Carried):
             like: A fragment of the same extents. The elements are distributed as its elements are.
             rows_of: A fragment. One number is read for each of its rows, of a tile of as many elements; with *at* of any tile.
             columns_of: A fragment. One number is read for each of its columns, as with *rows_of*.
-            tile: Reads only a part of the stage's tile. The part has this many (rows, columns): a stencil's neighbours, say.
+            tile: Reads a part of the stage's tile, inside of it, of this many (rows, columns): a stencil's neighbours, say.
             at: Where the reading begins. With *tile* or *like*: the (row, column) at which the part begins. With *rows_of* or
                 *columns_of*: the first element that is read; in a tile of two extents, its row, also of several whole rows, or
                 its (row, column). With *pitch* and *transposed*: the elements at which the first rows begin, counted row by

@@ -171,7 +171,8 @@ def check_own(where: str, plan: Plan, part: Load | Store, tile: Tile | None, coo
     ):
         rule = "must be at the coordinates of its output tile, since the CTA loads what it has stored"
         fix = "pass the tile, and coordinates only along dimensions that the tile does not have"
-        raise InputError(where, ", ".join(coordinates) or None, rule, fix)
+        named = ", ".join(coordinates)
+        raise InputError(where, named or ("no tile" if tile is None else "a tile at another place"), rule, fix)
 
 
 def check_start(where: str, dims: Sequence[str], start: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from tmapipe.program import replay
 from tmapipe.program.expressions import Call, Expr, For, If, Let, Var, While, every, resolve
 from tmapipe.protocol.tile import Tile
 from tmapipe.prove.problem import DATA, OF_CLUSTER, Fork, Move, Problem, Visit, coordinate, every_cluster, is_turn
-from tmapipe.prove.shared import Shared, bounds, by_threads
+from tmapipe.prove.shared import BY_ENGINES, Part, Shared, bounds, by_threads, part_read
 from tmapipe.prove.solver import Solver, arithmetic, replaced
 from tmapipe.prove.symbols import Sym, at_least_0, in_steps, leaf, leaves, named, negated, parts, text, truth
 from tmapipe.prove.walker import INLINE, Walker
@@ -38,8 +38,7 @@ class Walk(Walker):
     def __init__(self, bodies: Any, agent: int, facts: frozenset[Sym], forks: bool):
         super().__init__(bodies.shared, agent)
         self.bodies, self.facts, self.forks = bodies, facts, forks
-        self.found: list[Move] = []
-        self.before: list[Move] = []
+        self.found, self.before = list[Move](), list[Move]()
         self.into: list[Move] | None = None  # where moves go; None outside of bodies
         self.loops: list[tuple[Sym, Any]] = []
         self.turns = 0  # conditions around that only some iterations of a loop fulfil
@@ -175,6 +174,8 @@ class Walk(Walker):
         move = self.bodies.move_of(node)
         if move is not None:
             self._move(node, *move)
+        elif self.into is not None and (read := part_read(node, self.number)) is not None:
+            self.into.append(Move(*read, tuple(self.loops), False, self.agent, node.where, True))
         if "when" in node.named:
             self._ask(truth(self.number(node.named["when"])), node)
         special = getattr(self, f"_of_{node.method}", None)
@@ -191,14 +192,15 @@ class Walk(Walker):
         if node.method in ("tma_gather", "tma_scatter"):
             bodies.by_rows.add(part.name)
         start = tuple([self.number(x) for x in at])
-        if any(each.args[0] in DATA for x in start for each in leaves(x)):
+        data = any(each.args[0] in DATA for x in start for each in leaves(x))
+        if data:
             _lies_anywhere(node)
         sometimes = self.turns > 0
         if node.method == "store_values":
             columns = None if node.args[4] is None else self.shared.columns_of(node.args[4])
             part = by_threads(part, node.args[2], columns)
             sometimes = sometimes or (columns is None and node.args[4] is not None)
-        inside = node.method in ("tma_load", "bulk_load", "cp_async") and not _anywhere(node)
+        inside = node.method in BY_ENGINES and not (data or _anywhere(node))
         rows = self.number(node.args[3]) if node.method == "tma_store" and len(node.args) > 3 else None
         self.into.append(Move(part, start, tuple(self.loops), sometimes, self.agent, node.where, inside, rows))
 
@@ -300,8 +302,7 @@ class Bodies:
             lambda x: (0, 2**31 - 1) if x.args[0] in ("tile", "index") else bounds(x), CASES, inside=True
         )
         self.ends = {id(last): last for _, last, _ in program.calls.values()}
-        tiles = [tile for *_, tile in program.calls.values() if tile is not None]
-        coordinates = (each for tile in tiles for each in tile._coordinates.items())
+        coordinates = (each for *_, tile in program.calls.values() if tile for each in tile._coordinates.items())
         self.fixed = {name for name, x in coordinates if not isinstance(resolve(x), Expr)}
         self.asked: dict[Any, str | None] = {}
         self.stored: set[str] = set()
@@ -313,8 +314,9 @@ class Bodies:
         self.visits = self._by_outcomes() if self.forks else self.every
 
     def moves(self) -> Iterator[Move]:
-        """The moves of all tiles, also moves that only some tiles make."""
-        return (move for visit in self.every for own in visit.moves.values() for move in own)
+        """The moves of all tiles, also moves that only some tiles make, without reads of slots."""
+        every = (move for visit in self.every for own in visit.moves.values() for move in own)
+        return (move for move in every if not isinstance(move.part, Part))
 
     def _by_outcomes(self) -> list[Visit]:
         """A visit for each combination of decisions that stores depend on."""
@@ -411,8 +413,7 @@ class _Ends(Walk):
     def __init__(self, bodies: Bodies, agent: int):
         super().__init__(bodies, agent, frozenset(), False)
         self.given: list[Any] = []
-        self.open: dict[str | None, str] = {}
-        self.never: dict[str | None, Finding] = {}
+        self.open, self.never = dict[str | None, str](), dict[str | None, Finding]()
 
     def _move(self, node: Any, part: Any, at: Any) -> None:
         pass

@@ -55,17 +55,18 @@ class Move(NamedTuple):
     """One warp moves a tile, or starts an engine that does.
 
     Args:
-        part: The load or store.
+        part: The load or store; or a `Part`, for a read of a slot at places that only a launch knows.
         at: Where it starts, along each dimension.
         loops: The indices of the loops around it, and how often each runs.
         sometimes: Whether only some iterations of a loop move it, or only some of its elements are stored.
         agent: The warp.
         where: Its source line.
-        inside: Whether it is a load that has to start inside of its tensor.
+        inside: Whether it is a load that has to start inside of its tensor, a store that has to start at 0 or later, or a read
+            that has to stay inside of its slot.
         rows: How many rows an engine stores at most; None: all of the tile.
     """
 
-    part: Load | Store
+    part: Any
     at: tuple[Any, ...]
     loops: tuple[tuple[Sym, Any], ...]
     sometimes: bool
@@ -419,12 +420,14 @@ def value_of(x: Any, values: Mapping[Sym, int]) -> int:
 
 # ---- outside ---------------------------------------------------------------------------------------------------------
 #
-# Whether loads start inside of their tensors, for every shape: shown by the solver, from how many tiles and turns there are.
+# Whether loads start inside of their tensors, stores by engines at 0 or later, and reads stay inside of their slots, for every
+# shape: shown by the solver, from how many tiles and turns there are.
 # What the order of tiles says of coordinates that are not those of its grid, such as parts of k, is taken for granted.
 
 
 def outside(bodies: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Loads that may start outside along a dimension: in words, and conditions under which they do. bodies: as of `Bodies`."""
+    """Loads and stores that may start outside along a dimension, and reads that may leave their slot: in words, and conditions
+    under which they do. bodies: as of `Bodies`."""
     schedule, cluster, extent = bodies.program.schedule, bodies.layout.plan.cluster, bodies.shared.extent
     units = {dim: axis.elements * cluster.get(dim, 1) for dim, axis in schedule.axes.items()}
     counts = {coordinate(dim): (extent(dim) + unit - 1) // unit for dim, unit in units.items()}
@@ -433,8 +436,12 @@ def outside(bodies: Any) -> Iterator[tuple[str, list[Any]]]:
     seen = set[Any]()
     for visit in bodies.visits:
         for move in (move for own in visit.moves.values() for move in own if move.inside):
-            for dim, start, span in zip(move.part.dims, move.at, move.part.span, strict=True):
-                key, loops = (move.part.name, dim, start, move.loops, visit.facts), dict(move.loops)
+            part: Any = move.part
+            limits = map(extent, part.dims) if isinstance(part, (Load, Store)) else part.limits
+            for dim, start, span, limit in zip(
+                part.dims, move.at, getattr(part, "span", part.dims), limits, strict=True
+            ):
+                key, loops = (part.name, dim, start, move.loops, visit.facts), dict(move.loops)
                 found = {x for each in (start, *loops.values()) for x in leaves(each) if is_coordinate(x)}
                 if key in seen or key[:2] in seen or not found <= counts.keys():
                     continue
@@ -446,12 +453,17 @@ def outside(bodies: Any) -> Iterator[tuple[str, list[Any]]]:
                         known.append(
                             at_least_0(count.args[0] - count.args[1] * (x + 1))
                         )  # turns that go on by as many tiles
-                beyond = start - span * (cluster.get(dim, 1) - 1)
-                for case in ([-1 - start], [beyond - 1, beyond - extent(dim)]):
+                cases = [[-1 - start]]
+                if not isinstance(part, Store):  # which writes nothing beyond the end
+                    beyond = start - span * (cluster.get(dim, 1) - 1)
+                    cases.append([beyond - 1, beyond - limit])
+                for case in cases:
                     facts = [*map(at_least_0, case), *known]
                     if bodies.solver.possible(facts):
                         seen.add(key[:2])
-                        said = f"{move.part.name} is not shown to start inside of its tensor along {dim}"
+                        said = f"{part.name} is not shown to start inside of its tensor along {dim}"
+                        if not isinstance(part, (Load, Store)):
+                            said = f"{part.name} is not shown to stay inside of its tile"
                         yield said, [fact for fact in facts if isinstance(fact, Sym)]
 
 

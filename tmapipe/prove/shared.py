@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 import attrs
 
 from tmapipe.isa import Kind, declared
+from tmapipe.isa.fragment import Fragment
 from tmapipe.model.layout import Layout
+from tmapipe.parts import Scratch
 from tmapipe.plan.rings import Barrier
 from tmapipe.program.expressions import Call, Let, every, resolve
 from tmapipe.protocol.tile import Tile
+from tmapipe.prove.problem import DATA
 from tmapipe.prove.solver import Solver, arithmetic, replaced
 from tmapipe.prove.symbols import (
     WITHOUT_OPERATIONS,
@@ -25,6 +28,8 @@ from tmapipe.prove.symbols import (
     at_least_0,
     is_silent,
     leaf,
+    leaves,
+    named,
     operands,
     parts,
     tested,
@@ -211,7 +216,8 @@ def _written(declared: Any) -> dict[str, tuple[str, str, str | None]]:
             of = declared.befores if stage.ring.held else declared.bodies
             body = inspect.unwrap(of[writer]).__code__
             found[name] = writer, declared.name_of(stage.ring), f"{body.co_filename}:{body.co_firstlineno}"
-    return found
+    own = (item for item in declared.scratches.items() if type(item[1]) is Scratch)
+    return found | {name: (declared.name_of(scratch.role), "", None) for name, scratch in own}
 
 
 def bounds(x: Sym) -> tuple[int | None, int | None]:
@@ -418,3 +424,63 @@ def by_threads(part: Any, values: Any, columns: int | None) -> Any:
         return part
     buffer = attrs.evolve(part.buffer, tile=(*part.buffer.tile[:-1], stored))
     return attrs.evolve(part, tile=(*part.tile[:-1], stored), buffer=buffer)
+
+
+# ---- places ----------------------------------------------------------------------------------------------------------
+
+
+#: Loads that start inside of their tensor, if nothing says otherwise, and stores that start at 0 or later.
+BY_ENGINES = ("tma_load", "bulk_load", "cp_async", "tma_store", "bulk_store")
+#: Reads of a part of a slot, at a place that may be known to a launch alone.
+READS = frozenset(f"fragments.read_{name}" for name in ("part", "peer", "joined", "line", "number"))
+
+
+class Part(NamedTuple):
+    """What a read takes of a slot, and at which line. dims: what each of its places counts; limits: by place, the first number
+    that is too large."""
+
+    name: str
+    dims: tuple[str, ...]
+    limits: tuple[int, ...]
+
+    @property
+    def span(self) -> tuple[int, ...]:
+        return (1,) * len(self.dims)
+
+
+def part_read(node: Call, number: Callable[[Any], Any]) -> tuple[Part, tuple[Any, ...]] | None:
+    """(the part, its places) of an instruction that reads at places which only a launch knows. number: the value of an
+    argument."""
+    of = dict(named(node)) if node.method in READS else {}
+    at = of.get("at", of.get("index"))
+    if at is None or isinstance(at, Fragment):
+        return None
+    open_ = [each for each in _places(node.method, of, at, number) if isinstance(each[1], Sym)]
+    if not open_ or any(x.args[0] in DATA for _, place, _ in open_ for x in leaves(place)):
+        return None
+    dims, starts, limits = zip(*open_, strict=True)
+    return Part(f"slot.{of['slot'].buffer.name}.read at {node.where}", dims, limits), starts
+
+
+def _places(method: str, of: dict[str, Any], at: Any, number: Callable[[Any], Any]) -> list[tuple[str, Any, int]]:
+    """(what is counted, place, first number that is too large) of a read, by its method and arguments."""
+    layout: Any = of.get("layout")
+    tile, each = of["slot"].buffer.tile, of.get("each", 1)
+    width, size = tile[-1], math.prod(tile)
+    first, *rest = [number(x) for x in (at if isinstance(at, tuple) else (at,))]
+    if method == "fragments.read_number":
+        return [("an element", first, size)]
+    rows, columns = layout.rows, layout.columns
+    if method == "fragments.read_line":
+        count = -(-(rows if of["along"] == "rows" else columns) // each)
+        whole = count // width if rest == [0] and count % width == 0 else 1  # rows, one after another
+        return [("a row", first, size // width - whole + 1), ("a column", rest[0], width - count // whole + 1)]
+    if method == "fragments.read_joined":
+        gaps = [tuple(map(number, pair)) for pair in of["gaps"]]
+        ks = (rest[0], rest[0] + columns - 1)
+        both = [first + k + sum(k // length * further for length, further in gaps) for k in ks]
+    elif of.get("pitch") is not None:
+        both = [rest[0], rest[0] + (rows - 1) // each * number(of["pitch"]) + columns - 1]
+    else:
+        return [("a row", first, size // width - rows + 1), ("a column", rest[0], width - columns + 1)]
+    return [("its first element", both[0], size), ("its last element", both[1], size)]

@@ -44,6 +44,9 @@ class ProofIsa(MachineIsa):
     def barrier_id(self, barrier: Any, instance: Any) -> int:
         return super().barrier_id(barrier, _known(instance, f"the instance of {barrier.name}"))
 
+    def inside(self, fits: bool, buffer: Any, what: str) -> None:
+        """Places in slots are left out, too: `tmapipe.prove.problem.outside`."""
+
     def plain(self, number: Any) -> Any:
         return 0 if isinstance(number, Sym) else number
 

@@ -16,9 +16,10 @@ from tmapipe.schedules.crossentropy import (
     Softmax,
     SoftmaxRows,
 )
+from tmapipe.schedules.dequant import DequantGemm, DequantGemv
 from tmapipe.schedules.elementwise import Elementwise, ElementwiseTiles
 from tmapipe.schedules.fused import AddParts
-from tmapipe.schedules.gemm import DequantGemm, DequantGemv, Gemm
+from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import (
     ClusterSplitK,
     Conv,

@@ -257,6 +257,12 @@ class Attention(Schedule):
             given["lse"] = new_like(q, tuple(q.shape[:3]), fp32)
         return given
 
+    def empty_value(self, bound: Any) -> Any:
+        """Of no keys: no value has a weight."""
+        if "sinks" in bound.shapes and "lse" in bound.stores:
+            return super().empty_value(bound)
+        return {"o": 0.0, "lse": -math.inf}
+
     def _offset(self, k: KernelContext) -> Any:
         """How much the number of the last key that a query sees is above its own, where attention is causal."""
         rows = self.together // self.packed  # along m, of one query

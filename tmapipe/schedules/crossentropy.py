@@ -8,7 +8,7 @@ import numpy as np
 
 from tmapipe import math
 from tmapipe.barrier import BarrierRing
-from tmapipe.base.arithmetic import ceil_div, dtype_of, fp32
+from tmapipe.base.arithmetic import LOG2_E, ceil_div, dtype_of, fp32
 from tmapipe.base.tma_rules import ALIGNMENT
 from tmapipe.bind import check_kind
 from tmapipe.errors import InputError
@@ -36,9 +36,9 @@ class SoftmaxRows(Rows):
         with k.ring.consume() as slot:
             values = self.read_rows(slot.x)
             if not self.early:
-                base = math.row_logsumexp(values, **self.inside(tile))
+                base: Any = math.row_logsumexp(values, **self.inside(tile))
                 values = self.read_rows(slot.x)  # again: meanwhile, the row needs no registers
-                self.store_rows(k.y, tile, math.exp(values - base))
+                self.store_rows(k.y, tile, math.exp2(values * LOG2_E - base * LOG2_E))
         if self.early:
             powers = math.exp(values - math.row_max(values, **self.inside(tile)))
             total = math.row_sum(powers, **self.inside(tile))
@@ -331,6 +331,7 @@ class Reduce(RowKernel):
             raise InputError("Reduce(operation)", operation, f"is one of {', '.join(OPERATIONS)}", 'e.g. "sum"')
         super().__init__()
         self._operation, self.options = operation, (operation,)
+        self.nothing = {"sum": 0.0, "mean": np.nan, "min": np.inf}.get(operation, -np.inf)
 
     @property
     def operation(self) -> str:

@@ -23,7 +23,7 @@ from tmapipe.errors import NOTHING, InputError, check_kinds, is_count, require
 from tmapipe.isa import applied
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
-from tmapipe.parts import ReductionScratch, RegisterTile, SharedStage, Wgmma
+from tmapipe.parts import ReductionScratch, RegisterTile, Wgmma
 from tmapipe.plan.declarations import PARTS
 from tmapipe.plan.model import Plan
 from tmapipe.protocol.ring import Slot
@@ -434,61 +434,14 @@ class Fused(Schedule):
         totals: dict[str, Any] = {}
         with k.ring.consume() as slot:
             for block in self._blocks():
-                values = getattr(slot, operand).read(**block)
+                values = getattr(slot, operand).read(**block, width=4)
                 for name, kind in sums.items():
                     totals[name] = kind.of(values) if name not in totals else totals[name] + kind.of(values)
         for name, kind in sums.items():
-            at = tile.also(**{f"{kind.over}_tiles": tile[kind.over], "k": step})
+            at = tile.also(**{f"{kind.over}_tiles": tile[kind.over], "k_padded": step})
             getattr(k, name).store(at, functions.column_sum(totals[name]))
 
     @FETCH.jit
     def fetch_operands(self, k: KernelContext, tile: Tile) -> None:
         assert self.operands is not None
         self.operands.load(k, tile)
-
-
-# ---- parts that warps of one CTA have ---------------------------------------------------------------------------------
-
-
-class WarpParts(Fused):
-    """Base of schedules whose matmul has several parts of each sum of d's tile, m x n: part i in its n rows from i n on,
-    and m columns from i m on. The role `math` leaves all in shared memory. One warp adds and stores them."""
-
-    total = Role(warps=1)
-    once: BarrierRing | None  #: of scales of d's columns
-    tile: tuple[int, int, int]
-    parts: int
-
-    def declare_total(self) -> None:
-        """Declares the sums of a CTA, and the store of d."""
-        m, n, _ = self.tile
-        self.sums = BarrierRing(1, producer=self.math, consumer=self.total)
-        self.part = SharedStage(tile=(n * self.parts, m * self.parts), ring=self.sums, writer=self.math, dtype=fp32)
-        self.d = ThreadStoreStage("m n", tile=(m, n), role=self.total, vector=2)
-        self.reductions, self.operands = Reductions({}, adding_rows), None
-
-    def empty_value(self, bound: Bound) -> Any:
-        """The epilogue of empty sums."""
-        scale = {} if self.once is None else {"scale": bound.array("scale").astype(np.float32)}
-        return self.epilogue.values((np.zeros(bound.shapes["d"], np.float32),), scale)
-
-    def store_all(self, k: KernelContext, tile: Tile, values: tuple[Any, ...], mirror: Any = False) -> None:
-        """Leaves the sums to the role `total`."""
-        with k.sums.produce() as slot:
-            slot.part.write(values[0].values())
-
-    @total.jit
-    def add_parts(self, k: KernelContext, tile: Tile) -> None:
-        with k.sums.consume() as slot:
-            total = functools.reduce(operator.add, (self._part(slot, i) for i in range(self.parts)))
-        if self.once is None:
-            k.d.store(tile, total, self.epilogue.function)
-        else:
-            with k.once.consume() as slot:
-                scale = slot.scale.read(tile=self.d.tile, pitch=0, at=0, width=1)  # the same in all rows
-            assert self.epilogue.function is not None
-            k.d.store(tile, self.epilogue.function(total, scale))
-
-    def _part(self, slot: Any, i: int) -> Any:
-        (m, n, _), pitch = self.tile, self.part.tile[1]
-        return slot.part.read(tile=(m, n), pitch=pitch, at=(i * (n * pitch + m),), transposed=True)

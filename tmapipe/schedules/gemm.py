@@ -1,4 +1,4 @@
-"""Gemm, the warp-specialized GEMM for Hopper, and DequantGemm, whose weights have 8 or 4 bits."""
+"""Gemm, the warp-specialized GEMM for Hopper."""
 
 from __future__ import annotations
 
@@ -7,33 +7,28 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tmapipe.barrier import BarrierRing, Role
-from tmapipe.base import MulticastGroup, check_cluster
-from tmapipe.base.arithmetic import Dim
-from tmapipe.bind import PACKED, Bound, check_kind, pack_int4
-from tmapipe.bind.tensors import match, new_like
+from tmapipe.base import check_cluster
+from tmapipe.bind import Bound, check_kind
 from tmapipe.epilogue import ADD, Epilogue
-from tmapipe.errors import InputError, check_kinds, check_numbers, is_count, require
+from tmapipe.errors import InputError, check_kinds, check_numbers
+from tmapipe.isa.fragment import Carried
 from tmapipe.kernel import KernelContext
-from tmapipe.parts import RegisterTile, Table, Wgmma
-from tmapipe.protocol import Sums
+from tmapipe.parts import Table, Wgmma
+from tmapipe.protocol.ring import Slot
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedule import Schedule
-from tmapipe.schedules.fused import Fused, WarpParts
+from tmapipe.schedules.fused import Fused
 from tmapipe.schedules.mainloop import (
+    PLAIN,
     Cooperative,
     Operand,
     PartsOfK,
     PingPong,
     along_of,
-    in_shares,
-    scaled,
+    shape_of,
     summed_of,
 )
-from tmapipe.stage import TmaLoadStage
-from tmapipe.tiles import SplitKTiles
-from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.order import TileOrder
-from tmapipe.tiles.persistent import Grouped, PersistentTiles
+from tmapipe.tiles.persistent import PersistentTiles
 
 # ---- gemm ------------------------------------------------------------------------------------------------------------
 #
@@ -44,6 +39,32 @@ from tmapipe.tiles.persistent import Grouped, PersistentTiles
 # while the warpgroups still store the last one. The mainloop says how warpgroups share tiles.
 
 
+class Sums(Carried):
+    """The open accumulators of one a with one or several b, by the names of these; their rows go along m or n."""
+
+    def __init__(self, by_operand: dict[str, Any], along: str = "m"):
+        self.by_operand, self.along = by_operand, along
+
+    @property
+    def accumulators(self) -> tuple[Any, ...]:
+        return tuple(self.by_operand.values())
+
+    def __enter__(self) -> Sums:
+        for accumulator in self.accumulators:
+            accumulator.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for accumulator in reversed(self.accumulators):
+            accumulator.__exit__(*error)
+
+    def add(self, slot: Slot) -> None:
+        """Starts the matmuls of one slot."""
+        for name, accumulator in self.by_operand.items():
+            of = (slot.a, getattr(slot, name))
+            accumulator.add(*(of if self.along == "m" else of[::-1]))
+
+
 class Gemm(Fused):
     """``d[m, n] = epilogue(sum over k of a[m, k] * b[n, k])``, with a batch dimension before each if the tensors have one.
 
@@ -52,9 +73,10 @@ class Gemm(Fused):
     that strides are multiples of 16 bytes (TMA).
 
     Args:
-        tile: (m, n, k) elements of a CTA.
-        cluster: CTAs along (m, n). Those that want the same tile load equal parts of it; if its rows are no multiple of 8 for
-            each, the first one loads all.
+        tile: (m, n, k) elements of a CTA; None: (128, 256, 64).
+        cluster: CTAs along (m, n); None: (2, 1). Those that want the same tile load equal parts of it; if its rows are no
+            multiple of 8 for each, the first one loads all. With neither tile nor cluster, sums of columns alone are taken
+            from transposed accumulators of (256, 128, 64) in clusters of (1, 2).
         stages: Slots of a and b; None: as many as fit.
         a: How a lies in memory, and is loaded.
         b: The same for b.
@@ -78,8 +100,8 @@ class Gemm(Fused):
 
     def __init__(
         self,
-        tile: tuple[int, int, int] = (128, 256, 64),
-        cluster: tuple[int, int] = (2, 1),
+        tile: tuple[int, int, int] | None = None,
+        cluster: tuple[int, int] | None = None,
         stages: int | None = None,
         *,
         a: Operand = Operand(),  # noqa: B008 - immutable
@@ -88,8 +110,8 @@ class Gemm(Fused):
         epilogue: Epilogue | Callable[..., Any] | None = None,
         tiles: TileOrder = PersistentTiles(),  # noqa: B008
     ):
-        check_numbers("tile", tile, "(m, n, k)", (128, 256, 64))
-        check_numbers("cluster", cluster, "(m, n)", (2, 1))
+        check_numbers("tile", PLAIN[0] if tile is None else tile, "(m, n, k)", PLAIN[0])
+        check_numbers("cluster", PLAIN[1] if cluster is None else cluster, "(m, n)", PLAIN[1])
         for name, value in (("a", a), ("b", b)):
             check_kinds(name, value, Operand)
         check_kinds("mainloop", mainloop, Cooperative, PingPong)
@@ -97,8 +119,9 @@ class Gemm(Fused):
         if a.major in tiles.bounded:
             rule = 'is "k" if groups begin at any row: TMA starts at multiples of 16 bytes along contiguous dimensions'
             raise InputError("a.major", a.major, rule, "pass a contiguous along k")
-        m, n, k = tile
         self.epilogue = Epilogue.of(epilogue)
+        tile, cluster = shape_of(self, mainloop, (tile, cluster), a, tiles)
+        m, n, k = tile
         self.cluster = {"m": cluster[0], "n": cluster[1]}
         check_cluster(self.cluster)
         self.mainloop: Any = along_of(mainloop, self, tile, tiles)
@@ -207,294 +230,3 @@ class Gemm(Fused):
                         sums.add(slot)
         with self.epilogue_turn(k):
             self.store(k, tile, sums)
-
-
-# ---- dequantgemm -----------------------------------------------------------------------------------------------------
-#
-# DequantGemm: a GEMM whose weights have 8 or 4 bits, and become bf16 or fp16 in registers.
-#
-# load (1 warp)        a of k-tile 0, 1, 2, ...  -> ring; its weights -> ring `narrow`, free again as soon as they are read
-# math (warpgroups)    while the tensor core multiplies a k-tile, the weights of the next one are read and converted
-#
-# The output is transposed: 64 columns of d, which are rows of weights, for each warpgroup. So weights are the operand that
-# wgmma takes from registers, and what the warpgroups convert is never written to shared memory.
-
-
-WEIGHTS = ("int8", "int4", "uint4", "fp8_e4m3", "fp8_e5m2")
-SPANS = 128, 64, 32  # of swizzles, bytes
-SLOTS = 6  # of weights: with 10 or 12, few rows took between 1 % less and 3 % more than with 8
-ROOM = 180 << 10  # bytes of shared memory for slots
-
-
-class DequantGemm(Gemm):
-    """``d[m, n] = epilogue(sum over k of a[m, k] * (b[n, k] - zero) * scale)``: a is bf16 or fp16, and so is what a weight
-    becomes: scales of groups, and zero times scale, are rounded to a's type, and then each weight once. Sums are in fp32.
-
-    b is [n, k] of int8 or fp8. Of 4 bits it is [n, k / 2] of int8: of each 32 elements along k, byte 4 q + 2 i + c of 16 has
-    element 16 c + 2 q + i in its low half, and the element 8 further on in its high half (`pack_int4` makes it so). scale is
-    [n], or [k / group, n]; so is zero. Both are of any floating type::
-
-        d = DequantGemm("int4", group=128, zeros=True)(a, b, scale, zero)
-
-    Args:
-        weights: What b has: "int8", "int4" (from -8 to 7), "uint4" (from 0 to 15), "fp8_e4m3" or "fp8_e5m2".
-        tile: (m, n, k) elements of a CTA; n is 64 for each of one to four warpgroups, k a multiple of 32.
-        cluster: CTAs along (m, n).
-        stages: Slots of a, and as many of b. None: 6 of b, and of a as many as fit, or of small tiles 6.
-        group: Elements along k that share a scale: a multiple of those of a tile, or of 32 and dividing those. None: all, and
-            d's columns are scaled.
-        zeros: Whether something is subtracted from weights before they are scaled.
-        epilogue: As of `Gemm`, whose further outputs are sums; "scale" is no name of an operand.
-        tiles: The order of output tiles, which may be `SplitKTiles`.
-
-    Raises:
-        InputError: For parts that do not go together, or that cannot be planned.
-    """
-
-    load, math = Gemm.load, Gemm.math
-    parts = 1  #: rows of scales that weights of a slot have, below each other
-
-    def __init__(
-        self,
-        weights: str = "int8",
-        tile: tuple[int, int, int] = (256, 128, 64),
-        cluster: tuple[int, int] = (1, 2),
-        stages: int | None = None,
-        *,
-        group: int | None = None,
-        zeros: bool = False,
-        epilogue: Epilogue | Callable[..., Any] | None = None,
-        tiles: TileOrder = PersistentTiles(),  # noqa: B008 - immutable
-    ):
-        self._take(weights, group, zeros)
-        k = tile[2] if isinstance(tile, (tuple, list)) and len(tile) == 3 else 0
-        if is_count(k) and k % PACKED:
-            raise InputError("tile[2]", k, f"is a multiple of {PACKED} elements along k", "e.g. 64")
-        fits = group is None or is_count(group)
-        if group and fits and is_count(k):
-            fits = group % k == 0 or (k % group == 0 and group % PACKED == 0)
-        rule = f"is a multiple of the {k} elements along k of a tile, or of {PACKED} and divides them"
-        require(fits, "DequantGemm(group)", group, rule, "use other groups, or tiles of other elements along k")
-        if k and tile[1] not in (64, 128, 192, 256):
-            raise InputError("tile[1]", tile[1], "is 64 for each of one to four warpgroups", "use 64, 128, 192 or 256")
-        whole = isinstance(tiles, SplitKTiles) or not (isinstance(tiles, TileOrder) and tiles.in_parts)
-        if not whole or (isinstance(tiles, TileOrder) and (tiles.bounded or tiles.table)):
-            raise InputError("tiles", tiles, "is an order of whole tiles, or SplitKTiles", "leave it out")
-        self.relations = (
-            *((Dim("bytes", of="k", per=2),) if self.bits == 4 else ()),
-            *((Dim("g", of="k", per=group),) if group else ()),
-        )
-        self.slots = stages or SLOTS
-        if stages is None and k:  # of small tiles no more
-            of_weights = k * tile[1] * self.bits // 8
-            stages = None if self.slots * (2 * k * tile[0] + of_weights) > ROOM else self.slots
-        epilogue = epilogue if group else scaled(Epilogue.of(epilogue))
-        self.math = Role(warpgroups=tile[1] // 64) if k else self.math
-        super().__init__(tile, cluster, stages, mainloop=Cooperative(along="n"), epilogue=epilogue, tiles=tiles)
-
-    def _take(self, weights: str, group: int | None, zeros: bool) -> None:
-        rule = f"is one of {', '.join(WEIGHTS)}"
-        require(weights in WEIGHTS, "DequantGemm(weights)", weights, rule, 'e.g. "int8"')
-        require(isinstance(zeros, bool), "DequantGemm(zeros)", zeros, "is True or False", "leave it out")
-        self.weights, self.group, self.zeros = weights, group, zeros
-
-    @property
-    def bits(self) -> int:
-        """Of a weight."""
-        return 4 if self.weights.endswith("int4") else 8
-
-    def _declare_products(self, a: Operand, b: Operand, m: int, n: int, k: int) -> None:
-        across, down = self.cluster["n"], self.cluster["m"]
-        self.a = a.stage("m", m, k, ring=self.ring, batch=self.tiles.input_dims, multicast="n", peers=across)
-        self.narrow = ring = BarrierRing(self.slots, producer=self.load, consumer=self.math)
-        dims, dtype = ("n bytes", "int8") if self.bits == 4 else ("n k", self.weights)
-        shared = MulticastGroup("m", whole=not in_shares(n, down))
-        row = k * self.bits // 8
-        span = next((span for span in SPANS if row % span == 0), 0)  # a warp reads 8 rows at once
-        self.b = TmaLoadStage(f"l {dims}", tile=(n, row), ring=ring, dtype=dtype, multicast=shared, swizzle=span)
-        self.groups = max(1, k // self.group) if self.group else 1  # of a slot
-        numbers, few = ("l g n", (self.groups, n)) if self.group else ("n", (n,))
-        if self.group:
-            self.scale = TmaLoadStage(numbers, tile=few, ring=ring)
-        if self.zeros:
-            self.zero = TmaLoadStage(numbers, tile=few, ring=ring)
-        self.weight = RegisterTile(self.math, (n, k), dims="n k")
-        self.mma = Wgmma(self.weight, self.a, in_flight=1)
-        self.sources = (self.mma,)
-        self.loaded, self.transposed = ("a", "b"), ("a",) * a.transposed
-
-    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """Runs the schedule as `Schedule.__call__` does: a, b, scale, zero if there is one, then d, by position or by name;
-        operands by name."""
-        given = self._given(tensors, named, out)
-        return super().__call__(out=given.pop("d", None), **given)
-
-    def _given(self, tensors: tuple[Any, ...], named: dict[str, Any], out: Any) -> dict[str, Any]:
-        names = ["a", "b", "scale", *(("zero",) if self.zeros else ()), "d"]
-        others = {name: each for name, each in named.items() if name not in names}
-        return match(names, tensors, {name: named[name] for name in names if name in named}, out, "d") | others
-
-    pack_int4 = staticmethod(pack_int4)
-
-    # ---- bodies -----------------------------------------------------------------------------------------------------
-
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        first = tile.get("first") or 0
-        for step in range(self.tile_slots(k, tile)):
-            with k.ring.produce() as slot:
-                slot.a.load(tile, k=first + step)
-            with k.narrow.produce() as few:
-                self._load_weights(few, tile, first + step)
-
-    def _load_weights(self, slot: Any, tile: Tile, step: Any) -> None:
-        if self.bits == 4:
-            slot.b.load(tile, bytes=step)
-        else:
-            slot.b.load(tile, k=step)
-        if self.group:
-            slot.scale.load(tile, g=self._group_of(step))
-        if self.zeros and self.group:
-            slot.zero.load(tile, g=self._group_of(step))
-        elif self.zeros:
-            slot.zero.load(tile)
-
-    def _group_of(self, step: Any) -> Any:
-        return step // max(1, (self.group or 1) // self.weight.shape[1])
-
-    def _widened(self, k: KernelContext, acc: Any, few: Any) -> Any:
-        """The weights of a slot as operand of the matmul."""
-        zero = self._of_rows(k, few.zero) if self.zeros else ()
-        scale = self._of_rows(k, few.scale) if self.group else ()
-        return acc.widened(few.b, self.weights, zero, scale)
-
-    def _of_rows(self, k: KernelContext, part: Any) -> tuple[Any, ...]:
-        """A number for each row of weights, of each group in a slot."""
-        like = k.full("weight", 0)
-        return tuple(part.read(rows_of=like, at=i * self.parts) for i in range(self.groups))
-
-    def _add(self, k: KernelContext, acc: Any) -> None:
-        """Starts the matmul of the next slots."""
-        with k.ring.consume() as slot:
-            with k.narrow.consume() as few:
-                weights = self._widened(k, acc, few)
-            acc.add(weights, slot.a)
-
-    def _add_all(self, k: KernelContext, acc: Any, steps: Any) -> None:
-        for _ in range(steps // 2):  # two at a time, each with registers of its own for the weights
-            self._add(k, acc)
-            self._add(k, acc)
-        if steps % 2 > 0:
-            self._add(k, acc)
-
-    @math.jit
-    def multiply(self, k: KernelContext, tile: Tile) -> None:
-        steps = self.tile_slots(k, tile)
-        with k.mma.accumulate(empty=self.tiles.without_steps) as acc:
-            if not self.tiles.without_steps or steps > 0:
-                self._add_all(k, acc, steps)
-        self.store_all(k, tile, (acc,))
-
-
-# ---- dequantgemv -----------------------------------------------------------------------------------------------------
-#
-# DequantGemv: few rows of a, whose CTAs need no other CTA's sums.
-#
-# load (1 warp)        a and weights of all parts of k-tile 0, 1, 2, ... -> ring
-# math (warpgroups)    rows of weights that others have too, of another part; then all sums -> total (1 warp), which adds them
-
-
-class DequantGemv(WarpParts, DequantGemm):
-    """`DequantGemm` of few rows, whose warps share k: in a matmul, each part of a slot's k has rows of its own, weights below
-    weights, and columns of its own, a beside a. So outputs of few columns have CTAs for all multiprocessors, and no second
-    kernel. a and b are matrices.
-
-    Args:
-        weights: As of `DequantGemm`.
-        tile: (m, n, k): rows of a, columns of d (8, 16, 32 or 64), and elements along k of a part, which divide k: of 8 bits
-            32, 64 or 128, of 4 bits 64, 128 or 256.
-        parts: Parts of a slot: n * parts is 64 for each warpgroup, m * parts a multiple of 8, m * n of 32.
-        ctas: How many CTAs share a multiprocessor.
-        stages: Slots.
-        group: Elements along k that share a scale, which divide those of a part. None: all.
-        zeros: As of `DequantGemm`, with groups.
-        epilogue: A function of the sums, element by element; None: d is the sums.
-
-    Raises:
-        InputError: For parts that do not go together, or that cannot be planned.
-    """
-
-    load, math, total = Gemm.load, Gemm.math, WarpParts.total
-
-    def __init__(
-        self,
-        weights: str = "int8",
-        tile: tuple[int, int, int] = (16, 16, 128),
-        parts: int = 4,
-        ctas: int = 1,
-        stages: int = SLOTS,
-        *,
-        group: int | None = None,
-        zeros: bool = False,
-        epilogue: Callable[..., Any] | None = None,
-    ):
-        self._take(weights, group, zeros)
-        check_numbers("tile", tile, "(m, n, k)", (16, 16, 128))
-        (m, n, k), row = tile, tile[2] * self.bits // 8
-        fits = all(map(is_count, (*tile, parts))) and n in (8, 16, 32, 64)
-        fits = fits and n * parts % 64 == m * parts % 8 == m * n % 32 == 0
-        rule = "has n * parts a multiple of 64, m * parts of 8, m * n of 32, and n 8 to 64"
-        require(fits, "DequantGemv(tile, parts)", (tile, parts), rule, "e.g. (16, 16, 128) and 4")
-        require(row in SPANS, "tile[2]", k, f"is {', '.join(map(str, SPANS))} bytes of weights", "e.g. 128")
-        whole = group is None or (is_count(group) and k % group == 0)
-        require(whole, "DequantGemv(group)", group, f"divides the {k} elements along k of a part", "use DequantGemm")
-        require(group or not zeros, "DequantGemv(zeros)", zeros, "goes with groups", "use DequantGemm")
-        fused, rule = Epilogue.of(epilogue), "is a function of the sums, or None"
-        require(not fused.operands and not fused.outputs, "DequantGemv(epilogue)", epilogue, rule, "use DequantGemm")
-        self.epilogue, self.math = fused if group else scaled(fused), Role(warpgroups=n * parts // 64)
-        self.tile, self.parts, self.tiles, self.groups = tile, parts, GridTiles(Grouped(1), ctas), k // (group or k)
-        same = [Dim(name, of="k", per=1) for name, has in (("bytes", self.bits == 4), ("g", group)) if has]
-        fixed = [Dim(name, size=size) for name, size in (("e", k), ("f", row), ("h", self.groups))]
-        self.relations = (*(fixed if group else fixed[:2]), *same)
-        self.ring = ring = BarrierRing(stages, producer=self.load, consumer=self.math)
-        self.a = TmaLoadStage("k m e", tile=(parts, m, k), ring=ring)
-        dims, dtype = ("bytes n f", "int8") if self.bits == 4 else ("k n f", weights)
-        self.b = TmaLoadStage(dims, tile=(parts, n, row), ring=ring, dtype=dtype, swizzle=row)
-        self.once = None if group else BarrierRing(1, producer=self.load, consumer=self.total)
-        numbers, few = ("h g n", (self.groups, parts, n)) if group else ("n", (n,))
-        self.scale = TmaLoadStage(numbers, tile=few, ring=self.once or ring)
-        if zeros:
-            self.zero = TmaLoadStage(numbers, tile=few, ring=ring)
-        self.weight = RegisterTile(self.math, (n * parts, k), dims="n e")
-        self.mma = Wgmma(self.weight, self.a, in_flight=1)
-        self.declare_total()
-
-    def __call__(self, *tensors: Any, out: Any = None, **named: Any) -> Any:
-        """As of `DequantGemm`."""
-        given = self._given(tensors, named, out)
-        apart = {"a": (1, self.tile[2]), "b": (1, self.b.tile[2])}  # dimension -> elements of a part
-        apart |= {name: (0, self.groups) for name in given if name in ("scale", "zero") and self.group}
-        for name, (dim, width) in apart.items():
-            check_kind(name, given.get(name))
-            shape, rule = tuple(given[name].shape), f"is a matrix, dimension {dim} of a multiple of {width} elements"
-            require(len(shape) == 2 and shape[dim] % width == 0, f"{name}.shape", shape, rule, "use DequantGemm")
-            view = given[name].reshape(*shape[:dim], shape[dim] // width, width, *shape[dim + 1 :])
-            given[name] = view.transpose(0, 1) if hasattr(view, "data_ptr") else view.swapaxes(0, 1)
-        if "d" not in given:
-            given["d"] = new_like(given["a"], (given["a"].shape[1], given["b"].shape[1]))
-        return Schedule.__call__(self, **given)
-
-    @load.jit
-    def fill(self, k: KernelContext, tile: Tile) -> None:
-        tile = tile.also(e=0, f=0, h=0)
-        for step in range(self.tile_slots(k, tile)):
-            with k.ring.produce() as slot:
-                slot.a.load(tile, k=step)
-                self._load_weights(slot, tile, step)
-        if self.once is not None:
-            with k.once.produce() as slot:
-                slot.scale.load(tile)
-
-    def _add(self, k: KernelContext, acc: Any) -> None:
-        with k.ring.consume() as slot:
-            acc.add(self._widened(k, acc, slot), slot.a)

@@ -17,7 +17,7 @@ from tmapipe.bind import Bound, check_apart, check_kind, of_sums
 from tmapipe.bind.tensors import match, new_like, signature
 from tmapipe.calling import set_to_zero
 from tmapipe.epilogue import ColumnSum, Epilogue, OperandSum, sums_by_name
-from tmapipe.epilogue.operands import Matrix, PerColumn, StoreForm
+from tmapipe.epilogue.operands import Matrix, StoreForm
 from tmapipe.errors import NOTHING, InputError, is_count, must, require
 from tmapipe.kernel import KernelContext
 from tmapipe.parts import RegisterTile, Wgmma
@@ -126,6 +126,18 @@ class PingPong:
             raise InputError("PingPong(in_turn)", False, "is needed with operands of the epilogue", "leave it out")
         rule = f"does not go with {type(tiles).__name__}, whose tiles differ in their steps or have none"
         require(not tiles.in_parts, "mainloop", self, rule, "use Cooperative()")
+
+
+#: Tile and cluster; and those of sums of columns alone, which are sums of rows of a transposed product.
+PLAIN, TRANSPOSED = ((128, 256, 64), (2, 1)), ((256, 128, 64), (1, 2))
+
+
+def shape_of(gemm: Any, mainloop: Any, given: tuple[Any, Any], a: Operand, tiles: TileOrder) -> tuple[Any, ...]:
+    """(tile, cluster) as *given* for a *gemm* that is being made, with what None stands for."""
+    free = given == (None, None) and isinstance(mainloop, Cooperative) and mainloop.along is None and not a.sums
+    transposed = free and along_of(mainloop, gemm, TRANSPOSED[0], tiles).along == "n"
+    chosen = TRANSPOSED if transposed else PLAIN
+    return tuple(other if one is None else one for one, other in zip(given, chosen, strict=True))
 
 
 def along_of(mainloop: Any, gemm: Any, tile: tuple[int, int, int], tiles: TileOrder) -> Any:
@@ -476,20 +488,3 @@ def _made(epilogue: Epilogue, tile: tuple[int, int] | None) -> Any:
     if tile is None:
         return FinishParts(epilogue)
     return AddParts(tile, dtype=epilogue.dtype, epilogue=epilogue.function, together=4)
-
-
-def scaled(epilogue: Epilogue) -> Epilogue:
-    """*epilogue* of sums whose columns are scaled before."""
-    if "scale" in epilogue.operands:
-        raise InputError("operands['scale']", "scale", "is a name that the schedule has already", "rename it")
-    function = _times if epilogue.function is None else _of_scaled(epilogue.function)
-    return attrs.evolve(epilogue, function=function, operands={"scale": PerColumn(), **epilogue.operands})
-
-
-@functools.lru_cache(maxsize=256)  # one object of each function: schedules that are made alike are equal
-def _of_scaled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda acc, scale, **others: function(acc * scale, **others)
-
-
-def _times(acc: Any, scale: Any) -> Any:
-    return acc * scale

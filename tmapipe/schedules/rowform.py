@@ -104,7 +104,7 @@ VALUES = 16, 96  # of a thread, at least and at most
 FEW_CTAS, LEAST_PIECE = 8, 8 << 10  # CTAs of a cluster; more do not share rows in pieces of fewer bytes
 PIECE = 32 << 10  # bytes of a row that one CTA has at most, where rows lie in several
 THREADS, CTAS, SCHEDULERS = 2048, 32, 4  # of a multiprocessor; the last have a quarter of the registers each
-MOST_WARPS, MOST_CLUSTER = 16, 16
+MOST_WARPS, MOST_CLUSTER, FEW_WARPS = 16, 16, 120  # the last of a cluster: a proof of 208 takes 7 s, of 120 2.5 s
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 LANES, OF_LANE = (2, 4, 8, 16), 64  # that share a row, and elements of it that each has at most
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
@@ -116,7 +116,7 @@ READING = 9  # elements of a thread in whose time its part of a reduction is don
 LINE, BOX = 128, 256  # bytes, at multiples of which boxes begin; elements of the TMA engine's widest box
 MARGIN = BOX  # elements more than columns, of a vector beside rows that begin anywhere: boxes stay as large
 LEAST_TILE, MOST_TILE = 6 << 10, 104 << 10  # bytes; below the former, starting a CTA counts
-HOT = 88  # lines of weights that all CTAs read, below which L2 gives too few bytes of each: 24 GB/s
+HOT, WARM = 88, 0.15  # lines of weights that all CTAs read, below which L2 gives too few of each; lost before that
 SHARED = 600  # bytes of a tile of rows that are loaded in the time in which warps that share each of them wait for each other
 LARGEST_CLUSTER = 0.35  # what 16 CTAs lose, which must find room at once and wait for the slowest
 UNUSUAL, UNUSUAL_READS = 0.05, 0.02  # what half or twice as many CTAs a row, or pieces of it, must gain
@@ -311,7 +311,8 @@ def row_forms(
     if not found:
         most = MOST_CLUSTER * MOST_TILE // size
         raise InputError("row length", length, f"is at most {most} elements of {size} bytes", "split the rows")
-    return sorted(found, key=found.__getitem__)
+    few = [form for form in found if reads or form.ctas * form.warps <= FEW_WARPS]
+    return sorted(few or found, key=found.__getitem__)
 
 
 def _ctas(length: int, size: int, loads: int, vectors: int) -> int:
@@ -373,12 +374,10 @@ def _forms(
 
 def _ahead(form: RowForm, loads: int, vectors: int) -> RowForm:
     """The form with as many pieces of numbers on their way as there is room for: each takes the latency of L2."""
-    while form.ahead < len(form.pieces) and form.piece:
-        more = attrs.evolve(form, ahead=form.ahead + 1)
-        if resident(more, loads, vectors) < (form.share or 1):
-            break
-        form = more
-    return form
+    if not form.piece or form.ahead >= len(form.pieces):
+        return form
+    more = attrs.evolve(form, ahead=form.ahead + 1)
+    return _ahead(more, loads, vectors) if resident(more, loads, vectors) >= (form.share or 1) else form
 
 
 def _conflicts(vectors: int, width: int, loads: int, size: int) -> float:
@@ -425,6 +424,7 @@ def resident(form: RowForm, loads: int, vectors: int) -> int:
     registers += max(0, values - 32) if form.apart > 1 and form.ctas > 1 else 0  # which say where the row's edges are
     if vectors > form.size == 4 and form.ctas > 1:  # weights and biases beside a row of fp32
         registers = max(registers, 66)
+    registers = max(registers, values + 18 if form.packed and not form.held else 0)  # read again before it is stored
     if registers > 168:
         return 0
     smem = form.depth * loads * form.slot * form.size
@@ -482,7 +482,8 @@ def _cost(form: RowForm, loads: int, vectors: int) -> float:
     if form.piece:  # from L2, for each row
         return lost + BY_PIECES + 0.16 * vectors / (loads * form.size) + 0.015 * len(form.pieces)
     alone, often = form.ctas == 1 and form.apart == 1, vectors / (form.rows * form.each * loads * form.size)
-    lost += (0.1 if alone else 0.5) * often + max(0.0, HOT * often / (form.length * max(1, vectors) / LINE) - 1)
+    hot = HOT * often / (form.length * max(1, vectors) / LINE)
+    lost += (0.1 if alone else 0.5) * often + (max(WARM * hot, hot - 1) if alone else max(0.0, hot - 1))
     lost += 0.002 * form.columns / 256 / form.each if vectors else 0.0
     if form.each == 1:  # nothing is on its way to a CTA that computes
         lost += 0.06 * max(0.0, vectors / form.size - 2) + (0.015 * max(0, form.warps - 4) if form.rows > 1 else 0.0)

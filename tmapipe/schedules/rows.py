@@ -353,6 +353,7 @@ class RowKernel:
     hold = 64  # elements of a thread up to which rows are held in registers
     options: tuple[Any, ...] = ()  # what else a schedule is made of
     schedule: type[Rows]
+    nothing = float("nan")  # the number of a row without elements
     named: Callable[[str], Any] = str  # a look, by what it depends on, as `tmapipe.tuning.looked` takes its name
 
     def __init__(self) -> None:
@@ -460,7 +461,7 @@ class RowKernel:
                 if found is not None:
                     return found
         first, numbers = next(iter(loaded.values())), numbers or {}
-        for name, x in loaded.items():
+        for name, x in (*loaded.items(), *others.items()):
             check_kind(name, x)
         rows = {name: as_matrix(name, x, KINDS) for name, x in loaded.items()}
         for name, x in (*loaded.items(), *stored.items(), *numbers.items()):
@@ -469,8 +470,6 @@ class RowKernel:
             wanted = tuple(first.shape[:-1] if name in numbers else first.shape)
             if x is not None and tuple(x.shape) != wanted:
                 raise InputError(f"{name}.shape", tuple(x.shape), f"is that of x, {wanted}", "make it so")
-        for name, x in others.items():
-            check_kind(name, x)
         made = {name: new_like(first) if x is None else x for name, x in stored.items()}
         made |= {n: new_like(first, tuple(first.shape[:-1]), fp32) if x is None else x for n, x in numbers.items()}
         more: tuple[Any, ...] = ()
@@ -479,6 +478,8 @@ class RowKernel:
             of_rows = {name: outputs.pop(name) for name in stored}
             run = functools.partial(self.apply, rows, of_rows, others, {**outputs, **(tables or {})})
             more = remember_by_name(self, run, given, made)
+        for name in numbers if first.shape[-1] == 0 else ():
+            made[name][...] = self.nothing
         results = (*made.values(), *more)
         return results[0] if len(results) == 1 else results
 

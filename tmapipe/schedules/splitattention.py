@@ -120,7 +120,7 @@ class SplitAttention(Attention):
         """Runs the schedule as `Schedule.__call__` does: q, k, v, the mask and sinks if it has them, then o, and lse."""
         given = self.given(tensors, out, named)
         q, k = given["q"], given["k"]
-        together, blocks = q.shape[1] // max(1, k.shape[1]), ceil_div(k.shape[2], self.keys_a_block)
+        together, blocks = q.shape[1] // max(1, k.shape[1]), max(1, ceil_div(k.shape[2], self.keys_a_block))
         rule = f"is {self.together} times that of k, as SplitAttention(heads) says"
         fits = together == self.together or not (self.causal or self.score or self.with_sinks)
         require(fits, "q.shape[1]", q.shape[1], rule, f"say heads={together}")
@@ -141,7 +141,7 @@ class SplitAttention(Attention):
             found["lse"] = found["lse"][..., None]
         results = found
         if self.parts > 1:
-            each = ceil_div(blocks, min(self.parts, max(1, blocks)))
+            each = ceil_div(blocks, min(self.parts, blocks))
             shape = (*rows.shape[:2], ceil_div(blocks, each), together * q.shape[2])
             lse = new_like(q, (*shape[:3], ceil_div(shape[3], 4) * 4), fp32)[..., : shape[3]]
             results = {"o": new_like(q, (*shape, self.width), fp32), "lse": lse}

@@ -23,16 +23,16 @@ from typing import Any
 import attrs
 
 from tmapipe import calling
-from tmapipe.base.arithmetic import as_dtype
 from tmapipe.base.disk import cache_folder, locked
 from tmapipe.bind import span
 from tmapipe.epilogue import Epilogue
 from tmapipe.errors import InputError, PipelineError, check_type, is_count, require
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.gemm import DequantGemm
-from tmapipe.tuning.candidates import DequantForm, candidates, different_dequant, ranked_dequant
-from tmapipe.tuning.compiling import Few, built, built_dequant, compiled, export_tuned, import_tuned, keep, recall_entry
+from tmapipe.schedules.dequant import DequantGemm
+from tmapipe.tuning.candidates import candidates
+from tmapipe.tuning.compiling import Few, built, compiled, export_tuned, import_tuned, keep, recall_entry
 from tmapipe.tuning.cost import Method, Run, Timing, estimate, fastest, lost
+from tmapipe.tuning.dequant import DequantForm, built_dequant, different_dequant, random_weights, ranked_dequant
 from tmapipe.tuning.problem import H200, Candidate, Device, Problem, fingerprint, operands
 from tmapipe.tuning.tuner import Tuned, choose, choose_conv, is_here, looks, need_gpu, ranked, tune
 
@@ -477,19 +477,3 @@ def choose_dequant(
             run: Callable[[DequantForm], object] = lambda form: built_of(form)(**given, out=out)  # noqa: E731
             found = measured(entry, gpu, every, run, [*given.values()], [out], len(few))
     return built_of(found or forms[0])
-
-
-def random_weights(
-    shape: tuple[int, int, int], weights: str, group: int | None, zeros: bool, *, device: str
-) -> dict[str, Any]:
-    """Random tensors of a product with such weights."""
-    import torch
-
-    (m, n, k), options = shape, {"generator": torch.Generator(device).manual_seed(0), "device": device}
-    a = torch.randn(m, k, **options).bfloat16()
-    if weights.startswith("fp8"):
-        b = torch.randn(n, k, **options).to(getattr(torch, as_dtype(weights).torch))
-    else:
-        b = torch.randint(-128, 128, (n, k // (2 if weights.endswith("int4") else 1)), dtype=torch.int8, **options)
-    numbers = torch.rand(2, *((k // group, n) if group else (n,)), **options)
-    return {"a": a, "b": b, "scale": numbers[0], **({"zero": numbers[1]} if zeros else {})}

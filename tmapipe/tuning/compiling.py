@@ -28,11 +28,7 @@ from tmapipe.program import ONE_AT_A_TIME, trace
 from tmapipe.program.identity import identity
 from tmapipe.prove import require_safe_once
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.gemm import SLOTS, DequantGemm, DequantGemv, Gemm
-from tmapipe.tiles import SplitKTiles
-from tmapipe.tiles.dynamic import GridTiles
-from tmapipe.tiles.persistent import Grouped, PersistentTiles
-from tmapipe.tuning.candidates import DequantForm
+from tmapipe.schedules.gemm import Gemm
 from tmapipe.tuning.cost import Run
 from tmapipe.tuning.problem import PLAIN, Candidate, Problem, fingerprint
 
@@ -107,15 +103,6 @@ def jobs_of(problem: Problem, candidates: Sequence[Candidate], epilogue: Epilogu
 def _built(candidate: Candidate, problem: Problem, epilogue: Epilogue) -> Made[Gemm]:
     given = problem, epilogue
     return candidate.build(*given), candidate.dtypes(*given), candidate.ranks(*given)
-
-
-def built_dequant(form: DequantForm, made: functools.partial[DequantGemm]) -> DequantGemm:
-    """A *form* of the `DequantGemm` that *made* makes of a tile, a cluster, slots and tiles, or of its `DequantGemv`."""
-    tile, cluster, parts, share, slots = form
-    if tile[1] % 64:
-        return DequantGemv(made.args[0], tile, parts, share, slots or SLOTS, **made.keywords)
-    order = PersistentTiles() if share == 1 else GridTiles(Grouped(1), share)
-    return made(tile, cluster, slots, tiles=order if parts == 1 else SplitKTiles(parts, order))
 
 
 def compile_each(
