@@ -256,6 +256,31 @@ def first_of(name: str, few: Sequence[Any], *call: Any, **how: Any) -> Any:
 looked: Callable[..., Any] = first_of
 
 
+def best_of(
+    owner: Any,
+    made: Callable[[Any], Any],
+    run: Callable[[Any], object],
+    name: Any,
+    few: Sequence[Any],
+    read: Sequence[Any],
+    written: Sequence[Any],
+    least: int | None = None,
+) -> Any:
+    """The schedule of the fastest of *few* forms, as `looked` finds it. `owner.fitted` loses the other ones that it has got
+    meanwhile.
+
+    Args:
+        owner: A kernel, with its schedules in `fitted`, by any key; its `look` says how many forms are measured.
+        made: Makes the schedule of a form, or takes it from `fitted`.
+        run: Makes the call with a schedule.
+        name, few, read, written, least: As of `looked`.
+    """
+    before = {*owner.fitted}
+    best = made(looked(name, few, lambda form: run(made(form)), read, written, owner.look, least))
+    owner.fitted = {key: each for key, each in owner.fitted.items() if key in before or each is best}
+    return best
+
+
 def watching(tensor: Any) -> contextlib.AbstractContextManager[list[Any]]:
     """Notes this thread's launches, as `tmapipe.gpu.kernels.watched`, where a tensor like this one may have some."""
     if not getattr(tensor, "is_cuda", False):

@@ -60,9 +60,17 @@ def test_rows_of_several_dimensions_take_few_launches(monkeypatch):
     from tmapipe.schedules import CopyPlaces
 
     x, launches = some(31, 5, 7, 60)[:, 1:4, :6, 1:59], []
-    monkeypatch.setattr(CopyPlaces, "__call__", lambda self, x, y: launches.append(tuple(y.shape)))
+    monkeypatch.setattr(CopyPlaces, "__call__", lambda self, x, y: launches.append((self, tuple(y.shape))))
     tp.schedules.Copy()(x, out=torch.empty(31, 3, 6, 61, dtype=BF16)[..., 1:59])
-    assert launches == [(3, 6, 2, 15, 58), (1, 3, 2, 3, 58)]  # rows begin alike at every second, and the last one
+    (first, shape), (last, rest) = launches  # rows begin alike at every second; the last one is left
+    assert (shape, rest) == ((3, 6, 2, 15, 58), (3, 6, 1, 1, 58)) and first is last, "one kernel takes both"
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.int64])
+def test_a_vector_into_every_second_place(dtype):
+    x, whole = some(33, dtype=dtype), torch.zeros(2, 66, dtype=dtype)
+    tp.schedules.Copy()(x, out=whole[1, 1::2])
+    assert torch.equal(whole[1, 1::2], x) and not whole[0].any() and not whole[1, ::2].any()
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -159,7 +167,7 @@ def test_short_copies_of_runs_with_gaps_have_a_tile_a_cta(rows, dtype, ctas):
     [
         ((40000, 2, 8, 137), (slice(None), slice(None), slice(1, 3), slice(1, 99)), torch.float32, "rows"),  # long gaps
         ((4000, 2, 8, 137), (slice(None), slice(None), slice(1, 3), slice(1, 99)), torch.float32, "runs"),  # little
-        ((5000, 4, 34, 81), (slice(None), slice(None), slice(1, 21), slice(7, 76)), BF16, "runs"),  # short gaps
+        ((5000, 4, 34, 81), (slice(None), slice(None), slice(1, 21), slice(7, 76)), BF16, "alone"),  # short gaps
         ((9000, 8, 81), (slice(None), slice(2, 3), slice(1, 70)), torch.float32, "rows"),  # far apart
         ((20000, 35, 80), (slice(None), slice(2, 3), slice(None)), torch.int8, "rows"),  # boxes of 128 bytes for 80
         ((20000, 35, 64), (slice(None), slice(2, 3), slice(None)), torch.int8, "engine"),

@@ -250,14 +250,13 @@ def test_held_calls_launch_nothing_and_are_compiled_side_by_side(tmp_path, monke
 
 
 def test_copies_look_at_ways(looks):
-    """What is copied by runs first, is copied row by row where that is faster."""
-    looks.best = 2
+    """What is copied by runs first, is copied row by row where that is faster. Runs of one form are one way."""
     x = torch.randint(-100, 100, (50, 20, 165), dtype=torch.int16)[:, 1:3, 25:]
     copy = tp.schedules.Copy()
     for _ in range(2):
-        assert torch.equal(copy(x), x) and looks.built == [3]
+        assert torch.equal(copy(x), x) and looks.built == [2]
     assert vars(copy)["_places"] and tuning.recall_entry(*next(iter(tuning.taken)))["choice"] == "('rows', 12288)"
-    assert torch.equal(tp.schedules.Copy()(x), x) and looks.built == [3], "others know it"
+    assert torch.equal(tp.schedules.Copy()(x), x) and looks.built == [2], "others know it"
 
 
 def elementwise(function, x, *more):
@@ -307,7 +306,7 @@ def test_functions_keep_the_form_that_is_the_fastest(looks):
     looks.best = 2
     kernel = elementwise(lambda x, y: x + y, torch.randn(64, 512), torch.randn(512))
     ((_, form, *_),) = kernel.fitted
-    assert form == tp.schedules.elementwise.tile_forms((64, 512), 4, True, 1, 4, 32)[2]
+    assert form == tp.schedules.elementwise.tile_forms((64, 512), 4, True, 1, 4, 4)[2]
     other = elementwise(lambda x, y: x + y, torch.randn(64, 512), torch.randn(512))
     assert [*other.fitted] == [*kernel.fitted] and looks.built == [3]
 
@@ -403,3 +402,12 @@ def test_weights_look_where_nothing_is_captured_and_there_is_a_gpu(here, monkeyp
     refused(
         tuning.choose_dequant, (8, 2048, 4096), look=0, argument="choose_dequant(look)", rule="a number of candidates"
     )
+
+
+@pytest.mark.parametrize("options, built", [({}, [2]), ({"stages": 4}, [])])
+def test_copies_of_whole_vectors_look_at_threads(looks, options, built):
+    """Unless the engine is asked for by its options."""
+    looks.best, x = 1, torch.randn(64, 128)
+    copy = tp.schedules.Copy(**options)
+    assert torch.equal(copy(x), x) and looks.built == built
+    assert bool(vars(copy).get("_runs")) == bool(built)

@@ -1,5 +1,12 @@
 """Elementwise: tensors of all shapes that broadcast, of any alignment. `tests/gpu` runs the same cases."""
 
+import functools
+import importlib
+import os
+import random
+import sys
+
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -9,7 +16,8 @@ from tests.unit.errors import refused
 from tests.unit.test_row_schedules import BF16, FP16, FP32, close
 from tmapipe.base.arithmetic import as_dtype
 from tmapipe.program import trace
-from tmapipe.schedules.elementwise import ElementwiseTiles, tile_forms, tile_of
+from tmapipe.schedules.elementwise import ROWS, ElementwiseTiles, even_pieces, tile_forms, tile_of
+from tmapipe.schedules.norms import ElementwiseKernel
 
 CASES = {
     "one shape": ([(300, 100), (300, 100)], (BF16, BF16)),
@@ -111,12 +119,37 @@ def test_forms_can_be_made(kinds):
     seen = set()
     for columns in (32, 200, 488, 1888, 3800, 4216, 5552, 7936, 9000):
         loaded = sum(size for dims, size in kinds if dims == "m n")
-        for tile, ctas, each in tile_forms((500, columns), max(sizes), beside, least, loaded, 128 // min(sizes)):
-            if (tile, ctas, each) not in seen:
+        for form in tile_forms((500, columns), max(sizes), beside, least, loaded, 2):
+            if form not in seen and form != ROWS:
+                tile, ctas, each = form
                 made = ElementwiseTiles(total, kinds, tile=tile, ctas=ctas, each=each)
                 trace(made, made.plan(types))
-                seen.add((tile, ctas, each))
+                seen.add(form)
     assert len({tile for tile, *_ in seen}) > 4
+
+
+def test_narrow_rows_are_taken_in_few_even_pieces():
+    for shape, size, tile in (
+        ((204600, 328), 2, (32, 168, 7)),
+        ((233016, 144), 2, (16, 144, 3)),
+        ((52103, 644), 4, (16, 216, 9)),
+    ):
+        first, second, *_ = tile_forms(shape, size, True, 1, 2 * size, size)
+        assert first[0] == tile and second == ROWS
+    for columns in range(8, 1200, 8):
+        tile, warps = even_pieces((500, columns), 4, 8)
+        assert not warps or (
+            tile[0] * tile[1] % (32 * warps * 8) == 0 and -(-columns // tile[1]) * tile[1] < 2 * columns
+        )
+
+
+def test_short_rows_may_be_taken_whole(monkeypatch):
+    monkeypatch.setattr(tp.calling, "looked", lambda name, few, *_: ROWS if ROWS in few else few[0])
+    x = torch.randn(30, 328)
+    for given, out in ([x, torch.randn(328)], None), ([x, x[3]], None), ([x, x[3]], x):
+        kernel, want = tp.schedules.Elementwise(total), wanted(given)
+        close(kernel(*given, out=out), want, FP32)
+        assert isinstance(next(iter(kernel.fitted.values())), ElementwiseKernel)
 
 
 def test_bad_input():
@@ -128,3 +161,176 @@ def test_bad_input():
     refused(kernel, x, x.long(), argument="tensors[1].dtype", rule="is one of")
     refused(lambda: kernel(x, x, out=torch.ones(4)), argument="out", rule="as the tensors broadcast")
     refused(lambda: kernel(x, x, out=torch.ones(3, 8)[:, ::2]), argument="out.stride", rule="contiguous")
+
+
+# ---- what a function has captured ----------------------------------------------------------------------------------------
+
+FACTOR, FACTORS = 2.0, [2.0]
+
+
+class Scaled:
+    """With a number in the class and one in each object."""
+
+    shift = 1.0
+
+    def __init__(self):
+        self.factor, self.more = 2.0, {"factor": 3.0}
+
+    def __call__(self, x):
+        return x * self.factor * self.more["factor"] + self.shift
+
+    def method(self, x):
+        return self(x)
+
+
+def by_global(x):
+    return x * FACTOR
+
+
+def by_member(x):
+    return x * FACTORS[0]
+
+
+def by_default(x, factor=2.0, *, shift=1.0):
+    return x * factor + shift
+
+
+def by_module(x):
+    return x * cases.FACTOR
+
+
+def by_array(x):
+    return x * float(ARRAY[1])
+
+
+ARRAY = np.array([1.0, 2.0])
+cases = sys.modules[__name__]
+
+
+def captured():
+    """By name: a function, and what changes a number that it refers to."""
+    factor, scaled, bound, kind = 2.0, Scaled(), Scaled(), Scaled()
+
+    def by_cell(x):
+        return x * factor
+
+    def change_cell():
+        nonlocal factor
+        factor = 3.0
+
+    def give(name, value, of=cases):
+        return lambda: setattr(of, name, value)
+
+    return {
+        "a cell": (by_cell, change_cell),
+        "a cell of a function inside": (lambda x: (lambda y: by_cell(y))(x), change_cell),
+        "a global": (by_global, give("FACTOR", 3.0)),
+        "a member": (by_member, lambda: FACTORS.__setitem__(0, 3.0)),
+        "a default": (by_default, give("__defaults__", (3.0,), by_default)),
+        "a keyword's default": (by_default, lambda: by_default.__kwdefaults__.update(shift=3.0)),
+        "a module's": (by_module, give("FACTOR", 3.0)),
+        "an array's": (by_array, lambda: ARRAY.__setitem__(1, 3.0)),
+        "an object's": (scaled, give("factor", 3.0, scaled)),
+        "an object's mapping": (scaled, lambda: scaled.more.update(factor=4.0)),
+        "a method's object": (bound.method, give("factor", 3.0, bound)),
+        "a class's": (kind, give("shift", 3.0, Scaled)),
+        "an argument's": (
+            functools.partial(by_default, factor=3.0),
+            lambda: by_default.__kwdefaults__.update(shift=4.0),
+        ),
+        "other code": (by_global, give("__code__", (lambda x: x * 5.0).__code__, by_global)),
+    }
+
+
+def check_captured(name, device="cpu", again=lambda kernel: None):
+    """Calls whose function is the same are remembered, and a changed number counts."""
+    before = FACTOR, Scaled.shift, by_default.__defaults__, dict(by_default.__kwdefaults__), by_global.__code__
+    function, change = captured()[name]
+    kernel, x = tp.schedules.Elementwise(function), torch.arange(8.0, device=device)
+    try:
+        assert torch.equal(kernel(x), function(x))
+        (fitted,) = kernel.fitted.values()
+        assert torch.equal(kernel(x), function(x)) and kernel.same() and next(iter(kernel.fitted.values())) is fitted
+        again(kernel)
+        first = function(x)
+        change()
+        assert not kernel.same() and torch.equal(kernel(x), function(x)) and not torch.equal(first, function(x))
+        assert (
+            kernel.same() and next(iter(kernel.fitted.values())) is not fitted and torch.equal(kernel(x), function(x))
+        )
+    finally:
+        cases.FACTOR, Scaled.shift, by_default.__defaults__, by_default.__kwdefaults__, by_global.__code__ = before
+        FACTORS[0] = ARRAY[1] = 2.0
+
+
+@pytest.mark.parametrize("name", captured())
+def test_a_changed_number_makes_another_kernel(name):
+    check_captured(name)
+
+
+def test_an_equal_number_does_not():
+    scaled = Scaled()
+    kernel, x = tp.schedules.Elementwise(scaled), torch.ones(8)
+    kernel(x)
+    scaled.factor = float("2")
+    assert kernel.same()
+    scaled.factor = 2
+    assert not kernel.same(), "an integer is another number"
+
+
+def test_functions_that_may_change_unseen_are_traced_by_each_call():
+    tensor, module, numbers = torch.ones(1), torch.nn.Linear(1, 1), {2.0}
+
+    def with_an_attribute(x):
+        return x * with_an_attribute.factor
+
+    with_an_attribute.factor = 2.0
+    module.factor = 2.0
+    for function in (
+        lambda x: x * float(tensor),
+        lambda x: x * module.factor,
+        lambda x: x * float(np.random.default_rng(0).integers(2, 3)),
+        lambda x: x * random.randint(2, 2),
+        lambda x: x * getattr(Scaled(), "factor"),  # noqa: B009
+        lambda x: x * float(os.environ.get("FACTOR", 2)),
+        lambda x: x * torch.finfo(torch.float32).max,
+        with_an_attribute,
+    ):
+        kernel = tp.schedules.Elementwise(function)
+        kernel(torch.ones(8))
+        assert not kernel.same()
+    kernel = tp.schedules.Elementwise(lambda x: x * sum(numbers))
+    kernel(torch.ones(8))
+    assert kernel.same()
+    numbers.add(3.0)
+    assert not kernel.same()
+
+
+@attrs.define
+class Chosen:
+    """With a number that no comparison sees."""
+
+    factor: float = attrs.field(default=2.0, eq=False)
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+def test_numbers_that_objects_do_not_compare_count():
+    chosen = Chosen()
+    kernel, x = tp.schedules.Elementwise(chosen), torch.ones(8)
+    assert torch.equal(kernel(x), 2 * x)
+    chosen.factor = 3.0
+    assert not kernel.same() and torch.equal(kernel(x), 3 * x)
+
+
+def test_functions_of_installed_packages_are_remembered(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages" / "gates"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("FACTOR = 2.0\n\n\ndef scaled(x):\n    return x * FACTOR\n")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    gates = importlib.import_module("gates")
+    kernel, x = tp.schedules.Elementwise(gates.scaled), torch.ones(8)
+    assert torch.equal(kernel(x), 2 * x) and kernel.same()
+    gates.FACTOR = 3.0
+    assert not kernel.same() and torch.equal(kernel(x), 3 * x)

@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -94,19 +94,19 @@ def forget_ir() -> None:
 @functools.cache
 def _clears() -> tuple[Callable[[], None], ...]:
     """`cache_clear` of all functions under ``lru_cache_ir``, of the modules that are imported."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "cutlass"]
+    shared = {id(value): value for module in modules for value in list(vars(module).values())}
     clears: dict[int, Any] = {}
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "cutlass":
-            for function in _functions(vars(module)):
-                clear: Any = getattr(function, "cache_clear", None)
-                if "lru_cache_ir" in getattr(getattr(clear, "__self__", None), "__qualname__", ""):
-                    clears[id(clear.__self__)] = clear
+    for function in _functions(shared.values()):
+        clear: Any = getattr(function, "cache_clear", None)
+        if "lru_cache_ir" in getattr(getattr(clear, "__self__", None), "__qualname__", ""):
+            clears[id(clear.__self__)] = clear
     return tuple(clears.values())
 
 
-def _functions(namespace: Any) -> Iterator[Any]:
-    """Functions, methods and properties of *namespace*, also if another decorator is around them."""
-    for value in list(namespace.values()):
+def _functions(values: Iterable[Any]) -> Iterator[Any]:
+    """Functions, methods and properties among *values*, also if another decorator is around them."""
+    for value in values:
         for each in vars(value).values() if isinstance(value, type) else (value,):
             function = each.fget if isinstance(each, property) else each
             yield from (function, getattr(function, "__wrapped__", None))

@@ -205,7 +205,7 @@ class GpuFragments(PeerFragments, Sums):
                     if len(rows) > 1:
                         over[j] = over[j] + (rows[j] - rows[0]) * further
                     else:
-                        over[j] = over[j] + choose(inside + j >= length, Int32(further), Int32(0))
+                        over[j] = over[j] + choose(inside >= length - j, Int32(further), Int32(0))
             data += [KINDS[kind](flat[place + j + over[j]]) for j in range(width)]
         return Fragment(self, layout, "tile", kind, data)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import builtins
-import dis
 import enum
 import functools
 import hashlib
 import importlib.util
+import operator
 import struct
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -22,7 +22,7 @@ from tmapipe.isa.fragment import ClusterExchange, Fragment, SlotRef
 from tmapipe.program import Traced
 from tmapipe.program.calls import Captured
 from tmapipe.program.expressions import Call, Expr, For, Function, If, Let, OfModel, Var, While, resolve
-from tmapipe.program.names import is_users_file
+from tmapipe.program.names import NotCanonical, attributes_of, is_users_file, named_by, note_home_of
 from tmapipe.protocol.tile import Tile
 
 # ---- canonical -------------------------------------------------------------------------------------------------------
@@ -67,10 +67,6 @@ _OF_FUNCTIONS: dict[type, tuple[bytes, tuple[str, ...]]] = {
 }
 
 
-class NotCanonical(Exception):
-    """A value has no canonical bytes; in words, which."""
-
-
 class Canonical:
     """Writes values, one after another. A value that is met again is written as its number, by first appearance."""
 
@@ -78,6 +74,7 @@ class Canonical:
         self.bytes = bytearray()
         self.numbers: dict[int, int] = {}
         self.kept: list[Any] = []  # values with numbers, which stay alive, so that their ids stay theirs
+        self.read: list[Callable[[], list[Any]]] = []  # what reads anew that which may change in what has been written
 
     def begin(self, tag: bytes, count: int = 0) -> None:
         """Writes that a value of the kind *tag* with *count* parts follows."""
@@ -118,8 +115,10 @@ class Canonical:
             self._other(x, kind)
 
     def _sequence(self, tag: bytes, values: Any) -> None:
-        if tag == b"l" and self.again(values):
-            return
+        if tag == b"l":
+            if self.again(values):
+                return
+            self.read.append(lambda: [*values])
         self.begin(tag, len(values))
         for each in values:
             self.write(each)
@@ -127,6 +126,7 @@ class Canonical:
     def _mapping(self, tag: bytes, values: Mapping[Any, Any]) -> None:
         if tag == b"d" and self.again(values):
             return
+        self.read.append(lambda: [*values, *values.values()])
         self.begin(tag, len(values))
         for key, value in values.items():
             self.write(key)
@@ -170,6 +170,8 @@ class Canonical:
             alone = type(self)()
             alone.write(each)
             members.append(bytes(alone.bytes))
+            self.read += alone.read
+        self.read.append(lambda: [*values])
         self.begin(b"S", len(members))
         for each in sorted(members):
             self.text(b"b", each)
@@ -185,6 +187,7 @@ class Canonical:
         array = np.asarray(x)
         if array.dtype.hasobject:
             raise NotCanonical("an array of objects")
+        self.read.append(lambda: [str(array.dtype), str(array.shape), array.tobytes()])
         self._parts(b"A", array.dtype, array.shape, array.tobytes())
 
     def _builtin(self, x: Any) -> None:
@@ -229,9 +232,13 @@ class Canonical:
             return self.text(b"N", function.__qualname__)
         # CuTe DSL replaces the code of a function that it has traced
         code = getattr(function, "_original_code", function.__code__)
-        cells = [_content(cell) for cell in function.__closure__ or ()]
-        self._parts(b"F", code, function.__defaults__, function.__kwdefaults__, cells, inner)
-        self._globals(code, function.__globals__)
+        cells, names = function.__closure__ or (), function.__globals__
+        self._parts(b"F", code, function.__defaults__, function.__kwdefaults__, [*map(_content, cells)], inner)
+        named = self._globals(code, names)
+        self.read.append(
+            lambda: [function.__code__, function.__defaults__, function.__kwdefaults__, inner,
+                     *map(_content, cells), *(names.get(name, NotImplemented) for name in named)]
+        )  # fmt: skip
 
     def _code(self, code: types.CodeType) -> None:
         self.begin(b"C", len(_CODE))
@@ -241,10 +248,13 @@ class Canonical:
         self.write(getattr(code, "co_exceptiontable", b""))
         self.write(code.co_consts)
 
-    def _globals(self, code: types.CodeType, names: Mapping[str, Any]) -> None:
-        """Writes the globals that a function names, and of a module of the user's, the attributes that the function names."""
-        for value, attributes in _named_by(code, names.get("__package__") or ""):
+    def _globals(self, code: types.CodeType, names: Mapping[str, Any]) -> list[str]:
+        """Writes the globals that a function names, and of a module of the user's, the attributes that the function names.
+        Returns the names."""
+        named = []
+        for value, attributes in named_by(code, names.get("__package__") or ""):
             if isinstance(value, str):
+                named.append(value)
                 self.write(value)
                 if value in names:
                     self._value_of(names[value], attributes)
@@ -254,6 +264,7 @@ class Canonical:
                     raise NotCanonical(f"the name {value}, which has no value")
             else:
                 self._outside(value[0])
+        return named
 
     def _value_of(self, value: Any, attributes: frozenset[str]) -> None:
         file = getattr(value, "__file__", None) if isinstance(value, types.ModuleType) else None
@@ -262,6 +273,7 @@ class Canonical:
         if self.again(value):
             return
         own = sorted(name for name in attributes if name in vars(value))
+        self.read.append(lambda: [vars(value).get(name, NotImplemented) for name in attributes])
         self.begin(b"U", len(own))
         for name in own:
             self.write(name)
@@ -275,6 +287,7 @@ class Canonical:
         if kind.__module__ == "builtins" or (file is not None and not is_users_file(file)):
             self._outside(kind.__module__)
             return self.text(b"T", kind.__qualname__)
+        self.read.append(lambda: [kind.__bases__, *vars(kind), *vars(kind).values()])
         own = {name: value for name, value in sorted(vars(kind).items()) if name not in _OF_CLASSES}
         slots = [name for name, value in own.items() if isinstance(value, types.MemberDescriptorType)]
         self._parts(b"K", kind.__name__, kind.__bases__, type(kind), slots)
@@ -288,16 +301,21 @@ class Canonical:
             return
         if isinstance(x, tuple):
             self._parts(b"q", kind, tuple(x))
-        elif attrs.has(kind):
+        elif attrs.has(kind) and not (isinstance(self, _Watched) and self._is_users(kind)):
             own = [field.name for field in attrs.fields(kind) if field.eq]
+            self.read.append(lambda: [getattr(x, name, None) for name in own])
             fields = [(name, getattr(x, name, None)) for name in own]
             self._parts(b"a", kind, fields)
         elif isinstance(x, Mapping) and str(kind.__module__).startswith("tmapipe."):
+            self.read.append(lambda: [*x, *x.values()])
             self._parts(b"x", kind, dict(x))
         elif self._is_users(kind):
             slots = [name for base in kind.__mro__ for name in _slots(base) if hasattr(x, name)]
-            values = {**dict(sorted(getattr(x, "__dict__", {}).items())), **{name: getattr(x, name) for name in slots}}
-            self._parts(b"o", kind, values)
+            mine = getattr(x, "__dict__", {})
+            self.read.append(
+                lambda: [type(x), *mine, *mine.values(), *(getattr(x, name, NotImplemented) for name in slots)]
+            )
+            self._parts(b"o", kind, {**dict(sorted(mine.items())), **{name: getattr(x, name) for name in slots}})
         else:
             raise NotCanonical(f"a {kind.__module__}.{kind.__qualname__}")
 
@@ -327,37 +345,51 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _named_by(code: types.CodeType, package: str) -> Iterator[tuple[Any, frozenset[str]]]:
-    """The globals, and as (module,) the imports, that a code and the functions inside name; each with the names of attributes
-    in the code."""
-    attributes, seen = frozenset(_attributes(code)), set()
-    for each in _codes(code):
-        before: list[Any] = [None, None]
-        for step in dis.get_instructions(each):
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                named: Any = step.argval
-            elif step.opname == "IMPORT_NAME":
-                if any(type(value) is int and value for value in before):
-                    raise NotCanonical(f"an import of {step.argval} in {package}")
-                named = (step.argval,)
-            else:
-                named = None
-            before = [before[1], step.argval]
-            if named is not None and named not in seen:
-                seen.add(named)
-                yield named, attributes
+# ---- unchanged -------------------------------------------------------------------------------------------------------
 
 
-def _attributes(code: types.CodeType) -> Iterator[str]:
-    for each in _codes(code):
-        yield from each.co_names
+def unchanged(function: Any) -> Callable[[], bool]:
+    """What tells quickly whether all that *function* is made of and refers to is what it was. Never, of a function that
+    depends on more than canonical bytes say, or on what a package may change."""
+    note_home_of(function)
+    writer = _Watched()
+    try:
+        writer.write(function)
+    except (NotCanonical, RecursionError):
+        return lambda: False
+    before = [(read, read()) for read in writer.read]
+
+    def test() -> bool:
+        try:
+            return all(_alike(read(), values) for read, values in before)
+        except Exception:  # any: what has no values any more has changed
+            return False
+
+    return test
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _codes(each)
+def _alike(now: list[Any], before: list[Any]) -> bool:
+    """Whether two lists have the same values: the same objects, or equal numbers and texts."""
+    if len(now) != len(before) or all(map(operator.is_, now, before)):
+        return len(now) == len(before)
+    alike = lambda a, b: type(a) is type(b) in (int, float, str, bytes) and repr(a) == repr(b)  # noqa: E731
+    return all(a is b or alike(a, b) for a, b in zip(now, before, strict=True))
+
+
+class _Watched(Canonical):
+    """Writes what can be compared quickly, and refuses what may give one number now and another one later."""
+
+    def _outside(self, module: str) -> None:
+        top = module.partition(".")[0]
+        if "random" in module or (top not in sys.stdlib_module_names and top not in (*_NOTED, "builtins", "numpy")):
+            raise NotCanonical(f"module {module}, which may change")
+        super()._outside(module)
+
+    def _function(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        if is_users_file(code.co_filename) and ({*vars(function)} - {"__wrapped__"} or "random" in attributes_of(code)):
+            raise NotCanonical("a function that has attributes, or draws numbers")
+        super()._function(function)
 
 
 # ---- identity --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import linecache
 import os
@@ -343,14 +344,27 @@ def note_home(schedule: type) -> None:
     """Lets functions be rewritten of packages in which a schedule or a base of it is written, wherever they are installed."""
     root = next((kind for kind in schedule.__mro__ if kind.__module__ == "tmapipe.schedule"), object)
     for kind in schedule.__mro__[: schedule.__mro__.index(root)]:
-        top = sys.modules.get(str(kind.__module__).partition(".")[0])
-        if top is None or top is tmapipe or not issubclass(kind, root):
-            continue
-        folders = [os.path.join(os.path.abspath(each), "") for each in getattr(top, "__path__", ())]
-        files = [os.path.abspath(str(top.__file__))] if getattr(top, "__file__", None) and not folders else []
-        if not _homes.issuperset((*folders, *files)):
-            _homes.update((*folders, *files))
-            is_users_file.cache_clear()
+        if issubclass(kind, root):
+            _note_module(kind.__module__)
+
+
+def note_home_of(function: Any) -> None:
+    """As `note_home`, of the package in which a function that a body calls is written."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    _note_module(getattr(function, "__module__", None) or type(function).__module__)
+
+
+def _note_module(module: Any) -> None:
+    name = str(module).partition(".")[0]
+    top = sys.modules.get(name)
+    if top is None or top is tmapipe or name in _CALLED or name in sys.stdlib_module_names:
+        return
+    folders = [os.path.join(os.path.abspath(each), "") for each in getattr(top, "__path__", ())]
+    files = [os.path.abspath(str(top.__file__))] if getattr(top, "__file__", None) and not folders else []
+    if not _homes.issuperset((*folders, *files)):
+        _homes.update((*folders, *files))
+        is_users_file.cache_clear()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -362,3 +376,43 @@ def is_users_file(file: str) -> bool:
     if path.startswith(tuple(_homes)):
         return True
     return not path.startswith(_PACKAGES) and "site-packages" not in path and not file.startswith("<frozen")
+
+
+# ---- code ------------------------------------------------------------------------------------------------------------
+
+
+class NotCanonical(Exception):
+    """A value has no canonical bytes; in words, which."""
+
+
+def named_by(code: types.CodeType, package: str) -> Iterator[tuple[Any, frozenset[str]]]:
+    """The globals, and as (module,) the imports, that a code and the functions inside name; each with the names of attributes
+    in the code."""
+    attributes, seen = frozenset(attributes_of(code)), set()
+    for each in _codes(code):
+        before: list[Any] = [None, None]
+        for step in dis.get_instructions(each):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                named: Any = step.argval
+            elif step.opname == "IMPORT_NAME":
+                if any(type(value) is int and value for value in before):
+                    raise NotCanonical(f"an import of {step.argval} in {package}")
+                named = (step.argval,)
+            else:
+                named = None
+            before = [before[1], step.argval]
+            if named is not None and named not in seen:
+                seen.add(named)
+                yield named, attributes
+
+
+def attributes_of(code: types.CodeType) -> Iterator[str]:
+    for each in _codes(code):
+        yield from each.co_names
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes(each)

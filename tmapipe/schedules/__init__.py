@@ -17,7 +17,7 @@ from tmapipe.schedules.crossentropy import (
     SoftmaxRows,
 )
 from tmapipe.schedules.dequant import DequantGemm, DequantGemv
-from tmapipe.schedules.elementwise import Elementwise, ElementwiseRows, ElementwiseTiles
+from tmapipe.schedules.elementwise import Elementwise, ElementwiseTiles
 from tmapipe.schedules.fused import AddParts
 from tmapipe.schedules.gemm import Gemm
 from tmapipe.schedules.gemms import (
@@ -33,6 +33,7 @@ from tmapipe.schedules.gemms import (
 from tmapipe.schedules.mainloop import FinishParts
 from tmapipe.schedules.normgradients import LayerNormBackward, NormBackwardRows, RmsNormBackward
 from tmapipe.schedules.norms import (
+    ElementwiseRows,
     LayerNorm,
     LayerNormRows,
     LogSoftmaxBackward,

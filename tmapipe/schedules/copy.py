@@ -14,7 +14,7 @@ from tmapipe.barrier import BarrierRing, Role
 from tmapipe.base.arithmetic import Dim, ceil_div, dtype_of, int32
 from tmapipe.base.tma_rules import ALIGNMENT, MOST_EXTENT
 from tmapipe.bind import check_kind, check_memory
-from tmapipe.bind.tensors import as_words, in_integers, in_words, match, new_like, strides_of
+from tmapipe.bind.tensors import as_words, collapsed, in_integers, in_words, match, new_like, strides_of
 from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count
 from tmapipe.kernel import KernelContext
@@ -50,6 +50,7 @@ PIECE = 4096  # bytes of a tile of runs
 MOST_ELEMENTS = MOST_EXTENT  # of memory that tiles begin in: places have 32 bits
 SECTOR = 64  # bytes that DRAM reads at once
 LARGE, MOST_TILE = 32 << 20, 32 << 10  # bytes from which on bytes count, and of a tile of rows at most
+LITTLE = 16 << 20  # bytes up to which the engine may be slower than threads, which have less to wait for
 WASTE = 1.1  # times the bytes of rows' sectors, from which on runs load too much between them
 MUCH = 128 << 20  # bytes from which on it is faster to keep in L2 what is read than what is written
 MOST_GAPS, LEAST_RUN = 3, 512  # kinds of gaps in a run; bytes of runs of which each has tiles of its own
@@ -59,18 +60,10 @@ LOOSE = 8  # times a run's elements that are loaded, at most
 def merged(x: Any, y: Any) -> tuple[Any, Any]:
     """The two with dimensions joined that follow one another in both, along y's last one last; where neither is contiguous,
     with one of a single element after them."""
-    dims = [(n, xs, ys) for n, xs, ys in zip(x.shape, strides_of(x), strides_of(y), strict=True) if n > 1]
-    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
-    joined: list[tuple[int, int, int]] = []
-    for n, xs, ys in dims or [(1, 1, 1)]:
-        if joined and joined[-1][1:] == (xs * n, ys * n):
-            joined[-1] = (joined[-1][0] * n, xs, ys)
-        else:
-            joined.append((n, xs, ys))
-    if 1 not in joined[-1][1:]:
-        joined.append((1, 1, 1))
-    shape, *strides = zip(*joined, strict=True)
-    return seen_as(x, shape, strides[0]), seen_as(y, shape, strides[1])
+    (x,), y = collapsed([x], y)
+    if 1 not in (strides_of(x)[-1], strides_of(y)[-1]):
+        x, y = (seen_as(each, (*each.shape, 1), (*strides_of(each), 1)) for each in (x, y))
+    return x, y
 
 
 class Copy(Schedule):
@@ -80,7 +73,8 @@ class Copy(Schedule):
     the TMA engine moves what is contiguous in both, and rows whose bytes, strides and addresses are multiples of 16. Runs of
     y that begin or end elsewhere, or that have gaps in x, are loaded by the engine and stored by threads (`CopyRuns`). Short
     rows that lie far apart are taken row by row (`CopyPlaces`), transposed ones by elements, slower than by `Transpose`.
-    A first call that copies 4 MiB or more on a GPU measures up to four of these `ways`, once; look: how many, at most.
+    A first call that copies 4 MB or more on a GPU measures up to four of these `ways`, once; look: how many, at most. Given
+    other options than by default, the engine moves what it can.
 
     By default each CTA copies one tile: few bytes are in flight, which lie close together, so that DRAM pages stay open.
 
@@ -106,6 +100,7 @@ class Copy(Schedule):
     ):
         if not isinstance(tile, tuple) or len(tile) != 2:
             raise InputError("Copy(tile)", tile, "is (rows, words of 4 bytes)", "e.g. (4, 256)")
+        self._usual = (tile, stages, pending, ctas, l2_hint) == ((4, 256), 1, None, None, None)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
         self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32, l2_hint=l2_hint)
         self.y = TmaStoreStage(source=self.x, stages=(0 if stages == 1 else 2) if pending is None else pending)
@@ -158,8 +153,9 @@ class Copy(Schedule):
         """Copies a tensor of as few dimensions as can be; *same*: of the same type."""
         engine = same and x.ndim <= 5 and _by_engine(x, y)
         row, box = x.shape[-1] * x.dtype.itemsize, self._mover(x).x.tile[-1] * WORD if engine else 0
-        if engine and (x.ndim == 1 or ceil_div(row, BOXES) * BOXES * 3 <= row * 4):
-            self._move(x, y)
+        threads = self._usual and (x.ndim == 1 or (LOOK <= x.nbytes < LITTLE and row >= PIECE))  # may be faster
+        if engine and not threads and (x.ndim == 1 or ceil_div(row, BOXES) * BOXES * 3 <= row * 4):
+            self._move(x, y)  # by one kernel for all shapes
             return
         x, y = _units(x, y) if same else (x, y)
         cut = max(range(x.ndim), key=lambda dim: x.shape[dim] * strides_of(x)[dim])
@@ -225,24 +221,23 @@ class Copy(Schedule):
         apart, order = apart_of(x, along), (*others, along, last)
         shape, *both = (tuple(each[dim] for dim in order) for each in (x.shape, strides_of(x), strides_of(y)))
         x, y = (seen_as(each, shape, steps) for each, steps in zip((x, y), both, strict=True))
-        made, whole = self.__dict__.setdefault("_places", {}), x.shape[-2] - x.shape[-2] % apart
-        several = apart if whole else x.shape[-2]
-        for place in itertools.product(*map(range, x.shape[:-4])):
-            one, other = (each[place][..., : whole or several, :] for each in (x, y))
+        made, high = self.__dict__.setdefault("_places", {}), x.shape[-2]
+        whole = high - high % apart  # rows, of which the others begin as the first of them do: one kernel takes both
+        parts = [(slice(whole), apart)] * (whole > 0) + [(slice(whole, None), high - whole)] * (whole < high)
+        for place, (some, several) in itertools.product(itertools.product(*map(range, x.shape[:-4])), parts):
+            one, other = (each[place][..., some, :] for each in (x, y))
             (*steps, pitch, _), (*out, other_pitch, _) = strides_of(one), strides_of(other)
             *lead, height, length = one.shape
             start = address_of(one) % ALIGNMENT // size
             span = reach(one[..., :1, :1]) - 1 + (several - 1) * pitch
             width, vector = vectors_of(one, other)
-            tile = places_form((*steps, pitch), length, size, start, width, height * math.prod(lead), bytes_)
+            tile = places_form((*steps, pitch), length, size, start, width, high * math.prod(lead), bytes_)
             key = (*steps, pitch), length, size, start, width, vector, min(inner, len(steps) + 1), tile
             if key not in made:
                 made[key] = CopyPlaces(*key)
             seen = seen_as(one, (height // several, start + span + length), (several * pitch, 1), start)
             shape = (*lead, several, height // several, length)
             made[key](x=seen, y=seen_as(other, shape, (*out, other_pitch, several * other_pitch, 1)))
-        if 0 < whole < x.shape[-2]:
-            self._copy_places(x[..., whole:, :], y[..., whole:, :], bytes_)
 
     @load.jit
     def fill(self, k: KernelContext, tile: Tile) -> None:
@@ -383,24 +378,36 @@ def meet(x: Any, y: Any) -> bool:
 
 
 def ways(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
-    """In what ways a tensor is copied, likely the fastest first: (by the engine, by runs, or by rows; bytes of a tile).
+    """In what ways a tensor is copied, likely the fastest first: (by the engine, by runs, or by rows; bytes of a tile). Each
+    takes another kernel.
 
     The model: much is bound by what is loaded. Runs load what lies between them, rows the sectors that they begin and end in.
     Little is bound by latency, and rows take more instructions. The engine loads boxes, of which rows fill three quarters.
     """
+    kernels: dict[Any, tuple[str, int]] = {}
+    for kind, bytes_ in _likely(x, y, box):
+        found = None if kind in ("engine", "rows") else runs_of(x, y, bytes_, kind)
+        kernels.setdefault(found[0] if found else (kind, bytes_), (kind, bytes_))
+    return [*kernels.values()]
+
+
+def _likely(x: Any, y: Any, box: int) -> list[tuple[str, int]]:
     size, row = x.dtype.itemsize, x.shape[-1] * x.dtype.itemsize
-    rows = [("rows", TILE), ("rows", MOST_TILE)] if x.ndim > 1 else []
+    several = x.ndim > 1 or not strides_of(x)[-1] == strides_of(y)[-1] == 1  # rows, perhaps of one element
+    rows = [("rows", TILE), ("rows", MOST_TILE)] if several else []
     engine = [("engine", 0)] if box else []
-    boxed = bool(box) and ceil_div(row, box) * box * 3 <= row * 4
+    boxed = bool(box) and (x.ndim == 1 or ceil_div(row, box) * box * 3 <= row * 4)
     if found := runs_of(x, y):
-        runs = [("runs", PIECE), ("runs", 2 * PIECE)][:size]  # threads lack registers for as many bytes
+        (_, _, warps), *_ = found[0][4:]
+        runs = [("alone", PIECE), ("runs", PIECE)] if warps == 4 else [("runs", PIECE), ("runs", 2 * PIECE)]
+        if size == 1:  # threads lack registers for as many bytes
+            runs = [(runs[0][0], PIECE // 2), ("runs", PIECE)][:: 1 if x.nbytes < LARGE else -1]
         if _loaded(*found) > WASTE * (row + SECTOR) / row:
             if boxed:
                 return [*engine, runs[0], *rows]
             if x.shape[-1] <= BOX and x.nbytes >= LARGE:
                 return [rows[0], runs[0], rows[1], *runs[1:]]
-        (_, _, warps), *_ = found[0][4:]
-        return [*runs, *rows[:1], *[("alone", PIECE)] * (warps == 4)]  # as few threads would be on a multiprocessor
+        return [*engine, *runs] if boxed else [*runs, *rows[: size > 1]]  # threads store bytes of rows one by one
     if boxed:
         return [*engine, *rows]
     loose = [("loose", PIECE // 4)] if not box and runs_of(x, y, PIECE // 4, "loose") else []

@@ -1,9 +1,18 @@
-"""Elementwise: a function of any number of tensors whose shapes broadcast, element by element, at the speed of memory."""
+"""Elementwise: a function of any number of tensors whose shapes broadcast, element by element, at the speed of memory.
+
+load (1 warp)      a tile of each tensor of rows and columns, a piece of each that varies along one -> a slot
+work (warps)       reads them, each where it is repeated, computes, stores from registers
+
+Dimensions that follow one another alike in all tensors are joined first. A tensor has only those dimensions along which it
+varies, so what is repeated is read once a tile, from L2. Where rows begin at no multiples of 16 bytes, and perhaps where they
+are short, they are taken whole, by `ElementwiseRows`.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math as numbers
 from collections.abc import Callable
 from typing import Any
@@ -20,121 +29,28 @@ from tmapipe.bind.tensors import (
     along_of,
     as_rows,
     collapsed,
-    converted,
     fits_tma,
     made_like,
     strides_of,
     varying,
     vector_of,
-    widest,
 )
+from tmapipe.calling import remember
 from tmapipe.errors import InputError, is_count, require
 from tmapipe.isa.fragment import Fragment
 from tmapipe.kernel import KernelContext
 from tmapipe.plan.model import MOST_VALUES, WARP, warps_for, width_of
 from tmapipe.program import ONE_AT_A_TIME, trace
-from tmapipe.program.identity import identity
+from tmapipe.program.identity import identity, unchanged
 from tmapipe.protocol.tile import Tile
 from tmapipe.schedule import Schedule
-from tmapipe.schedules.rowform import BOX, LINE, RowForm, address_of, copied, expanded, padded
-from tmapipe.schedules.rows import KINDS, RowKernel, Rows
+from tmapipe.schedules.norms import ElementwiseKernel
+from tmapipe.schedules.rowform import BOX, LINE, address_of, expanded, padded
+from tmapipe.schedules.rows import KINDS
 from tmapipe.stage import TmaLoadStage
 from tmapipe.store_pipeline import ThreadStoreStage
 from tmapipe.tiles.dynamic import GridTiles
 from tmapipe.tiles.persistent import Grouped
-
-# ---- elementwiserows -------------------------------------------------------------------------------------------------
-#
-# A function of matrices, element by element, whose rows begin at no multiples of 16 bytes.
-
-
-class ElementwiseRows(Rows):
-    """``y[m, n] = function(x0, x1, ...)`` of matrices, of vectors of one number a column and of one number a row, of one form.
-
-    Args:
-        form: As of `Rows`; with numbers of rows, rows one after another are a multiple of 4.
-        function: As of `Elementwise`.
-        kinds: Of each argument "x", "n" or "m": a matrix, a number a column or a number a row, in fp32.
-        stored: As of `Rows`.
-
-    Raises:
-        InputError: *function* cannot be called, or *kinds* names another kind.
-    """
-
-    def __init__(
-        self, form: RowForm, function: Callable[..., Any], kinds: tuple[str, ...] = ("x",), stored: int = ALIGNMENT
-    ):
-        if not callable(function):
-            raise InputError("ElementwiseRows(function)", function, "is a function of fragments", "pass a function")
-        if not isinstance(kinds, tuple) or not kinds or not all(kind in ("x", "n", "m") for kind in kinds):
-            raise InputError("ElementwiseRows(kinds)", kinds, 'is "x", "n" or "m" of each argument', 'e.g. ("x", "n")')
-        self.function, self.kinds = function, kinds
-        self.loaded = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "x")
-        self.columns = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "n")
-        self.given = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "m")
-        super().__init__(form, stored)
-
-    @Rows.work.jit
-    def compute(self, k: KernelContext, tile: Tile) -> None:
-        with k.ring.consume() as slot:
-            whole: Any = self.read_rows(getattr(slot, self.loaded[0]))
-            values = []
-            for i, kind in enumerate(self.kinds):
-                name = f"x{i}"
-                if kind == "x":
-                    read = whole if name == self.loaded[0] else self.read_rows(getattr(slot, name))
-                elif kind == "n":
-                    read = self.read_column(k, slot, name, tile, whole)
-                else:
-                    read = self.read_given(getattr(slot, name), tile, whole)
-                values.append(read)
-            self.store_rows(k.y, tile, self.function(*values))
-
-
-class ElementwiseKernel(RowKernel):
-    """A function of matrices, vectors and numbers of rows. Arguments as of `ElementwiseRows`."""
-
-    schedule, hold = ElementwiseRows, 0
-
-    def __init__(self, function: Callable[..., Any], kinds: tuple[str, ...]):
-        super().__init__()
-        self.function, self.kinds, self.options = function, kinds, (kinds,)
-
-    def __call__(self, views: list[Any], out: Any, name: Callable[[], str | None], look: int | None = None) -> None:
-        """Computes *out* of matrices of its shape, in which what is repeated has strides of 0. *name*: of the function."""
-        self.named, self.look = (lambda text: lambda: (known := name()) and f"{text} {known}"), look
-        wide = widest([x for x, kind in zip(views, self.kinds, strict=True) if kind == "x"])
-        rows: dict[str, Any] = {}
-        columns: dict[str, Any] = {}
-        given: dict[str, Any] = {}
-        for i, (x, kind) in enumerate(zip(views, self.kinds, strict=True)):
-            if kind == "x":
-                rows[f"x{i}"] = converted(x, wide)
-            elif kind == "n":
-                columns[f"x{i}"] = copied(x[0])
-            else:
-                given[f"x{i}"] = converted(copied(x[:, 0]), fp32)
-        self.apply(rows, {"y": out}, columns, given)
-
-    def takes(self, form: RowForm) -> bool:
-        """As in `RowKernel`; a row is taken at once, numbers of rows come in units of 16 bytes."""
-        return not form.piece and ("m" not in self.kinds or form.rows == 1 or form.rows % 4 == 0)
-
-    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> ElementwiseRows:
-        """As in `RowKernel`."""
-        return ElementwiseRows(form, self.function, self.kinds, stored)
-
-
-# ---- elementwise -----------------------------------------------------------------------------------------------------
-#
-# Elementwise: a function of any number of tensors whose shapes broadcast, element by element, at the speed of memory.
-#
-# load (1 warp)      a tile of each tensor of rows and columns, a piece of each that varies along one -> a slot
-# work (warps)       reads them, each where it is repeated, computes, stores from registers
-#
-# Dimensions that follow one another alike in all tensors are joined first. A tensor has only those dimensions along
-# which it varies, so what is repeated is read once a tile, from L2.
-
 
 ROW = 2048  # elements of a contiguous tensor that are seen as a row
 TILE = 8 << 10  # bytes of a tensor that a CTA loads
@@ -146,10 +62,13 @@ WIDEST_BESIDE = 512  # columns of a tile beside which there are numbers of rows 
 RESIDENT = 1280  # threads of a multiprocessor, at most
 BEGIN = 64  # bytes, in whose time the TMA engine begins a row of a box
 VAIN = 1.125  # columns computed for each column that exists, up to which a wider tile is taken
+PIECES, MOST_WARPS, VALUES = 8, 14, 24  # of a row, at most; warps that share one such tile; elements of a thread
+LESS = 0.97  # of the other tile's cost, up to which it is taken
 
 
 #: A tile, CTAs that share a multiprocessor and tiles of a CTA, as `ElementwiseTiles` takes them.
-TileForm = tuple[tuple[int, int], int | None, int | None]
+TileForm = tuple[tuple[int, ...], int | None, int | None]
+ROWS: TileForm = (), None, None  # by `ElementwiseRows`
 
 
 class ElementwiseTiles(Schedule):
@@ -159,7 +78,8 @@ class ElementwiseTiles(Schedule):
         function: Of fragments, such as ``lambda x, y: tp.math.relu(x) + y``.
         inputs: Of each tensor the dimensions along which it varies, such as "m n", "n", "m" or "", and bytes of its elements.
         dims: Of the output, the last ones of "a b c m n".
-        tile: (rows, columns) that a CTA takes. Where a tensor ends with "m", the rows are 16 bytes or more of that tensor.
+        tile: (rows, columns) that a CTA takes, perhaps with the warps that share them. Where a tensor ends with "m", rows
+            are 16 bytes or more of that tensor.
         vector: Bytes of which the output's rows are whole multiples.
         ctas: CTAs that share a multiprocessor; None: as many as keep memory busy.
         each: Tiles that a CTA takes one after another; None: 4 where a tile is few bytes, so that threads keep registers.
@@ -176,7 +96,7 @@ class ElementwiseTiles(Schedule):
         function: Callable[..., Any],
         inputs: tuple[tuple[str, int], ...] = (("m n", 2),),
         dims: str = "m n",
-        tile: tuple[int, int] = (2, 2048),
+        tile: tuple[int, ...] = (2, 2048),
         vector: int = ALIGNMENT,
         ctas: int | None = None,
         each: int | None = None,
@@ -190,8 +110,8 @@ class ElementwiseTiles(Schedule):
         )
         rule = "is, of each argument, its dimensions and the bytes of an element"
         require(pairs, "ElementwiseTiles(inputs)", inputs, rule, 'e.g. (("m n", 2),)')
-        if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(is_count, tile)):
-            raise InputError("ElementwiseTiles(tile)", tile, "is (rows, columns)", "e.g. (2, 2048)")
+        if not isinstance(tile, tuple) or len(tile) not in (2, 3) or not all(map(is_count, tile)):
+            raise InputError("ElementwiseTiles(tile)", tile, "is (rows, columns), perhaps with warps", "e.g. (2, 2048)")
         if not isinstance(dims, str) or len(dims.split()) < 2:
             raise InputError("ElementwiseTiles(dims)", dims, "names two dimensions or more", 'e.g. "m n"')
         for name, value in (("ctas", ctas), ("each", each), ("outputs", outputs)):
@@ -200,7 +120,8 @@ class ElementwiseTiles(Schedule):
             ):
                 raise InputError(f"ElementwiseTiles({name})", value, "is a positive number, at most 64", "leave it out")
         self.function, self.inputs, self.over = function, inputs, dims
-        self.work = Role(warps=warps_for(tile))
+        *_, warps = tile if len(tile) == 3 else (warps_for((tile[0], tile[1])),)
+        self.work, tile = Role(warps=warps), tile[:2]
         self.results = ("y",) if outputs == 1 else tuple(f"y{i}" for i in range(outputs))
         bytes_ = max(TILE // 8, sum(tile[0] * tile[1] * size for along, size in inputs if along == dims))
         each = each or (EACH if bytes_ <= TILE else 1)
@@ -281,7 +202,8 @@ class Elementwise:
 
     Args:
         function: Of as many fragments as there are tensors: arithmetic, comparisons and functions of `tmapipe.math`, such as
-            ``lambda x, gate: x * tp.math.sigmoid(gate)``. It may use captured numbers; a changed one makes another kernel.
+            ``lambda x, gate: x * tp.math.sigmoid(gate)``. It may use captured numbers; a changed one makes another kernel. A
+            function that refers to tensors or to objects of packages is traced anew by each call.
         dtype: Of results: "bf16", "fp16" or "fp32"; None: that of all tensors, or of those of floats the wider, as in torch.
 
     Raises:
@@ -299,6 +221,7 @@ class Elementwise:
             self.signature = None
         self.fitted: dict[Any, Any] = {}
         self.names: dict[Any, str | None] = {}  # of the function, by the types of its tensors
+        self.same: Callable[[], bool] = bool  # whether the function is still what these were made of: never
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -324,7 +247,15 @@ class Elementwise:
         Raises:
             InputError: For shapes, types or counts that do not fit.
         """
+        if not self.same():
+            self.fitted, self.names, self.same = {}, {}, unchanged(self.function)
+            self.__dict__.pop("_again", None)
+        for call in self.__dict__.get("_again", ()):  # of such tensors by the same kernels
+            found = call(tensors, out, {})
+            if found is not None:
+                return found
         self._check(tensors)
+        given = out
         try:
             shape = np.broadcast_shapes(*(tuple(x.shape) for x in tensors))
         except ValueError:
@@ -338,7 +269,7 @@ class Elementwise:
             rule = f"is of {shape}, as the tensors broadcast, in {', '.join(KINDS)}"
             raise InputError("out", (tuple(out.shape), str(out.dtype)), rule, "make it so")
         if 0 not in shape:
-            self._run(views, out)
+            remember(self, functools.partial(self._run, views, out), tensors, given, {}, out, parts=True)
         return out
 
     def _check(self, tensors: tuple[Any, ...]) -> None:
@@ -397,29 +328,39 @@ class Elementwise:
         beside = any(dims != over for dims in along)
         least = max((ALIGNMENT // size for dims, size in zip(along, sizes, strict=True) if dims[-1:] == "m"), default=1)
         loaded = sum(size for dims, size in zip(along, sizes, strict=True) if dims == over)
-        few = tile_forms(tuple(out.shape[-2:]), max(sizes), beside, least, loaded, LINE // min(sizes))
+        narrow = min(*sizes, out.dtype.itemsize)
+        few = tile_forms(tuple(out.shape[-2:]), max(sizes), beside, least, loaded, narrow)
+        few = [form for form in few if form != ROWS or out.ndim == 2]
         inputs, vector = tuple(zip(along, sizes, strict=True)), vector_of(out)
-        given, before = {f"x{i}": varying(x) for i, x in enumerate(views)}, {*self.fitted}
+        given = {f"x{i}": varying(x) for i, x in enumerate(views)}
 
-        def run(form: TileForm) -> None:
+        def made(form: TileForm) -> Any:
+            if form == ROWS:
+                return self._row_kernel(views)
             key = inputs, form, vector, out.ndim
             if key not in self.fitted:
                 self.fitted[key] = ElementwiseTiles(self.function, inputs, over, form[0], vector, *form[1:])
-            self.fitted[key](**given, y=out)
+            return self.fitted[key]
+
+        def run(schedule: Any) -> None:
+            if isinstance(schedule, ElementwiseKernel):
+                schedule(views, out, name, 1)
+            else:
+                schedule(**given, y=out)
 
         def name() -> str | None:
             return (known := self._name(views, out)) and f"{known} {inputs} {vector} {out.shape[1:]}"
 
-        best = calling.looked(name, few, run, [*given.values()], [out], self.look)
-        if len(self.fitted) > len(before):  # by a look
-            self.fitted = {key: each for key, each in self.fitted.items() if key in before or key[1:2] == (best,)}
-        run(best)
+        run(calling.best_of(self, made, run, name, few, [*given.values()], [out]))
 
     def _rows(self, views: list[Any], out: Any) -> None:
         """By rows that begin anywhere."""
+        self._row_kernel(views)(views, out, lambda: self._name(views, out), self.look)
+
+    def _row_kernel(self, views: list[Any]) -> ElementwiseKernel:
         kinds = tuple("mn"[not step[0]] if 0 in step else "x" for step in map(strides_of, views))
-        kernel = self.fitted.setdefault(kinds, ElementwiseKernel(self.function, kinds))
-        kernel(views, out, lambda: self._name(views, out), self.look)
+        kernel: ElementwiseKernel = self.fitted.setdefault(kinds, ElementwiseKernel(self.function, kinds))
+        return kernel
 
     def _name(self, views: list[Any], out: Any) -> str | None:
         """By which looks of the function are remembered, the same for functions that compute the same. None: it depends on
@@ -451,20 +392,50 @@ def tile_of(shape: tuple[int, int], size: int, beside: bool, least: int) -> tupl
 
 
 @functools.lru_cache(maxsize=4096)
-def tile_forms(shape: tuple[int, int], size: int, beside: bool, least: int, loaded: int, unit: int) -> list[TileForm]:
+def tile_forms(shape: tuple[int, int], size: int, beside: bool, least: int, loaded: int, narrow: int) -> list[TileForm]:
     """The forms of `ElementwiseTiles` for a matrix of this shape, likely the fastest first. loaded: bytes that are loaded for
-    an element; unit: columns that are whole lines of each tensor. Other arguments as of `tile_of`."""
-    rows, columns = tile_of(shape, size, beside, least)
-    half = (rows // 2, columns) if rows >= 2 * least else (rows, max(WIDTHS[-1], columns // 2))
+    an element; narrow: bytes of an element, the fewest of any tensor and of the output. Other arguments as of `tile_of`."""
+    rows, columns = tile = tile_of(shape, size, beside, least)
+    half, unit = (rows // 2, columns) if rows >= 2 * least else (rows, max(WIDTHS[-1], columns // 2)), LINE // narrow
     even = ceil_div(ceil_div(shape[1], ceil_div(shape[1], columns)), unit) * unit  # of as many tiles, none in vain
     fits = even < columns and least == 1 and rows * even % (WARP * warps_for((rows, even))) == 0
     few: list[TileForm] = [((rows, even), None, None)] if fits else []
     if rows * columns * loaded > TILE:
-        narrow = (2 * rows, max(WIDTHS[-1], columns // 2)), None, 1
-        few += [(half, None, 1), (half, None, 2), narrow, ((rows, columns), None, None)]
+        flat = (2 * rows, max(WIDTHS[-1], columns // 2)), None, 1
+        few += [(half, None, 1), (half, None, 2), flat, (tile, None, None)]
     else:
-        few = [((rows, columns), None, None), *few, *(((2 * rows, columns), None, each) for each in (1, 2))]
+        few = [(tile, None, None), *few, *(((2 * rows, columns), None, each) for each in (1, 2))]
+    pieces, warps = even_pieces(shape, loaded, ALIGNMENT // narrow)
+    if (
+        least == 1
+        and warps
+        and tile_cost(shape, pieces, loaded, warps) < LESS * tile_cost(shape, tile, loaded, warps_for(tile))
+    ):
+        few = [((*pieces, warps), None, 1), ROWS, ((*pieces, warps), None, 2), *few]
     return list(dict.fromkeys(few))
+
+
+def even_pieces(shape: tuple[int, int], size: int, unit: int) -> tuple[tuple[int, int], int]:
+    """The tile that costs least of those that are a whole row wide, or an even part of it, in one box, and the warps that
+    share it evenly, though not each row; ((0, 0), 0) if there is none. Arguments as of `whole_rows`."""
+    found = []
+    for pieces, warps, vectors in itertools.product(range(1, PIECES + 1), range(3, MOST_WARPS + 1), (1, 2, 3)):
+        columns = ceil_div(ceil_div(shape[1], pieces), unit) * unit
+        values = vectors * min(width_of(columns), unit)
+        rows, over = divmod(values * warps * WARP, columns)
+        fits = not over and values <= VALUES and rows <= BOX and columns <= BOX
+        if fits and TILE <= rows * columns * size <= 4 * TILE:
+            tile = rows, columns
+            found.append((tile_cost(shape, tile, size, warps), rows * columns, tile, warps))
+    return min(found)[2:] if found else ((0, 0), 0)
+
+
+def tile_cost(shape: tuple[int, int], tile: tuple[int, int], size: int, warps: int) -> float:
+    """How much longer tiles of a matrix take than they would at the speed of memory. Little is computed in vain, boxes have
+    long rows, and enough bytes are on their way, half of `FLIGHT`. size: bytes that are loaded for an element."""
+    whole = numbers.prod(ceil_div(n, each) * each / n for n, each in zip(shape, tile, strict=True))
+    flight = most_ctas(warps) * min(tile[0], shape[0]) * tile[1] * size
+    return whole * (1 + BEGIN / (tile[1] * size)) * max(1.0, FLIGHT / 2 / flight)
 
 
 def most_ctas(warps: int) -> int:
@@ -473,8 +444,7 @@ def most_ctas(warps: int) -> int:
 
 
 def whole_rows(shape: tuple[int, int], tile: tuple[int, int], size: int, unit: int, most: int = BOX) -> tuple[int, int]:
-    """A tile of whole rows of a matrix of this shape, if it costs less than *tile*: little is computed in vain, boxes have
-    long rows, and enough bytes are on their way, half of `FLIGHT`.
+    """A tile of whole rows of a matrix of this shape, if it costs less than *tile*: little is computed in vain.
 
     Args:
         size: Bytes that are loaded for an element of the tile.
@@ -487,10 +457,5 @@ def whole_rows(shape: tuple[int, int], tile: tuple[int, int], size: int, unit: i
     least = WARP // numbers.gcd(WARP, columns // width_of(columns))
     rows = range(least, max(least, 2 * TILE // (columns * size)) + 1, least)
     fit = [(n, columns) for n in rows if n * columns <= MOST_VALUES * WARP * warps_for((n, columns))]
-
-    def cost(tile: tuple[int, int]) -> float:
-        whole = numbers.prod(ceil_div(n, each) * each / n for n, each in zip(shape, tile, strict=True))
-        flight = most_ctas(warps_for(tile)) * min(tile[0], shape[0]) * tile[1] * size
-        return whole * (1 + BEGIN / (tile[1] * size)) * max(1.0, FLIGHT / 2 / flight)
-
+    cost = lambda tile: tile_cost(shape, tile, size, warps_for(tile))  # noqa: E731
     return max((each for each in fit if cost(each) < cost(tile)), key=lambda each: (-cost(each), each), default=tile)

@@ -1,14 +1,19 @@
-"""RMSNorm and LayerNorm of rows of any length, and the gradients of softmax."""
+"""RMSNorm and LayerNorm of rows of any length, the gradients of softmax, and functions of rows, element by element."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tmapipe import math
+from tmapipe.base.arithmetic import fp32
 from tmapipe.base.tma_rules import ALIGNMENT
+from tmapipe.bind.tensors import converted, strides_of, widest
+from tmapipe.errors import InputError
 from tmapipe.kernel import KernelContext
 from tmapipe.protocol.tile import Tile
-from tmapipe.schedules.rowform import RowForm
+from tmapipe.schedules.copy import meet
+from tmapipe.schedules.rowform import RowForm, address_of, copied
 from tmapipe.schedules.rows import RowKernel, Rows
 
 # ---- rmsnorm ---------------------------------------------------------------------------------------------------------
@@ -317,3 +322,91 @@ class LogSoftmaxBackward(SoftmaxBackward):
     """The gradient of `LogSoftmax`."""
 
     log = True
+
+
+# ---- elementwiserows -------------------------------------------------------------------------------------------------
+#
+# A function of matrices, element by element, whose rows begin at no multiples of 16 bytes.
+
+
+class ElementwiseRows(Rows):
+    """``y[m, n] = function(x0, x1, ...)`` of matrices, of vectors of one number a column and of one number a row, of one form.
+
+    Args:
+        form: As of `Rows`; with numbers of rows, rows one after another are a multiple of 4.
+        function: As of `Elementwise`.
+        kinds: Of each argument "x", "n" or "m": a matrix, a number a column or a number a row, in fp32.
+        stored: As of `Rows`.
+
+    Raises:
+        InputError: *function* cannot be called, or *kinds* names another kind.
+    """
+
+    def __init__(
+        self, form: RowForm, function: Callable[..., Any], kinds: tuple[str, ...] = ("x",), stored: int = ALIGNMENT
+    ):
+        if not callable(function):
+            raise InputError("ElementwiseRows(function)", function, "is a function of fragments", "pass a function")
+        if not isinstance(kinds, tuple) or not kinds or not all(kind in ("x", "n", "m") for kind in kinds):
+            raise InputError("ElementwiseRows(kinds)", kinds, 'is "x", "n" or "m" of each argument', 'e.g. ("x", "n")')
+        self.function, self.kinds = function, kinds
+        self.loaded = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "x")
+        self.columns = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "n")
+        self.given = tuple(f"x{i}" for i, kind in enumerate(kinds) if kind == "m")
+        super().__init__(form, stored)
+
+    @Rows.work.jit
+    def compute(self, k: KernelContext, tile: Tile) -> None:
+        with k.ring.consume() as slot:
+            whole: Any = self.read_rows(getattr(slot, self.loaded[0]))
+            values = []
+            for i, kind in enumerate(self.kinds):
+                name = f"x{i}"
+                if kind == "x":
+                    read = whole if name == self.loaded[0] else self.read_rows(getattr(slot, name))
+                elif kind == "n":
+                    read = self.read_column(k, slot, name, tile, whole)
+                else:
+                    read = self.read_given(getattr(slot, name), tile, whole)
+                values.append(read)
+            self.store_rows(k.y, tile, self.function(*values))
+
+
+class ElementwiseKernel(RowKernel):
+    """A function of matrices, vectors and numbers of rows. Arguments as of `ElementwiseRows`."""
+
+    schedule, hold = ElementwiseRows, 0
+
+    def __init__(self, function: Callable[..., Any], kinds: tuple[str, ...]):
+        super().__init__()
+        self.function, self.kinds, self.options = function, kinds, (kinds,)
+
+    def __call__(self, views: list[Any], out: Any, name: Callable[[], str | None], look: int | None = None) -> None:
+        """Computes *out* of matrices of its shape, in which what is repeated has strides of 0. *name*: of the function."""
+        self.named, self.look = (lambda text: lambda: (known := name()) and f"{text} {known}"), look
+        wide = widest([x for x, kind in zip(views, self.kinds, strict=True) if kind == "x"])
+        rows: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
+        given: dict[str, Any] = {}
+        for i, (x, kind) in enumerate(zip(views, self.kinds, strict=True)):
+            if kind == "x":
+                rows[f"x{i}"] = converted(x, wide)
+            elif kind == "n":
+                columns[f"x{i}"] = _apart(x[0], out)
+            else:
+                given[f"x{i}"] = converted(_apart(x[:, 0], out), fp32)
+        self.apply(rows, {"y": out}, columns, given)
+
+    def takes(self, form: RowForm) -> bool:
+        """As in `RowKernel`; a row is taken at once, numbers of rows come in units of 16 bytes."""
+        return not form.piece and ("m" not in self.kinds or form.rows == 1 or form.rows % 4 == 0)
+
+    def rows(self, form: RowForm, stored: int, loads: int, columns: int) -> ElementwiseRows:
+        """As in `RowKernel`."""
+        return ElementwiseRows(form, self.function, self.kinds, stored)
+
+
+def _apart(x: Any, out: Any) -> Any:
+    """A vector as it lies, if the TMA engine takes it and *out* is elsewhere; else a copy."""
+    lies = strides_of(x) == (1,) and address_of(x) % ALIGNMENT == 0
+    return x if lies and min(strides_of(out)) > 0 and not meet(x, out) else copied(x)

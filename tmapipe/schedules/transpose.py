@@ -48,7 +48,7 @@ from tmapipe.tiles.persistent import Grouped
 
 TYPES = (*KINDS, "int32")
 OTHER_TILES = (64, 128), (64, 64), (128, 64)
-LOOK = 4 << 20  # bytes that are copied, from which on a look pays
+LOOK = 4_000_000  # bytes that are copied, from which on a look pays
 SWIZZLE = 128  # bytes
 CTAS = 4  # on a multiprocessor, each with a tile of x and one of y: 128 KiB of both
 NARROW = 32  # elements, below which odd rows are copied to multiples of 16 bytes first
@@ -352,7 +352,7 @@ class Transpose:
     """A tensor of bf16, fp16, fp32 or int32 with its dimensions in another order, dense.
 
     Rows of x that begin at no multiples of 16 bytes are read where they lie (`TransposeRows`). Short ones are copied to such
-    multiples first, and those of several matrices that do not begin alike. A first call that reads 4 MiB or more on a GPU
+    multiples first, and those of several matrices that do not begin alike. A first call that reads 4 MB or more on a GPU
     looks at a few forms, once (`tmapipe.tuning.looked`); look: at how many, as there.
 
     Args:
@@ -466,17 +466,18 @@ class Transpose:
     def _fastest(self, make: Any, few: list[tuple[Any, ...]], parts: list[tuple[Any, Any]], x: Any, out: Any) -> None:
         """Makes the call by the fastest of a *few* forms, that *make* makes, of *parts* of both tensors."""
 
-        def run(form: tuple[Any, ...]) -> None:
+        def made(form: tuple[Any, ...]) -> Schedule:
             if form not in self.fitted:
                 self.fitted[form] = make(*form)
+            return self.fitted[form]
+
+        def run(schedule: Schedule) -> None:
             for one, other in parts:
-                self.fitted[form](x=one, y=other)
+                schedule(x=one, y=other)
 
         places = [(strides_of(each), address_of(each) % ALIGNMENT) for each in (x, out)]
-        name, before = f"Transpose {x.dtype} {tuple(x.shape[1:])} {places}", {*self.fitted}
-        best = calling.looked(name, few, run, [x], [out], self.look, LOOK)
-        self.fitted = {form: each for form, each in self.fitted.items() if form in before or form == best}
-        run(best)
+        name = f"Transpose {x.dtype} {tuple(x.shape[1:])} {places}"
+        run(calling.best_of(self, made, run, name, few, [x], [out], LOOK))
 
     def _apart(self, x: Any) -> Any:
         """A copy of a matrix whose rows begin at multiples of 16 bytes."""

@@ -8,11 +8,11 @@ import hashlib
 import json
 import os
 import pickle
-import queue
+import select
 import subprocess
 import sys
 import tempfile
-import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,13 +40,14 @@ if TYPE_CHECKING:
 #
 # Compiling many schedules at once, in processes of their own, since two compilations in one process break CuTe DSL.
 #
-# Each process proves its schedules (unless TMAPIPE_CHECK=0), compiles them meanwhile, and exports object files, which the
-# caller loads. The store gets verdicts and kernels too, so that no other process makes them again. Such a process runs `main`:
-# it reads jobs from its standard input and writes one line for each that is done. It looks for modules where its parent
-# does, before it imports anything else. Jobs are sent with cloudpickle.
+# One process imports what compiling takes, which takes longer than to compile a kernel, and forks the others. Each of these
+# proves its schedules (unless TMAPIPE_CHECK=0), compiles them meanwhile, and exports object files, which the caller loads. The
+# store gets verdicts and kernels too, so that no other process makes them again. The first process runs `main`: it reads jobs
+# from its standard input, and a line is written for each that is done. It looks for modules where its parent does, before it
+# imports anything else. Jobs are sent with cloudpickle.
 
 
-#: What such a process begins with: only then does it know where the library is.
+#: What the first process begins with: only then does it know where the library is.
 _BEGIN = "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline())"
 _BEGIN += "; from tmapipe.tuning.compiling import main; main()"
 
@@ -120,19 +121,12 @@ def compile_each(
         spills: Whether a kernel may keep registers in local memory.
     """
     processes = max(1, min(processes or os.cpu_count() or 1, 16, len(jobs)))
-    lines: queue.Queue[tuple[int, str]] = queue.Queue()
-    shares = [list(enumerate(jobs))[number::processes] for number in range(processes)]
-    paths = json.dumps(sys.path).encode() + b"\n"
-    tasks = [(paths + _pickled((share, folder, spills)), [i for i, _ in share], lines) for share in shares]
-    threads = [threading.Thread(target=_serve, args=task, daemon=True) for task in tasks]
-    for thread in threads:
-        thread.start()
+    numbered = list(enumerate(jobs))
+    shares = [(range(len(jobs))[first::processes], _pickled(numbered[first::processes])) for first in range(processes)]
     errors: dict[int, str] = {}
-    for _ in jobs:
-        index, errors[index] = lines.get()
-        done(index, errors[index])
-    for thread in threads:
-        thread.join()
+    for index, error in _answers(pickle.dumps((shares, folder, spills)), len(jobs)):
+        errors[index] = error
+        done(index, error)
     return errors
 
 
@@ -174,9 +168,10 @@ def _object(folder: Path, index: int) -> Path:
     return folder / f"{index}.o"
 
 
-def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -> None:
-    """Runs one process, which reads *task*, and reports how each index of its *share* went, whatever happens."""
-    left = set(share)
+def _answers(task: bytes, count: int) -> Iterator[tuple[int, str]]:
+    """Runs the first process, which reads *task*; yields how each of *count* jobs went, as soon as it is known, whatever
+    happens."""
+    left = set(range(count))
     ended = "without a word"
     try:
         with tempfile.TemporaryFile() as said:  # no pipe, which would be full before somebody reads it
@@ -184,19 +179,19 @@ def _serve(task: bytes, share: list[int], lines: queue.Queue[tuple[int, str]]) -
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said) as process:
                 assert process.stdin is not None and process.stdout is not None
                 with contextlib.suppress(BrokenPipeError):  # it has ended: what it said tells why
-                    process.stdin.write(task)
+                    process.stdin.write(json.dumps(sys.path).encode() + b"\n" + task)
                     process.stdin.close()
                 for line in process.stdout:
                     index, _, error = line.decode(errors="replace").rstrip("\n").partition(" ")
                     if index.isdecimal() and int(index) in left:
                         left.remove(int(index))
-                        lines.put((int(index), error))
+                        yield int(index), error
             said.seek(0)
             ended = (said.read().decode(errors="replace").strip().splitlines() or [ended])[-1]
-    except Exception as error:  # no process, no file: report it to whoever waits
+    except Exception as error:  # no process, no file: whoever waits gets to know it
         ended = f"{type(error).__name__}: {error}"
     for number in left:
-        lines.put((number, f"the compiling process ended: {ended}"))
+        yield number, f"the compiling process ended: {ended}"
 
 
 def _import_tvm_ffi() -> None:
@@ -307,24 +302,54 @@ def _same(*made: Any) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    """Runs in a compiling process: compiles the jobs from standard input, and writes a line for each."""
-    said = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    """Runs in the first process: imports what compiling takes, and forks a process for each share of the jobs from standard
+    input."""
+    said = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
-    share, folder, spills = pickle.load(sys.stdin.buffer)
-    for index, job in share:
+    shares, folder, spills = pickle.load(sys.stdin.buffer)
+    with contextlib.suppress(ImportError):  # which each job says
+        _import_tvm_ffi()
+        from tmapipe.gpu.build import forget_ir
+
+        forget_ir()  # which finds what there is to forget
+    running = {}
+    for indices, share in shares:
+        if child := os.fork():
+            running[child] = indices
+            continue
+        try:
+            _compile(share, folder, spills, said)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    while running:
+        child, status = os.wait()
+        indices, code = running.pop(child), os.waitstatus_to_exitcode(status)
+        for index in indices if code < 0 else ():  # its caller knows which of them are done
+            _say(said, index, f"the compiling process ended: by signal {-code}")
+
+
+def _compile(share: bytes, folder: Path, spills: bool, said: int) -> None:
+    """Compiles a share of the jobs, and writes a line for each to the file *said*."""
+    for index, job in pickle.loads(share):
         try:
             schedule, dtypes, ranks = job()
             compiled = _kernel(schedule, dtypes, ranks)
-            if not spills and compiled.resources.spill_bytes:
-                said.write(f"{index} keeps {compiled.resources.spill_bytes} bytes of registers in local memory\n")
-                continue
-            _object(folder, index).write_bytes(compiled.code.object)
-            said.write(f"{index}\n")
-        except UnsafeError as error:
-            said.write(f"{index} not safe: {str(error).splitlines()[0]}\n")
-        except Exception as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            said.write(f"{index} {type(error).__name__}: {first}\n")
+            spilled = 0 if spills else compiled.resources.spill_bytes
+            if not spilled:
+                _object(folder, index).write_bytes(compiled.code.object)
+            error = f"keeps {spilled} bytes of registers in local memory" if spilled else ""
+        except UnsafeError as unsafe:
+            error = f"not safe: {str(unsafe).splitlines()[0]}"
+        except Exception as other:
+            error = f"{type(other).__name__}: {(str(other).strip().splitlines() or [''])[0]}"
+        _say(said, index, error)
+
+
+def _say(said: int, index: int, error: str) -> None:
+    """Writes the line of a job at once, as other processes write lines to the same pipe."""
+    os.write(said, f"{index} {error}".encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n")
 
 
 # ---- cache -----------------------------------------------------------------------------------------------------------
