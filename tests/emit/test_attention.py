@@ -15,6 +15,7 @@ from tmapipe.schedules import Attention, Score, WindowAttention
 FORMS = [
     ({"causal": "end", "lse": True}, 2),
     ({"d": 64, "causal": "end", "lse": True}, 2),
+    ({"d": 96, "causal": "end", "lse": True}, 2),  # 132 registers of accumulators
     *ALL * [({"d": 64, "tile": (24, 8, None), "causal": "end", "lse": True}, 2)],
     *ALL * [({}, 1), ({"d": 64}, 1), ({"tile": (128, 1, 176)}, 1), ({"d": 256}, 1)],
 ]

@@ -316,6 +316,10 @@ def test_of_tensors():
     orders = [Attention(score=Score(mask=dims)) for dims in ("h m s", "b h m s", "m s", "h s")]
     assert [(made.over, made.tiles.raster.rows) for made in orders] == [("h b m", 8), *[("b h m", 1)] * 3]
     assert [schedule(80, 80, m, m, 96).rows for m in (50, 100, 3000)] == [64, 128, 192]
+    assert (schedule(21, 21, 16384, 16384, 96, causal="end").rows, schedule(8, 8, 9000, 9000, 96).keys_a_block) == (
+        192,
+        112,
+    )
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)
     few, other = (schedule(8, 8, 9000, s, 64, causal="start", window=512) for s in (9000, 9001))

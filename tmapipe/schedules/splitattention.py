@@ -351,8 +351,9 @@ class Choice:
         """Microseconds that *form* is estimated to take, but for a launch. A multiprocessor works at one tile at a time."""
         parts, heads = max(1, form.parts), self.together if form.parts else form.heads
         keys = form.keys or keys_of(*self.d, form.rows, "m" in self.given.mask_dims)
-        kind = 64 if self.widest <= 64 else 128
-        block = BLOCK[kind][form.rows] * keys / 128 * max(1, sum(self.d) / (2 * kind)) * (0.97 if keys > 128 else 1)
+        few, many, d = BLOCK[64][form.rows], BLOCK[128][form.rows], max(64, sum(self.d) / 2)
+        block = few + (many - few) * (d / 64 - 1) if d < 128 else many * d / 128  # in between those measured, or above
+        block *= keys / 128 * (0.97 if keys > 128 else 1)
         tiles, queries = max(1, ceil_div(self.m * heads, form.rows)), form.rows / max(1, heads)
         some = range(0, tiles, ceil_div(tiles, 8))
         counts = [self._blocks(int(i * queries), math.ceil((i + 1) * queries) - 1, keys) for i in some]
