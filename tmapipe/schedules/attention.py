@@ -317,7 +317,18 @@ class Attention(Schedule):
         """Whether the softmax is of products alone, whose scale is then that of the powers."""
         return self.score is None and not self.mask_dims and self.scale > 0
 
-    def _scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, unseen: str, last: bool = False) -> Any:
+    def _mask(self, k: KernelContext, early: bool = True) -> Any:
+        """What the mask says of the next block, or None. Threads of two warpgroups have registers to read it, and to fence,
+        while the product runs, *early*; those of three do so afterwards."""
+        if not self.mask_dims or early != (self.rows <= 128):
+            return None
+        scores = k.full("qk", 0.0)
+        with k.masks.consume() as slot:
+            return slot.mask.read(like=scores) if "m" in self.mask_dims else slot.mask.read(columns_of=scores)
+
+    def _scores(
+        self, k: KernelContext, tile: Tile, sums: Any, mask: Any, block: Any, unseen: str, last: bool = False
+    ) -> Any:
         """What the softmax of a block is of."""
         scores = sums.values() if self._plain else sums.values() * self.scale
         if self.score is not None:
@@ -325,9 +336,7 @@ class Attention(Schedule):
             if getattr(scores, "along", None) != "tile":
                 raise ScopeError(f"a function of scores returned {scores!r:.80}, not a score for each query and key")
         if self.mask_dims:
-            with k.masks.consume() as slot:
-                whole = "m" in self.mask_dims
-                mask = slot.mask.read(like=scores) if whole else slot.mask.read(columns_of=scores)
+            mask = self._mask(k, early=False) if mask is None else mask
             scores = values_.where(mask != 0, scores, NEVER) if mask.kind == "int32" else scores + mask
         return self._visible(k, tile, scores, block, unseen, last) if unseen else scores
 
@@ -397,7 +406,8 @@ class Attention(Schedule):
                 out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
-        scores = self._scores(k, tile, block.wait(), at, unseen)
+        mask = self._mask(k)
+        scores = self._scores(k, tile, block.wait(), mask, at, unseen)
         higher = values_.maximum(less, values_.row_max(scores) * self._factor) if rises else less
         fewer, least = values_.exp2(less - higher) if rises else fewer, higher
         if not self.scales_late:
@@ -419,8 +429,9 @@ class Attention(Schedule):
         with k.pv.accumulate(empty=False) as out:
             with k.queries.consume() as own:
                 with k.keys.consume() as slot:
-                    block = k.qk.start(own.q, slot.k).wait()
-                scores = self._scores(k, tile, block, last, "<>", last=True)
+                    started, mask = k.qk.start(own.q, slot.k), self._mask(k)
+                    block = started.wait()
+                scores = self._scores(k, tile, block, mask, last, "<>", last=True)
                 rises, zero = self._rises(k), k.full("qk", 0.0, "rows")
                 less: Any = values_.row_max(scores) * self._factor if rises else zero
                 if self.causal is not None or not self._plain:  # a row may see no key of this block
