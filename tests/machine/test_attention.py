@@ -324,8 +324,8 @@ def test_of_tensors():
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)
     few, other = (schedule(8, 8, 9000, s, 64, causal="start", window=512) for s in (9000, 9001))
     assert isinstance(few, WindowAttention) and (few.causal, other.causal, few.tiles.stages) == ("end", "start", 2)
-    grouped = [schedule(64, 8, m, 9000, 64, causal="end", window=512) for m in (9000, 100)]
-    assert [type(made) for made in grouped] == [WindowAttention, Attention]
+    grouped = [schedule(64, 8, m, 9000, 64, causal="end", window=512) for m in (9000, 150, 200)]
+    assert [type(made) for made in grouped] == [WindowAttention, WindowAttention, Attention]
     for unlike in ({"window": 600}, {"tile": (192, 1, 128)}, {"score": Score(mask="b s")}, {"d": 128}):
         made = schedule(8, 8, 9000, 9000, **{"d": 64, "causal": "end", "window": 9, **unlike})
         assert type(made) is Attention

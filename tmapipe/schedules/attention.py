@@ -469,10 +469,8 @@ def keys_of(d: int, width: int, rows: int, masked: bool = False) -> int:
     """Keys of a block: 128, or as many as two slots of keys, of values and of a mask have room for, and registers: of a row a
     thread holds half of the scores and of the sums, and weights in pairs. masked: whether a mask varies with queries. Then 128
     with one slot of values are faster."""
-    if max(d, width) <= 64:
-        return 112 if masked and rows > 128 else 128
-    if max(d, width) <= 128 and (rows == 128 or not masked):
-        return 128 if rows <= 128 else 112 if max(d, width) <= 96 else 96
+    if max(d, width) <= (64 if masked and rows != 128 else 128):
+        return 128 if rows < 192 or max(d, width) <= 64 else 112 if max(d, width) <= 96 else 96
     shared = (ROOM - 2 * rows * (d + 64)) // (4 * (d + width + (rows if masked else 0)))
     return min(128, shared // 32 * 32 if masked else shared // 16 * 16, (200 - width // 2) * 4 // 3 // 16 * 16)
 
@@ -483,7 +481,7 @@ def slots_of(d: int, width: int, keys: int, rows: int, masked: bool = False) -> 
         return 1, 2, 1 if masked and rows == keys == 128 and max(d, width) > 64 else 2
     if max(d, width) <= 64:
         return (2, 4, 4) if keys <= 128 else (2, 3, 3)
-    return (1, 3, 3) if rows == 64 else (2, 2, 2)
+    return (2, 2, 2) if rows == 128 else (1, 3, 3)
 
 
 def clamp(isa: Any, x: Any, most: Any, least: Any = 0) -> Any:

@@ -302,10 +302,10 @@ class Choice:
 
     @property
     def _windowed(self) -> bool:
-        """Whether it is `WindowAttention`: of narrow windows and heads, and more queries and keys than a tile or two have."""
+        """Whether it is `WindowAttention`: of narrow windows and heads, many keys, and queries that fill most of its tiles."""
         given, free = self.given, self.options.get("tile") is None
         few = given.window is not None and given.window <= 512 and self.widest <= 64 and not given.mask_dims
-        return few and free and self.m > 128 and self.s > 1024
+        return few and free and 3 * 192 * ceil_div(self.m, 192) <= 4 * self.m and self.s > 1024
 
     @property
     def _rows_differ(self) -> bool:
