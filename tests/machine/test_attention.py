@@ -152,6 +152,16 @@ def mask_of(dims, b, h, m, s, boolean):
     return mask, mask.reshape([extents[dim] if dim in dims else 1 for dim in "bhms"])
 
 
+def test_bounded_scores_with_a_mask():
+    """Keys that are not seen keep no bound."""
+    q, k, v = problem(2, 1, 100, 144, 64)
+    mask, whole = mask_of("h m s", 1, 2, 100, 144, False)
+    mask[:, 50:, 7:90] = float("-inf")
+    made = Attention(64, causal="end", lse=True, score=Score(mask="h m s", bound=20))
+    found, wanted = made(q, k, v, mask), expected(q, k, v, causal="end", mask=whole)
+    torch.testing.assert_close(tuple(x.double() for x in found), wanted, atol=1e-2, rtol=1e-2)
+
+
 MASKS = [
     ("b h m s", False, {"causal": "start", "score": True}, (2, 1, 130, 160, 64, torch.bfloat16, 2)),
     ("m s", True, {}, (1, 1, 70, 144, 128)),
@@ -263,7 +273,7 @@ def test_refused(options, said):
 
 def test_refused_scores():
     capping = capped(tp.math.tanh)
-    bounds = [{"bound": 30}, {"function": capping, "bound": 61}, {"function": capping, "bound": 9, "mask": "s"}]
+    bounds = [{"bound": 30}, {"function": capping, "bound": 61}, {"mask": "s", "bound": 0}]
     others = ({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")
     for options, said in (*others, *((each, "bound") for each in bounds)):
         with pytest.raises(tp.InputError, match=rf"Score\({said}\)"):

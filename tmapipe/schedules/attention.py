@@ -59,8 +59,8 @@ class Score:
             int8, keys are not seen where it is 0; of q's type, it is added to what the function gives.
         sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
             of a key whose values are 0.
-        bound: What the function gives at most, and with the other sign at least, up to 60: 30 of the one above. The softmax of
-            bf16 then needs no highest scores. Not with a mask.
+        bound: What scores are at most, and with the other sign at least, up to 60: 30 of the function above. A mask's numbers
+            count, but for minus infinity. The softmax of bf16 then needs no highest scores. Nothing checks the bound.
 
     Raises:
         InputError: For any other value.
@@ -73,8 +73,8 @@ class Score:
 
     def __attrs_post_init__(self) -> None:
         bound = self.bound
-        fits = bound is None or (is_number(bound) and 0 < bound <= 60 and self.function and not self.mask)
-        require(fits, "Score(bound)", bound, "is up to 60, of a function without a mask", "leave it out")
+        fits = bound is None or (is_number(bound) and 0 < bound <= 60 and (self.function or self.mask))
+        require(fits, "Score(bound)", bound, "is up to 60, of a function or with a mask", "leave it out")
 
     @classmethod
     def of(cls, value: Score | Callable[..., Any] | None) -> Score:
