@@ -317,7 +317,8 @@ def test_of_tensors():
     alone = schedule(300, 60, 1, 1500)  # five heads, which tiles of 64 rows cannot have
     assert isinstance(alone, SplitAttention) and alone.parts == 1 and alone.tiles.stages == 2
     assert not isinstance(schedule(8, 8, 1, 1500, lse=True), SplitAttention)
-    for score in (Score(lambda x, i, j: tp.math.tanh(x), bound=1), Score(lambda x, i, j: x - j, mask="m s")):
+    function = Score(lambda x, i, j: tp.math.tanh(x), bound=1), Score(lambda x, i, j: x - j, mask="m s")
+    for score in (*function, Score(mask="h m s", bound=9)):
         made = schedule(80, 8, 1000, 1000, score=score)
         assert (made.rows, made.keys_a_block) == (192, 80)
     free, masked = (schedule(80, 8, 1000, 1000, score=x) for x in (lambda x, i, j: x - j, Score(mask="h m s")))

@@ -322,7 +322,7 @@ class Choice:
         masked = "m" in given.mask_dims
         if (given.bounded or masked) and 96 < self.widest <= 128 < m:
             # Three warpgroups hide a longer softmax than two. Of a mask alone, two are faster, whose blocks are larger.
-            yield Form(128) if masked and not given.score else Form(192, keys=80)
+            yield Form(128) if masked and not (given.score or given.bounded) else Form(192, keys=80)
             return
         plain = not (given.score or given.mask_dims or given.with_sinks or given.window)
         many = (s if given.causal is None else s - m if given.causal == "end" else 0) >= 8192  # that all queries see
