@@ -10,7 +10,7 @@ python -m benchmarks.attention --sass                      counts the instructio
 rows     16,384 tokens of 2,048 elements, heads of 64 and 128, causal or not, 1,024 to 16,384 tokens a sequence
 wide     the same, heads of 96 and 256, 4,096 and 16,384 tokens
 drawn    24 problems by a seed, by default the first eight digits of the commit, of any lengths, with LSE
-forms    8,192 tokens, causal: plain, windows, a mask by TMA, softcap, sinks; of the plain kernel's rate
+forms    8,192 tokens, causal: plain, windows, a mask by TMA, with a bound too, softcap, sinks; of the plain one's rate
 decode   keys and values of 1 GiB
 
 All kernels are compiled first, those of FlashAttention too, in as many processes as there are cores, into caches on disk.
@@ -59,6 +59,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "window 512": {"window": 512},
     "window 4096": {"window": 4096},
     "mask": {"score": Score(mask="h m s")},
+    "bounded mask": {"score": Score(mask="h m s", bound=CAP)},
     "softcap": {"score": Score(capped, bound=CAP)},
     "sinks": {"score": Score(sinks=True)},
 }
@@ -129,7 +130,7 @@ class Case:
         shapes = zip(*self._extents(), strict=True)
         q, k = (torch.randn(self.batch, h, n, self.d, device=device).bfloat16() for h, n in shapes)
         found = {"q": q, "k": k, "v": torch.randn_like(k)}
-        if self.form == "mask":
+        if "mask" in self.form:
             found["mask"] = torch.randn(self.heads, self.m, self.s, device=device).bfloat16()
         if self.form == "sinks":
             found["sinks"] = torch.randn(self.heads, device=device)

@@ -1,5 +1,6 @@
 """The schedule `Attention` as PTX: nothing in local memory, and turns of its warpgroups by named barriers."""
 
+import itertools
 import re
 from collections import Counter
 
@@ -15,6 +16,7 @@ from tmapipe.schedules import Attention, Score, WindowAttention
 FORMS = [
     ({"causal": "end", "lse": True}, 2),
     ({"d": 64, "causal": "end", "lse": True}, 2),
+    ({"d": 96, "causal": "end", "lse": True}, 2),  # 132 registers of accumulators
     *ALL * [({"d": 64, "tile": (24, 8, None), "causal": "end", "lse": True}, 2)],
     *ALL * [({}, 1), ({"d": 64}, 1), ({"tile": (128, 1, 176)}, 1), ({"d": 256}, 1)],
 ]
@@ -64,6 +66,17 @@ def test_bounded_scores_need_no_highest_one():
     assert (bounded["shfl.sync.bfly.b32"], free["shfl.sync.bfly.b32"]) == (4, 12)
     assert bounded["ex2.approx.ftz.f32"] == bounded["tanh.approx.f32"] == 2 * 40
     assert free["mul.f32"] - bounded["mul.f32"] >= 2 * 64  # sums of o, scaled in the loop and after it
+
+
+@pytest.mark.parametrize("d, early", [(128, True), (64, False)])
+def test_two_warpgroups_read_a_mask_while_products_run(d, early):
+    """Those of three wait for the product first, since both would be in registers together."""
+    schedule = Attention(d, causal="end", lse=True, score=Score(mask="h m s"))
+    compiled = build(schedule, schedule.plan(), keep=True)
+    assert not early or compiled.resources.spill_bytes == 0
+    some = re.findall(r"ldmatrix|wgmma\.mma_async|wgmma\.wait_group", compiled.ptx)
+    before = [last for last, name in itertools.pairwise(some) if name == "ldmatrix" != last]
+    assert {*before} == {"wgmma.mma_async" if early else "wgmma.wait_group"}
 
 
 def test_warpgroups_of_a_window_take_no_turns():

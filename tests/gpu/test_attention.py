@@ -102,12 +102,16 @@ def off_by(found, wanted):
 @pytest.mark.parametrize(
     "dims, boolean", [("b h m s", False), ("m s", True), ("h m s", False), ("b s", True), ("s", False)]
 )
-@pytest.mark.parametrize("form", [{}, {"causal": "end", "window": 700}, {"causal": "start", "sinks": True}])
+@pytest.mark.parametrize(
+    "form", [{}, {"causal": "end", "window": 700}, {"causal": "start", "sinks": True}, {"causal": "end", "bound": 20}]
+)
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_masks_and_sinks(d, form, dims, boolean):
     (q, k, v), more, mask, sinks = given_for(1000, 1200, 4, 2, d, dims, boolean, "sinks" in form)
     options = {name: form[name] for name in ("causal", "window") if name in form}
-    attention = Attention(d, **options, lse=True, score=Score(mask=dims, sinks="sinks" in form))
+    attention = Attention(
+        d, **options, lse=True, score=Score(mask=dims, sinks="sinks" in form, bound=form.get("bound"))
+    )
     o, lse = attention(*(x.cuda() for x in (q, k, v, *more.values())))
     wanted, of_powers = expected(q, k, v, **options, mask=mask, sinks=sinks)
     assert off_by(o, wanted) < 5e-3

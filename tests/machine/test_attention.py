@@ -152,6 +152,16 @@ def mask_of(dims, b, h, m, s, boolean):
     return mask, mask.reshape([extents[dim] if dim in dims else 1 for dim in "bhms"])
 
 
+def test_bounded_scores_with_a_mask():
+    """Keys that are not seen keep no bound."""
+    q, k, v = problem(2, 1, 100, 144, 64)
+    mask, whole = mask_of("h m s", 1, 2, 100, 144, False)
+    mask[:, 50:, 7:90] = float("-inf")
+    made = Attention(64, causal="end", lse=True, score=Score(mask="h m s", bound=20))
+    found, wanted = made(q, k, v, mask), expected(q, k, v, causal="end", mask=whole)
+    torch.testing.assert_close(tuple(x.double() for x in found), wanted, atol=1e-2, rtol=1e-2)
+
+
 MASKS = [
     ("b h m s", False, {"causal": "start", "score": True}, (2, 1, 130, 160, 64, torch.bfloat16, 2)),
     ("m s", True, {}, (1, 1, 70, 144, 128)),
@@ -263,7 +273,7 @@ def test_refused(options, said):
 
 def test_refused_scores():
     capping = capped(tp.math.tanh)
-    bounds = [{"bound": 30}, {"function": capping, "bound": 61}, {"function": capping, "bound": 9, "mask": "s"}]
+    bounds = [{"bound": 30}, {"function": capping, "bound": 61}, {"mask": "s", "bound": 0}]
     others = ({"mask": "s m"}, "mask"), ({"sinks": 1}, "sinks"), ({"function": 2}, "function")
     for options, said in (*others, *((each, "bound") for each in bounds)):
         with pytest.raises(tp.InputError, match=rf"Score\({said}\)"):
@@ -307,7 +317,8 @@ def test_of_tensors():
     alone = schedule(300, 60, 1, 1500)  # five heads, which tiles of 64 rows cannot have
     assert isinstance(alone, SplitAttention) and alone.parts == 1 and alone.tiles.stages == 2
     assert not isinstance(schedule(8, 8, 1, 1500, lse=True), SplitAttention)
-    for score in (Score(lambda x, i, j: tp.math.tanh(x), bound=1), Score(lambda x, i, j: x - j, mask="m s")):
+    function = Score(lambda x, i, j: tp.math.tanh(x), bound=1), Score(lambda x, i, j: x - j, mask="m s")
+    for score in (*function, Score(mask="h m s", bound=9)):
         made = schedule(80, 8, 1000, 1000, score=score)
         assert (made.rows, made.keys_a_block) == (192, 80)
     free, masked = (schedule(80, 8, 1000, 1000, score=x) for x in (lambda x, i, j: x - j, Score(mask="h m s")))
@@ -316,12 +327,16 @@ def test_of_tensors():
     orders = [Attention(score=Score(mask=dims)) for dims in ("h m s", "b h m s", "m s", "h s")]
     assert [(made.over, made.tiles.raster.rows) for made in orders] == [("h b m", 8), *[("b h m", 1)] * 3]
     assert [schedule(80, 80, m, m, 96).rows for m in (50, 100, 3000)] == [64, 128, 192]
+    assert (schedule(21, 21, 16384, 16384, 96, causal="end").rows, schedule(8, 8, 9000, 9000, 96).keys_a_block) == (
+        192,
+        112,
+    )
     window, whole = (schedule(8, 8, 9000, 9000, causal="end", window=w).tiles for w in (512, None))
     assert (window.stages, window.raster.rows, whole.stages, whole.raster.rows) == (2, 8, 0, 4)
     few, other = (schedule(8, 8, 9000, s, 64, causal="start", window=512) for s in (9000, 9001))
     assert isinstance(few, WindowAttention) and (few.causal, other.causal, few.tiles.stages) == ("end", "start", 2)
-    grouped = [schedule(64, 8, m, 9000, 64, causal="end", window=512) for m in (9000, 100)]
-    assert [type(made) for made in grouped] == [WindowAttention, Attention]
+    grouped = [schedule(64, 8, m, 9000, 64, causal="end", window=512) for m in (9000, 150, 200)]
+    assert [type(made) for made in grouped] == [WindowAttention, WindowAttention, Attention]
     for unlike in ({"window": 600}, {"tile": (192, 1, 128)}, {"score": Score(mask="b s")}, {"d": 128}):
         made = schedule(8, 8, 9000, 9000, **{"d": 64, "causal": "end", "window": 9, **unlike})
         assert type(made) is Attention

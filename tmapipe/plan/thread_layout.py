@@ -461,7 +461,7 @@ def _check_together(declared: Declarations, roles: dict[str, str]) -> None:
         matmuls = [declared.matmuls[name] for name in names]
         room = {4: 192, 8: 184}.get(role.warps, 112)  # more spills, as the compiler was seen to report
         if any(mma.in_registers for mma in matmuls):  # whose sums become a, where both are counted
-            room = _room(role)
+            room = 200 if role.warps <= 8 else 132
         needs = [_registers(mma, role) for mma in matmuls]
         slots = max(need.slot for need in needs)
         if slots and all(mma.shape[0] <= 16 * role.warps // role.teams for mma in matmuls):

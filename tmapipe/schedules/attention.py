@@ -59,8 +59,8 @@ class Score:
             int8, keys are not seen where it is 0; of q's type, it is added to what the function gives.
         sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
             of a key whose values are 0.
-        bound: What the function gives at most, and with the other sign at least, up to 60: 30 of the one above. The softmax of
-            bf16 then needs no highest scores. Not with a mask.
+        bound: What scores are at most, and with the other sign at least, up to 60: 30 of the function above. A mask's numbers
+            count, but for minus infinity. The softmax of bf16 then needs no highest scores. Nothing checks the bound.
 
     Raises:
         InputError: For any other value.
@@ -73,8 +73,8 @@ class Score:
 
     def __attrs_post_init__(self) -> None:
         bound = self.bound
-        fits = bound is None or (is_number(bound) and 0 < bound <= 60 and self.function and not self.mask)
-        require(fits, "Score(bound)", bound, "is up to 60, of a function without a mask", "leave it out")
+        fits = bound is None or (is_number(bound) and 0 < bound <= 60 and (self.function or self.mask))
+        require(fits, "Score(bound)", bound, "is up to 60, of a function or with a mask", "leave it out")
 
     @classmethod
     def of(cls, value: Score | Callable[..., Any] | None) -> Score:
@@ -323,7 +323,18 @@ class Attention(Schedule):
         """Whether the softmax is of products alone, whose scale is then that of the powers."""
         return self.score is None and not self.mask_dims and self.scale > 0
 
-    def _scores(self, k: KernelContext, tile: Tile, sums: Any, block: Any, unseen: str, last: bool = False) -> Any:
+    def _mask(self, k: KernelContext, early: bool = True) -> Any:
+        """What the mask says of the next block, or None. Threads of two warpgroups have registers to read it, and to fence,
+        while the product runs, *early*; those of three do so afterwards."""
+        if not self.mask_dims or early != (self.rows <= 128):
+            return None
+        scores = k.full("qk", 0.0)
+        with k.masks.consume() as slot:
+            return slot.mask.read(like=scores) if "m" in self.mask_dims else slot.mask.read(columns_of=scores)
+
+    def _scores(
+        self, k: KernelContext, tile: Tile, sums: Any, mask: Any, block: Any, unseen: str, last: bool = False
+    ) -> Any:
         """What the softmax of a block is of."""
         scores = sums.values() if self._plain else sums.values() * self.scale
         if self.score is not None:
@@ -331,9 +342,7 @@ class Attention(Schedule):
             if getattr(scores, "along", None) != "tile":
                 raise ScopeError(f"a function of scores returned {scores!r:.80}, not a score for each query and key")
         if self.mask_dims:
-            with k.masks.consume() as slot:
-                whole = "m" in self.mask_dims
-                mask = slot.mask.read(like=scores) if whole else slot.mask.read(columns_of=scores)
+            mask = self._mask(k, early=False) if mask is None else mask
             scores = values_.where(mask != 0, scores, NEVER) if mask.kind == "int32" else scores + mask
         return self._visible(k, tile, scores, block, unseen, last) if unseen else scores
 
@@ -403,7 +412,8 @@ class Attention(Schedule):
                 out.scale(fewer)
             with k.values.consume() as seen:
                 product = out.start(weights, seen.v)
-        scores = self._scores(k, tile, block.wait(), at, unseen)
+        mask = self._mask(k)
+        scores = self._scores(k, tile, block.wait(), mask, at, unseen)
         higher = values_.maximum(less, values_.row_max(scores) * self._factor) if rises else less
         fewer, least = values_.exp2(less - higher) if rises else fewer, higher
         if not self.scales_late:
@@ -425,8 +435,9 @@ class Attention(Schedule):
         with k.pv.accumulate(empty=False) as out:
             with k.queries.consume() as own:
                 with k.keys.consume() as slot:
-                    block = k.qk.start(own.q, slot.k).wait()
-                scores = self._scores(k, tile, block, last, "<>", last=True)
+                    started, mask = k.qk.start(own.q, slot.k), self._mask(k)
+                    block = started.wait()
+                scores = self._scores(k, tile, block, mask, last, "<>", last=True)
                 rises, zero = self._rises(k), k.full("qk", 0.0, "rows")
                 less: Any = values_.row_max(scores) * self._factor if rises else zero
                 if self.causal is not None or not self._plain:  # a row may see no key of this block
@@ -465,7 +476,7 @@ def keys_of(d: int, width: int, rows: int, masked: bool = False) -> int:
     thread holds half of the scores and of the sums, and weights in pairs. masked: whether a mask varies with queries. Then 128
     with one slot of values are faster."""
     if max(d, width) <= (64 if masked and rows != 128 else 128):
-        return 128 if rows < 192 or max(d, width) <= 64 else 96
+        return 128 if rows < 192 or max(d, width) <= 64 else 112 if max(d, width) <= 96 else 96
     shared = (ROOM - 2 * rows * (d + 64)) // (4 * (d + width + (rows if masked else 0)))
     return min(128, shared // 32 * 32 if masked else shared // 16 * 16, (200 - width // 2) * 4 // 3 // 16 * 16)
 
@@ -476,7 +487,7 @@ def slots_of(d: int, width: int, keys: int, rows: int, masked: bool = False) -> 
         return 1, 2, 1 if masked and rows == keys == 128 and max(d, width) > 64 else 2
     if max(d, width) <= 64:
         return (2, 4, 4) if keys <= 128 else (2, 3, 3)
-    return (1, 3, 3) if rows == 64 else (2, 2, 2)
+    return (2, 2, 2) if rows == 128 else (1, 3, 3)
 
 
 def clamp(isa: Any, x: Any, most: Any, least: Any = 0) -> Any:

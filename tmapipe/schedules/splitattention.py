@@ -302,10 +302,10 @@ class Choice:
 
     @property
     def _windowed(self) -> bool:
-        """Whether it is `WindowAttention`: of narrow windows and heads, and more queries and keys than a tile or two have."""
+        """Whether it is `WindowAttention`: of narrow windows and heads, many keys, and queries that fill most of its tiles."""
         given, free = self.given, self.options.get("tile") is None
         few = given.window is not None and given.window <= 512 and self.widest <= 64 and not given.mask_dims
-        return few and free and self.m > 128 and self.s > 1024
+        return few and free and 3 * 192 * ceil_div(self.m, 192) <= 4 * self.m and self.s > 1024
 
     @property
     def _rows_differ(self) -> bool:
@@ -322,7 +322,7 @@ class Choice:
         masked = "m" in given.mask_dims
         if (given.bounded or masked) and 96 < self.widest <= 128 < m:
             # Three warpgroups hide a longer softmax than two. Of a mask alone, two are faster, whose blocks are larger.
-            yield Form(128) if masked and not given.score else Form(192, keys=80)
+            yield Form(128) if masked and not (given.score or given.bounded) else Form(192, keys=80)
             return
         plain = not (given.score or given.mask_dims or given.with_sinks or given.window)
         many = (s if given.causal is None else s - m if given.causal == "end" else 0) >= 8192  # that all queries see
@@ -351,8 +351,9 @@ class Choice:
         """Microseconds that *form* is estimated to take, but for a launch. A multiprocessor works at one tile at a time."""
         parts, heads = max(1, form.parts), self.together if form.parts else form.heads
         keys = form.keys or keys_of(*self.d, form.rows, "m" in self.given.mask_dims)
-        kind = 64 if self.widest <= 64 else 128
-        block = BLOCK[kind][form.rows] * keys / 128 * max(1, sum(self.d) / (2 * kind)) * (0.97 if keys > 128 else 1)
+        few, many, d = BLOCK[64][form.rows], BLOCK[128][form.rows], max(64, sum(self.d) / 2)
+        block = few + (many - few) * (d / 64 - 1) if d < 128 else many * d / 128  # in between those measured, or above
+        block *= keys / 128 * (0.97 if keys > 128 else 1)
         tiles, queries = max(1, ceil_div(self.m * heads, form.rows)), form.rows / max(1, heads)
         some = range(0, tiles, ceil_div(tiles, 8))
         counts = [self._blocks(int(i * queries), math.ceil((i + 1) * queries) - 1, keys) for i in some]
