@@ -31,8 +31,8 @@ ISSUED = 0.7  # instructions a clock and scheduler, of one to four warps: 9 x 60
 DRAM, L2 = 2280.0, 32.0  # bytes a clock: 4.0 TB/s at 1.755 GHz; and of one multiprocessor
 LAUNCH, EPILOGUE, ADDING = 5000, 3000, 4500  # clocks of a kernel, of a tile besides its loop, and of adding parts
 SMALL_M, MOST_PARTS = 128, 20
-#: Of more rows, slots of twice as many elements along k, of which at least four fit: a slot costs so many clocks less.
-LONG_SPANS, LONG_ROOM, LEAST_LONG, SAVED = ((64, 128), (128, 128)), 192 << 10, 4, 100
+#: Of more rows, slots of twice as many elements along k, of which four fit (three gain nothing); clocks less of a slot.
+LONG_SPANS, LEAST_LONG, SAVED = ((64, 128), (128, 128)), 4, 20
 #: Of few rows, fitted to 160 forms of 17 problems (2 % off the best): clocks of a slot, of a weight, of CTAs in turn.
 FEW_STEP, FEW_EACH = 215, {"int8": 3.7, "fp8": 3.6, "int4": 2.3}
 FEW_SCALED, SHARED_EACH = {"int8": 4.3, "fp8": 4.0, "int4": 2.9}, 0.84
@@ -69,7 +69,9 @@ def ranked_dequant(
         fits = not group or group % tk == 0 or (tk % group == 0 and group % PACKED == 0)
         tile, tiles, slots = (tm, tn, tk), ceil_div(m, tm) * ceil_div(n, tn) * parts, None
         if m > SMALL_M and tk > 64:
-            slots = min(SLOTS, LONG_ROOM // (2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)))
+            stored = 8 if parts > 1 else ceil_div(ceil_div(tm, ceil_div(tm, 64)), 8)  # eights of rows of a buffer of d
+            room = arch_named("sm_90a").smem - BARRIERS - 32 * tn * stored
+            slots = min(SLOTS, room // (2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)))
             fits = fits and slots >= LEAST_LONG
         if share > 1:  # all at once, as many on some
             slots = _slots_of_each(tile, share, parts, bits, group)
