@@ -174,6 +174,22 @@ def test_chosen_forms_have_room_for_their_slots(shape, group):
     assert choose_dequant(shape, "int8", group=group, zeros=True).plan().smem_bytes <= 227 << 10
 
 
+@pytest.mark.parametrize("kind, group", [("int8", 128), ("int4", 64)])
+def test_long_slots_of_many_rows_fit(kind, group):
+    made = functools.partial(DequantGemm, kind, group=group, zeros=True)
+    forms = [form for form in ranked_dequant((4096, 4096, 4096), kind, group, True) if form[0][2] == 128]
+    different = {(form[0], form[2] > 1): form for form in forms}
+    assert {tile[1] for tile, _ in different} == {64, 128}
+    for form in different.values():
+        plan = built_dequant(form, made).plan()
+        assert plan.buffer("a").stages == plan.buffer("b").stages == form[4] >= 4
+
+
+def test_long_slots_leave_room_for_operands_of_an_epilogue():
+    assert choose_dequant((724, 1536, 3584), "int8").weight.shape == (64, 128)
+    assert choose_dequant((724, 1536, 3584), "int8", epilogue=tp.math.relu).weight.shape[1] == 64
+
+
 def test_four_bits_are_packed_as_threads_take_them():
     values = np.random.default_rng(1).integers(-8, 8, (3, 64))
     packed = DequantGemm.pack_int4(values)

@@ -335,10 +335,9 @@ def _eight_bits(pair: Any, kind: str, in_bf16: bool) -> Any:
         (word,) = emit_ptx(text, "r", pair, words=1, pure=True)
         return _less(word, 0x64806480, False)
     # 128 and the low seven bits, less 128 or, of a negative number, 256
-    (word,) = emit_ptx("prmt.b32 $0, $1, 0x43434343, 0x4140;", "r", pair, words=1, pure=True)
-    text = "{ .reg .b32 x, y; and.b32 x, $1, 0xff7fff7f; and.b32 y, $1, 0xff80ff80; sub.bf16x2 $0, x, y; }"
-    (word,) = emit_ptx(text, "r", word, words=1, pure=True)
-    return word
+    (word,) = emit_ptx("prmt.b32 $0, $1, 0, 0x4140;", "r", pair, words=1, pure=True)
+    text = "{ .reg .b32 x, y; lop3.b32 x, $1, 0x7f007f, 0x43004300, 0xea; lop3.b32 y, $1, 0x800080, 0x43004300, 0xea; "
+    return emit_ptx(text + "sub.bf16x2 $0, x, y; }", "r", word, words=1, pure=True)[0]
 
 
 def _less(word: Any, bits: int, in_bf16: bool) -> Any:

@@ -60,7 +60,8 @@ class Score:
         sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
             of a key whose values are 0.
         bound: What scores are at most, and with the other sign at least, up to 60: 30 of the function above. A mask's numbers
-            count, but for minus infinity. The softmax of bf16 then needs no highest scores. Nothing checks the bound.
+            count, but for minus infinity. The softmax of bf16 then needs no highest scores. Nothing checks the bound: a row
+            whose highest score lies 25 beyond it can be NaN.
 
     Raises:
         InputError: For any other value.

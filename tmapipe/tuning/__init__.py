@@ -458,7 +458,7 @@ def choose_dequant(
     look = 1 if look is None and not is_here(device) else looks(look, "choose_dequant(look)")
     m, n, k = shape
     forms = ranked_dequant((m, n, k), weights, group, zeros, device.multiprocessors)
-    forms = [each for each in forms if epilogue is None or (each[3] == 1 and each[0][1] % 64 == 0)]
+    forms = [each for each in forms if epilogue is None or each[4] is None]  # whose operands might want room
     few = different_dequant((m, n, k), forms, weights, bool(group) or zeros, device.multiprocessors)[:look]
     if len(few) == 1:
         return built_dequant(forms[0], made)

@@ -31,6 +31,8 @@ ISSUED = 0.7  # instructions a clock and scheduler, of one to four warps: 9 x 60
 DRAM, L2 = 2280.0, 32.0  # bytes a clock: 4.0 TB/s at 1.755 GHz; and of one multiprocessor
 LAUNCH, EPILOGUE, ADDING = 5000, 3000, 4500  # clocks of a kernel, of a tile besides its loop, and of adding parts
 SMALL_M, MOST_PARTS = 128, 20
+#: Of more rows, slots of twice as many elements along k, of which four fit (three gain nothing); clocks less of a slot.
+LONG_SPANS, LEAST_LONG, SAVED = ((64, 128), (128, 128)), 4, 20
 #: Of few rows, fitted to 160 forms of 17 problems (2 % off the best): clocks of a slot, of a weight, of CTAs in turn.
 FEW_STEP, FEW_EACH = 215, {"int8": 3.7, "fp8": 3.6, "int4": 2.3}
 FEW_SCALED, SHARED_EACH = {"int8": 4.3, "fp8": 4.0, "int4": 2.9}, 0.84
@@ -59,11 +61,18 @@ def ranked_dequant(
         rows, spans = [ceil_div(m, 8 * i) * 8 for i in (3, 2, 1)], [(64, 128), *spans]
     if group and group % 64 and 64 % group:  # slots of a divisor of it
         spans, shared = [(128, PACKED), (64, PACKED)], []
+    elif m > SMALL_M:
+        spans += LONG_SPANS
     found: list[DequantForm] = []
     sizes = [*((each, 1) for each in spans), *itertools.product(shared, range(2, MOST_SHARING + 1))]
     for tm, ((tn, tk), share), parts in itertools.product(rows, sizes, range(1, MOST_PARTS + 1)):
         fits = not group or group % tk == 0 or (tk % group == 0 and group % PACKED == 0)
         tile, tiles, slots = (tm, tn, tk), ceil_div(m, tm) * ceil_div(n, tn) * parts, None
+        if m > SMALL_M and tk > 64:
+            stored = 8 if parts > 1 else ceil_div(ceil_div(tm, ceil_div(tm, 64)), 8)  # eights of rows of a buffer of d
+            room = arch_named("sm_90a").smem - BARRIERS - 32 * tn * stored
+            slots = min(SLOTS, room // (2 * tm * tk + tn * tk * bits // 8 + 8 * tn * ceil_div(tk, group or tk)))
+            fits = fits and slots >= LEAST_LONG
         if share > 1:  # all at once, as many on some
             slots = _slots_of_each(tile, share, parts, bits, group)
             fits = fits and (share - 1) * multiprocessors < tiles <= share * multiprocessors and slots >= LEAST_SHARED
@@ -126,6 +135,7 @@ def dequant_clocks(
     memory = max(at_once * (few + of_a) / L2, few * busy / down / DRAM)
     step = max(tensor * at_once, issue, memory) + min(tensor, issue) / 4
     if m > SMALL_M:
+        issue -= SAVED * (tk > 64)
         step = max(tensor, issue, memory, 0.75 * tensor + issue * (1 if tn == 64 else 0.66))
     whole = launch + waves * (ceil_div(ceil_div(k, tk), parts) * step + epilogue)
     return whole if parts == 1 else whole + adding + added * parts * m * n / DRAM
@@ -142,7 +152,7 @@ def different_dequant(
         (tm, *tile), _, _, share, _ = form
         if dequant_clocks(shape, form, weights, scaled, multiprocessors) > UNSURE * least:
             break
-        kinds.setdefault((*tile, share) if m <= SMALL_M // 2 else (ceil_div(m, tm), tile[0]), form)
+        kinds.setdefault((*tile, share) if m <= SMALL_M // 2 else (ceil_div(m, tm), *tile), form)
     return [*kinds.values()]
 
 
