@@ -43,9 +43,7 @@ def _is_function(value: Any) -> bool:
 
 
 _of_scores = must(optional(_is_function), "is a function of scores, and of where they are", "pass a function")
-_is_mask = must(
-    optional(MASKS.__contains__), 'names dimensions of "b h m s" in this order, s the last one', 'e.g. "b s"'
-)
+_is_mask = must(optional(MASKS.__contains__), 'names dimensions of "b h m s" in this order, s last', 'e.g. "b s"')
 
 
 @attrs.frozen
@@ -60,8 +58,8 @@ class Score:
         sinks: Whether each head has a number, in a tensor [heads], which counts in the sums of its softmax as one more x does,
             of a key whose values are 0.
         bound: What scores are at most, and with the other sign at least, up to 60: 30 of the function above. A mask's numbers
-            count, but for minus infinity. The softmax of bf16 then needs no highest scores. Nothing checks the bound: a row
-            whose highest score lies 25 beyond it can be NaN.
+            count, but for minus infinity. The softmax of bf16 then needs no highest scores. Nothing checks
+            the bound; rows whose highest score is beyond 75, or below -75, can come out as infinity or NaN.
 
     Raises:
         InputError: For any other value.
@@ -325,8 +323,7 @@ class Attention(Schedule):
         return self.score is None and not self.mask_dims and self.scale > 0
 
     def _mask(self, k: KernelContext, early: bool = True) -> Any:
-        """What the mask says of the next block, or None. Threads of two warpgroups have registers to read it, and to fence,
-        while the product runs, *early*; those of three do so afterwards."""
+        """The mask of the next block, or None. Two warpgroups have registers to read it *early*, under the product."""
         if not self.mask_dims or early != (self.rows <= 128):
             return None
         scores = k.full("qk", 0.0)
