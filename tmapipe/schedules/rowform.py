@@ -99,12 +99,12 @@ FLIGHT, FLIGHT_OF_READS = 72 << 10, 160 << 10  # bytes on their way to a multipr
 FLIGHT_OF_CLUSTERS = 108 << 10  # of rows that several CTAs share, which wait for each other
 MOST_FLIGHT = 128 << 10  # beyond which they lie too far apart in DRAM
 RESIDENT_WARPS = 24  # of a multiprocessor, with which its schedulers are busy
-VALUES, MOST_READ = (16, 96), 128  # of a thread, at least and at most; if they are only read, a few after others
+VALUES, MOST_READ = (16, 96), 112  # of a thread, at least and at most; if they are only read, a few after others
 PIECE, LEAST_PIECE, FEW_CTAS = 32 << 10, 8 << 10, 8  # bytes that a CTA has of a row at most; at least, if more share it
 THREADS, CTAS, SCHEDULERS = 2048, 32, 4  # of a multiprocessor; the last have a quarter of the registers each
 MOST_WARPS, MOST_CLUSTER, FEW_WARPS = 16, 16, 120  # the last of a cluster: a proof of 208 takes 7 s, of 120 2.5 s
 ROWS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
-LANES, OF_LANE = (2, 4, 8, 16), 64  # that share a row, and elements of it that each has at most
+LANES, OF_LANE, READ_OF_LANE = (2, 4, 8, 16), 64, 72  # that share a row, and elements of it that each has at most
 SHORT, SHORTEST = 2048, 256  # elements of rows for which narrower vectors may be worth fewer elements in vain
 WIDEST = 8  # elements that a thread has side by side
 WORD, SECTOR = 4, 32  # bytes, below which reading a slot counts; that L2 takes at once
@@ -331,7 +331,7 @@ def _forms(
     kinds = [(width, False) for width in sorted(widths, reverse=True)]
     if dense and ctas == 1:
         kinds += [(width, True) for width in {min(widest, vector // size), min(4, widest, vector // size)}]
-    least, own = (0, MOST_READ) if reads else (SECTOR * (2 if length * size % SECTOR else 1), OF_LANE)  # of lanes
+    least, own = (0, READ_OF_LANE) if reads else (SECTOR * (2 if length * size % SECTOR else 1), OF_LANE)  # of lanes
     for (width, packed), warps, lanes in itertools.product(
         kinds, range(1, MOST_WARPS + 1), (0, *LANES) if ctas == 1 and whole < SHORT // 2 else (0,)
     ):
