@@ -45,7 +45,8 @@ def test_the_report_leads_to_the_line(mistake: Mistake, tmp_path, monkeypatch):
     assert (first.agents or first.kind is Kind.OUTPUT_RACE) and all(step.what for step in first.steps)
     monkeypatch.chdir(tmp_path)  # places are shown as a compiler does, relative to the working directory
     number = first.where[0].rpartition(":")[2]
-    _, _, head, shown, carets, said, *steps = str(report).splitlines()
+    text = str(report).splitlines()
+    head, shown, carets, said, *steps = text[text.index("") + 1 :]
     assert head.startswith(f"mine.py:{number}: error: ")
     text = mistake.text().splitlines()[int(number) - 1]
     assert shown == f"{number:>6} | {text}"

@@ -106,7 +106,7 @@ CHANGES = {
         r"\g<1>b16 \t\2, \3",
     ),
     "shift": ("runs of halves", r"(shl\.b32 \t%r\d+, %r\d+, )1;", r"\g<1>2;"),
-    "edge": ("runs of halves", r"setp\.(ge|gt)(\.s32 \t%p\d+, %r11)", r"setp.lt\2"),
+    "edge": ("runs of halves", r"setp\.(ge|gt)(\.s32 \t%p\d+, %r10)", r"setp.lt\2"),
     "bytes": ("runs of halves", r"384;", "400;"),
     "parity": ("runs of halves", r"(try_wait\S+ P1, \[%r\d+\], )0", r"\g<1>1"),
     "selector": ("runs of bytes", r"0x5410U", "0x1054U"),

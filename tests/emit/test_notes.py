@@ -39,7 +39,7 @@ def test_spilled_registers_are_warned_of():
 
     with pytest.warns(
         RuntimeWarning,
-        match=r"Narrow: ptxas spills \d+ .* Role double, with 40 .* holds 64 for fragments at .*matmul_schedules.py:122.*"
+        match=r"Narrow: ptxas spills \d+ .* Role double, with 40 .* holds 64 for fragments at .*matmul_schedules.py:151.*"
         r"Role\(registers=96\)",
     ):
         used = Narrow().compile(arch="sm_90a").resources

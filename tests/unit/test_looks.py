@@ -388,7 +388,7 @@ def test_weights_of_few_bits_look_at_forms(here, shape, how):
 
 
 def test_weights_do_not_look_where_the_model_is_sure(here):
-    tuning.choose_dequant((300, 7936, 5760), "int4", group=128, zeros=True, device=here.device)
+    tuning.choose_dequant((500, 7936, 1408), "int4", group=128, zeros=True, device=here.device)
     assert not here.built
 
 

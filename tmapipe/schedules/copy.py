@@ -100,10 +100,10 @@ class Copy(Schedule):
     ):
         if not isinstance(tile, tuple) or len(tile) != 2:
             raise InputError("Copy(tile)", tile, "is (rows, words of 4 bytes)", "e.g. (4, 256)")
-        self._usual = (tile, stages, pending, ctas, l2_hint) == ((4, 256), 1, None, None, None)
         self.ring = BarrierRing(stages, producer=self.load, consumer=self.store)
         self.x = TmaLoadStage("m n", tile=tile, ring=self.ring, dtype=int32, l2_hint=l2_hint)
         self.y = TmaStoreStage(source=self.x, stages=(0 if stages == 1 else 2) if pending is None else pending)
+        self._usual = ctas is None and (tile, stages, pending, l2_hint) == ((4, 256), 1, None, None)
         if ctas is None:  # in 228 KiB of shared memory, with a tile, barriers, and what is the system's
             ctas = min(10, max(1, (228 << 10) // (self.x.tile[0] * self.x.tile[1] * 4 + 2048)))
         self.tiles = GridTiles(Grouped(1), ctas) if stages == 1 else PersistentTiles(Grouped(1))
